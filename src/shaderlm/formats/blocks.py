@@ -1,0 +1,124 @@
+"""Block formats of weights in NumPy: pack and unpack, slowly and obviously.
+
+`q4gsw` is 4-bit groupwise symmetric (SPEC: nibble = q + 8, even k in the low nibble); `q8_0` and `q4_0` are
+GGUF's blocks of 32 with an f16 scale in front.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+BLOCK = 32
+BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
+
+
+def _matrix(w: Any, name: str) -> F32:
+    w = np.asarray(w)
+    if w.ndim != 2 or w.size == 0 or w.dtype not in (np.float32, np.float64, np.float16):
+        raise InputError(f"{name}: expected a non-empty float array [N, K], got {w.dtype} {list(w.shape)}")
+    if not np.isfinite(w).all():
+        raise InputError(f"{name}: expected finite weights, got NaN or infinity")
+    return w.astype(np.float32)
+
+
+def pack_q4gsw(w: Any, group_size: int) -> tuple[U8, F32]:
+    """Quantise float weights [N, K] to 4 bits: (weight uint8 [N, K'/2], scales float32 [ceil(K/group), N]).
+
+    K' is K rounded up to a multiple of 8; the padding is q = 0. The scale of a group maps its largest
+    magnitude to 7.
+    """
+    w = _matrix(w, "pack_q4gsw")
+    if not isinstance(group_size, (int, np.integer)) or group_size < 1:
+        raise InputError(f"pack_q4gsw: group_size must be an integer of at least 1, got {group_size!r}")
+    n, k = w.shape
+    groups = -(-k // int(group_size))
+    padded = np.zeros((n, groups * group_size), np.float32)
+    padded[:, :k] = w
+    grouped = padded.reshape(n, groups, group_size)
+    scales = (np.abs(grouped).max(axis=2) / 7.0).astype(np.float32)
+    safe = np.where(scales == 0, np.float32(1), scales)
+    q = np.clip(np.rint(grouped / safe[:, :, None]), -8, 7).reshape(n, -1)[:, :k]
+    k8 = -(-k // 8) * 8
+    nibbles = np.full((n, k8), 8, np.uint8)
+    nibbles[:, :k] = (q + 8).astype(np.uint8)
+    return nibbles[:, 0::2] | (nibbles[:, 1::2] << 4), np.ascontiguousarray(scales.T)
+
+
+def nibbles_q4gsw(weight: U8) -> NDArray[np.int8]:
+    """The integers q in −8…7 of packed q4gsw weights, [N, 2 · bytes]."""
+    q = np.empty((weight.shape[0], 2 * weight.shape[1]), np.int8)
+    q[:, 0::2] = (weight & 15).astype(np.int8) - 8
+    q[:, 1::2] = (weight >> 4).astype(np.int8) - 8
+    return q
+
+
+def unpack_q4gsw(weight: U8, scales: NDArray[Any], group_size: int, k: int) -> NDArray[np.float64]:
+    """The weights [N, k] that packed q4gsw stands for, in float64."""
+    q = nibbles_q4gsw(weight)[:, :k]
+    per_k = np.repeat(np.asarray(scales, np.float64), group_size, axis=0)[:k]
+    return q * per_k.T
+
+
+def pack_q8_0(w: Any) -> U8:
+    """Quantise float weights [N, K] to GGUF q8_0 blocks, uint8 [N, K/32 · 34]."""
+    blocks = _blocks(_matrix(w, "pack_q8_0"), "q8_0")
+    scales = (np.abs(blocks).max(axis=2) / 127.0).astype(np.float16)
+    q = np.rint(blocks / _nonzero(scales)[:, :, None]).clip(-127, 127).astype(np.int8)
+    return _join(scales, q.view(np.uint8))
+
+
+def unpack_q8_0(blocks: U8) -> NDArray[np.float64]:
+    """Float64 weights [N, K] of q8_0 blocks."""
+    scales, body = _split(blocks, "q8_0")
+    return (body.view(np.int8) * scales[:, :, None]).reshape(blocks.shape[0], -1)
+
+
+def pack_q4_0(w: Any) -> U8:
+    """Quantise float weights [N, K] to GGUF q4_0 blocks, uint8 [N, K/32 · 18]."""
+    blocks = _blocks(_matrix(w, "pack_q4_0"), "q4_0")
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
+    scales = (largest / -8.0).astype(np.float16)
+    q = (np.rint(blocks / _nonzero(scales)[:, :, None]) + 8).clip(0, 15).astype(np.uint8)
+    return _join(scales, q[:, :, :16] | (q[:, :, 16:] << 4))
+
+
+def unpack_q4_0(blocks: U8) -> NDArray[np.float64]:
+    """Float64 weights [N, K] of q4_0 blocks."""
+    scales, body = _split(blocks, "q4_0")
+    q = np.concatenate([body & 15, body >> 4], axis=2).astype(np.int8) - 8
+    return (q * scales[:, :, None]).reshape(blocks.shape[0], -1)
+
+
+def split_blocks(blocks: U8, name: str) -> tuple[NDArray[np.float16], U8]:
+    """Scales f16 [N, K/32] and quants uint8 [N, K/32, bytes] of q8_0 or q4_0 blocks."""
+    shaped = blocks.reshape(blocks.shape[0], -1, BLOCK_BYTES[name])
+    scales = np.ascontiguousarray(shaped[:, :, :2]).view(np.float16)[:, :, 0]
+    return scales, np.ascontiguousarray(shaped[:, :, 2:])
+
+
+def _split(blocks: U8, name: str) -> tuple[NDArray[np.float64], U8]:
+    scales, body = split_blocks(blocks, name)
+    return scales.astype(np.float64), body
+
+
+def _blocks(w: F32, name: str) -> NDArray[np.float32]:
+    if w.shape[1] % BLOCK:
+        raise InputError(f"{name}: K must be a multiple of {BLOCK}, got {w.shape[1]}")
+    return w.reshape(w.shape[0], -1, BLOCK)
+
+
+def _nonzero(scales: NDArray[np.float16]) -> F32:
+    return np.where(scales == 0, np.float32(1), scales.astype(np.float32))
+
+
+def _join(scales: NDArray[np.float16], body: U8) -> U8:
+    n, count = scales.shape
+    head = np.ascontiguousarray(scales)[:, :, None].view(np.uint8)
+    return np.concatenate([head, body], axis=2).reshape(n, count * (2 + body.shape[2]))

@@ -1,0 +1,247 @@
+"""An open device: buffers, a pipeline cache, runs programs and times them. Knows nothing of ops or models."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DeviceError, KernelError
+from .adapters import Adapter, choose
+from .facts import Facts
+from .program import Array, Program, Slot, Step, as_bytes, padded
+
+# Facts' names for what may be switched off or capped, and wgpu's.
+_FEATURES = {"f16": "shader-f16", "subgroups": "subgroup", "timestamps": "timestamp-query"}
+_LIMITS = {
+    "max_binding": "max-storage-buffer-binding-size",
+    "max_buffer": "max-buffer-size",
+    "max_workgroups": "max-compute-workgroups-per-dimension",
+    "max_invocations": "max-compute-invocations-per-workgroup",
+    "max_workgroup_memory": "max-compute-workgroup-storage-size",
+    "max_storage_buffers": "max-storage-buffers-per-shader-stage",
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program on the device: its buffers, and per step its pipeline and bind group."""
+
+    program: Program
+    buffers: Mapping[str, Any]
+    steps: tuple[tuple[Any, Any, tuple[int, int, int]], ...]
+
+    def encode(self, compute_pass: Any) -> None:
+        """Record every step into an open compute pass."""
+        for pipeline, group, grid in self.steps:
+            compute_pass.set_pipeline(pipeline)
+            compute_pass.set_bind_group(0, group)
+            compute_pass.dispatch_workgroups(*grid)
+
+
+class Device:
+    """One adapter opened at its full limits and features, less what `without` and `limits` take away."""
+
+    def __init__(
+        self, adapter: Adapter, *, without: Sequence[str] = (), limits: Mapping[str, int] | None = None
+    ) -> None:
+        import wgpu
+
+        caps = dict(limits or {})
+        unknown = [name for name in (*without, *caps) if name not in {*_FEATURES, *_LIMITS}]
+        if unknown:
+            raise DeviceError(f"unknown feature or limit {unknown}; known: {[*_FEATURES, *_LIMITS]}")
+        facts = adapter.facts
+        kept = {name: bool(getattr(facts, name)) and name not in without for name in _FEATURES}
+        capped = {name: min(value, getattr(facts, name)) for name, value in caps.items()}
+        self.facts: Facts = replace(facts, **kept, **capped)
+        wanted = dict(adapter.native.limits)
+        wanted.update({_LIMITS[name]: value for name, value in capped.items()})
+        if "max_invocations" in capped:
+            for axis in "xyz":
+                key = f"max-compute-workgroup-size-{axis}"
+                wanted[key] = min(wanted[key], capped["max_invocations"])
+        try:
+            self._native = adapter.native.request_device_sync(
+                required_features=[_FEATURES[name] for name, on in kept.items() if on],
+                required_limits=wanted,
+            )
+        except (wgpu.GPUError, RuntimeError) as problem:
+            raise DeviceError(f"{facts.name} could not be opened: {problem}") from problem
+        self._gpu_error = wgpu.GPUError
+        self._usage = wgpu.BufferUsage
+        self._queue = self._native.queue
+        self._pipelines: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.facts.name} ({self.facts.kind}, {self.facts.backend})>"
+
+    # buffers ---------------------------------------------------------------------------------------------
+
+    def buffer(self, contents: Array | int) -> Any:
+        """A storage buffer with these contents, or zeros of this many bytes."""
+        nbytes = contents if isinstance(contents, int) else contents.nbytes
+        if padded(nbytes) > self.facts.max_buffer:
+            raise DeviceError(
+                f"a buffer of {nbytes:,} bytes was asked for; {self.facts.name} allows {self.facts.max_buffer:,}"
+            )
+        usage = self._usage.STORAGE | self._usage.UNIFORM | self._usage.COPY_DST | self._usage.COPY_SRC
+        try:
+            native = self._native.create_buffer(size=padded(nbytes), usage=usage)
+            if not isinstance(contents, int):
+                self._queue.write_buffer(native, 0, as_bytes(contents))
+        except (self._gpu_error, MemoryError) as problem:
+            raise DeviceError(f"{self.facts.name} has no room for {nbytes:,} bytes: {problem}") from problem
+        return native
+
+    def read(self, native: Any, nbytes: int) -> NDArray[np.uint8]:
+        """The first `nbytes` bytes of a buffer. Waits for everything that was submitted before."""
+        return np.frombuffer(self._queue.read_buffer(native, 0, padded(nbytes)), np.uint8)[:nbytes].copy()
+
+    # pipelines -------------------------------------------------------------------------------------------
+
+    def _pipeline(self, step: Step) -> tuple[Any, Any]:
+        key = (step.source, tuple(slot.access for slot in step.slots))
+        if key not in self._pipelines:
+            self._pipelines[key] = self._compile(step)
+        return self._pipelines[key]
+
+    def _compile(self, step: Step) -> tuple[Any, Any]:
+        try:
+            module = self._native.create_shader_module(label=step.label, code=step.source)
+            layout = self._native.create_bind_group_layout(
+                entries=[
+                    {"binding": i, "visibility": 4, "buffer": {"type": slot.access}}
+                    for i, slot in enumerate(step.slots)
+                ]
+            )
+            pipeline = self._native.create_compute_pipeline(
+                label=step.label,
+                layout=self._native.create_pipeline_layout(bind_group_layouts=[layout]),
+                compute={"module": module, "entry_point": "main"},
+            )
+        except self._gpu_error as problem:
+            raise KernelError(explain_wgsl_error(step.label, step.source, str(problem))) from problem
+        return pipeline, layout
+
+    # running ---------------------------------------------------------------------------------------------
+
+    def load(self, program: Program, shared: Mapping[str, Any] | None = None) -> Loaded:
+        """Create (or take from `shared`) the buffers of a program, its pipelines and its bind groups."""
+        with self._lock:
+            buffers = {
+                name: shared[name] if shared and name in shared else self.buffer(contents)
+                for name, contents in program.buffers.items()
+            }
+            steps = []
+            for step in program.steps:
+                pipeline, layout = self._pipeline(step)
+                group = self._native.create_bind_group(layout=layout, entries=_entries(step.slots, buffers))
+                steps.append((pipeline, group, step.grid))
+            return Loaded(program, buffers, tuple(steps))
+
+    def run(self, program: Program) -> dict[str, NDArray[np.uint8]]:
+        """Run a program once and read its outputs back as raw bytes."""
+        with self._lock:
+            loaded = self.load(program)
+            try:
+                encoder = self._native.create_command_encoder()
+                compute_pass = encoder.begin_compute_pass()
+                loaded.encode(compute_pass)
+                compute_pass.end()
+                self._queue.submit([encoder.finish()])
+                return {name: self.read(loaded.buffers[name], _size(program, name)) for name in program.outputs}
+            except self._gpu_error as problem:
+                labels = ", ".join(dict.fromkeys(step.label for step in program.steps))
+                raise DeviceError(f"{self.facts.name} refused to run {labels}: {problem}") from problem
+            finally:
+                release(loaded)
+
+    def time(self, queue: Sequence[Loaded]) -> float:
+        """Seconds of GPU time for these programs back to back in one compute pass, by timestamps."""
+        if not self.facts.timestamps:
+            raise DeviceError(f"{self.facts.name} has no timestamp queries; GPU time cannot be measured")
+        with self._lock:
+            queries = self._native.create_query_set(type="timestamp", count=2)
+            ticks = self._native.create_buffer(
+                size=16, usage=self._usage.QUERY_RESOLVE | self._usage.COPY_SRC
+            )
+            encoder = self._native.create_command_encoder()
+            compute_pass = encoder.begin_compute_pass(
+                timestamp_writes={
+                    "query_set": queries,
+                    "beginning_of_pass_write_index": 0,
+                    "end_of_pass_write_index": 1,
+                }
+            )
+            for loaded in queue:
+                loaded.encode(compute_pass)
+            compute_pass.end()
+            encoder.resolve_query_set(queries, 0, 2, ticks, 0)
+            self._queue.submit([encoder.finish()])
+            start, end = np.frombuffer(self._queue.read_buffer(ticks), np.uint64)
+            return float(end - start) * self._tick_seconds()
+
+    def _tick_seconds(self) -> float:
+        from wgpu.backends.wgpu_native import lib  # the one number wgpu-py does not wrap
+
+        return float(lib.wgpuQueueGetTimestampPeriod(self._queue._internal)) * 1e-9
+
+
+def release(loaded: Loaded) -> None:
+    """Give a loaded program's memory back now rather than when Python gets to it."""
+    for native in loaded.buffers.values():
+        native.destroy()
+
+
+def _size(program: Program, name: str) -> int:
+    contents = program.buffers[name]
+    return contents if isinstance(contents, int) else contents.nbytes
+
+
+def _entries(slots: Sequence[Slot], buffers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"binding": i, "resource": {"buffer": buffers[slot.buffer], "offset": 0, "size": buffers[slot.buffer].size}}
+        for i, slot in enumerate(slots)
+    ]
+
+
+def explain_wgsl_error(label: str, source: str, message: str) -> str:
+    """The compiler's message with the numbered WGSL lines around the place it names."""
+    lines = source.splitlines()
+    place = re.search(r"wgsl:(\d+):(\d+)", message)
+    if not place:
+        return f"kernel {label} does not compile: {message}"
+    line = int(place.group(1))
+    around = range(max(1, line - 3), min(len(lines), line + 3) + 1)
+    excerpt = "\n".join(f"{'>' if n == line else ' '}{n:5} | {lines[n - 1]}" for n in around)
+    return f"kernel {label} does not compile, line {line}:\n{excerpt}\n{message}"
+
+
+_open: dict[str, Device] = {}
+_open_lock = threading.Lock()
+
+
+def open_device(
+    spec: str | None = None, *, without: Sequence[str] = (), limits: Mapping[str, int] | None = None
+) -> Device:
+    """Open an adapter by kind, number or part of its name (default: the best one found).
+
+    `without` switches features off ("f16", "subgroups", "timestamps") and `limits` lowers limits, both by
+    their names in `Facts`: that is how tests see a smaller device. Plain calls share one open device.
+    """
+    if without or limits:
+        return Device(choose(spec), without=without, limits=limits)
+    with _open_lock:
+        if (spec or "auto") not in _open:
+            adapter = choose(spec)
+            # Two names of one adapter share one device.
+            known = (device for device in _open.values() if device.facts == adapter.facts)
+            _open[spec or "auto"] = next(known, None) or Device(adapter)
+        return _open[spec or "auto"]

@@ -1,0 +1,53 @@
+"""What a device can do, as plain numbers. Knows nothing of wgpu, so that kernels may plan with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KINDS = ("discrete", "integrated", "other", "software")  # in order of preference
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Features and limits that routes look at. Sizes are bytes."""
+
+    name: str
+    kind: str
+    backend: str
+    driver: str
+    f16: bool
+    subgroups: bool
+    timestamps: bool
+    subgroup_min: int
+    subgroup_max: int
+    max_binding: int
+    max_buffer: int
+    max_workgroups: int
+    max_invocations: int
+    max_workgroup_memory: int
+    max_storage_buffers: int
+
+    @property
+    def software(self) -> bool:
+        """True for an adapter that computes on the CPU: right numbers, meaningless speed."""
+        return self.kind == "software"
+
+
+# The limits that every WebGPU implementation grants without asking: what a browser page gets.
+WEBGPU_DEFAULT = Facts(
+    name="WebGPU default limits",
+    kind="other",
+    backend="WebGPU",
+    driver="",
+    f16=False,
+    subgroups=False,
+    timestamps=False,
+    subgroup_min=4,
+    subgroup_max=128,
+    max_binding=128 << 20,
+    max_buffer=256 << 20,
+    max_workgroups=65_535,
+    max_invocations=256,
+    max_workgroup_memory=16 << 10,
+    max_storage_buffers=8,
+)

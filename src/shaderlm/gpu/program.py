@@ -1,0 +1,56 @@
+"""A list of dispatches over named buffers: what a device runs. Plain data, no wgpu.
+
+The same program runs through wgpu (`Device`), and is written out for a second WebGPU
+implementation by the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Access = Literal["read-only-storage", "storage", "uniform"]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One binding of a step: which buffer, and how the shader declares it."""
+
+    buffer: str
+    access: Access
+
+
+@dataclass(frozen=True)
+class Step:
+    """One dispatch: composed WGSL, its buffers in binding order, its grid in workgroups."""
+
+    label: str
+    source: str
+    slots: tuple[Slot, ...]
+    grid: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Buffers (contents, or a size in bytes for those that start empty), steps, and what to read back."""
+
+    buffers: Mapping[str, Array | int]
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+
+
+def padded(nbytes: int) -> int:
+    """Size of the buffer for `nbytes` of data: WebGPU wants multiples of 4, vec4 bindings of 16."""
+    return max(16, (nbytes + 15) & ~15)
+
+
+def as_bytes(data: Array) -> NDArray[np.uint8]:
+    """The raw bytes of an array, zero-padded to its buffer's size."""
+    raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    size = padded(raw.nbytes)
+    return raw if raw.nbytes == size else np.concatenate([raw, np.zeros(size - raw.nbytes, np.uint8)])

@@ -1,0 +1,1 @@
+"""Attention over a KV cache."""

@@ -1,0 +1,59 @@
+// out[first + s, h, d] = Σ_c scores[h, s, c] · v_cache[c, h / group, d]
+// The baseline: a thread owns one value of a head and reads it from four cache rows at a time. f32 cache.
+// Grid: one thread per value of out, folded.
+
+const WG: u32 = 64u;
+
+struct Params {
+    rows: u32,      // queries of this dispatch
+    first: u32,     // the first of them in q and out
+    context: u32,   // keys that the last of them sees
+    pos: u32,
+    heads: u32,     // query heads
+    kv_heads: u32,
+    quads: u32,     // D / 4
+    scale: f32,
+}
+
+@group(0) @binding(0) var<storage, read> scores: array<f32>;             // [heads, rows, context], after softmax
+@group(0) @binding(1) var<storage, read> v_cache: array<cache_quad>;     // [C, kv_heads, quads]
+@group(0) @binding(2) var<storage, read_write> out: array<vec4<f32>>;  // [S, heads, quads]
+@group(0) @binding(3) var<uniform> params: Params;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let index = (group.x + group.y * groups.x) * WG + lane;
+    let width = params.quads * 4u;
+    let d = index % width;
+    let h = (index / width) % params.heads;
+    let s = index / (width * params.heads);
+    if (s >= params.rows) {
+        return;
+    }
+    let stride = params.kv_heads * params.quads;
+    let column = h / (params.heads / params.kv_heads) * params.quads + d / 4u;
+    let base = (h * params.rows + s) * params.context;
+    let visible = min(params.pos + params.first + s + 1u, params.context);
+    let lane_of_quad = d % 4u;
+    var total = 0.0;
+    var c = 0u;
+    for (; c + 4u <= visible; c = c + 4u) {
+        let i = c * stride + column;
+        let a = vec4<f32>(scores[base + c], scores[base + c + 1u], scores[base + c + 2u], scores[base + c + 3u]);
+        let values = vec4<f32>(
+            v_cache[i][lane_of_quad],
+            v_cache[i + stride][lane_of_quad],
+            v_cache[i + 2u * stride][lane_of_quad],
+            v_cache[i + 3u * stride][lane_of_quad],
+        );
+        total = total + dot(a, values);
+    }
+    for (; c < visible; c = c + 1u) {
+        total = total + scores[base + c] * v_cache[c * stride + column][lane_of_quad];
+    }
+    out[((params.first + s) * params.heads + h) * params.quads + d / 4u][lane_of_quad] = total;
+}

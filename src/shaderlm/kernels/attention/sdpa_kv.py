@@ -1,0 +1,142 @@
+"""Routes of sdpa_kv: write k and v into the cache, then attend over it.
+
+Heads are padded to a multiple of four values (zeros change neither scores nor the values kept).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...gpu.facts import Facts
+from ..compose import Kernel
+from ..norm.rms_norm import reduction
+from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, f32
+
+# Scores of one chunk of queries: large enough to fill a GPU, small enough for every binding.
+_SCORE_BYTES = 64 << 20
+
+
+def quads(dims: Dims) -> int:
+    """Groups of four values per head."""
+    return ceil_div(dims["D"], 4)
+
+
+def pack_heads(array: Array, dims: Dims, facts: Facts) -> Array:
+    """[..., D] with D padded to a multiple of four."""
+    missing = 4 * quads(dims) - array.shape[-1]
+    return np.pad(array, ((0, 0), (0, 0), (0, missing))) if missing else array
+
+
+def _packer(name: str) -> Callable[[Array, Dims, Facts], dict[str, Array]]:
+    return lambda array, dims, facts: {name: pack_heads(array, dims, facts)}
+
+
+_PACK = {name: _packer(name) for name in ("q", "k", "v", "k_cache", "v_cache")}
+
+
+def _cache_file(dims: Dims) -> str:
+    return f"shared/cache_{dims['cache']}"
+
+
+def _buffers(dims: Dims) -> dict[str, int]:
+    row = 4 * quads(dims)
+    cache = (4 if dims["cache"] == "f32" else 2) * dims["C"] * dims["Hkv"] * row
+    queries, keys = dims["S"] * dims["Hq"] * row, dims["S"] * dims["Hkv"] * row
+    return {"q": f32(queries), "k": f32(keys), "v": f32(keys), "k_cache": cache, "v_cache": cache, "out": f32(queries)}
+
+
+def _write(dims: Dims) -> Dispatch:
+    row = dims["Hkv"] * quads(dims)
+    kernel = Kernel("attention/kv_cache_write", (_cache_file(dims),))
+    return Dispatch(kernel, ceil_div(dims["S"] * row, 64), {"count": dims["S"] * row, "offset": dims["pos"] * row})
+
+
+def _scale(dims: Dims) -> float:
+    return float(dims["scale"]) if dims["scale"] is not None else 1.0 / float(np.sqrt(dims["D"]))
+
+
+def _chunk(dims: Dims, facts: Facts) -> int:
+    """Queries per pass over the cache, so that their scores fit the scratch buffer."""
+    limit = min(_SCORE_BYTES, facts.max_binding, facts.max_buffer)
+    return max(1, min(int(dims["S"]), limit // f32(dims["Hq"] * (dims["pos"] + dims["S"]))))
+
+
+def _three_pass(values: str) -> Callable[[Dims, Facts], Recipe]:
+    def recipe(dims: Dims, facts: Facts) -> Recipe:
+        include, needs = reduction(facts)
+        cache, heads, wide = (_cache_file(dims),), dims["Hq"], quads(dims)
+        chunk = _chunk(dims, facts)
+        dispatches = [_write(dims)]
+        for first in range(0, dims["S"], chunk):
+            rows = min(chunk, dims["S"] - first)
+            context = dims["pos"] + first + rows
+            params = {"rows": rows, "first": first, "context": context, "pos": dims["pos"], "heads": heads}
+            params |= {"kv_heads": dims["Hkv"], "quads": wide, "scale": _scale(dims)}
+            per_query = wide * (4 if values == "strided" else 1)
+            dispatches += [
+                Dispatch(
+                    Kernel("attention/attention_scores", cache),
+                    ceil_div(heads * ceil_div(rows, 4) * context, 64),
+                    params,
+                ),
+                Dispatch(
+                    Kernel("attention/softmax_causal", (include,), needs),
+                    heads * rows,
+                    params,
+                    {"WG": 64 if context <= 1024 else 256},
+                ),
+                Dispatch(
+                    Kernel(f"attention/attention_values_{values}", cache),
+                    ceil_div(rows * heads * per_query, 64),
+                    params,
+                ),
+            ]
+        scores = f32(heads * chunk * (dims["pos"] + dims["S"]))
+        return Recipe(tuple(dispatches), {**_buffers(dims), "scores": scores})
+
+    return recipe
+
+
+def _strided_why_not(dims: Dims, facts: Facts) -> str | None:
+    return "it reads single f32 values, the cache is f16" if dims["cache"] == "f16" else None
+
+
+def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
+    include, needs = reduction(facts)
+    wide, group = quads(dims), dims["Hq"] // dims["Hkv"]
+    lanes = 128
+    context = dims["pos"] + 1
+    splits = ceil_div(context, lanes)
+    split = Dispatch(
+        Kernel("attention/attention_decode_split", (_cache_file(dims), include), needs),
+        dims["Hkv"] * splits,
+        {"context": context, "splits": splits, "kv_heads": dims["Hkv"], "scale": _scale(dims)},
+        {"WG": lanes, "GROUP": group, "QUADS": wide},
+    )
+    merge = Dispatch(
+        Kernel("attention/attention_decode_merge", (include,), needs),
+        dims["Hq"],
+        {"heads": dims["Hq"], "splits": splits, "quads": wide},
+    )
+    scratch = {"partial": 16 * dims["Hq"] * splits * wide, "stats": 8 * dims["Hq"] * splits}
+    return Recipe((_write(dims), split, merge), {**_buffers(dims), **scratch})
+
+
+def _split_why_not(dims: Dims, facts: Facts) -> str | None:
+    if dims["S"] != 1:
+        return f"S must be 1 (decode), S is {dims['S']}"
+    if quads(dims) > 128:
+        return f"D must be at most 512, D is {dims['D']}"
+    group = dims["Hq"] // dims["Hkv"]
+    if group > 16:
+        return f"at most 16 query heads may share a kv head, {group} do"
+    return None
+
+
+ROUTES = (
+    Route("sdpa_kv", "split", _split_recipe, _split_why_not, _PACK),
+    Route("sdpa_kv", "coalesced", _three_pass("coalesced"), pack=_PACK),
+    Route("sdpa_kv", "strided", _three_pass("strided"), _strided_why_not, pack=_PACK),
+)

@@ -1,0 +1,158 @@
+"""Turns a WGSL file into the source of one specialised shader. Knows WGSL text, no GPU and no ops.
+
+A kernel file is plain WGSL. Specialising rebinds its top-level `const` and `alias` lines; including a shared
+file is concatenation, which works because WGSL allows use before declaration. Bindings, the `Params` layout
+and the workgroup memory are read from the file, so nothing is written down twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import KernelError
+
+Target = Literal["wgpu", "browser"]
+Constant = int | float | bool | str
+Access = Literal["read-only-storage", "storage", "uniform"]
+
+_ROOT = Path(__file__).parent
+_BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*([a-z_, ]+)>\s*(\w+)\s*:")
+_CONST = re.compile(r"^const (\w+)(?:\s*:\s*\w+)?\s*=\s*(.+?);", re.M)
+_ALIAS = re.compile(r"^alias (\w+)\s*=\s*(.+?);", re.M)
+_PARAMS = re.compile(r"struct Params\s*\{([^}]*)\}")
+_FIELD = re.compile(r"(\w+)\s*:\s*(u32|i32|f32)\s*,?")
+_WORKGROUP_ARRAY = re.compile(r"var<workgroup>\s*\w+\s*:\s*array<(.+),\s*([^,;]+)>;")
+_SIZES = {"f16": 2, "f32": 4, "u32": 4, "i32": 4}
+_ACCESS: dict[str, Access] = {
+    "storage,read": "read-only-storage",
+    "storage,read_write": "storage",
+    "uniform": "uniform",
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A WGSL file, the shared files it is concatenated with, and the device features it needs."""
+
+    path: str
+    include: tuple[str, ...] = ()
+    needs: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """Label in errors, profiles and tests: the file's stem."""
+        return self.path.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Shader:
+    """A composed kernel: its source and what its text declares."""
+
+    source: str
+    bindings: tuple[tuple[str, Access], ...]
+    params: tuple[tuple[str, str], ...]
+    workgroup_size: int
+    workgroup_memory: int
+    constants: Mapping[str, str] = field(repr=False)
+
+    def pack_params(self, values: Mapping[str, int | float]) -> NDArray[np.uint8]:
+        """Bytes of the `Params` struct. Every field must be given, and no other."""
+        names = [name for name, _ in self.params]
+        if sorted(names) != sorted(values):
+            raise KernelError(f"Params has the fields {names}; given: {sorted(values)}")
+        dtypes = {"u32": np.uint32, "i32": np.int32, "f32": np.float32}
+        words = [np.asarray(values[name], dtypes[kind]).reshape(1).view(np.uint8) for name, kind in self.params]
+        return np.concatenate(words)
+
+
+@lru_cache(maxsize=None)
+def read(path: str) -> str:
+    """Text of a WGSL file by its path below this package, without the ending."""
+    file = _ROOT / f"{path}.wgsl"
+    if not file.is_file():
+        raise KernelError(f"no WGSL file {path}.wgsl in {_ROOT.name}/")
+    return file.read_text(encoding="utf-8")
+
+
+def _literal(value: Constant, old: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value}u" if old.rstrip().endswith("u") else str(value)
+    return str(value)
+
+
+def rebind(source: str, constants: Mapping[str, Constant], kernel: str = "kernel") -> str:
+    """Replace the values of top-level `const` and `alias` lines. An unknown name raises."""
+    for name, value in constants.items():
+        pattern = re.compile(rf"^((?:const|alias) {name}(?:\s*:\s*\w+)?\s*=\s*)(.+?);", re.M)
+        found = pattern.search(source)
+        if not found:
+            known = [match.group(1) for regex in (_CONST, _ALIAS) for match in regex.finditer(source)]
+            raise KernelError(f"{kernel} has no const or alias {name!r}; it has {sorted(known)}")
+        new = found.group(1) + _literal(value, found.group(2)) + ";"
+        source = source[: found.start()] + new + source[found.end() :]
+    return source
+
+
+def _evaluate(expression: str, names: Mapping[str, str]) -> int:
+    """A WGSL constant expression of u32 literals, names and + - * / ( )."""
+    text = expression
+    for _ in range(8):
+        text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({names[match.group()]})", text)
+        text = re.sub(r"\b(\d+)u\b", r"\1", text)
+        if re.fullmatch(r"[\d\s+*/()-]+", text):
+            return int(eval(text.replace("/", "//")))  # digits and + - * / ( ) only, by the line above
+    raise KernelError(f"cannot evaluate the constant expression {expression!r}")
+
+
+def _size_of(wgsl_type: str, aliases: Mapping[str, str]) -> int:
+    wgsl_type = aliases.get(wgsl_type.strip(), wgsl_type.strip())
+    vector = re.fullmatch(r"vec([234])<(\w+)>", wgsl_type)
+    if vector:
+        count = {2: 2, 3: 4, 4: 4}[int(vector.group(1))]
+        return count * _SIZES[aliases.get(vector.group(2), vector.group(2))]
+    return _SIZES[wgsl_type]
+
+
+def compose(
+    kernel: Kernel, constants: Mapping[str, Constant] | None = None, target: Target = "wgpu"
+) -> Shader:
+    """The specialised source of a kernel for a WebGPU implementation, with its declared facts."""
+    return _compose(kernel, tuple(sorted((constants or {}).items())), target)
+
+
+@lru_cache(maxsize=4096)
+def _compose(kernel: Kernel, constants: tuple[tuple[str, Constant], ...], target: Target) -> Shader:
+    body = "\n".join(read(path).rstrip("\n") + "\n" for path in (kernel.path, *kernel.include))
+    body = rebind(body, dict(constants), kernel.name)
+    # naga refuses `enable subgroups;`, browsers require it: so no file has it, and it is added here.
+    enables = ["enable f16;"] if "f16" in kernel.needs else []
+    if "subgroups" in kernel.needs and target == "browser":
+        enables.append("enable subgroups;")
+    consts = {name: value for name, value in _CONST.findall(body)}
+    aliases = {name: value for name, value in _ALIAS.findall(body)}
+    found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
+    if [i for i, _, _ in found] != list(range(len(found))):
+        raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in found]}")
+    struct = _PARAMS.search(body)
+    fields = tuple(_FIELD.findall(re.sub(r"//[^\n]*", "", struct.group(1)))) if struct else ()
+    memory = sum(
+        _size_of(kind, aliases) * _evaluate(count, consts) for kind, count in _WORKGROUP_ARRAY.findall(body)
+    )
+    return Shader(
+        source="\n".join([*enables, body]),
+        bindings=tuple((name, _ACCESS[space]) for _, space, name in found),
+        params=fields,
+        workgroup_size=_evaluate("WG", consts),
+        workgroup_memory=memory,
+        constants=consts,
+    )

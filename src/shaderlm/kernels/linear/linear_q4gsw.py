@@ -1,0 +1,148 @@
+"""Routes of linear_q4gsw: 4-bit groupwise symmetric weights, as given or prepacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...gpu.facts import Facts
+from ..compose import Kernel
+from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, f32, part, row_ranges
+from . import packed
+
+# As given: weight [N, words] u32, scales [groups, N] f32 ------------------------------------------------
+
+
+def _words(dims: Dims) -> int:
+    return ceil_div(dims["K"], 8)
+
+
+def _groups(dims: Dims) -> int:
+    return ceil_div(dims["K"], dims["group_size"])
+
+
+def _ranges(dims: Dims, facts: Facts) -> list[tuple[int, int]]:
+    return row_ranges(dims["N"], f32(max(_words(dims), _groups(dims))), facts)
+
+
+def _pack_weight(weight: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+    return {part("weight", i): weight[a:b] for i, (a, b) in enumerate(_ranges(dims, facts))}
+
+
+def _pack_scales(scales: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+    wide = scales.astype(np.float32)
+    return {part("scales", i): wide[:, a:b] for i, (a, b) in enumerate(_ranges(dims, facts))}
+
+
+def _pack_bias(bias: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+    return {part("bias", i): bias[a:b] for i, (a, b) in enumerate(_ranges(dims, facts))}
+
+
+_AS_GIVEN = {"weight": _pack_weight, "scales": _pack_scales, "bias": _pack_bias}
+
+
+def _recipe(kernel: Kernel, workgroups: Callable[[Dims, int, Facts], int]) -> Callable[[Dims, Facts], Recipe]:
+    """One dispatch per row range; `workgroups` counts them from the rows of the range."""
+
+    def recipe(dims: Dims, facts: Facts) -> Recipe:
+        dispatches = []
+        buffers = {"x": f32(dims["M"] * dims["K"]), "out": f32(dims["M"] * dims["N"])}
+        for i, (first, end) in enumerate(_ranges(dims, facts)):
+            rows = end - first
+            params = {"m": dims["M"], "k": dims["K"], "n": rows, "words": _words(dims)}
+            params |= {"group_size": dims["group_size"], "groups": _groups(dims)}
+            params |= {"n_first": first, "n_total": dims["N"]}
+            buffers[part("weight", i)] = f32(rows * _words(dims))
+            buffers[part("scales", i)] = f32(rows * _groups(dims))
+            buffers[part("bias", i)] = f32(rows) if dims["bias"] else 0
+            bind = {name: part(name, i) for name in ("weight", "scales", "bias")}
+            count = workgroups(dims, rows, facts)
+            dispatches.append(Dispatch(kernel, count, params, {"HAS_BIAS": dims["bias"]}, bind))
+        return Recipe(tuple(dispatches), buffers)
+
+    return recipe
+
+
+def _per_input_row(dims: Dims, rows: int, facts: Facts) -> int:
+    return int(dims["M"])
+
+
+def _per_tile(dims: Dims, rows: int, facts: Facts) -> int:
+    return ceil_div(ceil_div(dims["M"], 4) * ceil_div(rows, 4), 64)
+
+
+def _per_output(dims: Dims, rows: int, facts: Facts) -> int:
+    return rows
+
+
+def _clamped(dims: Dims, rows: int, facts: Facts) -> int:
+    return min(rows, facts.max_workgroups)  # the kernel strides over the rest
+
+
+def _tile_why_not(dims: Dims, facts: Facts) -> str | None:
+    if dims["group_size"] % 8:
+        return f"group_size % 8 must be 0, group_size is {dims['group_size']}"
+    return None
+
+
+def _gemv_bytes_why_not(dims: Dims, facts: Facts) -> str | None:
+    return packed.one_row(dims) or (f"K must be even, K is {dims['K']}" if dims["K"] % 2 else None)
+
+
+def _gemv_why_not(dims: Dims, facts: Facts) -> str | None:
+    k = f"K % 8 must be 0, K is {dims['K']}" if dims["K"] % 8 else None
+    return packed.one_row(dims) or k or _tile_why_not(dims, facts)
+
+
+# Prepacked: weight [N, K/32] 16-byte words, scales [N, groups] f32 or f16 --------------------------------
+
+
+def prepack_weight(weight: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+    """Reorder nibbles so that a 16-byte word holds a block of 32 as `format_q4` reads it."""
+    nibbles = np.empty((weight.shape[0], 2 * weight.shape[1]), np.uint8)
+    nibbles[:, 0::2] = weight & 15
+    nibbles[:, 1::2] = weight >> 4
+    blocks = nibbles.reshape(weight.shape[0], -1, 32)
+    words = (blocks[:, :, :16] | (blocks[:, :, 16:] << 4)).reshape(weight.shape[0], -1)
+    return packed.split_rows("weight", words, dims, facts)
+
+
+def prepack_scales(scales: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+    """Scales of a row side by side."""
+    return packed.split_rows("scales", np.ascontiguousarray(scales.T), dims, facts)
+
+
+_PREPACKED = {"weight": prepack_weight, "scales": prepack_scales, "bias": packed.pack_bias}
+
+
+def _packed_why_not(dims: Dims, facts: Facts) -> str | None:
+    if dims["K"] % 32:
+        return f"K % 32 must be 0, K is {dims['K']}"
+    if dims["group_size"] % 32:
+        return f"group_size % 32 must be 0, group_size is {dims['group_size']}"
+    return None
+
+
+def _gemv_packed_why_not(dims: Dims, facts: Facts) -> str | None:
+    return packed.one_row(dims) or _packed_why_not(dims, facts)
+
+
+def _tile_shared_f16(dims: Dims, facts: Facts) -> Recipe:
+    return packed.tile_shared_recipe(dims, facts, half=True)
+
+
+_GEMV = _recipe(Kernel("linear/linear_q4gsw_gemv", ("shared/reduce_tree",)), _clamped)
+_GEMV_BYTES = _recipe(Kernel("linear/linear_q4gsw_gemv_bytes"), _per_output)
+_TILE = _recipe(Kernel("linear/linear_q4gsw_tile"), _per_tile)
+_NAIVE = _recipe(Kernel("linear/linear_q4gsw_naive"), _per_input_row)
+
+ROUTES = (
+    Route("linear_q4gsw", "gemv_packed", packed.gemv_recipe, _gemv_packed_why_not, _PREPACKED),
+    Route("linear_q4gsw", "gemv", _GEMV, _gemv_why_not, _AS_GIVEN),
+    Route("linear_q4gsw", "tile_shared", packed.tile_shared_recipe, _packed_why_not, _PREPACKED),
+    Route("linear_q4gsw", "tile", _TILE, _tile_why_not, _AS_GIVEN),
+    Route("linear_q4gsw", "gemv_bytes", _GEMV_BYTES, _gemv_bytes_why_not, _AS_GIVEN),
+    Route("linear_q4gsw", "naive", _NAIVE, pack=_AS_GIVEN),
+    Route("linear_q4gsw", "tile_shared_f16", _tile_shared_f16, _packed_why_not, _PREPACKED, exact=False),
+)

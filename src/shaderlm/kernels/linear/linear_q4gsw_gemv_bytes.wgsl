@@ -1,0 +1,58 @@
+// out[m, n] = bias[n] + Σ_k x[m, k] · (nibble(n, k) − 8) · scales[k / group_size, n]
+// m = 1, the baseline of decode: 64 lanes share a row's k and load one byte (two weights) at a time; lane 0
+// alone adds the partial sums. Needs an even k.
+
+const WG: u32 = 64u;
+const HAS_BIAS: bool = false;
+
+struct Params {
+    m: u32,
+    k: u32,
+    n: u32,           // rows of this range of the weight
+    words: u32,       // u32 words per weight row
+    group_size: u32,
+    groups: u32,
+    n_first: u32,     // where this range starts in a row of out
+    n_total: u32,
+}
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;          // [m, k]
+@group(0) @binding(1) var<storage, read> weight: array<u32>;     // [n, words], 8 nibbles a word, nibble j at bits 4j
+@group(0) @binding(2) var<storage, read> scales: array<f32>;     // [groups, n]
+@group(0) @binding(3) var<storage, read> bias: array<f32>;       // [n] if HAS_BIAS
+@group(0) @binding(4) var<storage, read_write> out: array<f32>;  // [m, n_total]
+@group(0) @binding(5) var<uniform> params: Params;
+
+var<workgroup> partial: array<f32, WG>;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let n = group.x + group.y * groups.x;
+    if (n >= params.n) {
+        return;
+    }
+    var total = 0.0;
+    for (var i = lane; i < params.k / 2u; i = i + WG) {
+        let packed = (weight[n * params.words + i / 4u] >> (8u * (i % 4u))) & 255u;
+        let k = 2u * i;
+        let low = (f32(packed & 15u) - 8.0) * scales[(k / params.group_size) * params.n + n];
+        let high = (f32(packed >> 4u) - 8.0) * scales[((k + 1u) / params.group_size) * params.n + n];
+        total = total + x[k] * low + x[k + 1u] * high;
+    }
+    partial[lane] = total;
+    workgroupBarrier();
+    if (lane == 0u) {
+        var value = 0.0;
+        for (var i = 0u; i < WG; i = i + 1u) {
+            value = value + partial[i];
+        }
+        if (HAS_BIAS) {
+            value = value + bias[n];
+        }
+        out[params.n_first + n] = value;
+    }
+}

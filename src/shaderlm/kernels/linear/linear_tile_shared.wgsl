@@ -1,0 +1,126 @@
+// out[m, n] = bias[n] + Σ_k x[m, k] · w[n, k]        weights in the format that is included
+// A workgroup of 16 × 16 threads computes a tile of 16·TM rows × 64 columns; each step stages QUADS·4 of k for
+// both operands in workgroup memory, weights dequantised once per tile. A thread owns TM (4 or 8) × 4 results,
+// 16 apart, so that neighbouring threads read neighbouring rows and write neighbouring columns.
+// Edge threads clamp their row and never store. tile4 may be vec4<f16>: operands rounded, sums in f32.
+// Grid: one workgroup per tile, folded. Needs k % 32 == 0.
+
+const WG: u32 = 256u;
+const TM: u32 = 4u;
+const QUADS: u32 = 4u;
+const HAS_BIAS: bool = false;
+alias tile4 = vec4<f32>;
+
+const BM: u32 = 16u * TM;
+const BN: u32 = 64u;
+const STRIDE: u32 = QUADS + 1u;  // one more than needed: rows then start in different banks
+
+struct Params {
+    m: u32,
+    k: u32,           // multiple of 32
+    n: u32,           // rows of this range of the weight
+    groups: u32,      // scales per row
+    n_first: u32,     // where this range starts in a row of out
+    n_total: u32,
+}
+
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [m, k / 4]
+@group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
+@group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] f32, or f16 in pairs
+@group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if HAS_BIAS
+@group(0) @binding(4) var<storage, read_write> out: array<f32>;    // [m, n_total]
+@group(0) @binding(5) var<uniform> params: Params;
+
+var<workgroup> a_tile: array<tile4, BM * STRIDE>;
+var<workgroup> b_tile: array<tile4, BN * STRIDE>;
+
+fn product(a: tile4, bx: vec4<f32>, by: vec4<f32>, bz: vec4<f32>, bw: vec4<f32>) -> vec4<f32> {
+    let v = vec4<f32>(a);
+    return v.x * bx + v.y * by + v.z * bz + v.w * bw;
+}
+
+fn store(row: u32, column: u32, values: vec4<f32>) {
+    if (row >= params.m) {
+        return;
+    }
+    for (var j = 0u; j < 4u; j = j + 1u) {
+        let n = column + 16u * j;
+        if (n < params.n) {
+            var value = values[j];
+            if (HAS_BIAS) {
+                value = value + bias[n];
+            }
+            out[row * params.n_total + params.n_first + n] = value;
+        }
+    }
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let tiles_m = (params.m + BM - 1u) / BM;
+    let tiles_n = (params.n + BN - 1u) / BN;
+    let tile = group.x + group.y * groups.x;
+    if (tile >= tiles_m * tiles_n) {
+        return;
+    }
+    // Tiles that share weights are neighbours: they run at the same time and find them in the cache.
+    let m0 = (tile % tiles_m) * BM;
+    let n0 = (tile / tiles_m) * BN;
+    let tx = lane % 16u;
+    let ty = lane / 16u;
+    let k_quads = params.k / 4u;
+    var acc0 = vec4<f32>();
+    var acc1 = vec4<f32>();
+    var acc2 = vec4<f32>();
+    var acc3 = vec4<f32>();
+    var acc4 = vec4<f32>();
+    var acc5 = vec4<f32>();
+    var acc6 = vec4<f32>();
+    var acc7 = vec4<f32>();
+    for (var q0 = 0u; q0 < k_quads; q0 = q0 + QUADS) {
+        for (var i = lane; i < BM * QUADS; i = i + WG) {
+            let row = min(m0 + i / QUADS, params.m - 1u);
+            a_tile[(i / QUADS) * STRIDE + i % QUADS] = tile4(x[row * k_quads + q0 + i % QUADS]);
+        }
+        for (var i = lane; i < BN * QUADS; i = i + WG) {
+            let row = min(n0 + i / QUADS, params.n - 1u);
+            b_tile[(i / QUADS) * STRIDE + i % QUADS] = tile4(weight4(row, q0 + i % QUADS));
+        }
+        workgroupBarrier();
+        for (var q = 0u; q < QUADS; q = q + 1u) {
+            let w0 = vec4<f32>(b_tile[(tx + 0u) * STRIDE + q]);
+            let w1 = vec4<f32>(b_tile[(tx + 16u) * STRIDE + q]);
+            let w2 = vec4<f32>(b_tile[(tx + 32u) * STRIDE + q]);
+            let w3 = vec4<f32>(b_tile[(tx + 48u) * STRIDE + q]);
+            let bx = vec4<f32>(w0.x, w1.x, w2.x, w3.x);
+            let by = vec4<f32>(w0.y, w1.y, w2.y, w3.y);
+            let bz = vec4<f32>(w0.z, w1.z, w2.z, w3.z);
+            let bw = vec4<f32>(w0.w, w1.w, w2.w, w3.w);
+            acc0 = acc0 + product(a_tile[(ty + 0u) * STRIDE + q], bx, by, bz, bw);
+            acc1 = acc1 + product(a_tile[(ty + 16u) * STRIDE + q], bx, by, bz, bw);
+            acc2 = acc2 + product(a_tile[(ty + 32u) * STRIDE + q], bx, by, bz, bw);
+            acc3 = acc3 + product(a_tile[(ty + 48u) * STRIDE + q], bx, by, bz, bw);
+            if (TM > 4u) {
+                acc4 = acc4 + product(a_tile[(ty + 64u) * STRIDE + q], bx, by, bz, bw);
+                acc5 = acc5 + product(a_tile[(ty + 80u) * STRIDE + q], bx, by, bz, bw);
+                acc6 = acc6 + product(a_tile[(ty + 96u) * STRIDE + q], bx, by, bz, bw);
+                acc7 = acc7 + product(a_tile[(ty + 112u) * STRIDE + q], bx, by, bz, bw);
+            }
+        }
+        workgroupBarrier();
+    }
+    store(m0 + ty + 0u, n0 + tx, acc0);
+    store(m0 + ty + 16u, n0 + tx, acc1);
+    store(m0 + ty + 32u, n0 + tx, acc2);
+    store(m0 + ty + 48u, n0 + tx, acc3);
+    if (TM > 4u) {
+        store(m0 + ty + 64u, n0 + tx, acc4);
+        store(m0 + ty + 80u, n0 + tx, acc5);
+        store(m0 + ty + 96u, n0 + tx, acc6);
+        store(m0 + ty + 112u, n0 + tx, acc7);
+    }
+}

@@ -1,0 +1,135 @@
+"""What linear and linear_q4gsw share: the GEMV and the shared-memory tile over any weight format.
+
+Weights lie on the GPU as 16-byte words per row and, beside them, scales per row (`shared/format_*.wgsl`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...gpu.facts import Facts
+from ..compose import Constant, Kernel
+from ..route import Array, Dims, Dispatch, Recipe, ceil_div, f32, part, row_ranges
+
+BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Bytes per row of a packed weight of k columns, its scales, and how its WGSL file is specialised."""
+
+    file: str
+    row_bytes: int
+    groups: int
+    scale_bytes: int
+    constants: Mapping[str, Constant]
+
+
+def layout(dims: Dims) -> Layout:
+    """Layout of the weight of `linear` (by format) or `linear_q4gsw` (by group size and scale dtype)."""
+    k = padded_k(dims)
+    kind = dims.get("format", "q4gsw")
+    if kind == "f32":
+        return Layout("shared/format_f32", 4 * k, 0, 4, {})
+    if kind == "f16":
+        return Layout("shared/format_f16", 2 * k, 0, 4, {})
+    if kind == "q8_0":
+        return Layout("shared/format_q8_0", k, k // BLOCK, 2, {})
+    if kind == "q4_0":
+        return Layout("shared/format_q4", k // 2, k // BLOCK, 2, {})
+    half = dims["scales"] == "f16"
+    group_blocks = dims["group_size"] // BLOCK
+    constants: dict[str, Constant] = {"F16_SCALES": half, "GROUP_BLOCKS": max(1, group_blocks)}
+    return Layout("shared/format_q4", k // 2, ceil_div(k, dims["group_size"]), 2 if half else 4, constants)
+
+
+def padded_k(dims: Dims) -> int:
+    """K as the kernels see it: dense formats are padded with zeros to whole blocks of 32."""
+    return ceil_div(dims["K"], BLOCK) * BLOCK
+
+
+def ranges(dims: Dims, facts: Facts) -> list[tuple[int, int]]:
+    """Row ranges of the weight, each within one binding together with its scales."""
+    lay = layout(dims)
+    return row_ranges(dims["N"], max(lay.row_bytes, lay.groups * lay.scale_bytes), facts)
+
+
+def split_rows(name: str, array: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+    """One array per row range."""
+    return {part(name, i): array[a:b] for i, (a, b) in enumerate(ranges(dims, facts))}
+
+
+def pack_x(x: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+    """Inputs [M, K], with zeros up to a multiple of 32."""
+    missing = padded_k(dims) - x.shape[1]
+    return {"x": np.pad(x, ((0, 0), (0, missing))) if missing else x}
+
+
+def pack_bias(bias: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+    """Bias [N] by row ranges."""
+    return split_rows("bias", bias, dims, facts)
+
+
+def _dispatches(
+    kernel: Kernel, constants: Mapping[str, Constant], per_group: int, tiles_m: int, dims: Dims, facts: Facts
+) -> Recipe:
+    lay, k = layout(dims), padded_k(dims)
+    spans = ranges(dims, facts)
+    dispatches = []
+    buffers = {"x": f32(dims["M"] * k), "out": f32(dims["M"] * dims["N"])}
+    for i, (first, end) in enumerate(spans):
+        rows = end - first
+        buffers[part("weight", i)] = rows * lay.row_bytes
+        buffers[part("scales", i)] = rows * lay.groups * lay.scale_bytes
+        buffers[part("bias", i)] = f32(rows) if dims["bias"] else 0
+        dispatches.append(
+            Dispatch(
+                kernel,
+                tiles_m * ceil_div(rows, per_group),
+                {"m": dims["M"], "k": k, "n": rows, "groups": lay.groups, "n_first": first, "n_total": dims["N"]},
+                {**lay.constants, **constants, "HAS_BIAS": dims["bias"]},
+                {name: part(name, i) for name in ("weight", "scales", "bias")},
+            )
+        )
+    return Recipe(tuple(dispatches), buffers)
+
+
+def gemv_shape(k: int, n: int, facts: Facts) -> tuple[int, int]:
+    """(lanes per team, rows per team): enough threads to fill the GPU, no more lanes than blocks of k."""
+    blocks = ceil_div(k, BLOCK)
+    team = 32
+    while team < 256 and team * 2 <= blocks and n * team < (1 << 17):
+        team *= 2
+    return team, 2 if n >= 2048 else 1
+
+
+def gemv_recipe(dims: Dims, facts: Facts) -> Recipe:
+    """M = 1: teams of lanes share the K of their rows."""
+    team, rows = gemv_shape(dims["K"], dims["N"], facts)
+    include, needs, threads = "shared/team_tree", frozenset[str](), min(256, facts.max_invocations)
+    if facts.subgroups and facts.subgroup_max <= threads:
+        # A team must hold whole subgroups, whatever size the device picks.
+        include, needs, team = "shared/team_subgroup", frozenset({"subgroups"}), max(team, facts.subgroup_max)
+    kernel = Kernel("linear/linear_gemv", (include, layout(dims).file), needs)
+    constants = {"WG": threads, "TEAM": min(team, threads), "ROWS": rows}
+    return _dispatches(kernel, constants, rows * threads // min(team, threads), 1, dims, facts)
+
+
+def tile_shared_recipe(dims: Dims, facts: Facts, half: bool = False) -> Recipe:
+    """Any M: 64 or 128 × 64 tiles staged in workgroup memory."""
+    tall = dims["M"] > 64 and ceil_div(dims["M"], 128) * ceil_div(dims["N"], 64) >= 128
+    needs = frozenset({"f16"}) if half else frozenset[str]()
+    kernel = Kernel("linear/linear_tile_shared", (layout(dims).file,), needs)
+    tm = 8 if tall else 4
+    constants: dict[str, Constant] = {"TM": tm, "tile4": "vec4<f16>" if half else "vec4<f32>"}
+    quad_bytes = (16 * tm + 64) * (8 if half else 16)
+    constants["QUADS"] = 8 if 9 * quad_bytes <= facts.max_workgroup_memory else 4
+    return _dispatches(kernel, constants, 64, ceil_div(dims["M"], 16 * tm), dims, facts)
+
+
+def one_row(dims: Dims) -> str | None:
+    """GEMV's first precondition."""
+    return f"M must be 1, M is {dims['M']}" if dims["M"] != 1 else None

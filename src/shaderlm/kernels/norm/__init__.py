@@ -1,0 +1,1 @@
+"""Normalisation kernels: rms_norm and its fusions."""

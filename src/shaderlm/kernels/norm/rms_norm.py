@@ -1,0 +1,52 @@
+"""Routes of rms_norm and of its fusions: the same two strategies for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...gpu.facts import Facts
+from ..compose import Kernel
+from ..route import Dims, Dispatch, Recipe, Route, always, f32
+
+
+def reduction(facts: Facts) -> tuple[str, frozenset[str]]:
+    """The shared file that sums over a workgroup on this device, and what it needs."""
+    if facts.subgroups:
+        return "shared/reduce_subgroup", frozenset({"subgroups"})
+    return "shared/reduce_tree", frozenset()
+
+
+def _recipe(op: str, strategy: str) -> Callable[[Dims, Facts], Recipe]:
+    def recipe(dims: Dims, facts: Facts) -> Recipe:
+        rows, width = dims["rows"], dims["width"]
+        if strategy == "scalar":  # the baseline: 64 lanes and a tree, on every device
+            kernel, lanes = Kernel(f"norm/{op}_scalar", ("shared/reduce_tree",)), 64
+        else:
+            include, needs = reduction(facts)
+            kernel, lanes = Kernel(f"norm/{op}_vec4", (include,), needs), 64 if width <= 1024 else 256
+        buffers = {"x": rows * width, "weight": width, "a": rows * width, "b": rows * width}
+        buffers |= {"sum": rows * width, "out": rows * width}
+        return Recipe(
+            (Dispatch(kernel, rows, {"rows": rows, "width": width, "eps": dims["eps"]}, {"WG": lanes}),),
+            {name: f32(count) for name, count in buffers.items() if name in _OPERANDS[op]},
+        )
+
+    return recipe
+
+
+_OPERANDS = {
+    "rms_norm": ("x", "out"),
+    "rms_norm_mul": ("x", "weight", "out"),
+    "add_rms_norm": ("a", "b", "weight", "sum", "out"),
+}
+
+
+def _vec4_why_not(dims: Dims, facts: Facts) -> str | None:
+    return f"width % 4 must be 0, width is {dims['width']}" if dims["width"] % 4 else None
+
+
+ROUTES = tuple(
+    Route(op, strategy, _recipe(op, strategy), why_not)
+    for op in _OPERANDS
+    for strategy, why_not in (("vec4", _vec4_why_not), ("scalar", always))
+)

@@ -1,0 +1,1 @@
+"""Element-wise ops, rope, embedding look-up and argmax."""

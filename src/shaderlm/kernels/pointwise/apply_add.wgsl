@@ -1,0 +1,5 @@
+// apply of add: a + b
+
+fn apply(a: value, b: value) -> value {
+    return a + b;
+}

@@ -1,0 +1,5 @@
+// apply of mul: a · b
+
+fn apply(a: value, b: value) -> value {
+    return a * b;
+}

@@ -1,0 +1,35 @@
+"""Routes of add, mul and silu_mul: one kernel per width, and the operation included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...gpu.facts import Facts
+from ..compose import Kernel
+from ..route import Dims, Dispatch, Recipe, Route, always, ceil_div, f32
+
+
+def _recipe(op: str, strategy: str, width: int) -> Callable[[Dims, Facts], Recipe]:
+    kernel = Kernel(f"pointwise/pointwise_{strategy}", (f"pointwise/apply_{op}",))
+
+    def recipe(dims: Dims, facts: Facts) -> Recipe:
+        count, period = dims["count"], dims["period"]
+        params = {"count": count // width, "period": period // width}
+        buffers = {"a": f32(count), "b": f32(period), "out": f32(count)}
+        return Recipe((Dispatch(kernel, ceil_div(count // width, 64), params),), buffers)
+
+    return recipe
+
+
+def _vec4_why_not(dims: Dims, facts: Facts) -> str | None:
+    for name in ("count", "period"):
+        if dims[name] % 4:
+            return f"{name} % 4 must be 0, {name} is {dims[name]}"
+    return None
+
+
+ROUTES = tuple(
+    Route(op, strategy, _recipe(op, strategy, width), why_not)
+    for op in ("add", "mul", "silu_mul")
+    for strategy, width, why_not in (("vec4", 4, _vec4_why_not), ("scalar", 1, always))
+)

@@ -1,0 +1,27 @@
+"""Route of embedding: rows of a weight in any format that linear knows."""
+
+from __future__ import annotations
+
+from ...gpu.facts import Facts
+from ..compose import Kernel
+from ..linear import packed
+from ..linear.linear import pack_weight
+from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32, part
+
+
+def _recipe(dims: Dims, facts: Facts) -> Recipe:
+    lay, k = packed.layout(dims), packed.padded_k(dims)
+    kernel = Kernel("pointwise/embedding", (lay.file,))
+    buffers = {"ids": f32(dims["T"]), "out": f32(dims["T"] * k)}
+    dispatches = []
+    for i, (first, end) in enumerate(packed.ranges(dims, facts)):
+        rows = end - first
+        buffers[part("weight", i)] = rows * lay.row_bytes
+        buffers[part("scales", i)] = rows * lay.groups * lay.scale_bytes
+        params = {"tokens": dims["T"], "k": k, "n": rows, "n_first": first, "groups": lay.groups}
+        bind = {name: part(name, i) for name in ("weight", "scales")}
+        dispatches.append(Dispatch(kernel, ceil_div(dims["T"] * k // 4, 64), params, lay.constants, bind))
+    return Recipe(tuple(dispatches), buffers)
+
+
+ROUTES = (Route("embedding", "rows", _recipe, pack={"weight": pack_weight}),)

@@ -1,0 +1,37 @@
+// out[t, :] = w[ids[t], :]        weights in the format that is included
+// The weight may come in row ranges: a dispatch writes the tokens whose id lies in its range.
+// Grid: one thread per four values of out, folded. Needs k % 32 == 0.
+
+const WG: u32 = 64u;
+
+struct Params {
+    tokens: u32,
+    k: u32,
+    n: u32,        // rows of this range
+    n_first: u32,  // id of its first row
+    groups: u32,   // scales per row
+}
+
+@group(0) @binding(0) var<storage, read> ids: array<u32>;              // [tokens]
+@group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>;     // [n, …] as the included format lays it out
+@group(0) @binding(2) var<storage, read> scales: array<u32>;           // [n, groups] f16 in pairs
+@group(0) @binding(3) var<storage, read_write> out: array<vec4<f32>>;  // [tokens, k / 4]
+@group(0) @binding(4) var<uniform> params: Params;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let index = (group.x + group.y * groups.x) * WG + lane;
+    let quads = params.k / 4u;
+    let token = index / quads;
+    if (token >= params.tokens) {
+        return;
+    }
+    let id = ids[token];
+    if (id >= params.n_first && id - params.n_first < params.n) {
+        out[index] = weight4(id - params.n_first, index % quads);
+    }
+}

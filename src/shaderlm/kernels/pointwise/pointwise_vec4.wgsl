@@ -1,0 +1,27 @@
+// out[i] = apply(a[i], b[i mod period])        `apply` is included; period < count repeats b over the rows of a
+// Four elements per thread: both lengths must be multiples of 4. Grid: one thread per element or quad, folded.
+
+const WG: u32 = 64u;
+alias value = vec4<f32>;
+
+struct Params {
+    count: u32,   // quads of a and out
+    period: u32,  // quads of b
+}
+
+@group(0) @binding(0) var<storage, read> a: array<value>;          // [count]
+@group(0) @binding(1) var<storage, read> b: array<value>;          // [period]
+@group(0) @binding(2) var<storage, read_write> out: array<value>;  // [count]
+@group(0) @binding(3) var<uniform> params: Params;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let index = (group.x + group.y * groups.x) * WG + lane;
+    if (index < params.count) {
+        out[index] = apply(a[index], b[index % params.period]);
+    }
+}

@@ -1,0 +1,86 @@
+"""Finds every route. An op's declaration file ends with `ROUTES`, in order of preference; that is all."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..errors import InputError, RouteError
+from ..gpu.facts import Facts
+from .route import Dims, Route
+
+FAMILIES = ("norm", "linear", "attention", "pointwise")
+
+
+@lru_cache(maxsize=1)
+def all_routes() -> dict[str, tuple[Route, ...]]:
+    """Every op that has kernels, with its routes in order of preference."""
+    found: dict[str, tuple[Route, ...]] = {}
+    for family in FAMILIES:
+        package = importlib.import_module(f"{__package__}.{family}")
+        for module in pkgutil.iter_modules(package.__path__):
+            for route in getattr(importlib.import_module(f"{package.__name__}.{module.name}"), "ROUTES", ()):
+                found[route.op] = (*found.get(route.op, ()), route)
+    return found
+
+
+def routes_of(op: str) -> tuple[Route, ...]:
+    """Routes of one op, preferred first."""
+    known = all_routes()
+    if op not in known:
+        close = difflib.get_close_matches(str(op), known, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"unknown op {op!r}.{hint} Ops with kernels: {', '.join(sorted(known))}")
+    return known[op]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a route applies to a shape on a device, and if not, why."""
+
+    route: str
+    applies: bool
+    reason: str
+    default: bool
+
+    def __str__(self) -> str:
+        mark = "→" if self.default else ("✓" if self.applies else "✗")
+        return f"{mark} {self.route:<16} {self.reason}"
+
+
+def verdicts(op: str, dims: Dims, facts: Facts) -> list[Verdict]:
+    """One verdict per route of the op; the route that would be taken by default is marked."""
+    found: list[Verdict] = []
+    for route in routes_of(op):
+        reason = route.reason(dims, facts)
+        taken = reason is None and route.exact and not any(verdict.default for verdict in found)
+        said = reason or ("taken by default" if taken else "applies" if route.exact else "applies when named (f16)")
+        found.append(Verdict(route.name, reason is None, said, taken))
+    return found
+
+
+def choose(op: str, dims: Dims, facts: Facts, name: str | None) -> Route:
+    """The named route, or the first exact one that applies. Never another than the one that was named."""
+    candidates = routes_of(op)
+    shape = ", ".join(f"{key}={value}" for key, value in dims.items())
+    if name is not None:
+        named = next((route for route in candidates if route.name == name), None)
+        if named is None:
+            close = difflib.get_close_matches(str(name), [route.name for route in candidates], 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            known = ", ".join(route.name for route in candidates)
+            raise RouteError(f"{op} has no route {name!r}.{hint} Its routes: {known}")
+        reason = named.reason(dims, facts)
+        if reason is not None:
+            raise RouteError(f"route {name!r} of {op} does not apply to {shape}: {reason}")
+        return named
+    reasons = []
+    for route in candidates:
+        reason = route.reason(dims, facts)
+        if reason is None and route.exact:
+            return route
+        reasons.append(f"{route.name}: {reason or 'only when named'}")
+    raise RouteError(f"no route of {op} applies to {shape} on {facts.name}. " + "; ".join(reasons))

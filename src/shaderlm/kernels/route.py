@@ -1,0 +1,128 @@
+"""What a route is: when it applies, how its operands lie in memory, and which dispatches it makes.
+
+Knows WGSL composition and device facts; knows nothing of wgpu or of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..gpu.facts import Facts
+from .compose import Constant, Kernel, Shader, compose
+
+Array = NDArray[Any]
+Dims = Mapping[str, Any]
+Packer = Callable[[Array, Dims, Facts], Mapping[str, Array]]
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One launch. `bind` maps names in the WGSL to buffers of the recipe where the two differ."""
+
+    kernel: Kernel
+    workgroups: int
+    params: Mapping[str, int | float]
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    bind: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The dispatches of a route for one shape, and the bytes of every buffer that they touch."""
+
+    dispatches: tuple[Dispatch, ...]
+    buffers: Mapping[str, int]
+
+
+def always(dims: Dims, facts: Facts) -> str | None:
+    """For routes without preconditions."""
+    return None
+
+
+@dataclass(frozen=True)
+class Route:
+    """A way to compute an op. `why_not` answers None where it applies, else the reason in words.
+
+    `pack` brings host arrays into the layout the kernels read, one function per operand (default: as they
+    are); it may split an operand into several buffers. A route that is not `exact` rounds its operands to
+    f16 and is taken only when it is named.
+    """
+
+    op: str
+    name: str
+    recipe: Callable[[Dims, Facts], Recipe]
+    why_not: Callable[[Dims, Facts], str | None] = always
+    pack: Mapping[str, Packer] = field(default_factory=dict)
+    exact: bool = True
+
+    def reason(self, dims: Dims, facts: Facts) -> str | None:
+        """Why this route does not apply here; None if it does. Nothing is allocated to find out."""
+        return self.why_not(dims, facts) or over_limits(self.recipe(dims, facts), facts)
+
+
+def shader_of(dispatch: Dispatch) -> Shader:
+    """The composed shader of a dispatch, as wgpu gets it."""
+    return compose(dispatch.kernel, dispatch.constants)
+
+
+def over_limits(recipe: Recipe, facts: Facts) -> str | None:
+    """The first limit of the device that a recipe breaks, in words."""
+    for dispatch in recipe.dispatches:
+        label = dispatch.kernel.name
+        missing = sorted(need for need in dispatch.kernel.needs if not getattr(facts, need))
+        if missing:
+            return f"{label} needs {' and '.join(missing)}, which this device does not have"
+        shader = shader_of(dispatch)
+        if shader.workgroup_size > facts.max_invocations:
+            return f"{label} has {shader.workgroup_size} threads per workgroup, the limit is {facts.max_invocations}"
+        if shader.workgroup_memory > facts.max_workgroup_memory:
+            return (
+                f"{label} needs {shader.workgroup_memory:,} bytes of workgroup memory, "
+                f"the limit is {facts.max_workgroup_memory:,}"
+            )
+        if fold(dispatch.workgroups, facts.max_workgroups) is None:
+            return f"{label} needs {dispatch.workgroups:,} workgroups, the limit is {facts.max_workgroups:,}²"
+    limit = min(facts.max_binding, facts.max_buffer)
+    for name, nbytes in recipe.buffers.items():
+        if nbytes > limit:
+            return f"{name} takes {nbytes:,} bytes, one binding holds {limit:,}; give it fewer rows at a time"
+    return None
+
+
+def fold(workgroups: int, limit: int) -> tuple[int, int, int] | None:
+    """A grid of at least this many workgroups with no side above the limit; kernels skip the surplus."""
+    if workgroups <= limit:
+        return (workgroups, 1, 1)
+    rows = -(-workgroups // limit)
+    return None if rows > limit else (-(-workgroups // rows), rows, 1)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """How many pieces of b cover a."""
+    return -(-a // b)
+
+
+def row_ranges(rows: int, row_bytes: int, facts: Facts) -> list[tuple[int, int]]:
+    """Split the rows of a weight so that each range fits one binding. At least one row each."""
+    per_range = max(1, min(facts.max_binding, facts.max_buffer) // row_bytes)
+    return [(first, min(first + per_range, rows)) for first in range(0, rows, per_range)]
+
+
+def part(name: str, i: int) -> str:
+    """Buffer name of the i-th row range of an operand."""
+    return f"{name}.{i}"
+
+
+def f32(count: int) -> int:
+    """Bytes of `count` f32 or u32 values."""
+    return 4 * count
+
+
+def no_such(value: object) -> Array:
+    """Stands in for an optional operand that was not given: bound, never read."""
+    return np.zeros(4, np.float32)

@@ -1,0 +1,116 @@
+"""Attention over a KV cache, and rope, NumPy in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..gpu import Array
+from ..graph import resolve
+from ..graph.reference import rope_table
+from ..runtime import run_op
+from ..runtime.execute import read_as
+from . import checks
+
+
+def _cache(op: str, name: str, cache: Any, heads: int, width: int) -> Array:
+    cache = checks.array(op, name, cache, (np.float32, np.float16), 3, "[C, Hkv, D]")
+    if cache.shape[1:] != (heads, width):
+        raise InputError(f"{op}: {name} must be [C, {heads}, {width}] to match k, got {list(cache.shape)}")
+    if not cache.flags.writeable:
+        raise InputError(f"{op}: {name} must be writable, it is a read-only array")
+    return cache
+
+
+def sdpa_kv(
+    q: Any,
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    pos: int,
+    scale: float | None = None,
+    *,
+    route: str | None = None,
+    device: Any = None,
+) -> Array:
+    """Write k and v [S, Hkv, D] into the caches [C, Hkv, D] at `pos`, in place, and attend over them.
+
+    Query s sees the keys up to pos + s. q and the result are float32 [S, Hq, D]; the caches may be float32
+    or float16. The scale is 1/sqrt(D) unless given.
+    """
+    op = "sdpa_kv"
+    q = checks.floats(op, "q", q, 3, "[S, Hq, D]")
+    k = checks.floats(op, "k", k, 3, "[S, Hkv, D]")
+    v = checks.floats(op, "v", v, 3, "[S, Hkv, D]")
+    S, Hq, D = q.shape
+    checks.shape(op, "k", k, (S, k.shape[1], D), "[S, Hkv, D] with S and D of q")
+    checks.shape(op, "v", v, k.shape, "the shape of k")
+    k_cache = _cache(op, "k_cache", k_cache, k.shape[1], D)
+    v_cache = _cache(op, "v_cache", v_cache, k.shape[1], D)
+    if k_cache.shape != v_cache.shape or k_cache.dtype != v_cache.dtype:
+        raise InputError(
+            f"{op}: k_cache and v_cache must be alike, got {k_cache.dtype} {list(k_cache.shape)} and "
+            f"{v_cache.dtype} {list(v_cache.shape)}"
+        )
+    if np.shares_memory(k_cache, v_cache):
+        raise InputError(f"{op}: k_cache and v_cache must be two arrays, they share memory")
+    dims = resolve(
+        op,
+        {
+            "Hq": Hq,
+            "Hkv": k.shape[1],
+            "D": D,
+            "S": S,
+            "C": k_cache.shape[0],
+            "pos": checks.whole(op, "pos", pos, 0),
+            "cache": "f16" if k_cache.dtype == np.float16 else "f32",
+            "scale": None if scale is None else checks.number(op, "scale", scale),
+        },
+    )
+    operands = {"q": q, "k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
+    raw = run_op(checks.device_of(device), op, dims, operands, route)
+    rows = slice(dims["pos"], dims["pos"] + S)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        cache[rows] = read_as(raw[name], cache.dtype, (*cache.shape[:2], -1))[rows, :, :D]
+    return np.ascontiguousarray(read_as(raw["out"], np.float32, (S, Hq, -1))[:, :, :D])
+
+
+def rope(
+    x: Any,
+    positions: Any,
+    *,
+    theta: float = 10000.0,
+    factors: Any = None,
+    rotary: int | None = None,
+    interleaved: bool = False,
+    route: str | None = None,
+    device: Any = None,
+) -> Array:
+    """Rotate the heads of x [T, H, D] by their positions [T].
+
+    half-split (pairs i, i + rotary/2) or interleaved (pairs 2i, 2i + 1); `rotary` values of each head are
+    rotated (default: all), the rest copied; `factors` [rotary/2] divide the frequencies (rope scaling).
+    """
+    op = "rope"
+    x = checks.floats(op, "x", x, 3, "[T, H, D]")
+    T, H, D = x.shape
+    positions = checks.ids(op, "positions", positions, 1, 1 << 31, "[T]")
+    checks.shape(op, "positions", positions, (T,), "[T]")
+    rotary = D if rotary is None else checks.whole(op, "rotary", rotary, 2)
+    if D % 2 or rotary % 2 or rotary > D:
+        raise InputError(f"{op}: D and rotary must be even and rotary at most D, got D={D}, rotary={rotary}")
+    if checks.number(op, "theta", theta) <= 0:
+        raise InputError(f"{op}: theta must be above 0, got {theta!r}")
+    if factors is not None:
+        factors = checks.array(op, "factors", factors, (np.float32, np.float64), 1, "[rotary/2]")
+        checks.shape(op, "factors", factors, (rotary // 2,), "[rotary/2]")
+    if not isinstance(interleaved, (bool, np.bool_)):
+        raise InputError(f"{op}: interleaved must be True or False, got {interleaved!r}")
+    table = rope_table(positions, rotary, theta, factors).astype(np.float32)
+    given = {"T": T, "H": H, "D": D, "rotary": rotary, "interleaved": bool(interleaved)}
+    operands = {"x": x, "positions": np.arange(T, dtype=np.uint32), "table": table}
+    raw = run_op(checks.device_of(device), op, resolve(op, given), operands, route)
+    return read_as(raw["out"], np.float32, x.shape)

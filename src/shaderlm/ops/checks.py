@@ -1,0 +1,69 @@
+"""Checks at the border: each says what was given and what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..gpu import Array, Device, open_device
+
+
+def array(op: str, name: str, value: Any, dtypes: tuple[Any, ...], ndim: int | None, layout: str) -> Array:
+    """A non-empty array of an expected dtype and rank; `layout` words the expectation."""
+    names = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+    if not isinstance(value, np.ndarray):
+        raise InputError(f"{op}: {name} must be a NumPy array, {names} {layout}; got {type(value).__name__}")
+    if value.dtype not in [np.dtype(dtype) for dtype in dtypes]:
+        raise InputError(f"{op}: {name} must be {names} {layout}, got {value.dtype} {list(value.shape)}")
+    if (ndim is not None and value.ndim != ndim) or value.ndim == 0:
+        raise InputError(f"{op}: {name} must be {layout}, got {value.ndim} dimensions {list(value.shape)}")
+    if value.size == 0:
+        raise InputError(f"{op}: {name} must be {layout} and not empty, got {list(value.shape)}")
+    return value
+
+
+def floats(op: str, name: str, value: Any, ndim: int | None, layout: str) -> Array:
+    """A float32 array."""
+    return array(op, name, value, (np.float32,), ndim, layout)
+
+
+def shape(op: str, name: str, value: Array, expected: tuple[int, ...], layout: str) -> None:
+    """Exactly this shape."""
+    if value.shape != expected:
+        raise InputError(f"{op}: {name} must be {layout} = {list(expected)}, got {list(value.shape)}")
+
+
+def whole(op: str, name: str, value: Any, least: int) -> int:
+    """An integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise InputError(f"{op}: {name} must be a whole number of at least {least}, got {value!r}")
+    return int(value)
+
+
+def number(op: str, name: str, value: Any, *, positive: bool = False) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InputError(f"{op}: {name} must be a number, got {value!r}")
+    if not np.isfinite(value) or (positive and value < 0):
+        raise InputError(f"{op}: {name} must be finite{' and not negative' if positive else ''}, got {value!r}")
+    return float(value)
+
+
+def ids(op: str, name: str, value: Any, ndim: int, limit: int, layout: str) -> Array:
+    """Integers in 0 … limit − 1, as uint32."""
+    value = array(op, name, value, (np.int64, np.int32, np.uint32, np.uint64), ndim, layout)
+    if int(value.min()) < 0 or int(value.max()) >= limit:
+        wrong = value[(value < 0) | (value >= limit)].flat[0]
+        raise InputError(f"{op}: {name} must lie in 0 … {limit - 1}, got {wrong}")
+    return value.astype(np.uint32)
+
+
+def device_of(device: Any) -> Device:
+    """A device from what the caller gave: none, a name, or an open device."""
+    if isinstance(device, Device):
+        return device
+    if device is None or isinstance(device, str):
+        return open_device(device)
+    raise InputError(f"device must be None, a name or an open device, got {type(device).__name__}")

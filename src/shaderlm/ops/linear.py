@@ -1,0 +1,139 @@
+"""Matrix products with weights and embedding look-up, NumPy in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..formats.blocks import BLOCK, BLOCK_BYTES
+from ..gpu import Array
+from ..graph import resolve
+from ..runtime import run_op
+from ..runtime.execute import read_as
+from . import checks
+
+
+def _bias(op: str, bias: Any, n: int) -> Array | None:
+    if bias is None:
+        return None
+    bias = checks.floats(op, "bias", bias, 1, "[N]")
+    checks.shape(op, "bias", bias, (n,), "[N]")
+    return bias
+
+
+def linear_q4gsw(
+    x: Any,
+    weight: Any,
+    scales: Any,
+    group_size: int,
+    bias: Any = None,
+    *,
+    route: str | None = None,
+    device: Any = None,
+) -> Array:
+    """x · wᵀ + bias with 4-bit groupwise symmetric weights, as `pack_q4gsw` makes them.
+
+    x float32 [..., K]; weight uint8 [N, K'/2] with K' = K rounded up to a multiple of 8 (or [N, ceil(K/2)]);
+    scales float32 or float16 [ceil(K / group_size), N]; bias float32 [N]. Returns float32 [..., N].
+    """
+    op = "linear_q4gsw"
+    x = checks.floats(op, "x", x, None, "[..., K]")
+    weight = checks.array(op, "weight", weight, (np.uint8,), 2, "[N, K/2]")
+    scales = checks.array(op, "scales", scales, (np.float32, np.float16), 2, "[K/group_size, N]")
+    group_size = checks.whole(op, "group_size", group_size, 1)
+    k, n = x.shape[-1], weight.shape[0]
+    padded, given = -(-k // 8) * 4, weight.shape[1]
+    if given not in (padded, -(-k // 2)):
+        raise InputError(
+            f"{op}: weight must be [N, K/2] = [{n}, {padded}] for K = {k} (K padded to a multiple of 8), "
+            f"got {list(weight.shape)}"
+        )
+    if given < padded or k % 8:
+        weight = _zero_past(weight, k, padded)
+    groups = -(-k // group_size)
+    checks.shape(op, "scales", scales, (groups, n), f"[K/group_size, N] for K = {k}, group_size = {group_size}")
+    if not np.isfinite(scales).all():
+        bad = "only NaN" if np.isnan(scales).all() else "NaN or infinity"
+        raise InputError(f"{op}: scales must be finite, got {bad}")
+    bias = _bias(op, bias, n)
+    given_dims = {"M": x.size // k, "K": k, "N": n, "group_size": group_size, "bias": bias is not None}
+    dims = resolve(op, {**given_dims, "scales": "f16" if scales.dtype == np.float16 else "f32"})
+    operands = {"x": x.reshape(-1, k), "weight": weight, "scales": scales, "bias": bias}
+    raw = run_op(checks.device_of(device), op, dims, operands, route)
+    return read_as(raw["out"], np.float32, (*x.shape[:-1], n))
+
+
+def _zero_past(weight: Array, k: int, width: int) -> Array:
+    """The packed weight with q = 0 in every nibble past k, whatever the caller left there."""
+    out = np.full((weight.shape[0], width), 0x88, np.uint8)
+    out[:, : k // 2] = weight[:, : k // 2]
+    if k % 2:
+        out[:, k // 2] = (weight[:, k // 2] & 0x0F) | 0x80
+    return out
+
+
+def _weight(op: str, weight: Any, kind: str | None) -> tuple[Array, str, int]:
+    """The weight, its format and its K."""
+    by_dtype = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+    known = ("f32", "f16", *BLOCK_BYTES)
+    if kind is None:
+        if not isinstance(weight, np.ndarray) or weight.dtype not in by_dtype:
+            given = weight.dtype if isinstance(weight, np.ndarray) else type(weight).__name__
+            raise InputError(
+                f"{op}: weight must be float32 or float16 [N, K], or uint8 blocks with format='q8_0' or "
+                f"'q4_0'; got {given}"
+            )
+        kind = by_dtype[weight.dtype]
+    if kind not in known:
+        raise InputError(f"{op}: format must be one of {', '.join(known)}, got {kind!r}")
+    if kind in BLOCK_BYTES:
+        size = BLOCK_BYTES[kind]
+        weight = checks.array(op, "weight", weight, (np.uint8,), 2, f"[N, K/{BLOCK} · {size}]")
+        if weight.shape[1] % size:
+            raise InputError(f"{op}: a {kind} row must be a multiple of {size} bytes, got {weight.shape[1]}")
+        return weight, kind, weight.shape[1] // size * BLOCK
+    dtype = np.float32 if kind == "f32" else np.float16
+    weight = checks.array(op, "weight", weight, (dtype,), 2, "[N, K]")
+    return weight, kind, weight.shape[1]
+
+
+def linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    format: str | None = None,  # noqa: A002  (the word users know it by)
+    route: str | None = None,
+    device: Any = None,
+) -> Array:
+    """x · wᵀ + bias. Weight float32 or float16 [N, K], or GGUF blocks (uint8) with format "q8_0" or "q4_0"."""
+    op = "linear"
+    x = checks.floats(op, "x", x, None, "[..., K]")
+    weight, kind, k = _weight(op, weight, format)
+    if x.shape[-1] != k:
+        raise InputError(f"{op}: x must be [..., K] with K = {k} as in weight, got {list(x.shape)}")
+    n = weight.shape[0]
+    bias = _bias(op, bias, n)
+    dims = resolve(op, {"M": x.size // k, "K": k, "N": n, "format": kind, "bias": bias is not None})
+    operands = {"x": x.reshape(-1, k), "weight": weight, "bias": bias}
+    raw = run_op(checks.device_of(device), op, dims, operands, route)
+    return read_as(raw["out"], np.float32, (*x.shape[:-1], n))
+
+
+def embedding(
+    ids: Any,
+    weight: Any,
+    *,
+    format: str | None = None,  # noqa: A002
+    route: str | None = None,
+    device: Any = None,
+) -> Array:
+    """Rows `ids` of a weight in any format that `linear` takes, as float32 [T, K]."""
+    op = "embedding"
+    weight, kind, k = _weight(op, weight, format)
+    ids = checks.ids(op, "ids", ids, 1, weight.shape[0], "[T]")
+    dims = resolve(op, {"T": ids.size, "N": weight.shape[0], "K": k, "format": kind})
+    raw = run_op(checks.device_of(device), op, dims, {"ids": ids, "weight": weight}, route)
+    return np.ascontiguousarray(read_as(raw["out"], np.float32, (ids.size, -1))[:, :k])

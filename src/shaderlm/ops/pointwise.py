@@ -1,0 +1,53 @@
+"""Element-wise ops and argmax, NumPy in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..gpu import Array
+from ..graph import resolve
+from ..runtime import run_op
+from ..runtime.execute import read_as
+from . import checks
+
+
+def _pointwise(op: str, a: Any, b: Any, route: str | None, device: Any) -> Array:
+    a = checks.floats(op, "a", a, None, "[...]")
+    b = checks.floats(op, "b", b, None, "the shape of a, or its last dimensions")
+    if b.shape != a.shape[a.ndim - b.ndim :] or b.ndim > a.ndim:
+        raise InputError(
+            f"{op}: b must have the shape of a, {list(a.shape)}, or its last dimensions; got {list(b.shape)}"
+        )
+    dims = resolve(op, {"count": a.size, "period": b.size})
+    raw = run_op(checks.device_of(device), op, dims, {"a": a, "b": b}, route)
+    return read_as(raw["out"], np.float32, a.shape)
+
+
+def add(a: Any, b: Any, *, route: str | None = None, device: Any = None) -> Array:
+    """a + b; b has the shape of a or of its last dimensions."""
+    return _pointwise("add", a, b, route, device)
+
+
+def mul(a: Any, b: Any, *, route: str | None = None, device: Any = None) -> Array:
+    """a · b; b has the shape of a or of its last dimensions."""
+    return _pointwise("mul", a, b, route, device)
+
+
+def silu_mul(gate: Any, up: Any, *, route: str | None = None, device: Any = None) -> Array:
+    """silu(gate) · up, the middle of a gated feed-forward layer."""
+    return _pointwise("silu_mul", gate, up, route, device)
+
+
+def argmax(x: Any, *, route: str | None = None, device: Any = None) -> NDArray[np.int64]:
+    """Index of the largest value of the last axis, the lowest of equals. NaN is refused."""
+    op = "argmax"
+    x = checks.floats(op, "x", x, None, "[..., n]")
+    if np.isnan(x).any():
+        raise InputError(f"{op}: x must not hold NaN, which has no place in an order; got {int(np.isnan(x).sum())}")
+    dims = resolve(op, {"rows": x.size // x.shape[-1], "width": x.shape[-1]})
+    raw = run_op(checks.device_of(device), op, dims, {"x": x}, route)
+    return read_as(raw["out"], np.uint32, x.shape[:-1]).astype(np.int64)

@@ -1,0 +1,63 @@
+"""Brings one op's recipe and operands together into a program, and runs it. Knows no text and no models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import KernelError
+from ..gpu import Array, Device, Facts, Program, Slot, Step
+from ..graph import OPS
+from ..kernels import Dims, Route, choose, compose, fold
+from ..kernels.compose import Target
+
+Operands = Mapping[str, Array | None]
+
+
+def lower(route: Route, dims: Dims, facts: Facts, operands: Operands, target: Target = "wgpu") -> Program:
+    """The program of one op: packed operands, scratch and result buffers, composed dispatches.
+
+    An operand that is None (no bias) is bound as an empty buffer; the kernel is specialised not to read it.
+    """
+    recipe = route.recipe(dims, facts)
+    contents: dict[str, Array | int] = dict(recipe.buffers)
+    for name, array in operands.items():
+        if array is None:
+            continue
+        pack = route.pack.get(name)
+        packed = pack(array, dims, facts) if pack else {name: array}
+        for key, value in packed.items():
+            if recipe.buffers.get(key) != value.nbytes:
+                raise KernelError(
+                    f"{route.op}/{route.name}: {key} has {value.nbytes} bytes, the recipe says {recipe.buffers.get(key)}"
+                )
+            contents[key] = value if value.nbytes else 0
+    steps = []
+    for i, dispatch in enumerate(recipe.dispatches):
+        shader = compose(dispatch.kernel, dispatch.constants, target)
+        slots = []
+        for name, access in shader.bindings:
+            buffer = f"params.{i}" if name == "params" else dispatch.bind.get(name, name)
+            if name == "params":
+                contents[buffer] = shader.pack_params(dispatch.params)
+            slots.append(Slot(buffer, access))
+        grid = fold(dispatch.workgroups, facts.max_workgroups)
+        assert grid is not None, "Route.reason refuses grids that do not fold"
+        steps.append(Step(dispatch.kernel.name, shader.source, tuple(slots), grid))
+    return Program(contents, tuple(steps), OPS[route.op].outputs)
+
+
+def run_op(
+    device: Device, op: str, dims: Dims, operands: Operands, route: str | None
+) -> dict[str, NDArray[np.uint8]]:
+    """Route an op, run it once and return its outputs as raw bytes."""
+    chosen = choose(op, dims, device.facts, route)
+    return device.run(lower(chosen, dims, device.facts, operands))
+
+
+def read_as(raw: NDArray[np.uint8], dtype: Any, shape: tuple[int, ...]) -> Array:
+    """Raw output bytes as an array."""
+    return raw.view(dtype).reshape(shape)
