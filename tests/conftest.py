@@ -1,0 +1,49 @@
+"""Options and devices. A test that needs an adapter fails where there is none; it is never skipped."""
+
+from __future__ import annotations
+
+import pytest
+
+from shaderlm.errors import DeviceError
+from shaderlm.gpu import Device, open_device
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
+    parser.addoption("--dawn", action="store_true", help="also compile and run every kernel under Dawn")
+    parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long and Dawn tests are left out of the collection, not skipped, unless they were asked for."""
+    unwanted = {mark for mark in ("long", "dawn") if not config.getoption(f"--{'all' if mark == 'long' else mark}")}
+    left_out = [item for item in items if unwanted & {mark.name for mark in item.iter_markers()}]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _open(config: pytest.Config, **options: object) -> Device:
+    try:
+        return open_device(config.getoption("--device"), **options)  # type: ignore[arg-type]
+    except DeviceError as problem:
+        pytest.fail(f"the tests need a WebGPU adapter: {problem}")
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> Device:
+    """The adapter at its full limits and features."""
+    return _open(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def plain_device(pytestconfig: pytest.Config) -> Device:
+    """The same adapter with neither subgroups nor f16: the form that every device can run."""
+    return _open(pytestconfig, without=("subgroups", "f16"))
+
+
+@pytest.fixture(scope="session")
+def small_device(pytestconfig: pytest.Config) -> Device:
+    """Bindings of 64 KiB and at most 7 workgroups a side: weights split and grids fold at small sizes."""
+    limits = {"max_binding": 1 << 16, "max_workgroups": 7, "max_workgroup_memory": 16 << 10}
+    return _open(pytestconfig, limits=limits)
