@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -187,6 +188,21 @@ class Device:
             self._queue.submit([encoder.finish()])
             start, end = np.frombuffer(self._queue.read_buffer(ticks), np.uint64)
             return float(end - start) * self._tick_seconds()
+
+    def time_wall(self, queue: Sequence[Loaded]) -> float:
+        """Seconds by the host's clock for the same, from submission to completion: for want of timestamps."""
+        with self._lock:
+            encoder = self._native.create_command_encoder()
+            compute_pass = encoder.begin_compute_pass()
+            for loaded in queue:
+                loaded.encode(compute_pass)
+            compute_pass.end()
+            commands = encoder.finish()
+            done = self.buffer(16)
+            start = time.perf_counter()
+            self._queue.submit([commands])
+            self.read(done, 16)  # waits for the queue
+            return time.perf_counter() - start
 
     def _tick_seconds(self) -> float:
         from wgpu.backends.wgpu_native import lib  # the one number wgpu-py does not wrap

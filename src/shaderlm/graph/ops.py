@@ -90,6 +90,7 @@ _TABLE = (
     Op("add", "a + b", ("a", "b"), ("out",), _POINTWISE),
     Op("mul", "a · b", ("a", "b"), ("out",), _POINTWISE),
     Op("silu_mul", "a / (1 + exp(−a)) · b", ("a", "b"), ("out",), _POINTWISE),
+    Op("copy", "x", ("x",), ("out",), {"count": REQUIRED}),
     Op("argmax", "lowest i with x[r, i] = max x[r]", ("x",), ("out",), {"rows": REQUIRED, "width": REQUIRED}),
 )
 OPS: Mapping[str, Op] = {op.name: op for op in _TABLE}

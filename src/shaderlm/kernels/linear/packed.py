@@ -97,25 +97,43 @@ def _dispatches(
     return Recipe(tuple(dispatches), buffers)
 
 
-def gemv_shape(k: int, n: int, facts: Facts) -> tuple[int, int]:
-    """(lanes per team, rows per team): enough threads to fill the GPU, no more lanes than blocks of k."""
+@dataclass(frozen=True)
+class Gemv:
+    """How a GEMV is cut: threads per workgroup, lanes that share a row's K, rows per team, and who adds up."""
+
+    threads: int
+    team: int
+    rows: int
+    reduction: str
+    needs: frozenset[str] = frozenset()
+
+
+def gemv_shape(k: int, n: int, facts: Facts) -> Gemv:
+    """Enough threads to fill a GPU, no more lanes than blocks of K; on a CPU one lane per row, no barriers."""
+    if facts.software:
+        return Gemv(32, 1, 4, "team_single")
+    threads = min(256, facts.max_invocations)
     blocks = ceil_div(k, BLOCK)
     team = 32
-    while team < 256 and team * 2 <= blocks and n * team < (1 << 17):
+    while team < threads and team * 2 <= blocks and n * team < (1 << 17):
         team *= 2
-    return team, 2 if n >= 2048 else 1
+    rows = 2 if n >= 2048 else 1
+    if facts.subgroups and facts.subgroup_max <= threads:
+        # A team must hold whole subgroups, whatever size the device picks.
+        return Gemv(threads, max(team, facts.subgroup_max), rows, "team_subgroup", frozenset({"subgroups"}))
+    return Gemv(threads, team, rows, "team_tree")
 
 
 def gemv_recipe(dims: Dims, facts: Facts) -> Recipe:
     """M = 1: teams of lanes share the K of their rows."""
-    team, rows = gemv_shape(dims["K"], dims["N"], facts)
-    include, needs, threads = "shared/team_tree", frozenset[str](), min(256, facts.max_invocations)
-    if facts.subgroups and facts.subgroup_max <= threads:
-        # A team must hold whole subgroups, whatever size the device picks.
-        include, needs, team = "shared/team_subgroup", frozenset({"subgroups"}), max(team, facts.subgroup_max)
-    kernel = Kernel("linear/linear_gemv", (include, layout(dims).file), needs)
-    constants = {"WG": threads, "TEAM": min(team, threads), "ROWS": rows}
-    return _dispatches(kernel, constants, rows * threads // min(team, threads), 1, dims, facts)
+    return gemv_with(gemv_shape(dims["K"], dims["N"], facts), dims, facts)
+
+
+def gemv_with(cut: Gemv, dims: Dims, facts: Facts) -> Recipe:
+    """The GEMV with a given cut: what tuning and tests vary."""
+    kernel = Kernel("linear/linear_gemv", (f"shared/{cut.reduction}", layout(dims).file), cut.needs)
+    constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows}
+    return _dispatches(kernel, constants, cut.rows * cut.threads // cut.team, 1, dims, facts)
 
 
 def tile_shared_recipe(dims: Dims, facts: Facts, half: bool = False) -> Recipe:

@@ -16,7 +16,7 @@ def _recipe(op: str, strategy: str, width: int) -> Callable[[Dims, Facts], Recip
         count, period = dims["count"], dims["period"]
         params = {"count": count // width, "period": period // width}
         buffers = {"a": f32(count), "b": f32(period), "out": f32(count)}
-        return Recipe((Dispatch(kernel, ceil_div(count // width, 64), params),), buffers)
+        return Recipe((Dispatch(kernel, ceil_div(count // width, 256), params),), buffers)
 
     return recipe
 

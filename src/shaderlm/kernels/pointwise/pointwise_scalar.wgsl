@@ -1,7 +1,7 @@
 // out[i] = apply(a[i], b[i mod period])        `apply` is included; period < count repeats b over the rows of a
 // One element per thread. Any size. Grid: one thread per element or quad, folded.
 
-const WG: u32 = 64u;
+const WG: u32 = 256u;
 alias value = f32;
 
 struct Params {

@@ -1,7 +1,7 @@
 // out[i] = apply(a[i], b[i mod period])        `apply` is included; period < count repeats b over the rows of a
 // Four elements per thread: both lengths must be multiples of 4. Grid: one thread per element or quad, folded.
 
-const WG: u32 = 64u;
+const WG: u32 = 256u;
 alias value = vec4<f32>;
 
 struct Params {

@@ -1,0 +1,63 @@
+"""`shaderlm devices`: the adapters of this machine and what they can do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..gpu import WHAT_TO_INSTALL, Facts, adapters
+
+
+def size(nbytes: int) -> str:
+    """Bytes in the largest whole-ish unit."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if value == int(value) or unit in ("B", "KiB") else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def _row(number: int, facts: Facts) -> tuple[str, ...]:
+    sizes = str(facts.subgroup_min) if facts.subgroup_min == facts.subgroup_max else (
+        f"{facts.subgroup_min}–{facts.subgroup_max}"
+    )  # fmt: skip
+    return (
+        str(number),
+        facts.name,
+        facts.kind,
+        facts.backend,
+        "yes" if facts.f16 else "no",
+        sizes if facts.subgroups else "no",
+        "yes" if facts.timestamps else "no",
+        size(facts.max_binding),
+        size(facts.max_buffer),
+        f"{facts.max_invocations} / {size(facts.max_workgroup_memory)}",
+    )
+
+
+def devices(json_: bool = typer.Option(False, "--json", help="Print JSON instead of a table.")) -> None:
+    """List the adapters that wgpu finds, the one taken by default first."""
+    found = [adapter.facts for adapter in adapters()]
+    if json_:
+        print(json.dumps([{"number": i, **asdict(facts)} for i, facts in enumerate(found)], indent=2))
+        raise typer.Exit(0 if found else 1)
+    if not found:
+        print(f"shaderlm: no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}", file=sys.stderr)
+        raise typer.Exit(1)
+    table = Table(header_style="bold")
+    headings = ("#", "name", "kind", "backend", "f16", "subgroups", "timestamps", "binding", "buffer", "workgroup")
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading != "name")
+    for i, facts in enumerate(found):
+        table.add_row(*_row(i, facts))
+    Console().print(table)
+    if found[0].software:
+        Console(stderr=True).print(
+            "No GPU was found, only software adapters: kernels run right on them, but slowly.", style="yellow"
+        )

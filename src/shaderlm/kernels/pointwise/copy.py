@@ -1,0 +1,20 @@
+"""Route of copy, which measures the memory bandwidth of a device."""
+
+from __future__ import annotations
+
+from ...gpu.facts import Facts
+from ..compose import Kernel
+from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32
+
+
+def _recipe(dims: Dims, facts: Facts) -> Recipe:
+    count = dims["count"]
+    dispatch = Dispatch(Kernel("pointwise/copy_vec4"), ceil_div(count // 4, 256), {"count": count // 4})
+    return Recipe((dispatch,), {"x": f32(count), "out": f32(count)})
+
+
+def _why_not(dims: Dims, facts: Facts) -> str | None:
+    return f"count % 4 must be 0, count is {dims['count']}" if dims["count"] % 4 else None
+
+
+ROUTES = (Route("copy", "vec4", _recipe, _why_not),)
