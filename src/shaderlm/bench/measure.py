@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,11 @@ from .comparisons import Comparison, Part
 
 ROTATE_BYTES = 256 << 20  # more than any GPU's cache, so that weights come from memory
 MOST_SETS = 64
-SAMPLE_SECONDS = 0.02  # queued work per sample; short bursts are timed at idle clocks
+SAMPLE_SECONDS = 0.02  # queued work per sample
+# A GPU clocks low when idle (an H200: 345 instead of 1,980 MHz) and takes its time to rise: each sample follows
+# on copies that keep the GPU busy this long, in the same submission.
+HEAT_SECONDS = 0.03
+FIRST_HEAT_SECONDS = 0.5
 SAMPLES = 5
 MOST_DISPATCHES = 3000  # per sample: recording one costs the host about 10 µs
 # A software adapter is only asked for what it can do in about a second.
@@ -115,17 +119,39 @@ def _load(device: Device, parts: tuple[Part, ...], fill: _Filler) -> tuple[list[
     return sets, owned
 
 
-def _clock(device: Device) -> Callable[[list[Loaded]], float]:
-    return device.time if device.facts.timestamps else device.time_wall
+class Clock:
+    """Times queues of programs on a GPU that is kept warm. Close it to give its buffers back."""
+
+    def __init__(self, device: Device, fill: _Filler) -> None:
+        self.device = device
+        self._heat: list[Loaded] = []
+        self._owned: list[Any] = []
+        if not device.facts.software:
+            part = Part("copy", "vec4", resolve("copy", {"count": 64 << 20 >> 2}))
+            sets, self._owned = _load(device, (part,), fill)
+            # 128 MiB moved per copy; 4 TB/s at most: never shorter than asked for.
+            copies = sets[0] * int(4e12 / (128 << 20))
+            device.time(sets[0], copies[: int(len(copies) * FIRST_HEAT_SECONDS)])
+            self._heat = copies[: int(len(copies) * HEAT_SECONDS)]
+
+    def __call__(self, queue: list[Loaded]) -> float:
+        """Seconds for the queue."""
+        time = self.device.time if self.device.facts.timestamps else self.device.time_wall
+        return time(queue, self._heat)
+
+    def close(self) -> None:
+        """Free the copies' buffers."""
+        for native in self._owned:
+            native.destroy()
 
 
 def _queue(sets: list[list[Loaded]], calls: int) -> list[Loaded]:
     return [loaded for i in range(calls) for loaded in sets[i % len(sets)]]
 
 
-def time_pair(device: Device, before: tuple[Part, ...], after: tuple[Part, ...], fill: _Filler) -> tuple[float, float]:
+def time_pair(clock: Clock, before: tuple[Part, ...], after: tuple[Part, ...], fill: _Filler) -> tuple[float, float]:
     """Median seconds per call of two pieces of work, sampled in turns so that both see the same clocks."""
-    clock = _clock(device)
+    device = clock.device
     work = []
     owned: list[Any] = []
     try:
@@ -138,31 +164,33 @@ def time_pair(device: Device, before: tuple[Part, ...], after: tuple[Part, ...],
             calls = int(min(MOST_DISPATCHES / steps, max(2, SAMPLE_SECONDS / max(guess, 1e-7))))
             work.append((sets, 2 if device.facts.software else max(2, calls)))
         samples: tuple[list[float], list[float]] = ([], [])
-        warm_up = 0 if device.facts.software else 2
-        for turn in range(warm_up + (3 if device.facts.software else SAMPLES)):
+        for _ in range(3 if device.facts.software else SAMPLES):
             for (sets, calls), kept in zip(work, samples, strict=True):
-                seconds = clock(_queue(sets, calls)) / calls
-                if turn >= warm_up:
-                    kept.append(seconds)
+                kept.append(clock(_queue(sets, calls)) / calls)
         return statistics.median(samples[0]), statistics.median(samples[1])
     finally:
         for native in owned:
             native.destroy()
 
 
-def copy_bandwidth(device: Device, fill: _Filler | None = None) -> float:
+def copy_bandwidth(clock: Clock, fill: _Filler) -> float:
     """Bytes read and written per second by the copy kernel on buffers far larger than a cache."""
+    device = clock.device
     most = min(device.facts.max_binding, device.facts.max_buffer, 1 << 29)
     count = (4 << 20 if device.facts.software else most) // 16 * 4
     part = (Part("copy", "vec4", resolve("copy", {"count": count})),)
-    seconds, again = time_pair(device, part, part, fill or _Filler())
+    seconds, again = time_pair(clock, part, part, fill)
     return 2 * 4 * count / min(seconds, again)
 
 
 def measure(device: Device, chosen: list[Comparison]) -> Iterator[Row]:
     """One row per comparison, as they are measured."""
     fill = _Filler()
-    bandwidth = copy_bandwidth(device, fill)
-    for comparison in chosen:
-        before, after = time_pair(device, comparison.before, comparison.after, fill)
-        yield Row(comparison, before, after, bandwidth)
+    clock = Clock(device, fill)
+    try:
+        bandwidth = copy_bandwidth(clock, fill)
+        for comparison in chosen:
+            before, after = time_pair(clock, comparison.before, comparison.after, fill)
+            yield Row(comparison, before, after, bandwidth)
+    finally:
+        clock.close()

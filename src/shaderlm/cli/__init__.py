@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import sys
 
-import typer
+import click
 
+from .. import __version__
 from ..errors import InputError, ShaderlmError
-from . import bench, devices
-
-app = typer.Typer(
-    name="shaderlm",
-    help="Large language models on any GPU, through WebGPU.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command("devices")(devices.devices)
-app.add_typer(bench.app, name="bench")
+from .bench import bench
+from .devices import devices
 
 
-@app.callback(invoke_without_command=True)
-def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-    if version:
-        from .. import __version__
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(version)s")
+def app() -> None:
+    """Large language models on any GPU, through WebGPU."""
 
-        print(__version__)
-        raise typer.Exit
+
+app.add_command(devices)
+app.add_command(bench)
 
 
 def main() -> None:
@@ -36,6 +29,3 @@ def main() -> None:
     except ShaderlmError as problem:
         print(f"shaderlm: {problem}", file=sys.stderr)
         sys.exit(2 if isinstance(problem, InputError) else 1)
-    except KeyboardInterrupt:
-        print("shaderlm: interrupted", file=sys.stderr)
-        sys.exit(130)

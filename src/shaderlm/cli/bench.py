@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
-import typer
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..bench import measure, report
 from ..bench.comparisons import Comparison, comparisons
 from ..bench.shapes import MODELS
-from ..errors import InputError
 from ..gpu import Device, open_device
-
-app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 
 # What --op takes, and the results that it selects.
 _OPS = {
@@ -24,18 +22,14 @@ _OPS = {
 }
 
 
-@app.callback()
-def _group() -> None:
+@click.group()
+def bench() -> None:
     """Measure speed on this machine."""
 
 
-def _select(ops: list[str], models: list[str], quick: bool) -> list[Comparison]:
-    for given, known, word in ((ops, list(_OPS), "--op"), (models, list(MODELS), "--model")):
-        for value in given:
-            if value not in known:
-                raise InputError(f"{word} must be one of {', '.join(known)}; got {value!r}")
-    names = tuple(models) or (("smollm2-135m",) if quick else tuple(MODELS))
-    wanted = {result for op in (ops or list(_OPS)) for result in _OPS[op]}
+def _select(ops: tuple[str, ...], models: tuple[str, ...], quick: bool) -> list[Comparison]:
+    names = models or (("smollm2-135m",) if quick else tuple(MODELS))
+    wanted = {result for op in (ops or _OPS) for result in _OPS[op]}
     found = [c for c in comparisons(names) if c.result in wanted]
     if quick:  # the first of each result and phase
         first: dict[tuple[str, str], Comparison] = {}
@@ -59,19 +53,25 @@ def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[m
     return rows, False
 
 
-@app.command()
+@bench.command()
+@click.option("--op", "ops", multiple=True, type=click.Choice(list(_OPS)), help="Only this op. May be repeated.")
+@click.option("--model", "models", multiple=True, type=click.Choice(list(MODELS)), help="Only its shapes. May be repeated.")
+@click.option("--quick", is_flag=True, help="One shape per result, of the smallest model.")
+@click.option("--device", help="Adapter: a kind (discrete, integrated, software), a number or part of its name.")
+@click.option("--everything", is_flag=True, help="Also the large shapes on a software adapter (minutes to hours).")
+@click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print a Markdown table.")
 def kernels(
-    op: list[str] = typer.Option([], "--op", help="Only this op: rms_norm, linear_q4gsw, sdpa_kv. May be repeated."),
-    model: list[str] = typer.Option([], "--model", help="Only this model's shapes. May be repeated."),
-    quick: bool = typer.Option(False, "--quick", help="One shape per result, of the smallest model."),
-    device: str = typer.Option(None, "--device", help="Adapter: a kind, a number or part of its name."),
-    everything: bool = typer.Option(False, "--everything", help="Also the large shapes on a software adapter."),
-    json_: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
-    markdown: bool = typer.Option(False, "--markdown", help="Print a Markdown table."),
+    ops: tuple[str, ...],
+    models: tuple[str, ...],
+    quick: bool,
+    device: str | None,
+    everything: bool,
+    form: str | None,
 ) -> None:
     """Time every result's baseline and new route with GPU timestamps, over weights that no cache holds."""
     err = Console(stderr=True)
-    chosen = _select(op, model, quick)
+    chosen = _select(ops, models, quick)
     opened = open_device(device)
     facts = opened.facts
     if facts.software:
@@ -83,9 +83,9 @@ def kernels(
     if not facts.timestamps:
         err.print("This adapter has no timestamps: times are wall-clock and include the host's share.", style="yellow")
     rows, interrupted = _run(opened, chosen, err)
-    if json_:
+    if form == "json":
         print(json.dumps(report.records(rows, facts), indent=2))
-    elif markdown:
+    elif form == "markdown":
         print(report.markdown(rows, facts))
     else:
         # A pipe has no width: give the table the room it needs instead of folding it to 80 columns.
@@ -93,4 +93,4 @@ def kernels(
         Console(width=None if out.is_terminal else 190).print(report.table(rows, facts))
     if interrupted:
         err.print(f"interrupted after {len(rows)} of {len(chosen)} comparisons")
-        raise typer.Exit(130)
+        sys.exit(130)

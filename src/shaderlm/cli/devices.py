@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 
-import typer
+import click
 from rich.console import Console
 from rich.table import Table
 
@@ -41,15 +41,17 @@ def _row(number: int, facts: Facts) -> tuple[str, ...]:
     )
 
 
-def devices(json_: bool = typer.Option(False, "--json", help="Print JSON instead of a table.")) -> None:
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def devices(as_json: bool) -> None:
     """List the adapters that wgpu finds, the one taken by default first."""
     found = [adapter.facts for adapter in adapters()]
-    if json_:
+    if as_json:
         print(json.dumps([{"number": i, **asdict(facts)} for i, facts in enumerate(found)], indent=2))
-        raise typer.Exit(0 if found else 1)
+        sys.exit(0 if found else 1)
     if not found:
         print(f"shaderlm: no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}", file=sys.stderr)
-        raise typer.Exit(1)
+        sys.exit(1)
     table = Table(header_style="bold")
     headings = ("#", "name", "kind", "backend", "f16", "subgroups", "timestamps", "binding", "buffer", "workgroup")
     for heading in headings:

@@ -153,9 +153,7 @@ class Device:
             loaded = self.load(program)
             try:
                 encoder = self._native.create_command_encoder()
-                compute_pass = encoder.begin_compute_pass()
-                loaded.encode(compute_pass)
-                compute_pass.end()
+                _encode(encoder, [loaded])
                 self._queue.submit([encoder.finish()])
                 return {name: self.read(loaded.buffers[name], _size(program, name)) for name in program.outputs}
             except self._gpu_error as problem:
@@ -164,8 +162,11 @@ class Device:
             finally:
                 release(loaded)
 
-    def time(self, queue: Sequence[Loaded]) -> float:
-        """Seconds of GPU time for these programs back to back in one compute pass, by timestamps."""
+    def time(self, queue: Sequence[Loaded], heat: Sequence[Loaded] = ()) -> float:
+        """Seconds of GPU time for these programs back to back in one compute pass, by timestamps.
+
+        `heat` runs just before, untimed, in the same submission: a GPU that has been idle clocks low.
+        """
         if not self.facts.timestamps:
             raise DeviceError(f"{self.facts.name} has no timestamp queries; GPU time cannot be measured")
         with self._lock:
@@ -174,6 +175,7 @@ class Device:
                 size=16, usage=self._usage.QUERY_RESOLVE | self._usage.COPY_SRC
             )
             encoder = self._native.create_command_encoder()
+            _encode(encoder, heat)
             compute_pass = encoder.begin_compute_pass(
                 timestamp_writes={
                     "query_set": queries,
@@ -189,16 +191,17 @@ class Device:
             start, end = np.frombuffer(self._queue.read_buffer(ticks), np.uint64)
             return float(end - start) * self._tick_seconds()
 
-    def time_wall(self, queue: Sequence[Loaded]) -> float:
+    def time_wall(self, queue: Sequence[Loaded], heat: Sequence[Loaded] = ()) -> float:
         """Seconds by the host's clock for the same, from submission to completion: for want of timestamps."""
         with self._lock:
             encoder = self._native.create_command_encoder()
-            compute_pass = encoder.begin_compute_pass()
-            for loaded in queue:
-                loaded.encode(compute_pass)
-            compute_pass.end()
+            _encode(encoder, heat)
+            self._queue.submit([encoder.finish()])
+            encoder = self._native.create_command_encoder()
+            _encode(encoder, queue)
             commands = encoder.finish()
             done = self.buffer(16)
+            self.read(done, 16)  # waits for the heat
             start = time.perf_counter()
             self._queue.submit([commands])
             self.read(done, 16)  # waits for the queue
@@ -208,6 +211,13 @@ class Device:
         from wgpu.backends.wgpu_native import lib  # the one number wgpu-py does not wrap
 
         return float(lib.wgpuQueueGetTimestampPeriod(self._queue._internal)) * 1e-9
+
+
+def _encode(encoder: Any, queue: Sequence[Loaded]) -> None:
+    compute_pass = encoder.begin_compute_pass()
+    for loaded in queue:
+        loaded.encode(compute_pass)
+    compute_pass.end()
 
 
 def release(loaded: Loaded) -> None:

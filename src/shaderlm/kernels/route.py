@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..gpu.facts import Facts
-from .compose import Constant, Kernel, Shader, compose
+from .wgsl import Constant, Kernel, Shader, compose
 
 Array = NDArray[Any]
 Dims = Mapping[str, Any]

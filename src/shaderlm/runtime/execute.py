@@ -12,7 +12,7 @@ from ..errors import KernelError
 from ..gpu import Array, Device, Facts, Program, Slot, Step
 from ..graph import OPS
 from ..kernels import Dims, Route, choose, compose, fold
-from ..kernels.compose import Target
+from ..kernels.wgsl import Target
 
 Operands = Mapping[str, Array | None]
 

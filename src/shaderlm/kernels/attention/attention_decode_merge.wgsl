@@ -1,18 +1,22 @@
 // out[0, h, d] = Σ_split exp(m − M) · partial[h, split, d] / Σ_split exp(m − M) · l,   (m, l) = stats[h, split], M = max m
-// Grid: one workgroup per query head, folded.
+// QUADS lanes make a team that adds up every TEAMS-th split. Grid: one workgroup per query head, folded.
+// Needs QUADS ≤ WG.
 
-const WG: u32 = 64u;
+const WG: u32 = 256u;
+const QUADS: u32 = 16u;  // D / 4
+const TEAMS: u32 = WG / QUADS;
 
 struct Params {
     heads: u32,
     splits: u32,
-    quads: u32,
 }
 
-@group(0) @binding(0) var<storage, read> partial: array<vec4<f32>>;    // [heads, splits, quads]
+@group(0) @binding(0) var<storage, read> partial: array<vec4<f32>>;    // [heads, splits, QUADS]
 @group(0) @binding(1) var<storage, read> stats: array<vec2<f32>>;      // [heads, splits]
-@group(0) @binding(2) var<storage, read_write> out: array<vec4<f32>>;  // [1, heads, quads]
+@group(0) @binding(2) var<storage, read_write> out: array<vec4<f32>>;  // [1, heads, QUADS]
 @group(0) @binding(3) var<uniform> params: Params;
+
+var<workgroup> team_sums: array<vec4<f32>, WG>;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -24,23 +28,32 @@ fn main(
     if (h >= params.heads) {
         return;
     }
+    let first = h * params.splits;
     var largest = -1e30;
     for (var i = lane; i < params.splits; i = i + WG) {
-        largest = max(largest, stats[h * params.splits + i].x);
+        largest = max(largest, stats[first + i].x);
     }
     largest = workgroup_max(largest, lane);
     var total = 0.0;
     for (var i = lane; i < params.splits; i = i + WG) {
-        let s = stats[h * params.splits + i];
+        let s = stats[first + i];
         total = total + exp(s.x - largest) * s.y;
     }
     let factor = 1.0 / workgroup_sum(total, lane);
-    for (var d = lane; d < params.quads; d = d + WG) {
-        var sum = vec4<f32>();
-        for (var i = 0u; i < params.splits; i = i + 1u) {
-            let row = h * params.splits + i;
-            sum = sum + exp(stats[row].x - largest) * partial[row * params.quads + d];
+    let team = lane / QUADS;
+    var sum = vec4<f32>();
+    if (team < TEAMS) {
+        for (var i = team; i < params.splits; i = i + TEAMS) {
+            sum = sum + exp(stats[first + i].x - largest) * partial[(first + i) * QUADS + lane % QUADS];
         }
-        out[h * params.quads + d] = sum * factor;
+    }
+    team_sums[lane] = sum;
+    workgroupBarrier();
+    if (lane < QUADS) {
+        var value = team_sums[lane];
+        for (var t = 1u; t < TEAMS; t = t + 1u) {
+            value = value + team_sums[t * QUADS + lane];
+        }
+        out[h * QUADS + lane] = value * factor;
     }
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...gpu.facts import Facts
-from ..compose import Kernel
+from ..wgsl import Kernel
 from ..norm.rms_norm import reduction
 from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, f32
 
@@ -104,21 +104,26 @@ def _strided_why_not(dims: Dims, facts: Facts) -> str | None:
 
 
 def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
+    return split_with(128, 64, dims, facts)
+
+
+def split_with(lanes: int, keys: int, dims: Dims, facts: Facts) -> Recipe:
+    """The split route with a given workgroup and chunk of keys: what tuning and tests vary."""
     include, needs = reduction(facts)
     wide, group = quads(dims), dims["Hq"] // dims["Hkv"]
-    lanes = 128
     context = dims["pos"] + 1
-    splits = ceil_div(context, lanes)
+    splits = ceil_div(context, keys)
     split = Dispatch(
-        Kernel("attention/attention_decode_split", (_cache_file(dims), include), needs),
+        Kernel("attention/attention_decode_split", (_cache_file(dims),)),
         dims["Hkv"] * splits,
         {"context": context, "splits": splits, "kv_heads": dims["Hkv"], "scale": _scale(dims)},
-        {"WG": lanes, "GROUP": group, "QUADS": wide},
+        {"WG": lanes, "KEYS": keys, "GROUP": group, "H4": ceil_div(group, 4), "QUADS": wide},
     )
     merge = Dispatch(
         Kernel("attention/attention_decode_merge", (include,), needs),
         dims["Hq"],
-        {"heads": dims["Hq"], "splits": splits, "quads": wide},
+        {"heads": dims["Hq"], "splits": splits},
+        {"WG": 256 if splits > 4 else 128, "QUADS": wide},
     )
     scratch = {"partial": 16 * dims["Hq"] * splits * wide, "stats": 8 * dims["Hq"] * splits}
     return Recipe((_write(dims), split, merge), {**_buffers(dims), **scratch})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...gpu.facts import Facts
-from ..compose import Kernel
+from ..wgsl import Kernel
 from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, f32, part, row_ranges
 from . import packed
 

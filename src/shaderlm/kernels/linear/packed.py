@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...gpu.facts import Facts
-from ..compose import Constant, Kernel
+from ..wgsl import Constant, Kernel
 from ..route import Array, Dims, Dispatch, Recipe, ceil_div, f32, part, row_ranges
 
 BLOCK = 32
@@ -99,13 +99,19 @@ def _dispatches(
 
 @dataclass(frozen=True)
 class Gemv:
-    """How a GEMV is cut: threads per workgroup, lanes that share a row's K, rows per team, and who adds up."""
+    """How a GEMV is cut: threads per workgroup, lanes that share a row's K, rows per team, who adds up, and how
+    many blocks of x are staged in workgroup memory at a time (0: none, x is read where it lies)."""
 
     threads: int
     team: int
     rows: int
     reduction: str
-    needs: frozenset[str] = frozenset()
+    stage: int = 0
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Device features."""
+        return frozenset({"subgroups"} if self.reduction == "team_subgroup" else ())
 
 
 def gemv_shape(k: int, n: int, facts: Facts) -> Gemv:
@@ -117,11 +123,7 @@ def gemv_shape(k: int, n: int, facts: Facts) -> Gemv:
     team = 32
     while team < threads and team * 2 <= blocks and n * team < (1 << 17):
         team *= 2
-    rows = 2 if n >= 2048 else 1
-    if facts.subgroups and facts.subgroup_max <= threads:
-        # A team must hold whole subgroups, whatever size the device picks.
-        return Gemv(threads, max(team, facts.subgroup_max), rows, "team_subgroup", frozenset({"subgroups"}))
-    return Gemv(threads, team, rows, "team_tree")
+    return Gemv(threads, team, 4, "team_subgroup" if facts.subgroups else "team_tree", 64)
 
 
 def gemv_recipe(dims: Dims, facts: Facts) -> Recipe:
@@ -131,8 +133,11 @@ def gemv_recipe(dims: Dims, facts: Facts) -> Recipe:
 
 def gemv_with(cut: Gemv, dims: Dims, facts: Facts) -> Recipe:
     """The GEMV with a given cut: what tuning and tests vary."""
-    kernel = Kernel("linear/linear_gemv", (f"shared/{cut.reduction}", layout(dims).file), cut.needs)
+    file = "linear/linear_gemv_staged" if cut.stage else "linear/linear_gemv"
+    kernel = Kernel(file, (f"shared/{cut.reduction}", layout(dims).file), cut.needs)
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows}
+    if cut.stage:
+        constants["STAGE"] = cut.stage
     return _dispatches(kernel, constants, cut.rows * cut.threads // cut.team, 1, dims, facts)
 
 

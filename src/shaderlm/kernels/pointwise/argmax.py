@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...gpu.facts import Facts
-from ..compose import Kernel
+from ..wgsl import Kernel
 from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32
 
 _CHUNK = 2048

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...gpu.facts import Facts
-from ..compose import Kernel
+from ..wgsl import Kernel
 from ..route import Dims, Dispatch, Recipe, Route, always, ceil_div, f32
 
 

@@ -1,23 +1,29 @@
 // Sums over the TEAM lanes of each team of a workgroup: inside subgroups first, then over one slot per subgroup.
-// Same function as team_tree. The subgroup size, counted from active lanes, must divide TEAM.
+// Same function as team_tree. Right for every subgroup size: steps as wide as a subgroup or wider are computed
+// and dropped, so that control flow stays uniform.
 
 var<workgroup> team_slots: array<vec4<f32>, WG>;
 
 fn team_sum(value: vec4<f32>, lane: u32) -> vec4<f32> {
-    var partial = vec4<f32>(subgroupAdd(value.x), 0.0, 0.0, 0.0);
-    if (ROWS > 1u) {
-        partial.y = subgroupAdd(value.y);
-    }
-    if (ROWS > 2u) {
-        partial.z = subgroupAdd(value.z);
-        partial.w = subgroupAdd(value.w);
-    }
     let size = subgroupAdd(1u);
-    if (lane % size == 0u) {
-        team_slots[lane / size] = partial;
+    var partial = value;
+    for (var offset = 1u; offset < TEAM; offset = offset * 2u) {
+        var other = vec4<f32>(subgroupShuffleXor(partial.x, offset), 0.0, 0.0, 0.0);
+        if (ROWS > 1u) {
+            other.y = subgroupShuffleXor(partial.y, offset);
+        }
+        if (ROWS > 2u) {
+            other.z = subgroupShuffleXor(partial.z, offset);
+            other.w = subgroupShuffleXor(partial.w, offset);
+        }
+        partial = select(partial, partial + other, offset < size);
+    }
+    let width = min(size, TEAM);
+    if (lane % width == 0u) {
+        team_slots[lane / width] = partial;
     }
     workgroupBarrier();
-    let slots = TEAM / size;
+    let slots = TEAM / width;
     var total = vec4<f32>();
     for (var i = 0u; i < slots; i = i + 1u) {
         total = total + team_slots[(lane / TEAM) * slots + i];

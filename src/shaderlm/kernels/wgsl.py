@@ -106,8 +106,9 @@ def rebind(source: str, constants: Mapping[str, Constant], kernel: str = "kernel
 def _evaluate(expression: str, names: Mapping[str, str]) -> int:
     """A WGSL constant expression of u32 literals, names and + - * / ( )."""
     text = expression
-    for _ in range(8):
-        text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({names[match.group()]})", text)
+    for _ in range(8):  # names may stand for names
+        text = re.sub(r"\b(\d+)u\b", r"\1", text)
+        text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({names.get(match.group(), '?')})", text)
         text = re.sub(r"\b(\d+)u\b", r"\1", text)
         if re.fullmatch(r"[\d\s+*/()-]+", text):
             return int(eval(text.replace("/", "//")))  # digits and + - * / ( ) only, by the line above
