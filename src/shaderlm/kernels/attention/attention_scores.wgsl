@@ -8,6 +8,7 @@ struct Params {
     rows: u32,      // queries of this dispatch
     first: u32,     // the first of them in q and out
     context: u32,   // keys that the last of them sees
+    stride: u32,    // context rounded up to a multiple of 4: length of a row of scores
     pos: u32,
     heads: u32,     // query heads
     kv_heads: u32,
@@ -17,7 +18,7 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;            // [S, heads, quads]
 @group(0) @binding(1) var<storage, read> k_cache: array<cache_quad>;     // [C, kv_heads, quads]
-@group(0) @binding(2) var<storage, read_write> scores: array<f32>;       // [heads, rows, context]
+@group(0) @binding(2) var<storage, read_write> scores: array<f32>;       // [heads, rows, stride]
 @group(0) @binding(3) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
@@ -49,7 +50,7 @@ fn main(
     }
     for (var i = 0u; i < 4u; i = i + 1u) {
         if (s + i < params.rows) {
-            scores[(h * params.rows + s + i) * params.context + c] = sums[i] * params.scale;
+            scores[(h * params.rows + s + i) * params.stride + c] = sums[i] * params.scale;
         }
     }
 }

@@ -8,6 +8,7 @@ struct Params {
     rows: u32,      // queries of this dispatch
     first: u32,     // the first of them in q and out
     context: u32,   // keys that the last of them sees
+    stride: u32,    // context rounded up to a multiple of 4: length of a row of scores
     pos: u32,
     heads: u32,     // query heads
     kv_heads: u32,
@@ -15,7 +16,7 @@ struct Params {
     scale: f32,
 }
 
-@group(0) @binding(0) var<storage, read> scores: array<f32>;             // [heads, rows, context], after softmax
+@group(0) @binding(0) var<storage, read> scores: array<f32>;             // [heads, rows, stride], after softmax
 @group(0) @binding(1) var<storage, read> v_cache: array<cache_quad>;     // [C, kv_heads, quads]
 @group(0) @binding(2) var<storage, read_write> out: array<vec4<f32>>;  // [S, heads, quads]
 @group(0) @binding(3) var<uniform> params: Params;
@@ -36,7 +37,7 @@ fn main(
     }
     let stride = params.kv_heads * params.quads;
     let column = h / (params.heads / params.kv_heads) * params.quads + d / 4u;
-    let base = (h * params.rows + s) * params.context;
+    let base = (h * params.rows + s) * params.stride;
     let visible = min(params.pos + params.first + s + 1u, params.context);
     let lane_of_quad = d % 4u;
     var total = 0.0;

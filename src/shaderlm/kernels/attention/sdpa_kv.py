@@ -5,7 +5,7 @@ Heads are padded to a multiple of four values (zeros change neither scores nor t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -60,7 +60,25 @@ def _scale(dims: Dims) -> float:
 def _chunk(dims: Dims, facts: Facts) -> int:
     """Queries per pass over the cache, so that their scores fit the scratch buffer."""
     limit = min(_SCORE_BYTES, facts.max_binding, facts.max_buffer)
-    return max(1, min(int(dims["S"]), limit // f32(dims["Hq"] * (dims["pos"] + dims["S"]))))
+    return max(1, min(int(dims["S"]), limit // f32(dims["Hq"] * _row_length(dims["pos"] + dims["S"]))))
+
+
+def _values(route: str, rows: int, params: Mapping[str, int | float], dims: Dims) -> Dispatch:
+    kernel = Kernel(f"attention/attention_values_{route}", (_cache_file(dims),))
+    heads, wide = dims["Hq"], quads(dims)
+    if route == "strided":
+        return Dispatch(kernel, ceil_div(rows * heads * wide * 4, 64), params)
+    tiles = dims["Hkv"] * ceil_div(rows * (heads // dims["Hkv"]), 8)
+    return Dispatch(kernel, tiles, params, {"WG": 64 if wide <= 32 else 128, "QUADS": wide})
+
+
+def _coalesced_why_not(dims: Dims, facts: Facts) -> str | None:
+    return f"D must be at most 512, D is {dims['D']}" if quads(dims) > 128 else None
+
+
+def _row_length(context: int) -> int:
+    """Scores of a query: whole quads."""
+    return ceil_div(context, 4) * 4
 
 
 def _three_pass(values: str) -> Callable[[Dims, Facts], Recipe]:
@@ -73,8 +91,7 @@ def _three_pass(values: str) -> Callable[[Dims, Facts], Recipe]:
             rows = min(chunk, dims["S"] - first)
             context = dims["pos"] + first + rows
             params = {"rows": rows, "first": first, "context": context, "pos": dims["pos"], "heads": heads}
-            params |= {"kv_heads": dims["Hkv"], "quads": wide, "scale": _scale(dims)}
-            per_query = wide * (4 if values == "strided" else 1)
+            params |= {"stride": _row_length(context), "kv_heads": dims["Hkv"], "quads": wide, "scale": _scale(dims)}
             dispatches += [
                 Dispatch(
                     Kernel("attention/attention_scores", cache),
@@ -87,13 +104,9 @@ def _three_pass(values: str) -> Callable[[Dims, Facts], Recipe]:
                     params,
                     {"WG": 64 if context <= 1024 else 256},
                 ),
-                Dispatch(
-                    Kernel(f"attention/attention_values_{values}", cache),
-                    ceil_div(rows * heads * per_query, 64),
-                    params,
-                ),
+                _values(values, rows, params, dims),
             ]
-        scores = f32(heads * chunk * (dims["pos"] + dims["S"]))
+        scores = f32(heads * chunk * _row_length(dims["pos"] + dims["S"]))
         return Recipe(tuple(dispatches), {**_buffers(dims), "scores": scores})
 
     return recipe
@@ -104,7 +117,9 @@ def _strided_why_not(dims: Dims, facts: Facts) -> str | None:
 
 
 def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
-    return split_with(128, 64, dims, facts)
+    # Short chunks of keys until there are workgroups enough to fill a large GPU.
+    keys = 32 if ceil_div(dims["pos"] + 1, 32) * dims["Hkv"] <= 512 else 64
+    return split_with(128, keys, dims, facts)
 
 
 def split_with(lanes: int, keys: int, dims: Dims, facts: Facts) -> Recipe:
@@ -142,6 +157,6 @@ def _split_why_not(dims: Dims, facts: Facts) -> str | None:
 
 ROUTES = (
     Route("sdpa_kv", "split", _split_recipe, _split_why_not, _PACK),
-    Route("sdpa_kv", "coalesced", _three_pass("coalesced"), pack=_PACK),
-    Route("sdpa_kv", "strided", _three_pass("strided"), _strided_why_not, pack=_PACK),
+    Route("sdpa_kv", "coalesced", _three_pass("coalesced"), _coalesced_why_not, _PACK),
+    Route("sdpa_kv", "strided", _three_pass("strided"), _strided_why_not, _PACK),
 )

@@ -7,6 +7,7 @@ struct Params {
     rows: u32,      // queries of this dispatch
     first: u32,     // the first of them in q and out
     context: u32,   // keys that the last of them sees
+    stride: u32,    // context rounded up to a multiple of 4: length of a row of scores
     pos: u32,
     heads: u32,     // query heads
     kv_heads: u32,
@@ -14,7 +15,7 @@ struct Params {
     scale: f32,
 }
 
-@group(0) @binding(0) var<storage, read_write> scores: array<f32>;  // [heads, rows, context]
+@group(0) @binding(0) var<storage, read_write> scores: array<f32>;  // [heads, rows, stride]
 @group(0) @binding(1) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
@@ -27,7 +28,7 @@ fn main(
     if (row >= params.heads * params.rows) {
         return;
     }
-    let base = row * params.context;
+    let base = row * params.stride;
     let visible = min(params.pos + params.first + row % params.rows + 1u, params.context);
     var largest = -1e30;
     for (var c = lane; c < visible; c = c + WG) {
@@ -41,7 +42,7 @@ fn main(
         total = total + e;
     }
     let factor = 1.0 / workgroup_sum(total, lane);
-    for (var c = lane; c < params.context; c = c + WG) {
+    for (var c = lane; c < params.stride; c = c + WG) {
         if (c < visible) {
             scores[base + c] = scores[base + c] * factor;
         } else {

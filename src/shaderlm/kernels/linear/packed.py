@@ -5,6 +5,7 @@ Weights lie on the GPU as 16-byte words per row and, beside them, scales per row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -99,13 +100,17 @@ def _dispatches(
 
 @dataclass(frozen=True)
 class Gemv:
-    """How a GEMV is cut: threads per workgroup, lanes that share a row's K, rows per team, who adds up, and how
-    many blocks of x are staged in workgroup memory at a time (0: none, x is read where it lies)."""
+    """How a GEMV is cut: threads per workgroup, lanes that share a row's K, rows per team, and who adds up.
+
+    `arithmetic` is "direct" (f32, x read where it lies), or with `stage` blocks of x at a time in workgroup
+    memory "staged" (f32) or "fixed" (24-bit fixed point, for the formats with integer weights).
+    """
 
     threads: int
     team: int
     rows: int
     reduction: str
+    arithmetic: str = "direct"
     stage: int = 0
 
     @property
@@ -114,27 +119,45 @@ class Gemv:
         return frozenset({"subgroups"} if self.reduction == "team_subgroup" else ())
 
 
-def gemv_shape(k: int, n: int, facts: Facts) -> Gemv:
-    """Enough threads to fill a GPU, no more lanes than blocks of K; on a CPU one lane per row, no barriers."""
+# Measured on an H200: about this many threads, four rows to a team, read memory fastest.
+_GEMV_THREADS = 56_000
+
+
+def gemv_shape(dims: Dims, facts: Facts) -> Gemv:
+    """The cut for a shape: short teams for many rows, long ones for few; on a CPU one lane a row, no barriers."""
     if facts.software:
         return Gemv(32, 1, 4, "team_single")
+    k, n, kind = dims["K"], dims["N"], dims.get("format", "q4_0")
     threads = min(256, facts.max_invocations)
-    blocks = ceil_div(k, BLOCK)
-    team = 32
-    while team < threads and team * 2 <= blocks and n * team < (1 << 17):
-        team *= 2
-    return Gemv(threads, team, 4, "team_subgroup" if facts.subgroups else "team_tree", 64)
+    stage = 128 if k > 2048 and facts.max_workgroup_memory >= 32 << 10 else 64
+    # Metal has no instruction for dot products of bytes.
+    integers = kind in ("q4_0", "q8_0") and facts.backend != "Metal"
+    if integers and n >= 4096:
+        arithmetic, rows = "fixed", 4 if kind == "q4_0" else 2
+        team = power_of_two(_GEMV_THREADS * rows / n, 8 if k >= 1024 else 4, 64)
+    else:
+        arithmetic = "staged"
+        rows = 2 if k >= 4096 and kind != "f32" else 1
+        team = 64 if k >= 4096 else 32
+    reduction = "team_subgroup" if facts.subgroups else "team_tree"
+    return Gemv(threads, min(team, threads), rows, reduction, arithmetic, stage)
+
+
+def power_of_two(wanted: float, least: int, most: int) -> int:
+    """The power of two nearest to `wanted`, within bounds."""
+    return max(least, min(most, 1 << round(math.log2(max(wanted, 1)))))
 
 
 def gemv_recipe(dims: Dims, facts: Facts) -> Recipe:
     """M = 1: teams of lanes share the K of their rows."""
-    return gemv_with(gemv_shape(dims["K"], dims["N"], facts), dims, facts)
+    return gemv_with(gemv_shape(dims, facts), dims, facts)
 
 
 def gemv_with(cut: Gemv, dims: Dims, facts: Facts) -> Recipe:
     """The GEMV with a given cut: what tuning and tests vary."""
-    file = "linear/linear_gemv_staged" if cut.stage else "linear/linear_gemv"
-    kernel = Kernel(file, (f"shared/{cut.reduction}", layout(dims).file), cut.needs)
+    kernel = Kernel(
+        f"linear/linear_gemv_{cut.arithmetic}", (f"shared/{cut.reduction}", layout(dims).file), cut.needs
+    )
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows}
     if cut.stage:
         constants["STAGE"] = cut.stage
@@ -142,14 +165,14 @@ def gemv_with(cut: Gemv, dims: Dims, facts: Facts) -> Recipe:
 
 
 def tile_shared_recipe(dims: Dims, facts: Facts, half: bool = False) -> Recipe:
-    """Any M: 64 or 128 × 64 tiles staged in workgroup memory."""
-    tall = dims["M"] > 64 and ceil_div(dims["M"], 128) * ceil_div(dims["N"], 64) >= 128
+    """Any M: tiles of 64 or 128 × 64 staged in workgroup memory. The sizes were measured on an H200."""
+    tm = 8 if dims["M"] >= 256 and ceil_div(dims["M"], 128) * ceil_div(dims["N"], 64) >= 1024 else 4
+    tiles = ceil_div(dims["M"], 16 * tm) * ceil_div(dims["N"], 64)
+    # Few tiles leave room for longer steps, which wait less often; many tiles want the memory for each other.
+    quads = 8 if tiles <= 256 and 9 * 128 * (8 if half else 16) <= facts.max_workgroup_memory else 4
     needs = frozenset({"f16"}) if half else frozenset[str]()
     kernel = Kernel("linear/linear_tile_shared", (layout(dims).file,), needs)
-    tm = 8 if tall else 4
-    constants: dict[str, Constant] = {"TM": tm, "tile4": "vec4<f16>" if half else "vec4<f32>"}
-    quad_bytes = (16 * tm + 64) * (8 if half else 16)
-    constants["QUADS"] = 8 if 9 * quad_bytes <= facts.max_workgroup_memory else 4
+    constants: dict[str, Constant] = {"TM": tm, "QUADS": quads, "tile4": "vec4<f16>" if half else "vec4<f32>"}
     return _dispatches(kernel, constants, 64, ceil_div(dims["M"], 16 * tm), dims, facts)
 
 

@@ -1,5 +1,6 @@
 // out[r, i] = x[r, i] / sqrt(mean_i(x[r, i]²) + eps)
 // Grid: one workgroup per row, folded. Four elements per lane and step: width must be a multiple of 4.
+// The first four steps stay in registers: most rows are read once.
 
 const WG: u32 = 64u;
 
@@ -25,13 +26,37 @@ fn main(
     }
     let quads = params.width / 4u;
     let first = row * quads;
-    var squares = 0.0;
-    for (var i = lane; i < quads; i = i + WG) {
+    let last = quads - 1u;
+    let i1 = lane + WG;
+    let i2 = lane + 2u * WG;
+    let i3 = lane + 3u * WG;
+    // Lanes past the end read the last quad again; it counts for nothing.
+    let v0 = x[first + min(lane, last)];
+    let v1 = x[first + min(i1, last)];
+    let v2 = x[first + min(i2, last)];
+    let v3 = x[first + min(i3, last)];
+    var squares = select(0.0, dot(v0, v0), lane < quads)
+        + select(0.0, dot(v1, v1), i1 < quads)
+        + select(0.0, dot(v2, v2), i2 < quads)
+        + select(0.0, dot(v3, v3), i3 < quads);
+    for (var i = lane + 4u * WG; i < quads; i = i + WG) {
         let value = x[first + i];
         squares = squares + dot(value, value);
     }
     let factor = inverseSqrt(workgroup_sum(squares, lane) / f32(params.width) + params.eps);
-    for (var i = lane; i < quads; i = i + WG) {
+    if (lane < quads) {
+        out[first + lane] = v0 * factor;
+    }
+    if (i1 < quads) {
+        out[first + i1] = v1 * factor;
+    }
+    if (i2 < quads) {
+        out[first + i2] = v2 * factor;
+    }
+    if (i3 < quads) {
+        out[first + i3] = v3 * factor;
+    }
+    for (var i = lane + 4u * WG; i < quads; i = i + WG) {
         out[first + i] = x[first + i] * factor;
     }
 }

@@ -1,6 +1,7 @@
 // Weight format q8_0: one vec4<u32> holds 16 signed bytes; a scale per 32 weights.
-// Exports: weight4(row, quad), four weights from k = 4·quad; block_dot(row, block, x0 … x7, x_sum), the dot
-// product of 32 weights from k = 32·block with x, whose sum is x_sum.
+// Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
+// k = 32·block as they lie; packed_dot(those, x0 … x7, x_sum), their dot product with x, whose sum is x_sum;
+// and for integer arithmetic packed_bytes(those), 32 signed bytes of which ZERO_POINT is to be taken off.
 
 const F16_SCALES: bool = true;
 
@@ -16,17 +17,35 @@ fn weight4(row: u32, quad: u32) -> vec4<f32> {
     return vec4<f32>(unpack4xI8(word)) * scale_at(row * params.groups + quad / 8u);
 }
 
-fn block_dot(
-    row: u32, block: u32,
+struct Packed {
+    a: vec4<u32>, b: vec4<u32>,
+    scale: f32,
+}
+
+fn load_block(row: u32, block: u32) -> Packed {
+    let i = row * (params.k / 16u) + 2u * block;
+    return Packed(weight[i], weight[i + 1u], scale_at(row * params.groups + block));
+}
+
+fn packed_dot(
+    p: Packed,
     x0: vec4<f32>, x1: vec4<f32>, x2: vec4<f32>, x3: vec4<f32>,
     x4: vec4<f32>, x5: vec4<f32>, x6: vec4<f32>, x7: vec4<f32>, x_sum: f32,
 ) -> f32 {
-    let i = row * (params.k / 16u) + 2u * block;
-    let a = weight[i];
-    let b = weight[i + 1u];
-    let sum = dot(x0, vec4<f32>(unpack4xI8(a.x))) + dot(x1, vec4<f32>(unpack4xI8(a.y)))
-        + dot(x2, vec4<f32>(unpack4xI8(a.z))) + dot(x3, vec4<f32>(unpack4xI8(a.w)))
-        + dot(x4, vec4<f32>(unpack4xI8(b.x))) + dot(x5, vec4<f32>(unpack4xI8(b.y)))
-        + dot(x6, vec4<f32>(unpack4xI8(b.z))) + dot(x7, vec4<f32>(unpack4xI8(b.w)));
-    return sum * scale_at(row * params.groups + block);
+    let sum = dot(x0, vec4<f32>(unpack4xI8(p.a.x))) + dot(x1, vec4<f32>(unpack4xI8(p.a.y)))
+        + dot(x2, vec4<f32>(unpack4xI8(p.a.z))) + dot(x3, vec4<f32>(unpack4xI8(p.a.w)))
+        + dot(x4, vec4<f32>(unpack4xI8(p.b.x))) + dot(x5, vec4<f32>(unpack4xI8(p.b.y)))
+        + dot(x6, vec4<f32>(unpack4xI8(p.b.z))) + dot(x7, vec4<f32>(unpack4xI8(p.b.w)));
+    return sum * p.scale;
+}
+
+const ZERO_POINT: i32 = 0;
+
+struct Bytes {
+    a: vec4<u32>,  // weights 0 … 15, four a word
+    b: vec4<u32>,  // weights 16 … 31
+}
+
+fn packed_bytes(p: Packed) -> Bytes {
+    return Bytes(p.a, p.b);
 }

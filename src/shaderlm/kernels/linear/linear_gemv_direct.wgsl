@@ -56,13 +56,13 @@ fn main(
         let x6 = x[i + 6u];
         let x7 = x[i + 7u];
         let x_sum = dot(x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7, vec4<f32>(1.0));
-        acc.x = acc.x + block_dot(rows.x, block, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+        acc.x = acc.x + packed_dot(load_block(rows.x, block), x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
         if (ROWS > 1u) {
-            acc.y = acc.y + block_dot(rows.y, block, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+            acc.y = acc.y + packed_dot(load_block(rows.y, block), x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
         }
         if (ROWS > 2u) {
-            acc.z = acc.z + block_dot(rows.z, block, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
-            acc.w = acc.w + block_dot(rows.w, block, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+            acc.z = acc.z + packed_dot(load_block(rows.z, block), x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+            acc.w = acc.w + packed_dot(load_block(rows.w, block), x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
         }
     }
     acc = team_sum(acc, lane);

@@ -1,0 +1,121 @@
+// out[0, n] = bias[n] + Σ_k x[0, k] · w[n, k]        m = 1, weights in the format that is included
+// WG threads make WG / TEAM teams; a team computes ROWS rows (1, 2 or 4), its lanes share their k in blocks of
+// 32: a block of x serves all rows, a block of q4 weights is one 16-byte load. x is staged in workgroup memory,
+// STAGE blocks at a time: read straight from the buffer, the lanes' blocks lie 128 bytes apart, and each load
+// touches as many cache lines as there are lanes. Weights are loaded one block ahead: before the first wait for
+// x, and before the arithmetic of the block at hand.
+// Grid: ceil(n / (ROWS · WG / TEAM)) workgroups, folded. Needs k % 32 == 0 and STAGE % TEAM == 0.
+
+const WG: u32 = 256u;
+const TEAM: u32 = 64u;
+const ROWS: u32 = 4u;
+const STAGE: u32 = 64u;
+const HAS_BIAS: bool = false;
+
+struct Params {
+    m: u32,
+    k: u32,           // multiple of 32
+    n: u32,           // rows of this range of the weight
+    groups: u32,      // scales per row
+    n_first: u32,     // where this range starts in a row of out
+    n_total: u32,
+}
+
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [m, k / 4]
+@group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
+@group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] f32, or f16 in pairs
+@group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if HAS_BIAS
+@group(0) @binding(4) var<storage, read_write> out: array<f32>;    // [m, n_total]
+@group(0) @binding(5) var<uniform> params: Params;
+
+// Nine quads a block, eight used: lanes that read neighbouring blocks then hit different banks.
+var<workgroup> x_tile: array<vec4<f32>, STAGE * 9u>;
+
+fn store(row: u32, value: f32) {
+    if (row < params.n) {
+        var total = value;
+        if (HAS_BIAS) {
+            total = total + bias[row];
+        }
+        out[params.n_first + row] = total;
+    }
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let first = ((group.x + group.y * groups.x) * (WG / TEAM) + lane / TEAM) * ROWS;
+    let last = params.n - 1u;  // rows past the end are computed as the last one and never stored
+    let rows = min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
+    let blocks = params.k / 32u;
+    var acc = vec4<f32>();
+    var block = lane % TEAM;
+    let last_block = blocks - 1u;
+    // A load past the end repeats the last block and is not used.
+    var w0 = load_block(rows.x, min(block, last_block));
+    var w1 = w0;
+    var w2 = w0;
+    var w3 = w0;
+    if (ROWS > 1u) {
+        w1 = load_block(rows.y, min(block, last_block));
+    }
+    if (ROWS > 2u) {
+        w2 = load_block(rows.z, min(block, last_block));
+        w3 = load_block(rows.w, min(block, last_block));
+    }
+    for (var first_block = 0u; first_block < blocks; first_block = first_block + STAGE) {
+        let end = min(first_block + STAGE, blocks);
+        workgroupBarrier();  // the stage before has been read
+        for (var i = lane; i < (end - first_block) * 8u; i = i + WG) {
+            x_tile[i / 8u * 9u + i % 8u] = x[first_block * 8u + i];
+        }
+        workgroupBarrier();
+        for (; block < end; block = block + TEAM) {
+            let p0 = w0;
+            let p1 = w1;
+            let p2 = w2;
+            let p3 = w3;
+            let ahead = min(block + TEAM, last_block);
+            w0 = load_block(rows.x, ahead);
+            if (ROWS > 1u) {
+                w1 = load_block(rows.y, ahead);
+            }
+            if (ROWS > 2u) {
+                w2 = load_block(rows.z, ahead);
+                w3 = load_block(rows.w, ahead);
+            }
+            let i = (block - first_block) * 9u;
+            let x0 = x_tile[i];
+            let x1 = x_tile[i + 1u];
+            let x2 = x_tile[i + 2u];
+            let x3 = x_tile[i + 3u];
+            let x4 = x_tile[i + 4u];
+            let x5 = x_tile[i + 5u];
+            let x6 = x_tile[i + 6u];
+            let x7 = x_tile[i + 7u];
+            let x_sum = dot(x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7, vec4<f32>(1.0));
+            acc.x = acc.x + packed_dot(p0, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+            if (ROWS > 1u) {
+                acc.y = acc.y + packed_dot(p1, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+            }
+            if (ROWS > 2u) {
+                acc.z = acc.z + packed_dot(p2, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+                acc.w = acc.w + packed_dot(p3, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+            }
+        }
+    }
+    acc = team_sum(acc, lane);
+    if (lane % TEAM == 0u) {
+        store(first, acc.x);
+        if (ROWS > 1u) {
+            store(first + 1u, acc.y);
+        }
+        if (ROWS > 2u) {
+            store(first + 2u, acc.z);
+            store(first + 3u, acc.w);
+        }
+    }
+}

@@ -1,0 +1,319 @@
+"""Adapters, devices, limits, pipelines, time, threads, folded grids and weights over several bindings."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm import ops
+from shaderlm.errors import DeviceError, InputError, KernelError, RouteError
+from shaderlm.formats import blocks
+from shaderlm.gpu import Adapter, Device, Program, Slot, Step, adapters, open_device, release
+from shaderlm.gpu import device as device_module
+from shaderlm.gpu.adapters import choose
+from shaderlm.graph import reference
+from shaderlm.kernels import fold
+
+from .compare import assert_close
+
+F32, F16 = np.float32, np.float16
+
+
+def floats(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(F32)
+
+
+@pytest.fixture
+def opened(pytestconfig: pytest.Config) -> Callable[..., Device]:
+    """Opens the adapter that the tests run on, less something."""
+    return lambda **less: open_device(pytestconfig.getoption("--device"), **less)
+
+
+def adding(label: str, one: str = "1.0", threads: str = "1u", more: str = "") -> str:
+    return f"""{more}
+    @group(0) @binding(0) var<storage, read_write> out: array<f32>;
+    @compute @workgroup_size({threads})
+    fn main() {{ out[0] = out[0] + {one}; }}  // {label}
+    """
+
+
+def program(source: str, grid: tuple[int, int, int] = (1, 1, 1), nbytes: int = 16, steps: int = 1) -> Program:
+    step = Step("adding", source, (Slot("out", "storage"),), grid)
+    return Program({"out": nbytes}, (step,) * steps, ("out",))
+
+
+# Choice --------------------------------------------------------------------------------------------------
+
+
+def test_adapters_come_best_first() -> None:
+    found = adapters()
+    assert [adapter.rank for adapter in found] == sorted(adapter.rank for adapter in found)
+    assert choose(None).facts == choose("auto").facts == found[0].facts
+
+
+def test_choice_by_number_kind_and_name() -> None:
+    found = [adapter.facts for adapter in adapters()]
+    for i, facts in enumerate(found):
+        assert choose(str(i)).facts == facts
+        assert choose(f" {i} ").facts == facts
+        assert choose(facts.kind).facts == next(other for other in found if other.kind == facts.kind)
+        for spec in (facts.name, facts.name.upper(), facts.name[1:-1], f"{facts.name} {facts.backend}"):
+            assert spec.lower() in f"{choose(spec).facts.name} {choose(spec).facts.backend}".lower()
+
+
+@pytest.mark.parametrize("spec", ["unobtainium 9000", "99", "-1", "1.0", " ", "²"])
+def test_an_unknown_name_lists_what_was_found(spec: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        open_device(spec)
+    for adapter in adapters():
+        assert adapter.facts.name in str(caught.value)
+    assert repr(spec) in str(caught.value)
+
+
+def test_no_name_means_the_same_before_and_after_a_device_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer() -> str:
+        try:
+            return open_device("").facts.name
+        except DeviceError:
+            return "refused"
+
+    monkeypatch.setattr(device_module, "_open", {})
+    before = answer()
+    monkeypatch.setattr(device_module, "_open", {})
+    open_device()
+    assert answer() == before
+
+
+def test_names_of_one_adapter_share_a_device() -> None:
+    first = open_device()
+    assert open_device("auto") is first
+    assert open_device("0") is first
+    assert open_device(first.facts.name) is first
+
+
+def test_two_adapters_of_one_model_are_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two equal cards have equal facts; the second number must not give the first card."""
+    twins = [Adapter(adapter.facts, adapter.native) for adapter in (adapters()[0], adapters()[0])]
+    monkeypatch.setattr(sys.modules[choose.__module__], "adapters", lambda: twins)
+    monkeypatch.setattr(device_module, "_open", {})
+    assert open_device("1") is not open_device("0")
+
+
+# Features and limits -------------------------------------------------------------------------------------
+
+
+def test_without_switches_features_off(opened: Callable[..., Device], device: Device) -> None:
+    bare = opened(without=("subgroups", "f16", "timestamps"))
+    assert (bare.facts.subgroups, bare.facts.f16, bare.facts.timestamps) == (False, False, False)
+    assert not {"subgroup", "shader-f16", "timestamp-query"} & set(bare._native.features)
+    with pytest.raises(KernelError, match="f16"):
+        bare.run(program(adding("half", "f32(f16(1.0))", more="enable f16;")))
+    loaded = bare.load(program(adding("no timestamps")))
+    with pytest.raises(DeviceError, match="no timestamp queries"):
+        bare.time([loaded])
+    release(loaded)
+    one = opened(without=("timestamps",))
+    assert (one.facts.subgroups, one.facts.f16) == (device.facts.subgroups, device.facts.f16)
+    assert ops.rms_norm(floats(0, 2, 8), None, device=bare).shape == (2, 8)
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"without": ("f17",)},
+        {"without": ("max_binding",)},
+        {"without": "f16"},
+        {"limits": {"max_bindings": 1}},
+        {"limits": {"f16": 1}},
+        {"limits": {"max_binding": -1}},
+    ],
+    ids=str,
+)
+def test_an_unknown_feature_or_limit_is_refused(less: dict[str, Any], opened: Callable[..., Device]) -> None:
+    with pytest.raises(DeviceError):
+        opened(**less)
+
+
+def test_limits_are_those_of_the_native_device(opened: Callable[..., Device], device: Device) -> None:
+    limits = {"max_binding": 1 << 18, "max_buffer": 1 << 20, "max_workgroups": 9, "max_invocations": 64}
+    limits |= {"max_workgroup_memory": 4096, "max_storage_buffers": 5}
+    small = opened(limits=limits)
+    native = small._native.limits
+    for name, value in limits.items():
+        assert getattr(small.facts, name) == value
+        assert native[device_module._LIMITS[name]] == value
+    assert opened(limits={"max_binding": 1 << 62}).facts.max_binding == device.facts.max_binding
+
+
+def test_lowered_limits_are_enforced(opened: Callable[..., Device]) -> None:
+    limits = {"max_binding": 1 << 16, "max_buffer": 1 << 17, "max_workgroups": 7, "max_invocations": 32}
+    small = opened(limits=limits)
+    source = adding("limits")
+    assert small.buffer(1 << 17).size == 1 << 17
+    for nbytes in ((1 << 17) + 1, np.zeros((1 << 17) + 1, np.uint8)):
+        with pytest.raises(DeviceError, match=r"131,073 bytes.*allows 131,072"):
+            small.buffer(nbytes)
+    assert small.run(program(source, nbytes=1 << 16))["out"].nbytes == 1 << 16
+    small.run(program(source, (7, 7, 7)))
+    with pytest.raises(DeviceError, match="adding"):
+        small.run(program(source, (8, 1, 1)))
+    small.run(program(adding("threads", threads="32u")))
+    with pytest.raises(KernelError, match="adding"):
+        small.run(program(adding("threads", threads="33u")))
+    shape = {"M": 5, "K": 64, "N": 8, "device": small}
+    reasons = {verdict.route: verdict.reason for verdict in ops.explain("linear", **shape)}
+    assert "threads per workgroup, the limit is 32" in reasons["tile_shared"]
+
+
+def test_workgroup_memory_is_a_reason_not_to_take_a_route(opened: Callable[..., Device]) -> None:
+    """wgpu itself does not check this limit."""
+    small = opened(limits={"max_workgroup_memory": 4096})
+    verdicts = ops.explain("linear", M=5, K=64, N=8, device=small)
+    reason = next(verdict.reason for verdict in verdicts if verdict.route == "tile_shared")
+    assert "bytes of workgroup memory, the limit is 4,096" in reason
+    with pytest.raises(RouteError, match="workgroup memory"):
+        ops.linear(floats(0, 5, 64), floats(1, 8, 64), device=small)
+
+
+def test_a_binding_above_the_limit_is_a_device_error(opened: Callable[..., Device]) -> None:
+    small = opened(limits={"max_binding": 1 << 16})
+    with pytest.raises(DeviceError, match="adding"):
+        small.run(program(adding("binding"), nbytes=(1 << 16) + 4))
+
+
+def test_too_few_storage_buffers_are_a_reason_not_to_take_a_route(opened: Callable[..., Device]) -> None:
+    few = opened(limits={"max_storage_buffers": 4})
+    assert ops.rms_norm(floats(0, 1, 4), floats(1, 4), device=few).shape == (1, 4)  # three of them
+    with pytest.raises(RouteError, match="storage"):
+        ops.add_rms_norm(floats(0, 1, 4), floats(1, 1, 4), floats(2, 4), device=few)  # five
+
+
+@pytest.mark.parametrize("route", ["naive", "tile"])
+def test_a_limit_that_is_no_multiple_of_16(route: str, opened: Callable[..., Device]) -> None:
+    """Drivers report 2^31 − 4 and the like; buffers are padded to 16 bytes."""
+    odd = opened(limits={"max_binding": 4092})
+    weight, scales = ops.pack_q4gsw(floats(1, 342, 24) * 0.05, 8)  # 12 bytes a row: 341 rows are 4092 bytes
+    x = floats(0, 1, 24)
+    for n in (340, 341, 342):
+        part, part_scales = weight[:n], np.ascontiguousarray(scales[:, :n])
+        actual = ops.linear_q4gsw(x, part, part_scales, 8, route=route, device=odd)
+        expected = reference.linear(x, blocks.unpack_q4gsw(part, part_scales, 8, 24))
+        assert_close(actual, expected, "linear", f"linear_q4gsw/{route} N {n}")
+
+
+def test_activations_up_to_a_limit_that_is_no_multiple_of_16(opened: Callable[..., Device]) -> None:
+    """1023 values are exactly 4092 bytes: run, or refused as every shape that does not fit."""
+    x = floats(0, 1, 1023)
+    try:
+        actual = ops.rms_norm(x, None, device=opened(limits={"max_binding": 4092}))
+    except InputError as problem:
+        assert "one binding holds" in str(problem)  # noqa: PT017  (one of two right answers)
+    else:
+        assert_close(actual, reference.rms_norm(x), "norm", "rms_norm at the limit")
+
+
+# Pipelines, time, threads --------------------------------------------------------------------------------
+
+
+def test_a_source_is_compiled_once(opened: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = opened(without=("f16",))
+    compiled: list[str] = []
+    inner = fresh._compile
+
+    def counting(step: Step) -> tuple[Any, Any]:
+        compiled.append(step.source)
+        return inner(step)
+
+    monkeypatch.setattr(fresh, "_compile", counting)
+    one, two = adding("one"), adding("two")
+    assert fresh.run(program(one, steps=3))["out"].view(F32)[0] == 3.0
+    assert fresh.run(program(one))["out"].view(F32)[0] == 1.0
+    assert compiled == [one]
+    fresh.run(program(two))
+    assert compiled == [one, two]
+    for rows in (1, 2, 3):
+        ops.rms_norm(floats(0, rows, 12), None, device=fresh)
+    assert len(compiled) == 3
+    with pytest.raises(KernelError):
+        fresh.run(program(adding("broken", "nothing")))
+    assert fresh.run(program(one))["out"].view(F32)[0] == 1.0, "a broken kernel leaves the device usable"
+
+
+@pytest.mark.parametrize("clock", ["time", "time_wall"])
+def test_time_is_positive_and_below_the_wall_clock(clock: str, device: Device) -> None:
+    source = """
+    @group(0) @binding(0) var<storage, read_write> out: array<f32>;
+    @compute @workgroup_size(64)
+    fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+        var sum = out[id.x];
+        for (var i = 0u; i < 2000u; i = i + 1u) { sum = sum * 0.999 + 1.0; }
+        out[id.x] = sum;
+    }
+    """
+    loaded = device.load(program(source, (64, 1, 1), nbytes=4 * 64 * 64))
+    measure = getattr(device, clock)
+    measure([loaded])  # compiles and warms up
+    start = time.perf_counter()
+    once = measure([loaded])
+    wall = time.perf_counter() - start
+    one, sixteen = (min(measure([loaded] * count) for _ in range(3)) for count in (1, 16))
+    release(loaded)
+    assert 0 < once <= wall
+    # The host's clock also counts the submission, which on a fast GPU is most of it.
+    assert sixteen > (2 * one if clock == "time" else 0), f"one program {one:.6f} s, sixteen {sixteen:.6f} s"
+
+
+def test_threads_share_a_device(device: Device) -> None:
+    """Different ops and shapes from four threads at once; every result is checked."""
+
+    def work(i: int) -> None:
+        x, w = floats(i, 3, 32 + i), floats(100 + i, 5, 32 + i) * 0.1
+        assert_close(ops.linear(x, w, device=device), reference.linear(x, w), "linear", f"thread {i}")
+        assert_close(ops.rms_norm(x, None, device=device), reference.rms_norm(x), "norm", f"thread {i}")
+        assert_close(ops.add(x, x, device=device), x + x, "pointwise", f"thread {i}")
+        np.testing.assert_array_equal(ops.argmax(x, device=device), np.argmax(x, axis=-1))
+        q, kv = floats(i, 1, 2, 8), floats(i + 1, 1, 2, 8)
+        caches = np.zeros((2, 2 + i, 2, 8), F32)
+        attended = ops.sdpa_kv(q, kv, kv, caches[0], caches[1], 0, device=device)
+        assert_close(attended, kv, "attention", f"thread {i}")
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, i) for i in range(16)]:
+            done.result()
+
+
+def test_threads_open_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "_open", {})
+    with ThreadPoolExecutor(4) as pool:
+        opened = list(pool.map(lambda _: open_device(), range(8)))
+    assert all(found is opened[0] for found in opened)
+
+
+# Folded grids --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "route"), [(1, "scalar"), (4, "vec4")])
+def test_more_workgroups_than_a_side_holds(width: int, route: str, device: Device) -> None:
+    grid = fold(70_001, 65_535)
+    assert grid == (35_001, 2, 1)
+    x = floats(0, 70_001, width)
+    actual = ops.rms_norm(x, None, route=route, device=device)
+    assert_close(actual, reference.rms_norm(x), "norm", f"rms_norm/{route} of 70,001 rows")
+
+
+def test_grids_fold_on_a_small_device(small_device: Device) -> None:
+    """At most 7 workgroups a side: 49 rows run, 50 are refused; 43 make a grid of 7 × 7, six too many."""
+    for rows in (7, 8, 43, 49):
+        x = floats(rows, rows, 20)
+        assert_close(
+            ops.rms_norm(x, None, device=small_device), reference.rms_norm(x), "norm", f"{rows} rows"
+        )
+        np.testing.assert_array_equal(ops.argmax(x, device=small_device), np.argmax(x, axis=-1))
+    with pytest.raises(RouteError, match=r"50 workgroups, the limit is 7"):
+        ops.rms_norm(floats(0, 50, 20), None, device=small_device)

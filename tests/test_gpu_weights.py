@@ -1,0 +1,184 @@
+"""Weights over several bindings, and activations that do not fit one: on a device with small bindings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm import ops
+from shaderlm.errors import RouteError
+from shaderlm.formats import blocks
+from shaderlm.gpu import Device, open_device
+from shaderlm.graph import reference, resolve
+from shaderlm.kernels import routes_of
+
+from .compare import assert_close
+
+F32, F16 = np.float32, np.float16
+BINDING = 1 << 16  # of small_device
+
+
+def floats(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(F32)
+
+
+def parts(op: str, route: str, device: Device, **shape: Any) -> int:
+    """Into how many bindings the route splits the weight."""
+    chosen = next(found for found in routes_of(op) if found.name == route)
+    return len(chosen.recipe(resolve(op, shape), device.facts).dispatches)
+
+
+# A row of 4096 takes 2 KiB in 4 bits: 32 rows to a binding. At M = 5 x must fit as well: K = 2048, 64 rows.
+@pytest.mark.parametrize(("m", "k", "full"), [(1, 4096, 32), (5, 2048, 64)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_q4gsw_over_several_bindings(
+    m: int, k: int, full: int, bias: bool, small_device: Device
+) -> None:
+    x = floats(0, m, k) * F32(0.05)  # products of about 0.05, as the absolute bound of f16 wants
+    weight, scales = ops.pack_q4gsw(floats(1, 2 * full + 1, k) * 0.02, 32)
+    dense = blocks.unpack_q4gsw(weight, scales, 32, k)
+    offset = floats(2, 2 * full + 1) if bias else None
+    expected = reference.linear(x, dense, offset)
+    exact = {"tile_shared", "tile", "naive"} | ({"gemv_packed", "gemv", "gemv_bytes"} if m == 1 else set())
+    for n, count in ((full - 1, 1), (full, 1), (full + 1, 2), (2 * full, 2), (2 * full + 1, 3)):
+        shape = {"M": m, "K": k, "N": n, "group_size": 32, "bias": bias}
+        said = ops.explain("linear_q4gsw", device=small_device, **shape)
+        names = [verdict.route for verdict in said if verdict.applies]
+        assert exact <= set(names), str(said)
+        for route in names:
+            assert parts("linear_q4gsw", route, small_device, **shape) == count
+            actual = ops.linear_q4gsw(
+                x,
+                weight[:n],
+                np.ascontiguousarray(scales[:, :n]),
+                32,
+                None if offset is None else offset[:n],
+                route=route,
+                device=small_device,
+            )
+            tolerance = "linear f16" if route.endswith("f16") else "linear"
+            assert_close(actual, expected[:, :n], tolerance, f"linear_q4gsw/{route} M {m} N {n}")
+
+
+def test_scales_that_outweigh_the_weights(small_device: Device) -> None:
+    """With groups of 2 a row has more bytes of scales than of nibbles: the scales decide the split."""
+    k = 2048
+    x = floats(0, 1, k)
+    weight, scales = ops.pack_q4gsw(floats(1, 33, k) * 0.02, 2)
+    expected = reference.linear(x, blocks.unpack_q4gsw(weight, scales, 2, k))
+    for route in ("naive", "gemv_bytes"):
+        assert parts("linear_q4gsw", route, small_device, M=1, K=k, N=33, group_size=2) == 3
+        actual = ops.linear_q4gsw(x, weight, scales, 2, route=route, device=small_device)
+        assert_close(actual, expected, "linear", f"linear_q4gsw/{route}")
+
+
+def weight_of(kind: str, n: int, k: int) -> tuple[Any, Any]:
+    dense = floats(1, n, k) * F32(0.02)
+    if kind in ("f32", "f16"):
+        weight = dense.astype(F32 if kind == "f32" else F16)
+        return weight, weight.astype(np.float64)
+    weight = getattr(ops, f"pack_{kind}")(dense)
+    return weight, getattr(blocks, f"unpack_{kind}")(weight)
+
+
+@pytest.mark.parametrize(("kind", "full"), [("f32", 8), ("f16", 16), ("q8_0", 32), ("q4_0", 64)])
+@pytest.mark.parametrize("m", [1, 5])
+def test_linear_over_several_bindings(kind: str, full: int, m: int, small_device: Device) -> None:
+    k = 2048
+    weight, dense = weight_of(kind, 2 * full + 1, k)
+    x, bias = floats(0, m, k) * F32(0.05), floats(2, 2 * full + 1)
+    for n, count in ((full, 1), (full + 1, 2), (2 * full + 1, 3)):
+        shape = {"M": m, "K": k, "N": n, "format": kind, "bias": True}
+        said = ops.explain("linear", device=small_device, **shape)
+        names = [verdict.route for verdict in said if verdict.applies]
+        assert {"tile_shared", *(["gemv"] if m == 1 else [])} <= set(names), str(said)
+        for route in names:
+            assert parts("linear", route, small_device, **shape) == count
+            actual = ops.linear(x, weight[:n], bias[:n], format=kind, route=route, device=small_device)
+            tolerance = "linear f16" if route.endswith("f16") else "linear"
+            assert_close(
+                actual, reference.linear(x, dense[:n], bias[:n]), tolerance, f"linear/{route} {kind} N {n}"
+            )
+
+
+@pytest.mark.parametrize(("kind", "full"), [("f32", 8), ("f16", 16), ("q8_0", 32), ("q4_0", 64)])
+def test_embedding_over_several_bindings(kind: str, full: int, small_device: Device) -> None:
+    k = 2048
+    weight, dense = weight_of(kind, 2 * full + 1, k)
+    for n, ids in (
+        (full, [0, full - 1]),
+        (full + 1, [full, full - 1, full, 0]),
+        (2 * full + 1, [2 * full, 0, full, full - 1, 2 * full - 1]),
+    ):
+        actual = ops.embedding(np.array(ids), weight[:n], format=kind, device=small_device)
+        assert_close(actual, dense[ids].astype(F32), "exact", f"embedding {kind} N {n}")
+
+
+# What does not fit is refused, before anything is allocated ----------------------------------------------
+
+
+def q4(n: int, k: int) -> dict[str, Any]:
+    weight, scales = ops.pack_q4gsw(floats(1, n, k), 32)
+    return {"weight": weight, "scales": scales, "group_size": 32}
+
+
+def kv(s: int, c: int) -> dict[str, Any]:
+    caches = {name: np.zeros((c, 1, 64), F32) for name in ("k_cache", "v_cache")}
+    return {"q": floats(0, s, 1, 64), "k": floats(1, s, 1, 64), "v": floats(2, s, 1, 64), **caches, "pos": 0}
+
+
+TOO_LARGE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "linear_q4gsw, x": ("linear_q4gsw", {"x": floats(0, 9, 2048), **q4(2, 2048)}, "x takes 73,728 bytes"),
+    "linear_q4gsw, out": ("linear_q4gsw", {"x": floats(0, 33, 32), **q4(512, 32)}, "out takes 67,584 bytes"),
+    "linear, x": ("linear", {"x": floats(0, 9, 2048), "weight": floats(1, 2, 2048)}, "x takes 73,728 bytes"),
+    "linear, one row": (
+        "linear",
+        {"x": floats(0, 1, 16416), "weight": floats(1, 2, 16416)},
+        "takes 65,664 bytes",
+    ),
+    "embedding, out": (
+        "embedding",
+        {"ids": np.zeros(9, np.int64), "weight": floats(1, 2, 2048)},
+        "out takes 73,728 bytes",
+    ),
+    "rms_norm": ("rms_norm", {"x": floats(0, 1, 16385), "weight": None}, "x takes 65,540 bytes"),
+    "add": ("add", {"a": floats(0, 16388), "b": floats(1, 16388)}, "a takes 65,552 bytes"),
+    "argmax": ("argmax", {"x": floats(0, 1, 16385)}, "x takes 65,540 bytes"),
+    "rope": ("rope", {"x": floats(0, 1, 1, 16386), "positions": np.array([1])}, "x takes 65,544 bytes"),
+    "sdpa_kv, caches": ("sdpa_kv", kv(1, 257), "k_cache takes 65,792 bytes"),
+}
+
+
+@pytest.fixture(scope="module")
+def narrow_device(pytestconfig: pytest.Config) -> Device:
+    """Small bindings, grids of any size: nothing but the binding can be the reason."""
+    return open_device(pytestconfig.getoption("--device"), limits={"max_binding": BINDING})
+
+
+@pytest.mark.parametrize("case", TOO_LARGE)
+def test_what_does_not_fit_a_binding_is_refused_before_allocation(
+    case: str, narrow_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(contents: Any) -> Any:
+        raise AssertionError("something was allocated")
+
+    op, arguments, words = TOO_LARGE[case]
+    monkeypatch.setattr(narrow_device, "buffer", allocate)
+    with pytest.raises(RouteError) as caught:
+        getattr(ops, op)(**arguments, device=narrow_device)
+    message = str(caught.value)
+    assert words in message, message
+    assert f"one binding holds {BINDING:,}" in message
+    assert narrow_device.facts.name in message
+
+
+def test_exactly_one_binding_fits(small_device: Device) -> None:
+    x = floats(0, 1, BINDING // 4)
+    assert_close(
+        ops.rms_norm(x, None, device=small_device), reference.rms_norm(x), "norm", "rms_norm of 64 KiB"
+    )
+    arguments = kv(1, 256)
+    actual = ops.sdpa_kv(**arguments, device=small_device)
+    assert_close(actual, arguments["v"], "attention", "sdpa_kv with caches of 64 KiB")

@@ -1,0 +1,214 @@
+"""The house rules that a machine can check: who imports whom, file sizes, and the form of the WGSL files."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shaderlm.gpu import WEBGPU_DEFAULT, Facts
+from shaderlm.graph.ops import _CHOICES, OPS, REQUIRED, resolve
+from shaderlm.kernels import Recipe, Route, all_routes, compose
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "shaderlm"
+KERNELS = SOURCE / "kernels"
+PYTHON = sorted(SOURCE.rglob("*.py"))
+WGSL = sorted(KERNELS.rglob("*.wgsl"))
+
+# Imports -------------------------------------------------------------------------------------------------
+
+FLOORS = "errors formats text graph gpu kernels models runtime ops engine bench server cli"
+ROOMS = tuple(FLOORS.split())
+PEERS = (
+    {"formats", "text", "graph", "gpu"},
+    {"models", "kernels"},
+    {"server", "cli", "bench"},
+    {"runtime", "text"},
+)
+ALLOWED = {("cli", "bench")}
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of everything that a file imports, `from x import y` as x.y."""
+    package = ("shaderlm", *path.relative_to(SOURCE).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join((*parts, *([node.module] if node.module else [])))
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def wrong(path: Path, name: str) -> bool:
+    """Does this import point up, sideways between peers, or past gpu.facts?"""
+    here = path.relative_to(SOURCE).with_suffix("").parts[0]
+    there = [*name.split("."), ""][1]
+    if not name.startswith("shaderlm.") or here == there or here == "__init__" or there == "__version__":
+        return False
+    if here not in ROOMS or there not in ROOMS or ROOMS.index(there) > ROOMS.index(here):
+        return True
+    if (here, there) == ("kernels", "gpu"):
+        return not name.startswith("shaderlm.gpu.facts")
+    return (here, there) not in ALLOWED and any({here, there} <= peers for peers in PEERS)
+
+
+def test_imports_point_down() -> None:
+    found = [
+        f"{p.relative_to(ROOT)}:{line} imports {n}" for p in PYTHON for line, n in imports(p) if wrong(p, n)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("gpu/device.py", "shaderlm.kernels.route"),
+        ("graph/ops.py", "shaderlm.gpu"),
+        ("kernels/route.py", "shaderlm.gpu.device"),
+        ("kernels/route.py", "shaderlm.models.llama"),
+        ("bench/measure.py", "shaderlm.cli"),
+        ("errors.py", "shaderlm.formats"),
+        ("attic/old.py", "shaderlm.errors"),
+    ],
+)
+def test_the_import_rule_sees_a_wrong_import(file: str, name: str) -> None:
+    assert wrong(SOURCE / file, name)
+
+
+def test_only_the_gpu_room_imports_wgpu() -> None:
+    late = re.compile(r"(import|from)\s+wgpu\b|(import_module|__import__)\(\s*[\"']wgpu")
+    for path in PYTHON:
+        if path.relative_to(SOURCE).parts[0] == "gpu":
+            continue
+        assert not [n for _, n in imports(path) if n.split(".")[0] == "wgpu"], path
+        assert not late.search(path.read_text(encoding="utf-8")), path
+
+
+# Files ---------------------------------------------------------------------------------------------------
+
+
+def test_files_are_under_400_lines() -> None:
+    files = [*PYTHON, *WGSL, *(ROOT / "tests").rglob("*.py")]
+    long = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert not {name: lines for name, lines in long.items() if lines >= 400}
+
+
+def test_no_must_match_comments() -> None:
+    for path in (*PYTHON, *WGSL):
+        text = path.read_text(encoding="utf-8").lower()
+        assert "must match" not in text, f"{path}: say it once and derive it"
+        assert "keep in sync" not in text, f"{path}: say it once and derive it"
+
+
+# WGSL ----------------------------------------------------------------------------------------------------
+
+_BINDING = re.compile(r"^@group\(0\)\s*@binding\((\d+)\)\s*var<([a-z_, ]+)>\s*(\w+)", re.M)
+
+
+@pytest.mark.parametrize("path", WGSL, ids=lambda path: path.stem)
+def test_wgsl_file(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    first = text.splitlines()[0]
+    assert first.startswith("// "), "a WGSL file starts with its formula or its purpose"
+    assert len(re.findall(r"\w+", first)) >= 3, f"says too little: {first}"
+    assert not re.search(r"^\s*(enable|requires)\b", text, re.M), "compose adds the enable lines"
+    found = _BINDING.findall(text)
+    assert [int(i) for i, _, _ in found] == list(range(len(found))), "bindings are numbered in order"
+    spaces = [space.replace(" ", "") for _, space, _ in found]
+    rank = {"storage,read": 0, "storage,read_write": 1, "uniform": 2}
+    assert spaces == sorted(spaces, key=rank.__getitem__), f"inputs, outputs, params: {spaces}"
+    if found:
+        assert found[-1][1:] == ("uniform", "params"), "params come last"
+        assert spaces.count("uniform") == 1
+        assert "@compute @workgroup_size(WG)" in text
+        assert text.count("fn main(") == 1
+
+
+# Routes, discovered --------------------------------------------------------------------------------------
+
+# Sizes for the dims that have no default: small, and fit for as many routes as possible. Other dims get 8.
+_SIZES = {"M": 1, "K": 64, "width": 4096, "Hq": 4, "Hkv": 2, "S": 1, "C": 16}
+_FACTS: list[Facts] = [
+    replace(WEBGPU_DEFAULT, kind=kind, subgroups=subgroups, f16=f16)
+    for kind, subgroups, f16 in itertools.product(("discrete", "software"), (True, False), (True, False))
+]
+
+
+def shapes(op: str) -> Iterator[dict[str, Any]]:
+    """Dims of an op: one small shape in every combination of its formats, with and without its switches."""
+    declared = OPS[op].dims
+    base = {name: _SIZES.get(name, 8) for name, default in declared.items() if default is REQUIRED}
+    switches = {
+        n: _CHOICES.get(n, (False, True)) for n, d in declared.items() if n in _CHOICES or isinstance(d, bool)
+    }
+    for values in itertools.product(*switches.values()):
+        yield resolve(op, {**base, **dict(zip(switches, values, strict=True))})
+
+
+def recipes(route: Route) -> Iterator[Recipe]:
+    """What the route makes of every shape on every kind of device."""
+    for dims, facts in itertools.product(shapes(route.op), _FACTS):
+        if route.why_not(dims, facts) is None:
+            yield route.recipe(dims, facts)
+
+
+ROUTES = [route for routes in all_routes().values() for route in routes]
+
+
+def test_every_op_with_kernels_is_declared() -> None:
+    assert set(all_routes()) == set(OPS)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.op}/{route.name}")
+def test_route(route: Route) -> None:
+    found = list(recipes(route))
+    assert found, "no shape of this file fits the route; widen _SIZES"
+    names = set(OPS[route.op].inputs) | set(OPS[route.op].outputs)
+    for recipe in found:
+        bound: set[str] = set()
+        for dispatch in recipe.dispatches:
+            shader = compose(dispatch.kernel, dispatch.constants)
+            assert shader.bindings[-1] == ("params", "uniform")
+            assert {name for name, _ in shader.params} == set(dispatch.params)
+            bound |= {dispatch.bind.get(name, name) for name, _ in shader.bindings[:-1]}
+        assert bound == set(recipe.buffers), "buffers and bindings differ"
+        assert names - {"bias"} <= {name.split(".")[0] for name in recipe.buffers}
+
+
+def test_all_routes_of_a_single_dispatch_op_share_one_binding_layout() -> None:
+    for op, routes in all_routes().items():
+        firsts = [next(recipes(route)) for route in routes]
+        if any(len(recipe.dispatches) > 1 for recipe in firsts):
+            continue
+        layouts = {
+            route.name: compose(recipe.dispatches[0].kernel, recipe.dispatches[0].constants).bindings
+            for route, recipe in zip(routes, firsts, strict=True)
+        }
+        assert len(set(layouts.values())) == 1, f"{op}: {layouts}"
+
+
+def test_no_kernel_is_dead() -> None:
+    used = {
+        path
+        for route in ROUTES
+        for recipe in recipes(route)
+        for dispatch in recipe.dispatches
+        for path in (dispatch.kernel.path, *dispatch.kernel.include)
+    }
+    assert {path.relative_to(KERNELS).with_suffix("").as_posix() for path in WGSL} == used
+
+
+def test_route_names_are_unique_and_the_default_is_exact() -> None:
+    for op, routes in all_routes().items():
+        names = [route.name for route in routes]
+        assert len(names) == len(set(names)), op
+        assert all(re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) for name in names), names
+        assert routes[0].exact, f"{op}: the preferred route rounds"
