@@ -134,8 +134,12 @@ def test_wgsl_file(path: Path) -> None:
 
 # Routes, discovered --------------------------------------------------------------------------------------
 
-# Sizes for the dims that have no default: small, and fit for as many routes as possible. Other dims get 8.
-_SIZES = {"M": 1, "K": 64, "width": 4096, "Hq": 4, "Hkv": 2, "S": 1, "C": 16}
+# Sizes for the dims that have no default, small and large, fit for as many routes as possible. Others get 8.
+_SIZES: tuple[dict[str, int], ...] = (
+    {"M": 1, "K": 64, "width": 4096, "Hq": 4, "Hkv": 2, "S": 1, "C": 16},
+    {"M": 1, "K": 4096, "N": 8192, "width": 8192, "Hq": 32, "D": 128, "S": 1, "C": 8192, "pos": 8000},
+    {"M": 512, "K": 4096, "N": 8192, "rows": 512, "Hq": 32, "D": 128, "S": 512, "C": 512},
+)
 _FACTS: list[Facts] = [
     replace(WEBGPU_DEFAULT, kind=kind, subgroups=subgroups, f16=f16)
     for kind, subgroups, f16 in itertools.product(("discrete", "software"), (True, False), (True, False))
@@ -143,14 +147,17 @@ _FACTS: list[Facts] = [
 
 
 def shapes(op: str) -> Iterator[dict[str, Any]]:
-    """Dims of an op: one small shape in every combination of its formats, with and without its switches."""
+    """Dims of an op: its sizes in every combination of its formats, with and without its switches."""
     declared = OPS[op].dims
-    base = {name: _SIZES.get(name, 8) for name, default in declared.items() if default is REQUIRED}
+    required = [name for name, default in declared.items() if default is REQUIRED]
     switches = {
-        n: _CHOICES.get(n, (False, True)) for n, d in declared.items() if n in _CHOICES or isinstance(d, bool)
+        name: _CHOICES.get(name, (False, True))
+        for name, default in declared.items()
+        if name in _CHOICES or isinstance(default, bool)
     }
-    for values in itertools.product(*switches.values()):
-        yield resolve(op, {**base, **dict(zip(switches, values, strict=True))})
+    for sizes, values in itertools.product(_SIZES, itertools.product(*switches.values())):
+        given = dict.fromkeys(required, 8) | {name: sizes[name] for name in sizes if name in declared}
+        yield resolve(op, {**given, **dict(zip(switches, values, strict=True))})
 
 
 def recipes(route: Route) -> Iterator[Recipe]:

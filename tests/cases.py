@@ -1,0 +1,273 @@
+"""The shapes every route is checked on: operands, expected results, and which tolerance applies.
+
+One table serves wgpu (test_kernels) and Dawn (test_dawn): a new op needs a row in MAKERS and some cases, a new
+route nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shaderlm.formats import blocks
+from shaderlm.graph import reference, resolve
+from shaderlm.kernels import Route
+
+Arrays = dict[str, NDArray[Any] | None]
+LONG_FLOPS = 500_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape of an op."""
+
+    op: str
+    given: tuple[tuple[str, Any], ...]
+
+    @property
+    def dims(self) -> dict[str, Any]:
+        return resolve(self.op, dict(self.given))
+
+    @property
+    def flops(self) -> int:
+        d = self.dims
+        if "M" in d:
+            return int(2 * d["M"] * d["K"] * d["N"])
+        if "Hq" in d:
+            return int(4 * d["S"] * d["Hq"] * d["D"] * (d["pos"] + (d["S"] + 1) / 2))
+        return 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}-" + "-".join(f"{key}{value}" for key, value in self.given)
+
+
+def _cases(op: str, names: str, rows: Iterable[tuple[Any, ...]]) -> list[Case]:
+    keys = names.split()
+    return [Case(op, tuple(zip(keys, row, strict=False))) for row in rows]
+
+
+_WIDTHS = (1, 2, 32, 63, 64, 65, 100, 128, 130, 252, 256, 576, 896, 1028, 2048, 4096, 8192, 12004)
+_NORM_SHAPES = [(3, width) for width in _WIDTHS] + [(1, 576), (1, 4096), (1024, 64), (257, 130), (70_001, 4)]
+_FORMATS = ("f32", "f16", "q8_0", "q4_0")
+
+CASES: list[Case] = [
+    *(case for op in ("rms_norm", "rms_norm_mul", "add_rms_norm") for case in _cases(op, "rows width", _NORM_SHAPES)),
+    *_cases(
+        "linear_q4gsw",
+        "M K N group_size bias scales",
+        [
+            # The shapes of the specification.
+            (1, 2048, 2048), (1, 2048, 512), (1, 2048, 8192), (128, 2048, 8192), (130, 4096, 2056), (96, 2048, 256),
+            (70, 1024, 136), (4096, 2048, 512), (1, 2048, 128256), (1, 8192, 2048), (128, 8192, 2048),
+            # Primes and edges: of K against words, blocks and groups, of M and N against tiles.
+            (1, 32, 1), (1, 64, 7, 32, True), (1, 8, 5, 8), (1, 7, 3, 4), (1, 100, 13, 20, True), (1, 33, 17, 11),
+            (1, 1056, 129, 32, True, "f16"), (1, 2080, 31, 32), (1, 4224, 67, 64, False, "f16"), (1, 544, 4099, 32, True),
+            (1, 96, 4097, 96), (1, 256, 257, 128), (3, 64, 5), (4, 40, 64, 8), (5, 96, 63, 32, True), (17, 100, 65, 4),
+            (63, 64, 61, 64, True, "f16"), (64, 128, 64), (65, 160, 67, 32, True), (129, 32, 3), (2, 31, 2, 31, True),
+            (257, 32, 129, 16),
+        ],
+    ),
+    *_cases(
+        "linear",
+        "M K N format bias",
+        [
+            (M, K, N, kind, bias)
+            for kind in _FORMATS
+            for M, K, N, bias in (
+                (1, 32, 1, False), (1, 576, 97, True), (1, 2048, 130, False), (1, 64, 4100, True), (1, 4160, 41, False),
+                (5, 96, 67, True), (66, 64, 65, False),
+            )
+        ] + [(1, 37, 11, "f32", True), (3, 101, 7, "f16", False), (300, 64, 70, "q8_0", False)],
+    ),
+    *_cases(
+        "embedding",
+        "T N K format",
+        [(T, N, K, kind) for kind in _FORMATS for T, N, K in ((1, 3, 32), (7, 129, 576), (65, 11, 64))]
+        + [(5, 9, 35, "f32"), (4, 6, 100, "f16")],
+    ),
+    *_cases(
+        "sdpa_kv",
+        "Hq Hkv D S C pos cache scale",
+        [
+            shape
+            for cache in ("f32", "f16")
+            for shape in (
+                (6, 2, 8, 4, 16, 0, cache), (4, 4, 16, 3, 8, 0, cache), (8, 4, 4, 5, 16, 0, cache), (6, 2, 8, 2, 16, 2, cache),
+                (24, 8, 128, 128, 256, 0, cache), (32, 8, 64, 1, 4096, 4095, cache), (32, 8, 64, 1, 8192, 8191, cache),
+                (32, 8, 64, 128, 512, 0, cache), (32, 8, 64, 512, 512, 0, cache), (32, 8, 64, 2048, 2048, 0, cache),
+                (9, 3, 64, 1, 300, 299, cache), (9, 3, 64, 37, 64, 11, cache), (9, 3, 64, 1, 1, 0, cache),
+                (1, 1, 1, 1, 1, 0, cache), (7, 1, 5, 1, 70, 64, cache), (20, 2, 12, 1, 129, 128, cache),
+                (10, 5, 80, 9, 40, 30, cache, 0.25), (3, 3, 130, 2, 33, 31, cache), (2, 1, 512, 1, 34, 32, cache),
+                (16, 1, 256, 1, 65, 63, cache),
+            )
+        ] + [(2, 1, 516, 2, 3, 1, "f32")],
+    ),
+    *_cases(
+        "rope",
+        "T H D rotary positions interleaved",
+        [(T, H, D, rotary, T, order) for order in (False, True) for T, H, D, rotary in (
+            (1, 1, 2, 2), (5, 3, 16, 12), (1, 9, 64, 64), (70, 2, 130, 64), (3, 32, 128, 128),
+        )],
+    ),
+    *(
+        case
+        for op in ("add", "mul", "silu_mul")
+        for case in _cases(op, "count period", [(1,), (4,), (255,), (1028, 4), (1530, 90), (576 * 7, 576), (70_000,)])
+    ),
+    *_cases("copy", "count", [(4,), (1020,), (70_000,)]),
+    *_cases("argmax", "rows width", [(1, 1), (3, 63), (2, 64), (5, 65), (300, 7), (1, 2048), (2, 2049), (1, 49152), (3, 128256)]),
+]  # fmt: skip
+
+
+# Operands ------------------------------------------------------------------------------------------------
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _rows(rng: np.random.Generator, d: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Rows whose magnitudes run from 1e-2 to 1e6."""
+    magnitudes = 10.0 ** (np.arange(d["rows"]) % 9 - 2)
+    return (rng.standard_normal((d["rows"], d["width"])) * magnitudes[:, None]).astype(np.float32)
+
+
+def _norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x = _rows(rng, d)
+    return {"x": x}, {"out": reference.rms_norm(x, d["eps"])}
+
+
+def _norm_mul(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x, weight = _rows(rng, d), _normal(rng, d["width"])
+    return {"x": x, "weight": weight}, {"out": reference.rms_norm_mul(x, weight, d["eps"])}
+
+
+def _add_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    a, b, weight = _rows(rng, d), _rows(rng, d), _normal(rng, d["width"])
+    total, out = reference.add_rms_norm(a, b, weight, d["eps"])
+    return {"a": a, "b": b, "weight": weight}, {"sum": total, "out": out}
+
+
+def _linear_q4gsw(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x = _normal(rng, d["M"], d["K"]) / 4
+    weight, scales = blocks.pack_q4gsw(_normal(rng, d["N"], d["K"]) / np.sqrt(d["K"]), d["group_size"])
+    given: NDArray[Any] = scales.astype(np.float16) if d["scales"] == "f16" else scales
+    bias = _normal(rng, d["N"]) if d["bias"] else None
+    dense = blocks.unpack_q4gsw(weight, given, d["group_size"], d["K"])
+    operands: Arrays = {"x": x, "weight": weight, "scales": given, "bias": bias}
+    return operands, {"out": reference.linear(x, dense, bias)}
+
+
+def _weight(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A weight in its format, and what it stands for."""
+    dense = _normal(rng, d["N"], d["K"]) / np.float32(np.sqrt(d["K"]))
+    if d["format"] == "q8_0":
+        packed = blocks.pack_q8_0(dense)
+        return packed, blocks.unpack_q8_0(packed)
+    if d["format"] == "q4_0":
+        packed = blocks.pack_q4_0(dense)
+        return packed, blocks.unpack_q4_0(packed)
+    stored = dense.astype(np.float16) if d["format"] == "f16" else dense
+    return stored, stored
+
+
+def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x = _normal(rng, d["M"], d["K"]) / 4
+    weight, dense = _weight(rng, d)
+    bias = _normal(rng, d["N"]) if d["bias"] else None
+    return {"x": x, "weight": weight, "bias": bias}, {"out": reference.linear(x, dense, bias)}
+
+
+def _embedding(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    weight, dense = _weight(rng, d)
+    ids = rng.integers(0, d["N"], d["T"]).astype(np.uint32)
+    # The kernel multiplies two exact numbers once, in f32.
+    return {"ids": ids, "weight": weight}, {"out": reference.embedding(ids, dense).astype(np.float32)}
+
+
+def _sdpa_kv(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    dtype = np.float16 if d["cache"] == "f16" else np.float32
+    q, k, v = (_normal(rng, d["S"], d[heads], d["D"]) for heads in ("Hq", "Hkv", "Hkv"))
+    caches = [_normal(rng, d["C"], d["Hkv"], d["D"]).astype(dtype) for _ in range(2)]
+    after = [cache.copy() for cache in caches]
+    out = reference.sdpa_kv(q, k, v, after[0], after[1], d["pos"], d["scale"])
+    operands: Arrays = {"q": q, "k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1]}
+    return operands, {"out": out, "k_cache": after[0], "v_cache": after[1]}
+
+
+def _rope(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x = _normal(rng, d["T"], d["H"], d["D"])
+    table = reference.rope_table(rng.integers(0, 131_072, d["positions"]), d["rotary"]).astype(np.float32)
+    rows = rng.permutation(d["positions"]).astype(np.uint32)[: d["T"]]
+    operands: Arrays = {"x": x, "positions": rows, "table": table}
+    return operands, {"out": reference.rope(x, table[rows], d["interleaved"])}
+
+
+def _pointwise(formula: Callable[[Any, Any], Any]) -> Callable[..., tuple[Arrays, Arrays]]:
+    def make(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+        a, b = _normal(rng, d["count"]) * 30, _normal(rng, d["period"])
+        expected = formula(a.reshape(-1, d["period"]), b).reshape(-1)
+        return {"a": a, "b": b}, {"out": expected}
+
+    return make
+
+
+def _copy(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x = _normal(rng, d["count"])
+    return {"x": x}, {"out": x}
+
+
+def _argmax(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x = np.round(_normal(rng, d["rows"], d["width"]) * 2)  # whole numbers: ties everywhere
+    return {"x": x}, {"out": reference.argmax(x)}
+
+
+MAKERS: dict[str, Callable[[np.random.Generator, Mapping[str, Any]], tuple[Arrays, Arrays]]] = {
+    "rms_norm": _norm,
+    "rms_norm_mul": _norm_mul,
+    "add_rms_norm": _add_norm,
+    "linear_q4gsw": _linear_q4gsw,
+    "linear": _linear,
+    "embedding": _embedding,
+    "sdpa_kv": _sdpa_kv,
+    "rope": _rope,
+    "add": _pointwise(reference.add),
+    "mul": _pointwise(reference.mul),
+    "silu_mul": _pointwise(reference.silu_mul),
+    "copy": _copy,
+    "argmax": _argmax,
+}
+
+
+def make(case: Case) -> tuple[Arrays, Arrays]:
+    """Operands and expected results, the same for every run of a case."""
+    return MAKERS[case.op](np.random.default_rng(zlib.crc32(case.name.encode())), case.dims)
+
+
+# Results -------------------------------------------------------------------------------------------------
+
+
+def tolerance(case: Case, route: Route, output: str) -> str:
+    """The row of the table of tolerances for one result of a case."""
+    if case.op.endswith("norm") or case.op == "rms_norm_mul":
+        return "norm"
+    if case.op.startswith("linear"):
+        return "linear f16" if not route.exact else "linear deep" if case.dims["K"] >= 8192 else "linear"
+    if case.op == "sdpa_kv":
+        return "exact" if output != "out" else "attention f16" if case.dims["cache"] == "f16" else "attention"
+    return "exact" if case.op in ("embedding", "copy", "argmax") else "pointwise"
+
+
+def result(case: Case, name: str, raw: NDArray[np.uint8], expected: NDArray[Any]) -> NDArray[Any]:
+    """Raw bytes of an output as an array of the expected shape, padding of the last axis taken off."""
+    dtype: Any = np.uint32 if case.op == "argmax" else np.float32
+    if name.endswith("_cache"):
+        dtype = expected.dtype
+    wide = raw.view(dtype).reshape(*expected.shape[:-1], -1)
+    return wide[..., : expected.shape[-1]]
