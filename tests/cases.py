@@ -269,5 +269,5 @@ def result(case: Case, name: str, raw: NDArray[np.uint8], expected: NDArray[Any]
     dtype: Any = np.uint32 if case.op == "argmax" else np.float32
     if name.endswith("_cache"):
         dtype = expected.dtype
-    wide = raw.view(dtype).reshape(*expected.shape[:-1], -1)
+    wide: NDArray[Any] = raw.view(dtype).reshape(*expected.shape[:-1], -1)
     return wide[..., : expected.shape[-1]]

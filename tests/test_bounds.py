@@ -100,15 +100,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def routes_in_and_out_of_fences(
-    op: str, given: dict[str, Any], on: Device, ran: list[Program], free: Any
-) -> None:
+def routes_in_and_out_of_fences(op: str, given: dict[str, Any], on: Device, ran: list[Program], free: Any) -> None:
     """Every route that applies, with fences and, once `free` took them away, without: the same bits."""
 
     def call(route: str) -> tuple[Any, ...]:
-        arguments = {
-            name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()
-        }
+        arguments = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
         result = getattr(ops, op)(**arguments, route=route, device=on)
         caches = [arguments[name] for name in ("k_cache", "v_cache") if name in arguments]
         return (*(result if isinstance(result, tuple) else (result,)), *caches)

@@ -32,9 +32,7 @@ WIDTHS = (1, 3, 64, 100, 130, 576, 2048, 2050)
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("subgroups", [True, False])
-def test_rms_norm_mul_is_rms_norm_then_mul(
-    width: int, subgroups: bool, device: Device, plain_device: Device
-) -> None:
+def test_rms_norm_mul_is_rms_norm_then_mul(width: int, subgroups: bool, device: Device, plain_device: Device) -> None:
     on = device if subgroups else plain_device
     x, weight = floats(0, 5, width) * np.logspace(-2, 2, 5, dtype=F32)[:, None], floats(1, width)
     unfused = ops.mul(ops.rms_norm(x, None, device=on), weight, device=on)
@@ -138,9 +136,7 @@ def test_rows_of_a_matrix_product_one_by_one(device: Device) -> None:
     for row in (0, 3, 63, 64, 66):
         alone = ops.linear_q4gsw(x[row], weight, scales, 32, bias, device=device)
         assert_close(alone, together[row], "linear", f"linear_q4gsw row {row}")
-        assert_close(
-            ops.linear(x[row], w.astype(F32), bias, device=device), dense[row], "linear", f"row {row}"
-        )
+        assert_close(ops.linear(x[row], w.astype(F32), bias, device=device), dense[row], "linear", f"row {row}")
 
 
 # one route = another -------------------------------------------------------------------------------------
@@ -184,9 +180,7 @@ def test_routes_of_linear_agree(kind: str, device: Device) -> None:
 
 def test_routes_of_the_other_ops_agree(device: Device) -> None:
     x, y, weight = floats(0, 3, 4100), floats(1, 3, 4100), floats(2, 4100)
-    every_pair(
-        {r: ops.rms_norm(x, weight, route=r, device=device) for r in ("vec4", "scalar")}, "pointwise", "norm"
-    )
+    every_pair({r: ops.rms_norm(x, weight, route=r, device=device) for r in ("vec4", "scalar")}, "pointwise", "norm")
     both = {r: ops.add_rms_norm(x, y, weight, route=r, device=device) for r in ("vec4", "scalar")}
     every_pair({r: out for r, (_, out) in both.items()}, "pointwise", "add_rms_norm")
     every_pair({r: total for r, (total, _) in both.items()}, "exact", "add_rms_norm, the sum")

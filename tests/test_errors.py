@@ -27,9 +27,7 @@ def q4(n: int, k: int, group: int) -> dict[str, Any]:
 
 
 def kv(s: int, hq: int, hkv: int, d: int, dtype: Any = np.float32, c: int = 6) -> dict[str, Any]:
-    caches = {
-        name: floats(c, hkv, d + i)[..., :d].astype(dtype) for i, name in enumerate(("k_cache", "v_cache"))
-    }
+    caches = {name: floats(c, hkv, d + i)[..., :d].astype(dtype) for i, name in enumerate(("k_cache", "v_cache"))}
     return {"q": floats(s, hq, d), "k": floats(s, hkv, d), "v": floats(s, hkv, d), **caches, "pos": 1}
 
 
@@ -47,9 +45,7 @@ GOOD: dict[str, Callable[[], dict[str, Any]]] = {
     "rope": lambda: {"x": floats(3, 2, 8), "positions": np.arange(3)},
     "argmax": lambda: {"x": floats(3, 7)},
 }
-ARRAYS = [
-    (op, name) for op, make in GOOD.items() for name, value in make().items() if isinstance(value, np.ndarray)
-]
+ARRAYS = [(op, name) for op, make in GOOD.items() for name, value in make().items() if isinstance(value, np.ndarray)]
 
 
 def refuse(op: str, bad: dict[str, Any], words: tuple[str, ...], kind: type[Exception], device: Any) -> str:
@@ -82,9 +78,7 @@ SPOILED: dict[str, Callable[[Any], Any]] = {
     "complex": lambda good: good.astype(np.complex64),
     "bool": lambda good: good.astype(bool),
     "int16": lambda good: good.astype(np.int16),
-    "big-endian": lambda good: (
-        good.astype(good.dtype.newbyteorder(">")) if good.itemsize > 1 else good.view("S1")
-    ),
+    "big-endian": lambda good: good.astype(good.dtype.newbyteorder(">")) if good.itemsize > 1 else good.view("S1"),
     "empty": lambda good: good[:0],
     "no columns": lambda good: good[..., :0],
     "a scalar array": lambda good: good.reshape(-1)[0].reshape(()),
@@ -101,12 +95,7 @@ FREE_LENGTH = {
 FREE_LENGTH |= {("linear", "x"), ("linear_q4gsw", "x"), ("add", "a")}
 
 
-SPOILT = [
-    (op, name, how)
-    for op, name in ARRAYS
-    for how in SPOILED
-    if how != "longer" or (op, name) not in FREE_LENGTH
-]
+SPOILT = [(op, name, how) for op, name in ARRAYS for how in SPOILED if how != "longer" or (op, name) not in FREE_LENGTH]
 
 
 @pytest.mark.parametrize(("op", "name", "how"), SPOILT)
@@ -114,9 +103,7 @@ def test_a_spoiled_array_is_refused(op: str, name: str, how: str, device: Device
     refuse(op, {name: SPOILED[how](GOOD[op]()[name])}, (op, "got"), InputError, device)
 
 
-@pytest.mark.parametrize(
-    ("op", "name"), [pair for pair in ARRAYS if GOOD[pair[0]]()[pair[1]].dtype == np.float32]
-)
+@pytest.mark.parametrize(("op", "name"), [pair for pair in ARRAYS if GOOD[pair[0]]()[pair[1]].dtype == np.float32])
 def test_float64_and_float16_are_refused_with_both_dtypes_named(op: str, name: str, device: Device) -> None:
     good = GOOD[op]()[name]
     refuse(op, {name: good.astype(np.float64)}, (op, "float32", "float64"), InputError, device)

@@ -64,9 +64,7 @@ NOT_HERE: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("op", "given", "route", "reason"), NOT_HERE)
-def test_a_route_that_does_not_apply(
-    op: str, given: dict[str, Any], route: str, reason: str, device: Device
-) -> None:
+def test_a_route_that_does_not_apply(op: str, given: dict[str, Any], route: str, reason: str, device: Device) -> None:
     refuse(op, {**given, "route": route}, (op, route, "does not apply", reason), RouteError, device)
 
 
@@ -92,9 +90,7 @@ def test_an_unknown_route_lists_the_known_ones(op: str, route: Any, device: Devi
         ("rope", "pair", "pairs"),
     ],
 )
-def test_a_near_miss_of_a_route_is_answered_with_a_suggestion(
-    op: str, near: str, meant: str, device: Device
-) -> None:
+def test_a_near_miss_of_a_route_is_answered_with_a_suggestion(op: str, near: str, meant: str, device: Device) -> None:
     refuse(op, {"route": near}, (f"Did you mean {meant!r}?",), RouteError, device)
 
 
@@ -180,9 +176,7 @@ PACKERS: list[Callable[[Any], Any]] = [lambda w: pack_q4gsw(w, 8), pack_q8_0, pa
         (None, ("float", "[N, K]")),
     ],
 )
-def test_weights_that_cannot_be_packed(
-    pack: Callable[[Any], Any], weight: Any, words: tuple[str, ...]
-) -> None:
+def test_weights_that_cannot_be_packed(pack: Callable[[Any], Any], weight: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(InputError) as caught:
         pack(weight)
     assert not [word for word in ("pack_q", *words) if word not in str(caught.value)], str(caught.value)

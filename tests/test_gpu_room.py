@@ -311,9 +311,7 @@ def test_grids_fold_on_a_small_device(small_device: Device) -> None:
     """At most 7 workgroups a side: 49 rows run, 50 are refused; 43 make a grid of 7 × 7, six too many."""
     for rows in (7, 8, 43, 49):
         x = floats(rows, rows, 20)
-        assert_close(
-            ops.rms_norm(x, None, device=small_device), reference.rms_norm(x), "norm", f"{rows} rows"
-        )
+        assert_close(ops.rms_norm(x, None, device=small_device), reference.rms_norm(x), "norm", f"{rows} rows")
         np.testing.assert_array_equal(ops.argmax(x, device=small_device), np.argmax(x, axis=-1))
     with pytest.raises(RouteError, match=r"50 workgroups, the limit is 7"):
         ops.rms_norm(floats(0, 50, 20), None, device=small_device)

@@ -88,9 +88,7 @@ def test_linear_over_several_bindings(kind: str, full: int, m: int, small_device
             assert parts("linear", route, small_device, **shape) == count
             actual = ops.linear(x, weight[:n], bias[:n], format=kind, route=route, device=small_device)
             tolerance = "linear f16" if route.endswith("f16") else "linear"
-            assert_close(
-                actual, reference.linear(x, dense[:n], bias[:n]), tolerance, f"linear/{route} {kind} N {n}"
-            )
+            assert_close(actual, reference.linear(x, dense[:n], bias[:n]), tolerance, f"linear/{route} {kind} N {n}")
 
 
 @pytest.mark.parametrize(("kind", "full"), [("f32", 8), ("f16", 16), ("q8_0", 32), ("q4_0", 64)])
@@ -166,9 +164,7 @@ def test_what_does_not_fit_a_binding_is_refused_before_allocation(
 
 def test_exactly_one_binding_fits(small_device: Device) -> None:
     x = floats(0, 1, BINDING // 4)
-    assert_close(
-        ops.rms_norm(x, None, device=small_device), reference.rms_norm(x), "norm", "rms_norm of 64 KiB"
-    )
+    assert_close(ops.rms_norm(x, None, device=small_device), reference.rms_norm(x), "norm", "rms_norm of 64 KiB")
     arguments = kv(1, 256)
     actual = ops.sdpa_kv(**arguments, route="coalesced", device=small_device)
     assert_close(actual, arguments["v"], "attention", "sdpa_kv with caches of 64 KiB")

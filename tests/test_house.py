@@ -61,9 +61,7 @@ def wrong(path: Path, name: str) -> bool:
 
 
 def test_imports_point_down() -> None:
-    found = [
-        f"{p.relative_to(ROOT)}:{line} imports {n}" for p in PYTHON for line, n in imports(p) if wrong(p, n)
-    ]
+    found = [f"{p.relative_to(ROOT)}:{line} imports {n}" for p in PYTHON for line, n in imports(p) if wrong(p, n)]
     assert not found, "\n".join(found)
 
 

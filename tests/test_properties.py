@@ -107,9 +107,7 @@ def test_linear_q4gsw(
 ) -> None:
     rng = np.random.default_rng(seed)
     columns = -(-k // 2) if short else -(-k // 8) * 4
-    weight = rng.integers(
-        0, 256, (n, columns), np.uint8
-    )  # every nibble, past k too: the op must ignore those
+    weight = rng.integers(0, 256, (n, columns), np.uint8)  # every nibble, past k too: the op must ignore those
     scales = (rng.uniform(-0.02, 0.02, (-(-k // group), n))).astype(F16 if half else F32)
     values = q4gsw_weight(weight, scales, group, k)
     x, offset = inputs(rng, m, values), floats(rng, n) if bias else None
@@ -117,9 +115,7 @@ def test_linear_q4gsw(
     shape = {"M": m, "K": k, "N": n, "group_size": group, "bias": bias, "scales": "f16" if half else "f32"}
     for route in applicable("linear_q4gsw", device, **shape):
         given_x, given_weight, given_scales = (awkward(array, layout) for array in (x, weight, scales))
-        actual = ops.linear_q4gsw(
-            given_x, given_weight, given_scales, group, offset, route=route, device=device
-        )
+        actual = ops.linear_q4gsw(given_x, given_weight, given_scales, group, offset, route=route, device=device)
         assert_close(actual, expected, tolerance(route), f"linear_q4gsw/{route} {shape}")
 
 
@@ -152,9 +148,7 @@ def weight_of(rng: np.random.Generator, kind: str, n: int, k: int) -> tuple[Arra
 @example(kind="f16", m=1, k=1, n=1, bias=True, layout=0, seed=0)
 @example(kind="f32", m=3, k=31, n=2, bias=True, layout=1, seed=0)
 @example(kind="q8_0", m=1, k=64, n=2049, bias=False, layout=0, seed=0)
-def test_linear(
-    device: Device, kind: str, m: int, k: int, n: int, bias: bool, layout: int, seed: int
-) -> None:
+def test_linear(device: Device, kind: str, m: int, k: int, n: int, bias: bool, layout: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     k = k if kind in ("f32", "f16") else -(-k // 32) * 32
     weight, values = weight_of(rng, kind, n, k)
@@ -311,17 +305,13 @@ def test_block_round_trip(kind: str, steps: float, n: int, count: int, size: int
     assert (np.abs(w - back) <= step * (steps + 0.07)).all()  # the scale itself is rounded to f16
     assert (back[0, :32] == 0).all()
     again = getattr(blocks, f"pack_{kind}")(back)
-    np.testing.assert_array_equal(
-        getattr(blocks, f"unpack_{kind}")(again), back, err_msg="packed values stay"
-    )
+    np.testing.assert_array_equal(getattr(blocks, f"unpack_{kind}")(again), back, err_msg="packed values stay")
 
 
 @runs(300)
 @given(limit=st.integers(1, 70_000), data=st.data())
 def test_fold_covers_the_workgroups_within_the_limit(limit: int, data: st.DataObject) -> None:
-    near = st.integers(-2, 2).map(lambda i: max(1, limit + i)) | st.integers(-2, 2).map(
-        lambda i: max(1, limit**2 + i)
-    )
+    near = st.integers(-2, 2).map(lambda i: max(1, limit + i)) | st.integers(-2, 2).map(lambda i: max(1, limit**2 + i))
     n = data.draw(near | st.integers(1, 2 * limit) | st.integers(1, 2 * limit**2))
     grid = fold(n, limit)
     if grid is None:

@@ -154,9 +154,7 @@ def test_rope(
     x = floats(rng, t, h, d)
     positions = np.sort(rng.integers(0, last + 1, t))[::-1]
     factors = rng.uniform(0.5, 32, rotary // 2) if scaled else None
-    frequency = np.exp(-np.arange(rotary // 2) * 2 / rotary * np.log(theta)) / (
-        1 if factors is None else factors
-    )
+    frequency = np.exp(-np.arange(rotary // 2) * 2 / rotary * np.log(theta)) / (1 if factors is None else factors)
     turn = np.exp(1j * positions[:, None] * frequency)[:, None, :]
     expected = x.astype(F64)
     first = np.arange(rotary // 2) * (2 if interleaved else 1)

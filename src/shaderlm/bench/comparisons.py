@@ -50,14 +50,32 @@ def _norms(model: ModelShape) -> Iterator[Comparison]:
         pair = {op: (Part(op, route, dims),) for op, route in (("scalar", "scalar"), ("vec4", "vec4"))}
         pair = {route: (Part("rms_norm_mul", route, dims),) for route in pair}
         yield Comparison(
-            "S0", "rms_norm: scalar → vec4", model.name, phase, shape, pair["scalar"], pair["vec4"], 1.33, nbytes, 0
+            "S0",
+            "rms_norm: scalar → vec4",
+            model.name,
+            phase,
+            shape,
+            pair["scalar"],
+            pair["vec4"],
+            1.33,
+            nbytes,
+            0,
         )
         unfused = (
             Part("rms_norm", "vec4", dims, {"out": "normed"}),
             Part("mul", "vec4", resolve("mul", {"count": rows * width, "period": width}), {"a": "normed"}),
         )
         yield Comparison(
-            "S3", "rms_norm, mul → fused", model.name, phase, shape, unfused, pair["vec4"], 1 / 0.57, nbytes, 0
+            "S3",
+            "rms_norm, mul → fused",
+            model.name,
+            phase,
+            shape,
+            unfused,
+            pair["vec4"],
+            1 / 0.57,
+            nbytes,
+            0,
         )
 
 
@@ -80,7 +98,12 @@ def _linears(model: ModelShape) -> Iterator[Comparison]:
     for name in ("qkv", "gate/up", "down"):
         rows = PREFILL_LINEAR
         yield Comparison(
-            "S1", f"{name}: naive → tile", model.name, "prefill", **_linear(model, name, rows, "naive", "tile"), claimed=3.4
+            "S1",
+            f"{name}: naive → tile",
+            model.name,
+            "prefill",
+            **_linear(model, name, rows, "naive", "tile"),
+            claimed=3.4,
         )
         parts = _linear(model, name, rows, "tile", "tile_shared")
         yield Comparison("S1+", f"{name}: tile → tile_shared", model.name, "prefill", **parts, claimed=1.75)
@@ -88,7 +111,10 @@ def _linears(model: ModelShape) -> Iterator[Comparison]:
         K, N = model.hidden, model.ffn
         dims = resolve("linear_q4gsw", {"M": PREFILL_LINEAR, "K": K, "N": N})
         before, after = ((Part("linear_q4gsw", route, dims),) for route in ("naive", "tile"))
-        flops, nbytes = 2 * PREFILL_LINEAR * K * N, N * (K // 2 + 4 * (K // 32)) + 4 * PREFILL_LINEAR * (K + N)
+        flops, nbytes = (
+            2 * PREFILL_LINEAR * K * N,
+            N * (K // 2 + 4 * (K // 32)) + 4 * PREFILL_LINEAR * (K + N),
+        )
         shape = f"{PREFILL_LINEAR} × {K} × {N}"
         yield Comparison("S1", "gate: naive → tile", model.name, "prefill", shape, before, after, 3.4, nbytes, flops)
     for name in model.matrices:
@@ -102,9 +128,7 @@ def _attention(model: ModelShape) -> Iterator[Comparison]:
     heads = {"Hq": model.Hq, "Hkv": model.Hkv, "D": model.D}
     S = PREFILL
     dims = resolve("sdpa_kv", {**heads, "S": S, "C": S})
-    values = {
-        route: (Part("sdpa_kv", route, dims, only="attention_values"),) for route in ("strided", "coalesced")
-    }
+    values = {route: (Part("sdpa_kv", route, dims, only="attention_values"),) for route in ("strided", "coalesced")}
     # Causal: on average half of the context is read.
     nbytes = 4 * (model.Hq * S * (S + 1) // 2 + S * model.Hkv * model.D + S * model.Hq * model.D)
     flops = 2 * model.Hq * S * (S + 1) // 2 * model.D

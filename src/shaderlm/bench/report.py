@@ -32,7 +32,19 @@ def verdict(row: Row) -> str:
     return f"{row.comparison.claimed:.2f}{' ✓' if row.ratio >= row.comparison.claimed else ' ✗'}"
 
 
-COLUMNS = ("result", "model", "phase", "what", "shape", "before µs", "after µs", "ratio", "claimed", "rate", "% copy")
+COLUMNS = (
+    "result",
+    "model",
+    "phase",
+    "what",
+    "shape",
+    "before µs",
+    "after µs",
+    "ratio",
+    "claimed",
+    "rate",
+    "% copy",
+)
 
 
 def cells(row: Row) -> tuple[str, ...]:

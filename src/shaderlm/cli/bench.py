@@ -55,7 +55,13 @@ def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[m
 
 @bench.command()
 @click.option("--op", "ops", multiple=True, type=click.Choice(list(_OPS)), help="Only this op. May be repeated.")
-@click.option("--model", "models", multiple=True, type=click.Choice(list(MODELS)), help="Only its shapes. May be repeated.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    type=click.Choice(list(MODELS)),
+    help="Only its shapes. May be repeated.",
+)
 @click.option("--quick", is_flag=True, help="One shape per result, of the smallest model.")
 @click.option("--device", help="Adapter: a kind (discrete, integrated, software), a number or part of its name.")
 @click.option("--everything", is_flag=True, help="Also the large shapes on a software adapter (minutes to hours).")
@@ -81,7 +87,10 @@ def kernels(
             chosen = [c for c in chosen if c not in large]
             err.print(f"{len(large)} large shapes are left out on a software adapter; --everything runs them.")
     if not facts.timestamps:
-        err.print("This adapter has no timestamps: times are wall-clock and include the host's share.", style="yellow")
+        err.print(
+            "This adapter has no timestamps: times are wall-clock and include the host's share.",
+            style="yellow",
+        )
     rows, interrupted = _run(opened, chosen, err)
     if form == "json":
         print(json.dumps(report.records(rows, facts), indent=2))

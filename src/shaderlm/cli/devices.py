@@ -50,10 +50,24 @@ def devices(as_json: bool) -> None:
         print(json.dumps([{"number": i, **asdict(facts)} for i, facts in enumerate(found)], indent=2))
         sys.exit(0 if found else 1)
     if not found:
-        print(f"shaderlm: no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}", file=sys.stderr)
+        print(
+            f"shaderlm: no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}",
+            file=sys.stderr,
+        )
         sys.exit(1)
     table = Table(header_style="bold")
-    headings = ("#", "name", "kind", "backend", "f16", "subgroups", "timestamps", "binding", "buffer", "workgroup")
+    headings = (
+        "#",
+        "name",
+        "kind",
+        "backend",
+        "f16",
+        "subgroups",
+        "timestamps",
+        "binding",
+        "buffer",
+        "workgroup",
+    )
     for heading in headings:
         table.add_column(heading, no_wrap=heading != "name")
     for i, facts in enumerate(found):

@@ -19,8 +19,8 @@ BLOCK = 32
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
 
 
-def _matrix(w: Any, name: str) -> F32:
-    w = np.asarray(w)
+def _matrix(given: Any, name: str) -> F32:
+    w: NDArray[Any] = np.asarray(given)
     if w.ndim != 2 or w.size == 0 or w.dtype not in (np.float32, np.float64, np.float16):
         raise InputError(f"{name}: expected a non-empty float array [N, K], got {w.dtype} {list(w.shape)}")
     if not np.isfinite(w).all():

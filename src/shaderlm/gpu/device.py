@@ -60,7 +60,8 @@ class Device:
         facts = adapter.facts
         kept = {name: bool(getattr(facts, name)) and name not in without for name in _FEATURES}
         capped = {name: min(value, getattr(facts, name)) for name, value in caps.items()}
-        self.facts: Facts = replace(facts, **kept, **capped)
+        changes: dict[str, Any] = {**kept, **capped}
+        self.facts: Facts = replace(facts, **changes)
         wanted = dict(adapter.native.limits)
         wanted.update({_LIMITS[name]: value for name, value in capped.items()})
         if "max_invocations" in capped:
@@ -171,9 +172,7 @@ class Device:
             raise DeviceError(f"{self.facts.name} has no timestamp queries; GPU time cannot be measured")
         with self._lock:
             queries = self._native.create_query_set(type="timestamp", count=2)
-            ticks = self._native.create_buffer(
-                size=16, usage=self._usage.QUERY_RESOLVE | self._usage.COPY_SRC
-            )
+            ticks = self._native.create_buffer(size=16, usage=self._usage.QUERY_RESOLVE | self._usage.COPY_SRC)
             encoder = self._native.create_command_encoder()
             _encode(encoder, heat)
             compute_pass = encoder.begin_compute_pass(
@@ -233,7 +232,10 @@ def _size(program: Program, name: str) -> int:
 
 def _entries(slots: Sequence[Slot], buffers: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"binding": i, "resource": {"buffer": buffers[slot.buffer], "offset": 0, "size": buffers[slot.buffer].size}}
+        {
+            "binding": i,
+            "resource": {"buffer": buffers[slot.buffer], "offset": 0, "size": buffers[slot.buffer].size},
+        }
         for i, slot in enumerate(slots)
     ]
 

@@ -16,7 +16,10 @@ def main() -> int:
         print(problem, file=sys.stderr)
         return 3
     if facts.backend == "OpenGL":
-        print(f"only an OpenGL adapter was found ({facts.name}); Vulkan, Metal or D3D12 is needed", file=sys.stderr)
+        print(
+            f"only an OpenGL adapter was found ({facts.name}); Vulkan, Metal or D3D12 is needed",
+            file=sys.stderr,
+        )
         return 3
     print(f"{facts.name} ({facts.kind}, {facts.backend})")
     return 0

@@ -67,7 +67,7 @@ _TABLE = (
         ("q", "k", "v", "k_cache", "v_cache"),
         ("out", "k_cache", "v_cache"),
         {
-            **{name: REQUIRED for name in ("Hq", "Hkv", "D", "S", "C")},
+            **dict.fromkeys(("Hq", "Hkv", "D", "S", "C"), REQUIRED),
             "pos": 0,
             "cache": "f32",
             "scale": None,

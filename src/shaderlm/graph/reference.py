@@ -33,13 +33,14 @@ def add_rms_norm(a: Any, b: Any, weight: Any, eps: float = 1e-6) -> tuple[F64, F
 
 def linear(x: Any, weight: Any, bias: Any = None) -> F64:
     """[M, K], dequantised [N, K], [N] → [M, N]."""
-    out = _f64(x) @ _f64(weight).T
+    out: F64 = _f64(x) @ _f64(weight).T
     return out if bias is None else out + _f64(bias)
 
 
 def embedding(ids: Any, weight: Any) -> F64:
     """[T], dequantised [N, K] → [T, K]."""
-    return _f64(weight)[np.asarray(ids)]
+    rows: F64 = _f64(weight)[np.asarray(ids)]
+    return rows
 
 
 def sdpa_kv(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, pos: int, scale: float | None = None) -> F64:

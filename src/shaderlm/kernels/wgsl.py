@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -73,7 +73,7 @@ class Shader:
         return np.concatenate(words)
 
 
-@lru_cache(maxsize=None)
+@cache
 def read(path: str) -> str:
     """Text of a WGSL file by its path below this package, without the ending."""
     file = _ROOT / f"{path}.wgsl"
@@ -124,9 +124,7 @@ def _size_of(wgsl_type: str, aliases: Mapping[str, str]) -> int:
     return _SIZES[wgsl_type]
 
 
-def compose(
-    kernel: Kernel, constants: Mapping[str, Constant] | None = None, target: Target = "wgpu"
-) -> Shader:
+def compose(kernel: Kernel, constants: Mapping[str, Constant] | None = None, target: Target = "wgpu") -> Shader:
     """The specialised source of a kernel for a WebGPU implementation, with its declared facts."""
     return _compose(kernel, tuple(sorted((constants or {}).items())), target)
 
@@ -139,16 +137,14 @@ def _compose(kernel: Kernel, constants: tuple[tuple[str, Constant], ...], target
     enables = ["enable f16;"] if "f16" in kernel.needs else []
     if "subgroups" in kernel.needs and target == "browser":
         enables.append("enable subgroups;")
-    consts = {name: value for name, value in _CONST.findall(body)}
-    aliases = {name: value for name, value in _ALIAS.findall(body)}
+    consts = dict(_CONST.findall(body))
+    aliases = dict(_ALIAS.findall(body))
     found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
     if [i for i, _, _ in found] != list(range(len(found))):
         raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in found]}")
     struct = _PARAMS.search(body)
     fields = tuple(_FIELD.findall(re.sub(r"//[^\n]*", "", struct.group(1)))) if struct else ()
-    memory = sum(
-        _size_of(kind, aliases) * _evaluate(count, consts) for kind, count in _WORKGROUP_ARRAY.findall(body)
-    )
+    memory = sum(_size_of(kind, aliases) * _evaluate(count, consts) for kind, count in _WORKGROUP_ARRAY.findall(body))
     return Shader(
         source="\n".join([*enables, body]),
         bindings=tuple((name, _ACCESS[space]) for _, space, name in found),

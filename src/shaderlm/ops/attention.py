@@ -15,8 +15,8 @@ from ..runtime.execute import read_as
 from . import checks
 
 
-def _cache(op: str, name: str, cache: Any, heads: int, width: int) -> Array:
-    cache = checks.array(op, name, cache, (np.float32, np.float16), 3, "[C, Hkv, D]")
+def _cache(op: str, name: str, given: Any, heads: int, width: int) -> Array:
+    cache = checks.array(op, name, given, (np.float32, np.float16), 3, "[C, Hkv, D]")
     if cache.shape[1:] != (heads, width):
         raise InputError(f"{op}: {name} must be [C, {heads}, {width}] to match k, got {list(cache.shape)}")
     if not cache.flags.writeable:

@@ -53,11 +53,11 @@ def number(op: str, name: str, value: Any, *, positive: bool = False) -> float:
 
 def ids(op: str, name: str, value: Any, ndim: int, limit: int, layout: str) -> Array:
     """Integers in 0 … limit − 1, as uint32."""
-    value = array(op, name, value, (np.int64, np.int32, np.uint32, np.uint64), ndim, layout)
-    if int(value.min()) < 0 or int(value.max()) >= limit:
-        wrong = value[(value < 0) | (value >= limit)].flat[0]
+    checked = array(op, name, value, (np.int64, np.int32, np.uint32, np.uint64), ndim, layout)
+    if int(checked.min()) < 0 or int(checked.max()) >= limit:
+        wrong = checked[(checked < 0) | (checked >= limit)].flat[0]
         raise InputError(f"{op}: {name} must lie in 0 … {limit - 1}, got {wrong}")
-    return value.astype(np.uint32)
+    return checked.astype(np.uint32)
 
 
 def device_of(device: Any) -> Device:

@@ -18,9 +18,9 @@ from . import checks
 def _bias(op: str, bias: Any, n: int) -> Array | None:
     if bias is None:
         return None
-    bias = checks.floats(op, "bias", bias, 1, "[N]")
-    checks.shape(op, "bias", bias, (n,), "[N]")
-    return bias
+    given = checks.floats(op, "bias", bias, 1, "[N]")
+    checks.shape(op, "bias", given, (n,), "[N]")
+    return given
 
 
 def linear_q4gsw(

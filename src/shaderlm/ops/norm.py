@@ -14,14 +14,18 @@ from . import checks
 
 
 def _dims(op: str, x: Array, eps: Any) -> dict[str, Any]:
-    given = {"rows": x.size // x.shape[-1], "width": x.shape[-1], "eps": checks.number(op, "eps", eps, positive=True)}
+    given = {
+        "rows": x.size // x.shape[-1],
+        "width": x.shape[-1],
+        "eps": checks.number(op, "eps", eps, positive=True),
+    }
     return resolve(op, given)
 
 
 def _weight(op: str, weight: Any, x: Array) -> Array:
-    weight = checks.floats(op, "weight", weight, 1, "[width]")
-    checks.shape(op, "weight", weight, (x.shape[-1],), "[width]")
-    return weight
+    given = checks.floats(op, "weight", weight, 1, "[width]")
+    checks.shape(op, "weight", given, (x.shape[-1],), "[width]")
+    return given
 
 
 def rms_norm(x: Any, weight: Any, eps: float = 1e-6, *, route: str | None = None, device: Any = None) -> Array:

@@ -30,10 +30,10 @@ def lower(route: Route, dims: Dims, facts: Facts, operands: Operands, target: Ta
         pack = route.pack.get(name)
         packed = pack(array, dims, facts) if pack else {name: array}
         for key, value in packed.items():
-            if recipe.buffers.get(key) != value.nbytes:
-                raise KernelError(
-                    f"{route.op}/{route.name}: {key} has {value.nbytes} bytes, the recipe says {recipe.buffers.get(key)}"
-                )
+            planned = recipe.buffers.get(key)
+            if planned != value.nbytes:
+                given = f"{key} has {value.nbytes} bytes"
+                raise KernelError(f"{route.op}/{route.name}: {given}, the recipe says {planned}")
             contents[key] = value if value.nbytes else 0
     steps = []
     for i, dispatch in enumerate(recipe.dispatches):
@@ -50,9 +50,7 @@ def lower(route: Route, dims: Dims, facts: Facts, operands: Operands, target: Ta
     return Program(contents, tuple(steps), OPS[route.op].outputs)
 
 
-def run_op(
-    device: Device, op: str, dims: Dims, operands: Operands, route: str | None
-) -> dict[str, NDArray[np.uint8]]:
+def run_op(device: Device, op: str, dims: Dims, operands: Operands, route: str | None) -> dict[str, NDArray[np.uint8]]:
     """Route an op, run it once and return its outputs as raw bytes."""
     chosen = choose(op, dims, device.facts, route)
     return device.run(lower(chosen, dims, device.facts, operands))
@@ -60,4 +58,5 @@ def run_op(
 
 def read_as(raw: NDArray[np.uint8], dtype: Any, shape: tuple[int, ...]) -> Array:
     """Raw output bytes as an array."""
-    return raw.view(dtype).reshape(shape)
+    array: Array = raw.view(dtype).reshape(shape)
+    return array

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ...gpu.facts import Facts
-from ..wgsl import Kernel
 from ..norm.rms_norm import reduction
 from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, f32
+from ..wgsl import Kernel
 
 # Scores of one chunk of queries: large enough to fill a GPU, small enough for every binding.
 _SCORE_BYTES = 64 << 20
@@ -44,7 +44,14 @@ def _buffers(dims: Dims) -> dict[str, int]:
     row = 4 * quads(dims)
     cache = (4 if dims["cache"] == "f32" else 2) * dims["C"] * dims["Hkv"] * row
     queries, keys = dims["S"] * dims["Hq"] * row, dims["S"] * dims["Hkv"] * row
-    return {"q": f32(queries), "k": f32(keys), "v": f32(keys), "k_cache": cache, "v_cache": cache, "out": f32(queries)}
+    return {
+        "q": f32(queries),
+        "k": f32(keys),
+        "v": f32(keys),
+        "k_cache": cache,
+        "v_cache": cache,
+        "out": f32(queries),
+    }
 
 
 def _write(dims: Dims) -> Dispatch:
@@ -91,7 +98,12 @@ def _three_pass(values: str) -> Callable[[Dims, Facts], Recipe]:
             rows = min(chunk, dims["S"] - first)
             context = dims["pos"] + first + rows
             params = {"rows": rows, "first": first, "context": context, "pos": dims["pos"], "heads": heads}
-            params |= {"stride": _row_length(context), "kv_heads": dims["Hkv"], "quads": wide, "scale": _scale(dims)}
+            params |= {
+                "stride": _row_length(context),
+                "kv_heads": dims["Hkv"],
+                "quads": wide,
+                "scale": _scale(dims),
+            }
             dispatches += [
                 Dispatch(
                     Kernel("attention/attention_scores", cache),

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...formats.blocks import split_blocks
 from ...gpu.facts import Facts
-from ..route import Array, Dims, Route
+from ..route import Array, Dims, Recipe, Route
 from . import packed
 
 
@@ -29,7 +29,7 @@ def _gemv_why_not(dims: Dims, facts: Facts) -> str | None:
     return packed.one_row(dims)
 
 
-def _tile_shared_f16(dims: Dims, facts: Facts) -> packed.Recipe:
+def _tile_shared_f16(dims: Dims, facts: Facts) -> Recipe:
     return packed.tile_shared_recipe(dims, facts, half=True)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ...gpu.facts import Facts
-from ..wgsl import Kernel
 from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, f32, part, row_ranges
+from ..wgsl import Kernel
 from . import packed
 
 # As given: weight [N, words] u32, scales [groups, N] f32 ------------------------------------------------

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...gpu.facts import Facts
-from ..wgsl import Constant, Kernel
 from ..route import Array, Dims, Dispatch, Recipe, ceil_div, f32, part, row_ranges
+from ..wgsl import Constant, Kernel
 
 BLOCK = 32
 
@@ -90,7 +90,14 @@ def _dispatches(
             Dispatch(
                 kernel,
                 tiles_m * ceil_div(rows, per_group),
-                {"m": dims["M"], "k": k, "n": rows, "groups": lay.groups, "n_first": first, "n_total": dims["N"]},
+                {
+                    "m": dims["M"],
+                    "k": k,
+                    "n": rows,
+                    "groups": lay.groups,
+                    "n_first": first,
+                    "n_total": dims["N"],
+                },
                 {**lay.constants, **constants, "HAS_BIAS": dims["bias"]},
                 {name: part(name, i) for name in ("weight", "scales", "bias")},
             )
@@ -155,9 +162,7 @@ def gemv_recipe(dims: Dims, facts: Facts) -> Recipe:
 
 def gemv_with(cut: Gemv, dims: Dims, facts: Facts) -> Recipe:
     """The GEMV with a given cut: what tuning and tests vary."""
-    kernel = Kernel(
-        f"linear/linear_gemv_{cut.arithmetic}", (f"shared/{cut.reduction}", layout(dims).file), cut.needs
-    )
+    kernel = Kernel(f"linear/linear_gemv_{cut.arithmetic}", (f"shared/{cut.reduction}", layout(dims).file), cut.needs)
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows}
     if cut.stage:
         constants["STAGE"] = cut.stage

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...gpu.facts import Facts
-from ..wgsl import Kernel
 from ..route import Dims, Dispatch, Recipe, Route, always, f32
+from ..wgsl import Kernel
 
 
 def reduction(facts: Facts) -> tuple[str, frozenset[str]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...gpu.facts import Facts
-from ..wgsl import Kernel
 from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32
+from ..wgsl import Kernel
 
 _CHUNK = 2048
 
@@ -19,7 +19,12 @@ def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
         {"CHUNK": _CHUNK},
     )
     merge = Dispatch(Kernel("pointwise/argmax_merge", ("shared/best",)), rows, {"rows": rows, "parts": parts})
-    buffers = {"x": f32(rows * width), "values": f32(rows * parts), "indices": f32(rows * parts), "out": f32(rows)}
+    buffers = {
+        "x": f32(rows * width),
+        "values": f32(rows * parts),
+        "indices": f32(rows * parts),
+        "out": f32(rows),
+    }
     return Recipe((find, merge), buffers)
 
 
@@ -31,9 +36,7 @@ def _split_why_not(dims: Dims, facts: Facts) -> str | None:
 def _row_recipe(dims: Dims, facts: Facts) -> Recipe:
     rows, width = dims["rows"], dims["width"]
     kernel = Kernel("pointwise/argmax_row", ("shared/best",))
-    return Recipe(
-        (Dispatch(kernel, rows, {"rows": rows, "width": width}),), {"x": f32(rows * width), "out": f32(rows)}
-    )
+    return Recipe((Dispatch(kernel, rows, {"rows": rows, "width": width}),), {"x": f32(rows * width), "out": f32(rows)})
 
 
 ROUTES = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...gpu.facts import Facts
-from ..wgsl import Kernel
 from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32
+from ..wgsl import Kernel
 
 
 def _recipe(dims: Dims, facts: Facts) -> Recipe:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...gpu.facts import Facts
-from ..wgsl import Kernel
 from ..linear import packed
 from ..linear.linear import pack_weight
 from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32, part
+from ..wgsl import Kernel
 
 
 def _recipe(dims: Dims, facts: Facts) -> Recipe:

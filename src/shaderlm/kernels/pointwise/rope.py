@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from ...gpu.facts import Facts
-from ..wgsl import Kernel
 from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32
+from ..wgsl import Kernel
 
 
 def _recipe(dims: Dims, facts: Facts) -> Recipe:
     tokens, heads, width, rotary = dims["T"], dims["H"], dims["D"], dims["rotary"]
     params = {"tokens": tokens, "heads": heads, "width": width, "rotary": rotary}
     count = tokens * heads * width
-    buffers = {"x": f32(count), "positions": f32(tokens), "table": f32(dims["positions"] * rotary), "out": f32(count)}
+    buffers = {
+        "x": f32(count),
+        "positions": f32(tokens),
+        "table": f32(dims["positions"] * rotary),
+        "out": f32(count),
+    }
     constants = {"INTERLEAVED": dims["interleaved"]}
     return Recipe((Dispatch(Kernel("pointwise/rope"), ceil_div(count // 2, 64), params, constants),), buffers)
 
