@@ -155,7 +155,7 @@ def _add_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, A
 
 
 def _linear_q4gsw(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
-    x = _normal(rng, d["M"], d["K"]) / 4
+    x = _normal(rng, d["M"], d["K"]) / 8
     weight, scales = blocks.pack_q4gsw(_normal(rng, d["N"], d["K"]) / np.sqrt(d["K"]), d["group_size"])
     given: NDArray[Any] = scales.astype(np.float16) if d["scales"] == "f16" else scales
     bias = _normal(rng, d["N"]) if d["bias"] else None
@@ -178,7 +178,7 @@ def _weight(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[NDArray[Any
 
 
 def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
-    x = _normal(rng, d["M"], d["K"]) / 4
+    x = _normal(rng, d["M"], d["K"]) / 8
     weight, dense = _weight(rng, d)
     bias = _normal(rng, d["N"]) if d["bias"] else None
     return {"x": x, "weight": weight, "bias": bias}, {"out": reference.linear(x, dense, bias)}

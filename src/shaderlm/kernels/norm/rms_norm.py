@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...gpu.facts import Facts
-from ..route import Dims, Dispatch, Recipe, Route, always, f32
+from ..route import Dims, Dispatch, Recipe, Route, always, ceil_div, f32
 from ..wgsl import Kernel
 
 
@@ -20,14 +20,16 @@ def _recipe(op: str, strategy: str) -> Callable[[Dims, Facts], Recipe]:
     def recipe(dims: Dims, facts: Facts) -> Recipe:
         rows, width = dims["rows"], dims["width"]
         if strategy == "scalar":  # the baseline: 64 lanes and a tree, on every device
-            kernel, lanes = Kernel(f"norm/{op}_scalar", ("shared/reduce_tree",)), 64
+            kernel, constants = Kernel(f"norm/{op}_scalar", ("shared/reduce_tree",)), {"WG": 64}
         else:
             include, needs = reduction(facts)
-            kernel, lanes = Kernel(f"norm/{op}_vec4", (include,), needs), 64 if width <= 1024 else 256
+            lanes = 64 if width <= 1024 else 256
+            kernel = Kernel(f"norm/{op}_vec4", (include,), needs)
+            constants = {"WG": lanes, "KEEP": min(4, ceil_div(width, 4 * lanes))}
         buffers = {"x": rows * width, "weight": width, "a": rows * width, "b": rows * width}
         buffers |= {"sum": rows * width, "out": rows * width}
         return Recipe(
-            (Dispatch(kernel, rows, {"rows": rows, "width": width, "eps": dims["eps"]}, {"WG": lanes}),),
+            (Dispatch(kernel, rows, {"rows": rows, "width": width, "eps": dims["eps"]}, constants),),
             {name: f32(count) for name, count in buffers.items() if name in _OPERANDS[op]},
         )
 

@@ -1,8 +1,9 @@
 // out[r, i] = x[r, i] / sqrt(mean_i(x[r, i]²) + eps)
 // Grid: one workgroup per row, folded. Four elements per lane and step: width must be a multiple of 4.
-// The first four steps stay in registers: most rows are read once.
+// The first KEEP steps stay in registers: most rows are read once.
 
 const WG: u32 = 64u;
+const KEEP: u32 = 4u;  // quads per lane in registers, 1 to 4
 
 struct Params {
     rows: u32,
@@ -32,14 +33,23 @@ fn main(
     let i3 = lane + 3u * WG;
     // Lanes past the end read the last quad again; it counts for nothing.
     let v0 = x[first + min(lane, last)];
-    let v1 = x[first + min(i1, last)];
-    let v2 = x[first + min(i2, last)];
-    let v3 = x[first + min(i3, last)];
+    var v1 = vec4<f32>();
+    var v2 = vec4<f32>();
+    var v3 = vec4<f32>();
+    if (KEEP > 1u) {
+        v1 = x[first + min(i1, last)];
+    }
+    if (KEEP > 2u) {
+        v2 = x[first + min(i2, last)];
+    }
+    if (KEEP > 3u) {
+        v3 = x[first + min(i3, last)];
+    }
     var squares = select(0.0, dot(v0, v0), lane < quads)
         + select(0.0, dot(v1, v1), i1 < quads)
         + select(0.0, dot(v2, v2), i2 < quads)
         + select(0.0, dot(v3, v3), i3 < quads);
-    for (var i = lane + 4u * WG; i < quads; i = i + WG) {
+    for (var i = lane + KEEP * WG; i < quads; i = i + WG) {
         let value = x[first + i];
         squares = squares + dot(value, value);
     }
@@ -47,16 +57,16 @@ fn main(
     if (lane < quads) {
         out[first + lane] = v0 * factor;
     }
-    if (i1 < quads) {
+    if (KEEP > 1u && i1 < quads) {
         out[first + i1] = v1 * factor;
     }
-    if (i2 < quads) {
+    if (KEEP > 2u && i2 < quads) {
         out[first + i2] = v2 * factor;
     }
-    if (i3 < quads) {
+    if (KEEP > 3u && i3 < quads) {
         out[first + i3] = v3 * factor;
     }
-    for (var i = lane + 4u * WG; i < quads; i = i + WG) {
+    for (var i = lane + KEEP * WG; i < quads; i = i + WG) {
         out[first + i] = x[first + i] * factor;
     }
 }
