@@ -225,7 +225,7 @@ BAD: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("rope", {"factors": floats(3)}, ("factors", "[4]", "got [3]")),
     ("rope", {"factors": np.ones(4, np.int64)}, ("factors", "float32", "int64")),
     ("rope", {"factors": np.zeros(4, np.float32)}, ("factors", "0")),
-    ("rope", {"factors": np.full(4, np.nan, np.float32)}, ("factors", "NaN")),
+    ("rope", {"factors": np.full(4, np.nan, np.float32)}, ("factors", "nan")),
     ("rope", {"interleaved": 1}, ("interleaved", "True or False", "1")),
     ("argmax", {"x": np.array([[1, np.nan]], np.float32)}, ("NaN", "got 1")),
 ]

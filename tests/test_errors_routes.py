@@ -192,7 +192,7 @@ def test_blocks(pack: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("group_size", [0, -1, 8.0, "8", None, True])
 def test_pack_q4gsw_group_size(group_size: Any) -> None:
-    with pytest.raises(InputError, match="group_size must be an integer of at least 1, got"):
+    with pytest.raises(InputError, match="group_size must be a whole number of at least 1, got"):
         pack_q4gsw(floats(2, 32), group_size)
 
 

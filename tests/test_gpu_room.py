@@ -17,6 +17,7 @@ from shaderlm.formats import blocks
 from shaderlm.gpu import Adapter, Device, Program, Slot, Step, adapters, open_device, release
 from shaderlm.gpu import device as device_module
 from shaderlm.gpu.adapters import choose
+from shaderlm.gpu.facts import KINDS
 from shaderlm.graph import reference
 from shaderlm.kernels import fold
 
@@ -48,12 +49,20 @@ def program(source: str, grid: tuple[int, int, int] = (1, 1, 1), nbytes: int = 1
     return Program({"out": nbytes}, (step,) * steps, ("out",))
 
 
+def forget_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no device had been opened yet."""
+    for name in ("_by_number", "_number_of"):
+        monkeypatch.setattr(device_module, name, {})
+
+
 # Choice --------------------------------------------------------------------------------------------------
 
 
 def test_adapters_come_best_first() -> None:
     found = adapters()
-    assert [adapter.rank for adapter in found] == sorted(adapter.rank for adapter in found)
+    assert [adapter.number for adapter in found] == list(range(len(found)))
+    kinds = [KINDS.index(adapter.facts.kind) for adapter in found]
+    assert kinds == sorted(kinds)
     assert choose(None).facts == choose("auto").facts == found[0].facts
 
 
@@ -83,9 +92,9 @@ def test_no_name_means_the_same_before_and_after_a_device_was_opened(monkeypatch
         except DeviceError:
             return "refused"
 
-    monkeypatch.setattr(device_module, "_open", {})
+    forget_devices(monkeypatch)
     before = answer()
-    monkeypatch.setattr(device_module, "_open", {})
+    forget_devices(monkeypatch)
     open_device()
     assert answer() == before
 
@@ -99,9 +108,9 @@ def test_names_of_one_adapter_share_a_device() -> None:
 
 def test_two_adapters_of_one_model_are_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two equal cards have equal facts; the second number must not give the first card."""
-    twins = [Adapter(adapter.facts, adapter.native) for adapter in (adapters()[0], adapters()[0])]
+    twins = [Adapter(number, adapters()[0].facts, adapters()[0].native) for number in range(2)]
     monkeypatch.setattr(sys.modules[choose.__module__], "adapters", lambda: twins)
-    monkeypatch.setattr(device_module, "_open", {})
+    forget_devices(monkeypatch)
     assert open_device("1") is not open_device("0")
 
 
@@ -289,7 +298,7 @@ def test_threads_share_a_device(device: Device) -> None:
 
 
 def test_threads_open_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "_open", {})
+    forget_devices(monkeypatch)
     with ThreadPoolExecutor(4) as pool:
         opened = list(pool.map(lambda _: open_device(), range(8)))
     assert all(found is opened[0] for found in opened)

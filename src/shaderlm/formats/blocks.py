@@ -23,9 +23,11 @@ def _matrix(given: Any, name: str) -> F32:
     w: NDArray[Any] = np.asarray(given)
     if w.ndim != 2 or w.size == 0 or w.dtype not in (np.float32, np.float64, np.float16):
         raise InputError(f"{name}: expected a non-empty float array [N, K], got {w.dtype} {list(w.shape)}")
-    if not np.isfinite(w).all():
-        raise InputError(f"{name}: expected finite weights, got NaN or infinity")
-    return w.astype(np.float32)
+    with np.errstate(over="ignore"):
+        single = w.astype(np.float32)
+    if not np.isfinite(single).all():
+        raise InputError(f"{name}: expected weights that are finite in float32, got NaN, infinity or larger numbers")
+    return single
 
 
 def pack_q4gsw(w: Any, group_size: int) -> tuple[U8, F32]:
@@ -35,10 +37,11 @@ def pack_q4gsw(w: Any, group_size: int) -> tuple[U8, F32]:
     magnitude to 7.
     """
     w = _matrix(w, "pack_q4gsw")
-    if not isinstance(group_size, (int, np.integer)) or group_size < 1:
-        raise InputError(f"pack_q4gsw: group_size must be an integer of at least 1, got {group_size!r}")
+    if isinstance(group_size, bool) or not isinstance(group_size, (int, np.integer)) or group_size < 1:
+        raise InputError(f"pack_q4gsw: group_size must be a whole number of at least 1, got {group_size!r}")
     n, k = w.shape
-    groups = -(-k // int(group_size))
+    group_size = min(int(group_size), k)
+    groups = -(-k // group_size)
     padded = np.zeros((n, groups * group_size), np.float32)
     padded[:, :k] = w
     grouped = padded.reshape(n, groups, group_size)
@@ -62,14 +65,14 @@ def nibbles_q4gsw(weight: U8) -> NDArray[np.int8]:
 def unpack_q4gsw(weight: U8, scales: NDArray[Any], group_size: int, k: int) -> NDArray[np.float64]:
     """The weights [N, k] that packed q4gsw stands for, in float64."""
     q = nibbles_q4gsw(weight)[:, :k]
-    per_k = np.repeat(np.asarray(scales, np.float64), group_size, axis=0)[:k]
+    per_k = np.repeat(np.asarray(scales, np.float64), min(group_size, k), axis=0)[:k]
     return q * per_k.T
 
 
 def pack_q8_0(w: Any) -> U8:
     """Quantise float weights [N, K] to GGUF q8_0 blocks, uint8 [N, K/32 · 34]."""
     blocks = _blocks(_matrix(w, "pack_q8_0"), "q8_0")
-    scales = (np.abs(blocks).max(axis=2) / 127.0).astype(np.float16)
+    scales = _half_scales(np.abs(blocks).max(axis=2) / 127.0, "pack_q8_0")
     q = np.rint(blocks / _nonzero(scales)[:, :, None]).clip(-127, 127).astype(np.int8)
     return _join(scales, q.view(np.uint8))
 
@@ -84,7 +87,7 @@ def pack_q4_0(w: Any) -> U8:
     """Quantise float weights [N, K] to GGUF q4_0 blocks, uint8 [N, K/32 · 18]."""
     blocks = _blocks(_matrix(w, "pack_q4_0"), "q4_0")
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
-    scales = (largest / -8.0).astype(np.float16)
+    scales = _half_scales(largest / -8.0, "pack_q4_0")
     q = (np.rint(blocks / _nonzero(scales)[:, :, None]) + 8).clip(0, 15).astype(np.uint8)
     return _join(scales, q[:, :, :16] | (q[:, :, 16:] << 4))
 
@@ -112,6 +115,14 @@ def _blocks(w: F32, name: str) -> NDArray[np.float32]:
     if w.shape[1] % BLOCK:
         raise InputError(f"{name}: K must be a multiple of {BLOCK}, got {w.shape[1]}")
     return w.reshape(w.shape[0], -1, BLOCK)
+
+
+def _half_scales(scales: F32, name: str) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        half = scales.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise InputError(f"{name}: scales must fit f16 (65,504), the largest here is {float(np.abs(scales).max()):g}")
+    return half
 
 
 def _nonzero(scales: NDArray[np.float16]) -> F32:

@@ -48,13 +48,14 @@ def _offer_swiftshader() -> None:
 class Adapter:
     """One adapter that wgpu found, with the facts of a device opened at its full limits."""
 
+    number: int  # in order of preference, as `shaderlm devices` lists them
     facts: Facts
     native: Any
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Smaller is preferred: a real GPU before software, a modern backend before OpenGL."""
-        return (KINDS.index(self.facts.kind), _BACKEND_ORDER.get(self.facts.backend, 1))
+
+def _rank(facts: Facts) -> tuple[int, int]:
+    """Smaller is preferred: a real GPU before software, a modern backend before OpenGL."""
+    return (KINDS.index(facts.kind), _BACKEND_ORDER.get(facts.backend, 1))
 
 
 def _facts(native: Any) -> Facts:
@@ -91,25 +92,28 @@ def adapters() -> list[Adapter]:
         raise DeviceError(
             f"the wgpu package cannot be loaded: {problem}. Reinstall it: pip install 'wgpu>=0.32,<0.33'"
         ) from problem
-    found = [Adapter(_facts(native), native) for native in wgpu.gpu.enumerate_adapters_sync()]
-    return sorted(found, key=lambda adapter: adapter.rank)
+    found = [(_facts(native), native) for native in wgpu.gpu.enumerate_adapters_sync()]
+    found.sort(key=lambda pair: _rank(pair[0]))
+    return [Adapter(number, facts, native) for number, (facts, native) in enumerate(found)]
 
 
-def choose(spec: str | None) -> Adapter:
-    """The preferred adapter, or the preferred one that `spec` names: a kind, an index, or part of a name."""
+def choose(spec: str | int | None) -> Adapter:
+    """The preferred adapter, or the preferred one that `spec` names: a kind, a number, or part of a name."""
+    if spec is not None and (isinstance(spec, bool) or not isinstance(spec, (str, int))):
+        raise DeviceError(f"a device is named by a kind, a number or part of a name; got {type(spec).__name__}")
     found = adapters()
     if not found:
         raise DeviceError(f"no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}")
     if spec is None or spec == "auto":
         return found[0]
-    wanted = spec.strip().lower()
-    if wanted.isdigit() and int(wanted) < len(found):
+    wanted = str(spec).strip().lower()
+    if wanted.isdecimal() and int(wanted) < len(found):
         return found[int(wanted)]
     for adapter in found:
         facts = adapter.facts
         if wanted == facts.kind or (wanted and wanted in f"{facts.name} {facts.backend}".lower()):
             return adapter
-    listing = "; ".join(f"{i}: {a.facts.name} ({a.facts.kind}, {a.facts.backend})" for i, a in enumerate(found))
+    listing = "; ".join(f"{a.number}: {a.facts.name} ({a.facts.kind}, {a.facts.backend})" for a in found)
     raise DeviceError(
         f"no adapter matches {spec!r}. Give a kind (discrete, integrated, software), a number or part of a "
         f"name. Found: {listing}"

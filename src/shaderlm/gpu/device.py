@@ -54,9 +54,13 @@ class Device:
         import wgpu
 
         caps = dict(limits or {})
-        unknown = [name for name in (*without, *caps) if name not in {*_FEATURES, *_LIMITS}]
-        if unknown:
-            raise DeviceError(f"unknown feature or limit {unknown}; known: {[*_FEATURES, *_LIMITS]}")
+        for word, names, known in (("feature", without, _FEATURES), ("limit", caps, _LIMITS)):
+            unknown = [name for name in names if name not in known]
+            if unknown:
+                raise DeviceError(f"unknown {word} {unknown}; known: {list(known)}")
+        for name, value in caps.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise DeviceError(f"limit {name} must be a whole number of at least 1, got {value!r}")
         facts = adapter.facts
         kept = {name: bool(getattr(facts, name)) and name not in without for name in _FEATURES}
         capped = {name: min(value, getattr(facts, name)) for name, value in caps.items()}
@@ -144,7 +148,10 @@ class Device:
             steps = []
             for step in program.steps:
                 pipeline, layout = self._pipeline(step)
-                group = self._native.create_bind_group(layout=layout, entries=_entries(step.slots, buffers))
+                try:
+                    group = self._native.create_bind_group(layout=layout, entries=_entries(step.slots, buffers))
+                except self._gpu_error as problem:
+                    raise DeviceError(f"{self.facts.name} refused the buffers of {step.label}: {problem}") from problem
                 steps.append((pipeline, group, step.grid))
             return Loaded(program, buffers, tuple(steps))
 
@@ -252,24 +259,25 @@ def explain_wgsl_error(label: str, source: str, message: str) -> str:
     return f"kernel {label} does not compile, line {line}:\n{excerpt}\n{message}"
 
 
-_open: dict[str, Device] = {}
+_by_number: dict[int, Device] = {}
+_number_of: dict[str | int | None, int] = {}
 _open_lock = threading.Lock()
 
 
 def open_device(
-    spec: str | None = None, *, without: Sequence[str] = (), limits: Mapping[str, int] | None = None
+    spec: str | int | None = None, *, without: Sequence[str] = (), limits: Mapping[str, int] | None = None
 ) -> Device:
     """Open an adapter by kind, number or part of its name (default: the best one found).
 
     `without` switches features off ("f16", "subgroups", "timestamps") and `limits` lowers limits, both by
-    their names in `Facts`: that is how tests see a smaller device. Plain calls share one open device.
+    their names in `Facts`: that is how tests see a smaller device. Plain calls share one device per adapter.
     """
     if without or limits:
         return Device(choose(spec), without=without, limits=limits)
     with _open_lock:
-        if (spec or "auto") not in _open:
+        if spec not in _number_of:
             adapter = choose(spec)
-            # Two names of one adapter share one device.
-            known = (device for device in _open.values() if device.facts == adapter.facts)
-            _open[spec or "auto"] = next(known, None) or Device(adapter)
-        return _open[spec or "auto"]
+            if adapter.number not in _by_number:
+                _by_number[adapter.number] = Device(adapter)
+            _number_of[spec] = adapter.number
+        return _by_number[_number_of[spec]]

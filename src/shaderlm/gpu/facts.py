@@ -28,6 +28,11 @@ class Facts:
     max_storage_buffers: int
 
     @property
+    def max_operand(self) -> int:
+        """The most that one operand may take: a buffer and a binding, in whole 16-byte words."""
+        return min(self.max_binding, self.max_buffer) // 16 * 16
+
+    @property
     def software(self) -> bool:
         """True for an adapter that computes on the CPU: right numbers, meaningless speed."""
         return self.kind == "software"

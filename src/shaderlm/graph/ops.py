@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..errors import InputError
 
 REQUIRED = object()
@@ -110,7 +112,9 @@ def resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in given.items():
         if key.lower() not in by_lower:
             raise InputError(f"{name} has no dimension {key!r}; it has {', '.join(declared)}")
-        values[by_lower[key.lower()]] = value
+        if by_lower[key.lower()] in values:
+            raise InputError(f"{name}: {by_lower[key.lower()]} is given twice")
+        values[by_lower[key.lower()]] = value.item() if isinstance(value, np.generic) else value
     missing = [key for key, default in declared.items() if default is REQUIRED and key not in values]
     if missing:
         raise InputError(f"{name} needs {', '.join(missing)}; given: {', '.join(values) or 'nothing'}")
@@ -119,8 +123,8 @@ def resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             values[key] = default(values) if callable(default) else default
     for key, value in values.items():
         _check(name, key, value)
-    if name == "sdpa_kv":
-        _check_attention(values)
+    for condition in _CONDITIONS.get(name, ()):
+        condition(name, values)
     return {key: values[key] for key in declared}
 
 
@@ -138,13 +142,44 @@ def _check(op: str, key: str, value: Any) -> None:
         raise InputError(f"{op}: {key} must be a whole number of at least {0 if key == 'pos' else 1}, got {value!r}")
 
 
-def _check_attention(dims: Mapping[str, Any]) -> None:
+def _attention_fits(op: str, dims: dict[str, Any]) -> None:
     if dims["Hq"] % dims["Hkv"]:
-        raise InputError(
-            f"sdpa_kv: the query heads must be a multiple of the kv heads, got Hq={dims['Hq']}, Hkv={dims['Hkv']}"
-        )
+        given = f"Hq={dims['Hq']}, Hkv={dims['Hkv']}"
+        raise InputError(f"{op}: the query heads must be a multiple of the kv heads, got {given}")
     context = dims["pos"] + dims["S"]
     if context > dims["C"]:
-        raise InputError(
-            f"sdpa_kv: the cache holds C={dims['C']} positions; pos={dims['pos']} + S={dims['S']} needs {context}"
-        )
+        given = f"pos={dims['pos']} + S={dims['S']} needs {context}"
+        raise InputError(f"{op}: the cache holds C={dims['C']} positions; {given}")
+
+
+def _rotary_fits(op: str, dims: dict[str, Any]) -> None:
+    D, rotary = dims["D"], dims["rotary"]
+    if D % 2 or rotary % 2 or rotary > D:
+        raise InputError(f"{op}: D and rotary must be even and rotary at most D, got D={D}, rotary={rotary}")
+
+
+def _blocks_are_whole(op: str, dims: dict[str, Any]) -> None:
+    if dims["format"] in ("q8_0", "q4_0") and dims["K"] % 32:
+        raise InputError(f"{op}: K must be a multiple of 32 for {dims['format']}, got {dims['K']}")
+
+
+def _period_divides(op: str, dims: dict[str, Any]) -> None:
+    if dims["count"] % dims["period"]:
+        raise InputError(f"{op}: count must be a multiple of period, got {dims['count']} and {dims['period']}")
+
+
+def _one_group_is_enough(op: str, dims: dict[str, Any]) -> None:
+    """A group longer than K is one group: keep its length in bounds, and its divisors."""
+    dims["group_size"] = min(dims["group_size"], -(-dims["K"] // 128) * 128)
+
+
+_CONDITIONS: Mapping[str, tuple[Callable[[str, dict[str, Any]], None], ...]] = {
+    "sdpa_kv": (_attention_fits,),
+    "rope": (_rotary_fits,),
+    "linear": (_blocks_are_whole,),
+    "embedding": (_blocks_are_whole,),
+    "linear_q4gsw": (_one_group_is_enough,),
+    "add": (_period_divides,),
+    "mul": (_period_divides,),
+    "silu_mul": (_period_divides,),
+}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ..gpu.facts import Facts
@@ -29,6 +28,18 @@ class Dispatch:
     params: Mapping[str, int | float]
     constants: Mapping[str, Constant] = field(default_factory=dict)
     bind: Mapping[str, str] = field(default_factory=dict)
+
+
+def covering(
+    kernel: Kernel,
+    threads: int,
+    params: Mapping[str, int | float],
+    constants: Mapping[str, Constant] | None = None,
+    bind: Mapping[str, str] | None = None,
+) -> Dispatch:
+    """A launch of at least this many threads, in workgroups of the size that the kernel has."""
+    size = compose(kernel, constants).workgroup_size
+    return Dispatch(kernel, ceil_div(threads, size), params, constants or {}, bind or {})
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,9 @@ def over_limits(recipe: Recipe, facts: Facts) -> str | None:
         shader = shader_of(dispatch)
         if shader.workgroup_size > facts.max_invocations:
             return f"{label} has {shader.workgroup_size} threads per workgroup, the limit is {facts.max_invocations}"
+        storage = sum(access != "uniform" for _, access in shader.bindings)
+        if storage > facts.max_storage_buffers:
+            return f"{label} binds {storage} storage buffers, the limit is {facts.max_storage_buffers}"
         if shader.workgroup_memory > facts.max_workgroup_memory:
             return (
                 f"{label} needs {shader.workgroup_memory:,} bytes of workgroup memory, "
@@ -87,7 +101,7 @@ def over_limits(recipe: Recipe, facts: Facts) -> str | None:
             )
         if fold(dispatch.workgroups, facts.max_workgroups) is None:
             return f"{label} needs {dispatch.workgroups:,} workgroups, the limit is {facts.max_workgroups:,}²"
-    limit = min(facts.max_binding, facts.max_buffer)
+    limit = facts.max_operand
     for name, nbytes in recipe.buffers.items():
         if nbytes > limit:
             return f"{name} takes {nbytes:,} bytes, one binding holds {limit:,}; give it fewer rows at a time"
@@ -109,7 +123,7 @@ def ceil_div(a: int, b: int) -> int:
 
 def row_ranges(rows: int, row_bytes: int, facts: Facts) -> list[tuple[int, int]]:
     """Split the rows of a weight so that each range fits one binding. At least one row each."""
-    per_range = max(1, min(facts.max_binding, facts.max_buffer) // row_bytes)
+    per_range = max(1, facts.max_operand // row_bytes)
     return [(first, min(first + per_range, rows)) for first in range(0, rows, per_range)]
 
 
@@ -121,8 +135,3 @@ def part(name: str, i: int) -> str:
 def f32(count: int) -> int:
     """Bytes of `count` f32 or u32 values."""
     return 4 * count
-
-
-def no_such(value: object) -> Array:
-    """Stands in for an optional operand that was not given: bound, never read."""
-    return np.zeros(4, np.float32)

@@ -78,6 +78,12 @@ def sdpa_kv(
     return np.ascontiguousarray(read_as(raw["out"], np.float32, (S, Hq, -1))[:, :, :D])
 
 
+def _flag(op: str, interleaved: Any) -> bool:
+    if not isinstance(interleaved, (bool, np.bool_)):
+        raise InputError(f"{op}: interleaved must be True or False, got {interleaved!r}")
+    return bool(interleaved)
+
+
 def rope(
     x: Any,
     positions: Any,
@@ -100,17 +106,15 @@ def rope(
     positions = checks.ids(op, "positions", positions, 1, 1 << 31, "[T]")
     checks.shape(op, "positions", positions, (T,), "[T]")
     rotary = D if rotary is None else checks.whole(op, "rotary", rotary, 2)
-    if D % 2 or rotary % 2 or rotary > D:
-        raise InputError(f"{op}: D and rotary must be even and rotary at most D, got D={D}, rotary={rotary}")
+    dims = resolve(op, {"T": T, "H": H, "D": D, "rotary": rotary, "interleaved": _flag(op, interleaved)})
     if checks.number(op, "theta", theta) <= 0:
         raise InputError(f"{op}: theta must be above 0, got {theta!r}")
     if factors is not None:
         factors = checks.array(op, "factors", factors, (np.float32, np.float64), 1, "[rotary/2]")
         checks.shape(op, "factors", factors, (rotary // 2,), "[rotary/2]")
-    if not isinstance(interleaved, (bool, np.bool_)):
-        raise InputError(f"{op}: interleaved must be True or False, got {interleaved!r}")
+        if not (np.isfinite(factors) & (factors > 0)).all():
+            raise InputError(f"{op}: factors must be finite and above 0, got {factors.tolist()}")
     table = rope_table(positions, rotary, theta, factors).astype(np.float32)
-    given = {"T": T, "H": H, "D": D, "rotary": rotary, "interleaved": bool(interleaved)}
     operands = {"x": x, "positions": np.arange(T, dtype=np.uint32), "table": table}
-    raw = run_op(checks.device_of(device), op, resolve(op, given), operands, route)
+    raw = run_op(checks.device_of(device), op, dims, operands, route)
     return read_as(raw["out"], np.float32, x.shape)

@@ -46,8 +46,12 @@ def number(op: str, name: str, value: Any, *, positive: bool = False) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InputError(f"{op}: {name} must be a number, got {value!r}")
-    if not np.isfinite(value) or (positive and value < 0):
-        raise InputError(f"{op}: {name} must be finite{' and not negative' if positive else ''}, got {value!r}")
+    with np.errstate(over="ignore"):
+        finite = bool(np.isfinite(np.float32(value)))  # kernels compute in f32
+    if not finite or (positive and value < 0):
+        raise InputError(
+            f"{op}: {name} must be finite in float32{' and not negative' if positive else ''}, got {value!r}"
+        )
     return float(value)
 
 
@@ -64,6 +68,6 @@ def device_of(device: Any) -> Device:
     """A device from what the caller gave: none, a name, or an open device."""
     if isinstance(device, Device):
         return device
-    if device is None or isinstance(device, str):
+    if device is None or (isinstance(device, (str, int)) and not isinstance(device, bool)):
         return open_device(device)
-    raise InputError(f"device must be None, a name or an open device, got {type(device).__name__}")
+    raise InputError(f"device must be None, a name, a number or an open device, got {type(device).__name__}")

@@ -15,12 +15,14 @@ from ..runtime.execute import read_as
 from . import checks
 
 
-def _pointwise(op: str, a: Any, b: Any, route: str | None, device: Any) -> Array:
-    a = checks.floats(op, "a", a, None, "[...]")
-    b = checks.floats(op, "b", b, None, "the shape of a, or its last dimensions")
+def _pointwise(op: str, a: Any, b: Any, route: str | None, device: Any, names: tuple[str, str] = ("a", "b")) -> Array:
+    first, second = names
+    a = checks.floats(op, first, a, None, "[...]")
+    b = checks.floats(op, second, b, None, f"the shape of {first}, or its last dimensions")
     if b.shape != a.shape[a.ndim - b.ndim :] or b.ndim > a.ndim:
         raise InputError(
-            f"{op}: b must have the shape of a, {list(a.shape)}, or its last dimensions; got {list(b.shape)}"
+            f"{op}: {second} must have the shape of {first}, {list(a.shape)}, or its last dimensions; "
+            f"got {list(b.shape)}"
         )
     dims = resolve(op, {"count": a.size, "period": b.size})
     raw = run_op(checks.device_of(device), op, dims, {"a": a, "b": b}, route)
@@ -39,7 +41,7 @@ def mul(a: Any, b: Any, *, route: str | None = None, device: Any = None) -> Arra
 
 def silu_mul(gate: Any, up: Any, *, route: str | None = None, device: Any = None) -> Array:
     """silu(gate) · up, the middle of a gated feed-forward layer."""
-    return _pointwise("silu_mul", gate, up, route, device)
+    return _pointwise("silu_mul", gate, up, route, device, ("gate", "up"))
 
 
 def argmax(x: Any, *, route: str | None = None, device: Any = None) -> NDArray[np.int64]:

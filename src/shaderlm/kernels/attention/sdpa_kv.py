@@ -11,7 +11,7 @@ import numpy as np
 
 from ...gpu.facts import Facts
 from ..norm.rms_norm import reduction
-from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, f32
+from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, covering, f32
 from ..wgsl import Kernel
 
 # Scores of one chunk of queries: large enough to fill a GPU, small enough for every binding.
@@ -57,7 +57,7 @@ def _buffers(dims: Dims) -> dict[str, int]:
 def _write(dims: Dims) -> Dispatch:
     row = dims["Hkv"] * quads(dims)
     kernel = Kernel("attention/kv_cache_write", (_cache_file(dims),))
-    return Dispatch(kernel, ceil_div(dims["S"] * row, 64), {"count": dims["S"] * row, "offset": dims["pos"] * row})
+    return covering(kernel, dims["S"] * row, {"count": dims["S"] * row, "offset": dims["pos"] * row})
 
 
 def _scale(dims: Dims) -> float:
@@ -74,7 +74,7 @@ def _values(route: str, rows: int, params: Mapping[str, int | float], dims: Dims
     kernel = Kernel(f"attention/attention_values_{route}", (_cache_file(dims),))
     heads, wide = dims["Hq"], quads(dims)
     if route == "strided":
-        return Dispatch(kernel, ceil_div(rows * heads * wide * 4, 64), params)
+        return covering(kernel, rows * heads * wide * 4, params)
     tiles = dims["Hkv"] * ceil_div(rows * (heads // dims["Hkv"]), 8)
     return Dispatch(kernel, tiles, params, {"WG": 64 if wide <= 32 else 128, "QUADS": wide})
 
@@ -105,9 +105,9 @@ def _three_pass(values: str) -> Callable[[Dims, Facts], Recipe]:
                 "scale": _scale(dims),
             }
             dispatches += [
-                Dispatch(
+                covering(
                     Kernel("attention/attention_scores", cache),
-                    ceil_div(heads * ceil_div(rows, 4) * context, 64),
+                    heads * ceil_div(rows, 4) * context,
                     params,
                 ),
                 Dispatch(

@@ -8,8 +8,10 @@ import numpy as np
 
 from ...gpu.facts import Facts
 from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, f32, part, row_ranges
-from ..wgsl import Kernel
+from ..wgsl import Kernel, compose
 from . import packed
+
+_TILE_KERNEL = Kernel("linear/linear_q4gsw_tile")
 
 # As given: weight [N, words] u32, scales [groups, N] f32 ------------------------------------------------
 
@@ -69,7 +71,8 @@ def _per_input_row(dims: Dims, rows: int, facts: Facts) -> int:
 
 
 def _per_tile(dims: Dims, rows: int, facts: Facts) -> int:
-    return ceil_div(ceil_div(dims["M"], 4) * ceil_div(rows, 4), 64)
+    tiles = ceil_div(dims["M"], 4) * ceil_div(rows, 4)
+    return ceil_div(tiles, compose(_TILE_KERNEL).workgroup_size)
 
 
 def _per_output(dims: Dims, rows: int, facts: Facts) -> int:
@@ -134,7 +137,7 @@ def _tile_shared_f16(dims: Dims, facts: Facts) -> Recipe:
 
 _GEMV = _recipe(Kernel("linear/linear_q4gsw_gemv", ("shared/reduce_tree",)), _clamped)
 _GEMV_BYTES = _recipe(Kernel("linear/linear_q4gsw_gemv_bytes"), _per_output)
-_TILE = _recipe(Kernel("linear/linear_q4gsw_tile"), _per_tile)
+_TILE = _recipe(_TILE_KERNEL, _per_tile)
 _NAIVE = _recipe(Kernel("linear/linear_q4gsw_naive"), _per_input_row)
 
 ROUTES = (

@@ -1,7 +1,8 @@
 // apply of silu_mul: a / (1 + exp(−a)) · b
-// For a below about −88 exp overflows to infinity and the quotient is −0, which is right to f32's precision;
-// an implementation may also give NaN there, so the exponent is held at 80, where the quotient is < 2e-33.
+// Far below zero exp overflows, and what infinity does then is up to the implementation: a is held at −80, where the
+// quotient is −1.4e-33.
 
 fn apply(a: value, b: value) -> value {
-    return a / (value(1.0) + exp(min(-a, value(80.0)))) * b;
+    let held = max(a, value(-80.0));
+    return held / (value(1.0) + exp(-held)) * b;
 }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ...gpu.facts import Facts
-from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32
+from ..route import Dims, Recipe, Route, covering, f32
 from ..wgsl import Kernel
 
 
 def _recipe(dims: Dims, facts: Facts) -> Recipe:
     count = dims["count"]
-    dispatch = Dispatch(Kernel("pointwise/copy_vec4"), ceil_div(count // 4, 256), {"count": count // 4})
+    dispatch = covering(Kernel("pointwise/copy_vec4"), count // 4, {"count": count // 4})
     return Recipe((dispatch,), {"x": f32(count), "out": f32(count)})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...gpu.facts import Facts
-from ..route import Dims, Dispatch, Recipe, Route, always, ceil_div, f32
+from ..route import Dims, Recipe, Route, always, covering, f32
 from ..wgsl import Kernel
 
 
@@ -16,7 +16,7 @@ def _recipe(op: str, strategy: str, width: int) -> Callable[[Dims, Facts], Recip
         count, period = dims["count"], dims["period"]
         params = {"count": count // width, "period": period // width}
         buffers = {"a": f32(count), "b": f32(period), "out": f32(count)}
-        return Recipe((Dispatch(kernel, ceil_div(count // width, 256), params),), buffers)
+        return Recipe((covering(kernel, count // width, params),), buffers)
 
     return recipe
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...gpu.facts import Facts
 from ..linear import packed
 from ..linear.linear import pack_weight
-from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32, part
+from ..route import Dims, Recipe, Route, covering, f32, part
 from ..wgsl import Kernel
 
 
@@ -20,7 +20,7 @@ def _recipe(dims: Dims, facts: Facts) -> Recipe:
         buffers[part("scales", i)] = rows * lay.groups * lay.scale_bytes
         params = {"tokens": dims["T"], "k": k, "n": rows, "n_first": first, "groups": lay.groups}
         bind = {name: part(name, i) for name in ("weight", "scales")}
-        dispatches.append(Dispatch(kernel, ceil_div(dims["T"] * k // 4, 64), params, lay.constants, bind))
+        dispatches.append(covering(kernel, dims["T"] * k // 4, params, lay.constants, bind))
     return Recipe(tuple(dispatches), buffers)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...gpu.facts import Facts
-from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32
+from ..route import Dims, Recipe, Route, covering, f32
 from ..wgsl import Kernel
 
 
@@ -18,7 +18,7 @@ def _recipe(dims: Dims, facts: Facts) -> Recipe:
         "out": f32(count),
     }
     constants = {"INTERLEAVED": dims["interleaved"]}
-    return Recipe((Dispatch(Kernel("pointwise/rope"), ceil_div(count // 2, 64), params, constants),), buffers)
+    return Recipe((covering(Kernel("pointwise/rope"), count // 2, params, constants),), buffers)
 
 
 ROUTES = (Route("rope", "pairs", _recipe),)
