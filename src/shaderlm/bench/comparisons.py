@@ -46,9 +46,8 @@ def _norms(model: ModelShape) -> Iterator[Comparison]:
     for phase, rows in (("decode", 1), ("prefill", PREFILL), ("busy", BUSY_ROWS)):
         width = model.hidden
         dims = resolve("rms_norm_mul", {"rows": rows, "width": width})
-        shape, nbytes = f"{rows} × {width}", 4 * (2 * rows * width + width)
-        pair = {op: (Part(op, route, dims),) for op, route in (("scalar", "scalar"), ("vec4", "vec4"))}
-        pair = {route: (Part("rms_norm_mul", route, dims),) for route in pair}
+        shape, nbytes = f"{rows}×{width}", 4 * (2 * rows * width + width)
+        pair = {route: (Part("rms_norm_mul", route, dims),) for route in ("scalar", "vec4")}
         yield Comparison(
             "S0",
             "rms_norm: scalar → vec4",
@@ -86,7 +85,7 @@ def _linear(model: ModelShape, name: str, M: int, before: str, after: str) -> Ma
     new = {**old, "scales": "f16"} if after.endswith("packed") or "shared" in after else old
     scale_bytes = 2 if new["scales"] == "f16" else 4
     return {
-        "shape": f"{M} × {K} × {N}",
+        "shape": f"{M}×{K}×{N}",
         "before": (Part("linear_q4gsw", before, {**old, "scales": "f32"}),),
         "after": (Part("linear_q4gsw", after, new),),
         "nbytes": N * (K // 2 + scale_bytes * (K // 32)) + 4 * M * (K + N),
@@ -115,7 +114,7 @@ def _linears(model: ModelShape) -> Iterator[Comparison]:
             2 * PREFILL_LINEAR * K * N,
             N * (K // 2 + 4 * (K // 32)) + 4 * PREFILL_LINEAR * (K + N),
         )
-        shape = f"{PREFILL_LINEAR} × {K} × {N}"
+        shape = f"{PREFILL_LINEAR}×{K}×{N}"
         yield Comparison("S1", "gate: naive → tile", model.name, "prefill", shape, before, after, 3.4, nbytes, flops)
     for name in model.matrices:
         parts = _linear(model, name, 1, "tile", "gemv")
@@ -132,7 +131,7 @@ def _attention(model: ModelShape) -> Iterator[Comparison]:
     # Causal: on average half of the context is read.
     nbytes = 4 * (model.Hq * S * (S + 1) // 2 + S * model.Hkv * model.D + S * model.Hq * model.D)
     flops = 2 * model.Hq * S * (S + 1) // 2 * model.D
-    shape = f"{model.Hq}/{model.Hkv} × {model.D}, S {S}"
+    shape = f"{model.Hq}/{model.Hkv}×{model.D} S{S}"
     yield Comparison(
         "S2", "A·V: strided → coalesced", model.name, "prefill", shape, values["strided"], values["coalesced"], 1.24,
         nbytes, flops,
@@ -140,7 +139,7 @@ def _attention(model: ModelShape) -> Iterator[Comparison]:
     dims = resolve("sdpa_kv", {**heads, "S": 1, "C": DEPTH, "pos": DEPTH - 1})
     whole = {route: (Part("sdpa_kv", route, dims),) for route in ("strided", "split")}
     nbytes = 4 * (2 * DEPTH * model.Hkv * model.D + 2 * model.Hq * model.D)
-    shape = f"{model.Hq}/{model.Hkv} × {model.D}, C {DEPTH}"
+    shape = f"{model.Hq}/{model.Hkv}×{model.D} C{DEPTH}"
     yield Comparison(
         "S2+", "decode: strided → split", model.name, "decode", shape, whole["strided"], whole["split"], 2.78,
         nbytes, 4 * DEPTH * model.Hq * model.D,

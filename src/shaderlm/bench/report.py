@@ -6,6 +6,7 @@ import datetime
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from .. import __version__
@@ -20,16 +21,17 @@ SOFTWARE_WARNING = (
 
 def rate_text(row: Row) -> str:
     """GFLOP/s where arithmetic is the work, GB/s where memory is."""
-    if row.comparison.phase == "prefill" and row.comparison.flops:
-        return f"{row.rate / 1e9:,.0f} GFLOP/s"
-    return f"{row.bandwidth / 1e9:,.0f} GB/s"
+    prefill = row.comparison.phase == "prefill" and row.comparison.flops
+    rate, unit = (row.rate, "GFLOP/s") if prefill else (row.bandwidth, "GB/s")
+    return f"{rate / 1e9:,.{0 if rate >= 1e10 else 1}f} {unit}"
 
 
-def verdict(row: Row) -> str:
-    """The claimed ratio, and whether it was met."""
+def verdict(row: Row, facts: Facts) -> str:
+    """The claimed ratio and, on a GPU, whether it was met."""
     if row.comparison.claimed is None:
         return "–"
-    return f"{row.comparison.claimed:.2f}{' ✓' if row.ratio >= row.comparison.claimed else ' ✗'}"
+    mark = "" if facts.software else " ✓" if row.ratio >= row.comparison.claimed else " ✗"
+    return f"{row.comparison.claimed:.2f}{mark}"
 
 
 COLUMNS = (
@@ -47,31 +49,41 @@ COLUMNS = (
 )
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row, facts: Facts) -> tuple[str, ...]:
     """One row as text, in the order of COLUMNS."""
     c = row.comparison
     share = row.bandwidth / row.copy_bandwidth
     return (
         c.result, c.model, c.phase, c.what, c.shape, f"{row.before * 1e6:,.1f}", f"{row.after * 1e6:,.1f}",
-        f"{row.ratio:.2f}", verdict(row), rate_text(row), f"{share:.0%}",
+        f"{row.ratio:.2f}", verdict(row, facts), rate_text(row), f"{share:.0%}",
     )  # fmt: skip
 
 
-def table(rows: list[Row], facts: Facts) -> Table:
-    """The table for people."""
-    copy = f"{rows[0].copy_bandwidth / 1e9:,.0f} GB/s copied" if rows else "nothing measured"
-    shown = Table(title=f"{facts.name} · {copy}", title_justify="left", header_style="bold")
-    for i, name in enumerate(COLUMNS):
-        shown.add_column(name, justify="left" if i < 5 else "right", no_wrap=i not in (3, 4))
-    for row in rows:
-        shown.add_row(*cells(row))
+WIDE = 104  # columns of a terminal that hold the whole table
+
+
+def tables(rows: list[Row], facts: Facts, width: int) -> list[Table]:
+    """A table per model for people. A terminal narrower than WIDE gets it without its last two columns."""
+    copied = f"{rows[0].copy_bandwidth / 1e9:,.0f} GB/s copied" if rows else "nothing measured"
+    names = ("result", *COLUMNS[3:]) if width >= WIDE else ("result", *COLUMNS[3:-2])
+    shown = []
+    for model in dict.fromkeys(row.comparison.model for row in rows):
+        title = f"{model} shapes · {facts.name} · {copied}"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for i, name in enumerate(names):
+            table.add_column(name, justify="left" if i < 3 else "right", no_wrap=i != 1)
+        for row in rows:
+            if row.comparison.model == model:
+                result, _, phase, *rest = cells(row, facts)
+                table.add_row(*(f"{result} {phase}", *rest)[: len(names)])
+        shown.append(table)
     return shown
 
 
 def markdown(rows: list[Row], facts: Facts) -> str:
     """The same table for a document."""
     lines = [" | ".join(COLUMNS), " | ".join("---" if i < 5 else "---:" for i in range(len(COLUMNS)))]
-    lines += [" | ".join(cells(row)) for row in rows]
+    lines += [" | ".join(cells(row, facts)) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 

@@ -97,9 +97,10 @@ def kernels(
     elif form == "markdown":
         print(report.markdown(rows, facts))
     else:
-        # A pipe has no width: give the table the room it needs instead of folding it to 80 columns.
-        out = Console()
-        Console(width=None if out.is_terminal else 190).print(report.table(rows, facts))
+        # A pipe has no width: give the tables the room they need instead of folding them to 80 columns.
+        out = Console(width=None if Console().is_terminal else 120)
+        for table in report.tables(rows, facts, out.width):
+            out.print(table)
     if interrupted:
         err.print(f"interrupted after {len(rows)} of {len(chosen)} comparisons")
         sys.exit(130)

@@ -23,22 +23,20 @@ def size(nbytes: int) -> str:
     raise AssertionError
 
 
-def _row(number: int, facts: Facts) -> tuple[str, ...]:
-    sizes = str(facts.subgroup_min) if facts.subgroup_min == facts.subgroup_max else (
-        f"{facts.subgroup_min}–{facts.subgroup_max}"
-    )  # fmt: skip
-    return (
-        str(number),
-        facts.name,
-        facts.kind,
-        facts.backend,
-        "yes" if facts.f16 else "no",
-        sizes if facts.subgroups else "no",
-        "yes" if facts.timestamps else "no",
-        size(facts.max_binding),
-        size(facts.max_buffer),
-        f"{facts.max_invocations} / {size(facts.max_workgroup_memory)}",
-    )
+def _properties(facts: Facts) -> dict[str, str]:
+    yes = {True: "yes", False: "no"}
+    return {
+        "kind": facts.kind,
+        "backend": facts.backend,
+        "driver": facts.driver,
+        "f16": yes[facts.f16],
+        "subgroups": yes[facts.subgroups],
+        "timestamps": yes[facts.timestamps],
+        "largest binding": size(facts.max_binding),
+        "largest buffer": size(facts.max_buffer),
+        "threads per workgroup": str(facts.max_invocations),
+        "workgroup memory": size(facts.max_workgroup_memory),
+    }
 
 
 @click.command()
@@ -55,23 +53,13 @@ def devices(as_json: bool) -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+    # One column per adapter: fits a narrow terminal, and puts the same limit of two adapters side by side.
     table = Table(header_style="bold")
-    headings = (
-        "#",
-        "name",
-        "kind",
-        "backend",
-        "f16",
-        "subgroups",
-        "timestamps",
-        "binding",
-        "buffer",
-        "workgroup",
-    )
-    for heading in headings:
-        table.add_column(heading, no_wrap=heading != "name")
+    table.add_column("adapter")
     for i, facts in enumerate(found):
-        table.add_row(*_row(i, facts))
+        table.add_column(f"{i}: {facts.name}", overflow="fold")
+    for name in _properties(found[0]):
+        table.add_row(name, *(_properties(facts)[name] for facts in found))
     Console().print(table)
     if found[0].software:
         Console(stderr=True).print(

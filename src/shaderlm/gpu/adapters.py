@@ -72,8 +72,6 @@ def _facts(native: Any) -> Facts:
         f16="shader-f16" in features,
         subgroups="subgroup" in features,
         timestamps="timestamp-query" in features,
-        subgroup_min=int(info.get("stackgroup_min_size", 0) or 4),
-        subgroup_max=int(info.get("stackgroup_max_size", 0) or 128),
         max_binding=int(limits["max-storage-buffer-binding-size"]),
         max_buffer=int(limits["max-buffer-size"]),
         max_workgroups=int(limits["max-compute-workgroups-per-dimension"]),

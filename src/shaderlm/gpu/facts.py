@@ -18,8 +18,6 @@ class Facts:
     f16: bool
     subgroups: bool
     timestamps: bool
-    subgroup_min: int
-    subgroup_max: int
     max_binding: int
     max_buffer: int
     max_workgroups: int
@@ -47,8 +45,6 @@ WEBGPU_DEFAULT = Facts(
     f16=False,
     subgroups=False,
     timestamps=False,
-    subgroup_min=4,
-    subgroup_max=128,
     max_binding=128 << 20,
     max_buffer=256 << 20,
     max_workgroups=65_535,
