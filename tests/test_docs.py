@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -78,7 +79,7 @@ assert ops.routes("copy") == ["vec4", "scalar"]
 raw = run_op(open_device(), "copy", resolve("copy", {"count": 1023}), {"x": x}, None)
 assert (raw["out"].view(np.float32) == x).all()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={"PYTHONPATH": str(tmp_path), "PATH": ""}, capture_output=True, text=True
-    )
+    search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": search}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
