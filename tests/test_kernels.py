@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from shaderlm.gpu import WEBGPU_DEFAULT, Device, Facts
-from shaderlm.kernels import Recipe, Route, all_routes, routes_of
+from shaderlm.bench.shapes import MODELS, ModelShape
+from shaderlm.gpu import WEBGPU_DEFAULT, Device, Facts, open_device
+from shaderlm.graph import resolve
+from shaderlm.kernels import Recipe, Route, all_routes, choose, routes_of
 from shaderlm.runtime import lower
 
 from .cases import CASES, LONG_FLOPS, Case, make, result, tolerance
@@ -66,3 +69,70 @@ def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> Non
         (op, route.name) for op, routes in all_routes().items() for route in routes if route.exact or device.facts.f16
     }
     assert declared - reached == set()
+
+
+@pytest.fixture(scope="module")
+def folding_device(pytestconfig: pytest.Config) -> Device:
+    """At most 13 workgroups a side: nearly every grid folds."""
+    return open_device(pytestconfig.getoption("--device"), limits={"max_workgroups": 13})
+
+
+def _folding_cases() -> list[Case]:
+    """For every kernel of every route, the smallest case whose grid does not fit 13 workgroups in a row."""
+    facts = replace(WEBGPU_DEFAULT, max_workgroups=13, subgroups=True)
+    chosen: dict[tuple[str, str], Case] = {}
+    for case in sorted(CASES, key=lambda c: c.flops):
+        for route in routes_of(case.op):
+            if case.flops <= 30_000_000 and route.reason(case.dims, facts) is None:
+                for dispatch in route.recipe(case.dims, facts).dispatches:
+                    if dispatch.workgroups > 13:
+                        chosen.setdefault((route.name, dispatch.kernel.name), case)
+    return list(dict.fromkeys(chosen.values()))
+
+
+@pytest.mark.parametrize("case", _folding_cases(), ids=lambda case: case.name)
+def test_grids_fold(case: Case, folding_device: Device) -> None:
+    operands, expected = make(case)
+    facts = replace(folding_device.facts, kind="discrete")
+    count = 0
+    for route in routes_of(case.op):
+        if route.reason(case.dims, facts) is None:
+            raw = folding_device.run(lower(route, case.dims, facts, operands))
+            for name, wanted in expected.items():
+                assert wanted is not None
+                label = f"{case.op}/{route.name} {name} (folded)"
+                assert_close(result(case, name, raw[name], wanted), wanted, tolerance(case, route, name), label)
+            count += 1
+    assert count, "no route ran"
+
+
+def _variants(op: str, dims: dict[str, Any], facts: Facts) -> set[tuple[str, frozenset[tuple[str, Any]]]]:
+    """The specialised kernels that the default route launches; sizes that only a shape has are left out."""
+    route = choose(op, dims, facts, None)
+    return {
+        (d.kernel.name, frozenset((k, v) for k, v in d.constants.items() if k not in ("HAS_BIAS", "GROUP_BLOCKS")))
+        for d in route.recipe(dims, facts).dispatches
+    }
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
+def test_what_a_model_launches_is_tested(model: ModelShape) -> None:
+    """Every specialised kernel that a large GPU takes for this model is one that some case above reaches."""
+    facts = replace(WEBGPU_DEFAULT, kind="discrete", subgroups=True, max_workgroup_memory=32 << 10)
+    facts = replace(facts, max_binding=2**31 - 4, max_buffer=2**32 - 4)
+    wanted: set[tuple[str, frozenset[tuple[str, Any]]]] = set()
+    for K, N in model.matrices.values():
+        for M in (1, 128, 512):
+            wanted |= _variants("linear", resolve("linear", {"M": M, "K": K, "N": N, "format": "q4_0"}), facts)
+    for pos in (0, 127, 1023, 4095):
+        heads = {"Hq": model.Hq, "Hkv": model.Hkv, "D": model.D}
+        wanted |= _variants("sdpa_kv", resolve("sdpa_kv", {**heads, "S": 1, "C": 4096, "pos": pos}), facts)
+    wanted |= _variants("sdpa_kv", resolve("sdpa_kv", {**heads, "S": 512, "C": 512}), facts)
+    for rows in (1, 512):
+        dims = resolve("add_rms_norm", {"rows": rows, "width": model.hidden})
+        wanted |= _variants("add_rms_norm", dims, facts)
+    reached: set[tuple[str, frozenset[tuple[str, Any]]]] = set()
+    for case in CASES:
+        if case.op in ("linear", "sdpa_kv", "add_rms_norm"):
+            reached |= _variants(case.op, case.dims, facts)
+    assert wanted - reached == set()

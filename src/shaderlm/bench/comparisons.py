@@ -78,8 +78,7 @@ def _norms(model: ModelShape) -> Iterator[Comparison]:
         )
 
 
-def _linear(model: ModelShape, name: str, M: int, before: str, after: str) -> Mapping[str, Any]:
-    K, N = model.matrices[name]
+def _linear(K: int, N: int, M: int, before: str, after: str) -> Mapping[str, Any]:
     old = resolve("linear_q4gsw", {"M": M, "K": K, "N": N})
     # The prepacked routes keep scales as f16; the others read them as they come, f32.
     new = {**old, "scales": "f16"} if after.endswith("packed") or "shared" in after else old
@@ -94,32 +93,20 @@ def _linear(model: ModelShape, name: str, M: int, before: str, after: str) -> Ma
 
 
 def _linears(model: ModelShape) -> Iterator[Comparison]:
-    for name in ("qkv", "gate/up", "down"):
-        rows = PREFILL_LINEAR
-        yield Comparison(
-            "S1",
-            f"{name}: naive → tile",
-            model.name,
-            "prefill",
-            **_linear(model, name, rows, "naive", "tile"),
-            claimed=3.4,
-        )
-        parts = _linear(model, name, rows, "tile", "tile_shared")
-        yield Comparison("S1+", f"{name}: tile → tile_shared", model.name, "prefill", **parts, claimed=1.75)
+    rows = PREFILL_LINEAR
+    prefill = {name: model.matrices[name] for name in ("qkv", "gate/up", "down")}
     if model.name == "llama-3.2-1b":  # the shape at which the claim of S1 was made
-        K, N = model.hidden, model.ffn
-        dims = resolve("linear_q4gsw", {"M": PREFILL_LINEAR, "K": K, "N": N})
-        before, after = ((Part("linear_q4gsw", route, dims),) for route in ("naive", "tile"))
-        flops, nbytes = (
-            2 * PREFILL_LINEAR * K * N,
-            N * (K // 2 + 4 * (K // 32)) + 4 * PREFILL_LINEAR * (K + N),
-        )
-        shape = f"{PREFILL_LINEAR}×{K}×{N}"
-        yield Comparison("S1", "gate: naive → tile", model.name, "prefill", shape, before, after, 3.4, nbytes, flops)
-    for name in model.matrices:
-        parts = _linear(model, name, 1, "tile", "gemv")
+        prefill["gate"] = (model.hidden, model.ffn)
+    for name, (K, N) in prefill.items():
+        parts = _linear(K, N, rows, "naive", "tile")
+        yield Comparison("S1", f"{name}: naive → tile", model.name, "prefill", **parts, claimed=3.4)
+        if name != "gate":
+            parts = _linear(K, N, rows, "tile", "tile_shared")
+            yield Comparison("S1+", f"{name}: tile → tile_shared", model.name, "prefill", **parts, claimed=1.75)
+    for name, (K, N) in model.matrices.items():
+        parts = _linear(K, N, 1, "tile", "gemv")
         yield Comparison("S1b", f"{name}: tile → gemv", model.name, "decode", **parts, claimed=None)
-        parts = _linear(model, name, 1, "gemv_bytes", "gemv_packed")
+        parts = _linear(K, N, 1, "gemv_bytes", "gemv_packed")
         yield Comparison("S4", f"{name}: bytes → packed", model.name, "decode", **parts, claimed=1.96)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ..errors import DeviceError, RouteError
 from ..gpu import Array, Device, Loaded, Program
 from ..graph import OPS, resolve
 from ..kernels import choose
@@ -16,12 +17,14 @@ from ..runtime import lower
 from .comparisons import Comparison, Part
 
 ROTATE_BYTES = 256 << 20  # more than any GPU's cache, so that weights come from memory
-MOST_SETS = 64
+MOST_SETS = 64  # small operands, which are in a cache in a model too, rotate through less
 SAMPLE_SECONDS = 0.02  # queued work per sample
 # A GPU clocks low when idle (an H200: 345 instead of 1,980 MHz) and takes its time to rise: each sample follows
 # on copies that keep the GPU busy this long, in the same submission.
 HEAT_SECONDS = 0.03
-FIRST_HEAT_SECONDS = 0.5
+HEAT_BYTES = 64 << 20  # copied at a time
+FIRST_HEATS = 12  # rounds of that before the first sample
+COPY_BYTES = 256 << 20
 SAMPLES = 5
 MOST_DISPATCHES = 3000  # per sample: recording one costs the host about 10 µs
 # A software adapter is only asked for what it can do in about a second.
@@ -124,20 +127,19 @@ class Clock:
 
     def __init__(self, device: Device, fill: _Filler) -> None:
         self.device = device
+        self._time = device.time if device.facts.timestamps else device.time_wall
         self._heat: list[Loaded] = []
         self._owned: list[Any] = []
         if not device.facts.software:
-            part = Part("copy", "vec4", resolve("copy", {"count": 64 << 20 >> 2}))
+            part = Part("copy", "vec4", resolve("copy", {"count": HEAT_BYTES // 4}))
             sets, self._owned = _load(device, (part,), fill)
-            # 128 MiB moved per copy; 4 TB/s at most: never shorter than asked for.
-            copies = sets[0] * int(4e12 / (128 << 20))
-            device.time(sets[0], copies[: int(len(copies) * FIRST_HEAT_SECONDS)])
-            self._heat = copies[: int(len(copies) * HEAT_SECONDS)]
+            for _ in range(FIRST_HEATS):  # the copies get faster as the clocks rise
+                seconds = self._time(sets[0] * 2, self._heat) / 2
+                self._heat = sets[0] * int(min(MOST_DISPATCHES, 1 + HEAT_SECONDS / max(seconds, 1e-7)))
 
     def __call__(self, queue: list[Loaded]) -> float:
         """Seconds for the queue."""
-        time = self.device.time if self.device.facts.timestamps else self.device.time_wall
-        return time(queue, self._heat)
+        return self._time(queue, self._heat)
 
     def close(self) -> None:
         """Free the copies' buffers."""
@@ -149,25 +151,25 @@ def _queue(sets: list[list[Loaded]], calls: int) -> list[Loaded]:
     return [loaded for i in range(calls) for loaded in sets[i % len(sets)]]
 
 
-def time_pair(clock: Clock, before: tuple[Part, ...], after: tuple[Part, ...], fill: _Filler) -> tuple[float, float]:
-    """Median seconds per call of two pieces of work, sampled in turns so that both see the same clocks."""
+def time_in_turns(clock: Clock, works: Sequence[tuple[Part, ...]], fill: _Filler) -> list[float]:
+    """Median seconds per call of pieces of work, sampled in turns so that all see the same clocks."""
     device = clock.device
-    work = []
+    loaded: list[tuple[list[list[Loaded]], int]] = []
     owned: list[Any] = []
     try:
-        for parts in (before, after):
+        for parts in works:
             sets, buffers = _load(device, parts, fill)
             owned += buffers
             guess = clock(_queue(sets, 2)) / 2  # also compiles and touches everything
             guess = clock(_queue(sets, 4)) / 4 if not device.facts.software else guess
-            steps = sum(len(loaded.steps) for loaded in sets[0])
+            steps = sum(len(program.steps) for program in sets[0])
             calls = int(min(MOST_DISPATCHES / steps, max(2, SAMPLE_SECONDS / max(guess, 1e-7))))
-            work.append((sets, 2 if device.facts.software else max(2, calls)))
-        samples: tuple[list[float], list[float]] = ([], [])
+            loaded.append((sets, 2 if device.facts.software else max(2, calls)))
+        samples: list[list[float]] = [[] for _ in works]
         for _ in range(3 if device.facts.software else SAMPLES):
-            for (sets, calls), kept in zip(work, samples, strict=True):
+            for (sets, calls), kept in zip(loaded, samples, strict=True):
                 kept.append(clock(_queue(sets, calls)) / calls)
-        return statistics.median(samples[0]), statistics.median(samples[1])
+        return [statistics.median(kept) for kept in samples]
     finally:
         for native in owned:
             native.destroy()
@@ -175,22 +177,33 @@ def time_pair(clock: Clock, before: tuple[Part, ...], after: tuple[Part, ...], f
 
 def copy_bandwidth(clock: Clock, fill: _Filler) -> float:
     """Bytes read and written per second by the copy kernel on buffers far larger than a cache."""
-    device = clock.device
-    most = min(device.facts.max_binding, device.facts.max_buffer, 1 << 29)
-    count = (4 << 20 if device.facts.software else most) // 16 * 4
+    facts = clock.device.facts
+    count = (4 << 20 if facts.software else min(facts.max_operand, COPY_BYTES)) // 16 * 4
     part = (Part("copy", "vec4", resolve("copy", {"count": count})),)
-    seconds, again = time_pair(clock, part, part, fill)
-    return 2 * 4 * count / min(seconds, again)
+    (seconds,) = time_in_turns(clock, [part], fill)
+    return 2 * 4 * count / seconds
 
 
-def measure(device: Device, chosen: list[Comparison]) -> Iterator[Row]:
-    """One row per comparison, as they are measured."""
+@dataclass(frozen=True)
+class LeftOut:
+    """A comparison that this device cannot make, and why."""
+
+    comparison: Comparison
+    reason: str
+
+
+def measure(device: Device, chosen: list[Comparison]) -> Iterator[Row | LeftOut]:
+    """Each comparison as it is measured; one that does not fit the device is left out with its reason."""
     fill = _Filler()
     clock = Clock(device, fill)
     try:
         bandwidth = copy_bandwidth(clock, fill)
         for comparison in chosen:
-            before, after = time_pair(clock, comparison.before, comparison.after, fill)
-            yield Row(comparison, before, after, bandwidth)
+            try:
+                before, after = time_in_turns(clock, [comparison.before, comparison.after], fill)
+            except (RouteError, DeviceError) as problem:
+                yield LeftOut(comparison, str(problem))
+            else:
+                yield Row(comparison, before, after, bandwidth)
     finally:
         clock.close()

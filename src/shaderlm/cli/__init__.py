@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import click
@@ -24,6 +25,9 @@ app.add_command(bench)
 
 def main() -> None:
     """Entry point: an expected problem is one line and exit code 1 (2 for a wrong argument), no traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may be cp1252, which has no →
+            stream.reconfigure(encoding="utf-8", errors="replace")
     try:
         app()
     except ShaderlmError as problem:

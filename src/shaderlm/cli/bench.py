@@ -40,14 +40,19 @@ def _select(ops: tuple[str, ...], models: tuple[str, ...], quick: bool) -> list[
 
 
 def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[measure.Row], bool]:
+    """Rows measured, and whether Ctrl-C ended it."""
     rows: list[measure.Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("copy bandwidth", total=len(chosen))
         try:
             for row in measure.measure(device, chosen):
-                rows.append(row)
-                progress.update(task, advance=1, description=f"{row.comparison.result} {row.comparison.model}")
+                c = row.comparison
+                if isinstance(row, measure.LeftOut):
+                    err.print(f"left out: {c.result} {c.what}, {c.model} {c.shape}: {row.reason}", markup=False)
+                else:
+                    rows.append(row)
+                progress.update(task, advance=1, description=f"{c.result} {c.model}")
         except KeyboardInterrupt:
             return rows, True
     return rows, False
@@ -75,7 +80,7 @@ def kernels(
     everything: bool,
     form: str | None,
 ) -> None:
-    """Time every result's baseline and new route with GPU timestamps, over weights that no cache holds."""
+    """Time every result's baseline and new route with GPU timestamps, over rotating weights."""
     err = Console(stderr=True)
     chosen = _select(ops, models, quick)
     opened = open_device(device)
@@ -101,6 +106,8 @@ def kernels(
         out = Console(width=None if Console().is_terminal else 120)
         for table in report.tables(rows, facts, out.width):
             out.print(table)
+        if out.width < report.WIDE:
+            err.print(f"{report.WIDE} columns would also show the rate and its share of copy; so does --json.")
     if interrupted:
         err.print(f"interrupted after {len(rows)} of {len(chosen)} comparisons")
         sys.exit(130)

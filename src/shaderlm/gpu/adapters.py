@@ -105,8 +105,10 @@ def choose(spec: str | int | None) -> Adapter:
     if spec is None or spec == "auto":
         return found[0]
     wanted = str(spec).strip().lower()
-    if wanted.isdecimal() and int(wanted) < len(found):
-        return found[int(wanted)]
+    if wanted.isdecimal():  # a number is never part of a name: "16" is not the 16 of "LLVM 16.0.0"
+        if int(wanted) < len(found):
+            return found[int(wanted)]
+        wanted = ""
     for adapter in found:
         facts = adapter.facts
         if wanted == facts.kind or (wanted and wanted in f"{facts.name} {facts.backend}".lower()):

@@ -135,3 +135,10 @@ def part(name: str, i: int) -> str:
 def f32(count: int) -> int:
     """Bytes of `count` f32 or u32 values."""
     return 4 * count
+
+
+def reduction(facts: Facts) -> tuple[str, frozenset[str]]:
+    """The shared file that sums over a workgroup on this device, and what it needs."""
+    if facts.subgroups:
+        return "shared/reduce_subgroup", frozenset({"subgroups"})
+    return "shared/reduce_tree", frozenset()

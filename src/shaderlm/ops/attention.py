@@ -55,6 +55,10 @@ def sdpa_kv(
             f"{op}: k_cache and v_cache must be alike, got {k_cache.dtype} {list(k_cache.shape)} and "
             f"{v_cache.dtype} {list(v_cache.shape)}"
         )
+    for name, rows in (("k", k), ("v", v)):
+        largest = float(np.abs(rows).max())
+        if not largest <= float(np.finfo(k_cache.dtype).max):
+            raise InputError(f"{op}: {name} must be finite in the cache's {k_cache.dtype}, its largest is {largest:g}")
     if np.shares_memory(k_cache, v_cache):
         raise InputError(f"{op}: k_cache and v_cache must be two arrays, they share memory")
     dims = resolve(

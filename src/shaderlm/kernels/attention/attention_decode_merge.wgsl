@@ -29,7 +29,7 @@ fn main(
         return;
     }
     let first = h * params.splits;
-    var largest = -1e30;
+    var largest = -3.4e38;
     for (var i = lane; i < params.splits; i = i + WG) {
         largest = max(largest, stats[first + i].x);
     }

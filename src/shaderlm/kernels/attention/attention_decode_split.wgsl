@@ -91,7 +91,7 @@ fn main(
             workgroupBarrier();
             if (part == 0u && key < KEYS) {
                 let score = pieces[lane] + pieces[lane + 1u] + pieces[lane + 2u] + pieces[lane + 3u];
-                weights[i * KEYS + key] = select(vec4<f32>(-1e30), score, key < count);
+                weights[i * KEYS + key] = select(vec4<f32>(-3.4e38), score, key < count);
             }
             workgroupBarrier();
         }

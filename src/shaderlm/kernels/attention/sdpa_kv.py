@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ...gpu.facts import Facts
-from ..norm.rms_norm import reduction
-from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, covering, f32
+from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, covering, f32, reduction
 from ..wgsl import Kernel
 
 # Scores of one chunk of queries: large enough to fill a GPU, small enough for every binding.
@@ -135,7 +134,7 @@ def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
 
 
 def split_with(lanes: int, keys: int, dims: Dims, facts: Facts) -> Recipe:
-    """The split route with a given workgroup and chunk of keys: what tuning and tests vary."""
+    """The split route with a given workgroup and chunk of keys."""
     include, needs = reduction(facts)
     wide, group = quads(dims), dims["Hq"] // dims["Hkv"]
     context = dims["pos"] + 1

@@ -30,7 +30,7 @@ fn main(
     }
     let base = row * params.stride;
     let visible = min(params.pos + params.first + row % params.rows + 1u, params.context);
-    var largest = -1e30;
+    var largest = -3.4e38;
     for (var c = lane; c < visible; c = c + WG) {
         largest = max(largest, scores[base + c]);
     }

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...formats.blocks import split_blocks
 from ...gpu.facts import Facts
-from ..route import Array, Dims, Recipe, Route
+from ..route import Array, Dims, Route
 from . import packed
 
 
@@ -29,14 +29,10 @@ def _gemv_why_not(dims: Dims, facts: Facts) -> str | None:
     return packed.one_row(dims)
 
 
-def _tile_shared_f16(dims: Dims, facts: Facts) -> Recipe:
-    return packed.tile_shared_recipe(dims, facts, half=True)
-
-
 _PACK = {"x": packed.pack_x, "weight": pack_weight, "bias": packed.pack_bias}
 
 ROUTES = (
     Route("linear", "gemv", packed.gemv_recipe, _gemv_why_not, pack=_PACK),
     Route("linear", "tile_shared", packed.tile_shared_recipe, pack=_PACK),
-    Route("linear", "tile_shared_f16", _tile_shared_f16, pack=_PACK, exact=False),
+    Route("linear", "tile_shared_f16", packed.tile_shared_f16_recipe, pack=_PACK, exact=False),
 )

@@ -55,14 +55,13 @@ fn main(
         let x5 = x[i + 5u];
         let x6 = x[i + 6u];
         let x7 = x[i + 7u];
-        let x_sum = dot(x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7, vec4<f32>(1.0));
-        acc.x = acc.x + packed_dot(load_block(rows.x, block), x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+        acc.x = acc.x + packed_dot(load_block(rows.x, block), x0, x1, x2, x3, x4, x5, x6, x7);
         if (ROWS > 1u) {
-            acc.y = acc.y + packed_dot(load_block(rows.y, block), x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+            acc.y = acc.y + packed_dot(load_block(rows.y, block), x0, x1, x2, x3, x4, x5, x6, x7);
         }
         if (ROWS > 2u) {
-            acc.z = acc.z + packed_dot(load_block(rows.z, block), x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
-            acc.w = acc.w + packed_dot(load_block(rows.w, block), x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+            acc.z = acc.z + packed_dot(load_block(rows.z, block), x0, x1, x2, x3, x4, x5, x6, x7);
+            acc.w = acc.w + packed_dot(load_block(rows.w, block), x0, x1, x2, x3, x4, x5, x6, x7);
         }
     }
     acc = team_sum(acc, lane);

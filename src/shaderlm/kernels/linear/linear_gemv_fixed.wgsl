@@ -2,11 +2,11 @@
 // WG threads make WG / TEAM teams; a team computes ROWS rows (1, 2 or 4), its lanes share their k in blocks of
 // 32: a block of x serves all rows, a block of q4 weights is one 16-byte load. x is staged in workgroup memory,
 // STAGE blocks at a time: read straight from the buffer, the lanes' blocks lie 128 bytes apart, and each load
-// touches as many cache lines as there are lanes. There it becomes 24-bit
-// fixed point, v = 65536·h + 256·m + l with signed bytes h, m, l and one scale per block of 32: products are then
-// integer dot products of bytes, exact, four at a time, and cost less than unpacking weights to f32. x is rounded
-// by at most 1/16,646,144 of the largest of its block, which is what f32 does to that one. Weights are loaded one block ahead: before the first wait for
-// x, and before the arithmetic of the block at hand.
+// touches as many cache lines as there are lanes. There it becomes 24-bit fixed point, v = 65536·h + 256·m + l with
+// signed bytes h, m, l and one scale per block of 32: products are then integer dot products of bytes, exact, four
+// at a time, and cost less than unpacking weights to f32. Each x is rounded by at most 1/16,646,144 of the largest of
+// its block, which is what f32 arithmetic does to a sum that holds that one. Weights are loaded one block ahead:
+// before the first wait for x, and before the arithmetic of the block at hand.
 // Grid: ceil(n / (ROWS · WG / TEAM)) workgroups, folded. Needs k % 32 == 0 and STAGE % TEAM == 0.
 
 const WG: u32 = 256u;

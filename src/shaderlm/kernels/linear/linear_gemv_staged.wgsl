@@ -96,14 +96,13 @@ fn main(
             let x5 = x_tile[i + 5u];
             let x6 = x_tile[i + 6u];
             let x7 = x_tile[i + 7u];
-            let x_sum = dot(x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7, vec4<f32>(1.0));
-            acc.x = acc.x + packed_dot(p0, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+            acc.x = acc.x + packed_dot(p0, x0, x1, x2, x3, x4, x5, x6, x7);
             if (ROWS > 1u) {
-                acc.y = acc.y + packed_dot(p1, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+                acc.y = acc.y + packed_dot(p1, x0, x1, x2, x3, x4, x5, x6, x7);
             }
             if (ROWS > 2u) {
-                acc.z = acc.z + packed_dot(p2, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
-                acc.w = acc.w + packed_dot(p3, x0, x1, x2, x3, x4, x5, x6, x7, x_sum);
+                acc.z = acc.z + packed_dot(p2, x0, x1, x2, x3, x4, x5, x6, x7);
+                acc.w = acc.w + packed_dot(p3, x0, x1, x2, x3, x4, x5, x6, x7);
             }
         }
     }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...formats.blocks import nibbles_q4gsw
 from ...gpu.facts import Facts
 from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, f32, part, row_ranges
 from ..wgsl import Kernel, compose
@@ -103,9 +104,7 @@ def _gemv_why_not(dims: Dims, facts: Facts) -> str | None:
 
 def prepack_weight(weight: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
     """Reorder nibbles so that a 16-byte word holds a block of 32 as `format_q4` reads it."""
-    nibbles = np.empty((weight.shape[0], 2 * weight.shape[1]), np.uint8)
-    nibbles[:, 0::2] = weight & 15
-    nibbles[:, 1::2] = weight >> 4
+    nibbles = (nibbles_q4gsw(weight) + 8).astype(np.uint8)
     blocks = nibbles.reshape(weight.shape[0], -1, 32)
     words = (blocks[:, :, :16] | (blocks[:, :, 16:] << 4)).reshape(weight.shape[0], -1)
     return packed.split_rows("weight", words, dims, facts)
@@ -131,10 +130,6 @@ def _gemv_packed_why_not(dims: Dims, facts: Facts) -> str | None:
     return packed.one_row(dims) or _packed_why_not(dims, facts)
 
 
-def _tile_shared_f16(dims: Dims, facts: Facts) -> Recipe:
-    return packed.tile_shared_recipe(dims, facts, half=True)
-
-
 _GEMV = _recipe(Kernel("linear/linear_q4gsw_gemv", ("shared/reduce_tree",)), _clamped)
 _GEMV_BYTES = _recipe(Kernel("linear/linear_q4gsw_gemv_bytes"), _per_output)
 _TILE = _recipe(_TILE_KERNEL, _per_tile)
@@ -147,5 +142,5 @@ ROUTES = (
     Route("linear_q4gsw", "tile", _TILE, _tile_why_not, _AS_GIVEN),
     Route("linear_q4gsw", "gemv_bytes", _GEMV_BYTES, _gemv_bytes_why_not, _AS_GIVEN),
     Route("linear_q4gsw", "naive", _NAIVE, pack=_AS_GIVEN),
-    Route("linear_q4gsw", "tile_shared_f16", _tile_shared_f16, _packed_why_not, _PREPACKED, exact=False),
+    Route("linear_q4gsw", "tile_shared_f16", packed.tile_shared_f16_recipe, _packed_why_not, _PREPACKED, exact=False),
 )

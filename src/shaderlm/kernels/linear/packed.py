@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...formats.blocks import BLOCK
 from ...gpu.facts import Facts
 from ..route import Array, Dims, Dispatch, Recipe, ceil_div, f32, part, row_ranges
 from ..wgsl import Constant, Kernel
-
-BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def pack_bias(bias: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
     return split_rows("bias", bias, dims, facts)
 
 
-def _dispatches(
+def _over_ranges(
     kernel: Kernel, constants: Mapping[str, Constant], per_group: int, tiles_m: int, dims: Dims, facts: Facts
 ) -> Recipe:
     lay, k = layout(dims), padded_k(dims)
@@ -161,12 +160,12 @@ def gemv_recipe(dims: Dims, facts: Facts) -> Recipe:
 
 
 def gemv_with(cut: Gemv, dims: Dims, facts: Facts) -> Recipe:
-    """The GEMV with a given cut: what tuning and tests vary."""
+    """The GEMV with a given cut."""
     kernel = Kernel(f"linear/linear_gemv_{cut.arithmetic}", (f"shared/{cut.reduction}", layout(dims).file), cut.needs)
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows}
     if cut.stage:
         constants["STAGE"] = cut.stage
-    return _dispatches(kernel, constants, cut.rows * cut.threads // cut.team, 1, dims, facts)
+    return _over_ranges(kernel, constants, cut.rows * cut.threads // cut.team, 1, dims, facts)
 
 
 def tile_shared_recipe(dims: Dims, facts: Facts, half: bool = False) -> Recipe:
@@ -178,7 +177,12 @@ def tile_shared_recipe(dims: Dims, facts: Facts, half: bool = False) -> Recipe:
     needs = frozenset({"f16"}) if half else frozenset[str]()
     kernel = Kernel("linear/linear_tile_shared", (layout(dims).file,), needs)
     constants: dict[str, Constant] = {"TM": tm, "QUADS": quads, "tile4": "vec4<f16>" if half else "vec4<f32>"}
-    return _dispatches(kernel, constants, 64, ceil_div(dims["M"], 16 * tm), dims, facts)
+    return _over_ranges(kernel, constants, 64, ceil_div(dims["M"], 16 * tm), dims, facts)
+
+
+def tile_shared_f16_recipe(dims: Dims, facts: Facts) -> Recipe:
+    """The same with both operands stored as f16 in workgroup memory; products and sums stay f32."""
+    return tile_shared_recipe(dims, facts, half=True)
 
 
 def one_row(dims: Dims) -> str | None:

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...gpu.facts import Facts
-from ..route import Dims, Dispatch, Recipe, Route, always, ceil_div, f32
+from ..route import Dims, Dispatch, Recipe, Route, always, ceil_div, f32, reduction
 from ..wgsl import Kernel
-
-
-def reduction(facts: Facts) -> tuple[str, frozenset[str]]:
-    """The shared file that sums over a workgroup on this device, and what it needs."""
-    if facts.subgroups:
-        return "shared/reduce_subgroup", frozenset({"subgroups"})
-    return "shared/reduce_tree", frozenset()
 
 
 def _kept(quads: int) -> int:

@@ -1,8 +1,7 @@
 // apply of silu_mul: a / (1 + exp(−a)) · b
-// Far below zero exp overflows, and what infinity does then is up to the implementation: a is held at −80, where the
-// quotient is −1.4e-33.
+// Below −88 exp overflows, and what infinity does then is up to the implementation; the quotient is 0 to f32's
+// precision there. NaN stays NaN.
 
 fn apply(a: value, b: value) -> value {
-    let held = max(a, value(-80.0));
-    return held / (value(1.0) + exp(-held)) * b;
+    return select(a / (value(1.0) + exp(-max(a, value(-88.0)))) * b, value(0.0) * b, a < value(-88.0));
 }

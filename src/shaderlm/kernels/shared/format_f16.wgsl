@@ -1,6 +1,6 @@
 // Weight format f16: one vec4<u32> holds 8 weights. No scales. unpack2x16float is core WGSL: no f16 feature needed.
 // Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7, x_sum), their dot product with x, whose sum is x_sum.
+// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x.
 
 fn halves(pair: vec2<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(pair.x), unpack2x16float(pair.y));
@@ -23,7 +23,7 @@ fn load_block(row: u32, block: u32) -> Packed {
 fn packed_dot(
     p: Packed,
     x0: vec4<f32>, x1: vec4<f32>, x2: vec4<f32>, x3: vec4<f32>,
-    x4: vec4<f32>, x5: vec4<f32>, x6: vec4<f32>, x7: vec4<f32>, x_sum: f32,
+    x4: vec4<f32>, x5: vec4<f32>, x6: vec4<f32>, x7: vec4<f32>,
 ) -> f32 {
     return dot(x0, halves(p.a.xy)) + dot(x1, halves(p.a.zw)) + dot(x2, halves(p.b.xy)) + dot(x3, halves(p.b.zw))
         + dot(x4, halves(p.c.xy)) + dot(x5, halves(p.c.zw)) + dot(x6, halves(p.d.xy)) + dot(x7, halves(p.d.zw));

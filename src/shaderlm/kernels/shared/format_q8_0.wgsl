@@ -1,15 +1,10 @@
 // Weight format q8_0: one vec4<u32> holds 16 signed bytes; a scale per 32 weights.
 // Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7, x_sum), their dot product with x, whose sum is x_sum;
+// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x;
 // and for integer arithmetic packed_bytes(those), 32 signed bytes of which ZERO_POINT is to be taken off.
 
-const F16_SCALES: bool = true;
-
 fn scale_at(i: u32) -> f32 {
-    if (F16_SCALES) {
-        return unpack2x16float(scales[i / 2u])[i % 2u];
-    }
-    return bitcast<f32>(scales[i]);
+    return unpack2x16float(scales[i / 2u])[i % 2u];
 }
 
 fn weight4(row: u32, quad: u32) -> vec4<f32> {
@@ -30,7 +25,7 @@ fn load_block(row: u32, block: u32) -> Packed {
 fn packed_dot(
     p: Packed,
     x0: vec4<f32>, x1: vec4<f32>, x2: vec4<f32>, x3: vec4<f32>,
-    x4: vec4<f32>, x5: vec4<f32>, x6: vec4<f32>, x7: vec4<f32>, x_sum: f32,
+    x4: vec4<f32>, x5: vec4<f32>, x6: vec4<f32>, x7: vec4<f32>,
 ) -> f32 {
     let sum = dot(x0, vec4<f32>(unpack4xI8(p.a.x))) + dot(x1, vec4<f32>(unpack4xI8(p.a.y)))
         + dot(x2, vec4<f32>(unpack4xI8(p.a.z))) + dot(x3, vec4<f32>(unpack4xI8(p.a.w)))

@@ -1,12 +1,12 @@
 // out[i] = apply(a[i], b[i mod period])        `apply` is included; period < count repeats b over the rows of a
-// One element per thread. Any size. Grid: one thread per element or quad, folded.
+// A value is f32, or four of them as vec4<f32>. Grid: one thread per value, folded.
 
 const WG: u32 = 256u;
-alias value = f32;
+alias value = vec4<f32>;
 
 struct Params {
-    count: u32,   // elements of a and out
-    period: u32,  // elements of b
+    count: u32,   // values of a and out
+    period: u32,  // values of b
 }
 
 @group(0) @binding(0) var<storage, read> a: array<value>;          // [count]

@@ -1,0 +1,45 @@
+"""One input far larger than the others, with a weight of 0: what is lost is bounded, and the f32 forms lose nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shaderlm.formats import blocks
+from shaderlm.gpu import Device
+from shaderlm.graph import reference, resolve
+from shaderlm.kernels import routes_of
+from shaderlm.runtime import lower
+
+from .compare import assert_close
+
+K, N = 256, 4099
+
+
+@pytest.mark.parametrize("outlier", [1e4, 3e4])
+def test_outliers(outlier: float, device: Device) -> None:
+    rng = np.random.default_rng(1)
+    weight, scales = blocks.pack_q4gsw(rng.standard_normal((N, K)) / 16, 32)
+    weight[:, 20] = (weight[:, 20] & 0xF0) | 8  # q = 0 at k = 40
+    x = rng.standard_normal((1, K)).astype(np.float32)
+    x[0, 40] = outlier
+    dense = blocks.unpack_q4gsw(weight, scales, 32, K)
+    expected = reference.linear(x, dense)
+    dims = resolve("linear_q4gsw", {"M": 1, "K": K, "N": N, "group_size": 32})
+    # Metal's plan has no integer products; software's reads x where it lies; the discrete one is fixed point.
+    plans = {"f32 staged": ("discrete", "Metal"), "f32 direct": ("software", "Vulkan"), "fixed": ("discrete", "Vulkan")}
+    for plan, (kind, backend) in plans.items():
+        facts = replace(device.facts, kind=kind, backend=backend)
+        for route in routes_of("linear_q4gsw"):
+            if route.reason(dims, facts) is None and route.exact:
+                raw = device.run(lower(route, dims, facts, {"x": x, "weight": weight, "scales": scales}))
+                actual = raw["out"].view(np.float32).reshape(1, N)
+                label = f"{route.name} ({plan})"
+                if plan == "fixed" and route.name == "gemv_packed":
+                    block = np.abs(dense[:, 32:64]).sum(axis=1)  # the weights of the outlier's block
+                    bound = outlier / 16_646_144 * block + 1e-5
+                    assert (np.abs(actual - expected)[0] <= bound).all(), label
+                else:
+                    assert_close(actual, expected, "linear", label)
