@@ -11,7 +11,7 @@ import pytest
 from shaderlm.bench.shapes import MODELS, ModelShape
 from shaderlm.gpu import WEBGPU_DEFAULT, Device, Facts, open_device
 from shaderlm.graph import resolve
-from shaderlm.kernels import Recipe, Route, all_routes, choose, routes_of
+from shaderlm.kernels import Kernel, Recipe, Route, all_routes, choose, routes_of
 from shaderlm.runtime import lower
 
 from .cases import CASES, LONG_FLOPS, Case, make, result, tolerance
@@ -106,11 +106,11 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
     assert count, "no route ran"
 
 
-def _variants(op: str, dims: dict[str, Any], facts: Facts) -> set[tuple[str, frozenset[tuple[str, Any]]]]:
+def _variants(op: str, dims: dict[str, Any], facts: Facts) -> set[tuple[Kernel, frozenset[tuple[str, Any]]]]:
     """The specialised kernels that the default route launches; sizes that only a shape has are left out."""
     route = choose(op, dims, facts, None)
     return {
-        (d.kernel.name, frozenset((k, v) for k, v in d.constants.items() if k not in ("HAS_BIAS", "GROUP_BLOCKS")))
+        (d.kernel, frozenset((k, v) for k, v in d.constants.items() if k not in ("HAS_BIAS", "GROUP_BLOCKS")))
         for d in route.recipe(dims, facts).dispatches
     }
 
@@ -120,7 +120,7 @@ def test_what_a_model_launches_is_tested(model: ModelShape) -> None:
     """Every specialised kernel that a large GPU takes for this model is one that some case above reaches."""
     facts = replace(WEBGPU_DEFAULT, kind="discrete", subgroups=True, max_workgroup_memory=32 << 10)
     facts = replace(facts, max_binding=2**31 - 4, max_buffer=2**32 - 4)
-    wanted: set[tuple[str, frozenset[tuple[str, Any]]]] = set()
+    wanted: set[tuple[Kernel, frozenset[tuple[str, Any]]]] = set()
     for K, N in model.matrices.values():
         for M in (1, 128, 512):
             wanted |= _variants("linear", resolve("linear", {"M": M, "K": K, "N": N, "format": "q4_0"}), facts)
@@ -131,7 +131,7 @@ def test_what_a_model_launches_is_tested(model: ModelShape) -> None:
     for rows in (1, 512):
         dims = resolve("add_rms_norm", {"rows": rows, "width": model.hidden})
         wanted |= _variants("add_rms_norm", dims, facts)
-    reached: set[tuple[str, frozenset[tuple[str, Any]]]] = set()
+    reached: set[tuple[Kernel, frozenset[tuple[str, Any]]]] = set()
     for case in CASES:
         if case.op in ("linear", "sdpa_kv", "add_rms_norm"):
             reached |= _variants(case.op, case.dims, facts)

@@ -2,8 +2,9 @@
 // WG threads make WG / TEAM teams; a team computes ROWS rows (1, 2 or 4), its lanes share their k in blocks of
 // 32: a block of x serves all rows, a block of q4 weights is one 16-byte load. x is staged in workgroup memory,
 // STAGE blocks at a time: read straight from the buffer, the lanes' blocks lie 128 bytes apart, and each load
-// touches as many cache lines as there are lanes. Weights are loaded one block ahead: before the first wait for
-// x, and before the arithmetic of the block at hand.
+// touches as many cache lines as there are lanes. What is staged, and how it is multiplied, is the included
+// arithmetic's business. Weights are loaded one block ahead: before the first wait for x, and before the arithmetic
+// of the block at hand.
 // Grid: ceil(n / (ROWS · WG / TEAM)) workgroups, folded. Needs k % 32 == 0 and STAGE % TEAM == 0.
 
 const WG: u32 = 256u;
@@ -28,8 +29,8 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;    // [m, n_total]
 @group(0) @binding(5) var<uniform> params: Params;
 
-// Nine quads a block, eight used: lanes that read neighbouring blocks then hit different banks.
-var<workgroup> x_tile: array<vec4<f32>, STAGE * 9u>;
+// A block takes nine quads, an odd number, so that lanes that read neighbouring blocks hit different banks.
+var<workgroup> x_tile: array<vec4<u32>, STAGE * 9u>;
 
 fn store(row: u32, value: f32) {
     if (row < params.n) {
@@ -70,9 +71,15 @@ fn main(
         let end = min(first_block + STAGE, blocks);
         workgroupBarrier();  // the stage before has been read
         for (var i = lane; i < (end - first_block) * 8u; i = i + WG) {
-            x_tile[i / 8u * 9u + i % 8u] = x[first_block * 8u + i];
+            x_tile[i / 8u * 9u + i % 8u] = bitcast<vec4<u32>>(x[first_block * 8u + i]);
         }
         workgroupBarrier();
+        if (FINISH) {
+            for (var b = lane; b < end - first_block; b = b + WG) {
+                finish_block(b * 9u);
+            }
+            workgroupBarrier();
+        }
         for (; block < end; block = block + TEAM) {
             let p0 = w0;
             let p1 = w1;
@@ -87,22 +94,14 @@ fn main(
                 w2 = load_block(rows.z, ahead);
                 w3 = load_block(rows.w, ahead);
             }
-            let i = (block - first_block) * 9u;
-            let x0 = x_tile[i];
-            let x1 = x_tile[i + 1u];
-            let x2 = x_tile[i + 2u];
-            let x3 = x_tile[i + 3u];
-            let x4 = x_tile[i + 4u];
-            let x5 = x_tile[i + 5u];
-            let x6 = x_tile[i + 6u];
-            let x7 = x_tile[i + 7u];
-            acc.x = acc.x + packed_dot(p0, x0, x1, x2, x3, x4, x5, x6, x7);
+            let v = staged((block - first_block) * 9u);
+            acc.x = acc.x + staged_dot(p0, v);
             if (ROWS > 1u) {
-                acc.y = acc.y + packed_dot(p1, x0, x1, x2, x3, x4, x5, x6, x7);
+                acc.y = acc.y + staged_dot(p1, v);
             }
             if (ROWS > 2u) {
-                acc.z = acc.z + packed_dot(p2, x0, x1, x2, x3, x4, x5, x6, x7);
-                acc.w = acc.w + packed_dot(p3, x0, x1, x2, x3, x4, x5, x6, x7);
+                acc.z = acc.z + staged_dot(p2, v);
+                acc.w = acc.w + staged_dot(p3, v);
             }
         }
     }

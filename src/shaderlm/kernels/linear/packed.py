@@ -108,15 +108,15 @@ def _over_ranges(
 class Gemv:
     """How a GEMV is cut: threads per workgroup, lanes that share a row's K, rows per team, and who adds up.
 
-    `arithmetic` is "direct" (f32, x read where it lies), or with `stage` blocks of x at a time in workgroup
-    memory "staged" (f32) or "fixed" (24-bit fixed point, for the formats with integer weights).
+    `stage` blocks of x at a time are staged in workgroup memory (0: x is read where it lies), and multiplied in
+    "f32" or, for the formats with integer weights, "fixed" point.
     """
 
     threads: int
     team: int
     rows: int
     reduction: str
-    arithmetic: str = "direct"
+    arithmetic: str = "f32"
     stage: int = 0
 
     @property
@@ -142,7 +142,7 @@ def gemv_shape(dims: Dims, facts: Facts) -> Gemv:
         arithmetic, rows = "fixed", 4 if kind == "q4_0" else 2
         team = power_of_two(_GEMV_THREADS * rows / n, 8 if k >= 1024 else 4, 64)
     else:
-        arithmetic = "staged"
+        arithmetic = "f32"
         rows = 2 if k >= 4096 and kind != "f32" else 1
         team = 64 if k >= 4096 else 32
     reduction = "team_subgroup" if facts.subgroups else "team_tree"
@@ -161,7 +161,11 @@ def gemv_recipe(dims: Dims, facts: Facts) -> Recipe:
 
 def gemv_with(cut: Gemv, dims: Dims, facts: Facts) -> Recipe:
     """The GEMV with a given cut."""
-    kernel = Kernel(f"linear/linear_gemv_{cut.arithmetic}", (f"shared/{cut.reduction}", layout(dims).file), cut.needs)
+    include = (f"shared/{cut.reduction}", layout(dims).file)
+    if cut.stage:
+        kernel = Kernel("linear/linear_gemv_staged", (*include, f"shared/stage_{cut.arithmetic}"), cut.needs)
+    else:
+        kernel = Kernel("linear/linear_gemv_direct", include, cut.needs)
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows}
     if cut.stage:
         constants["STAGE"] = cut.stage
