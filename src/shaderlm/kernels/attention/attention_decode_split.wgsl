@@ -1,6 +1,6 @@
 // One query: for each chunk of keys, per query head h
 //   stats[h, split] = (m, l) = (max_c score, Σ_c exp(score − m));  partial[h, split, d] = Σ_c exp(score − m) · v[c, d]
-// A workgroup owns one kv head and one chunk of KEYS keys: every K and V row is read once for all its GROUP query
+// A workgroup owns one kv head and one chunk of KEYS keys: a K or V row is read once for every four of its GROUP query
 // heads. Heads are kept four to a vector, H4 vectors. Loads are issued four at a time before the first is used:
 // one after the other they would each wait a full trip to memory.
 // Grid: one workgroup per (kv head, split), folded. Needs QUADS ≤ WG. attention_decode_merge joins the splits.
