@@ -1,0 +1,8 @@
+"""Text ↔ token ids, chat templates, streaming. Knows neither models nor GPU."""
+
+from .chat import ChatTemplate
+from .stream import TextStream
+from .tokenizer import Tokenizer
+from .vocabulary import Vocabulary
+
+__all__ = ["ChatTemplate", "TextStream", "Tokenizer", "Vocabulary"]

@@ -1,0 +1,161 @@
+"""Text → token ids with the `tokenizers` package, and token ids → bytes with a table of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+
+from ..errors import InputError
+from .vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
+
+# How checkpoints cut text into words before byte-pair merging, by GGUF's tokenizer.ggml.pre.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def _split(pattern: str) -> Any:
+    words = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "gpt-2": _gpt2,
+    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()]),
+    "llama-bpe": lambda: _split(_WORDS % "{1,3}"),
+    "qwen2": lambda: _split(_WORDS % ""),
+}
+# Checkpoints that take a whole word as a token, if it is one, before merging.
+_WHOLE_WORDS_FIRST = {"llama-bpe"}
+
+
+class Tokenizer:
+    """Encodes and decodes with one vocabulary. Safe to share between threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._bytes = _token_bytes(vocabulary)
+        build = _byte_level if vocabulary.kind == "bpe" else _sentence_piece
+        # Two of them: special tokens in the text are either text or tokens, and the switch is not per call.
+        self._plain, self._special = build(vocabulary), build(vocabulary)
+        texts = vocabulary.tokens
+        for encoder, kinds in ((self._plain, {USER_DEFINED}), (self._special, {USER_DEFINED, CONTROL})):
+            added = [texts[i] for i, kind in enumerate(vocabulary.types) if kind in kinds and texts[i]]
+            encoder.add_tokens([AddedToken(text, normalized=False) for text in added])
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: EOS, and the end-of-turn tokens that chat checkpoints use beside it."""
+        turns = {"<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
+        kinds = zip(self.vocabulary.tokens, self.vocabulary.types, strict=True)
+        found = {i for i, (text, kind) in enumerate(kinds) if text in turns and kind in (CONTROL, USER_DEFINED)}
+        return frozenset(found | ({self.vocabulary.eos} if self.vocabulary.eos is not None else set()))
+
+    def encode(self, text: str, add_special: bool = False, *, parse_special: bool = False) -> list[int]:
+        """Token ids of a text. `add_special` puts BOS and EOS where the checkpoint wants them; `parse_special`
+        reads the text of special tokens as those tokens, which is for chat templates, not for users' words."""
+        if not isinstance(text, str):
+            raise InputError(f"encode: text must be a str, got {type(text).__name__}")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError("encode: text must be valid Unicode, it holds half a character (a lone surrogate)")
+        vocabulary = self.vocabulary
+        encoder = self._special if parse_special else self._plain
+        ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
+        if add_special and vocabulary.add_bos and vocabulary.bos is not None and ids[:1] != [vocabulary.bos]:
+            ids = [vocabulary.bos, *ids]
+        if add_special and vocabulary.add_eos and vocabulary.eos is not None:
+            ids = [*ids, vocabulary.eos]
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for; special tokens stand for none."""
+        if not 0 <= token < len(self._bytes):
+            raise InputError(f"decode: a token id must lie in 0 … {len(self._bytes) - 1}, got {token}")
+        return self._bytes[token]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids, special tokens left out. Broken UTF-8 becomes U+FFFD."""
+        ids = list(ids)
+        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        # The space that was put before the first word when it was encoded.
+        return text[1:] if self.vocabulary.add_space_prefix and text.startswith(" ") else text
+
+
+def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    if vocabulary.pre not in _PRE_TOKENIZERS:
+        known = ", ".join(_PRE_TOKENIZERS)
+        raise InputError(f"tokenizer.ggml.pre {vocabulary.pre!r} is not known; known are {known}")
+    merges: list[tuple[str, str]] = []
+    for merge in vocabulary.merges:
+        left, space, right = merge.partition(" ")
+        if not space:
+            raise InputError(f"tokenizer.ggml.merges must hold pairs, got {merge!r}")
+        merges.append((left, right))
+    model = models.BPE(
+        vocab={text: i for i, text in enumerate(vocabulary.tokens)},
+        merges=merges,
+        ignore_merges=vocabulary.pre in _WHOLE_WORDS_FIRST,
+    )
+    encoder = tokenizers.Tokenizer(model)
+    encoder.pre_tokenizer = _PRE_TOKENIZERS[vocabulary.pre]()
+    return encoder
+
+
+def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """Pieces are merged in the order of their scores: the merges are all ways to make a piece of two others."""
+    ids = {text: i for i, text in enumerate(vocabulary.tokens)}
+    merges = []
+    for piece, i in ids.items():
+        if vocabulary.types[i] in (NORMAL, USER_DEFINED):
+            for cut in range(1, len(piece)):
+                left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
+                if left is not None and right is not None:
+                    merges.append((-vocabulary.scores[i], left, right))
+    merges.sort()
+    texts = vocabulary.tokens
+    encoder = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=ids,
+            merges=[(texts[left], texts[right]) for _, left, right in merges],
+            unk_token=None if vocabulary.unknown is None else texts[vocabulary.unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    space = [normalizers.Replace(" ", "▁")]
+    encoder.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), *space] if vocabulary.add_space_prefix else space
+    )
+    return encoder
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes each byte as a printable character: itself, or one from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _token_bytes(vocabulary: Vocabulary) -> list[bytes]:
+    alphabet = _byte_alphabet()
+    found = []
+    for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
+        if kind in (CONTROL, UNKNOWN):
+            found.append(b"")
+        elif kind == BYTE:  # "<0x0A>"
+            found.append(bytes([int(text[1:-1], 16)]))
+        elif vocabulary.kind == "spm":
+            found.append(text.replace("▁", " ").encode())
+        elif kind == USER_DEFINED or any(character not in alphabet for character in text):
+            found.append(text.encode())
+        else:
+            found.append(bytes(alphabet[character] for character in text))
+    return found
