@@ -121,8 +121,6 @@ def test_without_switches_features_off(opened: Callable[..., Device], device: De
     bare = opened(without=("subgroups", "f16", "timestamps"))
     assert (bare.facts.subgroups, bare.facts.f16, bare.facts.timestamps) == (False, False, False)
     assert not {"subgroup", "shader-f16", "timestamp-query"} & set(bare._native.features)
-    with pytest.raises(KernelError, match="f16"):
-        bare.run(program(adding("half", "f32(f16(1.0))", more="enable f16;")))
     loaded = bare.load(program(adding("no timestamps")))
     with pytest.raises(DeviceError, match="no timestamp queries"):
         bare.time([loaded])

@@ -96,7 +96,8 @@ def unpack_q4_0(blocks: U8) -> NDArray[np.float64]:
     """Float64 weights [N, K] of q4_0 blocks."""
     scales, body = _split(blocks, "q4_0")
     q = np.concatenate([body & 15, body >> 4], axis=2).astype(np.int8) - 8
-    return (q * scales[:, :, None]).reshape(blocks.shape[0], -1)
+    weights: NDArray[np.float64] = (q * scales[:, :, None]).reshape(blocks.shape[0], -1)
+    return weights
 
 
 def split_blocks(blocks: U8, name: str) -> tuple[NDArray[np.float16], U8]:
