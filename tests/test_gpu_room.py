@@ -36,8 +36,8 @@ def opened(pytestconfig: pytest.Config) -> Callable[..., Device]:
     return lambda **less: open_device(pytestconfig.getoption("--device"), **less)
 
 
-def adding(label: str, one: str = "1.0", threads: str = "1u", more: str = "") -> str:
-    return f"""{more}
+def adding(label: str, one: str = "1.0", threads: str = "1u") -> str:
+    return f"""
     @group(0) @binding(0) var<storage, read_write> out: array<f32>;
     @compute @workgroup_size({threads})
     fn main() {{ out[0] = out[0] + {one}; }}  // {label}
