@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shaderlm.errors import DeviceError
@@ -23,9 +25,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def _open(config: pytest.Config, **options: object) -> Device:
+def _open(config: pytest.Config, **options: Any) -> Device:
     try:
-        return open_device(config.getoption("--device"), **options)  # type: ignore[arg-type]
+        return open_device(config.getoption("--device"), **options)
     except DeviceError as problem:
         pytest.fail(f"the tests need a WebGPU adapter: {problem}")
 

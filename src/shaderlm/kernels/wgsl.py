@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -61,7 +61,6 @@ class Shader:
     params: tuple[tuple[str, str], ...]
     workgroup_size: int
     workgroup_memory: int
-    constants: Mapping[str, str] = field(repr=False)
 
     def pack_params(self, values: Mapping[str, int | float]) -> NDArray[np.uint8]:
         """Bytes of the `Params` struct. Every field must be given, and no other."""
@@ -151,5 +150,4 @@ def _compose(kernel: Kernel, constants: tuple[tuple[str, Constant], ...], target
         params=fields,
         workgroup_size=_evaluate("WG", consts),
         workgroup_memory=memory,
-        constants=consts,
     )

@@ -61,10 +61,6 @@ class Vocabulary:
             chat_template=metadata.get("tokenizer.chat_template"),
         )
 
-    def text_of(self, token: int | None) -> str:
-        """The text of a special token, "" where there is none."""
-        return "" if token is None else self.tokens[token]
-
 
 def _strings(metadata: Mapping[str, Any], name: str, *, required: bool) -> list[str]:
     value = metadata.get(f"{_PREFIX}{name}")
