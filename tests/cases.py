@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from shaderlm.formats import blocks
 from shaderlm.graph import reference, resolve
+from shaderlm.graph.ops import CHOICE, FORMATS
 from shaderlm.kernels import Route
+
+from .weights import make_weight, whole_k
 
 Arrays = dict[str, NDArray[Any] | None]
 LONG_FLOPS = 500_000_000
@@ -38,7 +41,7 @@ class Case:
         d = self.dims
         if "M" in d:
             return int(2 * d["M"] * d["K"] * d["N"])
-        if "Hq" in d:
+        if "S" in d:
             return int(4 * d["S"] * d["Hq"] * d["D"] * (d["pos"] + (d["S"] + 1) / 2))
         return 0
 
@@ -54,7 +57,6 @@ def _cases(op: str, names: str, rows: Iterable[tuple[Any, ...]]) -> list[Case]:
 
 _WIDTHS = (1, 2, 32, 63, 64, 65, 100, 128, 130, 252, 256, 576, 896, 1028, 2048, 4096, 8192, 12004)
 _NORM_SHAPES = [(3, width) for width in _WIDTHS] + [(1, 576), (1, 4096), (1024, 64), (257, 130), (70_001, 4)]
-_FORMATS = ("f32", "f16", "q8_0", "q4_0")
 
 CASES: list[Case] = [
     *(case for op in ("rms_norm", "rms_norm_mul", "add_rms_norm") for case in _cases(op, "rows width", _NORM_SHAPES)),
@@ -77,23 +79,42 @@ CASES: list[Case] = [
         "linear",
         "M K N format bias",
         [
-            (M, K, N, kind, bias)
-            for kind in _FORMATS
-            for M, K, N, bias in (
-                (1, 32, 1, False), (1, 576, 97, True), (1, 2048, 130, False), (1, 64, 4100, True), (1, 4160, 41, False),
-                (5, 96, 67, True), (66, 64, 65, False),
+            (M, whole_k(K, kind), N, kind, M == 1)  # with or without a bias is another shader, and they take long to compile
+            for kind in FORMATS
+            for M, K, N in (
+                (1, 32, 1), (1, 576, 97), (1, 2048, 130), (1, 64, 4100), (1, 4160, 41), (5, 96, 67), (66, 64, 65),
             )
-        ] + [(1, 37, 11, "f32", True), (3, 101, 7, "f16", False), (300, 64, 70, "q8_0", False),
+        ] + [(1, 37, 11, "f32", False), (3, 101, 7, "f16", False), (300, 64, 70, "q8_0", False),
            # What large models' shapes are cut into: tall tiles, long stages, short and middling teams.
-           (1025, 32, 7240, "f32", False), (1025, 32, 7240, "q4_0", False), (1, 4128, 4099, "q4_0", False),
-           (1, 4128, 4099, "q8_0", True), (1, 64, 16400, "q4_0", False), (1, 32, 49160, "q4_0", False),
-           (1, 1056, 19840, "q4_0", False), (1, 2080, 19840, "q4_0", False), (1, 2080, 7001, "q4_0", False),
-           (65, 32, 8300, "q4_0", False)],
+           (1025, 32, 7240, "f32", False), (1025, 32, 7240, "q4_0", False), (1, 4128, 4099, "q4_0", True),
+           (1, 4128, 4099, "q8_0", True), (1, 64, 16400, "q4_0", True), (1, 32, 49160, "q4_0", True),
+           (1, 1056, 19840, "q4_0", True), (1, 2080, 19840, "q4_0", True), (1, 2080, 7001, "q4_0", True),
+           (65, 32, 8300, "q4_0", True)],
+    ),
+    *(
+        case
+        for odd, op in enumerate(("linear_add", "linear_silu_mul"))
+        for case in _cases(
+            op,
+            "M K N format bias",
+            # Every format, at M = 1 with one of the two and at M = 5 with the other.
+            [
+                (M, whole_k(96, kind), 70, kind, M == 1)
+                for i, kind in enumerate(FORMATS) for M in (1 if i % 2 == odd else 5,)
+            ] + [(66, 32, 130, "q4_1", True)],
+        )
+    ),
+    # Fixed point, long rows, tall tiles.
+    *_cases("linear_add", "M K N format bias", [(1, 64, 4102, "q8_0", True)]),
+    *_cases(
+        "linear_silu_mul",
+        "M K N format bias",
+        [(1, 64, 4102, "q4_0", True), (1, 4128, 38, "q4_1", True), (1025, 32, 7240, "q4_0", False)],
     ),
     *_cases(
         "embedding",
         "T N K format",
-        [(T, N, K, kind) for kind in _FORMATS for T, N, K in ((1, 3, 32), (7, 129, 576), (65, 11, 64))]
+        [(T, N, whole_k(K, kind), kind) for kind in FORMATS for T, N, K in ((1, 3, 32), (7, 129, 576), (65, 11, 64))]
         + [(5, 9, 35, "f32"), (4, 6, 100, "f16")],
     ),
     *_cases(
@@ -115,6 +136,27 @@ CASES: list[Case] = [
         ] + [(2, 1, 516, 2, 3, 1, "f32")],
     ),
     *_cases(
+        "attention",
+        "Hq Hkv D S C pos cache",
+        [(9, 3, 64, 1, 300, 170, "f32"), (9, 3, 64, 37, 64, 11, "f32"), (6, 2, 8, 4, 16, 0, "f16")],
+    ),
+    *_cases(
+        "kv_write",
+        "Hq Hkv D S C pos cache",
+        [(1, 1, 1, 1, 1, 0, "f32"), (9, 3, 64, 5, 40, 33, "f32"), (6, 2, 10, 4, 16, 3, "f16")],
+    ),
+    *_cases(
+        "rope_kv_write",
+        "T Hq Hkv D C rotary positions interleaved cache q_first q_stride k_first k_stride v_first v_stride",
+        [
+            (1, 9, 3, 64, 17, 64, 17, True, "f32"), (5, 6, 2, 8, 9, 8, 12, False, "f32"),
+            (3, 4, 4, 12, 7, 4, 7, True, "f16"), (7, 2, 1, 20, 30, 8, 30, False, "f16"),
+            (4, 9, 3, 64, 70, 64, 70, True, "f32", 0, 960, 576, 960, 768, 960),
+            (2, 4, 2, 16, 5, 16, 5, False, "f16", 0, 96, 64, 96, 0, 32),
+        ],
+    ),
+    *_cases("columns", "rows width first count", [(1, 1, 0, 1), (3, 70, 13, 57), (65, 96, 64, 32), (1, 70_001, 5, 69_996)]),
+    *_cases(
         "rope",
         "T H D rotary positions interleaved",
         [(T, H, D, rotary, T, order) for order in (False, True) for T, H, D, rotary in (
@@ -128,6 +170,8 @@ CASES: list[Case] = [
     ),
     *_cases("copy", "count", [(4,), (1020,), (70_000,)]),
     *_cases("argmax", "rows width", [(1, 1), (3, 63), (2, 64), (5, 65), (300, 7), (1, 2048), (2, 2049), (1, 49152), (3, 128256)]),
+    # Dawn runs the first: one where every filter is on.
+    *_cases("sample", "width", [(1000,), (1,), (2,), (63,), (256,), (257,), (4099,), (49152,), (128256,)]),
 ]  # fmt: skip
 
 
@@ -170,28 +214,25 @@ def _linear_q4gsw(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Array
     return operands, {"out": reference.linear(x, dense, bias)}
 
 
-def _weight(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A weight in its format, and what it stands for."""
-    dense = _normal(rng, d["N"], d["K"]) / np.float32(np.sqrt(d["K"]))
-    if d["format"] == "q8_0":
-        packed = blocks.pack_q8_0(dense)
-        return packed, blocks.unpack_q8_0(packed)
-    if d["format"] == "q4_0":
-        packed = blocks.pack_q4_0(dense)
-        return packed, blocks.unpack_q4_0(packed)
-    stored = dense.astype(np.float16) if d["format"] == "f16" else dense
-    return stored, stored
+def _linear(fused: str = "") -> Callable[..., tuple[Arrays, Arrays]]:
+    """linear, or linear_add or linear_silu_mul."""
 
+    def make(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+        x = _normal(rng, d["M"], d["K"]) / 8
+        weight, dense = make_weight(rng, d["format"], d["N"], d["K"])
+        bias = _normal(rng, d["N"]) / 4 if d["bias"] else None
+        operands: Arrays = {"x": x, "weight": weight, "bias": bias}
+        if fused == "add":
+            operands["residual"] = residual = _normal(rng, d["M"], d["N"])
+            return operands, {"out": reference.linear_add(x, dense, residual, bias)}
+        formula = reference.linear_silu_mul if fused == "silu_mul" else reference.linear
+        return operands, {"out": formula(x, dense, bias)}
 
-def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
-    x = _normal(rng, d["M"], d["K"]) / 8
-    weight, dense = _weight(rng, d)
-    bias = _normal(rng, d["N"]) if d["bias"] else None
-    return {"x": x, "weight": weight, "bias": bias}, {"out": reference.linear(x, dense, bias)}
+    return make
 
 
 def _embedding(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
-    weight, dense = _weight(rng, d)
+    weight, dense = make_weight(rng, d["format"], d["N"], d["K"])
     ids = rng.integers(0, d["N"], d["T"]).astype(np.uint32)
     # The kernel multiplies two exact numbers once, in f32.
     return {"ids": ids, "weight": weight}, {"out": reference.embedding(ids, dense).astype(np.float32)}
@@ -203,8 +244,45 @@ def _sdpa_kv(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Ar
     caches = [_normal(rng, d["C"], d["Hkv"], d["D"]).astype(dtype) for _ in range(2)]
     after = [cache.copy() for cache in caches]
     out = reference.sdpa_kv(q, k, v, after[0], after[1], d["pos"], d["scale"])
-    operands: Arrays = {"q": q, "k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1]}
+    positions = np.arange(d["pos"], d["pos"] + d["S"], dtype=np.uint32)
+    operands: Arrays = {"q": q, "k": k, "v": v, "positions": positions, "k_cache": caches[0], "v_cache": caches[1]}
     return operands, {"out": out, "k_cache": after[0], "v_cache": after[1]}
+
+
+def _attention(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    operands, expected = _sdpa_kv(rng, d)
+    caches = {"k_cache": expected["k_cache"], "v_cache": expected["v_cache"]}
+    return {"q": operands["q"], "positions": operands["positions"], **caches}, {"out": expected["out"]}
+
+
+def _kv_write(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    operands, expected = _sdpa_kv(rng, d)
+    del operands["q"], expected["out"]
+    return operands, expected
+
+
+def _rope_kv_write(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    dtype = np.float16 if d["cache"] == "f16" else np.float32
+    tokens, pos = d["T"], d["C"] - d["T"]
+    wide = {name: _normal(rng, tokens, d[f"{name}_stride"]) for name in "qkv"}
+    heads = {}
+    for name, count in (("q", d["Hq"]), ("k", d["Hkv"]), ("v", d["Hkv"])):
+        columns = wide[name][:, d[f"{name}_first"] : d[f"{name}_first"] + count * d["D"]]
+        heads[name] = columns.reshape(tokens, count, d["D"])
+    positions = np.arange(pos, pos + tokens, dtype=np.uint32)
+    table = reference.rope_table(np.arange(d["positions"]), d["rotary"]).astype(np.float32)
+    caches = [_normal(rng, d["C"], d["Hkv"], d["D"]).astype(dtype) for _ in range(2)]
+    after = [cache.copy() for cache in caches]
+    turned = reference.rope(heads["k"], table[positions], d["interleaved"])
+    reference.kv_write(turned, heads["v"], after[0], after[1], pos)
+    out = reference.rope(heads["q"], table[positions], d["interleaved"])
+    operands: Arrays = {**wide, "positions": positions, "table": table, "k_cache": caches[0], "v_cache": caches[1]}
+    return operands, {"out": out, "k_cache": after[0], "v_cache": after[1]}
+
+
+def _columns(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x = _normal(rng, d["rows"], d["width"])
+    return {"x": x}, {"out": x[:, d["first"] : d["first"] + d["count"]]}
 
 
 def _rope(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
@@ -234,20 +312,43 @@ def _argmax(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arr
     return {"x": x}, {"out": reference.argmax(x)}
 
 
+def _sample(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    """Which filters are on depends on the width. u is in the middle of a likely token: far from where rounding matters."""
+    logits = np.round(_normal(rng, d["width"]) * 4, 1)  # ties
+    logits[rng.random(d["width"]) < 0.1] = -np.inf
+    logits[d["width"] // 2] = 8  # one at least
+    on = (7, 1, 2, 4)[d["width"] % 4]
+    temperature, top_k = rng.uniform(0.5, 2), 40 if on & 1 else 0
+    top_p, min_p = 0.9 if on & 2 else 1.0, 0.01 if on & 4 else 0.0
+    weights = reference.sample_weights(logits, temperature, top_k, top_p, min_p)
+    weights /= weights.sum()
+    token = rng.choice(np.flatnonzero(weights >= min(weights.max(), 1e-3)))
+    u = weights[:token].sum() + weights[token] / 2
+    choice = np.array([(temperature, top_k, top_p, min_p, u, 0)], CHOICE).view(np.uint32)
+    return {"logits": logits, "choice": choice}, {"out": np.array([token])}
+
+
 MAKERS: dict[str, Callable[[np.random.Generator, Mapping[str, Any]], tuple[Arrays, Arrays]]] = {
     "rms_norm": _norm,
     "rms_norm_mul": _norm_mul,
     "add_rms_norm": _add_norm,
     "linear_q4gsw": _linear_q4gsw,
-    "linear": _linear,
+    "linear": _linear(),
+    "linear_add": _linear("add"),
+    "linear_silu_mul": _linear("silu_mul"),
     "embedding": _embedding,
     "sdpa_kv": _sdpa_kv,
+    "attention": _attention,
+    "kv_write": _kv_write,
+    "rope_kv_write": _rope_kv_write,
+    "columns": _columns,
     "rope": _rope,
     "add": _pointwise(reference.add),
     "mul": _pointwise(reference.mul),
     "silu_mul": _pointwise(reference.silu_mul),
     "copy": _copy,
     "argmax": _argmax,
+    "sample": _sample,
 }
 
 
@@ -265,14 +366,16 @@ def tolerance(case: Case, route: Route, output: str) -> str:
         return "norm"
     if case.op.startswith("linear"):
         return "linear f16" if not route.exact else "linear deep" if case.dims["K"] >= 8192 else "linear"
-    if case.op == "sdpa_kv":
+    if case.op in ("sdpa_kv", "attention"):
         return "exact" if output != "out" else "attention f16" if case.dims["cache"] == "f16" else "attention"
-    return "exact" if case.op in ("embedding", "copy", "argmax") else "pointwise"
+    if case.op == "rope_kv_write":
+        return "attention f16" if output == "k_cache" and case.dims["cache"] == "f16" else "pointwise"
+    return "exact" if case.op in ("embedding", "copy", "argmax", "sample", "columns", "kv_write") else "pointwise"
 
 
 def result(case: Case, name: str, raw: NDArray[np.uint8], expected: NDArray[Any]) -> NDArray[Any]:
     """Raw bytes of an output as an array of the expected shape, padding of the last axis taken off."""
-    dtype: Any = np.uint32 if case.op == "argmax" else np.float32
+    dtype: Any = np.uint32 if case.op in ("argmax", "sample") else np.float32
     if name.endswith("_cache"):
         dtype = expected.dtype
     wide: NDArray[Any] = raw.view(dtype).reshape(*expected.shape[:-1], -1)

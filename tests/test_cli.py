@@ -29,9 +29,17 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_version_and_help() -> None:
     assert _run("--version").stdout.strip() == __version__
-    for arguments in ([], ["--help"], ["bench"], ["bench", "kernels", "--help"], ["devices", "--help"]):
+    commands = [[name, "--help"] for name in app.commands]
+    for arguments in ([], ["--help"], ["bench"], ["bench", "kernels", "--help"], *commands):
         done = CliRunner().invoke(app, arguments)
         assert "Usage:" in done.output
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported_for_it() -> None:
+    heavy = ["numpy", "wgpu", "rich", "tokenizers", "jinja2", "gguf"]
+    code = f"import sys, shaderlm.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_devices_lists_every_adapter() -> None:
@@ -50,7 +58,7 @@ def test_devices_json() -> None:
 
 
 def test_devices_without_an_adapter_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["shaderlm.cli.devices"], "adapters", list)
+    monkeypatch.setattr("shaderlm.gpu.adapters", list)
     done = CliRunner().invoke(app, ["devices"])
     assert done.exit_code == 1
     assert "no WebGPU adapter" in done.output

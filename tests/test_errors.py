@@ -40,6 +40,8 @@ GOOD: dict[str, Callable[[], dict[str, Any]]] = {
     "add_rms_norm": lambda: {"a": floats(3, 8), "b": floats(3, 8), "weight": floats(8)},
     "linear_q4gsw": lambda: {"x": floats(2, 16), **q4(5, 16, 8), "bias": floats(5)},
     "linear": lambda: {"x": floats(2, 16), "weight": floats(5, 16), "bias": floats(5)},
+    "linear_add": lambda: {"x": floats(2, 16), "weight": floats(5, 16), "residual": floats(2, 5), "bias": floats(5)},
+    "linear_silu_mul": lambda: {"x": floats(2, 16), "weight": floats(6, 16), "bias": floats(6)},
     "embedding": lambda: {"ids": np.array([0, 4]), "weight": floats(5, 16)},
     "sdpa_kv": lambda: kv(2, 4, 2, 8),
     "rope": lambda: {"x": floats(3, 2, 8), "positions": np.arange(3)},
@@ -92,7 +94,7 @@ FREE_LENGTH = {
     ("rms_norm", "x"),
     ("rms_norm_mul", "x"),
 }
-FREE_LENGTH |= {("linear", "x"), ("linear_q4gsw", "x"), ("add", "a")}
+FREE_LENGTH |= {("linear", "x"), ("linear_silu_mul", "x"), ("linear_q4gsw", "x"), ("add", "a")}
 
 
 SPOILT = [(op, name, how) for op, name in ARRAYS for how in SPOILED if how != "longer" or (op, name) not in FREE_LENGTH]
@@ -107,7 +109,8 @@ def test_a_spoiled_array_is_refused(op: str, name: str, how: str, device: Device
 def test_float64_and_float16_are_refused_with_both_dtypes_named(op: str, name: str, device: Device) -> None:
     good = GOOD[op]()[name]
     refuse(op, {name: good.astype(np.float64)}, (op, "float32", "float64"), InputError, device)
-    if (op, name) not in {("linear", "weight"), ("embedding", "weight"), ("linear_q4gsw", "scales")}:
+    takes_f16 = {(op, "weight") for op in ("linear", "linear_add", "linear_silu_mul", "embedding")}
+    if (op, name) not in takes_f16 | {("linear_q4gsw", "scales")}:
         refuse(op, {name: good.astype(np.float16)}, (op, "float32", "float16"), InputError, device)
 
 
@@ -171,6 +174,11 @@ BAD: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("linear", {"format": "q4_0", "weight": np.zeros((5, 17), np.uint8)}, ("q4_0", "18", "17")),
     ("linear", {"format": "q4_0", "weight": np.zeros((5, 18), np.uint8)}, ("x", "K = 32", "[2, 16]")),
     ("linear", {"bias": floats(16)}, ("bias", "[5]", "got [16]")),
+    ("linear", {"format": "q4_k", "weight": np.zeros((5, 145), np.uint8)}, ("q4_k", "144", "145")),
+    ("linear", {"format": "q6_k", "weight": np.zeros((5, 210), np.uint8)}, ("x", "K = 256", "[2, 16]")),
+    ("linear_add", {"residual": floats(2, 6)}, ("residual", "[2, 5]", "got [2, 6]")),
+    ("linear_add", {"residual": None}, ("residual", "NumPy array", "NoneType")),
+    ("linear_silu_mul", {"weight": floats(5, 16), "bias": None}, ("N must be even", "gate and up", "got 5")),
     ("embedding", {"ids": np.array([0, -1])}, ("ids", "0 … 4", "got -1")),
     ("embedding", {"ids": np.array([0, 5])}, ("ids", "0 … 4", "got 5")),
     ("embedding", {"ids": np.array([2**32], np.uint64)}, ("ids", "0 … 4", "got 4294967296")),

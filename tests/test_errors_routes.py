@@ -112,6 +112,7 @@ UNEXPLAINED: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [
     ("linear", {**_LINEAR, "format": "q3"}, ("format", "f32, f16, q8_0, q4_0", "'q3'")),
     ("linear", {**_LINEAR, "bias": 1}, ("bias", "True or False", "1")),
     ("linear", {**_LINEAR, "format": "q8_0", "K": 33}, ("K", "32", "33")),
+    ("linear", {**_LINEAR, "format": "q4_k", "K": 128}, ("K", "multiple of 256 for q4_k", "128")),
     ("rms_norm", {"rows": 1, "width": 4, "eps": "x"}, ("eps", "number", "'x'")),
     ("sdpa_kv", {**_SDPA, "Hq": 3}, ("Hq=3", "Hkv=2")),
     ("sdpa_kv", {**_SDPA, "pos": 4}, ("C=4", "pos=4", "needs 5")),

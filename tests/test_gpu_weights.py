@@ -15,6 +15,7 @@ from shaderlm.graph import reference, resolve
 from shaderlm.kernels import routes_of
 
 from .compare import assert_close
+from .weights import make_weight
 
 F32, F16 = np.float32, np.float16
 BINDING = 1 << 16  # of small_device
@@ -38,7 +39,7 @@ def test_linear_q4gsw_over_several_bindings(m: int, k: int, full: int, small_dev
     dense = blocks.unpack_q4gsw(weight, scales, 32, k)
     bias = floats(2, 2 * full + 1)
     expected = reference.linear(x, dense, bias)
-    exact = {"tile_shared", "tile", "naive"} | ({"gemv_packed", "gemv", "gemv_bytes"} if m == 1 else set())
+    exact = {"tile_shared", "rows", "tile", "naive"} | ({"gemv_packed", "gemv", "gemv_bytes"} if m == 1 else set())
     for n, count in ((full - 1, 1), (full, 1), (full + 1, 2), (2 * full, 2), (2 * full + 1, 3)):
         shape = {"M": m, "K": k, "N": n, "group_size": 32, "bias": True}
         said = ops.explain("linear_q4gsw", device=small_device, **shape)
@@ -65,12 +66,7 @@ def test_scales_that_outweigh_the_weights(small_device: Device) -> None:
 
 
 def weight_of(kind: str, n: int, k: int) -> tuple[Any, Any]:
-    dense = floats(1, n, k) * F32(0.02)
-    if kind in ("f32", "f16"):
-        weight = dense.astype(F32 if kind == "f32" else F16)
-        return weight, weight.astype(np.float64)
-    weight = getattr(ops, f"pack_{kind}")(dense)
-    return weight, getattr(blocks, f"unpack_{kind}")(weight)
+    return make_weight(np.random.default_rng(1), kind, n, k)
 
 
 @pytest.mark.parametrize(("kind", "full"), [("f32", 8), ("q8_0", 32), ("q4_0", 64)])
@@ -83,7 +79,7 @@ def test_linear_over_several_bindings(kind: str, full: int, m: int, small_device
         shape = {"M": m, "K": k, "N": n, "format": kind, "bias": True}
         said = ops.explain("linear", device=small_device, **shape)
         names = [verdict.route for verdict in said if verdict.applies]
-        assert {"tile_shared", *(["gemv"] if m == 1 else [])} <= set(names), str(said)
+        assert {"tile_shared", "rows", *(["gemv"] if m == 1 else [])} <= set(names), str(said)
         for route in names:
             assert parts("linear", route, small_device, **shape) == count
             actual = ops.linear(x, weight[:n], bias[:n], format=kind, route=route, device=small_device)
@@ -91,7 +87,33 @@ def test_linear_over_several_bindings(kind: str, full: int, m: int, small_device
             assert_close(actual, reference.linear(x, dense[:n], bias[:n]), tolerance, f"linear/{route} {kind} N {n}")
 
 
-@pytest.mark.parametrize(("kind", "full"), [("f32", 8), ("f16", 16), ("q8_0", 32), ("q4_0", 64)])
+# A row of q6_k takes 1,536 bytes: 42 rows to a binding, and of f32 7 fit, or three pairs.
+@pytest.mark.parametrize(("kind", "k", "full"), [("q6_k", 2048, 42), ("q4_1", 2048, 64), ("f32", 2304, 6)])
+@pytest.mark.parametrize("m", [1, 5])
+def test_fused_linears_over_several_bindings(kind: str, k: int, full: int, m: int, small_device: Device) -> None:
+    """Every part of the residual is read by its own range; pairs of rows are never torn apart."""
+    n = 2 * full + 2
+    weight, dense = weight_of(kind, n, k)
+    x, bias, residual = floats(0, m, k) * F32(0.05), floats(2, n), floats(3, m, n)
+    shape = {"M": m, "K": k, "N": n, "format": kind, "bias": True}
+    for route in ("tile_shared", "rows", *(["gemv"] if m == 1 else [])):
+        for op in ("linear_add", "linear_silu_mul"):
+            assert parts(op, route, small_device, **shape) == 3
+        on: dict[str, Any] = {"format": kind, "route": route, "device": small_device}
+        added = ops.linear_add(x, weight, residual, bias, **on)
+        assert_close(added, reference.linear_add(x, dense, residual, bias), "linear", f"linear_add/{route} {kind}")
+        gated = ops.linear_silu_mul(x, weight, bias, **on)
+        assert_close(gated, reference.linear_silu_mul(x, dense, bias), "linear", f"linear_silu_mul/{route} {kind}")
+
+
+def test_a_pair_of_rows_that_does_not_fit_a_binding_is_refused(small_device: Device) -> None:
+    x, weight = floats(0, 1, 8224), floats(1, 4, 8224)  # 32,896 bytes a row, of 65,536
+    with pytest.raises(RouteError, match="two rows of the weight must fit one binding; a row takes 32,896 bytes"):
+        ops.linear_silu_mul(x, weight, device=small_device)
+    assert_close(ops.linear(x, weight, device=small_device), reference.linear(x, weight), "linear deep", "linear")
+
+
+@pytest.mark.parametrize(("kind", "full"), [("f32", 8), ("f16", 16), ("q8_0", 32), ("q4_0", 64), ("q4_k", 64)])
 def test_embedding_over_several_bindings(kind: str, full: int, small_device: Device) -> None:
     k = 2048
     weight, dense = weight_of(kind, 2 * full + 1, k)

@@ -10,11 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from shaderlm.formats.blocks import BLOCKS
 from shaderlm.gpu import WEBGPU_DEFAULT, Facts
 from shaderlm.graph.ops import _CHOICES, OPS, REQUIRED, resolve
+from shaderlm.graph.ops import FORMATS as GRAPH_FORMATS
 from shaderlm.kernels import Recipe, Route, all_routes, compose
+from shaderlm.kernels.linear.formats import FORMATS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "shaderlm"
@@ -51,7 +55,7 @@ def wrong(path: Path, name: str) -> bool:
     """Does this import point up, sideways between peers, or past gpu.facts?"""
     here = path.relative_to(SOURCE).with_suffix("").parts[0]
     there = [*name.split("."), ""][1]
-    if not name.startswith("shaderlm.") or here == there or here == "__init__" or there == "__version__":
+    if not name.startswith("shaderlm.") or here == there or here in ("__init__", "__main__") or there == "__version__":
         return False
     if here not in ROOMS or there not in ROOMS or ROOMS.index(there) > ROOMS.index(here):
         return True
@@ -134,7 +138,7 @@ def test_wgsl_file(path: Path) -> None:
 
 # Sizes for the dims that have no default, small and large, fit for as many routes as possible. Others get 8.
 _SIZES: tuple[dict[str, int], ...] = (
-    {"M": 1, "K": 64, "width": 4096, "Hq": 4, "Hkv": 2, "S": 1, "C": 16},
+    {"M": 1, "K": 256, "width": 4096, "Hq": 4, "Hkv": 2, "S": 1, "C": 16},
     {"M": 1, "K": 4096, "N": 8192, "width": 8192, "Hq": 32, "D": 128, "S": 1, "C": 8192, "pos": 8000},
     {"M": 512, "K": 4096, "N": 8192, "rows": 512, "Hq": 32, "D": 128, "S": 512, "C": 512},
 )
@@ -209,6 +213,24 @@ def test_no_kernel_is_dead() -> None:
         for path in (dispatch.kernel.path, *dispatch.kernel.include)
     }
     assert {path.relative_to(KERNELS).with_suffix("").as_posix() for path in WGSL} == used
+
+
+def test_formats_are_known_by_the_same_names_everywhere() -> None:
+    assert list(FORMATS) == list(GRAPH_FORMATS)
+    assert {name: multiple for name, multiple in GRAPH_FORMATS.items() if multiple > 1} == {
+        name: block.weights for name, block in BLOCKS.items()
+    }
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_format_stays_as_small_as_in_the_file(name: str) -> None:
+    """Words and scales on the GPU take at most a tenth more than GGUF's blocks."""
+    form, block = FORMATS[name], BLOCKS[name]
+    on_gpu = block.weights / 32 * form.block_bytes + block.weights / form.group * form.group_bytes
+    assert on_gpu <= 1.1 * block.nbytes
+    rows = np.zeros((3, 2 * block.nbytes), np.uint8)
+    words, scales = form.repack(rows)
+    assert words.nbytes + scales.nbytes == 3 * 2 * on_gpu
 
 
 def test_route_names_are_unique_and_the_default_is_exact() -> None:

@@ -11,7 +11,7 @@ import pytest
 from shaderlm.bench.shapes import MODELS, ModelShape
 from shaderlm.gpu import WEBGPU_DEFAULT, Device, Facts, open_device
 from shaderlm.graph import resolve
-from shaderlm.kernels import Kernel, Recipe, Route, all_routes, choose, routes_of
+from shaderlm.kernels import Kernel, Recipe, Route, all_routes, choose, routes_of, verdicts
 from shaderlm.runtime import lower
 
 from .cases import CASES, LONG_FLOPS, Case, make, result, tolerance
@@ -71,6 +71,17 @@ def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> Non
     assert declared - reached == set()
 
 
+@pytest.mark.parametrize("op", ["linear", "linear_add", "linear_silu_mul", "linear_q4gsw"])
+def test_an_adapter_on_the_cpu_gets_rows_and_a_gpu_does_not(op: str) -> None:
+    for M, on_gpu in ((1, ("gemv", "gemv_packed")), (9, ("tile_shared",))):
+        dims = resolve(op, {"M": M, "K": 64, "N": 64})
+        assert choose(op, dims, replace(WEBGPU_DEFAULT, kind="software"), None).name == "rows"
+        assert choose(op, dims, WEBGPU_DEFAULT, None).name in on_gpu
+        assert choose(op, dims, WEBGPU_DEFAULT, "rows").name == "rows", "named, it runs anywhere"
+        said = verdicts(op, dims, replace(WEBGPU_DEFAULT, kind="software"))
+        assert [(said[0].route, said[0].default)] == [("rows", True)]
+
+
 @pytest.fixture(scope="module")
 def folding_device(pytestconfig: pytest.Config) -> Device:
     """At most 13 workgroups a side: nearly every grid folds."""
@@ -106,11 +117,15 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
     assert count, "no route ran"
 
 
+# Left out below: what only a shape has, and the epilogues, which no cut of the product depends on.
+_OF_A_SHAPE = ("HAS_BIAS", "GROUP_BLOCKS", "HAS_RESIDUAL", "GATED")
+
+
 def _variants(op: str, dims: dict[str, Any], facts: Facts) -> set[tuple[Kernel, frozenset[tuple[str, Any]]]]:
     """The specialised kernels that the default route launches; sizes that only a shape has are left out."""
     route = choose(op, dims, facts, None)
     return {
-        (d.kernel, frozenset((k, v) for k, v in d.constants.items() if k not in ("HAS_BIAS", "GROUP_BLOCKS")))
+        (d.kernel, frozenset((k, v) for k, v in d.constants.items() if k not in _OF_A_SHAPE))
         for d in route.recipe(dims, facts).dispatches
     }
 
@@ -123,7 +138,8 @@ def test_what_a_model_launches_is_tested(model: ModelShape) -> None:
     wanted: set[tuple[Kernel, frozenset[tuple[str, Any]]]] = set()
     for K, N in model.matrices.values():
         for M in (1, 128, 512):
-            wanted |= _variants("linear", resolve("linear", {"M": M, "K": K, "N": N, "format": "q4_0"}), facts)
+            for op in ("linear", "linear_add", "linear_silu_mul"):
+                wanted |= _variants(op, resolve(op, {"M": M, "K": K, "N": N, "format": "q4_0"}), facts)
     for pos in (0, 127, 1023, 4095):
         heads = {"Hq": model.Hq, "Hkv": model.Hkv, "D": model.D}
         wanted |= _variants("sdpa_kv", resolve("sdpa_kv", {**heads, "S": 1, "C": 4096, "pos": pos}), facts)
@@ -133,6 +149,6 @@ def test_what_a_model_launches_is_tested(model: ModelShape) -> None:
         wanted |= _variants("add_rms_norm", dims, facts)
     reached: set[tuple[Kernel, frozenset[tuple[str, Any]]]] = set()
     for case in CASES:
-        if case.op in ("linear", "sdpa_kv", "add_rms_norm"):
+        if case.op.startswith("linear") or case.op in ("sdpa_kv", "add_rms_norm"):
             reached |= _variants(case.op, case.dims, facts)
     assert wanted - reached == set()

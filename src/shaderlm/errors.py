@@ -22,3 +22,7 @@ class DeviceError(ShaderlmError, RuntimeError):
 
 class KernelError(ShaderlmError, RuntimeError):
     """A WGSL kernel does not compose or compile. The message shows the numbered line."""
+
+
+class ModelError(ShaderlmError, ValueError):
+    """A checkpoint cannot be found, read or run: broken, incomplete, or of a kind that is not supported."""

@@ -73,6 +73,8 @@ class _Filler:
 
     def __call__(self, name: str, nbytes: int, dims: Any) -> Array:
         kind = name.split(".")[0]
+        if kind == "positions":
+            return np.arange(nbytes // 4, dtype=np.uint32) + np.uint32(dims["pos"])
         if kind == "weight" and "M" in dims:
             pool = self._bits
         elif kind == "scales" and dims.get("scales") == "f16":

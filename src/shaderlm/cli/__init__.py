@@ -1,8 +1,13 @@
-"""The command line. Thin: each command checks its arguments, calls one room, and prints."""
+"""The command line. Thin: each command checks its arguments, calls one room, and prints.
+
+Modules here import heavy things inside their functions, so that `shaderlm --help` is quick.
+"""
 
 from __future__ import annotations
 
 import io
+import logging
+import os
 import sys
 
 import click
@@ -10,7 +15,12 @@ import click
 from .. import __version__
 from ..errors import InputError, ShaderlmError
 from .bench import bench
+from .chat import chat
 from .devices import devices
+from .generate import generate
+from .info import info
+from .interrupts import LostInterrupts
+from .plan import plan
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,17 +29,55 @@ def app() -> None:
     """Large language models on any GPU, through WebGPU."""
 
 
-app.add_command(devices)
-app.add_command(bench)
+for command in (generate, chat, info, devices, plan, bench):
+    app.add_command(command)
+
+
+class _Notes(logging.Handler):
+    """What the rooms below have to say, each as one line on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record."""
+        print("shaderlm:", " ".join(record.getMessage().split()), file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Entry point: an expected problem is one line and exit code 1 (2 for a wrong argument), no traceback."""
-    for stream in (sys.stdout, sys.stderr):
+    """Entry point: exit code 0, 1 for an expected problem in one line, 2 for a wrong argument, 130 for Ctrl-C."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may be cp1252, which has no →
             stream.reconfigure(encoding="utf-8", errors="replace")
+    logging.getLogger("shaderlm").handlers[:] = [_Notes(logging.WARNING)]
     try:
-        app()
+        with LostInterrupts() as lost:
+            code = _run(lost)
+    except KeyboardInterrupt:  # while the last words were said
+        code = 130
+    sys.exit(code)
+
+
+def _run(lost: LostInterrupts) -> int:
+    """Run the command; its exit code."""
+    try:
+        # Not standalone: there click would turn Ctrl-C into exit code 1, as if something had failed.
+        code = app.main(standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.ClickException as problem:
+        problem.show()
+        return problem.exit_code
+    except click.Abort:
+        return 130
     except ShaderlmError as problem:
         print(f"shaderlm: {problem}", file=sys.stderr)
-        sys.exit(2 if isinstance(problem, InputError) else 1)
+        return 2 if isinstance(problem, InputError) else 1
+    except BrokenPipeError:  # click ends as quietly, with the same code, when a command meets one
+        # Whoever read has seen enough. What is still buffered has no reader, and Python must not try at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as problem:
+        print(f"shaderlm: {problem}", file=sys.stderr)
+        return 1
+    except Exception:
+        if lost.just_now():
+            return 130
+        raise

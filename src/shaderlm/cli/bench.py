@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..bench import measure, report
-from ..bench.comparisons import Comparison, comparisons
 from ..bench.shapes import MODELS
-from ..gpu import Device, open_device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..bench.comparisons import Comparison
+    from ..bench.measure import Row
+    from ..gpu import Device
 
 # What --op takes, and the results that it selects.
 _OPS = {
@@ -28,6 +31,8 @@ def bench() -> None:
 
 
 def _select(ops: tuple[str, ...], models: tuple[str, ...], quick: bool) -> list[Comparison]:
+    from ..bench.comparisons import comparisons
+
     names = models or (("smollm2-135m",) if quick else tuple(MODELS))
     wanted = {result for op in (ops or _OPS) for result in _OPS[op]}
     found = [c for c in comparisons(names) if c.result in wanted]
@@ -39,9 +44,13 @@ def _select(ops: tuple[str, ...], models: tuple[str, ...], quick: bool) -> list[
     return found
 
 
-def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[measure.Row], bool]:
+def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[Row], bool]:
     """Rows measured, and whether Ctrl-C ended it."""
-    rows: list[measure.Row] = []
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..bench import measure
+
+    rows: list[Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("copy bandwidth", total=len(chosen))
@@ -81,6 +90,11 @@ def kernels(
     form: str | None,
 ) -> None:
     """Time every result's baseline and new route with GPU timestamps, over rotating weights."""
+    from rich.console import Console
+
+    from ..bench import measure, report
+    from ..gpu import open_device
+
     err = Console(stderr=True)
     chosen = _select(ops, models, quick)
     opened = open_device(device)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from ..gpu import WHAT_TO_INSTALL, Facts, adapters
+if TYPE_CHECKING:
+    from ..gpu import Facts
 
 
 def size(nbytes: int) -> str:
@@ -43,6 +43,11 @@ def _properties(facts: Facts) -> dict[str, str]:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def devices(as_json: bool) -> None:
     """List the adapters that wgpu finds, the one taken by default first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..gpu import WHAT_TO_INSTALL, adapters
+
     found = [adapter.facts for adapter in adapters()]
     if as_json:
         print(json.dumps([{"number": i, **asdict(facts)} for i, facts in enumerate(found)], indent=2))

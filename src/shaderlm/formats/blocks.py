@@ -1,12 +1,13 @@
 """Block formats of weights in NumPy: pack and unpack, slowly and obviously.
 
 `q4gsw` is 4-bit groupwise symmetric (SPEC: nibble = q + 8, even k in the low nibble); `q8_0` and `q4_0` are
-GGUF's blocks of 32 with an f16 scale in front.
+GGUF's blocks of 32 with an f16 scale in front. Of the other GGUF formats only the sizes of the blocks are known here.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,22 @@ from ..errors import InputError
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 BLOCK = 32
-BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
+
+
+class BlockType(NamedTuple):
+    """A block of a GGUF tensor: how many weights it holds, in how many bytes."""
+
+    weights: int
+    nbytes: int
+
+
+BLOCKS: Mapping[str, BlockType] = {
+    "q8_0": BlockType(32, 34),
+    "q4_0": BlockType(32, 18),
+    "q4_1": BlockType(32, 20),
+    "q4_k": BlockType(256, 144),
+    "q6_k": BlockType(256, 210),
+}
 
 
 def _matrix(given: Any, name: str) -> F32:
@@ -102,7 +118,7 @@ def unpack_q4_0(blocks: U8) -> NDArray[np.float64]:
 
 def split_blocks(blocks: U8, name: str) -> tuple[NDArray[np.float16], U8]:
     """Scales f16 [N, K/32] and quants uint8 [N, K/32, bytes] of q8_0 or q4_0 blocks."""
-    shaped = blocks.reshape(blocks.shape[0], -1, BLOCK_BYTES[name])
+    shaped = blocks.reshape(blocks.shape[0], -1, BLOCKS[name].nbytes)
     scales = np.ascontiguousarray(shaped[:, :, :2]).view(np.float16)[:, :, 0]
     return scales, np.ascontiguousarray(shaped[:, :, 2:])
 

@@ -3,6 +3,7 @@
 from .adapters import WHAT_TO_INSTALL, Adapter, adapters
 from .device import Device, Loaded, open_device, release
 from .facts import WEBGPU_DEFAULT, Facts
+from .mailbox import Letter
 from .program import Array, Program, Slot, Step, as_bytes
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Array",
     "Device",
     "Facts",
+    "Letter",
     "Loaded",
     "Program",
     "Slot",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +17,9 @@ from numpy.typing import NDArray
 from ..errors import DeviceError, KernelError
 from .adapters import Adapter, choose
 from .facts import Facts
+from .mailbox import Letter, Mailbox
 from .program import Array, Program, Slot, Step, as_bytes, padded
+from .record import Bound, Recorder, recorder
 
 # Facts' names for what may be switched off or capped, and wgpu's.
 _FEATURES = {"f16": "shader-f16", "subgroups": "subgroup", "timestamps": "timestamp-query"}
@@ -35,14 +39,8 @@ class Loaded:
 
     program: Program
     buffers: Mapping[str, Any]
-    steps: tuple[tuple[Any, Any, tuple[int, int, int]], ...]
-
-    def encode(self, compute_pass: Any) -> None:
-        """Record every step into an open compute pass."""
-        for pipeline, group, grid in self.steps:
-            compute_pass.set_pipeline(pipeline)
-            compute_pass.set_bind_group(0, group)
-            compute_pass.dispatch_workgroups(*grid)
+    steps: tuple[Bound, ...]
+    encode: Recorder  # records every step into an open compute pass
 
 
 class Device:
@@ -84,6 +82,7 @@ class Device:
         self._queue = self._native.queue
         self._pipelines: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
         self._lock = threading.RLock()
+        self._mailbox = Mailbox(self._native, wgpu.BufferUsage, 16)
 
     def __repr__(self) -> str:
         return f"<Device {self.facts.name} ({self.facts.kind}, {self.facts.backend})>"
@@ -110,13 +109,32 @@ class Device:
         """The first `nbytes` bytes of a buffer. Waits for everything that was submitted before."""
         return np.frombuffer(self._queue.read_buffer(native, 0, padded(nbytes)), np.uint8)[:nbytes].copy()
 
+    def write(self, native: Any, data: Array, offset: int = 0) -> None:
+        """Bytes into a buffer, in the order of submissions. Offset and size must be multiples of 4."""
+        self._queue.write_buffer(native, offset, np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+
+    def flush(self) -> None:
+        """Wait until everything that was written has arrived, so that the host's copies are freed."""
+        fence = self.buffer(16)  # on_submitted_work_done raises a TypeError in wgpu 0.32
+        self.read(fence, 16)
+        fence.destroy()
+
+    def copy(self, source: Any, target: Any, nbytes: int) -> None:
+        """The first bytes of a buffer into another."""
+        encoder = self._native.create_command_encoder()
+        encoder.copy_buffer_to_buffer(source, 0, target, 0, nbytes)
+        self._queue.submit([encoder.finish()])
+
     # pipelines -------------------------------------------------------------------------------------------
 
-    def _pipeline(self, step: Step) -> tuple[Any, Any]:
-        key = (step.source, tuple(slot.access for slot in step.slots))
-        if key not in self._pipelines:
-            self._pipelines[key] = self._compile(step)
-        return self._pipelines[key]
+    def compile(self, steps: Iterable[Step]) -> None:
+        """Compile what is not compiled yet, on all cores: drivers take from milliseconds to seconds for a kernel."""
+        missing = {_key(step): step for step in steps if _key(step) not in self._pipelines}
+        if len(missing) < 2:
+            self._pipelines.update({key: self._compile(step) for key, step in missing.items()})
+            return
+        with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1), "compile") as pool:
+            self._pipelines.update(zip(missing, pool.map(self._compile, missing.values()), strict=True))
 
     def _compile(self, step: Step) -> tuple[Any, Any]:
         try:
@@ -140,6 +158,7 @@ class Device:
 
     def load(self, program: Program, shared: Mapping[str, Any] | None = None) -> Loaded:
         """Create (or take from `shared`) the buffers of a program, its pipelines and its bind groups."""
+        self.compile(program.steps)
         with self._lock:
             buffers = {
                 name: shared[name] if shared and name in shared else self.buffer(contents)
@@ -147,13 +166,13 @@ class Device:
             }
             steps = []
             for step in program.steps:
-                pipeline, layout = self._pipeline(step)
+                pipeline, layout = self._pipelines[_key(step)]
                 try:
                     group = self._native.create_bind_group(layout=layout, entries=_entries(step.slots, buffers))
                 except self._gpu_error as problem:
                     raise DeviceError(f"{self.facts.name} refused the buffers of {step.label}: {problem}") from problem
                 steps.append((pipeline, group, step.grid))
-            return Loaded(program, buffers, tuple(steps))
+            return Loaded(program, buffers, tuple(steps), recorder(steps))
 
     def run(self, program: Program) -> dict[str, NDArray[np.uint8]]:
         """Run a program once and read its outputs back as raw bytes."""
@@ -169,6 +188,21 @@ class Device:
                 raise DeviceError(f"{self.facts.name} refused to run {labels}: {problem}") from problem
             finally:
                 release(loaded)
+
+    def submit(self, queue: Sequence[Loaded], post: Any = None) -> Letter | None:
+        """Run programs one after the other in one compute pass, without waiting.
+
+        `post` is a buffer whose first 16 bytes, as they are afterwards, come back in a letter.
+        """
+        with self._lock:
+            try:
+                encoder = self._native.create_command_encoder()
+                _encode(encoder, queue)
+                staging = self._mailbox.stage(encoder, post) if post is not None else None
+                self._queue.submit([encoder.finish()])
+                return self._mailbox.post(staging) if staging is not None else None
+            except self._gpu_error as problem:
+                raise DeviceError(f"{self.facts.name} refused to run a plan: {problem}") from problem
 
     def time(self, queue: Sequence[Loaded], heat: Sequence[Loaded] = ()) -> float:
         """Seconds of GPU time for these programs back to back in one compute pass, by timestamps.
@@ -217,6 +251,10 @@ class Device:
         from wgpu.backends.wgpu_native import lib  # the one number wgpu-py does not wrap
 
         return float(lib.wgpuQueueGetTimestampPeriod(self._queue._internal)) * 1e-9
+
+
+def _key(step: Step) -> tuple[str, tuple[str, ...]]:
+    return step.source, tuple(slot.access for slot in step.slots)
 
 
 def _encode(encoder: Any, queue: Sequence[Loaded]) -> None:

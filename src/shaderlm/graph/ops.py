@@ -30,7 +30,17 @@ def _of(name: str) -> Callable[[Mapping[str, Any]], Any]:
 
 
 _NORM = {"rows": REQUIRED, "width": REQUIRED, "eps": 1e-6}
+_ATTENTION = {
+    **dict.fromkeys(("Hq", "Hkv", "D", "S", "C"), REQUIRED),
+    "pos": 0,  # the largest that positions[0] may be
+    "cache": "f32",
+    "scale": None,
+}
 _POINTWISE = {"count": REQUIRED, "period": _of("count")}
+_LINEAR = {"M": REQUIRED, "K": REQUIRED, "N": REQUIRED, "format": "f32", "bias": False}
+
+# Formats of weights: K must be a multiple of this.
+FORMATS: Mapping[str, int] = {"f32": 1, "f16": 1, "q8_0": 32, "q4_0": 32, "q4_1": 32, "q4_k": 256, "q6_k": 256}
 
 _TABLE = (
     Op("rms_norm", "x / sqrt(mean(x²) + eps)", ("x",), ("out",), _NORM),
@@ -54,7 +64,21 @@ _TABLE = (
         "bias[n] + Σ_k x[m, k] · w[n, k]",
         ("x", "weight", "bias"),
         ("out",),
-        {"M": REQUIRED, "K": REQUIRED, "N": REQUIRED, "format": "f32", "bias": False},
+        _LINEAR,
+    ),
+    Op(
+        "linear_add",
+        "residual[m, n] + bias[n] + Σ_k x[m, k] · w[n, k]",
+        ("x", "weight", "bias", "residual"),
+        ("out",),
+        _LINEAR,
+    ),
+    Op(
+        "linear_silu_mul",
+        "silu(y[m, 2i]) · y[m, 2i + 1], y[m, n] = bias[n] + Σ_k x[m, k] · w[n, k], i < N/2",
+        ("x", "weight", "bias"),
+        ("out",),
+        _LINEAR,
     ),
     Op(
         "embedding",
@@ -66,13 +90,39 @@ _TABLE = (
     Op(
         "sdpa_kv",
         "softmax_c(scale · q[s, h] · k_cache[c, h / group]) · v_cache, c ≤ pos + s",
-        ("q", "k", "v", "k_cache", "v_cache"),
+        ("q", "k", "v", "positions", "k_cache", "v_cache"),
+        ("out", "k_cache", "v_cache"),
+        _ATTENTION,
+    ),
+    Op(
+        "attention",
+        "softmax_c(scale · q[s, h] · k_cache[c, h / group]) · v_cache, c ≤ positions[0] + s ≤ pos + s",
+        ("q", "k_cache", "v_cache", "positions"),
+        ("out",),
+        _ATTENTION,
+    ),
+    Op(
+        "kv_write",
+        "k_cache[positions[0] + s] = k[s]; v_cache[positions[0] + s] = v[s]",
+        ("k", "v", "positions", "k_cache", "v_cache"),
+        ("k_cache", "v_cache"),
+        _ATTENTION,
+    ),
+    Op(
+        "rope_kv_write",
+        "out = rope(q); k_cache[positions[0] + t] = rope(k)[t]; v_cache[positions[0] + t] = v[t]",
+        ("q", "k", "v", "positions", "table", "k_cache", "v_cache"),
         ("out", "k_cache", "v_cache"),
         {
-            **dict.fromkeys(("Hq", "Hkv", "D", "S", "C"), REQUIRED),
-            "pos": 0,
+            **dict.fromkeys(("T", "Hq", "Hkv", "D", "C"), REQUIRED),
+            "rotary": _of("D"),
+            "positions": _of("C"),
+            "interleaved": False,
             "cache": "f32",
-            "scale": None,
+            # q, k and v may be columns of wider rows.
+            **{f"{name}_first": 0 for name in "qkv"},
+            "q_stride": lambda dims: dims["Hq"] * dims["D"],
+            **{f"{name}_stride": lambda dims: dims["Hkv"] * dims["D"] for name in "kv"},
         },
     ),
     Op(
@@ -92,12 +142,31 @@ _TABLE = (
     Op("add", "a + b", ("a", "b"), ("out",), _POINTWISE),
     Op("mul", "a · b", ("a", "b"), ("out",), _POINTWISE),
     Op("silu_mul", "a / (1 + exp(−a)) · b", ("a", "b"), ("out",), _POINTWISE),
+    Op(
+        "columns",
+        "x[:, first : first + count]",
+        ("x",),
+        ("out",),
+        {"rows": REQUIRED, "width": REQUIRED, "first": 0, "count": REQUIRED},
+    ),
     Op("copy", "x", ("x",), ("out",), {"count": REQUIRED}),
     Op("argmax", "lowest i with x[r, i] = max x[r]", ("x",), ("out",), {"rows": REQUIRED, "width": REQUIRED}),
+    Op(
+        "sample",
+        "lowest i with Σ_{j ≤ i} p[j] > u · Σ p, p = softmax(logits / temperature) where top_k, top_p, min_p keep it",
+        ("logits", "choice"),
+        ("out",),
+        {"width": REQUIRED},
+    ),
 )
 OPS: Mapping[str, Op] = {op.name: op for op in _TABLE}
 
-_CHOICES = {"scales": ("f32", "f16"), "cache": ("f32", "f16"), "format": ("f32", "f16", "q8_0", "q4_0")}
+# The operand `choice` of sample: eight words that the host writes for every token, so that no setting is compiled in.
+CHOICE = np.dtype(
+    [("temperature", "f4"), ("top_k", "u4"), ("top_p", "f4"), ("min_p", "f4"), ("u", "f4"), ("spare", "u4", 3)]
+)
+
+_CHOICES = {"scales": ("f32", "f16"), "cache": ("f32", "f16"), "format": tuple(FORMATS)}
 
 
 def resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,8 +207,10 @@ def _check(op: str, key: str, value: Any) -> None:
     elif key in ("eps", "scale"):
         if value is not None and not isinstance(value, (int, float)):
             raise InputError(f"{op}: {key} must be a number, got {value!r}")
-    elif not isinstance(value, int) or isinstance(value, bool) or value < (0 if key == "pos" else 1):
-        raise InputError(f"{op}: {key} must be a whole number of at least {0 if key == 'pos' else 1}, got {value!r}")
+    else:
+        least = 0 if key == "pos" or key.endswith("first") else 1
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InputError(f"{op}: {key} must be a whole number of at least {least}, got {value!r}")
 
 
 def _attention_fits(op: str, dims: dict[str, Any]) -> None:
@@ -159,8 +230,20 @@ def _rotary_fits(op: str, dims: dict[str, Any]) -> None:
 
 
 def _blocks_are_whole(op: str, dims: dict[str, Any]) -> None:
-    if dims["format"] in ("q8_0", "q4_0") and dims["K"] % 32:
-        raise InputError(f"{op}: K must be a multiple of 32 for {dims['format']}, got {dims['K']}")
+    multiple = FORMATS[dims["format"]]
+    if dims["K"] % multiple:
+        raise InputError(f"{op}: K must be a multiple of {multiple} for {dims['format']}, got {dims['K']}")
+
+
+def _rows_are_pairs(op: str, dims: dict[str, Any]) -> None:
+    if dims["N"] % 2:
+        raise InputError(f"{op}: N must be even, gate and up in turns; got {dims['N']}")
+
+
+def _columns_are_there(op: str, dims: dict[str, Any]) -> None:
+    if dims["first"] + dims["count"] > dims["width"]:
+        wanted = f"{dims['first']} … {dims['first'] + dims['count'] - 1}"
+        raise InputError(f"{op}: x has {dims['width']} columns, asked for {wanted}")
 
 
 def _period_divides(op: str, dims: dict[str, Any]) -> None:
@@ -174,9 +257,13 @@ def _one_group_is_enough(op: str, dims: dict[str, Any]) -> None:
 
 
 _CONDITIONS: Mapping[str, tuple[Callable[[str, dict[str, Any]], None], ...]] = {
-    "sdpa_kv": (_attention_fits,),
+    **dict.fromkeys(("sdpa_kv", "attention", "kv_write"), (_attention_fits,)),
     "rope": (_rotary_fits,),
+    "rope_kv_write": (_rotary_fits,),
+    "columns": (_columns_are_there,),
     "linear": (_blocks_are_whole,),
+    "linear_add": (_blocks_are_whole,),
+    "linear_silu_mul": (_blocks_are_whole, _rows_are_pairs),
     "embedding": (_blocks_are_whole,),
     "linear_q4gsw": (_one_group_is_enough,),
     "add": (_period_divides,),

@@ -1,17 +1,38 @@
-"""The formula of each op in NumPy, in float64: slow and obvious. What every kernel is compared with."""
+"""The formula of each op in NumPy: slow and obvious. What every kernel is compared with.
+
+In float64, unless the caller is inside `single()`: the interpreter runs whole models with the same formulas.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .ops import CHOICE
+
 F64 = NDArray[np.float64]
 
 
+_dtype: ContextVar[Any] = ContextVar("dtype of the formulas", default=np.float64)
+
+
+@contextmanager
+def single() -> Iterator[None]:
+    """Inside, the formulas compute in float32, as kernels do."""
+    before = _dtype.set(np.float32)
+    try:
+        yield
+    finally:
+        _dtype.reset(before)
+
+
 def _f64(array: Any) -> F64:
-    return np.asarray(array, np.float64)
+    return np.asarray(array, _dtype.get())
 
 
 def rms_norm(x: Any, eps: float = 1e-6) -> F64:
@@ -33,8 +54,21 @@ def add_rms_norm(a: Any, b: Any, weight: Any, eps: float = 1e-6) -> tuple[F64, F
 
 def linear(x: Any, weight: Any, bias: Any = None) -> F64:
     """[M, K], dequantised [N, K], [N] → [M, N]."""
-    out: F64 = _f64(x) @ _f64(weight).T
+    x, weight = _f64(x), _f64(weight)
+    # One row: a matrix times a vector, which BLAS does 3 times as fast as a row times a transposed matrix.
+    out: F64 = (weight @ x[0])[None] if len(x) == 1 else x @ weight.T
     return out if bias is None else out + _f64(bias)
+
+
+def linear_add(x: Any, weight: Any, residual: Any, bias: Any = None) -> F64:
+    """[M, K], dequantised [N, K], [M, N], [N] → [M, N]."""
+    return _f64(residual) + linear(x, weight, bias)
+
+
+def linear_silu_mul(x: Any, weight: Any, bias: Any = None) -> F64:
+    """[M, K], dequantised [N, K] with gate and up rows in turns, [N] → [M, N/2]."""
+    both = linear(x, weight, bias)
+    return silu_mul(both[:, 0::2], both[:, 1::2])
 
 
 def embedding(ids: Any, weight: Any) -> F64:
@@ -45,27 +79,38 @@ def embedding(ids: Any, weight: Any) -> F64:
 
 def sdpa_kv(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, pos: int, scale: float | None = None) -> F64:
     """[S, Hq, D], [S, Hkv, D] ×2, [C, Hkv, D] ×2 → [S, Hq, D]. Writes k and v into the caches in place."""
+    kv_write(k, v, k_cache, v_cache, pos)
+    return attention(q, k_cache, v_cache, pos, scale)
+
+
+def kv_write(k: Any, v: Any, k_cache: Any, v_cache: Any, pos: int) -> None:
+    """[S, Hkv, D] ×2 into [C, Hkv, D] ×2 at pos, in place."""
+    k_cache[pos : pos + len(k)] = k
+    v_cache[pos : pos + len(v)] = v
+
+
+def attention(q: Any, k_cache: Any, v_cache: Any, pos: int, scale: float | None = None) -> F64:
+    """[S, Hq, D], [C, Hkv, D] ×2 → [S, Hq, D]: query s sees the keys up to pos + s."""
     S, Hq, D = q.shape
-    k_cache[pos : pos + S] = k
-    v_cache[pos : pos + S] = v
-    group = Hq // k_cache.shape[1]
-    out = np.empty((S, Hq, D))
-    for s in range(S):
-        visible = pos + s + 1
-        for h in range(Hq):
-            keys = _f64(k_cache[:visible, h // group])
-            scores = keys @ _f64(q[s, h]) * (1 / np.sqrt(D) if scale is None else scale)
-            weights = np.exp(scores - scores.max())
-            out[s, h] = weights @ _f64(v_cache[:visible, h // group]) / weights.sum()
-    return out
+    context, kv_heads = pos + S, k_cache.shape[1]
+    # Query heads by the kv head that they share: [Hkv, group · S, D].
+    queries = _f64(q).reshape(S, kv_heads, -1, D).transpose(1, 2, 0, 3).reshape(kv_heads, -1, D)
+    keys = _f64(k_cache[:context]).transpose(1, 2, 0)
+    scores = queries @ keys * (1 / float(np.sqrt(D)) if scale is None else scale)
+    hidden = np.arange(context) > pos + np.arange(S)[:, None]
+    scores = np.where(hidden, -np.inf, scores.reshape(kv_heads, -1, S, context))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    out = weights.reshape(kv_heads, -1, context) @ _f64(v_cache[:context]).transpose(1, 0, 2)
+    return np.asarray(out.reshape(kv_heads, -1, S, D).transpose(2, 0, 1, 3).reshape(S, Hq, D))
 
 
 def rope_table(positions: Any, rotary: int, theta: float = 10000.0, factors: Any = None) -> F64:
     """(cos, sin) [positions, rotary / 2, 2] of the angles pos · theta^(−2i / rotary) / factors[i]."""
     frequencies = theta ** (-np.arange(0, rotary, 2, dtype=np.float64) / rotary)
     if factors is not None:
-        frequencies = frequencies / _f64(factors)
-    angles = _f64(positions)[:, None] * frequencies
+        frequencies = frequencies / np.asarray(factors, np.float64)
+    angles = np.asarray(positions, np.float64)[:, None] * frequencies
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
@@ -102,3 +147,44 @@ def mul(a: Any, b: Any) -> F64:
 def argmax(x: Any) -> NDArray[np.int64]:
     """Index of the largest value of the last axis, the lowest of equals."""
     return np.asarray(np.argmax(x, axis=-1))
+
+
+def usable(logits: Any) -> F64:
+    """Logits in float64 without what has no order: NaN is as −inf, never drawn; +inf is the highest f32."""
+    x = np.asarray(logits, np.float64)
+    return np.asarray(np.where(np.isnan(x), -np.inf, np.minimum(x, np.finfo(np.float32).max)))
+
+
+def sample_weights(logits: Any, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> F64:
+    """[width] → [width]: probabilities of the tokens that the filters keep, relative to the largest; 0 elsewhere.
+
+    Every filter is a threshold, so equals stay together: the top_k-th largest logit; where the largest
+    probabilities reach top_p of what top_k left; min_p of the largest probability.
+    """
+    x = usable(logits)
+    top = x.max()
+    if top == -np.inf:
+        return np.zeros_like(x)
+    temperature = max(temperature, 1e-30)  # a smaller one could not be told from 0 in f32
+    weights = np.exp((x - top) / temperature)
+    if 0 < top_k < x.size:
+        weights[x < np.partition(x, -top_k)[-top_k]] = 0
+    if top_p < 1:
+        order = np.argsort(-x, kind="stable")
+        reached = np.cumsum(weights[order])
+        last = min(int(np.searchsorted(reached, top_p * reached[-1])), x.size - 1)
+        weights[x < x[order[last]]] = 0
+    if min_p > 0:
+        weights[x < top + temperature * np.log(min_p)] = 0
+    return np.asarray(weights)
+
+
+def sample(logits: Any, choice: Any) -> NDArray[np.int64]:
+    """[width], 8 words (`CHOICE`) → [1]. Draws in order of index; 0 if no token can be drawn."""
+    given = np.ascontiguousarray(choice).view(CHOICE)[0]
+    names = ("temperature", "top_k", "top_p", "min_p")
+    weights = sample_weights(logits, *(given[name].item() for name in names))
+    running = np.cumsum(weights)
+    index = int(np.searchsorted(running, float(given["u"]) * running[-1], side="right"))
+    possible = np.flatnonzero(weights)
+    return np.array([min(index, possible[-1]) if possible.size else 0])

@@ -28,13 +28,18 @@ def all_routes() -> dict[str, tuple[Route, ...]]:
 
 
 def routes_of(op: str) -> tuple[Route, ...]:
-    """Routes of one op, preferred first."""
+    """Routes of one op, preferred first (unless a route's `prefer` says otherwise)."""
     known = all_routes()
     if op not in known:
         close = difflib.get_close_matches(str(op), known, 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise InputError(f"unknown op {op!r}.{hint} Ops with kernels: {', '.join(sorted(known))}")
     return known[op]
+
+
+def _in_order(op: str, dims: Dims, facts: Facts) -> list[Route]:
+    """Routes of one op, preferred first for this shape on this device."""
+    return sorted(routes_of(op), key=lambda route: not route.prefer(dims, facts))
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Verdict:
 def verdicts(op: str, dims: Dims, facts: Facts) -> list[Verdict]:
     """One verdict per route of the op; the route that would be taken by default is marked."""
     found: list[Verdict] = []
-    for route in routes_of(op):
+    for route in _in_order(op, dims, facts):
         reason = route.reason(dims, facts)
         taken = reason is None and route.exact and not any(verdict.default for verdict in found)
         said = reason or ("taken by default" if taken else "applies" if route.exact else "applies when named (f16)")
@@ -78,7 +83,7 @@ def choose(op: str, dims: Dims, facts: Facts, name: str | None) -> Route:
             raise RouteError(f"route {name!r} of {op} does not apply to {shape}: {reason}")
         return named
     reasons = []
-    for route in candidates:
+    for route in _in_order(op, dims, facts):
         reason = route.reason(dims, facts)
         if reason is None and route.exact:
             return route

@@ -55,13 +55,18 @@ def always(dims: Dims, facts: Facts) -> str | None:
     return None
 
 
+def never(dims: Dims, facts: Facts) -> bool:
+    """For routes that have their place in the order of preference everywhere."""
+    return False
+
+
 @dataclass(frozen=True)
 class Route:
     """A way to compute an op. `why_not` answers None where it applies, else the reason in words.
 
     `pack` brings host arrays into the layout the kernels read, one function per operand (default: as they
     are); it may split an operand into several buffers. A route that is not `exact` rounds its operands to
-    f16 and is taken only when it is named.
+    f16 and is taken only when it is named. Where `prefer` says so, a route goes before those declared first.
     """
 
     op: str
@@ -70,6 +75,7 @@ class Route:
     why_not: Callable[[Dims, Facts], str | None] = always
     pack: Mapping[str, Packer] = field(default_factory=dict)
     exact: bool = True
+    prefer: Callable[[Dims, Facts], bool] = never
 
     def reason(self, dims: Dims, facts: Facts) -> str | None:
         """Why this route does not apply here; None if it does. Nothing is allocated to find out."""
@@ -121,9 +127,13 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def row_ranges(rows: int, row_bytes: int, facts: Facts) -> list[tuple[int, int]]:
-    """Split the rows of a weight so that each range fits one binding. At least one row each."""
-    per_range = max(1, facts.max_operand // row_bytes)
+def row_ranges(rows: int, row_bytes: int, facts: Facts, multiple: int = 1) -> list[tuple[int, int]]:
+    """Split the rows of a weight so that each range fits one binding; at least one row each.
+
+    Ranges start at multiples of `multiple` rows wherever that many fit.
+    """
+    fitting = facts.max_operand // row_bytes
+    per_range = max(1, fitting // multiple * multiple or fitting)
     return [(first, min(first + per_range, rows)) for first in range(0, rows, per_range)]
 
 

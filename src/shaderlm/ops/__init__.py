@@ -14,7 +14,7 @@ from ..graph import resolve
 from ..kernels import Verdict, routes_of, verdicts
 from . import checks
 from .attention import rope, sdpa_kv
-from .linear import embedding, linear, linear_q4gsw
+from .linear import embedding, linear, linear_add, linear_q4gsw, linear_silu_mul
 from .norm import add_rms_norm, rms_norm, rms_norm_mul
 from .pointwise import add, argmax, mul, silu_mul
 
@@ -25,7 +25,9 @@ __all__ = [
     "embedding",
     "explain",
     "linear",
+    "linear_add",
     "linear_q4gsw",
+    "linear_silu_mul",
     "mul",
     "pack_q4_0",
     "pack_q4gsw",

@@ -74,7 +74,8 @@ def sdpa_kv(
             "scale": None if scale is None else checks.number(op, "scale", scale),
         },
     )
-    operands = {"q": q, "k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
+    positions = np.arange(dims["pos"], dims["pos"] + S, dtype=np.uint32)
+    operands = {"q": q, "k": k, "v": v, "positions": positions, "k_cache": k_cache, "v_cache": v_cache}
     raw = run_op(checks.device_of(device), op, dims, operands, route)
     rows = slice(dims["pos"], dims["pos"] + S)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..formats.blocks import BLOCK, BLOCK_BYTES
+from ..formats.blocks import BLOCKS
 from ..gpu import Array
 from ..graph import resolve
+from ..graph.ops import FORMATS
 from ..runtime import run_op
 from ..runtime.execute import read_as
 from . import checks
@@ -77,26 +78,45 @@ def _zero_past(weight: Array, k: int, width: int) -> Array:
 def _weight(op: str, weight: Any, kind: str | None) -> tuple[Array, str, int]:
     """The weight, its format and its K."""
     by_dtype = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
-    known = ("f32", "f16", *BLOCK_BYTES)
     if kind is None:
         if not isinstance(weight, np.ndarray) or weight.dtype not in by_dtype:
             given = weight.dtype if isinstance(weight, np.ndarray) else type(weight).__name__
             raise InputError(
-                f"{op}: weight must be float32 or float16 [N, K], or uint8 blocks with format='q8_0' or "
-                f"'q4_0'; got {given}"
+                f"{op}: weight must be float32 or float16 [N, K], or uint8 GGUF blocks with a format "
+                f"({', '.join(BLOCKS)}); got {given}"
             )
         kind = by_dtype[weight.dtype]
-    if kind not in known:
-        raise InputError(f"{op}: format must be one of {', '.join(known)}, got {kind!r}")
-    if kind in BLOCK_BYTES:
-        size = BLOCK_BYTES[kind]
-        weight = checks.array(op, "weight", weight, (np.uint8,), 2, f"[N, K/{BLOCK} · {size}]")
+    if kind not in FORMATS:
+        raise InputError(f"{op}: format must be one of {', '.join(FORMATS)}, got {kind!r}")
+    if kind in BLOCKS:
+        weights, size = BLOCKS[kind]
+        weight = checks.array(op, "weight", weight, (np.uint8,), 2, f"[N, K/{weights} · {size}]")
         if weight.shape[1] % size:
             raise InputError(f"{op}: a {kind} row must be a multiple of {size} bytes, got {weight.shape[1]}")
-        return weight, kind, weight.shape[1] // size * BLOCK
+        return weight, kind, weight.shape[1] // size * weights
     dtype = np.float32 if kind == "f32" else np.float16
     weight = checks.array(op, "weight", weight, (dtype,), 2, "[N, K]")
     return weight, kind, weight.shape[1]
+
+
+def _linear(
+    op: str, x: Any, weight: Any, bias: Any, kind: str | None, route: str | None, device: Any, residual: Any = None
+) -> Array:
+    """linear or one of its fusions, which differ in what is done with the sums."""
+    x = checks.floats(op, "x", x, None, "[..., K]")
+    weight, kind, k = _weight(op, weight, kind)
+    if x.shape[-1] != k:
+        raise InputError(f"{op}: x must be [..., K] with K = {k} as in weight, got {list(x.shape)}")
+    n = weight.shape[0]
+    bias = _bias(op, bias, n)
+    dims = resolve(op, {"M": x.size // k, "K": k, "N": n, "format": kind, "bias": bias is not None})
+    operands = {"x": x.reshape(-1, k), "weight": weight, "bias": bias}
+    if op == "linear_add":
+        residual = checks.floats(op, "residual", residual, None, "[..., N]")
+        checks.shape(op, "residual", residual, (*x.shape[:-1], n), "[..., N]")
+        operands["residual"] = residual.reshape(-1, n)
+    raw = run_op(checks.device_of(device), op, dims, operands, route)
+    return read_as(raw["out"], np.float32, (*x.shape[:-1], -1))
 
 
 def linear(
@@ -108,18 +128,38 @@ def linear(
     route: str | None = None,
     device: Any = None,
 ) -> Array:
-    """x · wᵀ + bias. Weight float32 or float16 [N, K], or GGUF blocks (uint8) with format "q8_0" or "q4_0"."""
-    op = "linear"
-    x = checks.floats(op, "x", x, None, "[..., K]")
-    weight, kind, k = _weight(op, weight, format)
-    if x.shape[-1] != k:
-        raise InputError(f"{op}: x must be [..., K] with K = {k} as in weight, got {list(x.shape)}")
-    n = weight.shape[0]
-    bias = _bias(op, bias, n)
-    dims = resolve(op, {"M": x.size // k, "K": k, "N": n, "format": kind, "bias": bias is not None})
-    operands = {"x": x.reshape(-1, k), "weight": weight, "bias": bias}
-    raw = run_op(checks.device_of(device), op, dims, operands, route)
-    return read_as(raw["out"], np.float32, (*x.shape[:-1], n))
+    """x · wᵀ + bias. Weight float32 or float16 [N, K], or GGUF blocks as uint8 and their format ("q4_1", "q6_k" …)."""
+    return _linear("linear", x, weight, bias, format, route, device)
+
+
+def linear_add(
+    x: Any,
+    weight: Any,
+    residual: Any,
+    bias: Any = None,
+    *,
+    format: str | None = None,  # noqa: A002
+    route: str | None = None,
+    device: Any = None,
+) -> Array:
+    """The fusion of linear and add: residual + x · wᵀ + bias, residual float32 [..., N]."""
+    return _linear("linear_add", x, weight, bias, format, route, device, residual)
+
+
+def linear_silu_mul(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    format: str | None = None,  # noqa: A002
+    route: str | None = None,
+    device: Any = None,
+) -> Array:
+    """The fusion of two linears and silu_mul: silu(x · gateᵀ) · (x · upᵀ), float32 [..., N/2].
+
+    The rows of weight [N, K] and of bias [N] are gate and up in turns.
+    """
+    return _linear("linear_silu_mul", x, weight, bias, format, route, device)
 
 
 def embedding(

@@ -8,13 +8,15 @@ const TEAMS: u32 = WG / QUADS;
 
 struct Params {
     heads: u32,
-    splits: u32,
+    splits: u32,  // that there is room for in partial and stats
+    keys: u32,    // keys of a split
 }
 
 @group(0) @binding(0) var<storage, read> partial: array<vec4<f32>>;    // [heads, splits, QUADS]
 @group(0) @binding(1) var<storage, read> stats: array<vec2<f32>>;      // [heads, splits]
-@group(0) @binding(2) var<storage, read_write> out: array<vec4<f32>>;  // [1, heads, QUADS]
-@group(0) @binding(3) var<uniform> params: Params;
+@group(0) @binding(2) var<storage, read> positions: array<u32>;        // [1], where the query stands
+@group(0) @binding(3) var<storage, read_write> out: array<vec4<f32>>;  // [1, heads, QUADS]
+@group(0) @binding(4) var<uniform> params: Params;
 
 var<workgroup> team_sums: array<vec4<f32>, WG>;
 
@@ -29,13 +31,14 @@ fn main(
         return;
     }
     let first = h * params.splits;
+    let splits = positions[0] / params.keys + 1u;
     var largest = -3.4e38;
-    for (var i = lane; i < params.splits; i = i + WG) {
+    for (var i = lane; i < splits; i = i + WG) {
         largest = max(largest, stats[first + i].x);
     }
     largest = workgroup_max(largest, lane);
     var total = 0.0;
-    for (var i = lane; i < params.splits; i = i + WG) {
+    for (var i = lane; i < splits; i = i + WG) {
         let s = stats[first + i];
         total = total + exp(s.x - largest) * s.y;
     }
@@ -43,7 +46,7 @@ fn main(
     let team = lane / QUADS;
     var sum = vec4<f32>();
     if (team < TEAMS) {
-        for (var i = team; i < params.splits; i = i + TEAMS) {
+        for (var i = team; i < splits; i = i + TEAMS) {
             sum = sum + exp(stats[first + i].x - largest) * partial[(first + i) * QUADS + lane % QUADS];
         }
     }

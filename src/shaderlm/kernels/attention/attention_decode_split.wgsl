@@ -13,8 +13,7 @@ const QUADS: u32 = 16u;  // D / 4
 const TEAMS: u32 = WG / QUADS;
 
 struct Params {
-    context: u32,
-    splits: u32,
+    splits: u32,  // that there is room for in partial and stats
     kv_heads: u32,
     scale: f32,
 }
@@ -22,9 +21,10 @@ struct Params {
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;              // [1, kv_heads · GROUP, QUADS]
 @group(0) @binding(1) var<storage, read> k_cache: array<cache_quad>;       // [C, kv_heads, QUADS]
 @group(0) @binding(2) var<storage, read> v_cache: array<cache_quad>;       // [C, kv_heads, QUADS]
-@group(0) @binding(3) var<storage, read_write> partial: array<vec4<f32>>;  // [kv_heads · GROUP, splits, QUADS]
-@group(0) @binding(4) var<storage, read_write> stats: array<vec2<f32>>;    // [kv_heads · GROUP, splits]
-@group(0) @binding(5) var<uniform> params: Params;
+@group(0) @binding(3) var<storage, read> positions: array<u32>;            // [1], where the query stands
+@group(0) @binding(4) var<storage, read_write> partial: array<vec4<f32>>;  // [kv_heads · GROUP, splits, QUADS]
+@group(0) @binding(5) var<storage, read_write> stats: array<vec2<f32>>;    // [kv_heads · GROUP, splits]
+@group(0) @binding(6) var<uniform> params: Params;
 
 var<workgroup> q_tile: array<vec4<f32>, 4u * H4 * QUADS>;
 var<workgroup> pieces: array<vec4<f32>, 4u * WG>;         // of scores, then of values
@@ -47,11 +47,12 @@ fn main(
     let index = group.x + group.y * groups.x;
     let kv_head = index / params.splits;
     let split = index % params.splits;
-    if (kv_head >= params.kv_heads) {
+    let context = positions[0] + 1u;
+    let first = split * KEYS;
+    if (kv_head >= params.kv_heads || first >= context) {
         return;
     }
-    let first = split * KEYS;
-    let count = min(KEYS, params.context - first);
+    let count = min(KEYS, context - first);
     let row_quads = params.kv_heads * QUADS;
     let base = first * row_quads + kv_head * QUADS;
 

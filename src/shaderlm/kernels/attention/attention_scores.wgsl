@@ -7,9 +7,7 @@ const WG: u32 = 64u;
 struct Params {
     rows: u32,      // queries of this dispatch
     first: u32,     // the first of them in q and out
-    context: u32,   // keys that the last of them sees
-    stride: u32,    // context rounded up to a multiple of 4: length of a row of scores
-    pos: u32,
+    stride: u32,    // length of a row of scores: a multiple of 4, no less than the keys that any query may see
     heads: u32,     // query heads
     kv_heads: u32,
     quads: u32,     // D / 4
@@ -18,8 +16,9 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;            // [S, heads, quads]
 @group(0) @binding(1) var<storage, read> k_cache: array<cache_quad>;     // [C, kv_heads, quads]
-@group(0) @binding(2) var<storage, read_write> scores: array<f32>;       // [heads, rows, stride]
-@group(0) @binding(3) var<uniform> params: Params;
+@group(0) @binding(2) var<storage, read> positions: array<u32>;            // [S], where the queries stand; only the first is read
+@group(0) @binding(3) var<storage, read_write> scores: array<f32>;       // [heads, rows, stride]
+@group(0) @binding(4) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -29,11 +28,11 @@ fn main(
 ) {
     let index = (group.x + group.y * groups.x) * WG + lane;
     let tiles = (params.rows + 3u) / 4u;
-    let c = index % params.context;
-    let s = (index / params.context) % tiles * 4u;
-    let h = index / (params.context * tiles);
+    let c = index % params.stride;
+    let s = (index / params.stride) % tiles * 4u;
+    let h = index / (params.stride * tiles);
     let last = min(s + 3u, params.rows - 1u);
-    if (h >= params.heads || c > params.pos + params.first + last) {
+    if (h >= params.heads || c > positions[0] + params.first + last) {
         return;
     }
     let group_size = params.heads / params.kv_heads;

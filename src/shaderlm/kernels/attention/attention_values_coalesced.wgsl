@@ -11,9 +11,7 @@ const SLICES: u32 = WG / QUADS;
 struct Params {
     rows: u32,      // queries of this dispatch
     first: u32,     // the first of them in q and out
-    context: u32,   // keys that the last of them sees
-    stride: u32,    // context rounded up to a multiple of 4: length of a row of scores
-    pos: u32,
+    stride: u32,    // length of a row of scores: a multiple of 4, no less than the keys that any query may see
     heads: u32,     // query heads
     kv_heads: u32,
     quads: u32,     // D / 4
@@ -22,8 +20,9 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> scores: array<vec4<f32>>;       // [heads, rows, stride / 4], after softmax
 @group(0) @binding(1) var<storage, read> v_cache: array<cache_quad>;     // [C, kv_heads, quads]
-@group(0) @binding(2) var<storage, read_write> out: array<vec4<f32>>;  // [S, heads, quads]
-@group(0) @binding(3) var<uniform> params: Params;
+@group(0) @binding(2) var<storage, read> positions: array<u32>;            // [S], where the queries stand; only the first is read
+@group(0) @binding(3) var<storage, read_write> out: array<vec4<f32>>;    // [S, heads, quads]
+@group(0) @binding(4) var<uniform> params: Params;
 
 var<workgroup> slice_sums: array<vec4<f32>, 8u * WG>;
 
@@ -54,7 +53,7 @@ fn main(
     let r = index % tiles * 8u;
     let last_query = min((r + 7u) / group, params.rows - 1u);
     // What the last query sees. Past what another sees its weights are 0.
-    let visible = min(params.pos + params.first + last_query + 1u, params.context);
+    let visible = positions[0] + params.first + last_query + 1u;
     let last = visible - 1u;
     let stride = params.kv_heads * QUADS;
     let column = kv_head * QUADS + lane % QUADS;

@@ -1,4 +1,5 @@
-// scores[h, s, c] ← exp(scores − max) / Σ exp(scores − max) over the keys c ≤ pos + first + s; 0 beyond them
+// scores[h, s, c] ← exp(scores − max) / Σ exp(scores − max) over the keys c ≤ pos + first + s, pos = positions[0];
+// 0 from there to the next multiple of 4 past the last key that any query of this dispatch sees
 // In place. Grid: one workgroup per (h, s), folded.
 
 const WG: u32 = 64u;
@@ -6,17 +7,16 @@ const WG: u32 = 64u;
 struct Params {
     rows: u32,      // queries of this dispatch
     first: u32,     // the first of them in q and out
-    context: u32,   // keys that the last of them sees
-    stride: u32,    // context rounded up to a multiple of 4: length of a row of scores
-    pos: u32,
+    stride: u32,    // length of a row of scores: a multiple of 4, no less than the keys that any query may see
     heads: u32,     // query heads
     kv_heads: u32,
     quads: u32,     // D / 4
     scale: f32,
 }
 
-@group(0) @binding(0) var<storage, read_write> scores: array<f32>;  // [heads, rows, stride]
-@group(0) @binding(1) var<uniform> params: Params;
+@group(0) @binding(0) var<storage, read> positions: array<u32>;     // [S], where the queries stand; only the first is read
+@group(0) @binding(1) var<storage, read_write> scores: array<f32>;  // [heads, rows, stride]
+@group(0) @binding(2) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -29,7 +29,8 @@ fn main(
         return;
     }
     let base = row * params.stride;
-    let visible = min(params.pos + params.first + row % params.rows + 1u, params.context);
+    let context = positions[0] + params.first + params.rows;
+    let visible = context - params.rows + row % params.rows + 1u;
     var largest = -3.4e38;
     for (var c = lane; c < visible; c = c + WG) {
         largest = max(largest, scores[base + c]);
@@ -42,7 +43,7 @@ fn main(
         total = total + e;
     }
     let factor = 1.0 / workgroup_sum(total, lane);
-    for (var c = lane; c < params.stride; c = c + WG) {
+    for (var c = lane; c < (context + 3u) / 4u * 4u; c = c + WG) {
         if (c < visible) {
             scores[base + c] = scores[base + c] * factor;
         } else {

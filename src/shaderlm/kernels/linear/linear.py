@@ -1,38 +1,53 @@
-"""Routes of linear: out = x · wᵀ + bias with weights in f32, f16, q8_0 or q4_0."""
+"""Routes of linear, linear_add and linear_silu_mul: the same kernels with three epilogues, over every weight format."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator
+from functools import partial
 
-from ...formats.blocks import split_blocks
 from ...gpu.facts import Facts
-from ..route import Array, Dims, Route
+from ..route import Array, Dims, Route, part
 from . import packed
+from .formats import FORMATS
+from .packed import Epilogue
 
 
 def pack_weight(weight: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
-    """Weights as 16-byte words and scales beside them, by row ranges."""
-    kind = dims["format"]
-    if kind in ("q8_0", "q4_0"):
-        scales, quants = split_blocks(weight, kind)
-        quants = quants.reshape(quants.shape[0], -1)
-    else:
-        quants = np.pad(weight, ((0, 0), (0, packed.padded_k(dims) - weight.shape[1])))
-        scales = np.zeros((weight.shape[0], 0), np.float16)
-    return {
-        **packed.split_rows("weight", quants, dims, facts),
-        **packed.split_rows("scales", scales, dims, facts),
-    }
-
-
-def _gemv_why_not(dims: Dims, facts: Facts) -> str | None:
-    return packed.one_row(dims)
+    """Weights as 16-byte words and scales beside them, range of rows by range of rows."""
+    repack = FORMATS[dims["format"]].repack
+    parts: dict[str, Array] = {}
+    for i, (first, end) in enumerate(packed.ranges(dims, facts)):
+        parts[part("weight", i)], parts[part("scales", i)] = repack(weight[first:end])
+    return parts
 
 
 _PACK = {"x": packed.pack_x, "weight": pack_weight, "bias": packed.pack_bias}
 
+
+def _routes(op: str, epilogue: Epilogue) -> Iterator[Route]:
+    def why_not(dims: Dims, facts: Facts) -> str | None:
+        return packed.pairs_are_whole(dims, facts) if epilogue.gated else None
+
+    def gemv_why_not(dims: Dims, facts: Facts) -> str | None:
+        return packed.one_row(dims) or why_not(dims, facts)
+
+    gemv, tile, rows, tile_f16 = (
+        partial(recipe, epilogue=epilogue)
+        for recipe in (
+            packed.gemv_recipe,
+            packed.tile_shared_recipe,
+            packed.rows_recipe,
+            packed.tile_shared_f16_recipe,
+        )
+    )
+    yield Route(op, "gemv", gemv, gemv_why_not, _PACK)
+    yield Route(op, "tile_shared", tile, why_not, _PACK)
+    yield Route(op, "rows", rows, why_not, _PACK, prefer=packed.on_a_cpu)
+    yield Route(op, "tile_shared_f16", tile_f16, why_not, _PACK, exact=False)
+
+
 ROUTES = (
-    Route("linear", "gemv", packed.gemv_recipe, _gemv_why_not, pack=_PACK),
-    Route("linear", "tile_shared", packed.tile_shared_recipe, pack=_PACK),
-    Route("linear", "tile_shared_f16", packed.tile_shared_f16_recipe, pack=_PACK, exact=False),
+    *_routes("linear", packed.PLAIN),
+    *_routes("linear_add", Epilogue(residual=True)),
+    *_routes("linear_silu_mul", Epilogue(gated=True)),
 )

@@ -1,4 +1,4 @@
-// out[0, n] = bias[n] + Σ_k x[0, k] · w[n, k]        m = 1, weights in the format that is included
+// out[0, n] = epilogue(Σ_k x[0, k] · w[n, k])        m = 1; format of the weights and epilogue are included
 // WG threads make WG / TEAM teams; a team computes ROWS rows (1, 2 or 4), its lanes share their k in blocks of
 // 32: a block of x serves all rows, a block of q4 weights is one 16-byte load. x is staged in workgroup memory,
 // STAGE blocks at a time: read straight from the buffer, the lanes' blocks lie 128 bytes apart, and each load
@@ -11,36 +11,26 @@ const WG: u32 = 256u;
 const TEAM: u32 = 64u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
-const HAS_BIAS: bool = false;
 
 struct Params {
     m: u32,
     k: u32,           // multiple of 32
     n: u32,           // rows of this range of the weight
-    groups: u32,      // scales per row
+    groups: u32,      // groups of scales per row
     n_first: u32,     // where this range starts in a row of out
-    n_total: u32,
+    n_total: u32,     // length of a row of out
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [m, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
-@group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] f32, or f16 in pairs
+@group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
 @group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if HAS_BIAS
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;    // [m, n_total]
-@group(0) @binding(5) var<uniform> params: Params;
+@group(0) @binding(4) var<storage, read> residual: array<f32>;     // [m, n_total] if HAS_RESIDUAL
+@group(0) @binding(5) var<storage, read_write> out: array<f32>;    // [m, n_total]
+@group(0) @binding(6) var<uniform> params: Params;
 
 // A block takes nine quads, an odd number, so that lanes that read neighbouring blocks hit different banks.
 var<workgroup> x_tile: array<vec4<u32>, STAGE * 9u>;
-
-fn store(row: u32, value: f32) {
-    if (row < params.n) {
-        var total = value;
-        if (HAS_BIAS) {
-            total = total + bias[row];
-        }
-        out[params.n_first + row] = total;
-    }
-}
 
 @compute @workgroup_size(WG)
 fn main(
@@ -107,13 +97,13 @@ fn main(
     }
     acc = team_sum(acc, lane);
     if (lane % TEAM == 0u) {
-        store(first, acc.x);
-        if (ROWS > 1u) {
-            store(first + 1u, acc.y);
+        if (ROWS == 1u) {
+            store(0u, first, acc.x);
+        } else {
+            store_pair(0u, first, acc.x, acc.y);
         }
         if (ROWS > 2u) {
-            store(first + 2u, acc.z);
-            store(first + 3u, acc.w);
+            store_pair(0u, first + 2u, acc.z, acc.w);
         }
     }
 }

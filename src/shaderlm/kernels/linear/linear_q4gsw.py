@@ -50,7 +50,7 @@ def _recipe(kernel: Kernel, workgroups: Callable[[Dims, int, Facts], int]) -> Ca
 
     def recipe(dims: Dims, facts: Facts) -> Recipe:
         dispatches = []
-        buffers = {"x": f32(dims["M"] * dims["K"]), "out": f32(dims["M"] * dims["N"])}
+        buffers = {"x": f32(dims["M"] * dims["K"]), "residual": 0, "out": f32(dims["M"] * dims["N"])}
         for i, (first, end) in enumerate(_ranges(dims, facts)):
             rows = end - first
             params = {"m": dims["M"], "k": dims["K"], "n": rows, "words": _words(dims)}
@@ -139,6 +139,7 @@ ROUTES = (
     Route("linear_q4gsw", "gemv_packed", packed.gemv_recipe, _gemv_packed_why_not, _PREPACKED),
     Route("linear_q4gsw", "gemv", _GEMV, _gemv_why_not, _AS_GIVEN),
     Route("linear_q4gsw", "tile_shared", packed.tile_shared_recipe, _packed_why_not, _PREPACKED),
+    Route("linear_q4gsw", "rows", packed.rows_recipe, _packed_why_not, _PREPACKED, prefer=packed.on_a_cpu),
     Route("linear_q4gsw", "tile", _TILE, _tile_why_not, _AS_GIVEN),
     Route("linear_q4gsw", "gemv_bytes", _GEMV_BYTES, _gemv_bytes_why_not, _AS_GIVEN),
     Route("linear_q4gsw", "naive", _NAIVE, pack=_AS_GIVEN),

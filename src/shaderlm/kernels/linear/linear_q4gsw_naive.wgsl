@@ -20,8 +20,9 @@ struct Params {
 @group(0) @binding(1) var<storage, read> weight: array<u32>;     // [n, words], 8 nibbles a word, nibble j at bits 4j
 @group(0) @binding(2) var<storage, read> scales: array<f32>;     // [groups, n]
 @group(0) @binding(3) var<storage, read> bias: array<f32>;       // [n] if HAS_BIAS
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;  // [m, n_total]
-@group(0) @binding(5) var<uniform> params: Params;
+@group(0) @binding(4) var<storage, read> residual: array<f32>;   // unused: what the packed routes have here
+@group(0) @binding(5) var<storage, read_write> out: array<f32>;  // [m, n_total]
+@group(0) @binding(6) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
 fn main(

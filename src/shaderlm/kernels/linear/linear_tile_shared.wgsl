@@ -1,14 +1,14 @@
-// out[m, n] = bias[n] + Σ_k x[m, k] · w[n, k]        weights in the format that is included
+// out[m, n] = epilogue(Σ_k x[m, k] · w[n, k])        format of the weights and epilogue are included
 // A workgroup of 16 × 16 threads computes a tile of 16·TM rows × 64 columns; each step stages QUADS·4 of k for
 // both operands in workgroup memory, weights dequantised once per tile. A thread owns TM (4 or 8) × 4 results,
-// 16 apart, so that neighbouring threads read neighbouring rows and write neighbouring columns.
+// 16 apart, so that neighbouring threads read neighbouring rows and write neighbouring columns. Where columns are
+// taken in pairs (GATED), a thread owns two neighbours, and the two 32 further on.
 // Edge threads clamp their row and never store. tile4 may be vec4<f16>: operands rounded, sums in f32.
 // Grid: one workgroup per tile, folded. Needs k % 32 == 0.
 
 const WG: u32 = 256u;
 const TM: u32 = 4u;
 const QUADS: u32 = 4u;
-const HAS_BIAS: bool = false;
 alias tile4 = vec4<f32>;
 
 const BM: u32 = 16u * TM;
@@ -19,17 +19,18 @@ struct Params {
     m: u32,
     k: u32,           // multiple of 32
     n: u32,           // rows of this range of the weight
-    groups: u32,      // scales per row
+    groups: u32,      // groups of scales per row
     n_first: u32,     // where this range starts in a row of out
-    n_total: u32,
+    n_total: u32,     // length of a row of out
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [m, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
-@group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] f32, or f16 in pairs
+@group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
 @group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if HAS_BIAS
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;    // [m, n_total]
-@group(0) @binding(5) var<uniform> params: Params;
+@group(0) @binding(4) var<storage, read> residual: array<f32>;     // [m, n_total] if HAS_RESIDUAL
+@group(0) @binding(5) var<storage, read_write> out: array<f32>;    // [m, n_total]
+@group(0) @binding(6) var<uniform> params: Params;
 
 var<workgroup> a_tile: array<tile4, BM * STRIDE>;
 var<workgroup> b_tile: array<tile4, BN * STRIDE>;
@@ -39,19 +40,23 @@ fn product(a: tile4, bx: vec4<f32>, by: vec4<f32>, bz: vec4<f32>, bw: vec4<f32>)
     return v.x * bx + v.y * by + v.z * bz + v.w * bw;
 }
 
-fn store(row: u32, column: u32, values: vec4<f32>) {
-    if (row >= params.m) {
-        return;
+// Where row n of the tile's weights is staged: thread tx works on slots tx + 16 · (0 … 3).
+fn slot(n: u32) -> u32 {
+    if (GATED) {
+        return n % 32u / 2u + 16u * (n % 2u) + n / 32u * 32u;
     }
-    for (var j = 0u; j < 4u; j = j + 1u) {
-        let n = column + 16u * j;
-        if (n < params.n) {
-            var value = values[j];
-            if (HAS_BIAS) {
-                value = value + bias[n];
-            }
-            out[row * params.n_total + params.n_first + n] = value;
-        }
+    return n;
+}
+
+fn store_row(m: u32, n0: u32, tx: u32, values: vec4<f32>) {
+    if (GATED) {
+        store_pair(m, n0 + 2u * tx, values.x, values.y);
+        store_pair(m, n0 + 2u * tx + 32u, values.z, values.w);
+    } else {
+        store(m, n0 + tx, values.x);
+        store(m, n0 + tx + 16u, values.y);
+        store(m, n0 + tx + 32u, values.z);
+        store(m, n0 + tx + 48u, values.w);
     }
 }
 
@@ -88,7 +93,7 @@ fn main(
         }
         for (var i = lane; i < BN * QUADS; i = i + WG) {
             let row = min(n0 + i / QUADS, params.n - 1u);
-            b_tile[(i / QUADS) * STRIDE + i % QUADS] = tile4(weight4(row, q0 + i % QUADS));
+            b_tile[slot(i / QUADS) * STRIDE + i % QUADS] = tile4(weight4(row, q0 + i % QUADS));
         }
         workgroupBarrier();
         for (var q = 0u; q < QUADS; q = q + 1u) {
@@ -113,14 +118,14 @@ fn main(
         }
         workgroupBarrier();
     }
-    store(m0 + ty + 0u, n0 + tx, acc0);
-    store(m0 + ty + 16u, n0 + tx, acc1);
-    store(m0 + ty + 32u, n0 + tx, acc2);
-    store(m0 + ty + 48u, n0 + tx, acc3);
+    store_row(m0 + ty + 0u, n0, tx, acc0);
+    store_row(m0 + ty + 16u, n0, tx, acc1);
+    store_row(m0 + ty + 32u, n0, tx, acc2);
+    store_row(m0 + ty + 48u, n0, tx, acc3);
     if (TM > 4u) {
-        store(m0 + ty + 64u, n0 + tx, acc4);
-        store(m0 + ty + 80u, n0 + tx, acc5);
-        store(m0 + ty + 96u, n0 + tx, acc6);
-        store(m0 + ty + 112u, n0 + tx, acc7);
+        store_row(m0 + ty + 64u, n0, tx, acc4);
+        store_row(m0 + ty + 80u, n0, tx, acc5);
+        store_row(m0 + ty + 96u, n0, tx, acc6);
+        store_row(m0 + ty + 112u, n0, tx, acc7);
     }
 }

@@ -1,12 +1,13 @@
-"""What linear and linear_q4gsw share: the GEMV and the shared-memory tile over any weight format.
+"""What linear, its fusions and linear_q4gsw share: GEMV, shared-memory tile and plain rows over any weight format.
 
-Weights lie on the GPU as 16-byte words per row and, beside them, scales per row (`shared/format_*.wgsl`).
+Weights lie on the GPU as 16-byte words per row and, beside them, scales per row (`formats`). What becomes of the sums
+is the epilogue's business (`epilogue.wgsl`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,36 +15,52 @@ import numpy as np
 from ...formats.blocks import BLOCK
 from ...gpu.facts import Facts
 from ..route import Array, Dims, Dispatch, Recipe, ceil_div, f32, part, row_ranges
-from ..wgsl import Constant, Kernel
+from ..wgsl import Constant, Kernel, compose
+from .formats import FORMATS, Format
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Bytes per row of a packed weight of k columns, its scales, and how its WGSL file is specialised."""
+    """Bytes per row of a packed weight, its groups of scales, and how its WGSL file is specialised."""
 
     file: str
     row_bytes: int
     groups: int
-    scale_bytes: int
+    group_bytes: int
     constants: Mapping[str, Constant]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done with the sums besides adding a bias: a residual added, or silu(even row) · (odd row)."""
+
+    residual: bool = False
+    gated: bool = False
+
+    def columns(self, rows: int) -> int:
+        """How many results the rows of a weight make."""
+        return rows // 2 if self.gated else rows
+
+
+PLAIN = Epilogue()
 
 
 def layout(dims: Dims) -> Layout:
     """Layout of the weight of `linear` (by format) or `linear_q4gsw` (by group size and scale dtype)."""
-    k = padded_k(dims)
-    kind = dims.get("format", "q4gsw")
-    if kind == "f32":
-        return Layout("shared/format_f32", 4 * k, 0, 4, {})
-    if kind == "f16":
-        return Layout("shared/format_f16", 2 * k, 0, 4, {})
-    if kind == "q8_0":
-        return Layout("shared/format_q8_0", k, k // BLOCK, 2, {})
-    if kind == "q4_0":
-        return Layout("shared/format_q4", k // 2, k // BLOCK, 2, {})
+    k, form = padded_k(dims), _format(dims)
+    row_bytes = k // BLOCK * form.block_bytes
+    if "format" in dims:
+        groups = k // form.group if form.group else 0
+        return Layout(form.file, row_bytes, groups, form.group_bytes, form.constants)
     half = dims["scales"] == "f16"
     group_blocks = dims["group_size"] // BLOCK
     constants: dict[str, Constant] = {"F16_SCALES": half, "GROUP_BLOCKS": max(1, group_blocks)}
-    return Layout("shared/format_q4", k // 2, ceil_div(k, dims["group_size"]), 2 if half else 4, constants)
+    return Layout(form.file, row_bytes, ceil_div(k, dims["group_size"]), 2 if half else 4, constants)
+
+
+def _format(dims: Dims) -> Format:
+    """The entry in the table of formats; q4gsw has q4_0's words."""
+    return FORMATS[dims.get("format", "q4_0")]
 
 
 def padded_k(dims: Dims) -> int:
@@ -52,9 +69,17 @@ def padded_k(dims: Dims) -> int:
 
 
 def ranges(dims: Dims, facts: Facts) -> list[tuple[int, int]]:
-    """Row ranges of the weight, each within one binding together with its scales."""
+    """Row ranges of the weight, each within one binding together with its scales, and of whole pairs if they fit."""
     lay = layout(dims)
-    return row_ranges(dims["N"], max(lay.row_bytes, lay.groups * lay.scale_bytes), facts)
+    return row_ranges(dims["N"], max(lay.row_bytes, lay.groups * lay.group_bytes), facts, 2)
+
+
+def pairs_are_whole(dims: Dims, facts: Facts) -> str | None:
+    """What the gated epilogue wants of the row ranges."""
+    if any(first % 2 for first, _ in ranges(dims, facts)):
+        row = f"a row takes {layout(dims).row_bytes:,} bytes, one binding holds {facts.max_operand:,}"
+        return f"two rows of the weight must fit one binding; {row}"
+    return None
 
 
 def split_rows(name: str, array: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
@@ -74,30 +99,38 @@ def pack_bias(bias: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
 
 
 def _over_ranges(
-    kernel: Kernel, constants: Mapping[str, Constant], per_group: int, tiles_m: int, dims: Dims, facts: Facts
+    kernel: Kernel,
+    constants: Mapping[str, Constant],
+    workgroups: Callable[[int], int],
+    dims: Dims,
+    facts: Facts,
+    epilogue: Epilogue,
 ) -> Recipe:
+    """One dispatch per row range; `workgroups` counts them from the rows of the range."""
     lay, k = layout(dims), padded_k(dims)
-    spans = ranges(dims, facts)
+    constants = {**lay.constants, **constants, "HAS_BIAS": dims["bias"]}
+    constants |= {"HAS_RESIDUAL": epilogue.residual, "GATED": epilogue.gated}
+    out = dims["M"] * epilogue.columns(dims["N"])
+    buffers = {"x": f32(dims["M"] * k), "residual": f32(out) if epilogue.residual else 0, "out": f32(out)}
     dispatches = []
-    buffers = {"x": f32(dims["M"] * k), "out": f32(dims["M"] * dims["N"])}
-    for i, (first, end) in enumerate(spans):
+    for i, (first, end) in enumerate(ranges(dims, facts)):
         rows = end - first
         buffers[part("weight", i)] = rows * lay.row_bytes
-        buffers[part("scales", i)] = rows * lay.groups * lay.scale_bytes
+        buffers[part("scales", i)] = rows * lay.groups * lay.group_bytes
         buffers[part("bias", i)] = f32(rows) if dims["bias"] else 0
         dispatches.append(
             Dispatch(
                 kernel,
-                tiles_m * ceil_div(rows, per_group),
+                workgroups(rows),
                 {
                     "m": dims["M"],
                     "k": k,
                     "n": rows,
                     "groups": lay.groups,
-                    "n_first": first,
-                    "n_total": dims["N"],
+                    "n_first": epilogue.columns(first),
+                    "n_total": epilogue.columns(dims["N"]),
                 },
-                {**lay.constants, **constants, "HAS_BIAS": dims["bias"]},
+                constants,
                 {name: part(name, i) for name in ("weight", "scales", "bias")},
             )
         )
@@ -108,16 +141,16 @@ def _over_ranges(
 class Gemv:
     """How a GEMV is cut: threads per workgroup, lanes that share a row's K, rows per team, and who adds up.
 
-    `stage` blocks of x at a time are staged in workgroup memory (0: x is read where it lies), and multiplied in
-    "f32" or, for the formats with integer weights, "fixed" point.
+    `stage` blocks of x at a time are staged in workgroup memory, and multiplied in "f32" or, for the formats with
+    integer weights, "fixed" point.
     """
 
     threads: int
     team: int
     rows: int
     reduction: str
-    arithmetic: str = "f32"
-    stage: int = 0
+    arithmetic: str
+    stage: int
 
     @property
     def needs(self) -> frozenset[str]:
@@ -129,21 +162,18 @@ class Gemv:
 _GEMV_THREADS = 56_000
 
 
-def gemv_shape(dims: Dims, facts: Facts) -> Gemv:
-    """The cut for a shape: short teams for many rows, long ones for few; on a CPU one lane a row, no barriers."""
-    if facts.software:
-        return Gemv(32, 1, 4, "team_single")
-    k, n, kind = dims["K"], dims["N"], dims.get("format", "q4_0")
+def gemv_shape(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Gemv:
+    """The cut for a shape: short teams for many rows, long ones for few."""
+    k, n, integer_rows = dims["K"], dims["N"], _format(dims).integer_rows
     threads = min(256, facts.max_invocations)
     stage = 128 if k > 2048 and facts.max_workgroup_memory >= 32 << 10 else 64
     # Metal has no instruction for dot products of bytes.
-    integers = kind in ("q4_0", "q8_0") and facts.backend != "Metal"
-    if integers and n >= 4096:
-        arithmetic, rows = "fixed", 4 if kind == "q4_0" else 2
+    if integer_rows and facts.backend != "Metal" and n >= 4096:
+        arithmetic, rows = "fixed", integer_rows
         team = power_of_two(_GEMV_THREADS * rows / n, 8 if k >= 1024 else 4, 64)
     else:
         arithmetic = "f32"
-        rows = 2 if k >= 4096 and kind != "f32" else 1
+        rows = 2 if epilogue.gated or (k >= 4096 and dims.get("format") != "f32") else 1
         team = 64 if k >= 4096 else 32
     reduction = "team_subgroup" if facts.subgroups else "team_tree"
     return Gemv(threads, min(team, threads), rows, reduction, arithmetic, stage)
@@ -154,39 +184,55 @@ def power_of_two(wanted: float, least: int, most: int) -> int:
     return max(least, min(most, 1 << round(math.log2(max(wanted, 1)))))
 
 
-def gemv_recipe(dims: Dims, facts: Facts) -> Recipe:
+def gemv_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
     """M = 1: teams of lanes share the K of their rows."""
-    return gemv_with(gemv_shape(dims, facts), dims, facts)
+    return gemv_with(gemv_shape(dims, facts, epilogue), dims, facts, epilogue)
 
 
-def gemv_with(cut: Gemv, dims: Dims, facts: Facts) -> Recipe:
+def gemv_with(cut: Gemv, dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
     """The GEMV with a given cut."""
-    include = (f"shared/{cut.reduction}", layout(dims).file)
-    if cut.stage:
-        kernel = Kernel("linear/linear_gemv_staged", (*include, f"shared/stage_{cut.arithmetic}"), cut.needs)
-    else:
-        kernel = Kernel("linear/linear_gemv_direct", include, cut.needs)
-    constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows}
-    if cut.stage:
-        constants["STAGE"] = cut.stage
-    return _over_ranges(kernel, constants, cut.rows * cut.threads // cut.team, 1, dims, facts)
+    include = (f"shared/{cut.reduction}", f"shared/stage_{cut.arithmetic}", layout(dims).file, "linear/epilogue")
+    kernel = Kernel("linear/linear_gemv_staged", include, cut.needs)
+    constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
+    per_group = cut.rows * cut.threads // cut.team
+    return _over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, epilogue)
 
 
-def tile_shared_recipe(dims: Dims, facts: Facts, half: bool = False) -> Recipe:
+def tile_shared_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN, half: bool = False) -> Recipe:
     """Any M: tiles of 64 or 128 × 64 staged in workgroup memory. The sizes were measured on an H200."""
     tm = 8 if dims["M"] >= 256 and ceil_div(dims["M"], 128) * ceil_div(dims["N"], 64) >= 1024 else 4
     tiles = ceil_div(dims["M"], 16 * tm) * ceil_div(dims["N"], 64)
     # Few tiles leave room for longer steps, which wait less often; many tiles want the memory for each other.
     quads = 8 if tiles <= 256 and 9 * 128 * (8 if half else 16) <= facts.max_workgroup_memory else 4
     needs = frozenset({"f16"}) if half else frozenset[str]()
-    kernel = Kernel("linear/linear_tile_shared", (layout(dims).file,), needs)
+    kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, "linear/epilogue"), needs)
     constants: dict[str, Constant] = {"TM": tm, "QUADS": quads, "tile4": "vec4<f16>" if half else "vec4<f32>"}
-    return _over_ranges(kernel, constants, 64, ceil_div(dims["M"], 16 * tm), dims, facts)
+    tiles_m = ceil_div(dims["M"], 16 * tm)
+    return _over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 64), dims, facts, epilogue)
 
 
-def tile_shared_f16_recipe(dims: Dims, facts: Facts) -> Recipe:
+def tile_shared_f16_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
     """The same with both operands stored as f16 in workgroup memory; products and sums stay f32."""
-    return tile_shared_recipe(dims, facts, half=True)
+    return tile_shared_recipe(dims, facts, epilogue, half=True)
+
+
+def rows_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
+    """Any M: each thread up to 2 × 8 results by itself, without barriers. The sizes were measured on SwiftShader."""
+    x_rows = min(dims["M"], 2)
+    inputs, needs = ("quad", frozenset({"subgroups"})) if facts.subgroups else ("each", frozenset[str]())
+    kernel = Kernel("linear/linear_rows", (f"linear/inputs_{inputs}", layout(dims).file, "linear/epilogue"), needs)
+    threads = compose(kernel).workgroup_size
+    tiles_m = ceil_div(dims["M"], x_rows)
+
+    def workgroups(rows: int) -> int:
+        return ceil_div(tiles_m * 4 * ceil_div(rows, 32), threads)
+
+    return _over_ranges(kernel, {"X_ROWS": x_rows}, workgroups, dims, facts, epilogue)
+
+
+def on_a_cpu(dims: Dims, facts: Facts) -> bool:
+    """Where `rows_recipe` is the one to prefer."""
+    return facts.software
 
 
 def one_row(dims: Dims) -> str | None:

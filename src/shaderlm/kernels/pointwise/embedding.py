@@ -17,7 +17,7 @@ def _recipe(dims: Dims, facts: Facts) -> Recipe:
     for i, (first, end) in enumerate(packed.ranges(dims, facts)):
         rows = end - first
         buffers[part("weight", i)] = rows * lay.row_bytes
-        buffers[part("scales", i)] = rows * lay.groups * lay.scale_bytes
+        buffers[part("scales", i)] = rows * lay.groups * lay.group_bytes
         params = {"tokens": dims["T"], "k": k, "n": rows, "n_first": first, "groups": lay.groups}
         bind = {name: part(name, i) for name in ("weight", "scales")}
         dispatches.append(covering(kernel, dims["T"] * k // 4, params, lay.constants, bind))

@@ -9,12 +9,12 @@ struct Params {
     k: u32,
     n: u32,        // rows of this range
     n_first: u32,  // id of its first row
-    groups: u32,   // scales per row
+    groups: u32,   // groups of scales per row
 }
 
 @group(0) @binding(0) var<storage, read> ids: array<u32>;              // [tokens]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>;     // [n, …] as the included format lays it out
-@group(0) @binding(2) var<storage, read> scales: array<u32>;           // [n, groups] f16 in pairs
+@group(0) @binding(2) var<storage, read> scales: array<u32>;           // [n, groups] as the format has them
 @group(0) @binding(3) var<storage, read_write> out: array<vec4<f32>>;  // [tokens, k / 4]
 @group(0) @binding(4) var<uniform> params: Params;
 

@@ -1,11 +1,14 @@
-"""Routes of sdpa_kv: write k and v into the cache, then attend over it.
+"""Routes of kv_write, attention, and of sdpa_kv, which is the one and then the other.
 
-Heads are padded to a multiple of four values (zeros change neither scores nor the values kept).
+Where the queries stand is an operand (`positions`, of which the first counts), not a parameter: a plan is made once
+for the largest `pos`, and serves every smaller one. Heads are padded to a multiple of four values (zeros change
+neither scores nor the values kept).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -39,24 +42,24 @@ def _cache_file(dims: Dims) -> str:
     return f"shared/cache_{dims['cache']}"
 
 
+def cache_bytes(dims: Dims) -> int:
+    """Size of one cache, keys or values."""
+    return (4 if dims["cache"] == "f32" else 2) * int(dims["C"] * dims["Hkv"]) * 4 * quads(dims)
+
+
 def _buffers(dims: Dims) -> dict[str, int]:
-    row = 4 * quads(dims)
-    cache = (4 if dims["cache"] == "f32" else 2) * dims["C"] * dims["Hkv"] * row
-    queries, keys = dims["S"] * dims["Hq"] * row, dims["S"] * dims["Hkv"] * row
-    return {
-        "q": f32(queries),
-        "k": f32(keys),
-        "v": f32(keys),
-        "k_cache": cache,
-        "v_cache": cache,
-        "out": f32(queries),
-    }
+    queries = f32(dims["S"] * dims["Hq"] * 4 * quads(dims))
+    caches = dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims))
+    return {"q": queries, **caches, "positions": f32(dims["S"]), "out": queries}
 
 
-def _write(dims: Dims) -> Dispatch:
+def _write_recipe(dims: Dims, facts: Facts) -> Recipe:
     row = dims["Hkv"] * quads(dims)
     kernel = Kernel("attention/kv_cache_write", (_cache_file(dims),))
-    return covering(kernel, dims["S"] * row, {"count": dims["S"] * row, "offset": dims["pos"] * row})
+    dispatch = covering(kernel, dims["S"] * row, {"count": dims["S"] * row, "row": row})
+    rows = dict.fromkeys(("k", "v"), f32(dims["S"] * 4 * row))
+    caches = dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims))
+    return Recipe((dispatch,), {**rows, "positions": f32(dims["S"]), **caches})
 
 
 def _scale(dims: Dims) -> float:
@@ -82,8 +85,13 @@ def _coalesced_why_not(dims: Dims, facts: Facts) -> str | None:
     return f"D must be at most 512, D is {dims['D']}" if quads(dims) > 128 else None
 
 
+def _in_software(dims: Dims, facts: Facts) -> bool:
+    """`split` has a dozen barriers, which cost a CPU more than the arithmetic between them."""
+    return facts.software
+
+
 def _row_length(context: int) -> int:
-    """Scores of a query: whole quads."""
+    """Scores of a query: whole quads, enough for the last query at the largest position."""
     return ceil_div(context, 4) * 4
 
 
@@ -92,21 +100,17 @@ def _three_pass(values: str) -> Callable[[Dims, Facts], Recipe]:
         include, needs = reduction(facts)
         cache, heads, wide = (_cache_file(dims),), dims["Hq"], quads(dims)
         chunk = _chunk(dims, facts)
-        dispatches = [_write(dims)]
+        dispatches: list[Dispatch] = []
         for first in range(0, dims["S"], chunk):
             rows = min(chunk, dims["S"] - first)
             context = dims["pos"] + first + rows
-            params = {"rows": rows, "first": first, "context": context, "pos": dims["pos"], "heads": heads}
-            params |= {
-                "stride": _row_length(context),
-                "kv_heads": dims["Hkv"],
-                "quads": wide,
-                "scale": _scale(dims),
-            }
+            stride = _row_length(context)
+            params = {"rows": rows, "first": first, "stride": stride, "heads": heads, "kv_heads": dims["Hkv"]}
+            params |= {"quads": wide, "scale": _scale(dims)}
             dispatches += [
                 covering(
                     Kernel("attention/attention_scores", cache),
-                    heads * ceil_div(rows, 4) * context,
+                    heads * ceil_div(rows, 4) * stride,
                     params,
                 ),
                 Dispatch(
@@ -142,17 +146,17 @@ def split_with(lanes: int, keys: int, dims: Dims, facts: Facts) -> Recipe:
     split = Dispatch(
         Kernel("attention/attention_decode_split", (_cache_file(dims),)),
         dims["Hkv"] * splits,
-        {"context": context, "splits": splits, "kv_heads": dims["Hkv"], "scale": _scale(dims)},
+        {"splits": splits, "kv_heads": dims["Hkv"], "scale": _scale(dims)},
         {"WG": lanes, "KEYS": keys, "GROUP": group, "H4": ceil_div(group, 4), "QUADS": wide},
     )
     merge = Dispatch(
         Kernel("attention/attention_decode_merge", (include,), needs),
         dims["Hq"],
-        {"heads": dims["Hq"], "splits": splits},
+        {"heads": dims["Hq"], "splits": splits, "keys": keys},
         {"WG": 256 if splits > 4 else 128, "QUADS": wide},
     )
     scratch = {"partial": 16 * dims["Hq"] * splits * wide, "stats": 8 * dims["Hq"] * splits}
-    return Recipe((_write(dims), split, merge), {**_buffers(dims), **scratch})
+    return Recipe((split, merge), {**_buffers(dims), **scratch})
 
 
 def _split_why_not(dims: Dims, facts: Facts) -> str | None:
@@ -166,8 +170,21 @@ def _split_why_not(dims: Dims, facts: Facts) -> str | None:
     return None
 
 
+def _writing_first(recipe: Callable[[Dims, Facts], Recipe]) -> Callable[[Dims, Facts], Recipe]:
+    def both(dims: Dims, facts: Facts) -> Recipe:
+        write, attend = _write_recipe(dims, facts), recipe(dims, facts)
+        return Recipe((*write.dispatches, *attend.dispatches), {**write.buffers, **attend.buffers})
+
+    return both
+
+
+_ATTENTION = (
+    Route("attention", "split", _split_recipe, _split_why_not, _PACK),
+    Route("attention", "coalesced", _three_pass("coalesced"), _coalesced_why_not, _PACK, prefer=_in_software),
+    Route("attention", "strided", _three_pass("strided"), _strided_why_not, _PACK),
+)
 ROUTES = (
-    Route("sdpa_kv", "split", _split_recipe, _split_why_not, _PACK),
-    Route("sdpa_kv", "coalesced", _three_pass("coalesced"), _coalesced_why_not, _PACK),
-    Route("sdpa_kv", "strided", _three_pass("strided"), _strided_why_not, _PACK),
+    Route("kv_write", "quads", _write_recipe, pack=_PACK),
+    *_ATTENTION,
+    *(replace(route, op="sdpa_kv", recipe=_writing_first(route.recipe)) for route in _ATTENTION),
 )

@@ -1,0 +1,6 @@
+"""`python -m shaderlm` is the command `shaderlm`."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    main()

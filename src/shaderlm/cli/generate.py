@@ -1,0 +1,181 @@
+"""`shaderlm generate`: one prompt, one answer, streamed."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import InputError
+from .loading import load_model
+from .options import answer_options, model_options, sampling_options
+
+if TYPE_CHECKING:
+    from ..engine import Completion, LanguageModel, Stream, TokenLogprob
+
+    Ask = Callable[[LanguageModel, int], Stream]
+
+CHECKED_TOKENS = 8
+
+
+@click.command()
+@click.argument("prompt")
+@model_options
+@sampling_options(max_tokens=256, temperature=0.0, top_p=1.0)
+@click.option("--system", metavar="TEXT", help="A system message before the prompt.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
+@click.option("--logprobs", type=int, metavar="N", help="Log probabilities of the tokens and their N alternatives.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@click.option("-v", "--verbose", is_flag=True, help="Also say what was loaded and how fast it was, on stderr.")
+@click.option(
+    "--check-with",
+    metavar="DEVICE",
+    help=f"Afterwards compute the first {CHECKED_TOKENS} tokens again on DEVICE and say whether they are the same.",
+)
+def generate(
+    prompt: str,
+    model: str | None,
+    device: str,
+    context: int | None,
+    system: str | None,
+    raw: bool,
+    as_json: bool,
+    verbose: bool,
+    check_with: str | None,
+    **given: Any,
+) -> None:
+    """Answer a prompt, or continue it.
+
+    PROMPT `-` reads standard input. A model with a chat template answers through it unless --raw is given.
+    """
+    options = answer_options(given)
+    if raw and system is not None:
+        raise click.UsageError("--system is part of a conversation; leave out --raw.")
+    if check_with is not None and options["temperature"] != 0:
+        raise click.UsageError("--check-with compares greedy answers; leave out --temperature.")
+    text = _prompt(prompt)
+
+    def ask(asked: LanguageModel, max_tokens: int) -> Stream:
+        return _ask(asked, text, raw, system, {**options, "max_tokens": max_tokens})
+
+    with load_model(model, device, context) as loaded:
+        if verbose:
+            _note(*loaded.report.lines())
+        completion = _answer(ask(loaded, options["max_tokens"]), streamed=not as_json)
+        if as_json:
+            print(json.dumps(_record(loaded, completion), ensure_ascii=False, indent=2), flush=True)
+        elif completion.logprobs is not None:
+            _note(*(_logprob_line(loaded, entry) for entry in completion.logprobs))
+        if verbose:
+            _note(*_timing_lines(completion))
+    if check_with is not None:
+        count = min(CHECKED_TOKENS, options["max_tokens"])
+        _note(f"computing the first {count} tokens again on {check_with} …")  # software adapters take seconds
+        with load_model(model, check_with, context) as other:
+            again = _answer(ask(other, count), streamed=False)
+            _compare(other, completion.ids[:count], again.ids)
+
+
+def _prompt(given: str) -> str:
+    text = given
+    if given == "-":
+        try:
+            text = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as problem:
+            raise InputError(f"standard input must be UTF-8, byte {problem.start} is not") from None
+        text = text.removesuffix("\n").removesuffix("\r")  # the one that ends a line, not part of the prompt
+    if not text:
+        raise InputError("the prompt is empty; give at least one word")
+    return text
+
+
+def _ask(model: LanguageModel, text: str, raw: bool, system: str | None, options: dict[str, Any]) -> Stream:
+    if raw or not model.has_chat_template:
+        if system is not None:
+            raise InputError(f"{model.report.name} has no chat template to put a system message in; leave out --system")
+        return model.stream(text, **options)
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return model.stream_chat([*first, {"role": "user", "content": text}], **options)
+
+
+def _answer(stream: Stream, *, streamed: bool) -> Completion:
+    """The whole answer, written to stdout piece by piece if it is streamed. Ctrl-C ends the line and the program."""
+    try:
+        with stream:
+            for piece in stream:
+                if streamed:
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(file=sys.stdout if streamed else sys.stderr, flush=True)
+        sys.exit(130)
+    if streamed:
+        print(flush=True)
+    assert stream.completion is not None
+    return stream.completion
+
+
+def _compare(model: LanguageModel, expected: list[int], found: list[int]) -> None:
+    """Say whether the tokens are the same; exit code 1 if not."""
+    where = model.report.device
+    if expected == found:
+        _note(f"the first {len(found)} tokens on {where} are the same")
+        return
+    pairs = zip(expected, found, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
+    names = [f"{ids[at]} {model.detokenize([ids[at]])!r}" if at < len(ids) else "the end" for ids in (found, expected)]
+    _note(f"the first tokens on {where} differ: token {at + 1} is {names[0]} there, it was {names[1]}")
+    sys.exit(1)
+
+
+# What is told besides the answer ---------------------------------------------------------------------------
+
+
+def _note(*lines: str) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _timing_lines(completion: Completion) -> list[str]:
+    timing = completion.timing
+    return [
+        f"prompt   {len(completion.prompt_ids):,} tokens, {timing.prompt_seconds:.2f} s to the first token",
+        f"answer   {len(completion.ids):,} tokens, {timing.tokens_per_second:.1f} tok/s; "
+        f"ended by {completion.finish_reason}",
+    ]
+
+
+def _record(model: LanguageModel, completion: Completion) -> dict[str, Any]:
+    timing, found = completion.timing, completion.logprobs
+    return {
+        "model": model.report.name,
+        "device": model.report.device,
+        "prompt_tokens": len(completion.prompt_ids),
+        "completion_tokens": len(completion.ids),
+        "ids": completion.ids,
+        "text": str(completion),
+        "finish_reason": completion.finish_reason,
+        "logprobs": None if found is None else [_logprob_record(model, entry) for entry in found],
+        "seconds_to_first_token": timing.prompt_seconds,
+        "tokens_per_second": timing.tokens_per_second,
+    }
+
+
+def _logprob_record(model: LanguageModel, entry: TokenLogprob) -> dict[str, Any]:
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        # JSON has no infinity: the log of a probability of 0 is null.
+        value = logprob if math.isfinite(logprob) else None
+        return {"id": token, "token": model.detokenize([token]), "logprob": value}
+
+    return {**one(entry.id, entry.logprob), "top": [one(*pair) for pair in entry.top]}
+
+
+def _logprob_line(model: LanguageModel, entry: TokenLogprob) -> str:
+    def one(token: int, logprob: float) -> str:
+        return f"{logprob:8.3f} {model.detokenize([token])!r}"
+
+    return " | ".join([one(entry.id, entry.logprob), *(one(*pair) for pair in entry.top)])

@@ -1,0 +1,28 @@
+"""`shaderlm plan`: the dispatches of a prefill and of a decode step on a device, without loading any weight."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--device", default=None, help="Adapter to plan for: a kind, a number or part of a name.")
+@click.option("--rows", default=128, show_default=True, type=click.IntRange(2), help="Tokens of the prefill.")
+@click.option("--capacity", default=256, show_default=True, type=click.IntRange(1), help="Positions in the cache.")
+@click.option("--unfused", is_flag=True, help="Without any fusion.")
+@click.option("--wgsl", metavar="KERNEL", help="Print the composed WGSL of this kernel instead.")
+def plan(model: str | None, device: str | None, rows: int, capacity: int, unfused: bool, wgsl: str | None) -> None:
+    """Print the plans of MODEL (default: smollm2-135m): which kernels run, in which order, on what."""
+    from ..engine.loading import plans
+    from ..errors import InputError
+    from ..runtime.plan_text import describe
+
+    made = plans(model, device=device, rows=rows, capacity=capacity, fusions=() if unfused else None)
+    if wgsl is None:
+        print("\n\n".join(map(describe, made)))
+        return
+    sources = {launch.step.label: launch.step.source for plan in made for launch in plan.launches}
+    if wgsl not in sources:
+        raise InputError(f"no kernel {wgsl!r} in these plans; there are {', '.join(sorted(sources))}")
+    print(sources[wgsl])

@@ -1,0 +1,163 @@
+"""From what a user typed to a model that answers: file, tokenizer, device, weights."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import DeviceError, InputError, ModelError
+from ..formats.convert import device_format, rows_for_device
+from ..formats.find import find
+from ..formats.gguf import GgufFile
+from ..gpu import Array, Device, adapters, open_device
+from ..models import Architecture, Config, architecture
+from ..runtime.gpu_model import GpuModel, plan_of
+from ..runtime.interpreter import Interpreter
+from ..runtime.plan import Plan
+from ..text import Vocabulary
+from .language_model import LanguageModel
+from .report import LoadReport
+from .tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]  # what is going on, bytes done, bytes in all
+
+_log = logging.getLogger("shaderlm")
+
+
+def load(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    device: str | int | Device | None = None,
+    context: int | None = None,
+    progress: Progress | None = None,
+    fusions: Sequence[str] | None = None,
+    cache: str | None = None,
+) -> LanguageModel:
+    """Load a model: a .gguf path, "hf:ORG/REPO/FILE", or a name (default: smollm2-135m, fetched once).
+
+    device: "auto" (default) takes a real GPU, or the CPU where there is none and says so; "cpu" computes in NumPy;
+    anything else names an adapter (see `shaderlm devices`) and is never replaced by another. context: the most tokens
+    of a conversation (default: the model's own). progress(label, done, total) is called while files and weights move.
+    fusions (names, () for none) and cache ("f32" or "f16") are for tests and comparisons.
+    """
+    if cache not in (None, "f32", "f16"):
+        raise InputError(f"cache must be 'f32' or 'f16', got {cache!r}")
+    path = find(model, progress)
+    started = time.perf_counter()
+    target = choose_device(device)
+    with GgufFile.open(path) as file:
+        tokenizer = Tokenizer(Vocabulary.from_metadata(file.metadata))
+        kind = architecture(file.metadata)
+        config = _config(kind, file, context, dense=target is None)
+        if len(tokenizer.vocabulary.tokens) != config.vocabulary:
+            raise ModelError(
+                f"{path}: the tokenizer has {len(tokenizer.vocabulary.tokens):,} tokens, the embedding matrix "
+                f"{config.vocabulary:,} rows"
+            )
+        moved = (lambda done, total: progress("loading weights", done, total)) if progress else None
+        source = _File(file)
+        runner: GpuModel | Interpreter
+        if target is None:
+            runner = Interpreter(kind, config, source, fusions=fusions, cache=cache, progress=moved)
+        else:
+            runner = GpuModel(kind, config, source, target, fusions=fusions, cache=cache, progress=moved)
+        report = _report(file, config, runner.report(), time.perf_counter() - started)
+    return LanguageModel(runner, tokenizer, report)
+
+
+def plans(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    device: str | int | Device | None = None,
+    rows: int = 128,
+    capacity: int = 256,
+    fusions: Sequence[str] | None = None,
+) -> list[Plan]:
+    """The plans of a prefill and of a decode step on a device, from the file's header alone."""
+    target = device if isinstance(device, Device) else open_device(device)
+    with GgufFile.open(find(model)) as file:
+        kind = architecture(file.metadata)
+        config = _config(kind, file, None, dense=False)
+    if not rows <= capacity <= config.context:
+        raise InputError(
+            f"rows ≤ capacity ≤ the model's context of {config.context:,} must hold, got {rows:,} and {capacity:,}"
+        )
+    return [plan_of(kind, config, target.facts, count, capacity, fusions) for count in (rows, 1)]
+
+
+def choose_device(device: str | int | Device | None) -> Device | None:
+    """An open device, or None for the interpreter. Only "auto" may end on the CPU, and it says so."""
+    if isinstance(device, Device):
+        return device
+    if isinstance(device, str) and device.strip().lower() == "cpu":
+        return None
+    if device is not None and device != "auto":
+        return open_device(device)
+    try:
+        found = adapters()
+    except DeviceError as problem:
+        _log.warning("no GPU can be used (%s); computing on the CPU with NumPy", problem)
+        return None
+    if found and not found[0].facts.software:
+        return open_device(found[0].number)
+    if not found:
+        _log.warning("no GPU was found; computing on the CPU with NumPy. `shaderlm devices` says what to install")
+        return None
+    name = found[0].facts.name
+    word = next((known for known in ("swiftshader", "llvmpipe") if known in name.lower()), "software")
+    _log.warning(
+        "no GPU was found; computing on the CPU with NumPy. --device %s runs the WGSL kernels in software", word
+    )
+    return None
+
+
+class _File:
+    """The weights of a GGUF file, as the runtime asks for them."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+
+    def rows(self, name: str, kind: str, first: int, end: int) -> Array:
+        return rows_for_device(self._file, name, kind, first, end)
+
+    def vector(self, name: str) -> Array:
+        return self._file.dense(name)
+
+
+def _config(kind: Architecture, file: GgufFile, context: int | None, *, dense: bool) -> Config:
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    config = kind.read(file.metadata, shapes, dict.fromkeys(shapes, "f32"))
+    if not dense:
+        config = replace(config, formats={name: device_format(file, name) for name in shapes})
+    if context is None:
+        return config
+    if isinstance(context, bool) or not isinstance(context, (int, np.integer)) or not 1 <= context <= config.context:
+        raise InputError(f"context must be a whole number from 1 to the model's {config.context:,}, got {context!r}")
+    return replace(config, context=int(context))
+
+
+def _report(file: GgufFile, config: Config, ran: Any, seconds: float) -> LoadReport:
+    matrices = [(info.kind, config.formats[name]) for name, info in file.tensors.items() if len(info.shape) > 1]
+    changed = {kind: form for kind, form in matrices if kind != form}
+    return LoadReport(
+        name=str(file.metadata.get("general.name") or file.path.stem),
+        path=file.path,
+        file_bytes=file.size,
+        architecture=config.architecture,
+        parameters=sum(math.prod(info.shape) for info in file.tensors.values()),
+        context=config.context,
+        types=dict(Counter(info.kind for info in file.tensors.values()).most_common()),
+        converted=changed,
+        device=ran["device"],
+        cache=ran["cache"],
+        weight_bytes=ran["weight_bytes"],
+        seconds=seconds,
+    )

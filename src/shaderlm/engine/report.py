@@ -1,0 +1,40 @@
+"""What was loaded, onto what, and what was changed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """Facts of a loaded model, for `--verbose` and for Python."""
+
+    name: str
+    path: Path
+    file_bytes: int
+    architecture: str
+    parameters: int
+    context: int
+    types: Mapping[str, int]  # tensors of each type in the file
+    converted: Mapping[str, str]  # type in the file → format on the device, where they differ
+    device: str
+    cache: str
+    weight_bytes: int  # on the device
+    seconds: float
+
+    def lines(self) -> list[str]:
+        """The report in a few lines."""
+        types = ", ".join(f"{count} {kind}" for kind, count in self.types.items())
+        found = [
+            f"model    {self.name} ({self.architecture}, {self.parameters / 1e6:.0f} M parameters)",
+            f"file     {self.path} ({self.file_bytes / 1e6:.1f} MB; tensors: {types})",
+            f"device   {self.device}; weights {self.weight_bytes / 1e6:.1f} MB, cache {self.cache}",
+            f"context  {self.context:,} tokens",
+            f"loaded   in {self.seconds:.2f} s",
+        ]
+        if self.converted:
+            changed = ", ".join(f"{kind} → {to}" for kind, to in self.converted.items())
+            found.insert(3, f"changed  {changed} (matrices; what the device computes with)")
+        return found

@@ -1,0 +1,18 @@
+"""The public tokenizer: that of the text room, made from a file."""
+
+from __future__ import annotations
+
+import os
+
+from .. import text
+from ..formats.gguf import GgufFile
+
+
+class Tokenizer(text.Tokenizer):
+    """Encodes and decodes with one vocabulary. Safe to share between threads."""
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """The tokenizer of a GGUF file, also of one that holds only a vocabulary."""
+        with GgufFile.open(path) as file:
+            return cls(text.Vocabulary.from_metadata(file.metadata))

@@ -1,0 +1,108 @@
+"""What a user typed → the path of a .gguf file. Knows names, paths and where files come from, not what is in them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+from pathlib import Path
+
+from ..errors import InputError, ModelError
+from . import embedded
+from .embedded import Progress
+
+EMBEDDED = embedded.NAME
+_HF = "hf:"
+_HF_FORM = "hf:ORG/REPO/FILE.gguf"
+_MOST_LISTED = 8
+
+
+def find(model: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
+    """The local file of a model: None or a known name, `hf:ORG/REPO/FILE.gguf`, or the path of a file or folder.
+
+    `progress(label, done, total)` is called while the default model is fetched, which happens once.
+    """
+    if model is None or model == EMBEDDED:
+        return embedded.locate(progress)
+    if not isinstance(model, (str, os.PathLike)) or not isinstance(os.fspath(model), str):
+        raise InputError(f"model must be a name or a path, got {type(model).__name__}")
+    text = os.fspath(model)
+    if not text.strip():
+        raise InputError(f"model must be a name or a path, got an empty text; the default is {EMBEDDED}")
+    if isinstance(model, str) and text.startswith(_HF):
+        return _from_hub(text)
+    return _local(text, typed=isinstance(model, str))
+
+
+# Paths ---------------------------------------------------------------------------------------------------
+
+
+def _local(text: str, *, typed: bool) -> Path:
+    try:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            return _only_file(path)
+        if path.exists():
+            return path
+    except PermissionError:
+        raise ModelError(f"{text} may not be read: permission denied") from None
+    except (OSError, RuntimeError, ValueError) as problem:  # too long, an unknown ~user, a NUL
+        reason = getattr(problem, "strerror", None) or problem
+        raise ModelError(f"{text!r} cannot be a path: {reason}") from None
+    raise ModelError(_missing(text, path, typed=typed))
+
+
+def _missing(text: str, path: Path, *, typed: bool) -> str:
+    if "://" in text:
+        return f"{text}: addresses are not fetched; download the file and give its path, or give {_HF_FORM}"
+    if not typed or text.lower().endswith(".gguf") or "/" in text or os.sep in text:
+        return f"{path} does not exist; expected a .gguf file"
+    close = difflib.get_close_matches(text.lower(), [EMBEDDED], 1, 0.5)
+    hint = f"did you mean {close[0]}?" if close else f"known is {EMBEDDED};"
+    return f"there is no model or file {text!r}: {hint} otherwise give the path of a .gguf file or {_HF_FORM}"
+
+
+def _only_file(folder: Path) -> Path:
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ModelError(f"there is no .gguf file in the directory {folder}")
+    names = ", ".join(path.name for path in found[:_MOST_LISTED])
+    more = f" and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
+    raise ModelError(f"the directory {folder} holds {len(found)} .gguf files, name one of them: {names}{more}")
+
+
+# The Hugging Face hub ------------------------------------------------------------------------------------
+
+
+def _from_hub(text: str) -> Path:
+    parts = text.removeprefix(_HF).split("/")
+    if len(parts) < 3 or any(part.strip() in ("", ".", "..") for part in parts) or not text.lower().endswith(".gguf"):
+        raise InputError(f"{text!r} must have the form {_HF_FORM}")
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise ModelError(f"{text} needs the package huggingface_hub: run `pip install 'shaderlm[hf]'`")
+    return _hub_file(text, "/".join(parts[:2]), "/".join(parts[2:]))
+
+
+# The hub's exceptions by name, since they moved between its versions, and what to say.
+_HUB_PROBLEMS = {
+    "HFValidationError": "{repo} cannot be the name of a repository",
+    "GatedRepoError": "{repo} is gated: accept its terms on its page, then run `hf auth login`",
+    "RepositoryNotFoundError": "there is no public repository {repo}; if it is private, run `hf auth login`",
+    "LocalEntryNotFoundError": "the hub cannot be reached and the file is not in its cache; connect once",
+    "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set and the file is not in the hub's cache; unset it once",
+    "EntryNotFoundError": "there is no file {file} in {repo}",
+}
+
+
+def _hub_file(text: str, repo: str, file: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo_id=repo, filename=file))
+    except Exception as failure:
+        known = [_HUB_PROBLEMS[kind.__name__] for kind in type(failure).__mro__ if kind.__name__ in _HUB_PROBLEMS]
+        lines = str(failure).strip().splitlines() or [type(failure).__name__]
+        problem = known[0].format(repo=repo, file=file) if known else f"the hub could not be used, {lines[0][:200]}"
+        raise ModelError(f"{text}: {problem}") from None

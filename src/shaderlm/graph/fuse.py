@@ -1,0 +1,230 @@
+"""Fusions: nodes that become one. Each is one rule with one predicate, which answers why not where it refuses.
+
+A rule is asked about every node of its anchor's op and answers with a rewrite, with the reason why the pattern is
+there but cannot be fused, or with None where there is no such pattern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from ..errors import InputError
+from .graph import Graph, Node, Rewrite, Tensor
+from .ops import resolve
+
+
+class Look:
+    """A graph with what rules ask about it, worked out once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.tensors = graph.tensors
+        self.producers = graph.producers()
+        self.uses = graph.uses()
+        self.readers: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            for name in set(node.inputs.values()):
+                self.readers.setdefault(name, []).append(node)
+
+    def made_by(self, name: str, op: str) -> Node | None:
+        """The node of this op that makes a tensor."""
+        node = self.producers.get(name)
+        return node if node is not None and node.op == op else None
+
+
+Answer = Rewrite | str | None
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A rule. `formula` says in the ops' words what becomes what."""
+
+    name: str
+    formula: str
+    anchor: str
+    find: Callable[[Look, Node], Answer]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A pattern that was found and left alone."""
+
+    fusion: str
+    layer: str
+    reason: str
+
+
+def fuse(graph: Graph, fusions: Iterable[str] | None = None) -> tuple[Graph, tuple[Refusal, ...]]:
+    """Apply the named fusions (default: all), in the order of FUSIONS; and what was refused."""
+    wanted = [fusion.name for fusion in FUSIONS] if fusions is None else list(fusions)
+    unknown = [name for name in wanted if name not in {fusion.name for fusion in FUSIONS}]
+    if unknown:
+        raise InputError(f"unknown fusion {unknown}; there are {', '.join(fusion.name for fusion in FUSIONS)}")
+    refusals: list[Refusal] = []
+    for fusion in FUSIONS:
+        if fusion.name not in wanted:
+            continue
+        look, rewrites = Look(graph), []
+        for node in graph.nodes:
+            if node.op == fusion.anchor:
+                answer = fusion.find(look, node)
+                if isinstance(answer, Rewrite):
+                    rewrites.append(answer)
+                reason = answer.left_out if isinstance(answer, Rewrite) else answer
+                if reason is not None:
+                    refusals.append(Refusal(fusion.name, node.layer, reason))
+        graph = graph.rewritten(rewrites)
+    return graph.check(), tuple(refusals)
+
+
+def _only_here(look: Look, name: str) -> str | None:
+    return f"{name} is used by {look.uses[name]} nodes" if look.uses[name] > 1 else None
+
+
+def _rms_norm_mul(look: Look, mul: Node) -> Answer:
+    norm = look.made_by(mul.inputs["a"], "rms_norm")
+    if norm is None:
+        return None
+    if mul.dims["period"] != norm.dims["width"]:
+        return f"the factor repeats every {mul.dims['period']} values, a row has {norm.dims['width']}"
+    inputs = {"x": norm.inputs["x"], "weight": mul.inputs["b"]}
+    return _only_here(look, norm.out) or Rewrite(
+        (norm, mul), (Node("rms_norm_mul", norm.dims, inputs, mul.outputs, mul.layer),)
+    )
+
+
+def _linear_silu_mul(look: Look, silu: Node) -> Answer:
+    gate, up = (look.made_by(silu.inputs[key], "linear") for key in "ab")
+    if gate is None or up is None:
+        return None
+    reason = _why_not_one_matmul([gate, up]) or _only_here(look, gate.out) or _only_here(look, up.out)
+    if reason:
+        return reason
+    merged, tensors = _merged(look, [gate, up], interleaved=True)
+    node = replace(merged, op="linear_silu_mul", dims=resolve("linear_silu_mul", merged.dims), outputs=silu.outputs)
+    return Rewrite((gate, up, silu), (node,), tensors)
+
+
+def _linear_merge(look: Look, first: Node) -> Answer:
+    """Anchored at the first of the linears that read one tensor; those of the most common format are merged."""
+    group = [node for node in look.readers[first.inputs["x"]] if node.op == "linear"]
+    if len(group) < 2 or group[0] is not first:
+        return None
+    alike = max(([n for n in group if n.dims["format"] == m.dims["format"]] for m in group), key=len)
+    if len(alike) < 2:
+        return _why_not_one_matmul(group)
+    reason = _why_not_one_matmul(alike)
+    if reason:
+        return reason
+    merged, tensors = _merged(look, alike, interleaved=False)
+    width = sum(node.dims["N"] for node in alike)
+    wide = Tensor(f"{first.layer}.{_joined(alike)}", (first.dims["M"], width))
+    nodes = [replace(merged, outputs={"out": wide.name})]
+    at = 0
+    for node in alike:
+        dims = {"rows": node.dims["M"], "width": width, "first": at, "count": node.dims["N"]}
+        nodes.append(Node("columns", resolve("columns", dims), {"x": wide.name}, node.outputs, node.layer))
+        at += node.dims["N"]
+    return Rewrite(tuple(alike), tuple(nodes), (*tensors, wide), _why_not_one_matmul(group))
+
+
+def _why_not_one_matmul(nodes: list[Node]) -> str | None:
+    first = nodes[0]
+    if any(node.inputs["x"] != first.inputs["x"] for node in nodes):
+        return "they read different inputs"
+    formats = {node.inputs["weight"]: node.dims["format"] for node in nodes}
+    if len(set(formats.values())) > 1:
+        return "formats differ: " + ", ".join(f"{name} is {kind}" for name, kind in formats.items())
+    if len({node.dims["bias"] for node in nodes}) > 1:
+        return "some have a bias and some have none"
+    return None
+
+
+def _joined(nodes: list[Node]) -> str:
+    return "+".join(node.out.split(".")[-1] for node in nodes)
+
+
+def _merged(look: Look, nodes: list[Node], *, interleaved: bool) -> tuple[Node, tuple[Tensor, ...]]:
+    """One linear with the rows of all, and its new weight and bias."""
+    first, rows = nodes[0], sum(node.dims["N"] for node in nodes)
+    tensors = []
+    inputs = {"x": first.inputs["x"]}
+    for key, shape in (("weight", (rows, first.dims["K"])), ("bias", (rows,))):
+        if key in first.inputs:
+            parts = tuple(part for node in nodes for part in look.tensors[node.inputs[key]].parts)
+            name = f"{first.layer}.{_joined(nodes)}.{key}"
+            sizes = tuple(size for node in nodes for size in look.tensors[node.inputs[key]].part_rows)
+            kind = look.tensors[first.inputs[key]].format
+            tensors.append(Tensor(name, shape, "weight", kind, parts, sizes, interleaved))
+            inputs[key] = name
+    dims = resolve("linear", {**first.dims, "N": rows})
+    return Node("linear", dims, inputs, first.outputs, first.layer), tuple(tensors)
+
+
+def _linear_add(look: Look, add: Node) -> Answer:
+    for key, other in (("b", "a"), ("a", "b")):
+        linear = look.made_by(add.inputs[key], "linear")
+        if linear is None:
+            continue
+        if add.dims["period"] != add.dims["count"]:
+            return f"the sum repeats one operand every {add.dims['period']} values"
+        inputs = {**linear.inputs, "residual": add.inputs[other]}
+        node = Node("linear_add", resolve("linear_add", linear.dims), inputs, add.outputs, add.layer)
+        return _only_here(look, linear.out) or Rewrite((linear, add), (node,))
+    return None
+
+
+def _add_rms_norm(look: Look, norm: Node) -> Answer:
+    add = look.made_by(norm.inputs["x"], "add")
+    if add is None:
+        return None
+    if add.dims["period"] != add.dims["count"]:
+        return f"the sum repeats one operand every {add.dims['period']} values"
+    inputs = {**add.inputs, "weight": norm.inputs["weight"]}
+    outputs = {"sum": add.out, "out": norm.out}
+    return Rewrite((add, norm), (Node("add_rms_norm", norm.dims, inputs, outputs, norm.layer),))
+
+
+def _rope_kv_write(look: Look, write: Node) -> Answer:
+    k = look.made_by(write.inputs["k"], "rope")
+    attention = next((n for n in look.readers[write.outputs["k_cache"]] if n.op == "attention"), None)
+    q = look.made_by(attention.inputs["q"], "rope") if attention else None
+    if k is None or q is None:
+        return None
+    same = ("rotary", "interleaved", "positions", "D", "T")
+    different = [key for key in same if q.dims[key] != k.dims[key]]
+    if different:
+        return f"queries and keys are rotated differently: {', '.join(different)}"
+    d = {key: k.dims[key] for key in same} | {key: write.dims[key] for key in ("Hq", "Hkv", "C", "cache")}
+    reason = _not_in_quads(d) or _only_here(look, q.out) or _only_here(look, k.out)
+    if reason:
+        return reason
+    inputs = {key: write.inputs[key] for key in ("positions", "k_cache", "v_cache")} | {"table": k.inputs["table"]}
+    absorbed = []
+    for key, name in (("q", q.inputs["x"]), ("k", k.inputs["x"]), ("v", write.inputs["v"])):
+        part = look.made_by(name, "columns")
+        if part is not None and look.uses[name] == 1 and part.dims["first"] % 4 == 0 and part.dims["width"] % 4 == 0:
+            d |= {f"{key}_first": part.dims["first"], f"{key}_stride": part.dims["width"]}
+            absorbed.append(part)
+            name = part.inputs["x"]
+        inputs[key] = name
+    outputs = {"out": q.out, **write.outputs}
+    node = Node("rope_kv_write", resolve("rope_kv_write", d), inputs, outputs, write.layer)
+    return Rewrite((q, k, write, *absorbed), (node,))
+
+
+def _not_in_quads(d: dict[str, int]) -> str | None:
+    pairs = 4 if d["interleaved"] else 8
+    if d["D"] % 4 or d["rotary"] % pairs:
+        return f"D must be a multiple of 4 and rotary of {pairs}, they are {d['D']} and {d['rotary']}"
+    return None
+
+
+FUSIONS = (
+    Fusion("rms_norm_mul", "rms_norm, mul → rms_norm_mul", "mul", _rms_norm_mul),
+    Fusion("linear_silu_mul", "linear gate, linear up, silu_mul → linear_silu_mul", "silu_mul", _linear_silu_mul),
+    Fusion("linear_merge", "linears that read one tensor (q, k, v) → linear, columns", "linear", _linear_merge),
+    Fusion("rope_kv_write", "rope q, rope k, kv_write (and columns) → rope_kv_write", "kv_write", _rope_kv_write),
+    Fusion("linear_add", "linear, add → linear_add", "add", _linear_add),
+    Fusion("add_rms_norm", "add, rms_norm_mul → add_rms_norm", "rms_norm_mul", _add_rms_norm),
+)

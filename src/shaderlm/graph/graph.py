@@ -1,0 +1,149 @@
+"""What a model computes: tensors, and nodes that make some of them from others. Plain data, in execution order."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import KernelError
+from .ops import OPS, resolve
+
+Role = Literal["input", "weight", "state", "hidden"]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value of the graph.
+
+    A weight names the checkpoint's tensors it consists of (`parts`, of `part_rows` rows each), stacked, or row by
+    row in turns (`interleaved`); `format` says how they are stored. A state (the cache) lives from one run to the next.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role = "hidden"
+    format: str = "f32"
+    parts: tuple[str, ...] = ()
+    part_rows: tuple[int, ...] = ()
+    interleaved: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many values."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One op: its resolved dims, and which tensors are its operands. `layer` is for people."""
+
+    op: str
+    dims: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    layer: str = ""
+
+    @property
+    def out(self) -> str:
+        """The tensor called `out` in the op's declaration."""
+        return self.outputs["out"]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in an order in which they can run; `outputs` are the tensors that a caller wants."""
+
+    tensors: Mapping[str, Tensor]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+
+    def check(self) -> Graph:
+        """Every tensor is made before it is used, and made once. A mistake here is one of ours."""
+        made = {tensor.name for tensor in self.tensors.values() if tensor.role != "hidden"}
+        for node in self.nodes:
+            missing = [name for name in node.inputs.values() if name not in made]
+            if missing:
+                raise KernelError(f"{node.op} of {node.layer} reads {missing} before it is made")
+            again = [n for n in node.outputs.values() if n in made and self.tensors[n].role != "state"]
+            if again:
+                raise KernelError(f"{node.op} of {node.layer} makes {again} a second time")
+            made |= set(node.outputs.values())
+        absent = [name for name in self.outputs if name not in made]
+        if absent:
+            raise KernelError(f"no node makes the output {absent}")
+        return self
+
+    def uses(self) -> Counter[str]:
+        """How many nodes read a tensor; a wanted output counts as one more."""
+        return Counter(self.outputs) + Counter(name for node in self.nodes for name in set(node.inputs.values()))
+
+    def producers(self) -> dict[str, Node]:
+        """Which node makes a hidden tensor."""
+        return {name: node for node in self.nodes for name in node.outputs.values() if self._hidden(name)}
+
+    def _hidden(self, name: str) -> bool:
+        return self.tensors[name].role == "hidden"
+
+    def weights(self) -> list[Tensor]:
+        """The weights that nodes read, in the order of their first use."""
+        named = dict.fromkeys(name for node in self.nodes for name in node.inputs.values())
+        return [self.tensors[name] for name in named if self.tensors[name].role == "weight"]
+
+    def rewritten(self, rewrites: Iterable[Rewrite]) -> Graph:
+        """The graph with each rewrite's new nodes where the last of its old ones was."""
+        changes = list(rewrites)
+        owner = {id(node): change for change in changes for node in change.old}
+        left = {id(change): len(change.old) for change in changes}
+        nodes: list[Node] = []
+        for node in self.nodes:
+            change = owner.get(id(node))
+            if change is None:
+                nodes.append(node)
+                continue
+            left[id(change)] -= 1
+            if not left[id(change)]:
+                nodes.extend(change.new)
+        known = {**self.tensors, **{tensor.name: tensor for change in changes for tensor in change.tensors}}
+        used = {n for node in nodes for n in (*node.inputs.values(), *node.outputs.values())} | set(self.outputs)
+        return Graph({name: tensor for name, tensor in known.items() if name in used}, tuple(nodes), self.outputs)
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Nodes to take out, nodes to put in, tensors that are new with them, and why others were left out, if any."""
+
+    old: tuple[Node, ...]
+    new: tuple[Node, ...]
+    tensors: tuple[Tensor, ...] = ()
+    left_out: str | None = None
+
+
+class Builder:
+    """Collects tensors and nodes. One method, `add`: names of outputs are given, dims are checked."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.nodes: list[Node] = []
+
+    def tensor(self, name: str, *shape: int, role: Role = "hidden", format: str = "f32") -> str:  # noqa: A002
+        """Declare a tensor; a weight consists of the checkpoint's tensor of that name."""
+        parts, rows = ((name,), shape[:1]) if role == "weight" else ((), ())
+        self.tensors[name] = Tensor(name, shape, role, format, parts, rows)
+        return name
+
+    def add(
+        self, op: str, dims: Mapping[str, Any], inputs: Mapping[str, str | None], layer: str, **outputs: str
+    ) -> None:
+        """Append a node. Inputs that are None (no bias) are left out."""
+        given = {key: name for key, name in inputs.items() if name is not None}
+        unknown = [key for key in (*given, *outputs) if key not in (*OPS[op].inputs, *OPS[op].outputs)]
+        if unknown:
+            raise KernelError(f"{op} has no operands {unknown}")
+        self.nodes.append(Node(op, resolve(op, dims), given, outputs, layer))
+
+    def graph(self, *outputs: str) -> Graph:
+        """The finished graph."""
+        return Graph(dict(self.tensors), tuple(self.nodes), outputs).check()

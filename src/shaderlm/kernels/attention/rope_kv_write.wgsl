@@ -1,0 +1,95 @@
+// out[t, h] = rotate(q[t, h]);  k_cache[pos + t, h] = rotate(k[t, h]);  v_cache[pos + t] = v[t],  pos = positions[0]
+// rotate: (u, v) → (u·cos − v·sin, u·sin + v·cos) for pairs of a head: 2i and 2i + 1 if interleaved, else i and
+// i + rotary / 2; elements past `rotary` are copied. q, k and v may be columns of one matrix: a row of each starts
+// `first` quads into a row of `stride` quads.
+// Grid: one thread per four values of q, k and v, folded. Needs D % 4 == 0, and rotary % 8 == 0 (interleaved: % 4).
+
+const WG: u32 = 64u;
+const INTERLEAVED: bool = false;
+
+struct Params {
+    tokens: u32,
+    heads: u32,     // query heads
+    kv_heads: u32,
+    quads: u32,     // D / 4
+    rotary: u32,    // quads of a head that are rotated
+    q_first: u32,
+    q_stride: u32,
+    k_first: u32,
+    k_stride: u32,
+    v_first: u32,
+    v_stride: u32,
+}
+
+@group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;               // [tokens, q_stride]
+@group(0) @binding(1) var<storage, read> k: array<vec4<f32>>;               // [tokens, k_stride]
+@group(0) @binding(2) var<storage, read> v: array<vec4<f32>>;               // [tokens, v_stride]
+@group(0) @binding(3) var<storage, read> positions: array<u32>;             // [tokens]; only the first is read
+@group(0) @binding(4) var<storage, read> table: array<vec4<f32>>;           // [rows, rotary] of (cos, sin, cos, sin)
+@group(0) @binding(5) var<storage, read_write> out: array<vec4<f32>>;       // [tokens, heads, quads]
+@group(0) @binding(6) var<storage, read_write> k_cache: array<cache_quad>;  // [C, kv_heads, quads]
+@group(0) @binding(7) var<storage, read_write> v_cache: array<cache_quad>;  // [C, kv_heads, quads]
+@group(0) @binding(8) var<uniform> params: Params;
+
+// Which quad of a head is rotated together with quad i.
+fn partner(i: u32) -> u32 {
+    let half = params.rotary / 2u;
+    return select(i + half, i - half, i >= half);
+}
+
+fn rotate(own: vec4<f32>, other: vec4<f32>, position: u32, i: u32) -> vec4<f32> {
+    let row = position * params.rotary;
+    if (INTERLEAVED) {
+        let turn = table[row + i];  // (cos, sin) of pair 2i and of pair 2i + 1
+        return vec4<f32>(
+            own.x * turn.x - own.y * turn.y, own.x * turn.y + own.y * turn.x,
+            own.z * turn.z - own.w * turn.w, own.z * turn.w + own.w * turn.z,
+        );
+    }
+    let half = params.rotary / 2u;
+    let pair = row + i % half * 2u;
+    let a = table[pair];
+    let b = table[pair + 1u];
+    let cos4 = vec4<f32>(a.x, a.z, b.x, b.z);
+    let sin4 = vec4<f32>(a.y, a.w, b.y, b.w);
+    return own * cos4 + other * select(-sin4, sin4, i >= half);
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let index = (group.x + group.y * groups.x) * WG + lane;
+    let heads = params.heads + 2u * params.kv_heads;
+    let i = index % params.quads;
+    let head = index / params.quads % heads;
+    let token = index / (params.quads * heads);
+    if (token >= params.tokens) {
+        return;
+    }
+    let position = positions[0] + token;
+    let turned = i < params.rotary;
+    let mate = select(i, partner(i), turned && !INTERLEAVED);
+    if (head < params.heads) {
+        let row = token * params.q_stride + params.q_first + head * params.quads;
+        var value = q[row + i];
+        if (turned) {
+            value = rotate(value, q[row + mate], position, i);
+        }
+        out[(token * params.heads + head) * params.quads + i] = value;
+    } else if (head < params.heads + params.kv_heads) {
+        let h = head - params.heads;
+        let row = token * params.k_stride + params.k_first + h * params.quads;
+        var value = k[row + i];
+        if (turned) {
+            value = rotate(value, k[row + mate], position, i);
+        }
+        k_cache[(position * params.kv_heads + h) * params.quads + i] = cache_pack(value);
+    } else {
+        let h = head - params.heads - params.kv_heads;
+        let value = v[token * params.v_stride + params.v_first + h * params.quads + i];
+        v_cache[(position * params.kv_heads + h) * params.quads + i] = cache_pack(value);
+    }
+}

@@ -1,0 +1,37 @@
+// What becomes of a sum Σ_k x[m, k] · w[n, k]: sum + bias[n], that + residual[m, n], or silu(even n) · (odd n).
+// Exports: store(m, n, sum) and store_pair(m, n, sum, next), next being that of n + 1. n counts in the rows of this
+// range of the weight; results past the end are dropped. GATED pairs even n with the next, and halves the row of out.
+// Needs: bias, residual, out and params.
+
+const HAS_BIAS: bool = false;
+const HAS_RESIDUAL: bool = false;
+const GATED: bool = false;
+
+fn biased(n: u32, sum: f32) -> f32 {
+    if (HAS_BIAS) {
+        return sum + bias[n];
+    }
+    return sum;
+}
+
+fn store(m: u32, n: u32, sum: f32) {
+    if (m >= params.m || n >= params.n) {
+        return;
+    }
+    let i = m * params.n_total + params.n_first + n;
+    if (HAS_RESIDUAL) {
+        out[i] = residual[i] + biased(n, sum);
+    } else {
+        out[i] = biased(n, sum);
+    }
+}
+
+fn store_pair(m: u32, n: u32, sum: f32, next: f32) {
+    if (!GATED) {
+        store(m, n, sum);
+        store(m, n + 1u, next);
+    } else if (m < params.m && n < params.n) {
+        let gate = biased(n, sum);
+        out[m * params.n_total + params.n_first + n / 2u] = gate / (1.0 + exp(-gate)) * biased(n + 1u, next);
+    }
+}

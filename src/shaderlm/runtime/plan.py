@@ -1,0 +1,138 @@
+"""Graph → routed and placed → `Plan`: the frozen, printable list of dispatches of one step.
+
+A plan names its buffers and owns none: weights, caches, inputs and the arena belong to who runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ModelError, RouteError
+from ..gpu import Array, Facts, Program, Slot, Step
+from ..graph.fuse import Refusal
+from ..graph.graph import Graph, Node, Tensor
+from ..kernels import Recipe, Route, choose, compose, fold
+from .placement import Arena, arena_of
+
+NONE = "none"  # stands for an operand that is not there (no bias)
+_BYTES = {"f32": 4, "f16": 2}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One dispatch of a plan, with what people want to know of it."""
+
+    layer: str
+    op: str
+    route: str
+    step: Step
+    buffers: tuple[str, ...]  # names in the graph (scratch in brackets), in binding order, without parameters
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs for one step. `program` has every buffer by name; sizes of those that the arena gives."""
+
+    name: str
+    rows: int
+    capacity: int
+    launches: tuple[Launch, ...]
+    program: Program
+    params: Mapping[str, Array]
+    arena: Mapping[str, int]
+    refusals: tuple[Refusal, ...]
+
+
+class Lowering:
+    """Routes and lowers nodes; equal nodes of different layers are worked out once."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._routes: dict[Any, tuple[Route, Recipe]] = {}
+
+    def route(self, node: Node) -> tuple[Route, Recipe]:
+        """The first route that applies to a node, and its recipe."""
+        key = (node.op, tuple(node.dims.items()))
+        if key not in self._routes:
+            try:
+                chosen = choose(node.op, node.dims, self.facts, None)
+            except RouteError as problem:
+                raise ModelError(f"this device cannot run {node.op} of {node.layer}: {problem}") from problem
+            self._routes[key] = (chosen, chosen.recipe(node.dims, self.facts))
+        return self._routes[key]
+
+    def plan(self, name: str, graph: Graph, refusals: tuple[Refusal, ...], rows: int, capacity: int) -> Plan:
+        """Lower a whole graph."""
+        _whole_blocks(graph)
+        lowered = [(node, *self.route(node)) for node in graph.nodes]
+        arena = arena_of(graph, [(node, recipe.buffers) for node, _, recipe in lowered])
+        params: dict[str, Array] = {}
+        names: dict[bytes, str] = {}
+        launches = []
+        for i, (node, route, recipe) in enumerate(lowered):
+            for dispatch in recipe.dispatches:
+                shader = compose(dispatch.kernel, dispatch.constants)
+                slots, shown = [], []
+                for binding, access in shader.bindings:
+                    if binding == "params":
+                        packed = shader.pack_params(dispatch.params)
+                        buffer = names.setdefault(packed.tobytes(), f"params.{len(names)}")
+                        params[buffer] = packed
+                    else:
+                        wanted = dispatch.bind.get(binding, binding)
+                        buffer = _buffer(graph, node, wanted, recipe.buffers[wanted], arena, i)
+                        if buffer != NONE and not wanted.startswith("scales"):
+                            shown.append(_operand(node, wanted) or f"({wanted})")
+                    slots.append(Slot(buffer, access))
+                grid = fold(dispatch.workgroups, self.facts.max_workgroups)
+                assert grid is not None, "Route.reason refuses grids that do not fold"
+                step = Step(dispatch.kernel.name, shader.source, tuple(slots), grid)
+                launches.append(Launch(node.layer, node.op, route.name, step, tuple(shown)))
+        used = {slot.buffer for launch in launches for slot in launch.step.slots}
+        program = Program(dict.fromkeys(sorted(used), 0), tuple(launch.step for launch in launches), graph.outputs)
+        return Plan(name, rows, capacity, tuple(launches), program, params, arena.sizes, refusals)
+
+
+def _whole_blocks(graph: Graph) -> None:
+    """Kernels read inputs in blocks of 32: between nodes there is nobody to pad them."""
+    for node in graph.nodes:
+        if node.op.startswith("linear") and node.dims["K"] % 32:
+            raise ModelError(
+                f"{node.layer}: a matrix has {node.dims['K']} columns; on a GPU they must be a multiple of 32. "
+                "device='cpu' runs this model"
+            )
+        if node.op in ("attention", "kv_write") and node.dims["D"] % 4:
+            raise ModelError(
+                f"{node.layer}: heads have {node.dims['D']} values; on a GPU they must be a multiple of 4. "
+                "device='cpu' runs this model"
+            )
+
+
+def weight_buffer(tensor: Tensor, key: str) -> str:
+    """Name of one buffer of a weight: packed ones come as `weight.0`, `scales.0`, `weight.1`, …"""
+    return tensor.name if "." not in key else f"{tensor.name}/{key}"
+
+
+def _operand(node: Node, key: str) -> str | None:
+    """The tensor behind a buffer of a recipe; None for scratch."""
+    base = key.split(".")[0]
+    base = "weight" if base == "scales" else base
+    return node.inputs.get(base) or node.outputs.get(base)
+
+
+def _buffer(graph: Graph, node: Node, key: str, nbytes: int, arena: Arena, index: int) -> str:
+    name = _operand(node, key)
+    if name is None:
+        return NONE if nbytes == 0 else arena.scratch[index, key]
+    tensor = graph.tensors[name]
+    if tensor.role == "weight":
+        # A format without scales has an empty buffer for them.
+        return NONE if nbytes == 0 else weight_buffer(tensor, key)
+    return name if name in graph.outputs or tensor.role != "hidden" else arena.slots[name]
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor that is not a weight: values in f32, ids in u32, caches in their format."""
+    return tensor.size * _BYTES[tensor.format]

@@ -1,0 +1,13 @@
+"""Writes the plans that test_plan compares with: `python -m tests.record_plans`, then read the difference."""
+
+from __future__ import annotations
+
+from shaderlm.runtime.plan_text import describe
+
+from .test_plan import CASES, SNAPSHOTS, plans
+
+if __name__ == "__main__":
+    SNAPSHOTS.mkdir(parents=True, exist_ok=True)
+    for name, case in CASES.items():
+        text = "\n\n".join(map(describe, plans(*case))) + "\n"
+        (SNAPSHOTS / f"{name}.txt").write_text(text, encoding="utf-8")

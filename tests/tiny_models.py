@@ -1,0 +1,142 @@
+"""Tiny llama checkpoints with random weights: real files that load in milliseconds and answer in printable nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from numpy.typing import NDArray
+
+from .gguf_files import KINDS, blocks
+
+__all__ = ["KINDS", "write_tiny_llama"]
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_MERGES = ("t h", "th e", "i n", "a n", "Ġ the", "Ġ a", "o u", "e r")  # Ġ is the space of byte-level BPE
+_K_QUANTS = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}  # where the f16 scales of a block lie
+_NORMAL, _CONTROL = 1, 3
+
+
+def write_tiny_llama(
+    path: Path,
+    *,
+    kind: str = "f32",
+    layers: int = 2,
+    context: int = 128,
+    tied: bool = True,
+    template: bool = True,
+    seed: int = 0,
+    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, NDArray[np.float32]] | None = None,
+    **sizes: int,
+) -> Path:
+    """Write a llama checkpoint whose matrices are of this kind, and return its path.
+
+    sizes: hidden, heads, kv_heads, ffn (64, 4, 2, 96; hidden and ffn 256 for the k-quants, whose blocks are that long).
+    metadata: entries to add or replace; None as a value leaves the entry out. tensors: dense tensors to add or replace.
+    """
+    large = kind in _K_QUANTS
+    size = {"hidden": 256 if large else 64, "heads": 4, "kv_heads": 2, "ffn": 256 if large else 96}
+    assert not set(sizes) - set(size), f"sizes are {', '.join(size)}; got {', '.join(sizes)}"
+    size |= sizes
+    entries = _metadata(size, layers, context, template) | dict(metadata or {})
+    writer = GGUFWriter(path, str(entries.pop("general.architecture", "llama")))
+    for key, value in entries.items():
+        adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        if value is not None:
+            (writer.add_array if isinstance(value, list) else adders[type(value)])(key, value)
+    rng = np.random.default_rng(seed)
+    given = dict(tensors or {})
+    found = dict.fromkeys(given) | _shapes(size, layers, tied)
+    for name, shape in found.items():
+        weights = given[name] if shape is None or name in given else rng.standard_normal(shape, np.float32)
+        if weights.ndim == 1:
+            writer.add_tensor(name, weights if name in given else 1 + weights / 10)
+        else:
+            raw = _matrix(kind, weights if name in given else _scaled(name, weights))
+            writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind.upper()])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tiny_tokens() -> list[str]:
+    """256 bytes as byte-level BPE writes them, what the merges make, and the special tokens."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = [*map(chr, printable), *(chr(256 + i) for i in range(256 - len(printable)))]
+    return [*alphabet, *(merge.replace(" ", "") for merge in _MERGES), *SPECIAL]
+
+
+def _metadata(size: Mapping[str, int], layers: int, context: int, template: bool) -> dict[str, Any]:
+    tokens = tiny_tokens()
+    first_special = len(tokens) - len(SPECIAL)
+    return {
+        "general.name": "Tiny Llama",
+        "llama.context_length": context,
+        "llama.embedding_length": size["hidden"],
+        "llama.block_count": layers,
+        "llama.feed_forward_length": size["ffn"],
+        "llama.attention.head_count": size["heads"],
+        "llama.attention.head_count_kv": size["kv_heads"],
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": size["hidden"] // size["heads"],
+        "llama.rope.freq_base": 10000.0,
+        "llama.vocab_size": len(tokens),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [_NORMAL] * first_special + [_CONTROL] * len(SPECIAL),
+        "tokenizer.ggml.merges": list(_MERGES),
+        "tokenizer.ggml.bos_token_id": first_special + 1,
+        "tokenizer.ggml.eos_token_id": first_special + 2,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": CHATML if template else None,
+    }
+
+
+def _shapes(size: Mapping[str, int], layers: int, tied: bool) -> dict[str, tuple[int, ...]]:
+    hidden, ffn, vocabulary = size["hidden"], size["ffn"], len(tiny_tokens())
+    kv = hidden // size["heads"] * size["kv_heads"]
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,)}
+    if not tied:
+        shapes["output.weight"] = (vocabulary, hidden)
+    for i in range(layers):
+        rows = {"attn_q": (hidden, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden)}
+        rows |= {"attn_output": (hidden, hidden), "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden)}
+        vectors = {"attn_norm": (hidden,), "ffn_norm": (hidden,)}
+        shapes |= {f"blk.{i}.{name}.weight": s for name, s in {**rows, "ffn_down": (hidden, ffn), **vectors}.items()}
+    return shapes
+
+
+def _scaled(name: str, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    if name not in ("token_embd.weight", "output.weight"):
+        return weights * np.float32(1.5 / np.sqrt(weights.shape[1]))
+    # Small, so that the layers and not the last token decide; smaller still for all but printable ASCII and the
+    # merged tokens, so that the answers are text and end by their length.
+    rare = np.ones((len(weights), 1), np.float32)
+    rare[94:256] = 0.1
+    rare[-len(SPECIAL) :] = 0.1
+    return weights * rare * np.float32(0.2)
+
+
+def _matrix(kind: str, weights: NDArray[np.float32]) -> NDArray[Any]:
+    made = blocks(kind, weights)
+    if kind not in _K_QUANTS:
+        return made
+    # Random blocks: the products of scales (6 bits, or 8 with a sign) and numbers in a block have the standard
+    # deviation `unit`, and the minima lie half a range below, so that the weights are as large as those asked for.
+    unit, half = {"q4_k": (36 * 4.6, 7.5), "q5_k": (36 * 9.2, 15.5), "q6_k": (74 * 18.5, 0.0)}[kind]
+    rows = made.reshape(len(made), -1, 210 if kind == "q6_k" else {"q4_k": 144, "q5_k": 176}[kind])
+    deviation = weights.reshape(*rows.shape[:2], -1).std(axis=2)
+    for at, factor in zip(_K_QUANTS[kind], (1.0, half), strict=False):
+        rows[:, :, at : at + 2] = (deviation / unit * factor)[:, :, None].astype(np.float16).view(np.uint8)
+    return rows.reshape(len(made), -1)

@@ -1,0 +1,48 @@
+"""Weights in every format, and what they stand for: GGUF's own Python package is the oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+
+from shaderlm.formats.blocks import BLOCKS
+from shaderlm.graph.ops import FORMATS
+
+Array = NDArray[Any]
+
+
+def whole_k(k: int, kind: str) -> int:
+    """K rounded up to what the format wants."""
+    return -(-k // FORMATS[kind]) * FORMATS[kind]
+
+
+def make_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> tuple[Array, Array]:
+    """A weight [n, k] in a format, and its values: of the order of 1/sqrt(k)."""
+    if kind in ("q4_k", "q6_k"):  # what the oracle cannot quantise is made of random bits
+        raw = _super_blocks(rng, kind, n, k)
+    else:
+        dense = (rng.standard_normal((n, k)) / np.sqrt(k)).astype(np.float32)
+        if kind in ("f32", "f16"):
+            dense = dense.astype(np.float16 if kind == "f16" else np.float32)
+            return dense, dense
+        raw = quantize(dense, GGMLQuantizationType[kind.upper()])
+    return raw, dequantize(raw, GGMLQuantizationType[kind.upper()])
+
+
+def _super_blocks(rng: np.random.Generator, kind: str, n: int, k: int) -> Array:
+    """Random quants and scales under f16 factors that keep the weights small; not so small as to be subnormal."""
+    weights, nbytes = BLOCKS[kind]
+    raw = rng.integers(0, 256, (n, k // weights, nbytes), np.uint8)
+    unit = max(1 / (256 * np.sqrt(k)), 2.0**-13)
+    factors = rng.uniform(0.5 * unit, unit, (n, k // weights, 2)) * [1, 8]
+    halves = factors.astype(np.float16).view(np.uint8)  # d in two bytes, dmin in two more
+    if kind == "q4_k":
+        raw[:, :, :4] = halves
+    else:
+        raw[:, :, 192:208] = rng.integers(-32, 32, (n, k // weights, 16), np.int8).view(np.uint8)
+        raw[:, :, 208:] = halves[:, :, :2]
+    return raw.reshape(n, -1)
