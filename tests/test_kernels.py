@@ -118,7 +118,7 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
 
 
 # Left out below: what only a shape has, and the epilogues, which no cut of the product depends on.
-_OF_A_SHAPE = ("HAS_BIAS", "GROUP_BLOCKS", "HAS_RESIDUAL", "GATED")
+_OF_A_SHAPE = ("HAS_BIAS", "GROUP_BLOCKS")
 
 
 def _variants(op: str, dims: dict[str, Any], facts: Facts) -> set[tuple[Kernel, frozenset[tuple[str, Any]]]]:

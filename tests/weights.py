@@ -22,7 +22,7 @@ def whole_k(k: int, kind: str) -> int:
 
 def make_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> tuple[Array, Array]:
     """A weight [n, k] in a format, and its values: of the order of 1/sqrt(k)."""
-    if kind in ("q4_k", "q6_k"):  # what the oracle cannot quantise is made of random bits
+    if kind in ("q4_k", "q5_k", "q6_k"):  # what the oracle cannot quantise is made of random bits
         raw = _super_blocks(rng, kind, n, k)
     else:
         dense = (rng.standard_normal((n, k)) / np.sqrt(k)).astype(np.float32)
@@ -40,7 +40,7 @@ def _super_blocks(rng: np.random.Generator, kind: str, n: int, k: int) -> Array:
     unit = max(1 / (256 * np.sqrt(k)), 2.0**-13)
     factors = rng.uniform(0.5 * unit, unit, (n, k // weights, 2)) * [1, 8]
     halves = factors.astype(np.float16).view(np.uint8)  # d in two bytes, dmin in two more
-    if kind == "q4_k":
+    if kind in ("q4_k", "q5_k"):
         raw[:, :, :4] = halves
     else:
         raw[:, :, 192:208] = rng.integers(-32, 32, (n, k // weights, 16), np.int8).view(np.uint8)

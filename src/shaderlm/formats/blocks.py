@@ -30,7 +30,10 @@ BLOCKS: Mapping[str, BlockType] = {
     "q8_0": BlockType(32, 34),
     "q4_0": BlockType(32, 18),
     "q4_1": BlockType(32, 20),
+    "q5_0": BlockType(32, 22),
+    "q5_1": BlockType(32, 24),
     "q4_k": BlockType(256, 144),
+    "q5_k": BlockType(256, 176),
     "q6_k": BlockType(256, 210),
 }
 

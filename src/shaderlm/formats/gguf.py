@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, ModelError
-from .gguf_header import SUPPORTED, TYPES, TensorInfo, read_header
+from .gguf_header import SUPPORTED, TensorInfo, read_header
+from .unpack import unpack
 
 __all__ = ["SUPPORTED", "GgufFile", "TensorInfo"]
-
-_NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
 
 
 class GgufFile:
@@ -69,7 +68,7 @@ class GgufFile:
         if len(blocks) == 0:  # gguf's own functions do not take nothing
             return np.empty(0 if len(info.shape) == 1 else (0, info.shape[-1]), np.float32)
         with np.errstate(invalid="ignore", over="ignore"):  # an infinite scale is the file's, not the caller's
-            rows = _dequantize(blocks, info.kind).reshape(len(blocks), info.shape[-1])
+            rows = unpack(blocks, info.kind).reshape(len(blocks), info.shape[-1])
         return rows.reshape(-1) if len(info.shape) == 1 else rows
 
     def _info(self, name: str) -> TensorInfo:
@@ -109,17 +108,6 @@ def _range(name: str, first: Any, end: Any, rows: int) -> tuple[int, int]:
     if not 0 <= start <= stop <= rows:
         raise InputError(f"{name}: rows must satisfy 0 ≤ first ≤ end ≤ {rows}, got {start} … {stop}")
     return start, stop
-
-
-def _dequantize(blocks: NDArray[np.uint8], kind: str) -> NDArray[np.float32]:
-    if kind == "f32":
-        return blocks.view(np.float32).copy()
-    if kind == "f16":
-        return blocks.view(np.float16).astype(np.float32)
-    from gguf import GGMLQuantizationType, quants
-
-    values: NDArray[np.float32] = quants.dequantize(blocks, GGMLQuantizationType(_NUMBERS[kind]))
-    return values
 
 
 # The file ------------------------------------------------------------------------------------------------

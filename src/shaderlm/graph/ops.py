@@ -40,7 +40,12 @@ _POINTWISE = {"count": REQUIRED, "period": _of("count")}
 _LINEAR = {"M": REQUIRED, "K": REQUIRED, "N": REQUIRED, "format": "f32", "bias": False}
 
 # Formats of weights: K must be a multiple of this.
-FORMATS: Mapping[str, int] = {"f32": 1, "f16": 1, "q8_0": 32, "q4_0": 32, "q4_1": 32, "q4_k": 256, "q6_k": 256}
+FORMATS: Mapping[str, int] = {
+    "f32": 1,
+    "f16": 1,
+    **dict.fromkeys(("q8_0", "q4_0", "q4_1", "q5_0", "q5_1"), 32),
+    **dict.fromkeys(("q4_k", "q5_k", "q6_k"), 256),
+}
 
 _TABLE = (
     Op("rms_norm", "x / sqrt(mean(x²) + eps)", ("x",), ("out",), _NORM),

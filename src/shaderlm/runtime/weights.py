@@ -22,7 +22,7 @@ from .plan import weight_buffer
 
 PIECE_BYTES = 16 << 20
 FLUSH_BYTES = 64 << 20
-DENSE_PIECE_BYTES = 1 << 20
+DENSE_PIECE_BYTES = 4 << 20
 
 Progress = Callable[[int, int], None]  # done, total, in bytes
 

@@ -1,14 +1,21 @@
 // What becomes of a sum Σ_k x[m, k] · w[n, k]: sum + bias[n], that + residual[m, n], or silu(even n) · (odd n).
 // Exports: store(m, n, sum) and store_pair(m, n, sum, next), next being that of n + 1. n counts in the rows of this
 // range of the weight; results past the end are dropped. GATED pairs even n with the next, and halves the row of out.
+// Which of them is a parameter and not a constant: one compiled kernel then serves all three, and software adapters take
+// a second to compile one.
 // Needs: bias, residual, out and params.
 
-const HAS_BIAS: bool = false;
-const HAS_RESIDUAL: bool = false;
-const GATED: bool = false;
+// Bits of params.epilogue.
+const BIAS: u32 = 1u;
+const RESIDUAL: u32 = 2u;
+const GATED: u32 = 4u;
+
+fn has(part: u32) -> bool {
+    return (params.epilogue & part) != 0u;
+}
 
 fn biased(n: u32, sum: f32) -> f32 {
-    if (HAS_BIAS) {
+    if (has(BIAS)) {
         return sum + bias[n];
     }
     return sum;
@@ -19,7 +26,7 @@ fn store(m: u32, n: u32, sum: f32) {
         return;
     }
     let i = m * params.n_total + params.n_first + n;
-    if (HAS_RESIDUAL) {
+    if (has(RESIDUAL)) {
         out[i] = residual[i] + biased(n, sum);
     } else {
         out[i] = biased(n, sum);
@@ -27,7 +34,7 @@ fn store(m: u32, n: u32, sum: f32) {
 }
 
 fn store_pair(m: u32, n: u32, sum: f32, next: f32) {
-    if (!GATED) {
+    if (!has(GATED)) {
         store(m, n, sum);
         store(m, n + 1u, next);
     } else if (m < params.m && n < params.n) {

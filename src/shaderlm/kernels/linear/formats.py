@@ -70,24 +70,54 @@ def _nibbles(low: U8, high: U8) -> U8:
 
 
 def _repack_q4_k(rows: Array) -> tuple[Array, Array]:
-    """d, dmin (f16), 12 bytes of 6-bit scales and minima, 128 bytes: 32 of weights l and 32 + l, four times.
+    """d, dmin (f16), 12 bytes of 6-bit scales and minima, 128 bytes of nibbles.
 
     Words: 16 bytes per 32 weights. Scales: (d, dmin), then (scale, minimum) in bytes for each 32 weights.
     """
     blocks = _blocks(rows, "q4_k")
-    n, count = blocks.shape[:2]
-    quants = blocks[:, :, 16:].reshape(n, count, 4, 2, 16)  # [.., chunk, half, byte]
+    return _k_words(blocks[:, :, 16:]), _k_scales(blocks).reshape(len(rows), -1).view(np.uint32)
+
+
+def _repack_q5_k(rows: Array) -> tuple[Array, Array]:
+    """As q4_k, with 32 bytes before the nibbles: bit i of byte l is the fifth bit of weight 32i + l.
+
+    Scales: as q4_k's, then the fifth bits of each 32 weights, that of weight l in bit l.
+    """
+    blocks = _blocks(rows, "q5_k")
+    bits = np.unpackbits(blocks[:, :, 16:48, None], axis=3, bitorder="little")  # [.., byte l, bit i]
+    fifth = np.packbits(bits.transpose(0, 1, 3, 2), axis=3, bitorder="little").reshape(*blocks.shape[:2], 32)
+    scales = np.concatenate([_k_scales(blocks), fifth], axis=2)
+    return _k_words(blocks[:, :, 48:]), scales.reshape(len(rows), -1).view(np.uint32)
+
+
+def _repack_q5_0(rows: Array) -> tuple[Array, Array]:
+    """d (f16), 32 fifth bits, 16 bytes of nibbles. Scales: d and 0, then the fifth bits."""
+    blocks = _blocks(rows, "q5_0")
+    scales = np.zeros((*blocks.shape[:2], 8), np.uint8)
+    scales[:, :, :2], scales[:, :, 4:] = blocks[:, :, :2], blocks[:, :, 2:6]
+    return _flat(blocks[:, :, 6:]), scales.reshape(len(rows), -1).view(np.uint32)
+
+
+def _k_words(nibbles: U8) -> Array:
+    """128 bytes, 32 of weights l and 32 + l, four times, as 16 bytes per 32 weights."""
+    n, count = nibbles.shape[:2]
+    quants = nibbles.reshape(n, count, 4, 2, 16)  # [.., chunk, half, byte]
     words = np.empty((n, count, 4, 2, 16), np.uint8)
     words[:, :, :, 0] = _nibbles(quants[:, :, :, 0] & np.uint8(15), quants[:, :, :, 1])
     words[:, :, :, 1] = (quants[:, :, :, 0] >> 4) | (quants[:, :, :, 1] & 0xF0)
-    scales = np.empty((n, count, 20), np.uint8)
+    return words.reshape(n, -1)
+
+
+def _k_scales(blocks: U8) -> U8:
+    """d and dmin, then a byte of scale and a byte of minimum for each 32 weights."""
+    scales = np.empty((*blocks.shape[:2], 20), np.uint8)
     scales[:, :, :4] = blocks[:, :, :4]
     a, b, c = (blocks[:, :, i : i + 4] for i in (4, 8, 12))
     scales[:, :, 4:12:2] = a & 63
     scales[:, :, 5:12:2] = b & 63
     scales[:, :, 12::2] = (c & 15) | (a >> 2 & 48)
     scales[:, :, 13::2] = (c >> 4) | (b >> 2 & 48)
-    return words.reshape(n, -1), scales.reshape(n, -1).view(np.uint32)
+    return scales
 
 
 def _repack_q6_k(rows: Array) -> tuple[Array, Array]:
@@ -119,6 +149,11 @@ FORMATS: Mapping[str, Format] = {
     "q8_0": Format("shared/format_q8_0", 32, 32, 2, _head_and_body("q8_0", 2, np.float16), integer_rows=2),
     "q4_0": Format("shared/format_q4", 16, 32, 2, _head_and_body("q4_0", 2, np.float16), integer_rows=4),
     "q4_1": Format("shared/format_q4_min", 16, 32, 4, _head_and_body("q4_1", 4, np.uint32), {"SUPERBLOCKS": False}),
+    "q5_0": Format("shared/format_q5", 16, 32, 8, _repack_q5_0, {"SUPERBLOCKS": False, "OFFSET": 1.5}),
+    "q5_1": Format(
+        "shared/format_q5", 16, 32, 8, _head_and_body("q5_1", 8, np.uint32), {"SUPERBLOCKS": False, "OFFSET": 1.0}
+    ),
     "q4_k": Format("shared/format_q4_min", 16, 256, 20, _repack_q4_k, {"SUPERBLOCKS": True}),
+    "q5_k": Format("shared/format_q5", 16, 256, 52, _repack_q5_k, {"SUPERBLOCKS": True, "OFFSET": 1.0}),
     "q6_k": Format("shared/format_q6_k", 24, 256, 20, _repack_q6_k),
 }

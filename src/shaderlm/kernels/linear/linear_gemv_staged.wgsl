@@ -19,13 +19,14 @@ struct Params {
     groups: u32,      // groups of scales per row
     n_first: u32,     // where this range starts in a row of out
     n_total: u32,     // length of a row of out
+    epilogue: u32,    // what becomes of the sums
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [m, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
-@group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if HAS_BIAS
-@group(0) @binding(4) var<storage, read> residual: array<f32>;     // [m, n_total] if HAS_RESIDUAL
+@group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if there is one
+@group(0) @binding(4) var<storage, read> residual: array<f32>;     // [m, n_total] if there is one
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;    // [m, n_total]
 @group(0) @binding(6) var<uniform> params: Params;
 

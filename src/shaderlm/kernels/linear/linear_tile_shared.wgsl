@@ -22,13 +22,14 @@ struct Params {
     groups: u32,      // groups of scales per row
     n_first: u32,     // where this range starts in a row of out
     n_total: u32,     // length of a row of out
+    epilogue: u32,    // what becomes of the sums
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [m, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
-@group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if HAS_BIAS
-@group(0) @binding(4) var<storage, read> residual: array<f32>;     // [m, n_total] if HAS_RESIDUAL
+@group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if there is one
+@group(0) @binding(4) var<storage, read> residual: array<f32>;     // [m, n_total] if there is one
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;    // [m, n_total]
 @group(0) @binding(6) var<uniform> params: Params;
 
@@ -42,14 +43,14 @@ fn product(a: tile4, bx: vec4<f32>, by: vec4<f32>, bz: vec4<f32>, bw: vec4<f32>)
 
 // Where row n of the tile's weights is staged: thread tx works on slots tx + 16 · (0 … 3).
 fn slot(n: u32) -> u32 {
-    if (GATED) {
+    if (has(GATED)) {
         return n % 32u / 2u + 16u * (n % 2u) + n / 32u * 32u;
     }
     return n;
 }
 
 fn store_row(m: u32, n0: u32, tx: u32, values: vec4<f32>) {
-    if (GATED) {
+    if (has(GATED)) {
         store_pair(m, n0 + 2u * tx, values.x, values.y);
         store_pair(m, n0 + 2u * tx + 32u, values.z, values.w);
     } else {

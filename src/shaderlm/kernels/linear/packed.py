@@ -108,8 +108,7 @@ def _over_ranges(
 ) -> Recipe:
     """One dispatch per row range; `workgroups` counts them from the rows of the range."""
     lay, k = layout(dims), padded_k(dims)
-    constants = {**lay.constants, **constants, "HAS_BIAS": dims["bias"]}
-    constants |= {"HAS_RESIDUAL": epilogue.residual, "GATED": epilogue.gated}
+    constants = {**lay.constants, **constants}
     out = dims["M"] * epilogue.columns(dims["N"])
     buffers = {"x": f32(dims["M"] * k), "residual": f32(out) if epilogue.residual else 0, "out": f32(out)}
     dispatches = []
@@ -129,6 +128,7 @@ def _over_ranges(
                     "groups": lay.groups,
                     "n_first": epilogue.columns(first),
                     "n_total": epilogue.columns(dims["N"]),
+                    "epilogue": dims["bias"] * 1 + epilogue.residual * 2 + epilogue.gated * 4,
                 },
                 constants,
                 {name: part(name, i) for name in ("weight", "scales", "bias")},

@@ -1,0 +1,63 @@
+"""Blocks of weights → float32. The most common types here, in few passes over memory; the others by `gguf`.
+
+`gguf`'s own functions are the oracle: the tests compare bit for bit. They took 1.4 s for the 106 million Q4_1 weights
+of SmolLM2-135M (one core, Neoverse N1), these take 0.5 s; that is most of the time to load a model on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .blocks import BLOCKS
+from .gguf_header import TYPES
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+_NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
+
+
+def unpack(rows: U8, kind: str) -> F32:
+    """Rows as a file stores them, uint8 [N, bytes], in float32 [N, K]. A new array."""
+    if kind == "f32":
+        return rows.view(np.float32).copy()
+    if kind == "f16":
+        return rows.view(np.float16).astype(np.float32)
+    if kind not in _OWN:
+        from gguf import GGMLQuantizationType, quants
+
+        values: F32 = quants.dequantize(rows, GGMLQuantizationType(_NUMBERS[kind]))
+        return values
+    blocks = rows.reshape(len(rows), -1, BLOCKS[kind].nbytes)
+    out = np.empty((*blocks.shape[:2], 32), np.float32)
+    _OWN[kind](blocks, out)
+    return out.reshape(len(rows), -1)
+
+
+def _halves(blocks: U8, at: int) -> Any:
+    """The f16 at this byte of each block, [N, blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _q8_0(blocks: U8, out: F32) -> None:
+    np.multiply(blocks[:, :, 2:].view(np.int8), _halves(blocks, 0), out=out)
+
+
+def _q4_0(blocks: U8, out: F32) -> None:
+    scale, q = _halves(blocks, 0), blocks[:, :, 2:]
+    np.multiply((q & 15).view(np.int8) - np.int8(8), scale, out=out[:, :, :16])
+    np.multiply((q >> 4).view(np.int8) - np.int8(8), scale, out=out[:, :, 16:])
+
+
+def _q4_1(blocks: U8, out: F32) -> None:
+    scale, q = _halves(blocks, 0), blocks[:, :, 4:]
+    np.multiply(q & 15, scale, out=out[:, :, :16])
+    np.multiply(q >> 4, scale, out=out[:, :, 16:])
+    out += _halves(blocks, 2)
+
+
+_OWN: Mapping[str, Callable[[U8, F32], None]] = {"q8_0": _q8_0, "q4_0": _q4_0, "q4_1": _q4_1}
