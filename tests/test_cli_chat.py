@@ -174,7 +174,7 @@ def test_sampling_has_the_usual_defaults_and_a_seed_repeats_it(tiny: Path) -> No
 
 
 def test_broken_bytes_in_a_pipe_do_not_end_it(tiny: Path) -> None:
-    done = shaderlm("chat", "-m", tiny, "--device", "cpu", "-n", 4, given=b"a\xffb\nHello\n")
+    done = shaderlm("chat", "-m", tiny, "--device", "cpu", "-n", 4, "-t", 0, given=b"a\xffb\nHello\n")
     assert done.code == 0
     assert len(done.out.splitlines()) == 2
 

@@ -27,7 +27,7 @@ def facts(model: Path | str, *arguments: object) -> dict[str, Any]:
 
 
 def test_a_model_in_words(tmp_path: Path) -> None:
-    done = shaderlm("info", write_tiny_llama(tmp_path / "tiny.gguf", kind="q5_1", context=4096))
+    done = shaderlm("info", write_tiny_llama(tmp_path / "tiny.gguf", kind="bf16", context=4096))
     assert (done.code, done.err) == (0, "")
     lines = {line[:14].strip(): line[15:] for line in done.out.splitlines()}
     expected = {
@@ -46,8 +46,8 @@ def test_a_model_in_words(tmp_path: Path) -> None:
         "chat template": "yes",
     }
     assert {name: lines[name] for name in expected} == expected
-    assert lines["tensors q5_1"].startswith("15, ")
-    assert lines["tensors q5_1"].endswith("; as q8_0 on a GPU")
+    assert lines["tensors bf16"].startswith("15, ")
+    assert lines["tensors bf16"].endswith("; as f16 on a GPU")
     assert "as" not in lines["tensors f32"]
     assert "not supported" not in lines
 
