@@ -367,7 +367,9 @@ def tolerance(case: Case, route: Route, output: str) -> str:
     if case.op.endswith("norm") or case.op == "rms_norm_mul":
         return "norm"
     if case.op.startswith("linear"):
-        return "linear f16" if not route.exact else "linear deep" if case.dims["K"] >= 8192 else "linear"
+        if not route.exact:
+            return "linear f16" if case.op == "linear_q4gsw" else "linear f16, formats"
+        return "linear deep" if case.dims["K"] >= 8192 else "linear"
     if case.op in ("sdpa_kv", "attention"):
         return "exact" if output != "out" else "attention f16" if case.dims["cache"] == "f16" else "attention"
     if case.op == "rope_kv_write":

@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -52,10 +53,12 @@ def load(
         raise InputError(f"cache must be 'f32' or 'f16', got {cache!r}")
     path = find(model, progress)
     started = time.perf_counter()
-    target = choose_device(device)
-    with GgufFile.open(path) as file:
+    # Drivers take up to a second to start; the file's header and tokenizer are read meanwhile.
+    with GgufFile.open(path) as file, ThreadPoolExecutor(1, "device") as pool:
+        opening = pool.submit(choose_device, device)
         tokenizer = Tokenizer(Vocabulary.from_metadata(file.metadata))
         kind = architecture(file.metadata)
+        target = opening.result()
         config = _config(kind, file, context, dense=target is None)
         if len(tokenizer.vocabulary.tokens) != config.vocabulary:
             raise ModelError(
