@@ -48,6 +48,11 @@ def test_commands_and_links_exist(document: Path) -> None:
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_nothing_was_left_to_be_filled_in(document: Path) -> None:
+    assert not re.findall(r"@@\w*|TODO|FIXME|XXX", document.read_text(encoding="utf-8"))
+
+
 def test_every_op_is_documented_and_every_route_named_exists() -> None:
     text = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     assert not [op for op in all_routes() if f"`{op}`" not in text]

@@ -28,10 +28,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="q8_0")
 
 
-@pytest.fixture(scope="module", params=["cpu", "gpu"])
+@pytest.fixture(scope="module", params=["cpu", "gpu", "gpu, three steps ahead"])
 def model(request: pytest.FixtureRequest, tiny: Path) -> Iterator[LanguageModel]:
     where: Any = "cpu" if request.param == "cpu" else request.getfixturevalue("device")
     with shaderlm.load(tiny, device=where, cache="f32") as loaded:
+        if "ahead" in request.param:
+            loaded._runner.ahead = 3  # type: ignore[attr-defined]
         yield loaded
 
 
@@ -63,6 +65,7 @@ def test_a_stream_can_be_left_early(model: LanguageModel) -> None:
         first = next(stream)
     assert stream.completion is not None
     assert stream.completion == first
+    assert stream.completion.finish_reason == "closed"
     assert list(stream) == []
     assert model.generate("the owl", max_tokens=3)  # the model goes on
 
@@ -156,6 +159,7 @@ def test_answers_from_several_threads(model: LanguageModel) -> None:
         ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1, got 0"),
         ({"max_tokens": 2.5}, "max_tokens must be a whole number"),
         ({"stop": [3]}, "stop must be a str or a list of them"),
+        ({"stop": 5}, "stop must be a str or a list of them, got 5"),
         ({"temperature": -1}, "temperature must be"),
         ({"temprature": 1}, "temprature.*options are temperature"),
         ({"logit_bias": {10**6: 1}}, "logit_bias has token 1000000"),
@@ -177,8 +181,15 @@ def test_wrong_prompts_are_named(model: LanguageModel) -> None:
         model.logits([])
     with pytest.raises(InputError, match="role"):
         model.chat([{"role": "owner", "content": "x"}])
-    with pytest.raises(InputError, match="prompt must be"):
-        model.generate(3)  # type: ignore[arg-type]
+    wrong: list[Any] = [3, b"hello", ["a"], [None], [1.5], np.zeros((2, 2), int)]
+    for given in wrong:
+        with pytest.raises(InputError, match="prompt must be a text or token ids"):
+            model.generate(given)
+        with pytest.raises(InputError, match="ids must be"):
+            model.logits(given)
+    with pytest.raises(InputError, match="ids must be"):
+        model.detokenize(["a"])  # type: ignore[list-item]
+    assert model.generate(np.array([1, 2]), max_tokens=1, stop=None).prompt_ids == [1, 2]  # type: ignore[arg-type]
 
 
 def test_a_model_without_template_cannot_chat(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from gguf import GGUFReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shaderlm.errors import InputError
+from shaderlm.errors import InputError, ModelError
 from shaderlm.text import ChatTemplate, TextStream, Tokenizer, Vocabulary
 
 DATA = Path(__file__).parent / "data"
@@ -90,6 +92,7 @@ def test_special_tokens_are_text_unless_they_are_asked_for() -> None:
     assert phi.vocabulary.bos not in phi.encode("<s>")
     assert phi.encode("hi", add_special=True)[0] == phi.vocabulary.bos
     assert {end, phi.vocabulary.eos} <= phi.stop_ids
+    assert phi.stop_ids is phi.stop_ids  # found once, not per answer: walking 128,000 tokens takes milliseconds
     assert phi.decode([end]) == ""
 
 
@@ -108,51 +111,186 @@ def test_the_template_of_a_checkpoint() -> None:
         ([{"role": "wizard", "content": "x"}], "'wizard'"),
         ([{"role": "user"}], "content"),
         (["hello"], "'str'"),
+        ([{"role": ["user"], "content": "x"}], "['user']"),
+        ("hello", "list of messages, got str"),
+        (5, "list of messages, got int"),
+        ({"role": "user", "content": "x"}, "list of messages, got dict"),
     ],
 )
 def test_bad_messages(messages: Any, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=re.escape(words)):
         ChatTemplate("{{ messages[0].content }}").render(messages)
+
+
+ONE_MESSAGE = [{"role": "user", "content": "a<b> & 'ü'"}]
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
         ("{% for %}", "broken"),
+        ("{% nonsense %}", "broken"),
+        ("{% generation %}x", "broken"),
+        (5, "tokenizer.chat_template must be a string, the file has a value of type int"),
+        (["a", "b"], "tokenizer.chat_template must be a string, the file has a value of type list"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed"),
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ strftime_now.__globals__.json }}", "failed"),
         ("{{ messages.append(1) }}", "failed"),
+        ("{{ messages[0].update(role='x') }}", "failed"),
         ("{{ nothing.here.at.all }}", "failed"),
+        ("{{ nothing|tojson }}", "failed"),
+        ("{{ 1 / 0 }}", "failed: division by zero"),
+        ("{{ messages|length / 0 }}", "failed: division by zero"),
+        ("{% for i in range(1000000) %}x{% endfor %}", "failed: Range too big"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed: maximum recursion depth"),
+        ("{{ '%d' % 'x' }}", "failed"),
+        ("{{ 'a'.encode('nope') }}", "failed: unknown encoding: nope"),
+        ("{{ 2.0 ** 100000 }}", "failed"),
+        ("{{ strftime_now(5) }}", "failed"),
     ],
 )
-def test_templates_are_not_trusted(source: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        ChatTemplate(source).render([{"role": "user", "content": "x"}])
+def test_templates_are_not_trusted(source: Any, words: str) -> None:
+    template = ChatTemplate(source)  # a model whose template is broken can be loaded
+    for _ in range(2):
+        with pytest.raises(ModelError, match=re.escape(words)) as caught:
+            template.render(ONE_MESSAGE)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_a_template_refuses_is_the_conversations_fault() -> None:
+    with pytest.raises(InputError, match=r"refuses this conversation: roles must alternate$"):
+        ChatTemplate("{{ raise_exception('roles must\n alternate') }}").render(ONE_MESSAGE)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("source", "text"),
     [
-        ({"tokenizer.ggml.model": "unigram"}, "'unigram'"),
-        ({"tokenizer.ggml.model": None}, "None"),
-        ({"tokenizer.ggml.tokens": None}, "list of strings"),
-        ({"tokenizer.ggml.tokens": ["a", "a"]}, "repeated"),
-        ({"tokenizer.ggml.token_type": [1, 2]}, "one entry per token"),
-        ({"tokenizer.ggml.merges": None}, "merges"),
-        ({"tokenizer.ggml.merges": ["nopair"]}, "pairs"),
-        ({"tokenizer.ggml.eos_token_id": 1 << 20}, "eos_token_id"),
-        ({"tokenizer.ggml.pre": "klingon"}, "'klingon'"),
+        ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
+        ("{% for i in range(4) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "023"),
+        ("{{ messages|tojson }}", """[{"role": "user", "content": "a<b> & 'ü'"}]"""),
+        ("{{ {'a': [1]}|tojson(indent=2) }}", '{\n  "a": [\n    1\n  ]\n}'),
+        ("{% set x = 'out' %}a{% generation %}{{ x }}{% set x = 'in' %}{% endgeneration %}{{ x }}", "aoutin"),
+        ("{% set n = namespace(k=1) %}{% for m in messages %}{% set n.k = 2 %}{% endfor %}{{ n.k }}", "2"),
+        ("{{ 'none' if tools is none and documents is none else 'some' }}", "none"),
+        ("{% if add_generation_prompt %}\n  {{ bos_token }}{{ eos_token }}\n{% endif %}", "  <s></s>\n"),
     ],
 )
-def test_broken_vocabularies_are_refused(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        Tokenizer(Vocabulary.from_metadata({**metadata("gpt-2"), **change}))
+def test_templates_as_checkpoints_have_them(source: str, text: str) -> None:
+    assert ChatTemplate(source, bos="<s>", eos="</s>").render(ONE_MESSAGE) == text
+
+
+def test_a_template_may_ask_for_the_date() -> None:
+    before = datetime.now().strftime("%d %b %Y")
+    text = ChatTemplate("{{ strftime_now('%d %b %Y') }}").render(ONE_MESSAGE)
+    assert text in (before, datetime.now().strftime("%d %b %Y"))
+
+
+def with_entries(kind: str, **entries: Any) -> dict[str, Any]:
+    """The metadata of a small vocabulary of byte-level BPE ("gpt2") or of pieces ("llama"), with these changes."""
+    tokens = ["a", "b", "ab", "c", "<s>", "<0x0A>"]
+    found = {"model": kind, "tokens": tokens, "token_type": [1, 1, 1, 1, 3, 6], "bos_token_id": 4}
+    found |= {"pre": "gpt-2", "merges": ["a b"]} if kind == "gpt2" else {"scores": [0.0, -1.0, -2.0, -3.0, 0.0, 0.0]}
+    return {f"tokenizer.ggml.{key}": value for key, value in {**found, **entries}.items()}
+
+
+def test_small_vocabularies_work_unless_they_are_broken() -> None:
+    bytes_, pieces = (Tokenizer(Vocabulary.from_metadata(with_entries(model))) for model in ("gpt2", "llama"))
+    assert bytes_.encode("abc") == [2, 3]
+    assert pieces.encode("ab\n")[-2:] == [2, 5]
+    assert bytes_.decode([2, 5, 4]) == "ab\n"
+    assert not bytes_.stop_ids
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("model", "unigram", "must be 'gpt2' or 'llama', the file has 'unigram'"),
+        ("model", None, "must be a string, the file has None"),
+        ("model", [1, 2], "must be a string, the file has [1, 2]"),
+        ("pre", [1, 2], "must be a string, the file has [1, 2]"),
+        ("pre", 5, "must be a string, the file has 5"),
+        ("tokens", None, "must be a list of strings, the file has None"),
+        ("tokens", [], "must be a list of strings, the file has []"),
+        ("tokens", "ab", "must be a list of strings, the file has 'ab'"),
+        ("tokens", ["a", 5], "must be a list of strings, the file has 5 at 1"),
+        ("tokens", ["a", ""], "must be strings that are not empty"),
+        ("tokens", ["a", "a"], "must differ, 1 are repeated"),
+        ("token_type", "abc", "must be a list of whole numbers from 0 to 6, the file has 'abc'"),
+        ("token_type", 7, "must be a list of whole numbers from 0 to 6, the file has 7"),
+        ("token_type", ["x"] * 6, "must be a list of whole numbers from 0 to 6, the file has 'x' at 0"),
+        ("token_type", [1.0] * 6, "the file has 1.0 at 0"),
+        ("token_type", [True] * 6, "the file has True at 0"),
+        ("token_type", [1, 1, 1, 1, 1, 7], "the file has 7 at 5"),
+        ("token_type", [1, -1, 1, 1, 1, 1], "the file has -1 at 1"),
+        ("token_type", [1, 2], "must have one entry per token, 6; the file has 2"),
+        ("token_type", [], "must have one entry per token, 6; the file has 0"),
+        ("scores", ["x"] * 6, "must be a list of numbers, the file has 'x' at 0"),
+        ("scores", 1.5, "must be a list of numbers, the file has 1.5"),
+        ("scores", [0.0, float("nan"), 0, 0, 0, 0], "must be a list of numbers, the file has nan at 1"),
+        ("merges", "a b", "must be a list of strings, the file has 'a b'"),
+        ("merges", [1], "must be a list of strings, the file has 1 at 0"),
+        *((f"{name}_token_id", 6, "from 0 to 5, the id of a token, the file has 6") for name in ("bos", "unknown")),
+        *(
+            ("eos_token_id", value, f"must be a whole number from 0 to 5, the id of a token, the file has {value!r}")
+            for value in ("x", "1", [1, 2], 1.5, True, -1, 6, 1 << 32)
+        ),
+        *(
+            (key, value, f"must be true or false, the file has {value!r}")
+            for key in ("add_bos_token", "add_eos_token", "add_space_prefix")
+            for value in (1, "true", [True])
+        ),
+    ],
+)
+def test_entries_of_a_wrong_kind_are_the_files_fault(model: str, key: str, value: Any, words: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(f"tokenizer.ggml.{key} ") + ".*" + re.escape(words)):
+        Vocabulary.from_metadata(with_entries(model, **{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "words"),
+    [
+        ("gpt2", {"merges": None}, "tokenizer.ggml.merges must be a list of strings, the file has None"),
+        ("gpt2", {"merges": []}, "tokenizer.ggml.merges must be a list of strings, the file has []"),
+        ("gpt2", {"merges": ["a b", "nopair"]}, "tokenizer.ggml.merges must hold pairs 'a b', the file has 'nopair'"),
+        ("gpt2", {"merges": ["a zz"]}, "the file has 'a zz' but no token 'zz'"),
+        ("gpt2", {"merges": ["zz a"]}, "the file has 'zz a' but no token 'zz'"),
+        ("gpt2", {"merges": ["a c"]}, "the file has 'a c' but no token 'ac'"),
+        ("gpt2", {"merges": [" a"]}, "the file has ' a' but no token ''"),
+        ("gpt2", {"pre": "klingon"}, "tokenizer.ggml.pre 'klingon' is not known; it must be one of gpt-2, "),
+        ("llama", {"scores": None}, "tokenizer.ggml.scores must have one entry per token, 6; the file has 0"),
+        ("llama", {"scores": [0.0]}, "tokenizer.ggml.scores must have one entry per token, 6; the file has 1"),
+        *((model, {"token_type": [6] * 6}, "says byte (6), the file has 'a' at 0") for model in ("gpt2", "llama")),
+    ],
+)
+def test_entries_that_contradict_each_other_are_the_files_fault(model: str, change: Any, words: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(words)):
+        Tokenizer(Vocabulary.from_metadata(with_entries(model, **change)))
+
+
+@pytest.mark.parametrize("text", ["<0xZZ>", "<0x1>", "<0x0FF>", "0x0A", "<0x+1>", "<0x 1>"])
+def test_byte_tokens_name_a_byte(text: str) -> None:
+    tokens = ["a", "b", "ab", "c", "<s>", text]
+    with pytest.raises(ModelError, match=r"must have '<0x00>' … '<0xFF>'.* at 5"):
+        Tokenizer(Vocabulary.from_metadata(with_entries("llama", tokens=tokens)))
+
+
+def test_a_huge_wrong_value_makes_a_short_message() -> None:
+    with pytest.raises(ModelError) as caught:
+        Vocabulary.from_metadata(with_entries("gpt2", token_type="x" * 100_000))
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("token", [-1, 1 << 30])
 def test_unknown_ids_are_refused(token: int) -> None:
     with pytest.raises(InputError, match="token id"):
         tokenizer("gpt-2").decode([token])
+
+
+@pytest.mark.parametrize(("ids", "words"), [(["a"], "'a'"), ([1.5], "1.5"), ([None], "None"), (5, "got int")])
+def test_only_whole_numbers_are_decoded(ids: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tokenizer("gpt-2").decode(ids)
 
 
 @pytest.mark.parametrize(("text", "words"), [(b"x", "bytes"), (None, "NoneType"), ("a\ud800", "half a character")])

@@ -6,19 +6,30 @@ import click
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("given", metavar="[MODEL]", required=False)
+@click.option("-m", "--model", help="The same as MODEL.")
 @click.option("--device", default=None, help="Adapter to plan for: a kind, a number or part of a name.")
-@click.option("--rows", default=128, show_default=True, type=click.IntRange(2), help="Tokens of the prefill.")
-@click.option("--capacity", default=256, show_default=True, type=click.IntRange(1), help="Positions in the cache.")
+@click.option("--rows", type=click.IntRange(2), help="Tokens of the prefill; 128, or the context if that is shorter.")
+@click.option("--capacity", type=click.IntRange(1), help="Positions in the cache; 256, or the context.")
 @click.option("--unfused", is_flag=True, help="Without any fusion.")
 @click.option("--wgsl", metavar="KERNEL", help="Print the composed WGSL of this kernel instead.")
-def plan(model: str | None, device: str | None, rows: int, capacity: int, unfused: bool, wgsl: str | None) -> None:
+def plan(
+    given: str | None,
+    model: str | None,
+    device: str | None,
+    rows: int | None,
+    capacity: int | None,
+    unfused: bool,
+    wgsl: str | None,
+) -> None:
     """Print the plans of MODEL (default: smollm2-135m): which kernels run, in which order, on what."""
     from ..engine.loading import plans
     from ..errors import InputError
     from ..runtime.plan_text import describe
 
-    made = plans(model, device=device, rows=rows, capacity=capacity, fusions=() if unfused else None)
+    if given is not None and model is not None:
+        raise InputError(f"MODEL is given twice: {given!r} and -m {model!r}")
+    made = plans(model if given is None else given, device=device, rows=rows, capacity=capacity, fusions=() if unfused else None)
     if wgsl is None:
         print("\n\n".join(map(describe, made)))
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,8 +34,8 @@ class Timing:
 class Completion(str):
     """The text of an answer: a str with the tokens, why it ended, and how long it took.
 
-    finish_reason is "stop" (the model ended its answer, or a stop string came) or "length" (max_tokens, or a full
-    context).
+    finish_reason is "stop" (the model ended its answer, or a stop string came), "length" (max_tokens, or a full
+    context) or "closed" (the stream was closed before either).
     """
 
     ids: list[int]
@@ -62,25 +64,25 @@ class Completion(str):
 class Stream(Iterator[str]):
     """Pieces of text as they become certain. After the last one, `completion` has the whole.
 
-    Close it (or leave a `with` block) to stop early: then the conversation's memory is given back at once.
+    Close it (or leave a `with` block) to stop early, also from another thread than the one that reads it.
     """
 
-    def __init__(self, pieces: Iterator[str], result: list[Completion]) -> None:
-        self._pieces, self._result = pieces, result
+    def __init__(self, pieces: Generator[str, None, None], result: list[Completion], closed: threading.Event) -> None:
+        self._pieces, self._result, self._closed = pieces, result, closed
 
     def __next__(self) -> str:
         return next(self._pieces)
 
     @property
     def completion(self) -> Completion | None:
-        """The whole answer; None while it is not finished."""
+        """The whole answer; None while it is not finished, and where it ended in an error."""
         return self._result[0] if self._result else None
 
     def close(self) -> None:
-        """Stop here."""
-        close = getattr(self._pieces, "close", None)
-        if close is not None:
-            close()
+        """Stop here: at once, or after the token that another thread is waiting for."""
+        self._closed.set()
+        with suppress(ValueError):  # "generator already executing"
+            self._pieces.close()
 
     def __enter__(self) -> Stream:
         return self

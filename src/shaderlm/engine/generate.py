@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 from ..runtime.session import Choice, Session, Token
 from ..text import TextStream, Tokenizer
@@ -27,6 +28,7 @@ class Request:
     stop: Sequence[str]
     stop_ids: frozenset[int]
     context: int
+    closed: threading.Event = field(default_factory=threading.Event)  # set to end the answer early
 
 
 class _OnDevice:
@@ -77,60 +79,78 @@ class _OnHost:
         return self.first()
 
 
-def answer(
-    session: Session,
-    tokenizer: Tokenizer,
-    request: Request,
-    lock: threading.RLock,
-    result: list[Completion],
-    known: int = 0,
-) -> Iterator[str]:
-    """Pieces of text; the completion goes into `result`. The first `known` tokens of the prompt are in the cache.
+class Answer:
+    """One answer as it comes about. `pieces` may be read once; the completion goes into `result`."""
 
-    The lock is held while the device is asked for something, not while the caller has a piece of text.
-    """
-    text = TextStream(tokenizer, request.stop)
-    ids: list[int] = []
-    pieces: list[str] = []
-    logprobs: list[TokenLogprob] = []
-    reason = "length"
-    started = time.perf_counter()
-    decoding = ended = started
-    source: _OnDevice | _OnHost | None = None
-    try:
-        while len(ids) < request.max_tokens:
-            with lock:
-                if source is None:
-                    session.feed(request.prompt_ids[known:])
-                    source = _OnDevice(session, request) if request.sampling.on_device else _OnHost(session, request)
-                    token, logprob = source.first()
-                    decoding = time.perf_counter()
-                elif len(request.prompt_ids) + len(ids) > request.context:
+    def __init__(self, session: Session, tokenizer: Tokenizer, request: Request, known: int) -> None:
+        self._session, self._request, self._known = session, request, known
+        self._text = TextStream(tokenizer, request.stop)
+        self._source: _OnDevice | _OnHost | None = None
+        self._pieces: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self.ids: list[int] = []
+        self._started = self._first = self._last = time.perf_counter()
+
+    def pieces(self, turn: Callable[[], AbstractContextManager[None]], result: list[Completion]) -> Iterator[str]:
+        """Pieces of text. The first `known` tokens of the prompt are in the cache.
+
+        `turn` gives the device to this answer: it is held while the device is asked for something, not while the caller
+        has a piece of text; and it refuses once the model is closed.
+        """
+        reason = "length"
+        try:
+            while len(self.ids) < self._request.max_tokens and not self._request.closed.is_set():
+                with turn():
+                    token = self._next()
+                if token is None:
                     break
-                else:
-                    token, logprob = source.next()
-                ended = time.perf_counter()
-            if token in request.stop_ids:
-                reason = "stop"
-                break
-            ids.append(token)
-            if logprob is not None:
-                logprobs.append(logprob)
-            piece = text.push(token)
-            if piece:
-                pieces.append(piece)
-                yield piece
-            if text.stopped:
-                reason = "stop"
-                break
-        rest = text.finish()
-        if rest:
-            pieces.append(rest)
-            yield rest
-    finally:
-        with lock:
-            # Steps that were under way when the answer ended are forgotten; so is what was never fed.
-            session.rewind(min(session.length, len(request.prompt_ids) + len(ids)))
-        timing = Timing(decoding - started, ended - decoding, max(0, len(ids) - 1))
-        wanted = logprobs if request.sampling.logprobs is not None else None
-        result.append(Completion.of("".join(pieces), ids, list(request.prompt_ids), reason, wanted, timing))
+                if token in self._request.stop_ids:
+                    reason = "stop"
+                    break
+                self.ids.append(token)
+                yield from self._told(self._text.push(token))
+                if self._text.stopped:
+                    reason = "stop"
+                    break
+            yield from self._told(self._text.finish())
+            if self._request.closed.is_set():
+                reason = "closed"
+        except GeneratorExit:
+            reason = "closed"
+            raise
+        except BaseException:
+            reason = ""
+            raise
+        finally:
+            # Steps that were under way when the answer ended are forgotten.
+            self._session.rewind(min(self._session.length, len(self._request.prompt_ids) + len(self.ids)))
+            if reason:
+                result.append(self._completion(reason))
+
+    def _told(self, piece: str) -> Iterator[str]:
+        if piece:
+            self._pieces.append(piece)
+            yield piece
+
+    def _next(self) -> int | None:
+        """The next token; None where the context is full."""
+        request = self._request
+        if self._source is None:
+            self._session.feed(request.prompt_ids[self._known :])
+            kind = _OnDevice if request.sampling.on_device else _OnHost
+            self._source = kind(self._session, request)
+            token, logprob = self._source.first()
+            self._first = time.perf_counter()
+        elif len(request.prompt_ids) + len(self.ids) > request.context:
+            return None
+        else:
+            token, logprob = self._source.next()
+        self._last = time.perf_counter()
+        if logprob is not None and token not in request.stop_ids:
+            self._logprobs.append(logprob)
+        return token
+
+    def _completion(self, reason: str) -> Completion:
+        timing = Timing(self._first - self._started, self._last - self._first, max(0, len(self.ids) - 1))
+        wanted = self._logprobs if self._request.sampling.logprobs is not None else None
+        return Completion.of("".join(self._pieces), self.ids, list(self._request.prompt_ids), reason, wanted, timing)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from ..models import Config
 from ..runtime.session import Runner, Session
 from ..text import ChatTemplate, Tokenizer
 from .answer import Completion, Stream
-from .generate import Request, answer
+from .generate import Answer, Request
 from .report import LoadReport
 from .sampling import Sampling
 
@@ -56,7 +58,7 @@ class LanguageModel:
         prompt: str | Sequence[int],
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         **sampling: Any,
     ) -> Stream:
@@ -66,9 +68,7 @@ class LanguageModel:
         model's end), and how tokens are chosen: temperature (0: greedy), top_k, top_p, min_p, repetition_penalty,
         presence_penalty, frequency_penalty, logit_bias, seed, logprobs.
         """
-        if not isinstance(prompt, (str, Sequence, np.ndarray)):
-            raise InputError(f"prompt must be a text or token ids, got {type(prompt).__name__}")
-        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else token_ids("prompt", prompt)
         return self._start(ids, max_tokens, stop, ignore_eos, sampling, reuse=False)
 
     def chat(self, messages: Messages, *, max_tokens: int | None = None, **options: Any) -> Completion:
@@ -80,7 +80,7 @@ class LanguageModel:
         messages: Messages,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         **sampling: Any,
     ) -> Stream:
@@ -102,10 +102,11 @@ class LanguageModel:
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after each of these tokens, [T, vocabulary]."""
+        given = token_ids("ids", ids)
         with self._lock:
             session = self._session()
             try:
-                return session.feed_all([int(i) for i in ids])
+                return session.feed_all(given)
             finally:
                 session.close()
 
@@ -115,7 +116,7 @@ class LanguageModel:
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids."""
-        return self.tokenizer.decode(ids)
+        return self.tokenizer.decode(token_ids("ids", ids))
 
     def _session(self) -> Session:
         self._open()
@@ -125,7 +126,7 @@ class LanguageModel:
         self,
         ids: list[int],
         max_tokens: int | None,
-        stop: str | Sequence[str],
+        stop: str | Sequence[str] | None,
         ignore_eos: bool,
         sampling: Mapping[str, Any],
         *,
@@ -135,8 +136,8 @@ class LanguageModel:
         limit = DEFAULT_TOKENS if max_tokens is None else max_tokens
         if isinstance(limit, bool) or not isinstance(limit, (int, np.integer)) or limit < 1:
             raise InputError(f"max_tokens must be a whole number of at least 1, got {max_tokens!r}")
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        if any(not isinstance(text, str) for text in stops):
+        stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+        if not isinstance(stops, (list, tuple)) or any(not isinstance(text, str) for text in stops):
             raise InputError(f"stop must be a str or a list of them, got {stop!r}")
         if not ids:
             raise InputError("the prompt is empty; give at least one word")
@@ -153,21 +154,27 @@ class LanguageModel:
         stop_ids = frozenset[int]() if ignore_eos else self.tokenizer.stop_ids
         request = Request(ids, int(limit), chosen, stops, stop_ids, self.config.context)
         result: list[Completion] = []
-        return Stream(self._pieces(request, result, reuse), result)
+        return Stream(self._pieces(request, result, reuse), result, request.closed)
 
     def _open(self) -> None:
         if self._closed:
             raise InputError("this model is closed; load it again")
 
-    def _pieces(self, request: Request, result: list[Completion], reuse: bool) -> Iterator[str]:
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The device to oneself, as long as the model is open."""
         with self._lock:
+            self._open()
+            yield
+
+    def _pieces(self, request: Request, result: list[Completion], reuse: bool) -> Generator[str, None, None]:
+        with self._turn():
             session, known = self._take(request.prompt_ids) if reuse else (self._session(), 0)
         try:
-            for piece in answer(session, self.tokenizer, request, self._lock, result, known):
-                yield piece
-                self._open()
+            yield from Answer(session, self.tokenizer, request, known).pieces(self._turn, result)
         finally:
             with self._lock:
+                # After an error nobody knows what is in the cache.
                 if reuse and result and not self._closed:
                     self._keep(session, [*request.prompt_ids, *result[0].ids])
                 else:
@@ -191,7 +198,7 @@ class LanguageModel:
         self._idle = (session, ids)
 
     def close(self) -> None:
-        """Give all memory back. Answers that are still being streamed end with an error."""
+        """Give all memory back. Answers that are still being written end with an error."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -208,6 +215,16 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         return f"<LanguageModel {self.report.name} on {self.report.device}>"
+
+
+def token_ids(name: str, given: Any) -> list[int]:
+    """Whole numbers from a list, a tuple or an array."""
+    try:
+        if isinstance(given, (str, bytes, bytearray)):
+            raise TypeError
+        return [operator.index(i) for i in given]
+    except TypeError:
+        raise InputError(f"{name} must be a text or token ids, whole numbers; got {str(given)[:60]!r}") from None
 
 
 def _special(tokenizer: Tokenizer) -> dict[str, int | None]:

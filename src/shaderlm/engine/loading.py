@@ -72,7 +72,10 @@ def load(
             runner = Interpreter(kind, config, source, fusions=fusions, cache=cache, progress=moved)
         else:
             runner = GpuModel(kind, config, source, target, fusions=fusions, cache=cache, progress=moved)
-        report = _report(file, config, runner.report(), time.perf_counter() - started)
+        if runner.config.context < config.context:
+            given = f"the model's {config.context:,} tokens to {runner.config.context:,}"
+            _log.warning("the context is cut from %s: a longer cache does not fit one binding of this device", given)
+        report = _report(file, runner.config, runner.report(), time.perf_counter() - started)
     return LanguageModel(runner, tokenizer, report)
 
 
@@ -80,29 +83,34 @@ def plans(
     model: str | os.PathLike[str] | None = None,
     *,
     device: str | int | Device | None = None,
-    rows: int = 128,
-    capacity: int = 256,
+    rows: int | None = None,
+    capacity: int | None = None,
     fusions: Sequence[str] | None = None,
 ) -> list[Plan]:
     """The plans of a prefill and of a decode step on a device, from the file's header alone."""
+    if isinstance(device, str) and device.strip().lower() == "cpu":
+        raise InputError("a plan is for a GPU, real or in software; the device 'cpu' has none, it runs the graph in NumPy")
     target = device if isinstance(device, Device) else open_device(device)
     with GgufFile.open(find(model)) as file:
         kind = architecture(file.metadata)
         config = _config(kind, file, None, dense=False)
-    if not rows <= capacity <= config.context:
+    room = min(max(256, rows or 0), config.context) if capacity is None else capacity
+    prefill = min(128, room) if rows is None else rows
+    if not prefill <= room <= config.context:
         raise InputError(
-            f"rows ≤ capacity ≤ the model's context of {config.context:,} must hold, got {rows:,} and {capacity:,}"
+            f"rows ≤ capacity ≤ the model's context of {config.context:,} must hold, got {prefill:,} and {room:,}"
         )
-    return [plan_of(kind, config, target.facts, count, capacity, fusions) for count in (rows, 1)]
+    return [plan_of(kind, config, target.facts, count, room, fusions) for count in (prefill, 1)]
 
 
 def choose_device(device: str | int | Device | None) -> Device | None:
     """An open device, or None for the interpreter. Only "auto" may end on the CPU, and it says so."""
     if isinstance(device, Device):
         return device
-    if isinstance(device, str) and device.strip().lower() == "cpu":
+    word = device.strip().lower() if isinstance(device, str) else device
+    if word == "cpu":
         return None
-    if device is not None and device != "auto":
+    if word not in (None, "auto"):
         return open_device(device)
     try:
         found = adapters()
@@ -114,8 +122,8 @@ def choose_device(device: str | int | Device | None) -> Device | None:
     if not found:
         _log.warning("no GPU was found; computing on the CPU with NumPy. `shaderlm devices` says what to install")
         return None
-    name = found[0].facts.name
-    word = next((known for known in ("swiftshader", "llvmpipe") if known in name.lower()), "software")
+    adapter = found[0].facts.name.lower()
+    word = next((known for known in ("swiftshader", "llvmpipe") if known in adapter), "software")
     _log.warning(
         "no GPU was found; computing on the CPU with NumPy. --device %s runs the WGSL kernels in software", word
     )

@@ -6,8 +6,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,7 +83,7 @@ class Device:
         self._queue = self._native.queue
         self._pipelines: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
         self._lock = threading.RLock()
-        self._mailbox = Mailbox(self._native, wgpu.BufferUsage, 16)
+        self._mailbox = Mailbox(self._native, 16)
 
     def __repr__(self) -> str:
         return f"<Device {self.facts.name} ({self.facts.kind}, {self.facts.backend})>"
@@ -107,11 +108,17 @@ class Device:
 
     def read(self, native: Any, nbytes: int) -> NDArray[np.uint8]:
         """The first `nbytes` bytes of a buffer. Waits for everything that was submitted before."""
-        return np.frombuffer(self._queue.read_buffer(native, 0, padded(nbytes)), np.uint8)[:nbytes].copy()
+        with self._translated("read results back"):
+            return np.frombuffer(self._queue.read_buffer(native, 0, padded(nbytes)), np.uint8)[:nbytes].copy()
 
     def write(self, native: Any, data: Array, offset: int = 0) -> None:
-        """Bytes into a buffer, in the order of submissions. Offset and size must be multiples of 4."""
-        self._queue.write_buffer(native, offset, np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+        """Bytes into a buffer, in the order of submissions. The offset must be a multiple of 4.
+
+        So must the size be: zeros are added, which is right for the last bytes of a buffer only.
+        """
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        with self._translated("take data"):
+            self._queue.write_buffer(native, offset, np.pad(raw, (0, -raw.size % 4)) if raw.size % 4 else raw)
 
     def flush(self) -> None:
         """Wait until everything that was written has arrived, so that the host's copies are freed."""
@@ -121,9 +128,17 @@ class Device:
 
     def copy(self, source: Any, target: Any, nbytes: int) -> None:
         """The first bytes of a buffer into another."""
-        encoder = self._native.create_command_encoder()
-        encoder.copy_buffer_to_buffer(source, 0, target, 0, nbytes)
-        self._queue.submit([encoder.finish()])
+        with self._translated("copy a buffer"):
+            encoder = self._native.create_command_encoder()
+            encoder.copy_buffer_to_buffer(source, 0, target, 0, nbytes)
+            self._queue.submit([encoder.finish()])
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (self._gpu_error, MemoryError) as problem:
+            raise DeviceError(f"{self.facts.name} refused to {what}: {problem}") from problem
 
     # pipelines -------------------------------------------------------------------------------------------
 
@@ -194,15 +209,12 @@ class Device:
 
         `post` is a buffer whose first 16 bytes, as they are afterwards, come back in a letter.
         """
-        with self._lock:
-            try:
-                encoder = self._native.create_command_encoder()
-                _encode(encoder, queue)
-                staging = self._mailbox.stage(encoder, post) if post is not None else None
-                self._queue.submit([encoder.finish()])
-                return self._mailbox.post(staging) if staging is not None else None
-            except self._gpu_error as problem:
-                raise DeviceError(f"{self.facts.name} refused to run a plan: {problem}") from problem
+        with self._lock, self._translated("run a plan"):
+            encoder = self._native.create_command_encoder()
+            _encode(encoder, queue)
+            staging = self._mailbox.stage(encoder, post) if post is not None else None
+            self._queue.submit([encoder.finish()])
+            return self._mailbox.post(staging) if staging is not None else None
 
     def time(self, queue: Sequence[Loaded], heat: Sequence[Loaded] = ()) -> float:
         """Seconds of GPU time for these programs back to back in one compute pass, by timestamps.

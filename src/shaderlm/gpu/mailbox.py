@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import DeviceError
+
 
 class Letter:
     """Some bytes that will arrive. `open()` waits for them, once."""
@@ -16,9 +18,14 @@ class Letter:
 
     def open(self) -> NDArray[np.uint8]:
         """The bytes. Waits until the GPU has come that far, and no further."""
-        self._promise.sync_wait()
-        data = np.frombuffer(self._staging.read_mapped(), np.uint8)
-        self._staging.unmap()
+        import wgpu
+
+        try:
+            self._promise.sync_wait()
+            data = np.frombuffer(self._staging.read_mapped(), np.uint8)
+            self._staging.unmap()
+        except (wgpu.GPUError, RuntimeError) as problem:  # mapping fails with a plain RuntimeError
+            raise DeviceError(f"a result did not come back from the GPU: {problem}") from problem
         self._free.append(self._staging)
         return data
 
@@ -26,14 +33,16 @@ class Letter:
 class Mailbox:
     """Makes letters of `nbytes`. A letter that is never opened costs one buffer."""
 
-    def __init__(self, native_device: Any, usage: Any, nbytes: int) -> None:
-        self._device, self._usage, self._nbytes = native_device, usage, nbytes
+    def __init__(self, native_device: Any, nbytes: int) -> None:
+        self._device, self._nbytes = native_device, nbytes
         self._free: list[Any] = []
 
     def stage(self, encoder: Any, source: Any) -> Any:
         """Record the copy of a buffer's first bytes; to be followed by a submission, then `post`."""
         if not self._free:
-            usage = self._usage.MAP_READ | self._usage.COPY_DST
+            import wgpu
+
+            usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
             self._free.append(self._device.create_buffer(size=self._nbytes, usage=usage))
         staging = self._free.pop(0)
         encoder.copy_buffer_to_buffer(source, 0, staging, 0, self._nbytes)

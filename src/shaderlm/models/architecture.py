@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..errors import ModelError
 from ..graph.graph import Graph
@@ -45,12 +45,12 @@ class Config:
 
 
 class Step(NamedTuple):
-    """What a graph is built for: rows at once, room in the cache and its format, and logits of which rows."""
+    """What a graph is built for: rows at once, room in the cache and its format, logits of which rows (or none)."""
 
     rows: int
     capacity: int
     cache: str = "f32"
-    all_logits: bool = False
+    logits: Literal["last", "all", "none"] = "last"
 
 
 class Architecture(NamedTuple):

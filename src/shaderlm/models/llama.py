@@ -94,7 +94,7 @@ def _tensors(c: Config) -> dict[str, tuple[int, ...]]:
 
 
 def build(c: Config, step: Step) -> Graph:
-    """ids [rows], positions [rows] → logits of the last row [1, vocabulary], or of all rows."""
+    """ids [rows], positions [rows] → logits of the last row [1, vocabulary], of all rows, or only the caches filled."""
     return _Llama(c, step).graph()
 
 
@@ -116,7 +116,9 @@ class _Llama:
             layer = f"blk.{i}"
             x = self._sum(layer, "attn_sum", x, self._attention(layer, self._norm(layer, "attn_norm", x)))
             x = self._sum(layer, "ffn_sum", x, self._ffn(layer, self._norm(layer, "ffn_norm", x)))
-        if rows > 1 and not self.step.all_logits:
+        if self.step.logits == "none":
+            return self.b.graph()
+        if rows > 1 and self.step.logits == "last":
             last = self.b.tensor("last_row", 1, c.hidden)
             dims = {"rows": 1, "width": rows * c.hidden, "first": (rows - 1) * c.hidden, "count": c.hidden}
             self.b.add("columns", dims, {"x": x}, "output", out=last)

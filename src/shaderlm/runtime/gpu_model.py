@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import KernelError
 from ..gpu import Array, Device, Facts, Letter, Loaded, Program
 from ..graph import resolve
 from ..graph.fuse import fuse
@@ -29,6 +30,7 @@ CHUNK, SOFTWARE_CHUNK = 512, 128
 # wanted, and most of them serve longer prompts too.
 _COMPILED_ROWS = (1, 32)
 KEPT_PLANS = 4  # per session; each is a few hundred bind groups
+MOST_PLANS, MOST_PARAMS = 32, 512  # of a model: prompts come in many lengths, each with a plan of its own
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,23 @@ def cache_format(facts: Facts) -> str:
     return "f16" if facts.f16 else "f32"
 
 
+def largest_context(config: Config, facts: Facts, cache: str) -> int:
+    """Positions for which every operand that grows with the context still fits one binding."""
+    width = -(-config.head_width // 4) * 4
+    per_position = (
+        config.kv_heads * width * (2 if cache == "f16" else 4),  # one cache
+        4 * config.rope.rotary,  # the table of turns
+        4 * config.heads * max(1, width // 32),  # scores of a query; partial sums of a split of 32 keys
+    )
+    return facts.max_operand // max(per_position)
+
+
+def make_room(kept: dict[Any, Any], most: int) -> None:
+    """Forget the oldest entries. Buffers among them live on as long as a bound plan uses them."""
+    while len(kept) >= most:
+        del kept[next(iter(kept))]
+
+
 def step_name(step: Step) -> str:
     """What people call a step."""
     return "decode" if step.rows == 1 else "prefill"
@@ -82,23 +101,29 @@ class GpuModel(Model):
         progress: Progress | None = None,
     ) -> None:
         factors = source.vector(config.rope.factors) if config.rope.factors else None
-        super().__init__(architecture, config, factors, fusions)
         self.device = device
         self.cache = cache or cache_format(device.facts)
+        room = largest_context(config, device.facts, self.cache)
+        super().__init__(architecture, replace(config, context=min(config.context, room)), factors, fusions)
         self.chunk = SOFTWARE_CHUNK if device.facts.software else CHUNK
+        # A software adapter computes on the host's cores: nothing is gained by running ahead there.
+        self.ahead = 1 if device.facts.software else 2
         self._lowering = Lowering(device.facts)
         self._plans: dict[Step, Plan] = {}
+        self._arena: dict[str, Any] = {}
+        self._params: dict[bytes, Any] = {}
+        self._table: tuple[int, Any] = (0, None)
         # Says what this device cannot do before anything is uploaded.
         steps = [step for rows in _COMPILED_ROWS for step in self._first_plan(rows).program.steps]
         with ThreadPoolExecutor(1, "compile") as pool:
             compiled = pool.submit(device.compile, [*steps, *self._chooser_program("argmax").steps])
+            self._own = {NONE: device.buffer(16), "logits": device.buffer(4 * config.vocabulary)}
             self._weights = upload(device, self.graph(Step(1, 1, self.cache))[0], source, progress)
-            compiled.result()
-        self._none = device.buffer(16)
-        self._logits = device.buffer(4 * config.vocabulary)
-        self._arena: dict[str, Any] = {}
-        self._params: dict[bytes, Any] = {}
-        self._table: tuple[int, Any] = (0, None)
+            try:
+                compiled.result()
+            except BaseException:
+                self.close()
+                raise
 
     def _first_plan(self, rows: int) -> Plan:
         rows = min(rows, self.config.context)
@@ -108,18 +133,22 @@ class GpuModel(Model):
         """The plan of a step, made once."""
         if step not in self._plans:
             graph, refusals = self.graph(step)
+            make_room(self._plans, MOST_PLANS)
             self._plans[step] = self._lowering.plan(step_name(step), graph, refusals, step.rows, step.capacity)
         return self._plans[step]
 
     def load(self, step: Step, own: Mapping[str, Any]) -> Loaded:
         """A plan bound to buffers: `own` are the session's."""
         plan = self.plan(step)
-        shared: dict[str, Any] = {**self._weights, NONE: self._none, "logits": self._logits, **own}
+        shared: dict[str, Any] = {**self._weights, **self._own, **own}
         shared["rope_table"] = self._rope_table(step.capacity)
         for name, size in plan.arena.items():
             shared[name] = self._slot(name, size)
         for name, packed in plan.params.items():
             shared[name] = self._parameters(packed)
+        missing = [name for name in plan.program.buffers if name not in shared]
+        if missing:
+            raise KernelError(f"the plan of {plan.name} wants buffers that nobody made: {missing}")
         return self.device.load(plan.program, shared)
 
     def _slot(self, name: str, size: int) -> Any:
@@ -131,6 +160,7 @@ class GpuModel(Model):
     def _parameters(self, packed: Array) -> Any:
         key = packed.tobytes()
         if key not in self._params:
+            make_room(self._params, MOST_PARAMS)
             self._params[key] = self.device.buffer(packed)
         return self._params[key]
 
@@ -142,7 +172,8 @@ class GpuModel(Model):
     def chooser(self, op: str, own: Mapping[str, Any]) -> Loaded:
         """argmax or sample, from the logits into the session's ids."""
         program = self._chooser_program(op)
-        names = {"x": self._logits, "logits": self._logits, "out": own["ids"], "choice": own["choice"]}
+        logits = self._own["logits"]
+        names = {"x": logits, "logits": logits, "out": own["ids"], "choice": own["choice"]}
         return self.device.load(program, {key: names[key] for key in program.buffers if key in names})
 
     def _chooser_program(self, op: str) -> Program:
@@ -153,7 +184,7 @@ class GpuModel(Model):
 
     def read_logits(self) -> F32:
         """What is in the buffer of logits. Waits."""
-        return self.device.read(self._logits, 4 * self.config.vocabulary).view(np.float32)
+        return self.device.read(self._own["logits"], 4 * self.config.vocabulary).view(np.float32)
 
     def session(self) -> Session:
         """A new, empty conversation."""
@@ -161,11 +192,13 @@ class GpuModel(Model):
 
     def close(self) -> None:
         """Give all memory back. Sessions give theirs back themselves."""
-        buffers = [*self._weights.values(), *self._arena.values(), *self._params.values(), self._none, self._logits]
-        for native in (*buffers, self._table[1]):
-            if native is not None:
+        for kept in (self._weights, self._arena, self._params, self._own):
+            for native in kept.values():
                 native.destroy()
-        self._weights, self._arena, self._params, self._table = {}, {}, {}, (0, None)
+            kept.clear()
+        if self._table[1] is not None:
+            self._table[1].destroy()
+        self._table = (0, None)
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
@@ -178,9 +211,7 @@ class _Session(Session):
     def __init__(self, model: GpuModel) -> None:
         super().__init__(model)
         self._model, self._device = model, model.device
-        self.chunk = model.chunk
-        # A software adapter computes on the host's cores: nothing is gained by running ahead there.
-        self.ahead = 1 if self._device.facts.software else 2
+        self.chunk, self.ahead = model.chunk, model.ahead
         self._capacity = 0
         self._caches: dict[str, Any] = {}
         self._loaded: dict[Step, Loaded] = {}
@@ -193,26 +224,28 @@ class _Session(Session):
         self._choosers: dict[str, Loaded] = {}
 
     def _grow(self, positions: int) -> None:
-        """More room in the cache: new buffers, what was there copied over, plans bound again."""
+        """More room in the cache: new buffers, what was there copied over, plans bound again. All or nothing."""
         if positions <= self._capacity:
             return
-        self._capacity = self._model.capacity(positions)
-        graph = self._model.graph(Step(1, self._capacity, self._model.cache))[0]
-        old, self._caches = self._caches, {}
+        capacity = self._model.capacity(positions)
+        graph = self._model.graph(Step(1, capacity, self._model.cache))[0]
+        grown: dict[str, Any] = {}
         try:
             for name, tensor in graph.tensors.items():
                 if tensor.role == "state":
-                    self._caches[name] = self._device.buffer(tensor_bytes(tensor))
-                    if name in old:
-                        self._device.copy(old[name], self._caches[name], old[name].size)
-        finally:
-            self._loaded.clear()
-            for native in old.values():
-                native.destroy()
+                    grown[name] = self._device.buffer(tensor_bytes(tensor))
+                    if name in self._caches:
+                        self._device.copy(self._caches[name], grown[name], self._caches[name].size)
+        except BaseException:
+            _destroy(grown)
+            raise
+        old, self._caches, self._capacity = self._caches, grown, capacity
+        self._loaded.clear()
+        _destroy(old)
 
-    def _plan(self, rows: int, all_logits: bool = False) -> Loaded:
+    def _plan(self, rows: int, logits: Literal["last", "none"] = "last") -> Loaded:
         self._grow(self.length + rows)
-        step = Step(rows, self._capacity, self._model.cache, all_logits)
+        step = Step(rows, self._capacity, self._model.cache, logits)
         if step not in self._loaded:
             others = [kept for kept in self._loaded if kept.rows != 1]
             if len(others) >= KEPT_PLANS:
@@ -225,7 +258,7 @@ class _Session(Session):
         self._device.write(self._inputs["positions"], positions)
 
     def _run(self, ids: NDArray[np.uint32], *, last: bool) -> None:
-        plan = self._plan(len(ids))
+        plan = self._plan(len(ids), "last" if last else "none")
         self._device.write(self._inputs["ids"], ids)
         self._write_positions(len(ids))
         self._device.submit([plan])
@@ -235,7 +268,7 @@ class _Session(Session):
         logits = self._device.buffer(4 * count)
         try:
             self._grow(self.length + len(ids))
-            step = Step(len(ids), self._capacity, self._model.cache, all_logits=True)
+            step = Step(len(ids), self._capacity, self._model.cache, "all")
             plan = self._model.load(step, {**self._inputs, **self._caches, "logits": logits})
             self._device.write(self._inputs["ids"], ids)
             self._write_positions(len(ids))
@@ -276,7 +309,13 @@ class _Session(Session):
 
     def close(self) -> None:
         """Give the cache back."""
-        for native in (*self._caches.values(), *self._inputs.values()):
-            native.destroy()
-        self._caches = {}
+        _destroy(self._caches)
+        _destroy(self._inputs)
         self._loaded.clear()
+        self._choosers.clear()
+
+
+def _destroy(buffers: dict[str, Any]) -> None:
+    for native in buffers.values():
+        native.destroy()
+    buffers.clear()

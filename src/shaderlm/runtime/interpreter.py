@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import functools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,25 @@ from ..graph.reference import argmax, sample
 from ..models.architecture import Architecture, Config, Step
 from .session import F32, Choice, Model, Session
 from .weights import Progress, Source, dense
+
+
+_blas_lock = threading.Lock()
+
+
+@functools.cache
+def _blas() -> Any:
+    return ThreadpoolController()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """BLAS with one thread. The setting belongs to the whole process, so models take turns with it.
+
+    With one row at a time the threads of a BLAS wait for each other after each of 120 small products: with one thread a
+    token took 41 ms on two busy cores (Neoverse N1), with two 365 ms.
+    """
+    with _blas_lock, _blas().limit(limits=1, user_api="blas"):
+        yield
 
 
 @dataclass(frozen=True)
@@ -48,7 +69,6 @@ class Interpreter(Model):
         self.weights = dense(self.graph(Step(1, 1))[0], source, progress)
         self.cache = cache or "f32"
         self._graphs: dict[Step, Graph] = {}
-        self._blas = ThreadpoolController()
 
     def graph_of(self, step: Step) -> Graph:
         """The fused graph of a step, kept for the next time; a few of them."""
@@ -57,14 +77,6 @@ class Interpreter(Model):
                 self._graphs.pop(next(iter(self._graphs)))
             self._graphs[step] = self.graph(step)[0]
         return self._graphs[step]
-
-    def run(self, graph: Graph, values: dict[str, NDArray[Any]]) -> F32:
-        """The logits of a graph."""
-        rows = graph.tensors["ids"].size
-        # One row: the threads of a BLAS wait for each other after each of 120 small products. With one thread a
-        # token took 41 ms on two busy cores (Neoverse N1), with two 365 ms.
-        with self._blas.limit(limits=1, user_api="blas") if rows == 1 else nullcontext():
-            return interpret.run(graph, values)["logits"]
 
     def session(self) -> Session:
         """A new, empty conversation."""
@@ -95,28 +107,30 @@ class _Session(Session):
     def _grow(self, positions: int) -> None:
         if positions <= self._capacity:
             return
-        self._capacity = self._model.capacity(positions)
-        graph = self._model.graph_of(Step(1, self._capacity, self._model.cache))
-        for name, tensor in graph.tensors.items():
+        capacity = self._model.capacity(positions)
+        table = self._model.rope_table(capacity)
+        states = {}
+        for name, tensor in self._model.graph_of(Step(1, capacity, self._model.cache)).tensors.items():
             if tensor.role == "state":
-                grown = np.zeros(tensor.shape, np.float16 if tensor.format == "f16" else np.float32)
+                states[name] = np.zeros(tensor.shape, np.float16 if tensor.format == "f16" else np.float32)
                 if name in self._states:
-                    grown[: self.length] = self._states[name][: self.length]
-                self._states[name] = grown
-        self._table = self._model.rope_table(self._capacity)
+                    states[name][: self.length] = self._states[name][: self.length]
+        self._capacity, self._table, self._states = capacity, table, states  # all or nothing
 
-    def _outputs(self, ids: NDArray[np.uint32], all_logits: bool) -> F32:
+    def _outputs(self, ids: NDArray[np.uint32], logits: Literal["last", "all", "none"]) -> dict[str, F32]:
         self._grow(self.length + len(ids))
-        graph = self._model.graph_of(Step(len(ids), self._capacity, self._model.cache, all_logits))
+        graph = self._model.graph_of(Step(len(ids), self._capacity, self._model.cache, logits))
         positions = np.arange(self.length, self.length + len(ids))
         inputs: dict[str, NDArray[Any]] = {"ids": ids, "positions": positions, "rope_table": self._table}
-        return self._model.run(graph, {**self._model.weights, **self._states, **inputs})
+        with one_blas_thread() if len(ids) == 1 else nullcontext():
+            return interpret.run(graph, {**self._model.weights, **self._states, **inputs})
 
     def _run(self, ids: NDArray[np.uint32], *, last: bool) -> None:
-        self._logits = self._outputs(ids, all_logits=False)[0]
+        outputs = self._outputs(ids, "last" if last else "none")
+        self._logits = outputs["logits"][0] if last else None
 
     def _run_all(self, ids: NDArray[np.uint32]) -> F32:
-        return self._outputs(ids, all_logits=True)
+        return self._outputs(ids, "all")["logits"]
 
     def logits(self) -> F32:
         """Logits of the last token that was fed, [vocabulary]."""

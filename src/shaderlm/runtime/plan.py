@@ -17,6 +17,7 @@ from ..kernels import Recipe, Route, choose, compose, fold
 from .placement import Arena, arena_of
 
 NONE = "none"  # stands for an operand that is not there (no bias)
+_MOST_ROUTES = 512
 _BYTES = {"f32": 4, "f16": 2}
 
 
@@ -60,6 +61,8 @@ class Lowering:
                 chosen = choose(node.op, node.dims, self.facts, None)
             except RouteError as problem:
                 raise ModelError(f"this device cannot run {node.op} of {node.layer}: {problem}") from problem
+            while len(self._routes) >= _MOST_ROUTES:
+                del self._routes[next(iter(self._routes))]
             self._routes[key] = (chosen, chosen.recipe(node.dims, self.facts))
         return self._routes[key]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import operator
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
-from ..errors import InputError
+from ..errors import InputError, ModelError
 from .vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
 
 # How checkpoints cut text into words before byte-pair merging, by GGUF's tokenizer.ggml.pre.
@@ -35,6 +38,9 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
 }
 # Checkpoints that take a whole word as a token, if it is one, before merging.
 _WHOLE_WORDS_FIRST = {"llama-bpe"}
+# What chat checkpoints end a turn with, beside EOS.
+_TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -43,6 +49,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._bytes = _token_bytes(vocabulary)
+        self._stop_ids = _stop_ids(vocabulary)
         build = _byte_level if vocabulary.kind == "bpe" else _sentence_piece
         # Two of them: special tokens in the text are either text or tokens, and the switch is not per call.
         self._plain, self._special = build(vocabulary), build(vocabulary)
@@ -54,10 +61,7 @@ class Tokenizer:
     @property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end an answer: EOS, and the end-of-turn tokens that chat checkpoints use beside it."""
-        turns = {"<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
-        kinds = zip(self.vocabulary.tokens, self.vocabulary.types, strict=True)
-        found = {i for i, (text, kind) in enumerate(kinds) if text in turns and kind in (CONTROL, USER_DEFINED)}
-        return frozenset(found | ({self.vocabulary.eos} if self.vocabulary.eos is not None else set()))
+        return self._stop_ids
 
     def encode(self, text: str, add_special: bool = False, *, parse_special: bool = False) -> list[int]:
         """Token ids of a text. `add_special` puts BOS and EOS where the checkpoint wants them; `parse_special`
@@ -77,13 +81,18 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for; special tokens stand for none."""
-        if not 0 <= token < len(self._bytes):
-            raise InputError(f"decode: a token id must lie in 0 … {len(self._bytes) - 1}, got {token}")
-        return self._bytes[token]
+        try:
+            at = operator.index(token)
+        except TypeError:
+            raise InputError(f"decode: a token id must be a whole number, got {reprlib.repr(token)}") from None
+        if not 0 <= at < len(self._bytes):
+            raise InputError(f"decode: a token id must lie in 0 … {len(self._bytes) - 1}, got {at}")
+        return self._bytes[at]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, special tokens left out. Broken UTF-8 becomes U+FFFD."""
-        ids = list(ids)
+        if not isinstance(ids, Iterable):
+            raise InputError(f"decode: token ids must be a list of them, got {type(ids).__name__}")
         text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
         # The space that was put before the first word when it was encoded.
         return text[1:] if self.vocabulary.add_space_prefix and text.startswith(" ") else text
@@ -92,21 +101,29 @@ class Tokenizer:
 def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     if vocabulary.pre not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
-        raise InputError(f"tokenizer.ggml.pre {vocabulary.pre!r} is not known; known are {known}")
-    merges: list[tuple[str, str]] = []
-    for merge in vocabulary.merges:
-        left, space, right = merge.partition(" ")
-        if not space:
-            raise InputError(f"tokenizer.ggml.merges must hold pairs, got {merge!r}")
-        merges.append((left, right))
-    model = models.BPE(
-        vocab={text: i for i, text in enumerate(vocabulary.tokens)},
-        merges=merges,
-        ignore_merges=vocabulary.pre in _WHOLE_WORDS_FIRST,
-    )
+        raise ModelError(f"tokenizer.ggml.pre {reprlib.repr(vocabulary.pre)} is not known; it must be one of {known}")
+    ids = {text: i for i, text in enumerate(vocabulary.tokens)}
+    model = models.BPE(vocab=ids, merges=_merges(vocabulary, ids), ignore_merges=vocabulary.pre in _WHOLE_WORDS_FIRST)
     encoder = tokenizers.Tokenizer(model)
     encoder.pre_tokenizer = _PRE_TOKENIZERS[vocabulary.pre]()
     return encoder
+
+
+def _merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Pairs of tokens that make a token; `tokenizers` takes no other, and says so with a bare Exception."""
+    pairs = []
+    for merge in vocabulary.merges:
+        left, space, right = merge.partition(" ")
+        if not space:
+            raise ModelError(f"tokenizer.ggml.merges must hold pairs 'a b', the file has {reprlib.repr(merge)}")
+        if left not in ids or right not in ids or left + right not in ids:
+            missing = next(text for text in (left, right, left + right) if text not in ids)
+            raise ModelError(
+                f"tokenizer.ggml.merges must make tokens of tokens, the file has {reprlib.repr(merge)} but no token "
+                f"{reprlib.repr(missing)}"
+            )
+        pairs.append((left, right))
+    return pairs
 
 
 def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
@@ -150,8 +167,14 @@ def _token_bytes(vocabulary: Vocabulary) -> list[bytes]:
     for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
         if kind in (CONTROL, UNKNOWN):
             found.append(b"")
-        elif kind == BYTE:  # "<0x0A>"
-            found.append(bytes([int(text[1:-1], 16)]))
+        elif kind == BYTE:
+            match = _BYTE_TOKEN.fullmatch(text)
+            if match is None:
+                raise ModelError(
+                    "tokenizer.ggml.tokens must have '<0x00>' … '<0xFF>' where tokenizer.ggml.token_type says byte "
+                    f"({BYTE}), the file has {reprlib.repr(text)} at {len(found)}"
+                )
+            found.append(bytes.fromhex(match[1]))
         elif vocabulary.kind == "spm":
             found.append(text.replace("▁", " ").encode())
         elif kind == USER_DEFINED or any(character not in alphabet for character in text):
@@ -159,3 +182,9 @@ def _token_bytes(vocabulary: Vocabulary) -> list[bytes]:
         else:
             found.append(bytes(alphabet[character] for character in text))
     return found
+
+
+def _stop_ids(vocabulary: Vocabulary) -> frozenset[int]:
+    kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    found = {i for i, (text, kind) in enumerate(kinds) if text in _TURN_ENDS and kind in (CONTROL, USER_DEFINED)}
+    return frozenset(found | ({vocabulary.eos} if vocabulary.eos is not None else set()))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError
+from ..errors import ModelError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's token types
 _PREFIX = "tokenizer.ggml."
@@ -28,58 +30,101 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    chat_template: str | None
+    # As the file has it: a model whose template is not even text can still continue text. `ChatTemplate` judges it.
+    chat_template: object
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
-        """Take the vocabulary out of a GGUF file's metadata; what is missing or contradictory is an InputError."""
-        model = metadata.get(f"{_PREFIX}model")
-        kind = {"gpt2": "bpe", "llama": "spm"}.get(str(model))
+        """Take the vocabulary out of a GGUF file's metadata; what is missing or contradictory is a ModelError."""
+        model = _text(metadata, "model", None)
+        kind = {"gpt2": "bpe", "llama": "spm"}.get(model)
         if kind is None:
-            raise InputError(f"tokenizer.ggml.model must be 'gpt2' or 'llama', got {model!r}")
-        tokens = _strings(metadata, "tokens", required=True)
+            raise _wrong("model", "'gpt2' or 'llama'", model)
+        tokens = _list(metadata, "tokens", "strings", _is_text, None)
+        if "" in tokens:
+            raise _wrong("tokens", "strings that are not empty", f"an empty one at {tokens.index('')}")
         if len(set(tokens)) != len(tokens):
-            raise InputError(f"tokenizer.ggml.tokens must differ, {len(tokens) - len(set(tokens))} are repeated")
-        types = [int(t) for t in metadata.get(f"{_PREFIX}token_type") or [NORMAL] * len(tokens)]
-        scores = [float(s) for s in metadata.get(f"{_PREFIX}scores") or []]
+            raise ModelError(f"tokenizer.ggml.tokens must differ, {len(tokens) - len(set(tokens))} are repeated")
+        types = _list(metadata, "token_type", f"whole numbers from 0 to {BYTE}", _is_type, [NORMAL] * len(tokens))
+        scores = _list(metadata, "scores", "numbers", _is_number, [])
         _same_length("token_type", types, tokens)
         if kind == "spm":
             _same_length("scores", scores, tokens)
         return cls(
             kind=kind,
-            pre=str(metadata.get(f"{_PREFIX}pre", "default")),
+            pre=_text(metadata, "pre", "default"),
             tokens=tokens,
             types=types,
             scores=scores,
-            merges=_strings(metadata, "merges", required=kind == "bpe"),
+            merges=_list(metadata, "merges", "strings", _is_text, None if kind == "bpe" else []),
             bos=_token(metadata, "bos", tokens),
             eos=_token(metadata, "eos", tokens),
             unknown=_token(metadata, "unknown", tokens),
-            add_bos=bool(metadata.get(f"{_PREFIX}add_bos_token", kind == "spm")),
-            add_eos=bool(metadata.get(f"{_PREFIX}add_eos_token", False)),
-            add_space_prefix=bool(metadata.get(f"{_PREFIX}add_space_prefix", kind == "spm")),
+            add_bos=_switch(metadata, "add_bos_token", kind == "spm"),
+            add_eos=_switch(metadata, "add_eos_token", False),
+            add_space_prefix=_switch(metadata, "add_space_prefix", kind == "spm"),
             chat_template=metadata.get("tokenizer.chat_template"),
         )
 
 
-def _strings(metadata: Mapping[str, Any], name: str, *, required: bool) -> list[str]:
-    value = metadata.get(f"{_PREFIX}{name}")
-    if value is None and not required:
-        return []
-    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-        raise InputError(f"tokenizer.ggml.{name} must be a list of strings, got {type(value).__name__}")
+# One entry of the metadata each: its value, `default` where the file has none, or a ModelError ----------------
+
+
+def _wrong(name: str, expected: str, given: object) -> ModelError:
+    return ModelError(f"{_PREFIX}{name} must be {expected}, the file has {reprlib.repr(given)}")
+
+
+def _text(metadata: Mapping[str, Any], name: str, default: str | None) -> str:
+    value = metadata.get(f"{_PREFIX}{name}", default)
+    if not isinstance(value, str):
+        raise _wrong(name, "a string", value)
     return value
+
+
+def _switch(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = metadata.get(f"{_PREFIX}{name}", default)
+    if not isinstance(value, bool):
+        raise _wrong(name, "true or false", value)
+    return value
+
+
+def _list(
+    metadata: Mapping[str, Any], name: str, of: str, right: Callable[[object], bool], default: list[Any] | None
+) -> list[Any]:
+    """A list whose items are all `right`; without a default it must be there, and not be empty."""
+    value = metadata.get(f"{_PREFIX}{name}")
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, list) or (default is None and not value):
+        raise _wrong(name, f"a list of {of}", value)
+    for i, item in enumerate(value):
+        if not right(item):
+            raise ModelError(f"{_PREFIX}{name} must be a list of {of}, the file has {reprlib.repr(item)} at {i}")
+    return value
+
+
+def _is_text(item: object) -> bool:
+    return isinstance(item, str)
+
+
+def _is_type(item: object) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= BYTE
+
+
+def _is_number(item: object) -> bool:
+    """NaN is none: pieces are put in the order of their scores."""
+    return isinstance(item, (int, float)) and not isinstance(item, bool) and not math.isnan(item)
 
 
 def _same_length(name: str, values: Sequence[Any], tokens: Sequence[str]) -> None:
     if len(values) != len(tokens):
-        raise InputError(f"tokenizer.ggml.{name} must have one entry per token, {len(tokens)}; it has {len(values)}")
+        raise ModelError(f"{_PREFIX}{name} must have one entry per token, {len(tokens)}; the file has {len(values)}")
 
 
 def _token(metadata: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int | None:
     value = metadata.get(f"{_PREFIX}{name}_token_id")
     if value is None:
         return None
-    if not 0 <= int(value) < len(tokens):
-        raise InputError(f"tokenizer.ggml.{name}_token_id must lie in 0 … {len(tokens) - 1}, got {value}")
-    return int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(tokens):
+        raise _wrong(f"{name}_token_id", f"a whole number from 0 to {len(tokens) - 1}, the id of a token", value)
+    return value

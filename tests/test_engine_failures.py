@@ -1,0 +1,208 @@
+"""What goes wrong in the middle: a model closed under an answer, memory that runs out, limits that are met."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+import shaderlm
+from shaderlm.engine import LanguageModel
+from shaderlm.errors import DeviceError, InputError, KernelError
+from shaderlm.gpu import Device, open_device
+from shaderlm.models.architecture import Step
+from shaderlm.runtime.gpu_model import MOST_PLANS, GpuModel
+from shaderlm.runtime.interpreter import one_blas_thread
+
+from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("engine failures")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", layers=1, context=1024)
+
+
+def gpu(model: LanguageModel) -> GpuModel:
+    assert isinstance(model._runner, GpuModel)
+    return model._runner
+
+
+@pytest.mark.parametrize("on", ["cpu", "gpu"])
+@pytest.mark.parametrize("stop", [None, "\u1234"])
+def test_a_model_closed_under_an_answer(on: str, stop: str | None, tiny: Path, device: Device) -> None:
+    """From another thread; also while the text is held back because of a stop string that never comes."""
+    model = shaderlm.load(tiny, device="cpu" if on == "cpu" else device)
+    held = str(model.generate("hello", max_tokens=600, ignore_eos=True)) + stop if stop else None
+    ended: list[Any] = []
+    begun = threading.Event()
+
+    def run() -> None:
+        begun.set()
+        try:
+            ended.append(model.generate("hello", max_tokens=900, ignore_eos=True, stop=held))
+        except InputError as problem:
+            ended.append(str(problem))
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    time.sleep(0.05)
+    model.close()
+    for thread in threads:
+        thread.join(60)
+    assert ended == ["this model is closed; load it again"] * 3
+
+
+def test_a_stream_closed_by_another_thread(tiny: Path) -> None:
+    with shaderlm.load(tiny, device="cpu") as model:
+        stream = model.stream("hello", max_tokens=900, ignore_eos=True)
+        pieces: list[str] = []
+        thread = threading.Thread(target=lambda: pieces.extend(stream))
+        thread.start()
+        while not pieces and thread.is_alive():
+            time.sleep(0.001)
+        stream.close()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert stream.completion is not None
+        assert stream.completion.finish_reason == "closed"
+        assert len(stream.completion.ids) < 900
+
+
+def test_an_answer_that_failed_has_no_completion(tiny: Path) -> None:
+    with shaderlm.load(tiny, device="cpu") as model:
+        stream = model.stream("hello", logit_bias={10**6: 1.0})
+        with pytest.raises(InputError, match="logit_bias"):
+            next(stream)
+        assert stream.completion is None
+
+
+def conversation(model: LanguageModel) -> list[dict[str, str]]:
+    first = [{"role": "user", "content": "x" * 150}]
+    answer = model.chat(first, max_tokens=20, ignore_eos=True)
+    return [*first, {"role": "assistant", "content": str(answer)}, {"role": "user", "content": "y" * 200}]
+
+
+def test_memory_that_runs_out_while_the_cache_grows(
+    tiny: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer fails; the next one is right again, and so is one that goes on from the conversation before."""
+    with shaderlm.load(tiny, device="cpu") as oracle, shaderlm.load(tiny, device=device, cache="f32") as model:
+        longer = conversation(model)
+        expected = oracle.chat(longer, max_tokens=20, ignore_eos=True)
+        whole, left = device.buffer, iter([1])
+
+        def scarce(contents: Any) -> Any:
+            if next(left, None) is None:
+                raise DeviceError("no room")
+            return whole(contents)
+
+        monkeypatch.setattr(device, "buffer", scarce)
+        with pytest.raises(DeviceError, match="no room"):
+            model.chat(longer, max_tokens=20, ignore_eos=True)
+        monkeypatch.setattr(device, "buffer", whole)
+        for _ in range(2):
+            assert model.chat(longer, max_tokens=20, ignore_eos=True).ids == expected.ids
+
+
+def test_memory_that_runs_out_in_the_interpreter(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shaderlm.load(tiny, device="cpu") as model:
+        longer = conversation(model)
+        expected = model.generate(model.chat_ids(longer), max_tokens=20, ignore_eos=True)
+        zeros, left = np.zeros, iter([1])
+
+        def scarce(*given: Any) -> Any:
+            if next(left, None) is None:
+                raise MemoryError
+            return zeros(*given)
+
+        monkeypatch.setattr("shaderlm.runtime.interpreter.np.zeros", scarce)
+        with pytest.raises(MemoryError):
+            model.chat(longer, max_tokens=20, ignore_eos=True)
+        monkeypatch.undo()
+        assert model.chat(longer, max_tokens=20, ignore_eos=True).ids == expected.ids
+
+
+def test_a_device_with_room_for_a_short_context(
+    tiny: Path, pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    """2 kv heads × 16 × f32 are 128 bytes a position: 64 KiB hold 512 of them. Said at load, and kept to."""
+    small = open_device(pytestconfig.getoption("--device"), limits={"max_binding": 1 << 16})
+    with caplog.at_level(logging.WARNING, "shaderlm"), shaderlm.load(tiny, device=small, cache="f32") as model:
+        assert model.config.context == model.report.context == 512
+        assert "cut from the model's 1,024 tokens to 512" in caplog.text
+        full = model.generate(list(range(200)) * 2 + list(range(90)), max_tokens=100, ignore_eos=True)
+        assert (full.finish_reason, len(full.ids)) == ("length", 512 - 490 + 1)
+        with pytest.raises(InputError, match="the context holds 512"):
+            model.generate(list(range(250)) * 3)
+        assert len(model.generate("hello", max_tokens=3, ignore_eos=True).ids) == 3
+
+
+def test_scales_of_odd_length(tmp_path: Path, device: Device) -> None:
+    """267 rows × 3 blocks of f16 scales are no multiple of four bytes."""
+    for kind in ("q8_0", "q4_0"):
+        path = write_tiny_llama(tmp_path / f"{kind}.gguf", kind=kind, layers=1, hidden=96, tied=False)
+        with shaderlm.load(path, device="cpu") as oracle, shaderlm.load(path, device=device, cache="f32") as model:
+            expected = oracle.logits([1, 2, 3])
+            assert np.abs(model.logits([1, 2, 3]) - expected).max() < 1e-3
+
+
+def test_plans_do_not_pile_up(tiny: Path, device: Device) -> None:
+    with shaderlm.load(tiny, device=device) as model:
+        runner = gpu(model)
+        for rows in range(2, MOST_PLANS + 20):
+            runner.plan(Step(rows, 256, runner.cache))
+        assert len(runner._plans) == MOST_PLANS
+        assert len(model.generate("hello", max_tokens=3, ignore_eos=True).ids) == 3
+
+
+def test_only_the_last_chunk_makes_logits(tiny: Path, device: Device) -> None:
+    with shaderlm.load(tiny, device=device, cache="f32") as model, shaderlm.load(tiny, device="cpu") as oracle:
+        session = gpu(model).session()
+        seen: list[str] = []
+        plan = session._plan  # type: ignore[attr-defined]
+        session._plan = lambda rows, logits="last": (seen.append(logits), plan(rows, logits))[1]  # type: ignore
+        session.chunk = 4
+        ids = list(range(10))
+        session.feed(ids)
+        assert seen == ["none", "none", "last"]
+        assert np.abs(session.logits() - oracle.logits(ids)[-1]).max() < 1e-3
+        session.close()
+
+
+def test_a_plan_without_its_buffers_is_an_error(tiny: Path, device: Device) -> None:
+    with shaderlm.load(tiny, device=device) as model:
+        runner = gpu(model)
+        with pytest.raises(KernelError, match="wants buffers that nobody made: .*k_cache"):
+            runner.load(Step(1, 256, runner.cache), {})
+
+
+def test_blas_gets_its_threads_back() -> None:
+    def threads() -> list[int]:
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    before = threads()
+    inside: list[list[int]] = []
+
+    def run() -> None:
+        for _ in range(20):
+            with one_blas_thread():
+                inside.append(threads())
+
+    users = [threading.Thread(target=run) for _ in range(3)]
+    for user in users:
+        user.start()
+    run()
+    for user in users:
+        user.join()
+    assert inside == [[1] * len(before)] * 80
+    assert threads() == before
