@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from shaderlm.engine import LanguageModel
 from shaderlm.errors import DeviceError, InputError, KernelError
 from shaderlm.gpu import Device, open_device
 from shaderlm.models.architecture import Step
-from shaderlm.runtime.gpu_model import MOST_PLANS, GpuModel
+from shaderlm.runtime.gpu_model import MOST_PLANS, GpuModel, most_rows
 from shaderlm.runtime.interpreter import one_blas_thread
 
 from .tiny_models import write_tiny_llama
@@ -145,6 +146,12 @@ def test_a_device_with_room_for_a_short_context(
         with pytest.raises(InputError, match="the context holds 512"):
             model.generate(list(range(250)) * 3)
         assert len(model.generate("hello", max_tokens=3, ignore_eos=True).ids) == 3
+        assert model.logits(list(range(100))).shape == (100, 267)
+        runner = gpu(model)
+        assert runner.chunk <= (1 << 16) // (4 * 192)  # rows of gate and up
+        runner.chunk = most_rows(model.config, replace(small.facts, kind="discrete"))
+        again = model.generate(list(range(200)) * 2 + list(range(90)), max_tokens=100, ignore_eos=True)
+        assert again.ids == full.ids
 
 
 def test_scales_of_odd_length(tmp_path: Path, device: Device) -> None:

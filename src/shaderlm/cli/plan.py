@@ -29,7 +29,9 @@ def plan(
 
     if given is not None and model is not None:
         raise InputError(f"MODEL is given twice: {given!r} and -m {model!r}")
-    made = plans(model if given is None else given, device=device, rows=rows, capacity=capacity, fusions=() if unfused else None)
+    made = plans(
+        model if given is None else given, device=device, rows=rows, capacity=capacity, fusions=() if unfused else None
+    )
     if wgsl is None:
         print("\n\n".join(map(describe, made)))
         return

@@ -89,7 +89,9 @@ def plans(
 ) -> list[Plan]:
     """The plans of a prefill and of a decode step on a device, from the file's header alone."""
     if isinstance(device, str) and device.strip().lower() == "cpu":
-        raise InputError("a plan is for a GPU, real or in software; the device 'cpu' has none, it runs the graph in NumPy")
+        raise InputError(
+            "a plan is for a GPU, real or in software; the device 'cpu' has none, it runs the graph in NumPy"
+        )
     target = device if isinstance(device, Device) else open_device(device)
     with GgufFile.open(find(model)) as file:
         kind = architecture(file.metadata)

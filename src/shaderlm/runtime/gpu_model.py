@@ -75,6 +75,13 @@ def largest_context(config: Config, facts: Facts, cache: str) -> int:
     return facts.max_operand // max(per_position)
 
 
+def most_rows(config: Config, facts: Facts) -> int:
+    """Rows at once: what is worth it, and no more than lets every hidden tensor fit one binding."""
+    head = config.head_width
+    widest = max(config.hidden, 2 * config.ffn, (config.heads + 2 * config.kv_heads) * head)
+    return max(1, min(SOFTWARE_CHUNK if facts.software else CHUNK, facts.max_operand // (4 * widest)))
+
+
 def make_room(kept: dict[Any, Any], most: int) -> None:
     """Forget the oldest entries. Buffers among them live on as long as a bound plan uses them."""
     while len(kept) >= most:
@@ -105,7 +112,7 @@ class GpuModel(Model):
         self.cache = cache or cache_format(device.facts)
         room = largest_context(config, device.facts, self.cache)
         super().__init__(architecture, replace(config, context=min(config.context, room)), factors, fusions)
-        self.chunk = SOFTWARE_CHUNK if device.facts.software else CHUNK
+        self.chunk = most_rows(config, device.facts)
         # A software adapter computes on the host's cores: nothing is gained by running ahead there.
         self.ahead = 1 if device.facts.software else 2
         self._lowering = Lowering(device.facts)
@@ -212,6 +219,7 @@ class _Session(Session):
         super().__init__(model)
         self._model, self._device = model, model.device
         self.chunk, self.ahead = model.chunk, model.ahead
+        self.most_logits = max(1, model.device.facts.max_operand // (4 * model.config.vocabulary))
         self._capacity = 0
         self._caches: dict[str, Any] = {}
         self._loaded: dict[Step, Loaded] = {}

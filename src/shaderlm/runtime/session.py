@@ -64,6 +64,7 @@ class Session(ABC):
     """One conversation. `length` positions of the cache are filled."""
 
     chunk: int  # most tokens at once
+    most_logits: int = 64  # most rows of logits at once
     ahead: int  # how many tokens are worth having under way before the first of them is here
 
     def __init__(self, model: Model) -> None:
@@ -87,7 +88,7 @@ class Session(ABC):
         """Run tokens and return the logits of every one, [T, vocabulary]."""
         self._check(ids)
         found = []
-        step = min(self.chunk, 64)
+        step = min(self.chunk, self.most_logits, Session.most_logits)
         for first in range(0, len(ids), step):
             chunk = np.asarray(ids[first : first + step], np.uint32)
             found.append(self._run_all(chunk))
