@@ -189,7 +189,7 @@ def test_only_the_last_chunk_makes_logits(tiny: Path, device: Device) -> None:
 def test_a_plan_without_its_buffers_is_an_error(tiny: Path, device: Device) -> None:
     with shaderlm.load(tiny, device=device) as model:
         runner = gpu(model)
-        with pytest.raises(KernelError, match="wants buffers that nobody made: .*k_cache"):
+        with pytest.raises(KernelError, match=r"wants buffers that nobody made: .*k_cache"):
             runner.load(Step(1, 256, runner.cache), {})
 
 

@@ -20,7 +20,6 @@ from ..models.architecture import Architecture, Config, Step
 from .session import F32, Choice, Model, Session
 from .weights import Progress, Source, dense
 
-
 _blas_lock = threading.Lock()
 
 
