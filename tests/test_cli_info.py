@@ -160,3 +160,11 @@ def test_mistakes(model: str, words: str) -> None:
     done = shaderlm("info", model)
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     assert words in done.err
+
+
+def test_the_model_may_be_named_as_in_the_other_commands(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf")
+    assert shaderlm("info", "-m", path).out == shaderlm("info", path).out
+    twice = shaderlm("info", path, "-m", path)
+    assert twice.code == 2
+    assert twice.err.startswith("shaderlm: expected one model, got ")

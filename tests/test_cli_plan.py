@@ -43,7 +43,7 @@ def test_options(tiny: Path) -> None:
         (("--rows", 8, "--capacity", 4), "got 8 and 4"),
         (("--wgsl", "rope"), "no kernel 'rope' in these plans; there are "),
         (("--device", "cpu"), "a plan is for a GPU"),
-        (("-m", "other.gguf"), "MODEL is given twice"),
+        (("-m", "other.gguf"), "expected one model, got "),
     ],
 )
 def test_wrong_options(arguments: tuple[object, ...], words: str, tiny: Path) -> None:

@@ -12,6 +12,7 @@ import click
 from ..errors import ShaderlmError
 from .devices import size
 from .loading import progress_bar
+from .options import model_argument, one_model
 
 if TYPE_CHECKING:
     from ..formats.gguf import GgufFile, TensorInfo
@@ -37,11 +38,11 @@ _TOKENS = 1000  # that the cache is given for
 
 
 @click.command()
-@click.argument("model", required=False)
+@model_argument
 @click.option("--metadata", "with_metadata", is_flag=True, help="Also list all metadata.")
 @click.option("--tensors", "with_tensors", is_flag=True, help="Also list all tensors.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(model: str | None, with_metadata: bool, with_tensors: bool, as_json: bool) -> None:
+def info(given: tuple[str, ...], model: str | None, with_metadata: bool, with_tensors: bool, as_json: bool) -> None:
     """Show what a model file says of itself.
 
     MODEL is a path, a name or hf:ORG/REPO/FILE.gguf (default: smollm2-135m).
@@ -50,7 +51,7 @@ def info(model: str | None, with_metadata: bool, with_tensors: bool, as_json: bo
     from ..formats.gguf import GgufFile
 
     with progress_bar() as progress:
-        path = find(model, progress)
+        path = find(one_model(given, model), progress)
     with GgufFile.open(path) as file:
         facts = _facts(file)
         metadata = dict(file.metadata) if with_metadata else {}

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from ..errors import InputError
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -39,6 +41,21 @@ def model_options(command: Command) -> Command:
         click.option("--context", type=click.IntRange(1), help="Most tokens of a conversation (default: the model's)."),
     ]
     return _applied(options, command)
+
+
+def model_argument(command: Command) -> Command:
+    """MODEL as an argument, and as -m like in the other commands: both as `given`, for `one_model`."""
+    argument = click.argument("given", metavar="[MODEL]", nargs=-1)
+    option = click.option("-m", "--model", help="The same as MODEL.")
+    return _applied([argument, option], command)
+
+
+def one_model(given: Sequence[str], model: str | None) -> str | None:
+    """The model that was named in either way, or neither."""
+    named = [*given, *([] if model is None else [model])]
+    if len(named) > 1:
+        raise InputError(f"expected one model, got {', '.join(map(repr, named))}")
+    return named[0] if named else None
 
 
 def sampling_options(*, max_tokens: int, temperature: float, top_p: float) -> Callable[[Command], Command]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import click
 
+from .options import model_argument, one_model
+
 
 @click.command()
-@click.argument("given", metavar="[MODEL]", required=False)
-@click.option("-m", "--model", help="The same as MODEL.")
+@model_argument
 @click.option("--device", default=None, help="Adapter to plan for: a kind, a number or part of a name.")
 @click.option("--rows", type=click.IntRange(2), help="Tokens of the prefill; 128, or the context if that is shorter.")
 @click.option("--capacity", type=click.IntRange(1), help="Positions in the cache; 256, or the context.")
 @click.option("--unfused", is_flag=True, help="Without any fusion.")
 @click.option("--wgsl", metavar="KERNEL", help="Print the composed WGSL of this kernel instead.")
 def plan(
-    given: str | None,
+    given: tuple[str, ...],
     model: str | None,
     device: str | None,
     rows: int | None,
@@ -27,11 +28,7 @@ def plan(
     from ..errors import InputError
     from ..runtime.plan_text import describe
 
-    if given is not None and model is not None:
-        raise InputError(f"MODEL is given twice: {given!r} and -m {model!r}")
-    made = plans(
-        model if given is None else given, device=device, rows=rows, capacity=capacity, fusions=() if unfused else None
-    )
+    made = plans(one_model(given, model), device=device, rows=rows, capacity=capacity, fusions=() if unfused else None)
     if wgsl is None:
         print("\n\n".join(map(describe, made)))
         return
