@@ -30,7 +30,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_version_and_help() -> None:
     assert _run("--version").stdout.strip() == __version__
     commands = [[name, "--help"] for name in app.commands]
-    for arguments in ([], ["--help"], ["bench"], ["bench", "kernels", "--help"], *commands):
+    for arguments in ([], ["--help"], ["bench", "kernels", "--help"], *commands):
         done = CliRunner().invoke(app, arguments)
         assert "Usage:" in done.output
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shaderlm.bench.shapes import MODELS, ModelShape
 from shaderlm.gpu import WEBGPU_DEFAULT, Device, Facts, open_device
 from shaderlm.graph import resolve
 from shaderlm.kernels import Kernel, Recipe, Route, all_routes, choose, routes_of, verdicts
+from shaderlm.models.shapes import MODELS, ModelShape
 from shaderlm.runtime import lower
 
 from .cases import CASES, LONG_FLOPS, Case, make, result, tolerance

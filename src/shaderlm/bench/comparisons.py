@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..graph import resolve
-from .shapes import MODELS, ModelShape
+from ..models.shapes import MODELS, ModelShape
 
 PREFILL_LINEAR = 128  # rows: where S1 makes its claim
 PREFILL = 512

@@ -1,14 +1,16 @@
-"""`shaderlm bench kernels`: baseline against new route, on this machine."""
+"""`shaderlm bench`: the speed of models, as llama-bench tells it; and of kernels, against their baselines."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from ..bench.shapes import MODELS
+from ..models.shapes import MODELS
+from .speed import measure_models, speed_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,9 +27,18 @@ _OPS = {
 }
 
 
-@click.group()
-def bench() -> None:
-    """Measure speed on this machine."""
+@click.group(invoke_without_command=True)
+@speed_options
+@click.pass_context
+def bench(ctx: click.Context, /, **options: Any) -> None:
+    """Measure how fast models read and write on this machine: prompt and generation tests like llama-bench's.
+
+    `bench kernels` compares single kernels with their baselines instead.
+    """
+    if ctx.invoked_subcommand is None:
+        measure_models(**options)
+    elif any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in options):
+        raise click.UsageError("options of `bench` say nothing to `bench kernels`; give them after its name", ctx)
 
 
 def _select(ops: tuple[str, ...], models: tuple[str, ...], quick: bool) -> list[Comparison]:

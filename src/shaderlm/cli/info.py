@@ -109,7 +109,7 @@ def _completed(numbers: dict[str, Any]) -> dict[str, Any]:
 def _why_not(file: GgufFile) -> str | None:
     """Why this file cannot be run, in words; None if it can, as far as its header tells."""
     from ..formats.gguf import SUPPORTED
-    from ..models import architecture
+    from ..models.architecture import architecture
 
     if not file.tensors:
         return "it holds only a vocabulary: it can turn text into tokens, not answer"

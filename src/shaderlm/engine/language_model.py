@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, ModelError
-from ..models import Config
+from ..models.architecture import Config
 from ..runtime.session import Runner, Session
 from ..text import ChatTemplate, Tokenizer
 from .answer import Completion, Stream
@@ -43,6 +43,11 @@ class LanguageModel:
     def config(self) -> Config:
         """The model's numbers."""
         return self._runner.config
+
+    @property
+    def runner(self) -> Runner:
+        """The model without its text: for benchmarks."""
+        return self._runner
 
     @property
     def has_chat_template(self) -> bool:

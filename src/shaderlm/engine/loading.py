@@ -19,7 +19,7 @@ from ..formats.convert import device_format, rows_for_device
 from ..formats.find import find
 from ..formats.gguf import GgufFile
 from ..gpu import Array, Device, adapters, open_device
-from ..models import Architecture, Config, architecture
+from ..models.architecture import Architecture, Config, architecture
 from ..runtime.gpu_model import GpuModel, plan_of
 from ..runtime.interpreter import Interpreter
 from ..runtime.plan import Plan

@@ -31,38 +31,38 @@ def single() -> Iterator[None]:
         _dtype.reset(before)
 
 
-def _f64(array: Any) -> F64:
+def _floats(array: Any) -> F64:
     return np.asarray(array, _dtype.get())
 
 
 def rms_norm(x: Any, eps: float = 1e-6) -> F64:
     """[..., width] → same."""
-    x = _f64(x)
+    x = _floats(x)
     return np.asarray(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps))
 
 
 def rms_norm_mul(x: Any, weight: Any, eps: float = 1e-6) -> F64:
     """[..., width], [width] → [..., width]."""
-    return rms_norm(x, eps) * _f64(weight)
+    return rms_norm(x, eps) * _floats(weight)
 
 
 def add_rms_norm(a: Any, b: Any, weight: Any, eps: float = 1e-6) -> tuple[F64, F64]:
     """The sum and its weighted norm."""
-    total = _f64(a) + _f64(b)
+    total = _floats(a) + _floats(b)
     return total, rms_norm_mul(total, weight, eps)
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> F64:
     """[M, K], dequantised [N, K], [N] → [M, N]."""
-    x, weight = _f64(x), _f64(weight)
+    x, weight = _floats(x), _floats(weight)
     # One row: a matrix times a vector, which BLAS does 3 times as fast as a row times a transposed matrix.
     out: F64 = (weight @ x[0])[None] if len(x) == 1 else x @ weight.T
-    return out if bias is None else out + _f64(bias)
+    return out if bias is None else out + _floats(bias)
 
 
 def linear_add(x: Any, weight: Any, residual: Any, bias: Any = None) -> F64:
     """[M, K], dequantised [N, K], [M, N], [N] → [M, N]."""
-    return _f64(residual) + linear(x, weight, bias)
+    return _floats(residual) + linear(x, weight, bias)
 
 
 def linear_silu_mul(x: Any, weight: Any, bias: Any = None) -> F64:
@@ -73,7 +73,7 @@ def linear_silu_mul(x: Any, weight: Any, bias: Any = None) -> F64:
 
 def embedding(ids: Any, weight: Any) -> F64:
     """[T], dequantised [N, K] → [T, K]."""
-    rows: F64 = _f64(weight)[np.asarray(ids)]
+    rows: F64 = _floats(weight)[np.asarray(ids)]
     return rows
 
 
@@ -94,14 +94,14 @@ def attention(q: Any, k_cache: Any, v_cache: Any, pos: int, scale: float | None 
     S, Hq, D = q.shape
     context, kv_heads = pos + S, k_cache.shape[1]
     # Query heads by the kv head that they share: [Hkv, group · S, D].
-    queries = _f64(q).reshape(S, kv_heads, -1, D).transpose(1, 2, 0, 3).reshape(kv_heads, -1, D)
-    keys = _f64(k_cache[:context]).transpose(1, 2, 0)
+    queries = _floats(q).reshape(S, kv_heads, -1, D).transpose(1, 2, 0, 3).reshape(kv_heads, -1, D)
+    keys = _floats(k_cache[:context]).transpose(1, 2, 0)
     scores = queries @ keys * (1 / float(np.sqrt(D)) if scale is None else scale)
     hidden = np.arange(context) > pos + np.arange(S)[:, None]
     scores = np.where(hidden, -np.inf, scores.reshape(kv_heads, -1, S, context))
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    out = weights.reshape(kv_heads, -1, context) @ _f64(v_cache[:context]).transpose(1, 0, 2)
+    out = weights.reshape(kv_heads, -1, context) @ _floats(v_cache[:context]).transpose(1, 0, 2)
     return np.asarray(out.reshape(kv_heads, -1, S, D).transpose(2, 0, 1, 3).reshape(S, Hq, D))
 
 
@@ -116,9 +116,9 @@ def rope_table(positions: Any, rotary: int, theta: float = 10000.0, factors: Any
 
 def rope(x: Any, table: Any, interleaved: bool = False) -> F64:
     """[T, H, D] rotated by the rows of a table [T, rotary / 2, 2]."""
-    out = _f64(x).copy()
+    out = _floats(x).copy()
     half = table.shape[1]
-    cos, sin = _f64(table)[:, None, :, 0], _f64(table)[:, None, :, 1]
+    cos, sin = _floats(table)[:, None, :, 0], _floats(table)[:, None, :, 1]
     first = np.s_[..., 0 : 2 * half : 2] if interleaved else np.s_[..., :half]
     second = np.s_[..., 1 : 2 * half : 2] if interleaved else np.s_[..., half : 2 * half]
     u, v = out[first].copy(), out[second].copy()
@@ -129,19 +129,19 @@ def rope(x: Any, table: Any, interleaved: bool = False) -> F64:
 
 def silu_mul(a: Any, b: Any) -> F64:
     """silu(a) · b."""
-    a = _f64(a)
+    a = _floats(a)
     with np.errstate(over="ignore"):
-        return np.asarray(a / (1 + np.exp(-a)) * _f64(b))
+        return np.asarray(a / (1 + np.exp(-a)) * _floats(b))
 
 
 def add(a: Any, b: Any) -> F64:
     """a + b."""
-    return np.asarray(_f64(a) + _f64(b))
+    return np.asarray(_floats(a) + _floats(b))
 
 
 def mul(a: Any, b: Any) -> F64:
     """a · b."""
-    return np.asarray(_f64(a) * _f64(b))
+    return np.asarray(_floats(a) * _floats(b))
 
 
 def argmax(x: Any) -> NDArray[np.int64]:

@@ -64,7 +64,7 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
     """The architecture that a checkpoint names."""
     name = metadata.get("general.architecture")
     here = Path(__file__)
-    known = sorted(m.name for m in pkgutil.iter_modules([str(here.parent)]) if m.name != here.stem)
+    known = sorted(m.name for m in pkgutil.iter_modules([str(here.parent)]) if m.name not in (here.stem, "shapes"))
     if not isinstance(name, str) or name not in known:
         raise ModelError(f"this checkpoint's architecture is {name!r}; supported: {', '.join(known)}")
     module = importlib.import_module(f"{__package__}.{name}")

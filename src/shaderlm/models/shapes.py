@@ -1,4 +1,4 @@
-"""Shapes of the models that benchmarks speak of."""
+"""Shapes of the models that benchmarks and synthetic models speak of."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ class ModelShape:
     """Sizes of a llama-like model."""
 
     name: str
+    layers: int
     hidden: int
     Hq: int
     Hkv: int
     D: int
     ffn: int
     vocab: int
+    tied: bool  # the embeddings serve as output matrix
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -33,8 +35,8 @@ class ModelShape:
 MODELS = {
     shape.name: shape
     for shape in (
-        ModelShape("smollm2-135m", 576, 9, 3, 64, 1536, 49152),
-        ModelShape("llama-3.2-1b", 2048, 32, 8, 64, 8192, 128256),
-        ModelShape("llama-3.1-8b", 4096, 32, 8, 128, 14336, 128256),
+        ModelShape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49152, tied=True),
+        ModelShape("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, tied=True),
+        ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256, tied=False),
     )
 }

@@ -1,0 +1,136 @@
+"""Results of speed tests as llama-bench writes them: the same columns in Markdown, the same keys elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .speed import Result, Trial, deviation, mean
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was measured: a model on a device, with this software."""
+
+    model_filename: str
+    model_type: str
+    model_size: int
+    model_n_params: int
+    backend: str
+    device: str
+    driver: str
+    version: str
+    commit: str
+    cache: str
+
+
+def record(subject: Subject, result: Result, when: str) -> dict[str, Any]:
+    """One row for programs."""
+    return {
+        "build_commit": subject.commit,
+        "build_number": subject.version,
+        "backends": subject.backend,
+        "gpu_info": subject.device,
+        "driver": subject.driver,
+        "model_filename": subject.model_filename,
+        "model_type": subject.model_type,
+        "model_size": subject.model_size,
+        "model_n_params": subject.model_n_params,
+        "type_k": subject.cache,
+        "type_v": subject.cache,
+        "n_prompt": result.test.prompt,
+        "n_gen": result.test.generated,
+        "n_depth": result.test.depth,
+        "test_time": when,
+        "avg_ns": round(mean(result.samples_ns)),
+        "stddev_ns": round(deviation(result.samples_ns)),
+        "avg_ts": mean(result.samples_ts),
+        "stddev_ts": deviation(result.samples_ts),
+        "samples_ns": list(result.samples_ns),
+        "samples_ts": list(result.samples_ts),
+    }
+
+
+_COLUMNS = ("model", "size", "params", "backend", "device", "test", "t/s")
+_WIDTHS = (30, 10, 10, 10, 24, 20, 20)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.2f} MiB"
+
+
+def _params(count: int) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+
+
+def _markdown_row(row: Mapping[str, Any]) -> str:
+    name = Trial(row["n_prompt"], row["n_gen"], row["n_depth"]).name
+    cells = (
+        row["model_type"],
+        _size(row["model_size"]),
+        _params(row["model_n_params"]),
+        row["backends"],
+        row["gpu_info"],
+        name,
+        f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+    )
+    return _line(cells)
+
+
+def _line(cells: Sequence[str]) -> str:
+    left, right = cells[0], cells[1:]
+    padded = [left.ljust(_WIDTHS[0]), *(cell.rjust(width) for cell, width in zip(right, _WIDTHS[1:], strict=True))]
+    return "| " + " | ".join(padded) + " |"
+
+
+def _rule() -> str:
+    return "| " + " | ".join(["-" * _WIDTHS[0], *("-" * (width - 1) + ":" for width in _WIDTHS[1:])]) + " |"
+
+
+def _csv(rows: Sequence[Mapping[str, Any]], header: bool) -> str:
+    out = io.StringIO()
+    for row in rows:
+        flat = {key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()}
+        writer = csv.DictWriter(out, list(flat), lineterminator="\n", quoting=csv.QUOTE_ALL)
+        if header:
+            writer.writeheader()
+            header = False
+        writer.writerow(flat)
+    return out.getvalue()
+
+
+def _sql(row: Mapping[str, Any]) -> str:
+    def literal(value: Any) -> str:
+        if isinstance(value, (int, float)):
+            return repr(value)
+        text = json.dumps(value) if isinstance(value, list) else str(value)
+        return "'" + text.replace("'", "''") + "'"
+
+    return f"INSERT INTO llama_bench ({', '.join(row)}) VALUES ({', '.join(map(literal, row.values()))});\n"
+
+
+def _sql_table(row: Mapping[str, Any]) -> str:
+    kinds = {int: "INTEGER", float: "REAL"}
+    columns = ",\n".join(f"  {name} {kinds.get(type(value), 'TEXT')}" for name, value in row.items())
+    return f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"
+
+
+@dataclass(frozen=True)
+class Format:
+    """How rows are printed: what comes before the first, each row by number, and what comes after the last."""
+
+    row: Callable[[Mapping[str, Any], int], str]
+    end: str = ""
+
+
+FORMATS: Mapping[str, Format] = {
+    "md": Format(lambda row, i: ("" if i else f"{_line(_COLUMNS)}\n{_rule()}\n") + _markdown_row(row) + "\n"),
+    "csv": Format(lambda row, i: _csv([row], header=i == 0)),
+    "json": Format(lambda row, i: ("[\n" if i == 0 else ",\n") + json.dumps(row, indent=2), "\n]\n"),
+    "jsonl": Format(lambda row, i: json.dumps(row) + "\n"),
+    "sql": Format(lambda row, i: ("" if i else _sql_table(row)) + _sql(row)),
+}

@@ -1,0 +1,171 @@
+"""Models of a known shape with random weights: speed does not depend on the values, and nothing has to be fetched.
+
+`synthetic:llama-3.2-1b:q4_0`. The weights are blocks of one small random pool, packed and uploaded piece by piece,
+the way of a file's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..formats.blocks import BLOCKS
+from ..gpu import Array, Device
+from ..models.architecture import Architecture, Config, architecture
+from ..models.shapes import MODELS, ModelShape
+from ..runtime.gpu_model import GpuModel
+from ..runtime.interpreter import Interpreter
+from .loading import Progress, choose_device
+from .report import LoadReport
+
+PREFIX = "synthetic:"
+CONTEXT = 131_072
+
+
+def _mixed(plain: str, embedding: str) -> Callable[[str, int, int], str]:
+    return lambda name, layer, layers: embedding if name in ("token_embd", "output") else plain
+
+
+def _q4_k_m(name: str, layer: int, layers: int) -> str:
+    """Half of the layers, the first and last eighth and every third between, have finer values and down projections."""
+    if name in ("token_embd", "output"):
+        return "q6_k"
+    finer = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    return "q6_k" if finer and name in ("attn_v", "ffn_down") else "q4_k"
+
+
+# The format of a matrix by its name and layer.
+MIXES: Mapping[str, Callable[[str, int, int], str]] = {
+    "q4_0": _mixed("q4_0", "q8_0"),
+    "q4_k_m": _q4_k_m,
+    "q8_0": _mixed("q8_0", "q8_0"),
+    "f16": _mixed("f16", "f16"),
+}
+
+
+def parse(spec: str) -> tuple[ModelShape, str]:
+    """The shape and the mix of formats that `synthetic:SHAPE:MIX` names."""
+    name, _, mix = spec.removeprefix(PREFIX).lower().partition(":")
+    for given, known, what in ((name, MODELS, "model"), (mix or "q4_0", MIXES, "format")):
+        if given not in known:
+            close = difflib.get_close_matches(given, known, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise InputError(f"no synthetic {what} {given!r}.{hint} There are {', '.join(known)}")
+    return MODELS[name], mix or "q4_0"
+
+
+def config_of(shape: ModelShape, mix: str) -> tuple[Architecture, Config]:
+    """A config as a file of this shape would give it."""
+    metadata = {
+        "general.architecture": "llama",
+        "llama.block_count": shape.layers,
+        "llama.embedding_length": shape.hidden,
+        "llama.attention.head_count": shape.Hq,
+        "llama.attention.head_count_kv": shape.Hkv,
+        "llama.attention.key_length": shape.D,
+        "llama.feed_forward_length": shape.ffn,
+        "llama.context_length": CONTEXT,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 500000.0,
+    }
+    q, kv = shape.Hq * shape.D, shape.Hkv * shape.D
+    sizes = {
+        "attn_q": (q, shape.hidden),
+        "attn_k": (kv, shape.hidden),
+        "attn_v": (kv, shape.hidden),
+        "attn_output": (shape.hidden, q),
+        "ffn_gate": (shape.ffn, shape.hidden),
+        "ffn_up": (shape.ffn, shape.hidden),
+        "ffn_down": (shape.hidden, shape.ffn),
+    }
+    outer = ("token_embd",) if shape.tied else ("token_embd", "output")
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (shape.vocab, shape.hidden) for name in outer}
+    formats = {name: MIXES[mix](name.split(".")[0], 0, shape.layers) for name in shapes}
+    shapes["output_norm.weight"] = (shape.hidden,)
+    for i in range(shape.layers):
+        shapes |= {f"blk.{i}.{name}.weight": (shape.hidden,) for name in ("attn_norm", "ffn_norm")}
+        for name, size in sizes.items():
+            shapes[f"blk.{i}.{name}.weight"] = size
+            formats[f"blk.{i}.{name}.weight"] = MIXES[mix](name, i, shape.layers)
+    kind = architecture(metadata)
+    return kind, kind.read(metadata, shapes, dict.fromkeys(shapes, "f32") | formats)
+
+
+def load_synthetic(
+    spec: str, device: str | int | Device | None, progress: Progress | None = None
+) -> tuple[GpuModel | Interpreter, LoadReport]:
+    """A runner for a synthetic model, and what was loaded."""
+    shape, mix = parse(spec)
+    started = time.perf_counter()
+    kind, config = config_of(shape, mix)
+    target = choose_device(device)
+    moved = (lambda done, total: progress("making weights", done, total)) if progress else None
+    runner: GpuModel | Interpreter
+    if target is None:
+        config = replace(config, formats=dict.fromkeys(config.shapes, "f32"))
+        runner = Interpreter(kind, config, RandomWeights(config), progress=moved)
+    else:
+        runner = GpuModel(kind, config, RandomWeights(config), target, progress=moved)
+    ran = runner.report()
+    report = LoadReport(
+        name=f"{shape.name} {mix}",
+        path=Path(spec),
+        file_bytes=ran["weight_bytes"],
+        architecture=config.architecture,
+        parameters=sum(math.prod(size) for size in config.shapes.values()),
+        context=runner.config.context,
+        types=dict(Counter(config.formats.values()).most_common()),
+        converted={},
+        device=ran["device"],
+        cache=ran["cache"],
+        weight_bytes=ran["weight_bytes"],
+        seconds=time.perf_counter() - started,
+    )
+    return runner, report
+
+
+class RandomWeights:
+    """A source of weights: rows cut from pools of random blocks with small scales. The same rows again and again."""
+
+    def __init__(self, config: Config) -> None:
+        self._shapes = config.shapes
+
+    def rows(self, name: str, kind: str, first: int, end: int) -> Array:
+        """Rows in a device's format."""
+        rows: Array = _pool(kind, end - first, self._shapes[name][1])
+        return rows
+
+    def vector(self, name: str) -> Array:
+        """Norms: ones."""
+        return np.ones(self._shapes[name][0], np.float32)
+
+
+# Where the f16 scales of a block lie.
+_SCALES = {"q4_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
+
+
+@lru_cache(maxsize=4)
+def _pool(kind: str, rows: int, k: int) -> Any:
+    """[rows, …] in a format; standard deviations are of the order of 1/sqrt(k)."""
+    rng = np.random.default_rng(rows * k)
+    if kind in ("f32", "f16"):
+        block = (rng.standard_normal(min(rows * k, 1 << 20)) / np.sqrt(k)).astype(np.float32)
+        return np.resize(block.astype(np.float16 if kind == "f16" else np.float32), (rows, k))
+    weights, nbytes = BLOCKS[kind]
+    count = rows * k // weights
+    raw = np.resize(rng.integers(0, 256, (min(count, 1 << 16), nbytes), np.uint8), (count, nbytes))
+    unit = {"q4_0": 4.6, "q8_0": 74.0, "q4_k": 170.0, "q6_k": 1370.0}[kind]  # deviation at a scale of 1
+    scale = np.array([1 / (unit * np.sqrt(k))], np.float16).view(np.uint8)
+    for at in _SCALES[kind]:
+        raw[:, at : at + 2] = scale
+    return raw.reshape(rows, -1)
