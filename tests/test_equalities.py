@@ -12,6 +12,7 @@ import pytest
 
 from shaderlm import ops
 from shaderlm.formats import blocks
+from shaderlm.formats.unpack import unpack
 from shaderlm.gpu import Device, open_device
 from shaderlm.graph import reference, resolve
 from shaderlm.kernels import routes_of
@@ -213,7 +214,7 @@ def gemv(kind: str, k: int, n: int, on: Device) -> tuple[Callable[[Any], Any], A
         return lambda x: ops.linear_q4gsw(x, weight, scales, 64, bias, **on_gpu), dense, bias
     if kind.startswith("q"):
         packed = getattr(ops, f"pack_{kind}")(w)
-        dense = getattr(blocks, f"unpack_{kind}")(packed)
+        dense = unpack(packed, kind).astype(np.float64)
     else:
         packed = w.astype(F16 if kind == "f16" else F32)
         dense = packed.astype(np.float64)
@@ -277,6 +278,6 @@ def test_q4_0_is_q4gsw_with_groups_of_32_in_another_order(m: int, device: Device
 def test_a_quantised_product_is_the_product_with_its_values(kind: str, m: int, device: Device) -> None:
     x, weight = floats(0, m, 96), getattr(ops, f"pack_{kind}")(floats(1, 33, 96) * 0.05)
     rows = ops.embedding(np.arange(33), weight, format=kind, device=device)
-    np.testing.assert_array_equal(rows, getattr(blocks, f"unpack_{kind}")(weight).astype(F32))
+    np.testing.assert_array_equal(rows, unpack(weight, kind).astype(F32))
     quantised = ops.linear(x, weight, format=kind, device=device)
     assert_close(quantised, ops.linear(x, rows, device=device), "linear", f"linear {kind}")

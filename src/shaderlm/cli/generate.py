@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +15,6 @@ from .options import answer_options, model_options, sampling_options
 
 if TYPE_CHECKING:
     from ..engine import Completion, LanguageModel, Stream, TokenLogprob
-
-    Ask = Callable[[LanguageModel, int], Stream]
 
 CHECKED_TOKENS = 8
 

@@ -96,12 +96,6 @@ def pack_q8_0(w: Any) -> U8:
     return _join(scales, q.view(np.uint8))
 
 
-def unpack_q8_0(blocks: U8) -> NDArray[np.float64]:
-    """Float64 weights [N, K] of q8_0 blocks."""
-    scales, body = _split(blocks, "q8_0")
-    return (body.view(np.int8) * scales[:, :, None]).reshape(blocks.shape[0], -1)
-
-
 def pack_q4_0(w: Any) -> U8:
     """Quantise float weights [N, K] to GGUF q4_0 blocks, uint8 [N, K/32 · 18]."""
     blocks = _blocks(_matrix(w, "pack_q4_0"), "q4_0")
@@ -111,24 +105,11 @@ def pack_q4_0(w: Any) -> U8:
     return _join(scales, q[:, :, :16] | (q[:, :, 16:] << 4))
 
 
-def unpack_q4_0(blocks: U8) -> NDArray[np.float64]:
-    """Float64 weights [N, K] of q4_0 blocks."""
-    scales, body = _split(blocks, "q4_0")
-    q = np.concatenate([body & 15, body >> 4], axis=2).astype(np.int8) - 8
-    weights: NDArray[np.float64] = (q * scales[:, :, None]).reshape(blocks.shape[0], -1)
-    return weights
-
-
 def split_blocks(blocks: U8, name: str) -> tuple[NDArray[np.float16], U8]:
     """Scales f16 [N, K/32] and quants uint8 [N, K/32, bytes] of q8_0 or q4_0 blocks."""
     shaped = blocks.reshape(blocks.shape[0], -1, BLOCKS[name].nbytes)
     scales = np.ascontiguousarray(shaped[:, :, :2]).view(np.float16)[:, :, 0]
     return scales, np.ascontiguousarray(shaped[:, :, 2:])
-
-
-def _split(blocks: U8, name: str) -> tuple[NDArray[np.float64], U8]:
-    scales, body = split_blocks(blocks, name)
-    return scales.astype(np.float64), body
 
 
 def _blocks(w: F32, name: str) -> NDArray[np.float32]:
