@@ -18,6 +18,7 @@ from shaderlm.bench.speed import Result, Trial, deviation, mean, run
 from shaderlm.engine.synthetic import MIXES, RandomWeights, config_of, load_synthetic, parse
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
+from shaderlm.models.architecture import Step
 from shaderlm.models.shapes import MODELS, ModelShape
 from shaderlm.runtime.weights import buffer_sizes
 
@@ -211,8 +212,6 @@ def test_synthetic_weights_are_of_the_size_of_real_ones(
 @pytest.mark.parametrize(("name", "mix", "gigabytes"), [("llama-3.2-1b", "q4_0", 0.83), ("llama-3.1-8b", "q4_0", 5.04)])
 def test_synthetic_models_are_as_large_as_they_should_be(name: str, mix: str, gigabytes: float) -> None:
     kind, config = config_of(*parse(f"synthetic:{name}:{mix}"))
-    from shaderlm.models.architecture import Step
-
     graph = kind.build(config, Step(1, 1))
     assert sum(buffer_sizes(graph, LARGE_GPU).values()) / 1e9 == pytest.approx(gigabytes, abs=0.01)
 

@@ -10,6 +10,8 @@ import pytest
 
 from shaderlm.errors import ModelError
 from shaderlm.gpu import WEBGPU_DEFAULT, Facts
+from shaderlm.graph.fuse import fuse
+from shaderlm.models.architecture import Step
 from shaderlm.runtime.gpu_model import plan_of
 from shaderlm.runtime.plan import NONE, Plan
 from shaderlm.runtime.plan_text import describe
@@ -94,9 +96,6 @@ def test_weights_are_where_plans_look_for_them(name: str) -> None:
     for fusions in (None, ()):
         for rows in (128, 1):
             plan = plan_of(made, config, facts, rows, 256, fusions)
-            from shaderlm.graph.fuse import fuse
-            from shaderlm.models.architecture import Step
-
             graph = fuse(made.build(config, Step(1, 1)), fusions)[0]
             known = set(buffer_sizes(graph, facts)) | set(plan.params) | set(plan.arena)
             known |= {"ids", "positions", "rope_table", "logits", NONE}

@@ -21,7 +21,8 @@ import numpy as np
 from ..errors import InputError
 from ..formats.blocks import BLOCKS
 from ..gpu import Array, Device
-from ..models.architecture import Architecture, Config, architecture
+from ..models import llama
+from ..models.architecture import Architecture, Config, Rope
 from ..models.shapes import MODELS, ModelShape
 from ..runtime.gpu_model import GpuModel
 from ..runtime.interpreter import Interpreter
@@ -66,39 +67,30 @@ def parse(spec: str) -> tuple[ModelShape, str]:
 
 def config_of(shape: ModelShape, mix: str) -> tuple[Architecture, Config]:
     """A config as a file of this shape would give it."""
-    metadata = {
-        "general.architecture": "llama",
-        "llama.block_count": shape.layers,
-        "llama.embedding_length": shape.hidden,
-        "llama.attention.head_count": shape.Hq,
-        "llama.attention.head_count_kv": shape.Hkv,
-        "llama.attention.key_length": shape.D,
-        "llama.feed_forward_length": shape.ffn,
-        "llama.context_length": CONTEXT,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 500000.0,
-    }
-    q, kv = shape.Hq * shape.D, shape.Hkv * shape.D
-    sizes = {
-        "attn_q": (q, shape.hidden),
-        "attn_k": (kv, shape.hidden),
-        "attn_v": (kv, shape.hidden),
-        "attn_output": (shape.hidden, q),
-        "ffn_gate": (shape.ffn, shape.hidden),
-        "ffn_up": (shape.ffn, shape.hidden),
-        "ffn_down": (shape.hidden, shape.ffn),
-    }
-    outer = ("token_embd",) if shape.tied else ("token_embd", "output")
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (shape.vocab, shape.hidden) for name in outer}
-    formats = {name: MIXES[mix](name.split(".")[0], 0, shape.layers) for name in shapes}
-    shapes["output_norm.weight"] = (shape.hidden,)
-    for i in range(shape.layers):
-        shapes |= {f"blk.{i}.{name}.weight": (shape.hidden,) for name in ("attn_norm", "ffn_norm")}
-        for name, size in sizes.items():
-            shapes[f"blk.{i}.{name}.weight"] = size
-            formats[f"blk.{i}.{name}.weight"] = MIXES[mix](name, i, shape.layers)
-    kind = architecture(metadata)
-    return kind, kind.read(metadata, shapes, dict.fromkeys(shapes, "f32") | formats)
+    config = Config(
+        architecture="llama",
+        layers=shape.layers,
+        hidden=shape.hidden,
+        heads=shape.Hq,
+        kv_heads=shape.Hkv,
+        head_width=shape.D,
+        ffn=shape.ffn,
+        vocabulary=shape.vocab,
+        context=CONTEXT,
+        eps=1e-5,
+        rope=Rope(shape.D, 500_000.0, interleaved=True),
+        formats={},
+        shapes={} if shape.tied else {llama.OUTPUT: (shape.vocab, shape.hidden)},
+    )
+    shapes = llama.tensors(config)
+    formats = {name: _format(name, size, mix, shape.layers) for name, size in shapes.items()}
+    return Architecture(llama.read, llama.build), replace(config, shapes=shapes, formats=formats)
+
+
+def _format(name: str, size: tuple[int, ...], mix: str, layers: int) -> str:
+    """By the parts of a name: blk.3.attn_v.weight, token_embd.weight."""
+    *layer, matrix, _ = name.removeprefix("blk.").split(".")
+    return MIXES[mix](matrix, int(layer[0]) if layer else 0, layers) if len(size) > 1 else "f32"
 
 
 def load_synthetic(

@@ -46,7 +46,7 @@ def read(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], for
         formats=formats,
         shapes=shapes,
     )
-    for name, shape in _tensors(config).items():
+    for name, shape in tensors(config).items():
         expect(shapes, name, shape)
     return config
 
@@ -79,7 +79,7 @@ def _matrices(c: Config) -> dict[str, tuple[int, int]]:
     }
 
 
-def _tensors(c: Config) -> dict[str, tuple[int, ...]]:
+def tensors(c: Config) -> dict[str, tuple[int, ...]]:
     """Every tensor that the graph reads, with its shape."""
     found: dict[str, tuple[int, ...]] = {EMBEDDING: (c.vocabulary, c.hidden), OUTPUT_NORM: (c.hidden,)}
     if OUTPUT in c.shapes:  # else the embeddings serve as output matrix
@@ -101,7 +101,7 @@ def build(c: Config, step: Step) -> Graph:
 class _Llama:
     def __init__(self, c: Config, step: Step) -> None:
         self.c, self.step, self.b = c, step, Builder()
-        for name, shape in _tensors(c).items():
+        for name, shape in tensors(c).items():
             self.b.tensor(name, *shape, role="weight", format=c.formats[name])
         self.b.tensor("ids", step.rows, role="input")
         self.b.tensor("positions", step.rows, role="input")
