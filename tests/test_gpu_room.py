@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from shaderlm.gpu import Adapter, Device, Program, Slot, Step, adapters, open_de
 from shaderlm.gpu import device as device_module
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.facts import KINDS
+from shaderlm.gpu.record import recorder, through_classes, through_handles
 from shaderlm.graph import reference
 from shaderlm.kernels import fold
 
@@ -322,3 +324,30 @@ def test_grids_fold_on_a_small_device(small_device: Device) -> None:
         np.testing.assert_array_equal(ops.argmax(x, device=small_device), np.argmax(x, axis=-1))
     with pytest.raises(RouteError, match=r"50 workgroups, the limit is 7"):
         ops.rms_norm(floats(0, 50, 20), None, device=small_device)
+
+
+# Recording -----------------------------------------------------------------------------------------------
+
+
+def test_both_ways_of_recording_run_the_same(device: Device) -> None:
+    loaded = device.load(program(adding("recorded"), steps=3))
+    for way, expected in ((through_handles, 3.0), (through_classes, 6.0)):
+        recorded = way(loaded.steps)
+        assert recorded is not None
+        device.submit([replace(loaded, encode=recorded)])
+        assert device.read(loaded.buffers["out"], 4).view(np.float32)[0] == expected
+    release(loaded)
+
+
+def test_a_wgpu_without_handles_is_recorded_through_its_classes() -> None:
+    """Objects that do not have wgpu's private handle: then the public functions are called."""
+    said: list[Any] = []
+
+    class Pass:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *given: said.append((name, *given))
+
+    assert through_handles([("pipeline", "group", (1, 2, 3))]) is None
+    recorder([("pipeline", "group", (1, 2, 3))])(Pass())
+    wanted = [("set_pipeline", "pipeline"), ("set_bind_group", 0, "group"), ("dispatch_workgroups", 1, 2, 3)]
+    assert said == wanted
