@@ -171,6 +171,7 @@ CASES: list[Case] = [
         for case in _cases(op, "count period", [(1,), (4,), (255,), (1028, 4), (1530, 90), (576 * 7, 576), (70_000,)])
     ),
     *_cases("copy", "count", [(4,), (1020,), (70_000,)]),
+    *_cases("fma_chain", "count rounds", [(16, 1), (4112, 2), (65_536, 1)]),
     *_cases("argmax", "rows width", [(1, 1), (3, 63), (2, 64), (5, 65), (300, 7), (1, 2048), (2, 2049), (1, 49152), (3, 128256)]),
     # Dawn runs the first: one where every filter is on.
     *_cases("sample", "width", [(1000,), (1,), (2,), (63,), (256,), (257,), (4099,), (49152,), (128256,)]),
@@ -309,6 +310,14 @@ def _copy(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Array
     return {"x": x}, {"out": x}
 
 
+def _fma_chain(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x = _normal(rng, d["count"])
+    expected = x.astype(np.float64)
+    for _ in range(8 * d["rounds"]):
+        expected = expected * 0.75 + 0.25
+    return {"x": x}, {"out": expected}
+
+
 def _argmax(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     x = np.round(_normal(rng, d["rows"], d["width"]) * 2)  # whole numbers: ties everywhere
     return {"x": x}, {"out": reference.argmax(x)}
@@ -349,6 +358,7 @@ MAKERS: dict[str, Callable[[np.random.Generator, Mapping[str, Any]], tuple[Array
     "mul": _pointwise(reference.mul),
     "silu_mul": _pointwise(reference.silu_mul),
     "copy": _copy,
+    "fma_chain": _fma_chain,
     "argmax": _argmax,
     "sample": _sample,
 }

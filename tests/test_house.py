@@ -140,7 +140,7 @@ def test_wgsl_file(path: Path) -> None:
 _SIZES: tuple[dict[str, int], ...] = (
     {"M": 1, "K": 256, "width": 4096, "Hq": 4, "Hkv": 2, "S": 1, "C": 16},
     {"M": 1, "K": 4096, "N": 8192, "width": 8192, "Hq": 32, "D": 128, "S": 1, "C": 8192, "pos": 8000},
-    {"M": 512, "K": 4096, "N": 8192, "rows": 512, "Hq": 32, "D": 128, "S": 512, "C": 512},
+    {"M": 512, "K": 4096, "N": 8192, "rows": 512, "width": 4096, "count": 4096, "Hq": 32, "D": 128, "S": 512, "C": 512},
 )
 _FACTS: list[Facts] = [
     replace(WEBGPU_DEFAULT, kind=kind, subgroups=subgroups, f16=f16)

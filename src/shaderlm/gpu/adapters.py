@@ -78,6 +78,7 @@ def _facts(native: Any) -> Facts:
         max_invocations=int(limits["max-compute-invocations-per-workgroup"]),
         max_workgroup_memory=int(limits["max-compute-workgroup-storage-size"]),
         max_storage_buffers=int(limits["max-storage-buffers-per-shader-stage"]),
+        pass_timestamps="timestamp-query-inside-passes" in features,
     )
 
 

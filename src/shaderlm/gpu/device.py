@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,15 @@ from .facts import Facts
 from .mailbox import Letter, Mailbox
 from .program import Array, Program, Slot, Step, as_bytes, padded
 from .record import Bound, Recorder, recorder
+from .watch import BY_PASS, IN_PASS, WALL, Grain, Watch
 
 # Facts' names for what may be switched off or capped, and wgpu's.
-_FEATURES = {"f16": "shader-f16", "subgroups": "subgroup", "timestamps": "timestamp-query"}
+_FEATURES = {
+    "f16": "shader-f16",
+    "subgroups": "subgroup",
+    "timestamps": "timestamp-query",
+    "pass_timestamps": "timestamp-query-inside-passes",
+}
 _LIMITS = {
     "max_binding": "max-storage-buffer-binding-size",
     "max_buffer": "max-buffer-size",
@@ -42,6 +49,11 @@ class Loaded:
     buffers: Mapping[str, Any]
     steps: tuple[Bound, ...]
     encode: Recorder  # records every step into an open compute pass
+
+    @cached_property
+    def single(self) -> tuple[Recorder, ...]:
+        """Records one step each."""
+        return tuple(recorder([step]) for step in self.steps)
 
 
 class Device:
@@ -62,6 +74,7 @@ class Device:
                 raise DeviceError(f"limit {name} must be a whole number of at least 1, got {value!r}")
         facts = adapter.facts
         kept = {name: bool(getattr(facts, name)) and name not in without for name in _FEATURES}
+        kept["pass_timestamps"] &= kept["timestamps"]  # these are written into the same sets of queries
         capped = {name: min(value, getattr(facts, name)) for name, value in caps.items()}
         changes: dict[str, Any] = {**kept, **capped}
         self.facts: Facts = replace(facts, **changes)
@@ -84,6 +97,7 @@ class Device:
         self._pipelines: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
         self._lock = threading.RLock()
         self._mailbox = Mailbox(self._native, 16)
+        self._watch: Watch | None = None
 
     def __repr__(self) -> str:
         return f"<Device {self.facts.name} ({self.facts.kind}, {self.facts.backend})>"
@@ -210,11 +224,28 @@ class Device:
         `post` is a buffer whose first 16 bytes, as they are afterwards, come back in a letter.
         """
         with self._lock, self._translated("run a plan"):
+            if self._watch is not None:
+                return self._watch.submit(queue, post)
             encoder = self._native.create_command_encoder()
             _encode(encoder, queue)
             staging = self._mailbox.stage(encoder, post) if post is not None else None
             self._queue.submit([encoder.finish()])
             return self._mailbox.post(staging) if staging is not None else None
+
+    @property
+    def clock(self) -> str:
+        """The finest clock for single dispatches that this device has, in words."""
+        return IN_PASS if self.facts.pass_timestamps else BY_PASS if self.facts.timestamps else WALL
+
+    @contextmanager
+    def watched(self, grain: Grain) -> Iterator[Watch]:
+        """Submissions are watched as long as this context is open. One watch at a time."""
+        assert self._watch is None, "this device is watched already"
+        self._watch = Watch(self._native, self._mailbox, self.clock, grain, self._tick_seconds() * 1e9)
+        try:
+            yield self._watch
+        finally:
+            self._watch = None
 
     def time(self, queue: Sequence[Loaded], heat: Sequence[Loaded] = ()) -> float:
         """Seconds of GPU time for these programs back to back in one compute pass, by timestamps.

@@ -24,6 +24,7 @@ class Facts:
     max_invocations: int
     max_workgroup_memory: int
     max_storage_buffers: int
+    pass_timestamps: bool = False  # between the dispatches of one pass: not part of the WebGPU standard
 
     @property
     def max_operand(self) -> int:

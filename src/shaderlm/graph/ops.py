@@ -155,6 +155,13 @@ _TABLE = (
         {"rows": REQUIRED, "width": REQUIRED, "first": 0, "count": REQUIRED},
     ),
     Op("copy", "x", ("x",), ("out",), {"count": REQUIRED}),
+    Op(
+        "fma_chain",
+        "f(f(… f(x))), 8 · rounds times, f(v) = 0.75 v + 0.25",
+        ("x",),
+        ("out",),
+        {"count": REQUIRED, "rounds": REQUIRED},
+    ),
     Op("argmax", "lowest i with x[r, i] = max x[r]", ("x",), ("out",), {"rows": REQUIRED, "width": REQUIRED}),
     Op(
         "sample",

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from ..errors import KernelError
 from ..gpu import Array, Device, Facts, Letter, Loaded, Program
-from ..graph import resolve
 from ..graph.fuse import fuse
-from ..graph.graph import Node
+from ..graph.graph import Builder
+from ..graph.ops import CHOICE
 from ..models.architecture import Architecture, Config, Step
-from .execute import lower
-from .plan import NONE, Lowering, Plan, tensor_bytes
+from .plan import NONE, Launch, Lowering, Plan, tensor_bytes
 from .session import F32, Choice, Model, Session
 from .weights import Progress, Source, upload
 
@@ -117,13 +116,14 @@ class GpuModel(Model):
         self.ahead = 1 if device.facts.software else 2
         self._lowering = Lowering(device.facts)
         self._plans: dict[Step, Plan] = {}
+        self._choosers: dict[str, Plan] = {}
         self._arena: dict[str, Any] = {}
         self._params: dict[bytes, Any] = {}
         self._table: tuple[int, Any] = (0, None)
         # Says what this device cannot do before anything is uploaded.
         steps = [step for rows in _COMPILED_ROWS for step in self._first_plan(rows).program.steps]
         with ThreadPoolExecutor(1, "compile") as pool:
-            compiled = pool.submit(device.compile, [*steps, *self._chooser_program("argmax").steps])
+            compiled = pool.submit(device.compile, [*steps, *self._chooser_plan("argmax").program.steps])
             self._own = {NONE: device.buffer(16), "logits": device.buffer(4 * config.vocabulary)}
             self._weights = upload(device, self.graph(Step(1, 1, self.cache))[0], source, progress)
             try:
@@ -146,9 +146,10 @@ class GpuModel(Model):
 
     def load(self, step: Step, own: Mapping[str, Any]) -> Loaded:
         """A plan bound to buffers: `own` are the session's."""
-        plan = self.plan(step)
+        return self._bound(self.plan(step), {**own, "rope_table": self._rope_table(step.capacity)})
+
+    def _bound(self, plan: Plan, own: Mapping[str, Any]) -> Loaded:
         shared: dict[str, Any] = {**self._weights, **self._own, **own}
-        shared["rope_table"] = self._rope_table(step.capacity)
         for name, size in plan.arena.items():
             shared[name] = self._slot(name, size)
         for name, packed in plan.params.items():
@@ -178,16 +179,27 @@ class GpuModel(Model):
 
     def chooser(self, op: str, own: Mapping[str, Any]) -> Loaded:
         """argmax or sample, from the logits into the session's ids."""
-        program = self._chooser_program(op)
-        logits = self._own["logits"]
-        names = {"x": logits, "logits": logits, "out": own["ids"], "choice": own["choice"]}
-        return self.device.load(program, {key: names[key] for key in program.buffers if key in names})
+        return self._bound(self._chooser_plan(op), own)
 
-    def _chooser_program(self, op: str) -> Program:
-        vocabulary = self.config.vocabulary
-        dims = resolve(op, {"rows": 1, "width": vocabulary} if op == "argmax" else {"width": vocabulary})
-        route, _ = self._lowering.route(Node(op, dims, {}, {}))
-        return lower(route, dims, self.device.facts, {})
+    def _chooser_plan(self, op: str) -> Plan:
+        if op not in self._choosers:
+            vocabulary = self.config.vocabulary
+            builder = Builder()
+            builder.tensor("logits", 1, vocabulary, role="input")
+            builder.tensor("choice", CHOICE.itemsize // 4, role="input")
+            builder.tensor("ids", 1)
+            greedy = op == "argmax"
+            dims = {"rows": 1, "width": vocabulary} if greedy else {"width": vocabulary}
+            inputs = {"x": "logits"} if greedy else {"logits": "logits", "choice": "choice"}
+            builder.add(op, dims, inputs, "choose", out="ids")
+            self._choosers[op] = self._lowering.plan("choose", builder.graph("ids"), (), 1, 1)
+        return self._choosers[op]
+
+    def launches(self, program: Program) -> tuple[str, int, tuple[Launch, ...]]:
+        """The name, the rows and the dispatches of a plan of this model, by its program."""
+        plans = (*self._plans.values(), *self._choosers.values())
+        plan = next(plan for plan in plans if plan.program is program)
+        return plan.name, plan.rows, plan.launches
 
     def read_logits(self) -> F32:
         """What is in the buffer of logits. Waits."""

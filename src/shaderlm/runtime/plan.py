@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ModelError, RouteError
 from ..gpu import Array, Facts, Program, Slot, Step
+from ..graph.cost import CACHES, flops, part
 from ..graph.fuse import Refusal
 from ..graph.graph import Graph, Node, Tensor
-from ..kernels import Recipe, Route, choose, compose, fold
+from ..kernels import Dispatch, Recipe, Route, choose, compose, fold
 from .placement import Arena, arena_of
 
 NONE = "none"  # stands for an operand that is not there (no bias)
@@ -30,6 +31,14 @@ class Launch:
     route: str
     step: Step
     buffers: tuple[str, ...]  # names in the graph (scratch in brackets), in binding order, without parameters
+    dims: Mapping[str, Any]
+    operands: tuple[tuple[str, int], ...]  # every buffer but the parameters: operand ("" for scratch), bytes
+    share: float  # of the op's arithmetic: an op may take several dispatches
+
+    def work(self, position: int) -> tuple[int, int]:
+        """(bytes, flops) that this dispatch has to do when the first row stands at this position of the cache."""
+        touched = sum(nbytes * part(self.op, name, self.dims, position) for name, nbytes in self.operands)
+        return round(touched), round(self.share * flops(self.op, self.dims, position))
 
 
 @dataclass(frozen=True)
@@ -46,15 +55,23 @@ class Plan:
     refusals: tuple[Refusal, ...]
 
 
+class Routed(NamedTuple):
+    """A route for a shape, its recipe, and the share of the op's arithmetic that each dispatch has."""
+
+    route: Route
+    recipe: Recipe
+    shares: tuple[float, ...]
+
+
 class Lowering:
     """Routes and lowers nodes; equal nodes of different layers are worked out once."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self._routes: dict[Any, tuple[Route, Recipe]] = {}
+        self._routes: dict[Any, Routed] = {}
 
-    def route(self, node: Node) -> tuple[Route, Recipe]:
-        """The first route that applies to a node, and its recipe."""
+    def route(self, node: Node) -> Routed:
+        """The first route that applies to a node."""
         key = (node.op, tuple(node.dims.items()))
         if key not in self._routes:
             try:
@@ -63,21 +80,22 @@ class Lowering:
                 raise ModelError(f"this device cannot run {node.op} of {node.layer}: {problem}") from problem
             while len(self._routes) >= _MOST_ROUTES:
                 del self._routes[next(iter(self._routes))]
-            self._routes[key] = (chosen, chosen.recipe(node.dims, self.facts))
+            recipe = chosen.recipe(node.dims, self.facts)
+            self._routes[key] = Routed(chosen, recipe, _shares(recipe))
         return self._routes[key]
 
     def plan(self, name: str, graph: Graph, refusals: tuple[Refusal, ...], rows: int, capacity: int) -> Plan:
         """Lower a whole graph."""
         _whole_blocks(graph)
         lowered = [(node, *self.route(node)) for node in graph.nodes]
-        arena = arena_of(graph, [(node, recipe.buffers) for node, _, recipe in lowered])
+        arena = arena_of(graph, [(node, recipe.buffers) for node, _, recipe, _ in lowered])
         params: dict[str, Array] = {}
         names: dict[bytes, str] = {}
         launches = []
-        for i, (node, route, recipe) in enumerate(lowered):
-            for dispatch in recipe.dispatches:
+        for i, (node, route, recipe, shares) in enumerate(lowered):
+            for dispatch, share in zip(recipe.dispatches, shares, strict=True):
                 shader = compose(dispatch.kernel, dispatch.constants)
-                slots, shown = [], []
+                slots, shown, operands = [], [], []
                 for binding, access in shader.bindings:
                     if binding == "params":
                         packed = shader.pack_params(dispatch.params)
@@ -86,16 +104,32 @@ class Lowering:
                     else:
                         wanted = dispatch.bind.get(binding, binding)
                         buffer = _buffer(graph, node, wanted, recipe.buffers[wanted], arena, i)
-                        if buffer != NONE and not wanted.startswith("scales"):
-                            shown.append(_operand(node, wanted) or f"({wanted})")
+                        if buffer != NONE:
+                            operands.append((_key(node, wanted), recipe.buffers[wanted]))
+                            if not wanted.startswith("scales"):
+                                shown.append(_operand(node, wanted) or f"({wanted})")
                     slots.append(Slot(buffer, access))
                 grid = fold(dispatch.workgroups, self.facts.max_workgroups)
                 assert grid is not None, "Route.reason refuses grids that do not fold"
                 step = Step(dispatch.kernel.name, shader.source, tuple(slots), grid)
-                launches.append(Launch(node.layer, node.op, route.name, step, tuple(shown)))
+                about = (node.layer, node.op, route.name, step, tuple(shown))
+                launches.append(Launch(*about, node.dims, tuple(operands), share))
         used = {slot.buffer for launch in launches for slot in launch.step.slots}
         program = Program(dict.fromkeys(sorted(used), 0), tuple(launch.step for launch in launches), graph.outputs)
         return Plan(name, rows, capacity, tuple(launches), program, params, arena.sizes, refusals)
+
+
+def _shares(recipe: Recipe) -> tuple[float, ...]:
+    """An op's arithmetic is shared out by the bytes of matrices or caches that a dispatch reads; of all if none."""
+
+    def streamed(dispatch: Dispatch) -> int:
+        names = [name for name, _ in compose(dispatch.kernel, dispatch.constants).bindings if name != "params"]
+        keys = [dispatch.bind.get(name, name) for name in names]
+        return sum(recipe.buffers[key] for key in keys if not large or key in large)
+
+    large = {key for key in recipe.buffers if key.split(".")[0] in ("weight", *CACHES)}
+    sizes = [streamed(dispatch) for dispatch in recipe.dispatches]
+    return tuple(size / (sum(sizes) or 1) for size in sizes)
 
 
 def _whole_blocks(graph: Graph) -> None:
@@ -120,9 +154,15 @@ def weight_buffer(tensor: Tensor, key: str) -> str:
 
 def _operand(node: Node, key: str) -> str | None:
     """The tensor behind a buffer of a recipe; None for scratch."""
+    base = _key(node, key)
+    return node.inputs.get(base) or node.outputs.get(base)
+
+
+def _key(node: Node, key: str) -> str:
+    """The operand that a buffer belongs to, as the op calls it; "" for scratch. Scales belong to the weight."""
     base = key.split(".")[0]
     base = "weight" if base == "scales" else base
-    return node.inputs.get(base) or node.outputs.get(base)
+    return base if base in node.inputs or base in node.outputs else ""
 
 
 def _buffer(graph: Graph, node: Node, key: str, nbytes: int, arena: Arena, index: int) -> str:

@@ -1,0 +1,193 @@
+"""Watches submissions: what the host does when; and on the GPU timestamps, per submission or per dispatch.
+
+A watch changes how submissions are recorded, and nothing of what they compute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .mailbox import Letter, Mailbox
+from .record import Recorder
+
+if TYPE_CHECKING:
+    from .device import Loaded
+
+Grain = Literal["host", "submission", "dispatch"]
+Queries = tuple[int, range]  # which set, and which of its queries
+Nanoseconds = NDArray[np.float64]
+MOST_QUERIES = 4096  # of one set, by the WebGPU standard
+
+# The clocks that a watch may have, from the finest to the coarsest, in words for people.
+IN_PASS = "timestamps in the pass"
+BY_PASS = "timestamps, one pass per dispatch"
+WALL = "wall clock"
+
+
+@dataclass
+class Submission:
+    """One submission. Times in nanoseconds: the host's by its own clock, the GPU's by the GPU's."""
+
+    queue: tuple[Loaded, ...]
+    host: dict[str, tuple[int, int]]  # encode, finish, submit: from, to
+    # Begin, then the end of every dispatch; of the last one alone if the grain is a submission. Empty without a clock.
+    ends: Nanoseconds
+
+
+class Watch:
+    """Records submissions while it is a device's `watch`; `collect` reads their timestamps."""
+
+    def __init__(self, native: Any, mailbox: Mailbox, clock: str, grain: Grain, tick_ns: float) -> None:
+        self._native, self._mailbox = native, mailbox
+        self._clock, self._grain, self._tick_ns = clock, grain, tick_ns
+        self._sets: list[tuple[Any, int]] = []  # query sets, and how many of their queries are taken
+        self._seen: list[tuple[Submission, Queries | None]] = []
+        if clock != WALL and grain != "host":
+            self._add_set()  # before anything is timed: some drivers take milliseconds
+
+    def _add_set(self) -> None:
+        self._sets.append((self._native.create_query_set(type="timestamp", count=MOST_QUERIES), 0))
+
+    def submit(self, queue: Sequence[Loaded], post: Any) -> Letter | None:
+        """What `Device.submit` does, watched."""
+        if self._clock == WALL and self._grain == "dispatch":
+            return self._one_by_one(queue, post)
+        marks = [time.perf_counter_ns()]
+        encoder = self._native.create_command_encoder()
+        queries = None if self._clock == WALL or self._grain == "host" else self._record_stamped(encoder, queue)
+        if queries is None:
+            compute_pass = encoder.begin_compute_pass()
+            _all_of(queue)(compute_pass)
+            compute_pass.end()
+        staging = self._mailbox.stage(encoder, post) if post is not None else None
+        marks.append(time.perf_counter_ns())
+        commands = encoder.finish()
+        marks.append(time.perf_counter_ns())
+        self._native.queue.submit([commands])
+        letter = self._mailbox.post(staging) if staging is not None else None
+        marks.append(time.perf_counter_ns())
+        names = ("encode", "finish", "submit")
+        host = {name: (marks[i], marks[i + 1]) for i, name in enumerate(names)}
+        self._seen.append((Submission(tuple(queue), host, np.zeros(0)), queries))
+        return letter
+
+    def collect(self) -> list[Submission]:
+        """Everything that was submitted, with its times. Waits for the GPU, and forgets what it returns."""
+        ticks = [self._resolved(queries, count) if count else np.zeros(0) for queries, count in self._sets]
+        for submission, queries in self._seen:
+            if queries is not None:
+                which, taken = queries
+                submission.ends = ticks[which][taken.start : taken.stop : taken.step] * self._tick_ns
+                if self._clock == BY_PASS and self._grain == "dispatch":  # begin and end of each: keep the ends
+                    submission.ends = np.concatenate([submission.ends[:1], submission.ends[1::2]])
+        found = [submission for submission, _ in self._seen]
+        for native, _ in self._sets:
+            native.destroy()
+        self._seen, self._sets = [], []
+        return found
+
+    # queries ---------------------------------------------------------------------------------------------
+
+    def _take(self, count: int) -> Queries:
+        """The next queries of a set that has room for all of them."""
+        assert count <= MOST_QUERIES, f"a submission of {count} stamps"
+        if not self._sets or self._sets[-1][1] + count > MOST_QUERIES:
+            self._add_set()
+        native, taken = self._sets[-1]
+        self._sets[-1] = (native, taken + count)
+        return len(self._sets) - 1, range(taken, taken + count)
+
+    def _resolved(self, queries: Any, count: int) -> NDArray[np.float64]:
+        import wgpu
+
+        usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
+        ticks = self._native.create_buffer(size=8 * MOST_QUERIES, usage=usage)
+        encoder = self._native.create_command_encoder()
+        encoder.resolve_query_set(queries, 0, count, ticks, 0)
+        self._native.queue.submit([encoder.finish()])
+        read = np.frombuffer(self._native.queue.read_buffer(ticks, 0, 8 * count), np.uint64)
+        ticks.destroy()
+        return read.astype(np.float64)
+
+    # ways to record --------------------------------------------------------------------------------------
+
+    def _record_stamped(self, encoder: Any, queue: Sequence[Loaded]) -> Queries:
+        if self._grain == "dispatch":
+            each = [record for loaded in queue for record in loaded.single]
+        else:
+            each = [_all_of(queue)]
+        if self._clock == IN_PASS:
+            which, taken = self._take(1 + len(each))
+            compute_pass = encoder.begin_compute_pass()
+            stamp = _stamper(compute_pass, self._sets[which][0])
+            stamp(taken[0])
+            for record, query in zip(each, taken[1:], strict=True):
+                record(compute_pass)
+                stamp(query)
+            compute_pass.end()
+            return which, taken
+        which, taken = self._take(2 * len(each))
+        for record, begin in zip(each, taken[::2], strict=True):
+            stamps = {
+                "query_set": self._sets[which][0],
+                "beginning_of_pass_write_index": begin,
+                "end_of_pass_write_index": begin + 1,
+            }
+            compute_pass = encoder.begin_compute_pass(timestamp_writes=stamps)
+            record(compute_pass)
+            compute_pass.end()
+        return which, taken
+
+    def _one_by_one(self, queue: Sequence[Loaded], post: Any) -> Letter | None:
+        """Without timestamps: every dispatch is submitted alone and waited for. Includes the way there and back."""
+        import wgpu
+
+        usage = wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+        fence = self._native.create_buffer(size=16, usage=usage)
+        started = time.perf_counter_ns()
+        ends = [started]
+        for loaded in queue:
+            for record in loaded.single:
+                encoder = self._native.create_command_encoder()
+                compute_pass = encoder.begin_compute_pass()
+                record(compute_pass)
+                compute_pass.end()
+                self._native.queue.submit([encoder.finish()])
+                self._native.queue.read_buffer(fence)
+                ends.append(time.perf_counter_ns())
+        fence.destroy()
+        submission = Submission(tuple(queue), {"submit": (started, ends[-1])}, np.array(ends, np.float64))
+        self._seen.append((submission, None))
+        if post is None:
+            return None
+        encoder = self._native.create_command_encoder()
+        staging = self._mailbox.stage(encoder, post)
+        self._native.queue.submit([encoder.finish()])
+        return self._mailbox.post(staging)
+
+
+def _all_of(queue: Sequence[Loaded]) -> Recorder:
+    def record(compute_pass: Any) -> None:
+        for loaded in queue:
+            loaded.encode(compute_pass)
+
+    return record
+
+
+def _stamper(compute_pass: Any, queries: Any) -> Callable[[int], None]:
+    """Writes a timestamp into an open pass: straight where this wgpu has the function, else by its public name."""
+    try:
+        from wgpu.backends.wgpu_native import lib
+
+        write, handle, target = lib.wgpuComputePassEncoderWriteTimestamp, compute_pass._internal, queries._internal
+        return lambda index: write(handle, target, index)
+    except (ImportError, AttributeError):
+        from wgpu.backends.wgpu_native.extras import write_timestamp
+
+        return lambda index: write_timestamp(compute_pass, queries, index)
