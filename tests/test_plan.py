@@ -17,7 +17,7 @@ from shaderlm.runtime.plan import NONE, Plan
 from shaderlm.runtime.plan_text import describe
 from shaderlm.runtime.weights import buffer_sizes
 
-from .architectures import LLAMA_1B, LLAMA_8B, SMOLLM2, TINY, llama
+from .architectures import LLAMA_1B, LLAMA_8B, QWEN3, SMOLLM2, TINY, model
 
 SNAPSHOTS = Path(__file__).parent / "data" / "plans"
 LARGE_GPU = replace(
@@ -43,12 +43,17 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], Facts]] = {
         {"kind": "q4_k", "formats": {"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"}},
         LARGE_GPU,
     ),
+    "qwen3-0.6b on a large GPU": (
+        QWEN3,
+        {"name": "qwen3", "kind": "q4_0", "formats": {"token_embd": "q8_0"}},
+        LARGE_GPU,
+    ),
     "smollm2-135m in software": (SMOLLM2, {"kind": "q4_1", "formats": {"token_embd": "q8_0"}}, SOFTWARE),
 }
 
 
 def plans(shape: tuple[int, ...], options: dict[str, Any], facts: Facts) -> list[Plan]:
-    made, config = llama(shape, **options)
+    made, config = model(shape, **options)
     return [plan_of(made, config, facts, rows, 256) for rows in (128, 1)]
 
 
@@ -64,7 +69,7 @@ def test_plans_are_as_recorded(name: str) -> None:
 def test_buffers_are_shared_without_anyone_noticing(name: str, fused: bool) -> None:
     """Replays a plan on names alone: what a dispatch reads is what was last meant to be there."""
     shape, options, facts = CASES[name]
-    made, config = llama(shape, **options)
+    made, config = model(shape, **options)
     plan = plan_of(made, config, facts, 5, 64, None if fused else ())
     holds: dict[str, str] = {}
     for launch in plan.launches:
@@ -92,7 +97,7 @@ def test_the_arena_is_much_smaller_than_its_tensors() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_weights_are_where_plans_look_for_them(name: str) -> None:
     shape, options, facts = CASES[name]
-    made, config = llama(shape, **options)
+    made, config = model(shape, **options)
     for fusions in (None, ()):
         for rows in (128, 1):
             plan = plan_of(made, config, facts, rows, 256, fusions)
@@ -104,16 +109,16 @@ def test_weights_are_where_plans_look_for_them(name: str) -> None:
 
 
 def test_widths_that_kernels_cannot_read_are_refused() -> None:
-    made, config = llama((1, 48, 2, 1, 24, 96, 40), "f32")
+    made, config = model((1, 48, 2, 1, 24, 96, 40), "f32")
     with pytest.raises(ModelError, match="48 columns; on a GPU they must be a multiple of 32"):
         plan_of(made, config, LARGE_GPU, 1, 8)
-    made, config = llama((1, 64, 2, 1, 22, 96, 40), "f32")
+    made, config = model((1, 64, 2, 1, 22, 96, 40), "f32")
     with pytest.raises(ModelError, match=r"multiple of 32|multiple of 4"):
         plan_of(made, config, LARGE_GPU, 1, 8)
 
 
 def test_a_device_that_is_too_small_is_refused_before_anything_is_allocated() -> None:
-    made, config = llama(TINY)
+    made, config = model(TINY)
     small = replace(WEBGPU_DEFAULT, max_storage_buffers=4)
     with pytest.raises(ModelError, match="this device cannot run"):
         plan_of(made, config, small, 1, 8)

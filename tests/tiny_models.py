@@ -1,8 +1,8 @@
-"""Tiny llama checkpoints with random weights: real files that load in milliseconds and answer in printable nonsense."""
+"""Tiny checkpoints with random weights: real files that load in milliseconds and answer in printable nonsense."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .gguf_files import KINDS, blocks
 
-__all__ = ["KINDS", "write_tiny_llama"]
+__all__ = ["KINDS", "write_tiny_llama", "write_tiny_qwen3"]
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -24,8 +24,19 @@ _K_QUANTS = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}  # where the f16 sc
 _NORMAL, _CONTROL = 1, 3
 
 
-def write_tiny_llama(
+def write_tiny_llama(path: Path, **options: Any) -> Path:
+    """Write a tiny llama, and return its path; options as for `write_tiny`."""
+    return write_tiny(path, "llama", **options)
+
+
+def write_tiny_qwen3(path: Path, **options: Any) -> Path:
+    """The same for a qwen3. Its heads are wider than hidden / heads."""
+    return write_tiny(path, "qwen3", **options)
+
+
+def write_tiny(
     path: Path,
+    architecture: str,
     *,
     kind: str = "f32",
     layers: int = 2,
@@ -37,17 +48,20 @@ def write_tiny_llama(
     tensors: Mapping[str, NDArray[np.float32]] | None = None,
     **sizes: int,
 ) -> Path:
-    """Write a llama checkpoint whose matrices are of this kind, and return its path.
+    """Write a checkpoint whose matrices are of this kind, and return its path.
 
     sizes: hidden, heads, kv_heads, ffn (64, 4, 2, 96; hidden and ffn 256 for the k-quants, whose blocks are that long).
+    A qwen3 has a head_width too (32).
     metadata: entries to add or replace; None as a value leaves the entry out. tensors: dense tensors to add or replace.
     """
     large = kind in _K_QUANTS
     size = {"hidden": 256 if large else 64, "heads": 4, "kv_heads": 2, "ffn": 256 if large else 96}
+    if architecture == "qwen3":
+        size["head_width"] = 128 if large else 32
     assert not set(sizes) - set(size), f"sizes are {', '.join(size)}; got {', '.join(sizes)}"
     size |= sizes
-    entries = _metadata(size, layers, context, template) | dict(metadata or {})
-    writer = GGUFWriter(path, str(entries.pop("general.architecture", "llama")))
+    entries = _metadata(architecture, size, layers, context, template) | dict(metadata or {})
+    writer = GGUFWriter(path, str(entries.pop("general.architecture", architecture)))
     for key, value in entries.items():
         adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         if value is not None:
@@ -76,23 +90,38 @@ def tiny_tokens() -> list[str]:
     return [*alphabet, *(merge.replace(" ", "") for merge in _MERGES), *SPECIAL]
 
 
-def _metadata(size: Mapping[str, int], layers: int, context: int, template: bool) -> dict[str, Any]:
-    tokens = tiny_tokens()
-    first_special = len(tokens) - len(SPECIAL)
-    return {
-        "general.name": "Tiny Llama",
-        "llama.context_length": context,
-        "llama.embedding_length": size["hidden"],
-        "llama.block_count": layers,
-        "llama.feed_forward_length": size["ffn"],
-        "llama.attention.head_count": size["heads"],
-        "llama.attention.head_count_kv": size["kv_heads"],
+# What files of an architecture say beside what all of them do: as their converters write it.
+_OWN: Mapping[str, Callable[[Mapping[str, int]], dict[str, Any]]] = {
+    "llama": lambda size: {
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": size["hidden"] // size["heads"],
         "llama.rope.freq_base": 10000.0,
-        "llama.vocab_size": len(tokens),
-        "tokenizer.ggml.model": "gpt2",
+        "llama.vocab_size": len(tiny_tokens()),
         "tokenizer.ggml.pre": "gpt-2",
+    },
+    "qwen3": lambda size: {
+        "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
+        "qwen3.attention.key_length": size["head_width"],
+        "qwen3.attention.value_length": size["head_width"],
+        "qwen3.rope.freq_base": 1000000.0,
+        "tokenizer.ggml.pre": "qwen2",
+    },
+}
+
+
+def _metadata(own: str, size: Mapping[str, int], layers: int, context: int, template: bool) -> dict[str, Any]:
+    tokens = tiny_tokens()
+    first_special = len(tokens) - len(SPECIAL)
+    return {
+        "general.name": f"Tiny {own.title()}",
+        f"{own}.context_length": context,
+        f"{own}.embedding_length": size["hidden"],
+        f"{own}.block_count": layers,
+        f"{own}.feed_forward_length": size["ffn"],
+        f"{own}.attention.head_count": size["heads"],
+        f"{own}.attention.head_count_kv": size["kv_heads"],
+        **_OWN[own](size),
+        "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [_NORMAL] * first_special + [_CONTROL] * len(SPECIAL),
         "tokenizer.ggml.merges": list(_MERGES),
@@ -105,14 +134,17 @@ def _metadata(size: Mapping[str, int], layers: int, context: int, template: bool
 
 def _shapes(size: Mapping[str, int], layers: int, tied: bool) -> dict[str, tuple[int, ...]]:
     hidden, ffn, vocabulary = size["hidden"], size["ffn"], len(tiny_tokens())
-    kv = hidden // size["heads"] * size["kv_heads"]
+    head = size.get("head_width", hidden // size["heads"])
+    q, kv = head * size["heads"], head * size["kv_heads"]
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,)}
     if not tied:
         shapes["output.weight"] = (vocabulary, hidden)
     for i in range(layers):
-        rows = {"attn_q": (hidden, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden)}
-        rows |= {"attn_output": (hidden, hidden), "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden)}
+        rows = {"attn_q": (q, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden)}
+        rows |= {"attn_output": (hidden, q), "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden)}
         vectors = {"attn_norm": (hidden,), "ffn_norm": (hidden,)}
+        if "head_width" in size:  # a qwen3
+            vectors |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
         shapes |= {f"blk.{i}.{name}.weight": s for name, s in {**rows, "ffn_down": (hidden, ffn), **vectors}.items()}
     return shapes
 

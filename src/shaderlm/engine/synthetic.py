@@ -10,7 +10,7 @@ import difflib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,16 +21,14 @@ import numpy as np
 from ..errors import InputError
 from ..formats.blocks import BLOCKS
 from ..gpu import Array, Device
-from ..models import llama
-from ..models.architecture import Architecture, Config, Rope
-from ..models.shapes import MODELS, ModelShape
+from ..models.architecture import EMBEDDING, OUTPUT, Architecture, Config, architecture
+from ..models.shapes import SYNTHETIC, ModelShape
 from ..runtime.gpu_model import GpuModel
 from ..runtime.interpreter import Interpreter
 from .loading import Progress, choose_device
 from .report import LoadReport
 
 PREFIX = "synthetic:"
-CONTEXT = 131_072
 
 
 def _mixed(plain: str, embedding: str) -> Callable[[str, int, int], str]:
@@ -57,34 +55,21 @@ MIXES: Mapping[str, Callable[[str, int, int], str]] = {
 def parse(spec: str) -> tuple[ModelShape, str]:
     """The shape and the mix of formats that `synthetic:SHAPE:MIX` names."""
     name, _, mix = spec.removeprefix(PREFIX).lower().partition(":")
-    for given, known, what in ((name, MODELS, "model"), (mix or "q4_0", MIXES, "format")):
+    for given, known, what in ((name, SYNTHETIC, "model"), (mix or "q4_0", MIXES, "format")):
         if given not in known:
             close = difflib.get_close_matches(given, known, 1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise InputError(f"no synthetic {what} {given!r}.{hint} There are {', '.join(known)}")
-    return MODELS[name], mix or "q4_0"
+    return SYNTHETIC[name], mix or "q4_0"
 
 
 def config_of(shape: ModelShape, mix: str) -> tuple[Architecture, Config]:
     """A config as a file of this shape would give it."""
-    config = Config(
-        architecture="llama",
-        layers=shape.layers,
-        hidden=shape.hidden,
-        heads=shape.Hq,
-        kv_heads=shape.Hkv,
-        head_width=shape.D,
-        ffn=shape.ffn,
-        vocabulary=shape.vocab,
-        context=CONTEXT,
-        eps=1e-5,
-        rope=Rope(shape.D, 500_000.0, interleaved=True),
-        formats={},
-        shapes={} if shape.tied else {llama.OUTPUT: (shape.vocab, shape.hidden)},
-    )
-    shapes = llama.tensors(config)
+    kind = architecture(shape.metadata)
+    outer = (EMBEDDING,) if shape.tied else (EMBEDDING, OUTPUT)
+    shapes = kind.tensors(shape.metadata, dict.fromkeys(outer, (shape.vocab, shape.hidden)))
     formats = {name: _format(name, size, mix, shape.layers) for name, size in shapes.items()}
-    return Architecture(llama.read, llama.build), replace(config, shapes=shapes, formats=formats)
+    return kind, kind.read(shape.metadata, shapes, formats)
 
 
 def _format(name: str, size: tuple[int, ...], mix: str, layers: int) -> str:
@@ -94,7 +79,10 @@ def _format(name: str, size: tuple[int, ...], mix: str, layers: int) -> str:
 
 
 def load_synthetic(
-    spec: str, device: str | int | Device | None, progress: Progress | None = None
+    spec: str,
+    device: str | int | Device | None,
+    progress: Progress | None = None,
+    fusions: Sequence[str] | None = None,
 ) -> tuple[GpuModel | Interpreter, LoadReport]:
     """A runner for a synthetic model, and what was loaded."""
     shape, mix = parse(spec)
@@ -105,9 +93,9 @@ def load_synthetic(
     runner: GpuModel | Interpreter
     if target is None:
         config = replace(config, formats=dict.fromkeys(config.shapes, "f32"))
-        runner = Interpreter(kind, config, RandomWeights(config), progress=moved)
+        runner = Interpreter(kind, config, RandomWeights(config), fusions=fusions, progress=moved)
     else:
-        runner = GpuModel(kind, config, RandomWeights(config), target, progress=moved)
+        runner = GpuModel(kind, config, RandomWeights(config), target, fusions=fusions, progress=moved)
     ran = runner.report()
     report = LoadReport(
         name=f"{shape.name} {mix}",

@@ -13,6 +13,13 @@ from typing import Any, Literal, NamedTuple
 from ..errors import ModelError
 from ..graph.graph import Graph
 
+# What GGUF calls them in every architecture. Without an output matrix, the embeddings serve as one.
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+# Modules here that are no architectures.
+_OTHERS = ("architecture", "dense", "shapes")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -41,7 +48,7 @@ class Config:
     eps: float
     rope: Rope
     formats: Mapping[str, str] = field(repr=False)
-    shapes: Mapping[str, tuple[int, ...]] = field(repr=False)
+    shapes: Shapes = field(repr=False)
 
 
 class Step(NamedTuple):
@@ -54,21 +61,26 @@ class Step(NamedTuple):
 
 
 class Architecture(NamedTuple):
-    """`read` makes a config of metadata and tensors; `build` makes the graph of one step."""
+    """`read` makes a config of metadata, tensors' shapes and formats; `build` makes the graph of one step.
 
-    read: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]], Mapping[str, str]], Config]
+    `tensors` tells the shapes that a checkpoint with this metadata has, from those of its embeddings and of what it
+    need not have.
+    """
+
+    read: Callable[[Mapping[str, Any], Shapes, Mapping[str, str]], Config]
     build: Callable[[Config, Step], Graph]
+    tensors: Callable[[Mapping[str, Any], Shapes], Shapes]
 
 
 def architecture(metadata: Mapping[str, Any]) -> Architecture:
     """The architecture that a checkpoint names."""
     name = metadata.get("general.architecture")
-    here = Path(__file__)
-    known = sorted(m.name for m in pkgutil.iter_modules([str(here.parent)]) if m.name not in (here.stem, "shapes"))
+    here = str(Path(__file__).parent)
+    known = sorted(module.name for module in pkgutil.iter_modules([here]) if module.name not in _OTHERS)
     if not isinstance(name, str) or name not in known:
         raise ModelError(f"this checkpoint's architecture is {name!r}; supported: {', '.join(known)}")
     module = importlib.import_module(f"{__package__}.{name}")
-    return Architecture(module.read, module.build)
+    return Architecture(module.read, module.build, module.tensors)
 
 
 def whole(metadata: Mapping[str, Any], key: str, default: int | None = None, most: int = 1 << 24) -> int:
@@ -89,7 +101,7 @@ def number(metadata: Mapping[str, Any], key: str, default: float | None = None) 
     return float(value)
 
 
-def expect(shapes: Mapping[str, tuple[int, ...]], name: str, shape: tuple[int, ...]) -> None:
+def expect(shapes: Shapes, name: str, shape: tuple[int, ...]) -> None:
     """A tensor that must be there, in this shape."""
     if name not in shapes:
         raise ModelError(f"the checkpoint has no tensor {name!r}: it is incomplete, or no model for text")

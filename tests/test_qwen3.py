@@ -1,0 +1,323 @@
+"""Qwen3: tiny checkpoints against a forward pass in plain NumPy, its fusions, its shape, its mistakes, its text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shaderlm
+from shaderlm.engine import LanguageModel
+from shaderlm.engine.synthetic import MIXES, config_of, load_synthetic, parse
+from shaderlm.errors import ModelError
+from shaderlm.gpu import Device
+from shaderlm.graph import interpret
+from shaderlm.graph.fuse import FUSIONS, fuse
+from shaderlm.models.architecture import Rope, Step, architecture
+from shaderlm.models.shapes import SYNTHETIC, ModelShape
+from shaderlm.runtime.gpu_model import GpuModel
+from shaderlm.text import ChatTemplate, Tokenizer, Vocabulary
+
+from . import test_kernels as kernels
+from .architectures import TINY, model
+from .cases import CASES, Case
+from .qwen3_forward import F64, forward
+from .test_fuse import NAMES, ops, values
+from .test_models import assert_logits
+from .tiny_models import tiny_tokens, write_tiny_llama, write_tiny_qwen3
+
+pytestmark = pytest.mark.xdist_group("tiny models")
+IDS = [int(i) for i in np.random.default_rng(8).integers(0, 256, 40)]
+
+
+# Tiny checkpoints ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_qwen3(tmp_path_factory.mktemp("tiny") / "qwen3.gguf", kind="q4_0")
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Path) -> F64:
+    return forward(tiny, IDS)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tiny: Path) -> Iterator[LanguageModel]:
+    with shaderlm.load(tiny, device="cpu") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def on_gpu(tiny: Path, device: Device) -> Iterator[LanguageModel]:
+    with shaderlm.load(tiny, device=device, cache="f32") as model:
+        yield model
+
+
+def test_logits_are_those_of_the_forward_pass(on_cpu: LanguageModel, on_gpu: LanguageModel, expected: F64) -> None:
+    assert expected.std() > 0.1
+    assert_logits(on_cpu.logits(IDS), expected, 1e-5, "the interpreter")
+    assert_logits(on_gpu.logits(IDS), expected, 2e-4, "the GPU")
+    assert on_cpu.report.architecture == "qwen3"
+
+
+@pytest.mark.parametrize("wrong", [{"head_norms": False}, {"halves": False}], ids=lambda wrong: next(iter(wrong)))
+def test_the_comparison_would_notice(wrong: dict[str, bool], tiny: Path, expected: F64) -> None:
+    """A model without norms of heads, or with rope's other pairs, has other logits."""
+    assert np.abs(forward(tiny, IDS[:12], **wrong) - expected[:12]).max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_k"])
+def test_formats(kind: str, tmp_path: Path, device: Device) -> None:
+    path = write_tiny_qwen3(tmp_path / f"{kind}.gguf", kind=kind, layers=1)
+    expected = forward(path, IDS[:9])
+    with shaderlm.load(path, device="cpu") as model:
+        assert_logits(model.logits(IDS[:9]), expected, 1e-4, f"{kind} in the interpreter")
+    with shaderlm.load(path, device=device, cache="f32") as model:
+        assert_logits(model.logits(IDS[:9]), expected, 5e-4, f"{kind} on the GPU")
+        assert_logits(model.logits(IDS[:1]), expected[:1], 5e-4, f"{kind} on the GPU, one row")
+
+
+@pytest.mark.parametrize("on", ["cpu", "gpu"])
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_decode_is_prefill(chunk: int, on: str, on_cpu: LanguageModel, on_gpu: LanguageModel, expected: F64) -> None:
+    session = (on_cpu if on == "cpu" else on_gpu)._runner.session()
+    try:
+        session.chunk = chunk
+        for first in range(0, len(IDS), chunk):
+            session.feed(IDS[first : first + chunk])
+            last = min(first + chunk, len(IDS)) - 1
+            assert_logits(session.logits(), expected[last], 5e-4, f"row {last} in chunks of {chunk} on {on}")
+    finally:
+        session.close()
+
+
+def test_greedy_answers(tiny: Path, on_cpu: LanguageModel, on_gpu: LanguageModel) -> None:
+    ids = IDS[:5]
+    for _ in range(6):
+        ids = [*ids, int(forward(tiny, ids)[-1].argmax())]
+    for on in (on_cpu, on_gpu):
+        assert on.generate(IDS[:5], max_tokens=6, ignore_eos=True).ids == ids[5:]
+
+
+# Fusions -------------------------------------------------------------------------------------------------
+
+
+def build(rows: int = 3, **options: Any) -> Any:
+    made, config = model(name="qwen3", **options)
+    return made.build(config, Step(rows, 8))
+
+
+def test_a_layer_becomes_eleven_nodes() -> None:
+    """A llama's seven; two norms of heads, and the columns of q and k that they read."""
+    graph, refusals = fuse(build(rows=1))
+    layers = TINY[0]
+    assert refusals == ()
+    assert ops(graph) == {
+        "embedding": 1,
+        "rms_norm_mul": 4 * layers + 1,
+        "linear": layers + 1,
+        "columns": 2 * layers,  # those of v are read by rope_kv_write where they are
+        "rope_kv_write": layers,
+        "attention": layers,
+        "linear_add": 2 * layers,
+        "linear_silu_mul": layers,
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_subset_of_fusions_computes_the_same(rows: int) -> None:
+    graph = build(rows)
+    expected = interpret.run(graph, values(graph, rows))["logits"]
+    assert np.abs(expected).max() > 0.1
+    for subset in (s for n in range(1, len(NAMES) + 1) for s in itertools.combinations(NAMES, n)):
+        fused = fuse(graph, subset)[0]
+        actual = interpret.run(fused, values(fused, rows))["logits"]
+        np.testing.assert_allclose(actual, expected, atol=1e-5, err_msg=str(subset))
+
+
+@pytest.mark.parametrize("fusions", [(), *[(fusion.name,) for fusion in FUSIONS], ("rms_norm_mul", "rope_kv_write")])
+def test_fused_is_unfused_on_the_gpu(fusions: tuple[str, ...], tiny: Path, device: Device, expected: F64) -> None:
+    with shaderlm.load(tiny, device=device, fusions=fusions, cache="f32") as model:
+        assert_logits(model.logits(IDS[:6]), expected[:6], 2e-4, f"{fusions}, 6 rows")
+        assert_logits(model.logits(IDS[:1]), expected[:1], 2e-4, f"{fusions}, one row")
+
+
+def test_formats_that_differ_are_merged_where_they_can_be() -> None:
+    graph, refusals = fuse(build(formats={"attn_v": "f16"}))
+    assert ops(graph)["linear"] == 2 * TINY[0] + 1  # q and k, v; the output matrix
+    assert {refusal.fusion for refusal in refusals} == {"linear_merge"}
+    assert "attn_v.weight is f16" in refusals[0].reason
+
+
+def test_halves_that_are_no_quads_keep_their_rope(tmp_path: Path, device: Device) -> None:
+    path = write_tiny_qwen3(tmp_path / "narrow.gguf", heads=8, head_width=12)
+    expected = forward(path, IDS[:6])
+    with shaderlm.load(path, device=device, cache="f32") as model:
+        assert isinstance(model._runner, GpuModel)
+        graph, refusals = model._runner.graph(Step(1, 8))
+        assert ops(graph)["rope"] == 4
+        assert "rotary of 8" in next(r.reason for r in refusals if r.fusion == "rope_kv_write")
+        assert_logits(model.logits(IDS[:6]), expected, 2e-4, "heads of 12")
+
+
+# The shape of Qwen3-0.6B ---------------------------------------------------------------------------------
+
+QWEN3 = SYNTHETIC["qwen3-0.6b"]
+# What its matrices and heads are cut into on a large GPU, and no model before it had.
+OWN = [
+    *(
+        Case(op, (("M", 1), ("K", K), ("N", N), ("format", "q4_0")))
+        for op, K, N in (("linear", 1056, 6150), ("linear", 3104, 1030), ("linear_silu_mul", 3104, 1030))
+    ),
+    *(
+        Case("sdpa_kv", (("Hq", 16), ("Hkv", 8), ("D", 128), ("S", 1), ("C", C), ("pos", C - 1), ("cache", cache)))
+        for C in (130, 4100)
+        for cache in ("f32", "f16")
+    ),
+    Case("rms_norm_mul", (("rows", 16), ("width", 128))),
+    Case(
+        "rope_kv_write",
+        (("T", 3), ("Hq", 16), ("Hkv", 8), ("D", 128), ("C", 9), ("v_first", 3072), ("v_stride", 4096)),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", OWN, ids=lambda case: case.name)
+def test_its_kernels_match_the_reference(case: Case, device: Device, plain_device: Device) -> None:
+    kernels.test_routes_match_the_reference(case, device, plain_device)
+
+
+def test_what_it_launches_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "CASES", [*CASES, *OWN])
+    kernels.test_what_a_model_launches_is_tested(QWEN3)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_synthetic_one(mix: str) -> None:
+    shape, found = parse(f"synthetic:qwen3-0.6b:{mix}")
+    assert (shape, found) == (QWEN3, mix)
+    kind, config = config_of(shape, mix)
+    assert (config.architecture, config.context, config.eps) == ("qwen3", 40960, 1e-6)
+    assert config.rope == Rope(128, 1e6, interleaved=False)
+    assert config.shapes["blk.27.attn_q.weight"] == (2048, 1024)
+    assert config.shapes["blk.27.attn_output.weight"] == (1024, 2048)
+    assert config.shapes["blk.27.attn_k_norm.weight"] == (128,)
+    assert sum(int(np.prod(size)) for size in config.shapes.values()) == 596_049_920
+    assert config.formats["blk.0.attn_q_norm.weight"] == "f32"
+    assert config.formats["blk.9.attn_q.weight"] == ("q4_k" if mix == "q4_k_m" else mix)
+    assert kind.build(config, Step(1, 8)).tensors["logits"].shape == (1, 151936)
+
+
+def test_synthetic_weights_make_logits(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ModelShape("small", 2, 256, 4, 2, 128, 512, 300, tied=True, architecture="qwen3")
+    monkeypatch.setitem(SYNTHETIC, "small", small)
+    made = {}
+    for on in ("cpu", device):
+        runner, report = load_synthetic("synthetic:small:q8_0", on)
+        session = runner.session()
+        session.feed(list(range(20)))
+        made[report.device] = session.logits()
+        session.close()
+        assert report.architecture == "qwen3"
+    assert len(made) == 2
+    for logits in made.values():
+        assert np.isfinite(logits).all()
+        assert 0.1 < logits.std() < 10
+
+
+# Mistakes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metadata": {"qwen3.block_count": 3}}, "no tensor 'blk.2.attn_norm.weight'"),
+        ({"metadata": {"qwen3.embedding_length": None}}, "qwen3.embedding_length must be a whole number"),
+        ({"metadata": {"qwen3.attention.head_count_kv": 3}}, "qwen3.attention.head_count must be a multiple"),
+        ({"metadata": {"qwen3.attention.value_length": 16}}, "qwen3.attention.value_length differs"),
+        ({"metadata": {"qwen3.attention.key_length": 16, "qwen3.attention.value_length": 16}},
+         r"'blk.0.attn_q_norm.weight' must be \[16\] by the metadata, it is \[32\]"),
+        ({"metadata": {"qwen3.attention.layer_norm_rms_epsilon": None}}, "must be a number above 0, the file has not"),
+        ({"metadata": {"qwen3.rope.scaling.type": "yarn"}}, "qwen3.rope.scaling.type must be 'none' or 'linear'"),
+        ({"metadata": {"qwen3.rope.freq_base": -1.0}}, "qwen3.rope.freq_base must be a number above 0"),
+        ({"metadata": {"qwen3.expert_count": 8}}, "8 experts; mixtures are not supported"),
+        ({"metadata": {"general.architecture": "qwen3moe"}}, "is 'qwen3moe'; supported: llama, qwen3"),
+        ({"tensors": {"blk.1.attn_k_norm.weight": np.ones(64, np.float32)}}, r"'blk.1.attn_k_norm.weight' must be \["),
+        ({"tensors": {"blk.1.attn_q.weight": np.ones((64, 64), np.float32)}}, r"'blk.1.attn_q.weight' must be \[128"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_contradicts_itself_is_refused(options: Any, message: str, tmp_path: Path) -> None:
+    path = write_tiny_qwen3(tmp_path / "wrong.gguf", **options)
+    with pytest.raises(ModelError, match=message) as caught:
+        shaderlm.load(path, device="cpu")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_norms_of_heads_must_be_there(tmp_path: Path) -> None:
+    shape = ModelShape("tiny", 2, 64, 4, 2, 16, 96, len(tiny_tokens()), tied=True, architecture="qwen3")
+    path = write_tiny_llama(tmp_path / "llama.gguf", metadata=shape.metadata)
+    with pytest.raises(ModelError, match=r"no tensor 'blk.0.attn_q_norm.weight': it is incomplete"):
+        shaderlm.load(path, device="cpu")
+
+
+def test_what_architectures_share_is_none() -> None:
+    with pytest.raises(ModelError, match=r"is 'dense'; supported: llama, qwen3$"):
+        architecture({"general.architecture": "dense"})
+    for name in ("llama", "qwen3"):
+        assert all(map(callable, architecture({"general.architecture": name})))
+
+
+# Text ----------------------------------------------------------------------------------------------------
+
+
+def words(pre: str, text: str) -> list[str]:
+    tokens = [*tiny_tokens(), "12", "'T"]
+    types = [1] * len(tokens)
+    metadata = {"model": "gpt2", "pre": pre, "tokens": tokens, "merges": ["1 2", "' T"], "token_type": types}
+    vocabulary = Vocabulary.from_metadata({f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
+    return [tokens[i] for i in Tokenizer(vocabulary).encode(text)]
+
+
+def test_words_of_qwen2() -> None:
+    """Qwen3's files name this one: digits stand alone, and contractions are cut off in any case."""
+    assert words("qwen2", "N'T12") == ["N", "'T", "1", "2"]
+    assert words("gpt-2", "N'T12") == ["N", "'", "T", "12"]
+    assert words("llama-bpe", "N'T12") == ["N", "'T", "12"]
+
+
+def test_templates_that_know_of_thinking() -> None:
+    """What Qwen3's own one does: walks backwards, keeps state, cuts old thoughts, asks for a switch nobody gave."""
+    source = """
+{%- set state = namespace(last=-1) %}
+{%- for message in messages[::-1] %}
+    {%- if state.last < 0 and message.role == 'user' and message.content is string %}
+        {%- set state.last = messages|length - 1 - loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == 'assistant' and '</think>' in content and loop.index0 < state.last %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\n1"},
+        {"role": "user", "content": "two"},
+    ]
+    turns = [("user", "one"), ("assistant", "1"), ("user", "two")]
+    said = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    assert ChatTemplate(source).render(messages) == said + "<|im_start|>assistant\n"
