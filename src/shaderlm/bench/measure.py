@@ -62,7 +62,7 @@ def too_large(comparison: Comparison) -> bool:
     return comparison.flops > SOFTWARE_FLOPS or comparison.nbytes > SOFTWARE_BYTES
 
 
-class _Filler:
+class Filler:
     """Random contents for buffers: bits for weights, small finite numbers for everything else."""
 
     def __init__(self) -> None:
@@ -72,6 +72,7 @@ class _Filler:
         self._halves = (generator.random(1 << 22) * 0.01 + 0.001).astype(np.float16)
 
     def __call__(self, name: str, nbytes: int, dims: Any) -> Array:
+        """Contents for a buffer of this name."""
         kind = name.split(".")[0]
         if kind == "positions":
             return np.arange(nbytes // 4, dtype=np.uint32) + np.uint32(dims["pos"])
@@ -84,7 +85,7 @@ class _Filler:
         return np.resize(pool, nbytes)
 
 
-def _load(device: Device, parts: tuple[Part, ...], fill: _Filler) -> tuple[list[list[Loaded]], list[Any]]:
+def _load(device: Device, parts: tuple[Part, ...], fill: Filler) -> tuple[list[list[Loaded]], list[Any]]:
     """Sets of loaded programs over different inputs and the same results, and all their buffers.
 
     Results are shared between the sets: each call then waits for the one before, as in a model.
@@ -127,7 +128,7 @@ def _load(device: Device, parts: tuple[Part, ...], fill: _Filler) -> tuple[list[
 class Clock:
     """Times queues of programs on a GPU that is kept warm. Close it to give its buffers back."""
 
-    def __init__(self, device: Device, fill: _Filler) -> None:
+    def __init__(self, device: Device, fill: Filler) -> None:
         self.device = device
         self._time = device.time if device.facts.timestamps else device.time_wall
         self._heat: list[Loaded] = []
@@ -153,7 +154,7 @@ def _queue(sets: list[list[Loaded]], calls: int) -> list[Loaded]:
     return [loaded for i in range(calls) for loaded in sets[i % len(sets)]]
 
 
-def time_in_turns(clock: Clock, works: Sequence[tuple[Part, ...]], fill: _Filler) -> list[float]:
+def time_in_turns(clock: Clock, works: Sequence[tuple[Part, ...]], fill: Filler) -> list[float]:
     """Median seconds per call of pieces of work, sampled in turns so that all see the same clocks."""
     device = clock.device
     loaded: list[tuple[list[list[Loaded]], int]] = []
@@ -177,7 +178,7 @@ def time_in_turns(clock: Clock, works: Sequence[tuple[Part, ...]], fill: _Filler
             native.destroy()
 
 
-def copy_bandwidth(clock: Clock, fill: _Filler) -> float:
+def copy_bandwidth(clock: Clock, fill: Filler) -> float:
     """Bytes read and written per second by the copy kernel on buffers far larger than a cache."""
     facts = clock.device.facts
     count = (4 << 20 if facts.software else min(facts.max_operand, COPY_BYTES)) // 16 * 4
@@ -196,7 +197,7 @@ class LeftOut:
 
 def measure(device: Device, chosen: list[Comparison]) -> Iterator[Row | LeftOut]:
     """Each comparison as it is measured; one that does not fit the device is left out with its reason."""
-    fill = _Filler()
+    fill = Filler()
     clock = Clock(device, fill)
     try:
         bandwidth = copy_bandwidth(clock, fill)

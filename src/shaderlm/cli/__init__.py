@@ -21,6 +21,7 @@ from .generate import generate
 from .info import info
 from .interrupts import LostInterrupts
 from .plan import plan
+from .profile import profile
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,7 +30,7 @@ def app() -> None:
     """Large language models on any GPU, through WebGPU."""
 
 
-for command in (generate, chat, info, devices, plan, bench):
+for command in (generate, chat, info, devices, plan, bench, profile):
     app.add_command(command)
 
 

@@ -1,0 +1,346 @@
+"""Where a step's time goes: on the GPU by dispatch, on the host by what it does, and idle in between.
+
+A phase is measured three times after a warm-up: by the host's clock alone (wall time, and the host's share), with two
+timestamps per submission (GPU busy and idle), and with a timestamp after every dispatch. The last are dear (5 µs each
+on an H200, twice what a small dispatch takes): what one costs is measured on dispatches that do nothing and taken off
+each, and what remains is scaled so that the dispatches add up to the GPU time of the run without them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import InputError
+from ..gpu.watch import WALL, Grain, Submission
+from ..runtime.gpu_model import GpuModel
+from ..runtime.session import Session, Token
+
+Host = list[tuple[str, float, float]]  # what, from, to
+SHOWN_STEPS = 4  # of the timeline
+WARM_SECONDS = 0.5  # a GPU takes its time to clock up
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One dispatch of a step: the mean over the steps, from the end of the one before to its own end."""
+
+    layer: str
+    op: str
+    route: str
+    kernel: str
+    workgroups: int
+    operands: tuple[str, ...]
+    us: float
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Reading a prompt, or writing tokens. Microseconds per step; None where there was no time or no clock for it."""
+
+    name: Literal["prefill", "decode"]
+    rows: int  # tokens per step
+    depth: int
+    steps: int
+    wall_us: float
+    watched_us: float | None  # wall time of the run in which GPU time was taken
+    gpu_us: float | None
+    gap_us: float | None
+    stamped_us: float | None  # GPU time with a stamp after each dispatch
+    scale: float  # of what remained of them after the stamps' cost was taken off, to add up to gpu_us
+    host_us: dict[str, float]
+    dispatches: tuple[Timed, ...]
+    timeline: tuple[dict[str, Any], ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A piece of a trace, in microseconds since the phase began."""
+
+    track: Literal["host", "GPU"]
+    name: str
+    start: float
+    duration: float
+    details: dict[str, Any]
+
+
+@dataclass
+class _Step:
+    """What the host did in one step, by its clock in nanoseconds, and the submissions it made."""
+
+    begin: int
+    submissions: list[Submission]
+    waits: list[tuple[int, int]]
+    end: int
+
+    def host(self) -> Host:
+        """Parts in order; what lies between the named ones is preparation."""
+        named = [(name, *span) for s in self.submissions for name, span in s.host.items()]
+        named += [("wait", *span) for span in self.waits]
+        found: Host = []
+        at = self.begin
+        for name, begin, end in sorted(named, key=lambda part: part[1]):
+            if begin > at:
+                found.append(("prepare", at, begin))
+            found.append((name, begin, end))
+            at = end
+        return [*found, ("prepare", at, self.end)] if self.end > at else found
+
+
+@dataclass
+class _Run:
+    """Steps one after the other, and whether Ctrl-C cut them short."""
+
+    steps: list[_Step]
+    interrupted: bool
+
+    @property
+    def wall_us(self) -> float:
+        return (self.steps[-1].end - self.steps[0].begin) / 1e3 / len(self.steps)
+
+
+def profile(
+    model: GpuModel,
+    prompt: int,
+    generated: int,
+    depth: int,
+    repetitions: int,
+    stamp_us: float,
+    say: Callable[[str], None],
+) -> Iterator[tuple[Phase, list[Event], bool]]:
+    """Each phase as it is measured, with its trace, and whether it was interrupted; the last one then."""
+    needed = depth + max(prompt, generated)
+    if needed > model.config.context:
+        raise InputError(f"{needed:,} positions are needed, the context holds {model.config.context:,}")
+    session = model.session()
+    try:
+        if depth:
+            say("filling the cache")
+            session.feed(_random(model, depth))
+        for name, count in (("prefill", prompt), ("decode", generated)):
+            if count:
+                work = _Prefill(model, session, depth, prompt, repetitions) if name == "prefill" else None
+                found = _measure(work or _Decode(model, session, depth, generated), stamp_us, say)
+                if found is not None:
+                    yield found
+                if found is None or found[2]:
+                    return
+    finally:
+        session.close()
+
+
+def _random(model: GpuModel, count: int) -> list[int]:
+    found: list[int] = np.random.default_rng(1).integers(0, model.config.vocabulary, count).tolist()
+    return found
+
+
+class _Prefill:
+    """A prompt again and again at the same depth."""
+
+    name: Literal["prefill", "decode"] = "prefill"
+
+    def __init__(self, model: GpuModel, session: Session, depth: int, prompt: int, repetitions: int) -> None:
+        self.model, self.session, self.depth, self.rows = model, session, depth, prompt
+        self.ids, self.repetitions = _random(model, prompt), repetitions
+
+    def run(self) -> _Run:
+        """All repetitions, each waited for."""
+        steps: list[_Step] = []
+        try:
+            for _ in range(self.repetitions):
+                begin = time.perf_counter_ns()
+                self.session.rewind(self.depth)
+                self.session.feed(self.ids)
+                token = self.session.choose(None)
+                waiting = time.perf_counter_ns()
+                token.wait()
+                end = time.perf_counter_ns()
+                steps.append(_Step(begin, [], [(waiting, end)], end))
+        except KeyboardInterrupt:
+            return _Run(steps, True)
+        return _Run(steps, False)
+
+
+class _Decode:
+    """Tokens one after the other, as many under way as in `generate`."""
+
+    name: Literal["prefill", "decode"] = "decode"
+
+    def __init__(self, model: GpuModel, session: Session, depth: int, count: int) -> None:
+        self.model, self.session, self.depth, self.rows, self.count = model, session, depth, 1, count
+
+    def run(self) -> _Run:
+        """All tokens; the last wait belongs to the last step."""
+        session, steps = self.session, list[_Step]()
+        pending = deque[Token]()
+        try:
+            session.rewind(max(0, self.depth - 1))
+            session.feed([1])
+            session.choose(None).wait()
+            for _ in range(self.count):
+                begin = time.perf_counter_ns()
+                pending.append(session.advance(None))
+                waiting = end = time.perf_counter_ns()
+                if len(pending) > session.ahead:
+                    pending.popleft().wait()
+                    end = time.perf_counter_ns()
+                steps.append(_Step(begin, [], [(waiting, end)], end))
+            while pending:
+                pending.popleft().wait()
+            steps[-1].end = time.perf_counter_ns()
+            steps[-1].waits.append((end, steps[-1].end))
+        except KeyboardInterrupt:
+            return _Run(steps, True)
+        return _Run(steps, False)
+
+
+def _measure(
+    work: _Prefill | _Decode, stamp_us: float, say: Callable[[str], None]
+) -> tuple[Phase, list[Event], bool] | None:
+    """None if Ctrl-C left nothing to report."""
+    device = work.model.device
+    say(f"{work.name}: warming up")
+    warm = time.perf_counter() + (0 if device.facts.software else WARM_SECONDS)
+    while True:
+        if work.run().interrupted:
+            return None
+        if time.perf_counter() > warm:
+            break
+    runs: list[_Run] = []
+    grains: tuple[tuple[Grain, str], ...] = (
+        ("host", "wall time"),
+        ("submission", "GPU time"),
+        ("dispatch", "dispatches"),
+    )
+    for grain, words in grains:
+        say(f"{work.name}: {words}")
+        with device.watched(grain) as watch:
+            runs.append(work.run())
+        _assign(runs[-1], watch.collect())
+        if runs[-1].interrupted:
+            break
+    plain, coarse, fine = ([run if run.steps else None for run in runs] + [None] * 3)[:3]
+    if plain is None:
+        return None
+    busy, idle = _busy_and_idle(coarse) if coarse and device.clock != WALL else (None, None)
+    dispatches = _dispatches(work, fine) if fine else ()
+    stamped = sum(timed.us for timed in dispatches) if dispatches else None
+    dispatches, scale = _without_stamps(dispatches, stamp_us, busy)
+    phase = Phase(
+        name=work.name,
+        rows=work.rows,
+        depth=work.depth,
+        steps=len(plain.steps),
+        wall_us=plain.wall_us,
+        watched_us=coarse.wall_us if coarse else None,
+        gpu_us=busy,
+        gap_us=idle,
+        stamped_us=stamped,
+        scale=scale,
+        host_us=_host(plain),
+        dispatches=dispatches,
+        timeline=_timeline(coarse, device.clock) if coarse else (),
+    )
+    return phase, _events(fine, dispatches, device.clock) if fine else [], runs[-1].interrupted
+
+
+def _without_stamps(
+    dispatches: tuple[Timed, ...], stamp_us: float, busy: float | None
+) -> tuple[tuple[Timed, ...], float]:
+    """Dispatches as they are without stamps, and by how much they were scaled for that."""
+    if busy is None or not dispatches:
+        return dispatches, 1.0
+    # Something must remain of a dispatch that happened to be shorter than a stamp takes.
+    left = [max(timed.us - stamp_us, timed.us / 20) for timed in dispatches]
+    scale = busy / sum(left)
+    return tuple(replace(timed, us=us * scale) for timed, us in zip(dispatches, left, strict=True)), scale
+
+
+def _assign(run: _Run, seen: Sequence[Submission]) -> None:
+    """Submissions to the step in which they were made; the first, which made the token to go on from, to none."""
+    for submission in seen:
+        made = next(iter(submission.host.values()))[0]
+        owner = [step for step in run.steps if step.begin <= made <= step.end]
+        if owner:
+            owner[0].submissions.append(submission)
+
+
+def _busy_and_idle(run: _Run) -> tuple[float, float]:
+    """Microseconds per step between the stamps around submissions, and from the last stamp of one to the next."""
+    spans = np.array([s.ends for step in run.steps for s in step.submissions])
+    idle = float(np.sum(spans[1:, 0] - spans[:-1, 1]))
+    # There is one gap less than there are submissions: the mean gap stands for the one before the first.
+    gaps = idle * len(spans) / max(1, len(spans) - 1)
+    return float(np.sum(spans[:, 1] - spans[:, 0])) / 1e3 / len(run.steps), gaps / 1e3 / len(run.steps)
+
+
+def _host(run: _Run) -> dict[str, float]:
+    total = dict.fromkeys(("prepare", "encode", "finish", "submit", "wait"), 0.0)
+    for step in run.steps:
+        for name, begin, end in step.host():
+            total[name] += (end - begin) / 1e3 / len(run.steps)
+    return total
+
+
+def _dispatches(work: _Prefill | _Decode, run: _Run) -> tuple[Timed, ...]:
+    programs = [[loaded.program for s in step.submissions for loaded in s.queue] for step in run.steps]
+    assert all(program is first for step in programs for program, first in zip(step, programs[0], strict=True))
+    times = np.array([np.concatenate([np.diff(s.ends) for s in step.submissions]) for step in run.steps])
+    means = iter((times.mean(0) / 1e3).tolist())
+    position = work.depth + (len(run.steps) // 2 if work.name == "decode" else 0)
+    found = []
+    for program in programs[0]:
+        plan, rows, launches = work.model.launches(program)
+        for launch in launches:
+            nbytes, operations = launch.work(position)
+            grid = launch.step.grid
+            about = (launch.layer, launch.op, launch.route, launch.step.label, grid[0] * grid[1] * grid[2])
+            found.append(Timed(*about, tuple(dict.fromkeys(launch.buffers)), next(means), nbytes, operations))
+        position += rows if plan == "prefill" else 0
+    return tuple(found)
+
+
+def _offset(run: _Run, clock: str) -> float:
+    """What to add to the GPU's clock to get the host's: no submission ran before it was submitted."""
+    if clock == WALL:
+        return 0.0
+    submissions = [s for step in run.steps for s in step.submissions if s.ends.size]
+    return max((s.host["submit"][0] - float(s.ends[0]) for s in submissions), default=0.0)
+
+
+def _timeline(run: _Run, clock: str) -> tuple[dict[str, Any], ...]:
+    """Some steps from the middle of the run."""
+    first = max(0, (len(run.steps) - SHOWN_STEPS) // 2)
+    shown = run.steps[first : first + SHOWN_STEPS]
+    offset, zero = _offset(run, clock), shown[0].begin
+
+    def us(nanoseconds: float) -> float:
+        return (nanoseconds - zero) / 1e3
+
+    found = []
+    for step in shown:
+        stamps = [s.ends + offset for s in step.submissions if s.ends.size]
+        gpu = [us(float(stamps[0][0])), us(float(stamps[-1][-1]))] if stamps else None
+        found.append({"host": [[name, us(begin), us(end)] for name, begin, end in step.host()], "gpu": gpu})
+    return tuple(found)
+
+
+def _events(run: _Run, dispatches: Sequence[Timed], clock: str) -> list[Event]:
+    offset, zero = _offset(run, clock), run.steps[0].begin
+    found = []
+    for step in run.steps:
+        for name, begin, end in step.host():
+            found.append(Event("host", name, (begin - zero) / 1e3, (end - begin) / 1e3, {}))
+        ends = [(s.ends + offset - zero) / 1e3 for s in step.submissions]
+        spans = [span for stamps in ends for span in zip(stamps[:-1].tolist(), stamps[1:].tolist(), strict=True)]
+        for timed, (begin, end) in zip(dispatches, spans, strict=True):
+            details = {key: getattr(timed, key) for key in ("layer", "op", "route", "workgroups", "bytes", "flops")}
+            found.append(Event("GPU", timed.kernel, begin, end - begin, details))
+    return found

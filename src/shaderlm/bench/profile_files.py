@@ -1,0 +1,98 @@
+"""Profiles as files: JSON that comes back unchanged, and traces that Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .profile import Event, Phase, Timed
+from .roofline import Roofline
+
+KIND, VERSION = "shaderlm-profile", 1
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Phases of a model on a device, and everything that a reader of them has to know."""
+
+    model: str
+    device: str
+    backend: str
+    driver: str
+    software: bool
+    package: str
+    commit: str
+    date: str
+    command: str
+    clock: str
+    notes: tuple[str, ...]
+    roofline: Roofline
+    phases: tuple[Phase, ...]
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"kind": KIND, "version": VERSION, **asdict(self)}
+
+
+def read(path: Path) -> Profile:
+    """A saved profile, checked."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path} cannot be read: {problem}") from problem
+    try:
+        found = json.loads(text)
+    except ValueError as problem:
+        raise InputError(f"{path} is not JSON: {problem}") from problem
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise InputError(f"{path} is no profile; `shaderlm profile --json {path}` writes one")
+    if found.get("version") != VERSION:
+        raise InputError(f"{path} is a profile of version {found.get('version')!r}; this program reads {VERSION}")
+    try:
+        return _profile(found)
+    except (KeyError, TypeError, ValueError) as problem:
+        raise InputError(f"{path} is a damaged profile: {type(problem).__name__} {problem}") from problem
+
+
+def _profile(found: Mapping[str, Any]) -> Profile:
+    fields = {key: value for key, value in found.items() if key not in ("kind", "version", "roofline", "phases")}
+    roofline = Roofline(**{key: _number(value) for key, value in found["roofline"].items()})
+    return Profile(**fields, roofline=roofline, phases=tuple(_phase(phase) for phase in found["phases"]))
+
+
+def _phase(found: Mapping[str, Any]) -> Phase:
+    dispatches = tuple(
+        Timed(**{**timed, "operands": tuple(timed["operands"]), "us": _number(timed["us"])})
+        for timed in found["dispatches"]
+    )
+    for key in ("wall_us", "gpu_us", "gap_us", "stamped_us", "watched_us", "scale"):
+        if found[key] is not None:
+            _number(found[key])
+    return Phase(**{**found, "dispatches": dispatches, "timeline": tuple(found["timeline"])})
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"expected a number of at least 0, got {value!r}")
+    return float(value)
+
+
+def trace(named: Sequence[tuple[str, Iterable[Event]]]) -> dict[str, Any]:
+    """Chrome's trace format: a process per phase, in it the host and the GPU as threads, times in microseconds."""
+    tracks = {"host": 1, "GPU": 2}
+    events: list[dict[str, Any]] = []
+    for process, (name, found) in enumerate(named, 1):
+        events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
+        for track, thread in tracks.items():
+            about = {"ph": "M", "pid": process, "tid": thread}
+            events.append({**about, "name": "thread_name", "args": {"name": track}})
+        for event in found:
+            where = {"pid": process, "tid": tracks[event.track], "cat": event.track}
+            when = {"ts": round(event.start, 3), "dur": round(event.duration, 3)}
+            events.append({"ph": "X", "name": event.name, **where, **when, "args": event.details})
+    return {"traceEvents": events, "displayTimeUnit": "ns"}

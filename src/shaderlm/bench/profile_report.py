@@ -1,0 +1,207 @@
+"""A profile in words and tables, and two of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from .profile import Phase, Timed
+from .profile_files import Profile
+from .roofline import Roofline
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Group:
+    """Dispatches that have something in common, added up over one step."""
+
+    name: str
+    calls: int
+    us: float
+    bytes: int
+    flops: int
+    floor_us: float  # by the device's two roofs
+
+    @property
+    def roof(self) -> float:
+        """Percent of what the device could do at best."""
+        return 100 * self.floor_us / self.us if self.us else 0.0
+
+
+def grouped(dispatches: Sequence[Timed], roofline: Roofline, key: Callable[[Timed], str]) -> list[Group]:
+    """In the order in which each group first comes."""
+    members: dict[str, list[Timed]] = {}
+    for timed in dispatches:
+        members.setdefault(key(timed), []).append(timed)
+    return [
+        Group(
+            name,
+            len(found),
+            sum(timed.us for timed in found),
+            sum(timed.bytes for timed in found),
+            sum(timed.flops for timed in found),
+            sum(roofline.floor_us(timed.bytes, timed.flops) for timed in found),
+        )
+        for name, found in members.items()
+    ]
+
+
+def head(profile: Profile) -> list[str]:
+    """What was measured, and the device's roofs."""
+    roofs = profile.roofline
+    return [
+        f"{profile.model} on {profile.device} ({profile.backend}), shaderlm {profile.package}, {profile.date}",
+        f"this device at best: copies {rate(roofs.bytes_per_second)}B/s, multiplies and adds "
+        f"{rate(roofs.flops_per_second)}FLOP/s, {roofs.dispatch_us:.2f} µs per dependent dispatch (all measured)",
+        *(f"note: {note}" for note in profile.notes),
+    ]
+
+
+def summary(phase: Phase, roofline: Roofline) -> list[str]:
+    """One step of a phase in a few lines."""
+    rows = f"{phase.rows} token{'s' if phase.rows > 1 else ''} per step"
+    found = [
+        f"{phase.name}: {rows}, {phase.depth:,} in the cache before, {phase.steps} steps",
+        f"  wall    {phase.wall_us:,.0f} µs per step, {phase.rows * 1e6 / phase.wall_us:,.1f} tokens/s",
+    ]
+    if phase.gpu_us is not None and phase.gap_us is not None and phase.watched_us:
+        both = phase.gpu_us + phase.gap_us
+        found.append(
+            f"  GPU     {phase.gpu_us:,.0f} µs busy + {phase.gap_us:,.0f} µs idle = {both:,.0f} µs "
+            f"({100 * both / phase.watched_us:.1f} % of {phase.watched_us:,.0f} µs wall in that run)"
+        )
+    if phase.host_us:
+        found.append("  host    " + ", ".join(f"{name} {us:,.0f}" for name, us in phase.host_us.items()) + " µs")
+    if phase.dispatches:
+        count = len(phase.dispatches)
+        launching = count * roofline.dispatch_us
+        found.append(
+            f"  launch  {count} dispatches × {roofline.dispatch_us:.2f} µs = {launching:,.0f} µs, "
+            "which only fewer dispatches would save"
+        )
+    if phase.stamped_us is not None and phase.gpu_us:
+        found.append(
+            f"  stamps  with one after each dispatch {phase.stamped_us:,.0f} µs; {roofline.stamp_us:.1f} µs are taken "
+            f"off each, and the rest is scaled by {phase.scale:.2f} to the GPU time above"
+        )
+    if not phase.dispatches:
+        found.append("  interrupted before single dispatches were timed")
+    return found
+
+
+def tables(phase: Phase, roofline: Roofline) -> Iterator[Table]:
+    """By kernel, by op and by layer."""
+    if phase.dispatches:
+        yield _table(
+            f"{phase.name} by kernel", "kernel", phase, roofline, lambda timed: timed.kernel, largest_first=True
+        )
+        yield _table(f"{phase.name} by op", "op", phase, roofline, lambda timed: timed.op, largest_first=True)
+        yield _table(f"{phase.name} by layer", "layer", phase, roofline, lambda timed: timed.layer)
+
+
+def _table(
+    title: str,
+    first: str,
+    phase: Phase,
+    roofline: Roofline,
+    key: Callable[[Timed], str],
+    *,
+    largest_first: bool = False,
+) -> Table:
+    groups = grouped(phase.dispatches, roofline, key)
+    if largest_first:
+        groups.sort(key=lambda group: -group.us)
+    total = sum(group.us for group in groups)
+    table = new_table(title, first, "calls", "µs", "share", "µs each", "GB/s", "GFLOP/s", "% of roof")
+    for group in groups:
+        table.add_row(
+            group.name,
+            str(group.calls),
+            f"{group.us:,.1f}",
+            f"{100 * group.us / total:.1f} %",
+            f"{group.us / group.calls:,.1f}",
+            f"{group.bytes / group.us / 1e3:,.1f}" if group.bytes else "–",
+            f"{group.flops / group.us / 1e3:,.1f}" if group.flops else "–",
+            f"{group.roof:.1f}",
+        )
+    return table
+
+
+def new_table(title: str, first: str, *numbers: str) -> Table:
+    """Left-aligned names, right-aligned numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def rate(per_second: float) -> str:
+    """4.25 T, 812 G."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if per_second >= size:
+            return f"{per_second / size:,.3g} {unit}"
+    return f"{per_second:,.3g} "
+
+
+# comparing -----------------------------------------------------------------------------------------------
+
+
+def comparison(before: Profile, after: Profile) -> Iterator[Table | str]:
+    """Op by op, for the phases that both have: time, change, share."""
+    for what in ("model", "device", "driver"):
+        one, other = getattr(before, what), getattr(after, what)
+        if one != other:
+            yield f"note: {what} differs: {one} before, {other} after"
+    shared = [(b, a) for b in before.phases for a in after.phases if b.name == a.name and b.dispatches and a.dispatches]
+    if not shared:
+        raise InputError("the two profiles have no phase in common whose dispatches were timed")
+    for old, new in shared:
+        if (old.rows, old.depth) != (new.rows, new.depth):
+            yield (
+                f"note: {old.name} differs: {old.rows} rows at depth {old.depth} before, "
+                f"{new.rows} rows at depth {new.depth} after"
+            )
+        yield _compared(before, after, old, new)
+
+
+def _compared(before: Profile, after: Profile, old: Phase, new: Phase) -> Table:
+    olds = {g.name: g for g in grouped(old.dispatches, before.roofline, lambda timed: timed.op)}
+    news = {g.name: g for g in grouped(new.dispatches, after.roofline, lambda timed: timed.op)}
+    sums = sum(g.us for g in olds.values()), sum(g.us for g in news.values())
+    calls = ("calls", "calls after")
+    table = new_table(f"{old.name}, µs per step", "op", *calls, "before", "after", "change", "share", "share after")
+    names = sorted({*olds, *news}, key=lambda name: -max(g.us for g in (olds.get(name), news.get(name)) if g))
+    for name in names:
+        pair = (olds.get(name), news.get(name))
+        table.add_row(
+            name,
+            *(str(g.calls) if g else "–" for g in pair),
+            *(f"{g.us:,.1f}" if g else "–" for g in pair),
+            change(*(g.us if g else None for g in pair)),
+            *(f"{100 * g.us / total:.1f} %" if g else "–" for g, total in zip(pair, sums, strict=True)),
+        )
+    table.add_section()
+    counts = (str(len(old.dispatches)), str(len(new.dispatches)))
+    table.add_row("all dispatches", *counts, *(f"{total:,.1f}" for total in sums), change(*sums), "", "")
+    for name, key in (("GPU busy", "gpu_us"), ("GPU idle", "gap_us"), ("wall", "wall_us")):
+        one, other = getattr(old, key), getattr(new, key)
+        values = (f"{value:,.1f}" if value is not None else "–" for value in (one, other))
+        table.add_row(name, "", "", *values, change(one, other), "", "")
+    return table
+
+
+def change(before: float | None, after: float | None) -> str:
+    """In percent; "new" and "gone" where one of them is not there."""
+    if before is None or after is None:
+        return (
+            "gone" if after is None and before is not None else "new" if before is None and after is not None else "–"
+        )
+    return f"{100 * (after / before - 1):+.1f} %" if before else "–"

@@ -1,0 +1,271 @@
+"""`shaderlm profile`: where the time of a prompt and of a token goes, dispatch by dispatch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .. import __version__
+from .loading import progress_bar
+from .options import model_argument, one_model
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..bench.profile import Event, Phase
+    from ..bench.profile_files import Profile
+    from ..gpu import Device
+    from ..runtime.gpu_model import GpuModel
+
+PLAIN_WIDTH = 120  # of tables in a pipe, which has no width of its own
+
+_file = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@model_argument
+@click.option(
+    "-p", "--n-prompt", "prompt", type=click.IntRange(0), default=128, show_default=True, help="Prompt tokens."
+)
+@click.option(
+    "-n", "--n-gen", "generated", type=click.IntRange(0), default=32, show_default=True, help="Tokens written."
+)
+@click.option("-d", "--n-depth", "depth", type=click.IntRange(0), default=0, help="Tokens already in the cache.")
+@click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=3, show_default=True, help="Of the prompt.")
+@click.option("--device", default=None, help="Adapter: a kind, a number or part of a name (default: the best one).")
+@click.option("--unfused", multiple=True, metavar="FUSION", help="Leave out a fusion, or `all`. May be repeated.")
+@click.option("--json", "saved", type=_file, help="Write the profile there, for --compare.")
+@click.option("--trace", "traced", type=_file, help="Write a trace for ui.perfetto.dev or chrome://tracing.")
+@click.option("--html", "page", type=_file, help="Write a page with plots, to look at in a browser.")
+@click.option("--compare", nargs=2, type=_file, metavar="A.json B.json", help="Compare two profiles; runs nothing.")
+@click.pass_context
+def profile(
+    ctx: click.Context,
+    given: tuple[str, ...],
+    model: str | None,
+    prompt: int,
+    generated: int,
+    depth: int,
+    repetitions: int,
+    device: str | None,
+    unfused: tuple[str, ...],
+    saved: Path | None,
+    traced: Path | None,
+    page: Path | None,
+    compare: tuple[Path, Path] | None,
+) -> None:
+    """Time every dispatch of reading a prompt and of writing tokens with MODEL (default: smollm2-135m).
+
+    MODEL may be synthetic:SHAPE:FORMAT, random weights of that shape, as for `bench`.
+    """
+    from rich.console import Console
+
+    from ..errors import InputError
+
+    # A pipe has no width: give the tables the room they need instead of folding them to 80 columns.
+    out = Console(width=None if Console().is_terminal else PLAIN_WIDTH, soft_wrap=False)
+    if compare is not None:
+        _refuse_others(ctx)
+        _print_comparison(out, *compare)
+        return
+    if not prompt and not generated:
+        raise InputError("nothing to profile: -p and -n are both 0")
+    fusions = _kept(unfused)
+    wanted = [path for path in (saved, traced, page) if path is not None]
+    _check_places(wanted)
+    with _opened(one_model(given, model), device, fusions) as (runner, name):
+        found, events, interrupted = _measured(runner, name, prompt, generated, depth, repetitions, unfused)
+    _print(out, found)
+    _write(found, events, saved, traced, page)
+    if interrupted:
+        print("interrupted; what was measured is above", file=sys.stderr)
+        sys.exit(130)
+
+
+def _refuse_others(ctx: click.Context) -> None:
+    """--compare runs nothing: another option beside it is a misunderstanding."""
+    from click.core import ParameterSource
+
+    others = [name for name in ctx.params if name != "compare"]
+    if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE and ctx.params[name] for name in others):
+        raise click.UsageError("--compare takes two saved profiles and nothing else", ctx)
+
+
+def _kept(unfused: Sequence[str]) -> list[str] | None:
+    from ..errors import InputError
+    from ..graph.fuse import FUSIONS
+
+    names = [fusion.name for fusion in FUSIONS]
+    unknown = [name for name in unfused if name not in (*names, "all")]
+    if unknown:
+        raise InputError(f"no fusion {unknown[0]!r}; --unfused takes all, {', '.join(names)}")
+    return [name for name in names if name not in unfused and "all" not in unfused] if unfused else None
+
+
+def _check_places(paths: Sequence[Path]) -> None:
+    from ..bench.saving import check_place
+    from ..errors import InputError
+
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InputError("--json, --trace and --html must name different files")
+    for path in paths:
+        check_place(path)
+
+
+@contextmanager
+def _opened(model: str | None, device: str | None, fusions: Sequence[str] | None) -> Iterator[tuple[GpuModel, str]]:
+    """A model on an adapter, closed afterwards, and its name."""
+    from ..engine import load
+    from ..engine.synthetic import PREFIX, load_synthetic
+
+    opened = _adapter(device)
+    with progress_bar() as progress:
+        if model is not None and model.startswith(PREFIX):
+            runner, report = load_synthetic(model, opened, progress, fusions)
+            name, close = report.name, runner.close
+        else:
+            loaded = load(model, device=opened, progress=progress, fusions=fusions)
+            runner, close = loaded.runner, loaded.close  # type: ignore[assignment]
+            name = f"{loaded.report.name} {next(iter(loaded.report.types)).upper()}"
+    try:
+        yield runner, name  # type: ignore[misc]
+    finally:
+        close()
+
+
+def _adapter(device: str | None) -> Device:
+    from ..errors import InputError
+    from ..gpu import open_device
+
+    word = device.strip().lower() if device else None
+    if word == "cpu":
+        raise InputError("'cpu' computes in NumPy and has no dispatches; name an adapter, real or in software")
+    return open_device(None if word == "auto" else device)
+
+
+def _measured(
+    runner: GpuModel,
+    name: str,
+    prompt: int,
+    generated: int,
+    depth: int,
+    repetitions: int,
+    unfused: Sequence[str],
+) -> tuple[Profile, list[tuple[str, list[Event]]], bool]:
+    from ..bench.build import commit
+    from ..bench.profile import profile as measure
+    from ..bench.profile_files import Profile
+    from ..bench.roofline import measure_roofline
+
+    phases: list[Phase] = []
+    events: list[tuple[str, list[Event]]] = []
+    interrupted = False
+    facts = runner.device.facts
+    with _spoken() as say:
+        say("copy bandwidth and arithmetic")
+        roofline = measure_roofline(runner.device)
+        for phase, traced, cut_short in measure(runner, prompt, generated, depth, repetitions, roofline.stamp_us, say):
+            phases.append(phase)
+            events.append((phase.name, traced))
+            interrupted = cut_short
+    found = Profile(
+        model=name,
+        device=facts.name,
+        backend=facts.backend,
+        driver=facts.driver,
+        software=facts.software,
+        package=__version__,
+        commit=commit(),
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=shlex.join(["shaderlm", *sys.argv[1:]]),
+        clock=runner.device.clock,
+        notes=tuple(_notes(runner, unfused)),
+        roofline=roofline,
+        phases=tuple(phases),
+    )
+    return found, events, interrupted or len(phases) < bool(prompt) + bool(generated)
+
+
+def _notes(runner: GpuModel, unfused: Sequence[str]) -> Iterator[str]:
+    from ..bench.report import SOFTWARE_WARNING
+    from ..gpu.watch import BY_PASS, WALL
+
+    if runner.device.facts.software:
+        yield SOFTWARE_WARNING
+    if unfused:
+        yield f"without the fusions {', '.join(unfused)}"
+    if runner.device.clock == WALL:
+        yield (
+            "this device has no timestamps: each dispatch was submitted alone and timed by the host's clock, "
+            "with the way there and back"
+        )
+    if runner.device.clock == BY_PASS:
+        yield "this device stamps passes only: each dispatch ran in a pass of its own, which takes longer"
+
+
+@contextmanager
+def _spoken() -> Iterator[Any]:
+    """A spinner on a terminal's standard error with what is being measured; nothing in a pipe."""
+    from rich.console import Console
+
+    err = Console(stderr=True)
+    if not err.is_terminal:
+        yield lambda text: None
+        return
+    # Refreshed by hand, between measurements: a thread that draws would be measured too.
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=err, transient=True, auto_refresh=False, redirect_stdout=False) as live:
+        yield lambda text: live.update(Text(f"measuring {text} …"), refresh=True)
+
+
+def _print(out: Console, found: Profile) -> None:
+    from ..bench.profile_report import head, summary, tables
+
+    print("\n".join(head(found)))
+    for phase in found.phases:
+        print("\n" + "\n".join(summary(phase, found.roofline)), flush=True)
+        for table in tables(phase, found.roofline):
+            out.print()
+            out.print(table)
+
+
+def _print_comparison(out: Console, before: Path, after: Path) -> None:
+    from ..bench.profile_files import read
+    from ..bench.profile_report import comparison
+
+    for part in comparison(read(before), read(after)):
+        print(part) if isinstance(part, str) else out.print(part)
+
+
+def _write(
+    found: Profile,
+    events: Sequence[tuple[str, list[Event]]],
+    saved: Path | None,
+    traced: Path | None,
+    page: Path | None,
+) -> None:
+    from ..bench.profile_files import trace
+    from ..bench.profile_page import page as page_of
+    from ..bench.saving import write_whole
+
+    if not found.phases:
+        return
+    texts: tuple[tuple[Path | None, Callable[[], str]], ...] = (
+        (saved, lambda: json.dumps(found.record(), indent=1)),
+        (traced, lambda: json.dumps(trace(events))),
+        (page, lambda: page_of(found.record())),
+    )
+    for path, text in texts:
+        if path is not None:
+            write_whole(path, text())
+            print(f"wrote {path}", file=sys.stderr)
