@@ -5,24 +5,30 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import signal
 import sqlite3
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shaderlm.bench.speed import Result, Trial, deviation, mean, run
+from shaderlm.bench import speed
+from shaderlm.bench.speed import Result, Trial, deviation, mean, random_text, run
+from shaderlm.engine import load
 from shaderlm.engine.synthetic import MIXES, RandomWeights, config_of, load_synthetic, parse
+from shaderlm.engine.tokenizer import Tokenizer
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
 from shaderlm.models.architecture import Step
-from shaderlm.models.shapes import MODELS, ModelShape
+from shaderlm.models.shapes import MODELS, SYNTHETIC, ModelShape
+from shaderlm.runtime.interpreter import _Session
 from shaderlm.runtime.weights import buffer_sizes
 
-from .command_line import shaderlm, start
+from .command_line import Recorder, shaderlm, start
 from .test_plan import LARGE_GPU
 from .tiny_models import write_tiny_llama
 
@@ -46,6 +52,7 @@ KEYS = [
     "samples_ns",
     "samples_ts",
     "driver",
+    "with_text",
 ]
 
 
@@ -85,11 +92,11 @@ def test_every_format_says_the_same(tiny: Path) -> None:
     lines = [json.loads(line) for line in bench(tiny, "-p", 8, "-n", 4, "-o", "jsonl").splitlines()]
     assert [(line["n_prompt"], line["n_gen"]) for line in lines] == [(8, 0), (0, 4)]
     rows = list(csv.DictReader(io.StringIO(bench(tiny, "-p", 8, "-n", 4, "-o", "csv"))))
-    assert [(row["n_prompt"], row["n_gen"]) for row in rows] == [("8", "0"), ("0", "4")]
+    assert [(row["n_prompt"], row["n_gen"], row["with_text"]) for row in rows] == [("8", "0", "0"), ("0", "4", "0")]
     assert list(rows[0]) == list(lines[0])
     base = sqlite3.connect(":memory:")
     base.executescript(bench(tiny, "-p", 8, "-n", 4, "-o", "sql"))
-    assert base.execute("SELECT n_prompt, n_gen FROM llama_bench").fetchall() == [(8, 0), (0, 4)]
+    assert base.execute("SELECT n_prompt, n_gen, with_text FROM llama_bench").fetchall() == [(8, 0, 0), (0, 4, 0)]
     base.close()
 
 
@@ -100,6 +107,7 @@ def test_every_format_says_the_same(tiny: Path) -> None:
         (("-p", "8,x"), "must be whole numbers with commas"),
         (("-pg", "8"), "must be two numbers above 0"),
         (("-d", "125"), "the context holds 128"),
+        (("-p", "0", "-n", "128"), "tg128 needs 129 positions"),
         (("-m", "synthetic:llama-3.2-2b:q4_0"), "Did you mean 'llama-3.2-1b'?"),
         (("-m", "synthetic:smollm2-135m:q4_2"), "no synthetic format 'q4_2'. Did you mean 'q4_0'?"),
         (("-p", "8", "kernels"), "say nothing to `bench kernels`"),
@@ -137,6 +145,7 @@ def test_statistics() -> None:
     assert deviation([1.0, 2.0, 6.0]) == pytest.approx(np.std([1, 2, 6], ddof=1))
     assert deviation([4.0]) == 0.0
     assert Trial(512, 128, 4096).name == "pp512+tg128 @ d4096"
+    assert Trial(512, 0, 0, text=True).name == "pp512 +text"
 
 
 class Watched:
@@ -186,6 +195,98 @@ def test_what_is_run_at_a_depth() -> None:
     assert runner.watched.said == [("feed", 10, 10), *once, *once, "closed"]
 
 
+# Text ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("test", "runs"),
+    [
+        (Trial(8, 0, 0, True), [8]),
+        (Trial(8, 0, 5, True), [8]),
+        (Trial(6, 3, 5, True), [6, 1, 1, 1]),
+        (Trial(0, 4, 5, True), [1, 1, 1, 1]),
+        (Trial(0, 4, 0, True), [1, 1, 1, 1]),
+        (Trial(128, 0, 0, True), [128]),
+        (Trial(0, 3, 125, True), [1, 1, 1]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Trial) else "",
+)
+@pytest.mark.parametrize("bos", [False, True])
+def test_text_is_timed_over_as_many_steps(
+    test: Trial, runs: list[int], bos: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repetition runs as many tokens as one without text, samples them, and begins with BOS where a prompt does."""
+    path = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"tokenizer.ggml.add_bos_token": bos})
+    fed: list[list[int]] = []
+    choices = []
+    real_run, real_choose = _Session._run, _Session.choose
+
+    def spy_run(self: _Session, ids: Any, *, last: bool) -> None:
+        fed.append(ids.tolist())
+        real_run(self, ids, last=last)
+
+    def spy_choose(self: _Session, choice: Any) -> Any:
+        choices.append(choice)
+        return real_choose(self, choice)
+
+    monkeypatch.setattr(_Session, "_run", spy_run)
+    monkeypatch.setattr(_Session, "choose", spy_choose)
+    with load(path, device="cpu") as model:
+        (*_, result) = run(model.runner, test, 2, warmup=False, model=model)
+        starts = model.tokenizer.vocabulary.bos
+    assert len(result.samples_ns) == 2
+    assert [len(ids) for ids in fed] == [test.depth] * (test.depth > 0) + runs * 2
+    assert len(choices) == 2 * len(runs)
+    assert all(choice is not None for choice in choices)
+    first = fed[1 if test.depth else 0]
+    assert bool(bos and test.prompt) == (first[0] == starts)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64, 500])
+def test_a_random_text_has_the_tokens_and_hardly_more(count: int, tiny: Path) -> None:
+    tokenizer = Tokenizer.from_file(tiny)
+    texts = {random_text(np.random.default_rng(seed), tokenizer, count) for seed in range(20)}
+    assert len(texts) > 1
+    assert all(count <= len(tokenizer.encode(text)) <= count + 3 for text in texts)
+
+
+def test_a_vocabulary_without_text_cannot_make_a_prompt(tiny: Path) -> None:
+    class Mute(Tokenizer):
+        def decode(self, ids: Any) -> str:
+            return ""
+
+    with pytest.raises(InputError, match="no text of 8 tokens was found"):
+        random_text(np.random.default_rng(0), Mute.from_file(tiny), 8)
+
+
+# The bar -------------------------------------------------------------------------------------------------
+
+
+def test_the_bar_is_on_a_terminals_standard_error_only(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recorder, "isatty", lambda self: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    drawing: set[str] = set()
+    done = Recorder()
+    real = speed._once
+
+    def watched(*arguments: Any) -> int:
+        for thread in set(threading.enumerate()) - before:
+            thread.join(1)  # that of the bar of loading has been told to end
+            drawing.update([thread.name] * thread.is_alive())
+        return real(*arguments)
+
+    before = set(threading.enumerate())
+    monkeypatch.setattr(speed, "_once", watched)
+    command = ("bench", "-m", tiny, "--device", "cpu", "-p", "8", "-n", "4", "-r", "3", "-o", "jsonl")
+    ended = shaderlm(*command, out=done)
+    assert [json.loads(line)["n_prompt"] for line in done.text().splitlines()] == [8, 0]
+    said = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", ended.err)
+    assert re.search(r"pp8 \S+ +3/6 \d:\d\d:\d\d", said)
+    assert re.search(r"tg4 \S+ +6/6 \d:\d\d:\d\d", said)
+    assert not drawing, "threads that draw while something is timed"
+
+
 # Synthetic models ----------------------------------------------------------------------------------------
 
 SMALL = ModelShape("small", 2, 256, 4, 2, 64, 512, 300, tied=False)
@@ -195,7 +296,7 @@ SMALL = ModelShape("small", 2, 256, 4, 2, 64, 512, 300, tied=False)
 def test_synthetic_weights_are_of_the_size_of_real_ones(
     mix: str, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS, "small", SMALL)
+    monkeypatch.setitem(SYNTHETIC, "small", SMALL)
     runner, report = load_synthetic(f"synthetic:small:{mix}", device)
     try:
         session = runner.session()

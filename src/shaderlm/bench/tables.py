@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .guard import Comparison
 from .speed import Result, Trial, deviation, mean
 
 
@@ -45,6 +46,7 @@ def record(subject: Subject, result: Result, when: str) -> dict[str, Any]:
         "n_prompt": result.test.prompt,
         "n_gen": result.test.generated,
         "n_depth": result.test.depth,
+        "with_text": result.test.text,
         "test_time": when,
         "avg_ns": round(mean(result.samples_ns)),
         "stddev_ns": round(deviation(result.samples_ns)),
@@ -68,7 +70,7 @@ def _params(count: int) -> str:
 
 
 def _markdown_row(row: Mapping[str, Any]) -> str:
-    name = Trial(row["n_prompt"], row["n_gen"], row["n_depth"]).name
+    name = Trial(row["n_prompt"], row["n_gen"], row["n_depth"], row["with_text"]).name
     cells = (
         row["model_type"],
         _size(row["model_size"]),
@@ -81,20 +83,35 @@ def _markdown_row(row: Mapping[str, Any]) -> str:
     return _line(cells)
 
 
-def _line(cells: Sequence[str]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int] = _WIDTHS) -> str:
     left, right = cells[0], cells[1:]
-    padded = [left.ljust(_WIDTHS[0]), *(cell.rjust(width) for cell, width in zip(right, _WIDTHS[1:], strict=True))]
+    padded = [left.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(right, widths[1:], strict=True))]
     return "| " + " | ".join(padded) + " |"
 
 
-def _rule() -> str:
-    return "| " + " | ".join(["-" * _WIDTHS[0], *("-" * (width - 1) + ":" for width in _WIDTHS[1:])]) + " |"
+def _rule(widths: Sequence[int] = _WIDTHS) -> str:
+    return "| " + " | ".join(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]) + " |"
+
+
+_COMPARED = {"model": 30, "backend": 10, "device": 24, "test": 20, "before t/s": 12, "now t/s": 12, "ratio": 6}
+_COMPARED_WIDTHS = (*_COMPARED.values(), 7)
+
+
+def compared(comparison: Comparison) -> list[str]:
+    """What a guard found, in lines of Markdown: what was compared, what could not be, and the verdict."""
+    found = [_line((*_COMPARED, "verdict"), _COMPARED_WIDTHS), _rule(_COMPARED_WIDTHS)]
+    for pair in comparison.pairs:
+        row, speeds = pair.row, (f"{pair.before:.2f}", f"{pair.now:.2f}", f"{pair.ratio:.3f}")
+        cells = (row.model, row.backend, row.device, row.test.name, *speeds, pair.verdict)
+        found.append(_line(cells, _COMPARED_WIDTHS))
+    return [*found, "", *comparison.notes]
 
 
 def _csv(rows: Sequence[Mapping[str, Any]], header: bool) -> str:
     out = io.StringIO()
     for row in rows:
         flat = {key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()}
+        flat = {key: int(value) if isinstance(value, bool) else value for key, value in flat.items()}
         writer = csv.DictWriter(out, list(flat), lineterminator="\n", quoting=csv.QUOTE_ALL)
         if header:
             writer.writeheader()
@@ -106,7 +123,7 @@ def _csv(rows: Sequence[Mapping[str, Any]], header: bool) -> str:
 def _sql(row: Mapping[str, Any]) -> str:
     def literal(value: Any) -> str:
         if isinstance(value, (int, float)):
-            return repr(value)
+            return repr(int(value) if isinstance(value, bool) else value)
         text = json.dumps(value) if isinstance(value, list) else str(value)
         return "'" + text.replace("'", "''") + "'"
 
@@ -114,7 +131,7 @@ def _sql(row: Mapping[str, Any]) -> str:
 
 
 def _sql_table(row: Mapping[str, Any]) -> str:
-    kinds = {int: "INTEGER", float: "REAL"}
+    kinds = {bool: "INTEGER", int: "INTEGER", float: "REAL"}
     columns = ",\n".join(f"  {name} {kinds.get(type(value), 'TEXT')}" for name, value in row.items())
     return f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"
 
