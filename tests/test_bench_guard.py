@@ -299,7 +299,7 @@ def test_with_text_on_an_adapter(tiny: Path, tmp_path: Path) -> None:
     [
         (("--against", "{}/none.json"), "cannot read"),
         (("--against", "{}/broken.json"), "is not JSON"),
-        (("--save", "{}/none/rows.json"), "cannot save rows in"),
+        (("--save", "{}/none/rows.json"), "cannot write"),
         (("--save", "{}"), "it is not a file"),
         (("--threshold", "3"), "give that too"),
         (("--against", "{}/broken.json", "--threshold", "nan"), "nan must be at least 0 and below 100"),
