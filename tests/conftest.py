@@ -13,12 +13,14 @@ from shaderlm.gpu import Device, open_device
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
     parser.addoption("--dawn", action="store_true", help="also compile and run every kernel under Dawn")
+    parser.addoption("--browser", action="store_true", help="also open pages in Chromium")
     parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long and Dawn tests are left out of the collection, not skipped, unless they were asked for."""
-    unwanted = {mark for mark in ("long", "dawn") if not config.getoption(f"--{'all' if mark == 'long' else mark}")}
+    """Long, Dawn and browser tests are left out of the collection, not skipped, unless they were asked for."""
+    asked = {"long": "--all", "dawn": "--dawn", "browser": "--browser"}
+    unwanted = {mark for mark, option in asked.items() if not config.getoption(option)}
     left_out = [item for item in items if unwanted & {mark.name for mark in item.iter_markers()}]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
