@@ -98,13 +98,14 @@ def pack_bias(bias: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
     return split_rows("bias", bias, dims, facts)
 
 
-def _over_ranges(
+def over_ranges(
     kernel: Kernel,
     constants: Mapping[str, Constant],
     workgroups: Callable[[int], int],
     dims: Dims,
     facts: Facts,
     epilogue: Epilogue,
+    more_params: Mapping[str, float] | None = None,
 ) -> Recipe:
     """One dispatch per row range; `workgroups` counts them from the rows of the range."""
     lay, k = layout(dims), padded_k(dims)
@@ -129,6 +130,7 @@ def _over_ranges(
                     "n_first": epilogue.columns(first),
                     "n_total": epilogue.columns(dims["N"]),
                     "epilogue": dims["bias"] * 1 + epilogue.residual * 2 + epilogue.gated * 4,
+                    **(more_params or {}),
                 },
                 constants,
                 {name: part(name, i) for name in ("weight", "scales", "bias")},
@@ -195,7 +197,7 @@ def gemv_with(cut: Gemv, dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -
     kernel = Kernel("linear/linear_gemv_staged", include, cut.needs)
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
     per_group = cut.rows * cut.threads // cut.team
-    return _over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, epilogue)
+    return over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, epilogue)
 
 
 def tile_shared_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN, half: bool = False) -> Recipe:
@@ -208,7 +210,7 @@ def tile_shared_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN, hal
     kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, "linear/epilogue"), needs)
     constants: dict[str, Constant] = {"TM": tm, "QUADS": quads, "tile4": "vec4<f16>" if half else "vec4<f32>"}
     tiles_m = ceil_div(dims["M"], 16 * tm)
-    return _over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 64), dims, facts, epilogue)
+    return over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 64), dims, facts, epilogue)
 
 
 def tile_shared_f16_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
@@ -227,7 +229,7 @@ def rows_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
     def workgroups(rows: int) -> int:
         return ceil_div(tiles_m * 4 * ceil_div(rows, 32), threads)
 
-    return _over_ranges(kernel, {"X_ROWS": x_rows}, workgroups, dims, facts, epilogue)
+    return over_ranges(kernel, {"X_ROWS": x_rows}, workgroups, dims, facts, epilogue)
 
 
 def on_a_cpu(dims: Dims, facts: Facts) -> bool:
