@@ -19,6 +19,7 @@ from shaderlm.gpu import Adapter, Device, Program, Slot, Step, adapters, open_de
 from shaderlm.gpu import device as device_module
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.facts import KINDS
+from shaderlm.gpu.mailbox import Mailbox, ThroughClasses, ThroughHandles
 from shaderlm.gpu.record import recorder, through_classes, through_handles
 from shaderlm.graph import reference
 from shaderlm.kernels import fold
@@ -351,3 +352,37 @@ def test_a_wgpu_without_handles_is_recorded_through_its_classes() -> None:
     recorder([("pipeline", "group", (1, 2, 3))])(Pass())
     wanted = [("set_pipeline", "pipeline"), ("set_bind_group", 0, "group"), ("dispatch_workgroups", 1, 2, 3)]
     assert said == wanted
+
+
+# Letters -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", [ThroughHandles, ThroughClasses])
+def test_letters_bring_what_was_there_when_they_were_posted(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several under way, opened out of order, and buffers used again."""
+    device = Device(choose(None))
+    native = device._native
+    post = way(native) if way is ThroughHandles else way()
+    monkeypatch.setattr(device, "_mailbox", Mailbox(native, post))
+    loaded = device.load(program(adding("letters")))
+    try:
+        for first in (1.0, 5.0):
+            letters = [device.submit([loaded], post=loaded.buffers["out"]) for _ in range(4)]
+            opened = {i: letters[i].open().view(np.float32)[0] for i in (0, 2, 1, 3)}  # type: ignore[union-attr]
+            assert opened == {i: first + i for i in range(4)}
+    finally:
+        release(loaded)
+
+
+def test_a_wgpu_without_native_functions_posts_through_its_classes() -> None:
+    assert isinstance(Mailbox(object())._post, ThroughClasses)
+
+
+def test_a_letter_that_cannot_be_mapped_is_a_device_error(device: Device) -> None:
+    loaded = device.load(program(adding("lost letter")))
+    letter = device.submit([loaded], post=loaded.buffers["out"])
+    assert letter is not None
+    letter.open()
+    with pytest.raises(DeviceError, match="did not come back"):
+        letter.open()  # its buffer is no longer mapped
+    release(loaded)

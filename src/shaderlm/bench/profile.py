@@ -100,10 +100,18 @@ class _Run:
 
     steps: list[_Step]
     interrupted: bool
+    before: Submission | None = None  # the last one before the first step: idle time is counted from its end
 
     @property
     def wall_us(self) -> float:
         return (self.steps[-1].end - self.steps[0].begin) / 1e3 / len(self.steps)
+
+
+def check(model: GpuModel, prompt: int, generated: int, depth: int) -> None:
+    """Everything must fit the context. Writing tokens begins with one that is already there."""
+    needed = max(depth + prompt, max(1, depth) + generated if generated else 0)
+    if needed > model.config.context:
+        raise InputError(f"{needed:,} positions are needed, the context holds {model.config.context:,}")
 
 
 def profile(
@@ -116,9 +124,7 @@ def profile(
     say: Callable[[str], None],
 ) -> Iterator[tuple[Phase, list[Event], bool]]:
     """Each phase as it is measured, with its trace, and whether it was interrupted; the last one then."""
-    needed = depth + max(prompt, generated)
-    if needed > model.config.context:
-        raise InputError(f"{needed:,} positions are needed, the context holds {model.config.context:,}")
+    check(model, prompt, generated, depth)
     session = model.session()
     try:
         if depth:
@@ -154,6 +160,7 @@ class _Prefill:
         """All repetitions, each waited for."""
         steps: list[_Step] = []
         try:
+            self.session.choose(None).wait()  # from here on the GPU waits for the first step
             for _ in range(self.repetitions):
                 begin = time.perf_counter_ns()
                 self.session.rewind(self.depth)
@@ -259,26 +266,27 @@ def _without_stamps(
         return dispatches, 1.0
     # Something must remain of a dispatch that happened to be shorter than a stamp takes.
     left = [max(timed.us - stamp_us, timed.us / 20) for timed in dispatches]
-    scale = busy / sum(left)
+    scale = busy / (sum(left) or 1)
     return tuple(replace(timed, us=us * scale) for timed, us in zip(dispatches, left, strict=True)), scale
 
 
 def _assign(run: _Run, seen: Sequence[Submission]) -> None:
-    """Submissions to the step in which they were made; the first, which made the token to go on from, to none."""
+    """Submissions to the step in which they were made; those that led up to the first step belong to none."""
     for submission in seen:
         made = next(iter(submission.host.values()))[0]
         owner = [step for step in run.steps if step.begin <= made <= step.end]
         if owner:
             owner[0].submissions.append(submission)
+        elif run.steps and made < run.steps[0].begin:
+            run.before = submission
 
 
 def _busy_and_idle(run: _Run) -> tuple[float, float]:
     """Microseconds per step between the stamps around submissions, and from the last stamp of one to the next."""
-    spans = np.array([s.ends for step in run.steps for s in step.submissions])
-    idle = float(np.sum(spans[1:, 0] - spans[:-1, 1]))
-    # There is one gap less than there are submissions: the mean gap stands for the one before the first.
-    gaps = idle * len(spans) / max(1, len(spans) - 1)
-    return float(np.sum(spans[:, 1] - spans[:, 0])) / 1e3 / len(run.steps), gaps / 1e3 / len(run.steps)
+    assert run.before is not None, "a run begins with a submission that no step owns"
+    spans = np.array([run.before.ends, *(s.ends for step in run.steps for s in step.submissions)])
+    busy, idle = spans[1:, 1] - spans[1:, 0], spans[1:, 0] - spans[:-1, 1]
+    return float(busy.sum()) / 1e3 / len(run.steps), float(idle.sum()) / 1e3 / len(run.steps)
 
 
 def _host(run: _Run) -> dict[str, float]:

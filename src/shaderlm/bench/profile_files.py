@@ -47,7 +47,7 @@ def read(path: Path) -> Profile:
         raise InputError(f"{path} cannot be read: {problem}") from problem
     try:
         found = json.loads(text)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise InputError(f"{path} is not JSON: {problem}") from problem
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise InputError(f"{path} is no profile; `shaderlm profile --json {path}` writes one")
@@ -55,25 +55,35 @@ def read(path: Path) -> Profile:
         raise InputError(f"{path} is a profile of version {found.get('version')!r}; this program reads {VERSION}")
     try:
         return _profile(found)
-    except (KeyError, TypeError, ValueError) as problem:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
         raise InputError(f"{path} is a damaged profile: {type(problem).__name__} {problem}") from problem
 
 
 def _profile(found: Mapping[str, Any]) -> Profile:
-    fields = {key: value for key, value in found.items() if key not in ("kind", "version", "roofline", "phases")}
+    fields = {key: value for key, value in found.items() if key not in ("kind", "version")}
     roofline = Roofline(**{key: _number(value) for key, value in found["roofline"].items()})
-    return Profile(**fields, roofline=roofline, phases=tuple(_phase(phase) for phase in found["phases"]))
+    if not roofline.bytes_per_second or not roofline.flops_per_second:
+        raise ValueError("a roof of 0")
+    phases = tuple(_phase(phase) for phase in found["phases"])
+    return Profile(**{**fields, "notes": tuple(found["notes"]), "roofline": roofline, "phases": phases})
 
 
 def _phase(found: Mapping[str, Any]) -> Phase:
-    dispatches = tuple(
-        Timed(**{**timed, "operands": tuple(timed["operands"]), "us": _number(timed["us"])})
-        for timed in found["dispatches"]
-    )
-    for key in ("wall_us", "gpu_us", "gap_us", "stamped_us", "watched_us", "scale"):
+    for key in ("wall_us", "scale"):
+        _number(found[key])
+    for key in ("gpu_us", "gap_us", "stamped_us", "watched_us"):
         if found[key] is not None:
             _number(found[key])
+    dispatches = tuple(_timed(timed) for timed in found["dispatches"])
     return Phase(**{**found, "dispatches": dispatches, "timeline": tuple(found["timeline"])})
+
+
+def _timed(found: Mapping[str, Any]) -> Timed:
+    wrong = [key for key in ("layer", "op", "route", "kernel") if not isinstance(found[key], str)]
+    if wrong:
+        raise ValueError(f"{wrong[0]} must be text, got {found[wrong[0]]!r}")
+    counts = {key: int(_number(found[key])) for key in ("workgroups", "bytes", "flops")}
+    return Timed(**{**found, **counts, "operands": tuple(found["operands"]), "us": _number(found["us"])})
 
 
 def _number(value: Any) -> float:

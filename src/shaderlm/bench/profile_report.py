@@ -112,6 +112,8 @@ def _table(
     *,
     largest_first: bool = False,
 ) -> Table:
+    from rich.text import Text
+
     groups = grouped(phase.dispatches, roofline, key)
     if largest_first:
         groups.sort(key=lambda group: -group.us)
@@ -119,13 +121,13 @@ def _table(
     table = new_table(title, first, "calls", "µs", "share", "µs each", "GB/s", "GFLOP/s", "% of roof")
     for group in groups:
         table.add_row(
-            group.name,
+            Text(group.name),  # names come from files: no markup
             str(group.calls),
             f"{group.us:,.1f}",
-            f"{100 * group.us / total:.1f} %",
+            f"{100 * group.us / total:.1f} %" if total else "–",
             f"{group.us / group.calls:,.1f}",
-            f"{group.bytes / group.us / 1e3:,.1f}" if group.bytes else "–",
-            f"{group.flops / group.us / 1e3:,.1f}" if group.flops else "–",
+            f"{group.bytes / group.us / 1e3:,.1f}" if group.bytes and group.us else "–",
+            f"{group.flops / group.us / 1e3:,.1f}" if group.flops and group.us else "–",
             f"{group.roof:.1f}",
         )
     return table
@@ -156,7 +158,7 @@ def rate(per_second: float) -> str:
 
 def comparison(before: Profile, after: Profile) -> Iterator[Table | str]:
     """Op by op, for the phases that both have: time, change, share."""
-    for what in ("model", "device", "driver"):
+    for what in ("model", "device", "driver", "clock"):
         one, other = getattr(before, what), getattr(after, what)
         if one != other:
             yield f"note: {what} differs: {one} before, {other} after"
@@ -173,6 +175,8 @@ def comparison(before: Profile, after: Profile) -> Iterator[Table | str]:
 
 
 def _compared(before: Profile, after: Profile, old: Phase, new: Phase) -> Table:
+    from rich.text import Text
+
     olds = {g.name: g for g in grouped(old.dispatches, before.roofline, lambda timed: timed.op)}
     news = {g.name: g for g in grouped(new.dispatches, after.roofline, lambda timed: timed.op)}
     sums = sum(g.us for g in olds.values()), sum(g.us for g in news.values())
@@ -182,11 +186,11 @@ def _compared(before: Profile, after: Profile, old: Phase, new: Phase) -> Table:
     for name in names:
         pair = (olds.get(name), news.get(name))
         table.add_row(
-            name,
+            Text(name),
             *(str(g.calls) if g else "–" for g in pair),
             *(f"{g.us:,.1f}" if g else "–" for g in pair),
             change(*(g.us if g else None for g in pair)),
-            *(f"{100 * g.us / total:.1f} %" if g else "–" for g, total in zip(pair, sums, strict=True)),
+            *(f"{100 * g.us / total:.1f} %" if g and total else "–" for g, total in zip(pair, sums, strict=True)),
         )
     table.add_section()
     counts = (str(len(old.dispatches)), str(len(new.dispatches)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,7 @@ def _refuse_others(ctx: click.Context) -> None:
     from click.core import ParameterSource
 
     others = [name for name in ctx.params if name != "compare"]
-    if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE and ctx.params[name] for name in others):
+    if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE and ctx.params[name] != () for name in others):
         raise click.UsageError("--compare takes two saved profiles and nothing else", ctx)
 
 
@@ -114,7 +115,7 @@ def _check_places(paths: Sequence[Path]) -> None:
     from ..bench.saving import check_place
     from ..errors import InputError
 
-    if len({path.resolve() for path in paths}) < len(paths):
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise InputError("--json, --trace and --html must name different files")
     for path in paths:
         check_place(path)
@@ -161,6 +162,7 @@ def _measured(
     unfused: Sequence[str],
 ) -> tuple[Profile, list[tuple[str, list[Event]]], bool]:
     from ..bench.build import commit
+    from ..bench.profile import check
     from ..bench.profile import profile as measure
     from ..bench.profile_files import Profile
     from ..bench.roofline import measure_roofline
@@ -169,14 +171,17 @@ def _measured(
     events: list[tuple[str, list[Event]]] = []
     interrupted = False
     facts = runner.device.facts
+    check(runner, prompt, generated, depth)
     with _spoken() as say:
         say("copy bandwidth and arithmetic")
         roofline = measure_roofline(runner.device)
-        for phase, traced, cut_short in measure(runner, prompt, generated, depth, repetitions, roofline.stamp_us, say):
-            phases.append(phase)
-            events.append((phase.name, traced))
-            interrupted = cut_short
-    found = Profile(
+        # Phases report by themselves that they were interrupted; here between them.
+        with suppress(KeyboardInterrupt):
+            for found in measure(runner, prompt, generated, depth, repetitions, roofline.stamp_us, say):
+                phase, traced, interrupted = found
+                phases.append(phase)
+                events.append((phase.name, traced))
+    result = Profile(
         model=name,
         device=facts.name,
         backend=facts.backend,
@@ -191,7 +196,7 @@ def _measured(
         roofline=roofline,
         phases=tuple(phases),
     )
-    return found, events, interrupted or len(phases) < bool(prompt) + bool(generated)
+    return result, events, interrupted or len(phases) < bool(prompt) + bool(generated)
 
 
 def _notes(runner: GpuModel, unfused: Sequence[str]) -> Iterator[str]:

@@ -96,7 +96,7 @@ class Device:
         self._queue = self._native.queue
         self._pipelines: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
         self._lock = threading.RLock()
-        self._mailbox = Mailbox(self._native, 16)
+        self._mailbox = Mailbox(self._native)
         self._watch: Watch | None = None
 
     def __repr__(self) -> str:
@@ -229,8 +229,7 @@ class Device:
             encoder = self._native.create_command_encoder()
             _encode(encoder, queue)
             staging = self._mailbox.stage(encoder, post) if post is not None else None
-            self._queue.submit([encoder.finish()])
-            return self._mailbox.post(staging) if staging is not None else None
+            return self._mailbox.submit(encoder.finish(), staging)
 
     @property
     def clock(self) -> str:

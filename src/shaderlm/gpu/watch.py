@@ -32,7 +32,7 @@ WALL = "wall clock"
 
 @dataclass
 class Submission:
-    """One submission. Times in nanoseconds: the host's by its own clock, the GPU's by the GPU's."""
+    """One submission. Times in nanoseconds: the host's by its own clock, the GPU's since its first stamp of all."""
 
     queue: tuple[Loaded, ...]
     host: dict[str, tuple[int, int]]  # encode, finish, submit: from, to
@@ -69,8 +69,10 @@ class Watch:
         marks.append(time.perf_counter_ns())
         commands = encoder.finish()
         marks.append(time.perf_counter_ns())
-        self._native.queue.submit([commands])
-        letter = self._mailbox.post(staging) if staging is not None else None
+        letter = self._mailbox.submit(commands, staging)
+        if queries is not None:  # only now will they be written; to read one that is not is to wait for ever
+            which, taken = queries
+            self._sets[which] = (self._sets[which][0], taken.stop)
         marks.append(time.perf_counter_ns())
         names = ("encode", "finish", "submit")
         host = {name: (marks[i], marks[i + 1]) for i, name in enumerate(names)}
@@ -79,7 +81,10 @@ class Watch:
 
     def collect(self) -> list[Submission]:
         """Everything that was submitted, with its times. Waits for the GPU, and forgets what it returns."""
-        ticks = [self._resolved(queries, count) if count else np.zeros(0) for queries, count in self._sets]
+        raw = [self._resolved(queries, count) if count else np.zeros(0, np.uint64) for queries, count in self._sets]
+        # As a float, a count of nanoseconds since 1970 would be rounded to 256.
+        zero = min((ticks.min() for ticks in raw if ticks.size), default=np.uint64(0))
+        ticks = [(found - zero).astype(np.float64) for found in raw]
         for submission, queries in self._seen:
             if queries is not None:
                 which, taken = queries
@@ -95,15 +100,14 @@ class Watch:
     # queries ---------------------------------------------------------------------------------------------
 
     def _take(self, count: int) -> Queries:
-        """The next queries of a set that has room for all of them."""
+        """The next queries of a set that has room for all of them. They count as taken once they are submitted."""
         assert count <= MOST_QUERIES, f"a submission of {count} stamps"
         if not self._sets or self._sets[-1][1] + count > MOST_QUERIES:
             self._add_set()
-        native, taken = self._sets[-1]
-        self._sets[-1] = (native, taken + count)
+        taken = self._sets[-1][1]
         return len(self._sets) - 1, range(taken, taken + count)
 
-    def _resolved(self, queries: Any, count: int) -> NDArray[np.float64]:
+    def _resolved(self, queries: Any, count: int) -> NDArray[np.uint64]:
         import wgpu
 
         usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
@@ -113,7 +117,7 @@ class Watch:
         self._native.queue.submit([encoder.finish()])
         read = np.frombuffer(self._native.queue.read_buffer(ticks, 0, 8 * count), np.uint64)
         ticks.destroy()
-        return read.astype(np.float64)
+        return read
 
     # ways to record --------------------------------------------------------------------------------------
 
@@ -168,8 +172,7 @@ class Watch:
             return None
         encoder = self._native.create_command_encoder()
         staging = self._mailbox.stage(encoder, post)
-        self._native.queue.submit([encoder.finish()])
-        return self._mailbox.post(staging)
+        return self._mailbox.submit(encoder.finish(), staging)
 
 
 def _all_of(queue: Sequence[Loaded]) -> Recorder:

@@ -1,0 +1,252 @@
+"""`shaderlm profile`: what is timed and that it adds up, watching, files, comparisons, mistakes and Ctrl-C."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm.bench.profile import Event, Phase, profile
+from shaderlm.bench.profile_files import trace
+from shaderlm.bench.roofline import Roofline, measure_roofline
+from shaderlm.cli.profile import _notes
+from shaderlm.engine import load
+from shaderlm.gpu import Device, open_device, release
+from shaderlm.gpu.watch import BY_PASS, IN_PASS, MOST_QUERIES, WALL
+from shaderlm.models.architecture import Step
+from shaderlm.runtime.gpu_model import GpuModel, _Session
+
+from .test_gpu_room import adding, program
+from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("profile")
+PROMPT, GENERATED = 16, 48
+CONTEXT = 128
+WITHOUT: dict[str, tuple[str, ...]] = {IN_PASS: (), BY_PASS: ("pass_timestamps",), WALL: ("timestamps",)}
+ROOFS = Roofline(2e9, 1e10, 30.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="q8_0", context=CONTEXT)
+
+
+@dataclass
+class Taken:
+    """A model on a device with one of the clocks, and a profile of it."""
+
+    model: GpuModel
+    phases: dict[str, Phase]
+    events: dict[str, list[Event]]
+
+
+def measured(model: GpuModel, prompt: int, generated: int, repetitions: int = 3) -> list[tuple[Phase, list[Event]]]:
+    found = list(profile(model, prompt, generated, 0, repetitions, 0.0, lambda text: None))
+    assert not any(interrupted for _, _, interrupted in found)
+    return [(phase, events) for phase, events, _ in found]
+
+
+@pytest.fixture(scope="module", params=WITHOUT)
+def taken(request: pytest.FixtureRequest, pytestconfig: pytest.Config, tiny: Path) -> Iterator[Taken]:
+    opened = open_device(pytestconfig.getoption("--device"), without=WITHOUT[request.param])
+    with load(tiny, device=opened) as loaded:
+        model: Any = loaded.runner
+        found = measured(model, PROMPT, GENERATED)
+        yield Taken(model, {p.name: p for p, _ in found}, {p.name: events for p, events in found})
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The roofs are taken for granted."""
+    monkeypatch.setattr("shaderlm.bench.roofline.measure_roofline", lambda device: ROOFS)
+
+
+# Dispatches and sums ------------------------------------------------------------------------------------------
+
+
+def planned(model: GpuModel, rows: int, logits: Any = "last") -> list[tuple[str, str, str, str]]:
+    launches = model.plan(Step(rows, CONTEXT, model.cache, logits)).launches
+    return [(launch.layer, launch.op, launch.route, launch.step.label) for launch in launches]
+
+
+def chosen(model: GpuModel) -> list[tuple[str, str, str, str]]:
+    return [("choose", "argmax", launch.route, launch.step.label) for launch in model._chooser_plan("argmax").launches]
+
+
+def names(phase: Phase) -> list[tuple[str, str, str, str]]:
+    return [(timed.layer, timed.op, timed.route, timed.kernel) for timed in phase.dispatches]
+
+
+def test_the_clocks(device: Device, taken: Taken) -> None:
+    known = device.facts
+    best = IN_PASS if known.pass_timestamps else BY_PASS if known.timestamps else WALL
+    wanted = {IN_PASS: best, BY_PASS: BY_PASS if known.timestamps else WALL, WALL: WALL}
+    without = tuple(name for name in ("pass_timestamps", "timestamps") if not getattr(taken.model.device.facts, name))
+    assert taken.model.device.clock == wanted[WALL if "timestamps" in without else BY_PASS if without else IN_PASS]
+    said = " ".join(_notes(taken.model, ()))
+    assert ("no timestamps" in said) == (taken.model.device.clock == WALL)
+    assert ("stamps passes only" in said) == (taken.model.device.clock == BY_PASS)
+
+
+def test_every_dispatch_is_timed_in_order(taken: Taken) -> None:
+    for name, rows in (("prefill", PROMPT), ("decode", 1)):
+        assert names(taken.phases[name]) == planned(taken.model, rows) + chosen(taken.model)
+
+
+def test_a_prompt_in_chunks(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three submissions and the choice; the later chunks see the keys of the ones before."""
+    model = taken.model
+    monkeypatch.setattr(model, "chunk", 8)
+    ((phase, _),) = measured(model, 20, 0)
+    chunks = [planned(model, 8, "none")] * 2 + [planned(model, 4), chosen(model)]
+    assert names(phase) == [row for chunk in chunks for row in chunk]
+    attended = sum(timed.flops for timed in phase.dispatches if timed.op == "attention")
+    heads, width, layers = model.config.heads, model.config.head_width, model.config.layers
+    assert attended == pytest.approx(layers * 4 * heads * width * (20 * 21 // 2), abs=len(phase.dispatches))
+
+
+def test_times_add_up(taken: Taken) -> None:
+    for phase in taken.phases.values():
+        assert (phase.rows, phase.steps) == ((PROMPT, 3) if phase.name == "prefill" else (1, GENERATED))
+        assert all(timed.us > 0 and timed.bytes > 0 and timed.flops >= 0 for timed in phase.dispatches)
+        assert list(phase.host_us) == ["prepare", "encode", "finish", "submit", "wait"]
+        assert min(phase.host_us.values()) >= 0
+        assert phase.wall_us / 2 < sum(phase.host_us.values()) <= phase.wall_us * (1 + 1e-9)
+        total = sum(timed.us for timed in phase.dispatches)
+        if taken.model.device.clock == WALL:
+            assert (phase.gpu_us, phase.gap_us, phase.scale) == (None, None, 1.0)
+            assert total == pytest.approx(phase.stamped_us)
+        else:
+            assert phase.gpu_us is not None
+            assert phase.gap_us is not None
+            assert total == pytest.approx(phase.gpu_us)
+            assert phase.gap_us >= 0
+
+
+def identity(phase: Phase) -> float:
+    assert phase.gpu_us is not None
+    assert phase.gap_us is not None
+    assert phase.watched_us is not None
+    return (phase.gpu_us + phase.gap_us) / phase.watched_us
+
+
+@pytest.mark.parametrize("taken", [IN_PASS, BY_PASS], indirect=True)
+def test_busy_and_idle_are_the_wall_time(taken: Taken) -> None:
+    """By two clocks. Another process may take the core between them: the best of three counts."""
+    off = [[abs(identity(phase) - 1) for phase, _ in measured(taken.model, PROMPT, GENERATED, 10)] for _ in range(3)]
+    for phase, tries in zip(("prefill", "decode"), zip(*off, strict=True), strict=True):
+        assert min(tries) < 0.1, f"{phase}: {tries}"
+
+
+@pytest.mark.parametrize("taken", [IN_PASS, BY_PASS], indirect=True)
+def test_waiting_for_the_host_is_idle_before_the_first_step_too(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that takes 20 ms before each of three prompts leaves the GPU idle for 60, not for 40 and a guess."""
+    real = _Session.rewind
+
+    def late(self: _Session, length: int) -> None:
+        time.sleep(0.02)
+        real(self, length)
+
+    monkeypatch.setattr(_Session, "rewind", late)
+    tries = [abs(identity(measured(taken.model, 2, 0)[0][0]) - 1) for _ in range(3)]
+    assert min(tries) < 0.1, tries
+
+
+# Watching -----------------------------------------------------------------------------------------------------
+
+
+def tokens(model: GpuModel) -> list[int]:
+    session = model.session()
+    try:
+        session.feed([5, 9, 40, 77])
+        return [session.choose(None).wait(), *(session.advance(None).wait() for _ in range(6))]
+    finally:
+        session.close()
+
+
+def test_watching_changes_no_result(taken: Taken) -> None:
+    plain = tokens(taken.model)
+    assert len(set(plain)) > 1
+    for grain in ("host", "submission", "dispatch"):
+        with taken.model.device.watched(grain) as watch:
+            assert tokens(taken.model) == plain, grain
+        assert len(watch.collect()) == 8
+        assert watch.collect() == []
+
+
+def test_more_stamps_than_a_set_holds(taken: Taken) -> None:
+    device = taken.model.device
+    loaded = device.load(program(adding("many"), steps=4))
+    try:
+        with device.watched("dispatch") as watch:
+            for _ in range(5):
+                device.submit([loaded] * 250)
+        seen = watch.collect()
+        assert device.read(loaded.buffers["out"], 4).view(np.float32)[0] == 5000 > MOST_QUERIES
+    finally:
+        release(loaded)
+    assert [len(submission.ends) for submission in seen] == [1001] * 5
+    every = np.concatenate([submission.ends for submission in seen])
+    assert (np.diff(every) >= 0).all()
+    assert every[-1] > every[0] == 0
+
+
+def test_a_watch_ends_with_an_exception(taken: Taken) -> None:
+    device = taken.model.device
+    with pytest.raises(ZeroDivisionError), device.watched("dispatch"):
+        raise ZeroDivisionError
+    with device.watched("submission") as watch:
+        tokens(taken.model)
+    tokens(taken.model)
+    assert len(watch.collect()) == 8, "what runs after a watch is not seen by it"
+
+
+# Roofs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clock", [IN_PASS, WALL])
+def test_roofs_are_measured(clock: str, pytestconfig: pytest.Config) -> None:
+    found = measure_roofline(open_device(pytestconfig.getoption("--device"), without=WITHOUT[clock]))
+    assert min(found.bytes_per_second, found.flops_per_second, found.dispatch_us) > 0
+    assert found.stamp_us >= 0
+    assert found.stamp_us == 0 or clock != WALL
+
+
+def test_the_higher_roof_counts() -> None:
+    roofs = Roofline(1e9, 4e9, 5.0, 1.0)
+    assert [roofs.floor_us(*work) for work in ((1000, 0), (0, 4000), (1000, 8000))] == pytest.approx([1.0, 1.0, 2.0])
+
+
+# Traces -------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_in_order(taken: Taken) -> None:
+    text = json.dumps(trace(list(taken.events.items())), allow_nan=False)
+    every = json.loads(text)["traceEvents"]
+    named = [(e["pid"], e.get("tid"), e["name"], e["args"]["name"]) for e in every if e["ph"] == "M"]
+    for pid, name in enumerate(taken.events, 1):
+        about = [(None, "process_name", name), (1, "thread_name", "host"), (2, "thread_name", "GPU")]
+        assert [row[1:] for row in named if row[0] == pid] == about
+        rows: dict[int, list[Any]] = {
+            tid: [e for e in every if (e["pid"], e.get("tid")) == (pid, tid)] for tid in (1, 2)
+        }
+        for row in rows.values():
+            row[:] = [event for event in row if event["ph"] == "X"]
+            assert all(event["dur"] >= 0 for event in row)
+            for one, other in itertools.pairwise(row):
+                assert one["ts"] + one["dur"] <= other["ts"] + 0.002, "written to a nanosecond"
+        phase = taken.phases[name]
+        step = [event["name"] for event in rows[2]][: len(phase.dispatches)]
+        assert step == [timed.kernel for timed in phase.dispatches]
+        submits = [event for event in rows[1] if event["name"] == "submit"]
+        sizes = [len(step) - 1, 1] if name == "prefill" else [len(step)]  # the choice of a prompt's token comes alone
+        owners = [submit for submit, size in zip(submits, sizes * phase.steps, strict=True) for _ in range(size)]
+        for event, submit in zip(rows[2], owners, strict=True):
+            assert event["ts"] >= submit["ts"] - 0.001

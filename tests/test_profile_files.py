@@ -1,0 +1,253 @@
+"""Profiles as files, whole and damaged; as tables; and two of them side by side."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shaderlm.bench.profile import Phase, Timed, profile
+from shaderlm.bench.profile_files import Profile, read
+from shaderlm.bench.profile_report import comparison, summary, tables
+from shaderlm.bench.roofline import Roofline
+from shaderlm.bench.saving import write_whole
+from shaderlm.engine import load
+from shaderlm.errors import InputError
+from shaderlm.gpu import Device
+from shaderlm.gpu.watch import IN_PASS
+
+from .command_line import shaderlm
+from .tiny_models import write_tiny_llama
+
+ROOFS = Roofline(2e9, 1e10, 30.0, 0.0)
+
+# Files --------------------------------------------------------------------------------------------------------
+
+
+def timed(op: str, us: float, **changed: Any) -> Timed:
+    return replace(Timed("blk.0", op, "route", f"{op}_kernel", 4, ("x", "out"), us, 1000, 2000), **changed)
+
+
+def phase_of(*dispatches: Timed, **changed: Any) -> Phase:
+    total = sum(timed.us for timed in dispatches)
+    timeline = ({"host": [["prepare", 0.0, 5.0]], "gpu": [5.0, 80.0]},)
+    made = Phase("decode", 1, 0, 8, 90.0, 95.0, total, 10.0, total, 1.0, {"wait": 80.0}, dispatches, timeline)
+    return replace(made, **changed)
+
+
+def made_up(*phases: Phase, **changed: Any) -> Profile:
+    words = ("Tiny", "a device", "Vulkan", "1.2", False, "0.1", "abc", "2026-01-01", "shaderlm profile", IN_PASS)
+    return replace(Profile(*words, ("a note",), ROOFS, phases or (phase_of(timed("add", 60.0)),)), **changed)
+
+
+def saved(path: Path, record: Any) -> Path:
+    path.write_text(record if isinstance(record, str) else json.dumps(record), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def unfused_and_fused(device: Device, tmp_path_factory: pytest.TempPathFactory) -> list[Profile]:
+    path = write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    found = []
+    for fusions in ((), None):
+        with load(path, device=device, fusions=fusions) as loaded:
+            model: Any = loaded.runner
+            found.append(made_up(*(phase for phase, *_ in profile(model, 4, 2, 0, 1, 0.0, lambda text: None))))
+    return found
+
+
+def test_a_profile_comes_back_from_its_file(unfused_and_fused: list[Profile], tmp_path: Path) -> None:
+    for found in (*unfused_and_fused, made_up(), made_up(phase_of(gpu_us=None))):
+        assert read(saved(tmp_path / "a.json", found.record())) == found
+
+
+def altered(record: Any, *path: Any, to: Any) -> Any:
+    """A copy with another value somewhere; Ellipsis takes it out."""
+    made = copy.deepcopy(record)
+    place = made
+    for key in path[:-1]:
+        place = place[key]
+    if to is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = to
+    return made
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inside:
+        yield (*path, key)
+        yield from places(part, (*path, key))
+
+
+RECORD: Any = json.loads(json.dumps(made_up().record()))
+DISPATCH = ("phases", 0, "dispatches", 0)
+DAMAGED: dict[str, Any] = {
+    "truncated": json.dumps(RECORD)[:-40],
+    "empty": "",
+    "deep": "[" * 100_000,
+    "a list": "[]",
+    "another kind": altered(RECORD, "kind", to="shaderlm-benchmark"),
+    "another version": altered(RECORD, "version", to=2),
+    "no model": altered(RECORD, "model", to=...),
+    "no phases": altered(RECORD, "phases", to=None),
+    "roofs in a list": altered(RECORD, "roofline", to=[1.0, 2.0]),
+    "a phase in a list": altered(RECORD, "phases", 0, to=[]),
+    "no wall time": altered(RECORD, "phases", 0, "wall_us", to=None),
+    "NaN": altered(RECORD, *DISPATCH, "us", to=float("nan")),
+    "negative": altered(RECORD, *DISPATCH, "us", to=-1.0),
+    "huge": altered(RECORD, *DISPATCH, "us", to=10**400),
+    "a word": altered(RECORD, *DISPATCH, "us", to="60"),
+    "bytes in words": altered(RECORD, *DISPATCH, "bytes", to="1000"),
+    "negative operations": altered(RECORD, *DISPATCH, "flops", to=-5),
+    "an op that is a number": altered(RECORD, *DISPATCH, "op", to=5),
+    "one field more": altered(RECORD, *DISPATCH, "colour", to="red"),
+    "a field less": altered(RECORD, *DISPATCH, "kernel", to=...),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_one_line(name: str, tmp_path: Path) -> None:
+    whole, bad = saved(tmp_path / "a.json", RECORD), saved(tmp_path / "bad.json", DAMAGED[name])
+    done = shaderlm("profile", "--compare", whole, bad)
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(r"shaderlm: .*bad\.json.*\n", done.err)
+
+
+def test_no_change_of_a_file_ends_in_a_traceback(tmp_path: Path) -> None:
+    """Either it is refused in one line or it can be compared."""
+    whole = made_up()
+    wrong: tuple[Any, ...] = (..., None, "[/x]", -1, 0, float("nan"), 10**400, True, [], {}, [None], {"a": 1})
+    broken, refusals = [], set[str]()
+    for path, value in itertools.product(places(RECORD), wrong):
+        try:
+            found = read(saved(tmp_path / "bad.json", altered(RECORD, *path, to=value)))
+            printed(found, whole)
+            printed(whole, found)
+        except InputError as problem:
+            refusals.add(str(problem))
+        except Exception as problem:
+            broken.append(f"{path} = {value!r:.20}: {type(problem).__name__} {problem}"[:150])
+    assert not broken, f"{len(broken)}:\n" + "\n".join(broken)
+    assert not [text for text in refusals if "\n" in text]
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    place = saved(tmp_path / "a.json", "before")
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(InputError, match="No space left"):
+        write_whole(place, "after")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert place.read_text(encoding="utf-8") == "before"
+
+
+# Reports ------------------------------------------------------------------------------------------------------
+
+
+def printed(before: Profile, after: Profile) -> str:
+    out = Console(file=io.StringIO(), width=160)
+    for part in comparison(before, after):
+        out.print(part, markup=not isinstance(part, str))
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue()
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    """Rows of tables by their first cell."""
+    split = (re.split(r"\s{2,}", line.strip()) for line in text.splitlines())
+    return {row[0]: row[1:] for row in split if len(row) > 1}
+
+
+def shown(phase: Phase, roofline: Roofline = ROOFS) -> str:
+    out = Console(file=io.StringIO(), width=160)
+    for table in tables(phase, roofline):
+        out.print(table)
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue()
+
+
+def test_numbers_of_a_table() -> None:
+    """60 µs for 3,000 bytes and 6,000 operations; at best 0.5 µs each by 2 GB/s."""
+    last = timed("mul", 20.0, layer="output", bytes=0, flops=0)
+    text = shown(phase_of(timed("add", 25.0), timed("add", 35.0, bytes=2000, flops=4000), last))
+    rows = cells(text)
+    assert rows["add_kernel"] == ["2", "60.0", "75.0 %", "30.0", "0.1", "0.1", "2.5"]
+    assert rows["mul_kernel"] == ["1", "20.0", "25.0 %", "20.0", "–", "–", "0.0"]
+    assert (rows["add"], rows["mul"]) == (rows["add_kernel"], rows["mul_kernel"])
+    assert (rows["blk.0"], rows["output"]) == (rows["add"], rows["mul"])
+    assert [line.strip() for line in text.splitlines() if line.startswith("decode")] == [
+        "decode by kernel", "decode by op", "decode by layer",
+    ]  # fmt: skip
+
+
+def test_a_dispatch_too_short_for_the_clock() -> None:
+    """Some clocks tick every 100 µs: a table says nothing of a rate then, and the others stay."""
+    text = shown(phase_of(timed("add", 60.0), timed("mul", 0.0)))
+    assert cells(text)["add"][1] == "60.0"
+    assert cells(text)["mul"][1:3] == ["0.0", "0.0 %"]
+    zero = made_up(phase_of(timed("mul", 0.0)))
+    assert "mul" in printed(zero, zero)
+
+
+def test_a_summary_says_what_there_is() -> None:
+    whole = "\n".join(summary(phase_of(timed("add", 60.0)), ROOFS))
+    assert "60 µs busy + 10 µs idle = 70 µs (73.7 % of 95 µs wall" in whole
+    assert "wait 80 µs" in whole
+    assert "interrupted" not in whole
+    nothing: dict[str, Any] = dict.fromkeys(("watched_us", "gpu_us", "gap_us", "stamped_us"))
+    cut = "\n".join(summary(phase_of(**nothing), ROOFS))
+    assert "90 µs per step" in cut
+    assert "interrupted before single dispatches were timed" in cut
+    assert "busy" not in cut
+
+
+def test_a_comparison_op_by_op() -> None:
+    before = phase_of(timed("add", 60.0), timed("mul", 20.0), timed("silu_mul", 20.0), wall_us=100.0)
+    after = phase_of(timed("add", 15.0), timed("add", 15.0), timed("mul", 25.0), timed("sample", 5.0), wall_us=50.0)
+    rows = cells(printed(made_up(before), made_up(after)))
+    assert rows["add"] == ["1", "2", "60.0", "30.0", "-50.0 %", "60.0 %", "50.0 %"]
+    assert rows["mul"] == ["1", "1", "20.0", "25.0", "+25.0 %", "20.0 %", "41.7 %"]
+    assert rows["silu_mul"] == ["1", "–", "20.0", "–", "gone", "20.0 %", "–"]
+    assert rows["sample"] == ["–", "1", "–", "5.0", "new", "–", "8.3 %"]
+    assert rows["all dispatches"] == ["3", "4", "100.0", "60.0", "-40.0 %"]
+    assert rows["wall"] == ["100.0", "50.0", "-50.0 %"]
+    assert "note" not in printed(made_up(before), made_up(after))
+
+
+def test_a_comparison_notes_what_else_differs() -> None:
+    other = made_up(phase_of(timed("add", 60.0), depth=100), model="Huge", device="a GPU", driver="2.0")
+    text = printed(made_up(), other)
+    for what in ("model differs: Tiny before, Huge after", "device differs: a device", "driver differs: 1.2"):
+        assert f"note: {what}" in text
+    assert "note: decode differs: 1 rows at depth 0 before, 1 rows at depth 100 after" in text
+    with pytest.raises(InputError, match="no phase in common"):
+        printed(made_up(), made_up(phase_of(timed("add", 1.0), name="prefill")))
+    with pytest.raises(InputError, match="no phase in common"):
+        printed(made_up(), made_up(phase_of(gpu_us=None)))
+    blind = made_up(phase_of(timed("add", 60.0), gpu_us=None, gap_us=None))
+    assert cells(printed(blind, blind))["GPU busy"] == ["–", "–", "–"]
+
+
+def test_unfused_against_fused(unfused_and_fused: list[Profile]) -> None:
+    prefill, decode = printed(*unfused_and_fused).split("decode, µs per step")
+    for i, rows in enumerate((cells(prefill), cells(decode))):
+        assert rows["silu_mul"][4] == "gone"
+        assert rows["linear_silu_mul"][4] == "new"
+        # q, k, v, output, gate, up and down of two layers and the logits; fused, qkv of each and the logits.
+        assert rows["linear"][:2] == ["15", "3"]
+        counts = [str(len(found.phases[i].dispatches)) for found in unfused_and_fused]
+        assert rows["all dispatches"][:2] == counts
