@@ -24,7 +24,7 @@ from .command_line import shaderlm, start
 from .tiny_models import write_tiny_llama
 
 PP8 = Trial(8, 0)
-SUBJECT = tables.Subject("/models/m.gguf", "M Q4_0", 100, 50, "Vulkan", "Card", "driver 1", "0.1", "abc", "f16")
+SUBJECT = tables.Subject("/models/m.gguf", "M Q4_0", 100, 50, "Vulkan", "Card", "driver 1", "0.1", "abc", "f16", "fast")
 
 
 def record(per_second: float = 100.0, test: Trial = PP8, **changes: Any) -> dict[str, Any]:
@@ -81,8 +81,8 @@ def test_rows_of_one_side_are_named_and_the_others_compared() -> None:
     )
     assert [pair.row.test for pair in found.pairs] == [tests[0]]
     assert found.notes[:2] == (
-        "saved, but not measured now: tg4, pp8 @ d16 of M Q4_0 (m.gguf) on Card (Vulkan, cache f16)",
-        "measured now, but not saved: pp8 +text of M Q4_0 (m.gguf) on Card (Vulkan, cache f16)",
+        "saved, but not measured now: tg4, pp8 @ d16 of M Q4_0 (m.gguf) on Card (Vulkan, cache f16, fast)",
+        "measured now, but not saved: pp8 +text of M Q4_0 (m.gguf) on Card (Vulkan, cache f16, fast)",
     )
 
 

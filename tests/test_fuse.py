@@ -30,20 +30,44 @@ def build(rows: int = 3, **options: Any) -> Graph:
     return made.build(config, Step(rows, 8))
 
 
-def test_a_layer_becomes_seven_nodes() -> None:
+def test_a_layer_becomes_six_nodes() -> None:
     graph, refusals = fuse(build())
     layers = TINY[0]
     assert refusals == ()
     assert ops(graph) == {
         "embedding": 1,
-        "rms_norm_mul": 2 * layers + 1,
-        "linear": layers + 1,  # q, k and v as one; the output matrix
+        "rms_norm_linear": layers + 1,  # q, k and v as one; the output matrix
         "rope_kv_write": layers,
         "attention": layers,
         "linear_add": 2 * layers,
-        "linear_silu_mul": layers,
+        "rms_norm_linear_silu_mul": layers,
         "columns": 1,  # the last row
     }
+
+
+def test_what_cannot_be_run_is_not_fused() -> None:
+    """The one who will run the graph may refuse a node, and is quoted."""
+    graph, refusals = fuse(build(), why_not=lambda node: "no" if node.op == "rms_norm_linear" else None)
+    assert ops(graph)["rms_norm_linear"] == 0
+    assert ops(graph)["rms_norm_linear_silu_mul"] == TINY[0]
+    assert [(r.fusion, r.reason) for r in refusals] == [("rms_norm_linear", "no")] * (TINY[0] + 1)
+
+
+def test_a_norm_that_others_read_too_is_not_folded() -> None:
+    b = Builder()
+    b.tensor("x", 1, 32, role="input")
+    b.tensor("n", 32, role="weight")
+    b.tensor("w", 8, 32, role="weight")
+    for name, width in (("normed", 32), ("y", 8), ("sum", 32)):
+        b.tensor(name, 1, width)
+    b.add("rms_norm_mul", {"rows": 1, "width": 32}, {"x": "x", "weight": "n"}, "l", out="normed")
+    b.add("linear", {"M": 1, "K": 32, "N": 8}, {"x": "normed", "weight": "w"}, "l", out="y")
+    graph, refusals = fuse(b.graph("y", "normed"))
+    assert [node.op for node in graph.nodes] == ["rms_norm_mul", "linear"]
+    b.add("add", {"count": 32}, {"a": "normed", "b": "x"}, "l", out="sum")
+    graph, more = fuse(b.graph("y", "sum"))
+    assert [node.op for node in graph.nodes] == ["rms_norm_mul", "linear", "add"]
+    assert [r.reason for r in (*refusals, *more)] == [f"normed is also read by {who}" for who in ("the outside", "add")]
 
 
 def test_without_fusions_the_graph_stays() -> None:
@@ -85,7 +109,7 @@ def test_every_subset_of_fusions_computes_the_same(rows: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_fusion_changes_the_graph(name: str) -> None:
-    needs = {"add_rms_norm": ["rms_norm_mul", "add_rms_norm"]}.get(name, [name])
+    needs = ["rms_norm_mul", name] if name in ("add_rms_norm", "rms_norm_linear") else [name]
     before = fuse(build(), needs[:-1])[0]
     assert fuse(build(), needs)[0].nodes != before.nodes
 
@@ -93,8 +117,8 @@ def test_each_fusion_changes_the_graph(name: str) -> None:
 def test_mixed_formats_merge_what_they_can_and_say_what_not() -> None:
     graph, refusals = fuse(build(formats={"attn_v": "f16", "ffn_up": "f16"}))
     count = ops(graph)
-    assert count["linear_silu_mul"] == 0
-    assert count["linear"] == TINY[0] * 4 + 1  # q+k, v, gate, up in each layer; the output matrix
+    assert count["linear_silu_mul"] == count["rms_norm_linear_silu_mul"] == 0
+    assert count["rms_norm_linear"] == TINY[0] * 4 + 1  # q+k, v, gate, up in each layer; the output matrix
     assert count["rope_kv_write"] == TINY[0]
     said = [f"{refusal.fusion} {refusal.layer} {refusal.reason}" for refusal in refusals]
     gate = "blk.1.ffn_gate.weight is q4_0, blk.1.ffn_up.weight is f16"

@@ -130,8 +130,6 @@ def test_wgsl_file(path: Path) -> None:
     if found:
         assert found[-1][1:] == ("uniform", "params"), "params come last"
         assert spaces.count("uniform") == 1
-        assert "@compute @workgroup_size(WG)" in text
-        assert text.count("fn main(") == 1
 
 
 # Routes, discovered --------------------------------------------------------------------------------------
@@ -186,6 +184,7 @@ def test_route(route: Route) -> None:
         for dispatch in recipe.dispatches:
             shader = compose(dispatch.kernel, dispatch.constants)
             assert shader.bindings[-1] == ("params", "uniform")
+            assert shader.source.count("@compute @workgroup_size(WG)\nfn main(") == 1
             assert {name for name, _ in shader.params} == set(dispatch.params)
             bound |= {dispatch.bind.get(name, name) for name, _ in shader.bindings[:-1]}
         assert bound == set(recipe.buffers), "buffers and bindings differ"
@@ -238,4 +237,4 @@ def test_route_names_are_unique_and_the_default_is_exact() -> None:
         names = [route.name for route in routes]
         assert len(names) == len(set(names)), op
         assert all(re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) for name in names), names
-        assert routes[0].exact, f"{op}: the preferred route rounds"
+        assert routes[0].exact or all(route.fast for route in routes), f"{op}: the preferred route rounds"

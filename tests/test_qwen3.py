@@ -113,20 +113,20 @@ def build(rows: int = 3, **options: Any) -> Any:
     return made.build(config, Step(rows, 8))
 
 
-def test_a_layer_becomes_eleven_nodes() -> None:
-    """A llama's seven; two norms of heads, and the columns of q and k that they read."""
+def test_a_layer_becomes_ten_nodes() -> None:
+    """A llama's six; two norms of heads, and the columns of q and k that they read."""
     graph, refusals = fuse(build(rows=1))
     layers = TINY[0]
     assert refusals == ()
     assert ops(graph) == {
         "embedding": 1,
-        "rms_norm_mul": 4 * layers + 1,
-        "linear": layers + 1,
+        "rms_norm_mul": 2 * layers,
+        "rms_norm_linear": layers + 1,
         "columns": 2 * layers,  # those of v are read by rope_kv_write where they are
         "rope_kv_write": layers,
         "attention": layers,
         "linear_add": 2 * layers,
-        "linear_silu_mul": layers,
+        "rms_norm_linear_silu_mul": layers,
     }
 
 
@@ -150,7 +150,7 @@ def test_fused_is_unfused_on_the_gpu(fusions: tuple[str, ...], tiny: Path, devic
 
 def test_formats_that_differ_are_merged_where_they_can_be() -> None:
     graph, refusals = fuse(build(formats={"attn_v": "f16"}))
-    assert ops(graph)["linear"] == 2 * TINY[0] + 1  # q and k, v; the output matrix
+    assert ops(graph)["rms_norm_linear"] == 2 * TINY[0] + 1  # q and k, v; the output matrix
     assert {refusal.fusion for refusal in refusals} == {"linear_merge"}
     assert "attn_v.weight is f16" in refusals[0].reason
 

@@ -29,12 +29,14 @@ class RowKey(NamedTuple):
     backend: str
     device: str
     cache: str
+    precision: str
     test: Trial
 
     @property
     def subject(self) -> str:
         """All but the test."""
-        return f"{self.model} ({self.file}) on {self.device} ({self.backend}, cache {self.cache})"
+        how = f"{self.backend}, cache {self.cache}, {self.precision or 'precision not told'}"
+        return f"{self.model} ({self.file}) on {self.device} ({how})"
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ _FIELDS: Mapping[str, tuple[tuple[Callable[[object], bool], str], object]] = {
     "n_depth": (_COUNT, 0),
     "type_k": (_TEXT, ""),
     "type_v": (_TEXT, ""),
+    "precision": (_TEXT, ""),
     "with_text": ((lambda value: isinstance(value, bool), "true or false"), False),
     "avg_ns": (_POSITIVE, 1),
     "samples_ns": (_LIST, [1]),
@@ -148,9 +151,10 @@ def speed(record: Mapping[str, Any], where: str) -> Speed:
         raise InputError(f"{where}: n_prompt or n_gen must be above 0, both are 0")
     file = str(row["model_filename"]).replace("\\", "/").rsplit("/", 1)[-1]
     caches = dict.fromkeys((row["type_k"], row["type_v"]))
-    names = (row["model_type"], file, row["model_n_params"], row["backends"], row["gpu_info"], "/".join(caches))
+    names = (row["model_type"], file, row["model_n_params"], row["backends"], row["gpu_info"])
     software = (row["driver"], str(row["build_number"]), row["build_commit"])
-    return Speed(RowKey(*names, test), float(row["avg_ts"]), *software)
+    key = RowKey(*names, "/".join(caches), row["precision"], test)
+    return Speed(key, float(row["avg_ts"]), *software)
 
 
 # Comparing -------------------------------------------------------------------------------------------------
@@ -266,6 +270,7 @@ def _nothing_in_common(before: Sequence[Speed], now: Sequence[Speed]) -> str:
         "backend": lambda row: row.key.backend,
         "device": lambda row: row.key.device,
         "cache": lambda row: row.key.cache,
+        "precision": lambda row: row.key.precision,
         "tests": lambda row: row.key.test.name,
     }
     differing = _differing(before, now, parts)

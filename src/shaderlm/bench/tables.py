@@ -27,6 +27,7 @@ class Subject:
     version: str
     commit: str
     cache: str
+    precision: str
 
 
 def record(subject: Subject, result: Result, when: str) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def record(subject: Subject, result: Result, when: str) -> dict[str, Any]:
         "model_n_params": subject.model_n_params,
         "type_k": subject.cache,
         "type_v": subject.cache,
+        "precision": subject.precision,
         "n_prompt": result.test.prompt,
         "n_gen": result.test.generated,
         "n_depth": result.test.depth,

@@ -35,9 +35,9 @@ def progress_bar() -> Iterator[Progress | None]:
         yield update
 
 
-def load_model(model: str | None, device: str, context: int | None) -> LanguageModel:
+def load_model(model: str | None, device: str, context: int | None, precision: str) -> LanguageModel:
     """The model, loaded under a progress bar."""
     from ..engine import load
 
     with progress_bar() as progress:
-        return load(model, device=device, context=context, progress=progress)
+        return load(model, device=device, context=context, precision=precision, progress=progress)

@@ -31,14 +31,21 @@ def _applied(options: Sequence[Callable[[Command], Command]], command: Command) 
     return command
 
 
+def precision_option(command: Command) -> Command:
+    """--precision, as the argument `precision`."""
+    words = "exact: no rounding of the inputs of matrix products to 8 bits, which GPUs do for speed."
+    return click.option("--precision", type=click.Choice(["fast", "exact"]), default="fast", help=words)(command)
+
+
 def model_options(command: Command) -> Command:
-    """--model, --device and --context, as the arguments `model`, `device` and `context`."""
+    """--model, --device, --context and --precision, as arguments of these names."""
     named = "Path of a .gguf file, hf:ORG/REPO/FILE.gguf, or a name (default: smollm2-135m, fetched once)."
     where = "auto (default: a GPU, or else the CPU), cpu, or an adapter: a kind, a number or part of its name."
     options = [
         click.option("-m", "--model", help=named),
         click.option("--device", default="auto", help=where),
         click.option("--context", type=click.IntRange(1), help="Most tokens of a conversation (default: the model's)."),
+        precision_option,
     ]
     return _applied(options, command)
 

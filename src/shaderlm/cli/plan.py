@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .options import model_argument, one_model
+from .options import model_argument, one_model, precision_option
 
 
 @click.command()
@@ -13,6 +13,7 @@ from .options import model_argument, one_model
 @click.option("--rows", type=click.IntRange(2), help="Tokens of the prefill; 128, or the context if that is shorter.")
 @click.option("--capacity", type=click.IntRange(1), help="Positions in the cache; 256, or the context.")
 @click.option("--unfused", is_flag=True, help="Without any fusion.")
+@precision_option
 @click.option("--wgsl", metavar="KERNEL", help="Print the composed WGSL of this kernel instead.")
 def plan(
     given: tuple[str, ...],
@@ -21,6 +22,7 @@ def plan(
     rows: int | None,
     capacity: int | None,
     unfused: bool,
+    precision: str,
     wgsl: str | None,
 ) -> None:
     """Print the plans of MODEL (default: smollm2-135m): which kernels run, in which order, on what."""
@@ -28,7 +30,9 @@ def plan(
     from ..errors import InputError
     from ..runtime.plan_text import describe
 
-    made = plans(one_model(given, model), device=device, rows=rows, capacity=capacity, fusions=() if unfused else None)
+    fusions = () if unfused else None
+    sizes = {"rows": rows, "capacity": capacity}
+    made = plans(one_model(given, model), device=device, **sizes, fusions=fusions, precision=precision)
     if wgsl is None:
         print("\n\n".join(map(describe, made)))
         return

@@ -16,7 +16,7 @@ import click
 
 from .. import __version__
 from .loading import progress_bar
-from .options import model_argument, one_model
+from .options import model_argument, one_model, precision_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +42,7 @@ _file = click.Path(dir_okay=False, path_type=Path)
 @click.option("-d", "--n-depth", "depth", type=click.IntRange(0), default=0, help="Tokens already in the cache.")
 @click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=3, show_default=True, help="Of the prompt.")
 @click.option("--device", default=None, help="Adapter: a kind, a number or part of a name (default: the best one).")
+@precision_option
 @click.option("--unfused", multiple=True, metavar="FUSION", help="Leave out a fusion, or `all`. May be repeated.")
 @click.option("--json", "saved", type=_file, help="Write the profile there, for --compare.")
 @click.option("--trace", "traced", type=_file, help="Write a trace for ui.perfetto.dev or chrome://tracing.")
@@ -57,6 +58,7 @@ def profile(
     depth: int,
     repetitions: int,
     device: str | None,
+    precision: str,
     unfused: tuple[str, ...],
     saved: Path | None,
     traced: Path | None,
@@ -82,7 +84,7 @@ def profile(
     fusions = _kept(unfused)
     wanted = [path for path in (saved, traced, page) if path is not None]
     _check_places(wanted)
-    with _opened(one_model(given, model), device, fusions) as (runner, name):
+    with _opened(one_model(given, model), device, fusions, precision) as (runner, name):
         found, events, interrupted = _measured(runner, name, prompt, generated, depth, repetitions, unfused)
     _print(out, found)
     _write(found, events, saved, traced, page)
@@ -122,7 +124,9 @@ def _check_places(paths: Sequence[Path]) -> None:
 
 
 @contextmanager
-def _opened(model: str | None, device: str | None, fusions: Sequence[str] | None) -> Iterator[tuple[GpuModel, str]]:
+def _opened(
+    model: str | None, device: str | None, fusions: Sequence[str] | None, precision: str
+) -> Iterator[tuple[GpuModel, str]]:
     """A model on an adapter, closed afterwards, and its name."""
     from ..engine import load
     from ..engine.synthetic import PREFIX, load_synthetic
@@ -130,10 +134,10 @@ def _opened(model: str | None, device: str | None, fusions: Sequence[str] | None
     opened = _adapter(device)
     with progress_bar() as progress:
         if model is not None and model.startswith(PREFIX):
-            runner, report = load_synthetic(model, opened, progress, fusions)
+            runner, report = load_synthetic(model, opened, progress, fusions, precision)
             name, close = report.name, runner.close
         else:
-            loaded = load(model, device=opened, progress=progress, fusions=fusions)
+            loaded = load(model, device=opened, progress=progress, fusions=fusions, precision=precision)
             runner, close = loaded.runner, loaded.close  # type: ignore[assignment]
             name = f"{loaded.report.name} {next(iter(loaded.report.types)).upper()}"
     try:

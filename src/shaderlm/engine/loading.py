@@ -30,6 +30,7 @@ from .tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]  # what is going on, bytes done, bytes in all
 
+PRECISIONS = ("fast", "exact")
 _log = logging.getLogger("shaderlm")
 
 
@@ -39,6 +40,7 @@ def load(
     device: str | int | Device | None = None,
     context: int | None = None,
     progress: Progress | None = None,
+    precision: str = "fast",
     fusions: Sequence[str] | None = None,
     cache: str | None = None,
 ) -> LanguageModel:
@@ -47,10 +49,13 @@ def load(
     device: "auto" (default) takes a real GPU, or the CPU where there is none and says so; "cpu" computes in NumPy;
     anything else names an adapter (see `shaderlm devices`) and is never replaced by another. context: the most tokens
     of a conversation (default: the model's own). progress(label, done, total) is called while files and weights move.
+    precision: "fast" (default) lets a GPU round the inputs of matrix products to 8 bits while it writes tokens, where
+    that is faster; "exact" does not.
     fusions (names, () for none) and cache ("f32" or "f16") are for tests and comparisons.
     """
     if cache not in (None, "f32", "f16"):
         raise InputError(f"cache must be 'f32' or 'f16', got {cache!r}")
+    check_precision(precision)
     path = find(model, progress)
     started = time.perf_counter()
     # Drivers take up to a second to start; the file's header and tokenizer are read meanwhile.
@@ -71,7 +76,9 @@ def load(
         if target is None:
             runner = Interpreter(kind, config, source, fusions=fusions, cache=cache, progress=moved)
         else:
-            runner = GpuModel(kind, config, source, target, fusions=fusions, cache=cache, progress=moved)
+            runner = GpuModel(
+                kind, config, source, target, fusions=fusions, cache=cache, precision=precision, progress=moved
+            )
         if runner.config.context < config.context:
             given = f"the model's {config.context:,} tokens to {runner.config.context:,}"
             _log.warning("the context is cut from %s: a longer cache does not fit one binding of this device", given)
@@ -86,6 +93,7 @@ def plans(
     rows: int | None = None,
     capacity: int | None = None,
     fusions: Sequence[str] | None = None,
+    precision: str = "fast",
 ) -> list[Plan]:
     """The plans of a prefill and of a decode step on a device, from the file's header alone."""
     if isinstance(device, str) and device.strip().lower() == "cpu":
@@ -102,7 +110,13 @@ def plans(
         raise InputError(
             f"rows ≤ capacity ≤ the model's context of {config.context:,} must hold, got {prefill:,} and {room:,}"
         )
-    return [plan_of(kind, config, target.facts, count, room, fusions) for count in (prefill, 1)]
+    return [plan_of(kind, config, target.facts, count, room, fusions, None, precision) for count in (prefill, 1)]
+
+
+def check_precision(given: str) -> None:
+    """ "fast" or "exact"."""
+    if given not in PRECISIONS:
+        raise InputError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {given!r}")
 
 
 def choose_device(device: str | int | Device | None) -> Device | None:
@@ -171,6 +185,7 @@ def _report(file: GgufFile, config: Config, ran: Any, seconds: float) -> LoadRep
         converted=changed,
         device=ran["device"],
         cache=ran["cache"],
+        precision=ran["precision"],
         weight_bytes=ran["weight_bytes"],
         seconds=seconds,
     )

@@ -21,6 +21,7 @@ class LoadReport:
     converted: Mapping[str, str]  # type in the file → format on the device, where they differ
     device: str
     cache: str
+    precision: str
     weight_bytes: int  # on the device
     seconds: float
 
@@ -30,7 +31,7 @@ class LoadReport:
         found = [
             f"model    {self.name} ({self.architecture}, {self.parameters / 1e6:.0f} M parameters)",
             f"file     {self.path} ({self.file_bytes / 1e6:.1f} MB; tensors: {types})",
-            f"device   {self.device}; weights {self.weight_bytes / 1e6:.1f} MB, cache {self.cache}",
+            f"device   {self.device}; weights {self.weight_bytes / 1e6:.1f} MB, cache {self.cache}, {self.precision}",
             f"context  {self.context:,} tokens",
             f"loaded   in {self.seconds:.2f} s",
         ]

@@ -25,7 +25,7 @@ from ..models.architecture import EMBEDDING, OUTPUT, Architecture, Config, archi
 from ..models.shapes import SYNTHETIC, ModelShape
 from ..runtime.gpu_model import GpuModel
 from ..runtime.interpreter import Interpreter
-from .loading import Progress, choose_device
+from .loading import Progress, check_precision, choose_device
 from .report import LoadReport
 
 PREFIX = "synthetic:"
@@ -83,9 +83,11 @@ def load_synthetic(
     device: str | int | Device | None,
     progress: Progress | None = None,
     fusions: Sequence[str] | None = None,
+    precision: str = "fast",
 ) -> tuple[GpuModel | Interpreter, LoadReport]:
     """A runner for a synthetic model, and what was loaded."""
     shape, mix = parse(spec)
+    check_precision(precision)
     started = time.perf_counter()
     kind, config = config_of(shape, mix)
     target = choose_device(device)
@@ -95,7 +97,9 @@ def load_synthetic(
         config = replace(config, formats=dict.fromkeys(config.shapes, "f32"))
         runner = Interpreter(kind, config, RandomWeights(config), fusions=fusions, progress=moved)
     else:
-        runner = GpuModel(kind, config, RandomWeights(config), target, fusions=fusions, progress=moved)
+        runner = GpuModel(
+            kind, config, RandomWeights(config), target, fusions=fusions, precision=precision, progress=moved
+        )
     ran = runner.report()
     report = LoadReport(
         name=f"{shape.name} {mix}",
@@ -108,6 +112,7 @@ def load_synthetic(
         converted={},
         device=ran["device"],
         cache=ran["cache"],
+        precision=ran["precision"],
         weight_bytes=ran["weight_bytes"],
         seconds=time.perf_counter() - started,
     )

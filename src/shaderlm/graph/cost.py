@@ -39,6 +39,7 @@ _FLOPS: Mapping[str, Flops] = {
     "rms_norm_mul": _per_value(4, "rows", "width"),
     "add_rms_norm": _per_value(5, "rows", "width"),
     **dict.fromkeys(("linear_q4gsw", "linear", "linear_add", "linear_silu_mul"), _LINEAR),
+    **dict.fromkeys(("rms_norm_linear", "rms_norm_linear_silu_mul"), _LINEAR),  # the norm's own are next to nothing
     "embedding": _per_value(0),
     "sdpa_kv": _attended,
     "attention": _attended,

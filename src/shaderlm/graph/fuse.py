@@ -54,8 +54,13 @@ class Refusal:
     reason: str
 
 
-def fuse(graph: Graph, fusions: Iterable[str] | None = None) -> tuple[Graph, tuple[Refusal, ...]]:
-    """Apply the named fusions (default: all), in the order of FUSIONS; and what was refused."""
+def fuse(
+    graph: Graph, fusions: Iterable[str] | None = None, why_not: Callable[[Node], str | None] | None = None
+) -> tuple[Graph, tuple[Refusal, ...]]:
+    """Apply the named fusions (default: all), in the order of FUSIONS; and what was refused.
+
+    `why_not` answers for a node that a fusion would make why it cannot be run, or None if it can.
+    """
     wanted = [fusion.name for fusion in FUSIONS] if fusions is None else list(fusions)
     unknown = [name for name in wanted if name not in {fusion.name for fusion in FUSIONS}]
     if unknown:
@@ -68,6 +73,8 @@ def fuse(graph: Graph, fusions: Iterable[str] | None = None) -> tuple[Graph, tup
         for node in graph.nodes:
             if node.op == fusion.anchor:
                 answer = fusion.find(look, node)
+                if isinstance(answer, Rewrite) and why_not is not None:
+                    answer = next((reason for new in answer.new if (reason := why_not(new))), answer)
                 if isinstance(answer, Rewrite):
                     rewrites.append(answer)
                 reason = answer.left_out if isinstance(answer, Rewrite) else answer
@@ -185,6 +192,23 @@ def _add_rms_norm(look: Look, norm: Node) -> Answer:
     return Rewrite((add, norm), (Node("add_rms_norm", norm.dims, inputs, outputs, norm.layer),))
 
 
+def _rms_norm_linear(look: Look, norm: Node) -> Answer:
+    """The norm is computed again by each matmul that reads it: that costs less than a dispatch."""
+    folded = {"linear": "rms_norm_linear", "linear_silu_mul": "rms_norm_linear_silu_mul"}
+    readers = look.readers.get(norm.out, [])
+    if not any(node.op in folded for node in readers):
+        return None
+    others = [node.op for node in readers if node.op not in folded]
+    if others or look.uses[norm.out] > len(readers):
+        return f"{norm.out} is also read by {', '.join(others) or 'the outside'}"
+    nodes = []
+    for node in readers:
+        inputs = {**node.inputs, "x": norm.inputs["x"], "norm_weight": norm.inputs["weight"]}
+        dims = resolve(folded[node.op], {**node.dims, "eps": norm.dims["eps"]})
+        nodes.append(Node(folded[node.op], dims, inputs, node.outputs, node.layer))
+    return Rewrite((norm, *readers), tuple(nodes), in_place=True)
+
+
 def _rope_kv_write(look: Look, write: Node) -> Answer:
     k = look.made_by(write.inputs["k"], "rope")
     attention = next((n for n in look.readers[write.outputs["k_cache"]] if n.op == "attention"), None)
@@ -227,4 +251,10 @@ FUSIONS = (
     Fusion("rope_kv_write", "rope q, rope k, kv_write (and columns) → rope_kv_write", "kv_write", _rope_kv_write),
     Fusion("linear_add", "linear, add → linear_add", "add", _linear_add),
     Fusion("add_rms_norm", "add, rms_norm_mul → add_rms_norm", "rms_norm_mul", _add_rms_norm),
+    Fusion(
+        "rms_norm_linear",
+        "rms_norm_mul, linears (and silu_mul) → the same, each with the norm",
+        "rms_norm_mul",
+        _rms_norm_linear,
+    ),
 )

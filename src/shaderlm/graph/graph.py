@@ -93,7 +93,7 @@ class Graph:
         return [self.tensors[name] for name in named if self.tensors[name].role == "weight"]
 
     def rewritten(self, rewrites: Iterable[Rewrite]) -> Graph:
-        """The graph with each rewrite's new nodes where the last of its old ones was."""
+        """The graph with each rewrite's new nodes where the last of its old ones was, or each in its own place."""
         changes = list(rewrites)
         owner = {id(node): change for change in changes for node in change.old}
         left = {id(change): len(change.old) for change in changes}
@@ -102,6 +102,9 @@ class Graph:
             change = owner.get(id(node))
             if change is None:
                 nodes.append(node)
+                continue
+            if change.in_place:
+                nodes.extend(new for new in change.new if new.outputs == node.outputs)
                 continue
             left[id(change)] -= 1
             if not left[id(change)]:
@@ -113,12 +116,16 @@ class Graph:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Nodes to take out, nodes to put in, tensors that are new with them, and why others were left out, if any."""
+    """Nodes to take out, nodes to put in, tensors that are new with them, and why others were left out, if any.
+
+    `in_place`: each new node stands where the old one was that had its outputs, not where the last one was.
+    """
 
     old: tuple[Node, ...]
     new: tuple[Node, ...]
     tensors: tuple[Tensor, ...] = ()
     left_out: str | None = None
+    in_place: bool = False
 
 
 class Builder:

@@ -55,6 +55,11 @@ def _linear_silu_mul(node: Node, x: Operands) -> dict[str, Array]:
     return {"out": reference.linear_silu_mul(x["x"], x["weight"], x.get("bias"))}
 
 
+def _rms_norm_linear(node: Node, x: Operands) -> dict[str, Array]:
+    formula = getattr(reference, node.op)
+    return {"out": formula(x["x"], x["norm_weight"], x["weight"], x.get("bias"), node.dims["eps"])}
+
+
 def _add_rms_norm(node: Node, x: Operands) -> dict[str, Array]:
     total, out = reference.add_rms_norm(x["a"], x["b"], x["weight"], node.dims["eps"])
     return {"sum": total, "out": out}
@@ -106,6 +111,8 @@ FORMULAS: Mapping[str, Callable[[Node, Operands], dict[str, Array]]] = {
     "linear": _linear,
     "linear_add": _linear_add,
     "linear_silu_mul": _linear_silu_mul,
+    "rms_norm_linear": _rms_norm_linear,
+    "rms_norm_linear_silu_mul": _rms_norm_linear,
     "rope": _rope,
     "kv_write": _kv_write,
     "attention": _attention,

@@ -85,6 +85,16 @@ _TABLE = (
         ("out",),
         _LINEAR,
     ),
+    *(
+        Op(
+            name,
+            f"{formula} of weight, norm_weight · x / sqrt(mean(x²) + eps)",
+            ("x", "norm_weight", "weight", "bias"),
+            ("out",),
+            {**_LINEAR, "eps": 1e-6},
+        )
+        for name, formula in (("rms_norm_linear", "linear"), ("rms_norm_linear_silu_mul", "linear_silu_mul"))
+    ),
     Op(
         "embedding",
         "w[ids[t], :]",
@@ -275,7 +285,8 @@ _CONDITIONS: Mapping[str, tuple[Callable[[str, dict[str, Any]], None], ...]] = {
     "columns": (_columns_are_there,),
     "linear": (_blocks_are_whole,),
     "linear_add": (_blocks_are_whole,),
-    "linear_silu_mul": (_blocks_are_whole, _rows_are_pairs),
+    "rms_norm_linear": (_blocks_are_whole,),
+    **dict.fromkeys(("linear_silu_mul", "rms_norm_linear_silu_mul"), (_blocks_are_whole, _rows_are_pairs)),
     "embedding": (_blocks_are_whole,),
     "linear_q4gsw": (_one_group_is_enough,),
     "add": (_period_divides,),

@@ -71,6 +71,16 @@ def linear_silu_mul(x: Any, weight: Any, bias: Any = None) -> F64:
     return silu_mul(both[:, 0::2], both[:, 1::2])
 
 
+def rms_norm_linear(x: Any, norm_weight: Any, weight: Any, bias: Any = None, eps: float = 1e-6) -> F64:
+    """[M, K], [K], dequantised [N, K], [N] → [M, N]."""
+    return linear(rms_norm_mul(x, norm_weight, eps), weight, bias)
+
+
+def rms_norm_linear_silu_mul(x: Any, norm_weight: Any, weight: Any, bias: Any = None, eps: float = 1e-6) -> F64:
+    """[M, K], [K], dequantised [N, K] with gate and up in turns, [N] → [M, N / 2]."""
+    return linear_silu_mul(rms_norm_mul(x, norm_weight, eps), weight, bias)
+
+
 def embedding(ids: Any, weight: Any) -> F64:
     """[T], dequantised [N, K] → [T, K]."""
     rows: F64 = _floats(weight)[np.asarray(ids)]

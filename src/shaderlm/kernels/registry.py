@@ -62,13 +62,13 @@ def verdicts(op: str, dims: Dims, facts: Facts) -> list[Verdict]:
     for route in _in_order(op, dims, facts):
         reason = route.reason(dims, facts)
         taken = reason is None and route.exact and not any(verdict.default for verdict in found)
-        said = reason or ("taken by default" if taken else "applies" if route.exact else "applies when named (f16)")
+        said = reason or ("taken by default" if taken else "applies" if route.exact else "applies when named (rounds)")
         found.append(Verdict(route.name, reason is None, said, taken))
     return found
 
 
-def choose(op: str, dims: Dims, facts: Facts, name: str | None) -> Route:
-    """The named route, or the first exact one that applies. Never another than the one that was named."""
+def choose(op: str, dims: Dims, facts: Facts, name: str | None, precision: str = "exact") -> Route:
+    """The named route, or the first that applies and is offered. Never another than the one that was named."""
     candidates = routes_of(op)
     shape = ", ".join(f"{key}={value}" for key, value in dims.items())
     if name is not None:
@@ -82,10 +82,19 @@ def choose(op: str, dims: Dims, facts: Facts, name: str | None) -> Route:
         if reason is not None:
             raise RouteError(f"route {name!r} of {op} does not apply to {shape}: {reason}")
         return named
+    found = first_of(op, dims, facts, precision)
+    if isinstance(found, Route):
+        return found
+    raise RouteError(f"no route of {op} applies to {shape} on {facts.name}. {found}")
+
+
+def first_of(op: str, dims: Dims, facts: Facts, precision: str) -> Route | str:
+    """The first route that applies and is offered at this precision, or why there is none."""
     reasons = []
     for route in _in_order(op, dims, facts):
         reason = route.reason(dims, facts)
-        if reason is None and route.exact:
+        if reason is None and route.offered(precision, facts):
             return route
-        reasons.append(f"{route.name}: {reason or 'only when named'}")
-    raise RouteError(f"no route of {op} applies to {shape} on {facts.name}. " + "; ".join(reasons))
+        rounds = "rounds its inputs: only when named" + (" or precision is fast, on a GPU" if route.fast else "")
+        reasons.append(f"{route.name}: {reason or rounds}")
+    return "; ".join(reasons)

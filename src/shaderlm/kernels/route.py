@@ -65,8 +65,9 @@ class Route:
     """A way to compute an op. `why_not` answers None where it applies, else the reason in words.
 
     `pack` brings host arrays into the layout the kernels read, one function per operand (default: as they
-    are); it may split an operand into several buffers. A route that is not `exact` rounds its operands to
-    f16 and is taken only when it is named. Where `prefer` says so, a route goes before those declared first.
+    are); it may split an operand into several buffers. A route that is not `exact` rounds its operands and is taken
+    only when it is named or, if it is `fast`, where the caller puts speed first. Where `prefer` says so, a route goes
+    before those declared first.
     """
 
     op: str
@@ -76,6 +77,11 @@ class Route:
     pack: Mapping[str, Packer] = field(default_factory=dict)
     exact: bool = True
     prefer: Callable[[Dims, Facts], bool] = never
+    fast: bool = False
+
+    def offered(self, precision: str, facts: Facts) -> bool:
+        """Is it taken without being named? Software adapters gain nothing by rounding."""
+        return self.exact or (precision == "fast" and self.fast and not facts.software)
 
     def reason(self, dims: Dims, facts: Facts) -> str | None:
         """Why this route does not apply here; None if it does. Nothing is allocated to find out."""

@@ -51,11 +51,13 @@ def plan_of(
     capacity: int,
     fusions: Sequence[str] | None = None,
     cache: str | None = None,
+    precision: str = "fast",
 ) -> Plan:
     """The plan of a step on a device that has these facts."""
     step = Step(rows, capacity, cache or cache_format(facts))
-    graph, refusals = fuse(architecture.build(config, step), fusions)
-    return Lowering(facts).plan(step_name(step), graph, refusals, rows, capacity)
+    lowering = Lowering(facts, precision)
+    graph, refusals = fuse(architecture.build(config, step), fusions, lowering.why_not)
+    return lowering.plan(step_name(step), graph, refusals, rows, capacity)
 
 
 def cache_format(facts: Facts) -> str:
@@ -104,17 +106,19 @@ class GpuModel(Model):
         *,
         fusions: Sequence[str] | None = None,
         cache: str | None = None,
+        precision: str = "fast",
         progress: Progress | None = None,
     ) -> None:
         factors = source.vector(config.rope.factors) if config.rope.factors else None
         self.device = device
         self.cache = cache or cache_format(device.facts)
         room = largest_context(config, device.facts, self.cache)
-        super().__init__(architecture, replace(config, context=min(config.context, room)), factors, fusions)
+        self._lowering = Lowering(device.facts, precision)
+        fitting = replace(config, context=min(config.context, room))
+        super().__init__(architecture, fitting, factors, fusions, self._lowering.why_not)
         self.chunk = most_rows(config, device.facts)
         # A software adapter computes on the host's cores: nothing is gained by running ahead there.
         self.ahead = 1 if device.facts.software else 2
-        self._lowering = Lowering(device.facts)
         self._plans: dict[Step, Plan] = {}
         self._choosers: dict[str, Plan] = {}
         self._arena: dict[str, Any] = {}
@@ -223,7 +227,13 @@ class GpuModel(Model):
         """Where it runs, and how much memory its weights take."""
         facts = self.device.facts
         held = sum(native.size for native in self._weights.values())
-        return {"device": f"{facts.name} ({facts.backend})", "weight_bytes": held, "cache": self.cache}
+        return {
+            "device": f"{facts.name} ({facts.backend})",
+            "weight_bytes": held,
+            "cache": self.cache,
+            # Software adapters gain nothing by rounding, and do not.
+            "precision": "exact" if facts.software else self._lowering.precision,
+        }
 
 
 class _Session(Session):

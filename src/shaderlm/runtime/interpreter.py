@@ -88,7 +88,7 @@ class Interpreter(Model):
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
         held = sum(array.nbytes for array in self.weights.values())
-        return {"device": "cpu (NumPy)", "weight_bytes": held, "cache": self.cache}
+        return {"device": "cpu (NumPy)", "weight_bytes": held, "cache": self.cache, "precision": "exact"}
 
 
 class _Session(Session):

@@ -14,7 +14,7 @@ from ..gpu import Array, Facts, Program, Slot, Step
 from ..graph.cost import CACHES, flops, part
 from ..graph.fuse import Refusal
 from ..graph.graph import Graph, Node, Tensor
-from ..kernels import Dispatch, Recipe, Route, choose, compose, fold
+from ..kernels import Dispatch, Recipe, Route, choose, compose, first_of, fold
 from .placement import Arena, arena_of
 
 NONE = "none"  # stands for an operand that is not there (no bias)
@@ -66,8 +66,8 @@ class Routed(NamedTuple):
 class Lowering:
     """Routes and lowers nodes; equal nodes of different layers are worked out once."""
 
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
+    def __init__(self, facts: Facts, precision: str = "exact") -> None:
+        self.facts, self.precision = facts, precision
         self._routes: dict[Any, Routed] = {}
 
     def route(self, node: Node) -> Routed:
@@ -75,7 +75,7 @@ class Lowering:
         key = (node.op, tuple(node.dims.items()))
         if key not in self._routes:
             try:
-                chosen = choose(node.op, node.dims, self.facts, None)
+                chosen = choose(node.op, node.dims, self.facts, None, self.precision)
             except RouteError as problem:
                 raise ModelError(f"this device cannot run {node.op} of {node.layer}: {problem}") from problem
             while len(self._routes) >= _MOST_ROUTES:
@@ -83,6 +83,13 @@ class Lowering:
             recipe = chosen.recipe(node.dims, self.facts)
             self._routes[key] = Routed(chosen, recipe, _shares(recipe))
         return self._routes[key]
+
+    def why_not(self, node: Node) -> str | None:
+        """Why no route runs a node here; None if one does."""
+        if (node.op, tuple(node.dims.items())) in self._routes:
+            return None
+        found = first_of(node.op, node.dims, self.facts, self.precision)
+        return found if isinstance(found, str) else None
 
     def plan(self, name: str, graph: Graph, refusals: tuple[Refusal, ...], rows: int, capacity: int) -> Plan:
         """Lower a whole graph."""

@@ -7,7 +7,7 @@ read, or the next token is chosen where the logits are and comes back in a lette
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..graph.fuse import Refusal, fuse
-from ..graph.graph import Graph
+from ..graph.graph import Graph, Node
 from ..graph.reference import rope_table
 from ..models.architecture import Architecture, Config, Step
 
@@ -38,13 +38,20 @@ class Token(Protocol):
 class Model:
     """What both kinds of runner share: config, graphs by step, the rope table."""
 
-    def __init__(self, architecture: Architecture, config: Config, factors: Any, fusions: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: Config,
+        factors: Any,
+        fusions: Sequence[str] | None,
+        why_not: Callable[[Node], str | None] | None = None,
+    ) -> None:
         self.config = config
-        self._architecture, self._factors, self._fusions = architecture, factors, fusions
+        self._architecture, self._factors, self._fusions, self._why_not = architecture, factors, fusions, why_not
 
     def graph(self, step: Step) -> tuple[Graph, tuple[Refusal, ...]]:
         """The fused graph of a step."""
-        return fuse(self._architecture.build(self.config, step), self._fusions)
+        return fuse(self._architecture.build(self.config, step), self._fusions, self._why_not)
 
     def rope_table(self, positions: int) -> F32:
         """(cos, sin) [positions, rotary / 2, 2]."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from ...gpu.facts import Facts
 from ..route import Array, Dims, Route, part
-from . import packed
+from . import int8, packed
 from .formats import FORMATS
 from .packed import Epilogue
 
@@ -40,14 +40,32 @@ def _routes(op: str, epilogue: Epilogue) -> Iterator[Route]:
             packed.tile_shared_f16_recipe,
         )
     )
+
+    def int8_why_not(dims: Dims, facts: Facts) -> str | None:
+        return int8.why_not(dims, facts) or why_not(dims, facts)
+
+    multiplied = partial(int8.recipe, epilogue=epilogue)
     yield Route(op, "gemv", gemv, gemv_why_not, _PACK)
+    yield Route(op, "gemv_int8", multiplied, int8_why_not, _PACK, exact=False, prefer=int8.large_enough, fast=True)
     yield Route(op, "tile_shared", tile, why_not, _PACK)
     yield Route(op, "rows", rows, why_not, _PACK, prefer=packed.on_a_cpu)
     yield Route(op, "tile_shared_f16", tile_f16, why_not, _PACK, exact=False)
+
+
+def _norm_route(op: str, epilogue: Epilogue) -> Route:
+    def why_not(dims: Dims, facts: Facts) -> str | None:
+        return int8.why_not(dims, facts) or (packed.pairs_are_whole(dims, facts) if epilogue.gated else None)
+
+    pack = {**_PACK, "norm_weight": packed.pack_norm_weight}
+    return Route(
+        op, "gemv_int8", partial(int8.recipe, epilogue=epilogue, norm=True), why_not, pack, exact=False, fast=True
+    )
 
 
 ROUTES = (
     *_routes("linear", packed.PLAIN),
     *_routes("linear_add", Epilogue(residual=True)),
     *_routes("linear_silu_mul", Epilogue(gated=True)),
+    _norm_route("rms_norm_linear", packed.PLAIN),
+    _norm_route("rms_norm_linear_silu_mul", Epilogue(gated=True)),
 )

@@ -93,6 +93,11 @@ def pack_x(x: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
     return {"x": np.pad(x, ((0, 0), (0, missing))) if missing else x}
 
 
+def pack_norm_weight(weight: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+    """Weights of a norm over the inputs, with zeros where those have them."""
+    return {"norm_weight": np.pad(weight, (0, padded_k(dims) - weight.shape[0]))}
+
+
 def pack_bias(bias: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
     """Bias [N] by row ranges."""
     return split_rows("bias", bias, dims, facts)

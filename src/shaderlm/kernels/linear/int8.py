@@ -1,0 +1,73 @@
+"""The GEMV over inputs rounded to 8 bits, with and without a norm before it: how it is cut, and where it applies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...formats.blocks import BLOCK
+from ...gpu.facts import Facts
+from ..route import Dims, Recipe, ceil_div, f32
+from ..wgsl import Kernel
+from .formats import FORMATS
+from .packed import Epilogue, layout, one_row, over_ranges, padded_k
+
+_BLOCK_BYTES = 48  # of workgroup memory: 32 bytes and their unit and sums
+_LANE_BYTES = 5  # for sums of subgroups of four
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Threads per workgroup, lanes that share a row's K, rows per team, blocks of inputs staged at a time."""
+
+    threads: int
+    team: int
+    rows: int
+    stage: int
+
+
+def cut_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> Cut:
+    """The cut for a shape; the steps were measured on an H200."""
+    k, n, blocks = dims["K"], dims["N"], padded_k(dims) // BLOCK
+    threads = min(512 if k > 4096 else 256 if k > 1024 else 128, facts.max_invocations)
+    if n >= 16384:
+        team, rows = 16, 4
+    elif k > 4096:
+        team, rows = (64, 2) if n < 4096 else (32, 2)
+    else:
+        team, rows = 32, 1 if n <= 2048 and not epilogue.gated else 2
+    team = min(team, threads)
+    room = (facts.max_workgroup_memory - _LANE_BYTES * threads) // _BLOCK_BYTES
+    return Cut(threads, team, rows, blocks if blocks <= room else room // team * team)
+
+
+def large_enough(dims: Dims, facts: Facts) -> bool:
+    """Below about this size rounding the inputs takes longer than it saves (H200)."""
+    return bool(dims["K"] * dims["N"] >= 3_000_000)
+
+
+def why_not(dims: Dims, facts: Facts) -> str | None:
+    """Where the GEMV over 8 bits does not apply."""
+    if not FORMATS[dims["format"]].int8:
+        return f"weights of format {dims['format']} are not multiplied in 8 bits"
+    if facts.backend == "Metal":
+        return "Metal has no instruction for dot products of bytes"
+    if facts.max_workgroup_memory < _LANE_BYTES * 128 + _BLOCK_BYTES * 64:
+        return f"{facts.max_workgroup_memory:,} bytes of workgroup memory are too few"
+    return one_row(dims)
+
+
+def recipe(dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> Recipe:
+    """M = 1: teams of lanes share the K of their rows."""
+    return recipe_with(cut_of(dims, facts, epilogue), dims, facts, epilogue, norm)
+
+
+def recipe_with(cut: Cut, dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> Recipe:
+    """The same with a given cut."""
+    multiply = FORMATS[dims["format"]].int8
+    include = ("linear/gemv_int8", layout(dims).file, multiply, "linear/epilogue")
+    kernel = Kernel(f"linear/{'rms_norm_' if norm else ''}linear_gemv_int8", include, frozenset({"subgroups"}))
+    constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
+    per_group = cut.rows * cut.threads // cut.team
+    more = {"eps": float(dims["eps"])} if norm else None
+    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, epilogue, more)
+    return Recipe(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))}) if norm else found
