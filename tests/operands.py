@@ -142,6 +142,23 @@ def _rope_kv_write(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arra
     return operands, {"out": out, "k_cache": after[0], "v_cache": after[1]}
 
 
+def _rms_norm_linear_rope_kv_write(
+    rng: np.random.Generator, d: Mapping[str, Any], rounded: bool = False
+) -> tuple[Arrays, Arrays]:
+    operands, made = _rms_norm_linear(reference.linear)(rng, d, rounded)
+    heads, y = (d["Hq"], d["Hkv"], d["Hkv"]), made["out"]
+    assert y is not None
+    parts = np.split(y, [heads[0] * d["D"], (heads[0] + heads[1]) * d["D"]], axis=1)
+    q, k, v = (part.reshape(1, count, d["D"]) for part, count in zip(parts, heads, strict=True))
+    dtype = np.float16 if d["cache"] == "f16" else np.float32
+    caches = [_normal(rng, d["C"], d["Hkv"], d["D"]).astype(dtype) for _ in range(2)]
+    after, pos = [cache.copy() for cache in caches], d["C"] - 1
+    table = reference.rope_table(np.arange(d["positions"]), d["rotary"]).astype(np.float32)
+    reference.kv_write(reference.rope(k, table[[pos]], True), v, after[0], after[1], pos)
+    operands |= {"positions": np.array([pos], np.uint32), "table": table, "k_cache": caches[0], "v_cache": caches[1]}
+    return operands, {"out": reference.rope(q, table[[pos]], True), "k_cache": after[0], "v_cache": after[1]}
+
+
 def _columns(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     x = _normal(rng, d["rows"], d["width"])
     return {"x": x}, {"out": x[:, d["first"] : d["first"] + d["count"]]}
@@ -213,6 +230,7 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "attention": _attention,
     "kv_write": _kv_write,
     "rope_kv_write": _rope_kv_write,
+    "rms_norm_linear_rope_kv_write": _rms_norm_linear_rope_kv_write,
     "columns": _columns,
     "rope": _rope,
     "add": _pointwise(reference.add),

@@ -30,14 +30,14 @@ def build(rows: int = 3, **options: Any) -> Graph:
     return made.build(config, Step(rows, 8))
 
 
-def test_a_layer_becomes_six_nodes() -> None:
+def test_a_layer_becomes_five_nodes() -> None:
     graph, refusals = fuse(build())
     layers = TINY[0]
     assert refusals == ()
     assert ops(graph) == {
         "embedding": 1,
-        "rms_norm_linear": layers + 1,  # q, k and v as one; the output matrix
-        "rope_kv_write": layers,
+        "rms_norm_linear_rope_kv_write": layers,  # q, k and v as one
+        "rms_norm_linear": 1,  # the output matrix
         "attention": layers,
         "linear_add": 2 * layers,
         "rms_norm_linear_silu_mul": layers,
@@ -48,7 +48,7 @@ def test_a_layer_becomes_six_nodes() -> None:
 def test_what_cannot_be_run_is_not_fused() -> None:
     """The one who will run the graph may refuse a node, and is quoted."""
     graph, refusals = fuse(build(), why_not=lambda node: "no" if node.op == "rms_norm_linear" else None)
-    assert ops(graph)["rms_norm_linear"] == 0
+    assert ops(graph)["rms_norm_linear"] == ops(graph)["rms_norm_linear_rope_kv_write"] == 0
     assert ops(graph)["rms_norm_linear_silu_mul"] == TINY[0]
     assert [(r.fusion, r.reason) for r in refusals] == [("rms_norm_linear", "no")] * (TINY[0] + 1)
 
@@ -109,7 +109,12 @@ def test_every_subset_of_fusions_computes_the_same(rows: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_fusion_changes_the_graph(name: str) -> None:
-    needs = ["rms_norm_mul", name] if name in ("add_rms_norm", "rms_norm_linear") else [name]
+    before_it = {
+        "add_rms_norm": ["rms_norm_mul"],
+        "rms_norm_linear": ["rms_norm_mul"],
+        "rms_norm_linear_rope_kv_write": ["rms_norm_mul", "linear_merge", "rope_kv_write", "rms_norm_linear"],
+    }
+    needs = [*before_it.get(name, []), name]
     before = fuse(build(), needs[:-1])[0]
     assert fuse(build(), needs)[0].nodes != before.nodes
 

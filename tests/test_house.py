@@ -156,7 +156,9 @@ def shapes(op: str) -> Iterator[dict[str, Any]]:
         if name in _CHOICES or isinstance(default, bool)
     }
     for sizes, values in itertools.product(_SIZES, itertools.product(*switches.values())):
-        given = dict.fromkeys(required, 8) | {name: sizes[name] for name in sizes if name in declared}
+        given = dict.fromkeys(required, 8) | {
+            name: sizes[name] for name in sizes if name in declared and not callable(declared[name])
+        }
         yield resolve(op, {**given, **dict(zip(switches, values, strict=True))})
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import shaderlm
 from shaderlm.engine import LanguageModel
+from shaderlm.errors import InputError
 from shaderlm.gpu import Device, open_device
 from shaderlm.graph import reference, resolve
 from shaderlm.kernels import Route, choose
@@ -140,14 +141,15 @@ def test_precision_is_a_choice(tiny: Path, gpu: Device) -> None:
         assert fast.report.precision == "fast"
         assert isinstance(fast.runner, GpuModel)
         launches = fast.runner.plan(Step(1, 256, "f32")).launches
-        assert sum(launch.layer == "blk.0" for launch in launches) == 7
+        assert sum(launch.layer == "blk.0" for launch in launches) == 6
         assert {launch.op for launch in launches if launch.route == "gemv_int8"} == {
             "rms_norm_linear",
+            "rms_norm_linear_rope_kv_write",
             "rms_norm_linear_silu_mul",
         }
         rounded = decoded(fast, ids)
-        assert 0 < np.abs(rounded - expected).max() < 0.1 * expected.std()
-    with pytest.raises(shaderlm.ShaderlmError, match="precision must be one of 'fast', 'exact', got 'int8'"):
+        assert 0 < np.abs(rounded - expected).max() < 0.3 * expected.std()
+    with pytest.raises(InputError, match="precision must be one of 'fast', 'exact', got 'int8'"):
         shaderlm.load(tiny, device=gpu, precision="int8")
 
 

@@ -39,7 +39,8 @@ _FLOPS: Mapping[str, Flops] = {
     "rms_norm_mul": _per_value(4, "rows", "width"),
     "add_rms_norm": _per_value(5, "rows", "width"),
     **dict.fromkeys(("linear_q4gsw", "linear", "linear_add", "linear_silu_mul"), _LINEAR),
-    **dict.fromkeys(("rms_norm_linear", "rms_norm_linear_silu_mul"), _LINEAR),  # the norm's own are next to nothing
+    # What comes before and after is next to nothing.
+    **dict.fromkeys(("rms_norm_linear", "rms_norm_linear_silu_mul", "rms_norm_linear_rope_kv_write"), _LINEAR),
     "embedding": _per_value(0),
     "sdpa_kv": _attended,
     "attention": _attended,
@@ -78,6 +79,8 @@ _PARTS: Mapping[tuple[str, str], Part] = {
     ("rope", "table"): lambda d, position: float(d["T"] / d["positions"]),
     ("rope_kv_write", "table"): lambda d, position: float(d["T"] / d["positions"]),
     **{("rope_kv_write", cache): (lambda d, position: float(d["T"] / d["C"])) for cache in CACHES},
+    ("rms_norm_linear_rope_kv_write", "table"): lambda d, position: float(d["M"] / d["positions"]),
+    **{("rms_norm_linear_rope_kv_write", cache): (lambda d, position: float(d["M"] / d["C"])) for cache in CACHES},
     ("rope_kv_write", "q"): _taken("q", "Hq"),
     ("rope_kv_write", "k"): _taken("k", "Hkv"),
     ("rope_kv_write", "v"): _taken("v", "Hkv"),

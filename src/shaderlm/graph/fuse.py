@@ -237,6 +237,25 @@ def _rope_kv_write(look: Look, write: Node) -> Answer:
     return Rewrite((q, k, write, *absorbed), (node,))
 
 
+def _rms_norm_linear_rope_kv_write(look: Look, rope: Node) -> Answer:
+    linear = look.made_by(rope.inputs["q"], "rms_norm_linear")
+    if linear is None:
+        return None
+    if {rope.inputs[name] for name in "qkv"} != {linear.out}:
+        return "queries, keys and values come from different products"
+    d = rope.dims
+    starts = {"q_first": 0, "k_first": d["Hq"] * d["D"], "v_first": (d["Hq"] + d["Hkv"]) * d["D"]}
+    if any(d[name] != start for name, start in starts.items()):
+        return "the rows of the product are not queries, keys and values in this order"
+    if not d["interleaved"]:
+        return "elements of a head that are rotated together do not lie together"
+    kept = {name: d[name] for name in ("Hq", "Hkv", "D", "C", "rotary", "positions", "cache")}
+    dims = resolve("rms_norm_linear_rope_kv_write", {**linear.dims, **kept})
+    inputs = {**linear.inputs, **{name: rope.inputs[name] for name in ("positions", "table", "k_cache", "v_cache")}}
+    node = Node("rms_norm_linear_rope_kv_write", dims, inputs, rope.outputs, rope.layer)
+    return _only_here(look, linear.out) or Rewrite((linear, rope), (node,))
+
+
 def _not_in_quads(d: dict[str, int]) -> str | None:
     pairs = 4 if d["interleaved"] else 8
     if d["D"] % 4 or d["rotary"] % pairs:
@@ -256,5 +275,11 @@ FUSIONS = (
         "rms_norm_mul, linears (and silu_mul) → the same, each with the norm",
         "rms_norm_mul",
         _rms_norm_linear,
+    ),
+    Fusion(
+        "rms_norm_linear_rope_kv_write",
+        "rms_norm_linear, rope_kv_write → rms_norm_linear_rope_kv_write",
+        "rope_kv_write",
+        _rms_norm_linear_rope_kv_write,
     ),
 )

@@ -95,6 +95,16 @@ def _rope_kv_write(node: Node, x: Operands) -> dict[str, Array]:
     return {"out": reference.rope(part["q"], table, d["interleaved"])}
 
 
+def _rms_norm_linear_rope_kv_write(node: Node, x: Operands) -> dict[str, Array]:
+    d, pos = node.dims, _pos(x)
+    y = reference.rms_norm_linear(x["x"], x["norm_weight"], x["weight"], x.get("bias"), d["eps"])
+    parts = np.split(y, [d["Hq"] * d["D"], (d["Hq"] + d["Hkv"]) * d["D"]], axis=1)
+    q, k, v = (_heads(part, heads, d["D"]) for part, heads in zip(parts, (d["Hq"], d["Hkv"], d["Hkv"]), strict=True))
+    table = x["table"][pos : pos + d["M"]]
+    reference.kv_write(reference.rope(k, table, True), v, x["k_cache"], x["v_cache"], pos)
+    return {"out": reference.rope(q, table, True)}
+
+
 def _columns(node: Node, x: Operands) -> dict[str, Array]:
     d = node.dims
     return {"out": x["x"].reshape(d["rows"], d["width"])[:, d["first"] : d["first"] + d["count"]]}
@@ -117,6 +127,7 @@ FORMULAS: Mapping[str, Callable[[Node, Operands], dict[str, Array]]] = {
     "kv_write": _kv_write,
     "attention": _attention,
     "rope_kv_write": _rope_kv_write,
+    "rms_norm_linear_rope_kv_write": _rms_norm_linear_rope_kv_write,
     "columns": _columns,
     "argmax": lambda node, x: {"out": np.asarray(reference.argmax(x["x"]))},
 }

@@ -141,6 +141,21 @@ _TABLE = (
         },
     ),
     Op(
+        "rms_norm_linear_rope_kv_write",
+        "y = rms_norm_linear; out = rope(queries of y); k_cache[positions[0]] = rope(keys), v_cache[…] = values of y",
+        ("x", "norm_weight", "weight", "bias", "positions", "table", "k_cache", "v_cache"),
+        ("out", "k_cache", "v_cache"),
+        {
+            **_LINEAR,
+            "N": lambda dims: (dims["Hq"] + 2 * dims["Hkv"]) * dims["D"],
+            "eps": 1e-6,
+            **dict.fromkeys(("Hq", "Hkv", "D", "C"), REQUIRED),
+            "rotary": _of("D"),
+            "positions": _of("C"),
+            "cache": "f32",
+        },
+    ),
+    Op(
         "rope",
         "(u·cos − v·sin, u·sin + v·cos) for each pair of a head",
         ("x", "positions", "table"),
@@ -262,6 +277,12 @@ def _rows_are_pairs(op: str, dims: dict[str, Any]) -> None:
         raise InputError(f"{op}: N must be even, gate and up in turns; got {dims['N']}")
 
 
+def _rows_are_heads(op: str, dims: dict[str, Any]) -> None:
+    rows = (dims["Hq"] + 2 * dims["Hkv"]) * dims["D"]
+    if dims["N"] != rows:
+        raise InputError(f"{op}: N must be (Hq + 2 Hkv) · D = {rows}, got {dims['N']}")
+
+
 def _columns_are_there(op: str, dims: dict[str, Any]) -> None:
     if dims["first"] + dims["count"] > dims["width"]:
         wanted = f"{dims['first']} … {dims['first'] + dims['count'] - 1}"
@@ -282,6 +303,7 @@ _CONDITIONS: Mapping[str, tuple[Callable[[str, dict[str, Any]], None], ...]] = {
     **dict.fromkeys(("sdpa_kv", "attention", "kv_write"), (_attention_fits,)),
     "rope": (_rotary_fits,),
     "rope_kv_write": (_rotary_fits,),
+    "rms_norm_linear_rope_kv_write": (_blocks_are_whole, _rotary_fits, _rows_are_heads),
     "columns": (_columns_are_there,),
     "linear": (_blocks_are_whole,),
     "linear_add": (_blocks_are_whole,),

@@ -6,7 +6,7 @@
 // would no longer cancel: errors half as large again.)
 // All loops run equally often for all lanes: subgroup functions follow them.
 // Needs: subgroups of four lanes or more, of consecutive lanes; STAGE a multiple of TEAM, or all blocks; x, params,
-// NORM, weighted, factor; load_block of a format and its int8_dot; store and store_pair.
+// NORM, weighted, factor, begin, store_rows; load_block of a format and its int8_dot.
 
 const WG: u32 = 256u;
 const TEAM: u32 = 32u;
@@ -119,6 +119,7 @@ fn main(
         w2 = load_block(rows.z, start);
         w3 = load_block(rows.w, start);
     }
+    begin(first);
     for (var first_block = 0u; first_block < blocks; first_block = first_block + STAGE) {
         let end = min(first_block + STAGE, blocks);
         if (first_block > 0u) {
@@ -175,13 +176,6 @@ fn main(
             }
             acc = acc * factor(total);
         }
-        if (ROWS == 1u) {
-            store(0u, first, acc.x);
-        } else {
-            store_pair(0u, first, acc.x, acc.y);
-        }
-        if (ROWS > 2u) {
-            store_pair(0u, first + 2u, acc.z, acc.w);
-        }
+        store_rows(first, acc);
     }
 }

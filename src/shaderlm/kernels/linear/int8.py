@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from ...formats.blocks import BLOCK
 from ...gpu.facts import Facts
+from ..attention.attention import cache_bytes
 from ..route import Dims, Recipe, ceil_div, f32
 from ..wgsl import Kernel
 from .formats import FORMATS
-from .packed import Epilogue, layout, one_row, over_ranges, padded_k
+from .packed import PLAIN, Epilogue, layout, one_row, over_ranges, padded_k, pairs_are_whole
 
 _BLOCK_BYTES = 48  # of workgroup memory: 32 bytes and their unit and sums
 _LANE_BYTES = 5  # for sums of subgroups of four
@@ -64,10 +65,44 @@ def recipe(dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> 
 def recipe_with(cut: Cut, dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> Recipe:
     """The same with a given cut."""
     multiply = FORMATS[dims["format"]].int8
-    include = ("linear/gemv_int8", layout(dims).file, multiply, "linear/epilogue")
+    include = ("linear/gemv_int8", "linear/store_rows", layout(dims).file, multiply, "linear/epilogue")
     kernel = Kernel(f"linear/{'rms_norm_' if norm else ''}linear_gemv_int8", include, frozenset({"subgroups"}))
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
     per_group = cut.rows * cut.threads // cut.team
     more = {"eps": float(dims["eps"])} if norm else None
     found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, epilogue, more)
     return Recipe(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))}) if norm else found
+
+
+def rope_recipe(dims: Dims, facts: Facts) -> Recipe:
+    """With queries and keys rotated, and keys and values written to the cache, on the way out."""
+    pairs = Epilogue(gated=True)  # rows two by two
+    cut = cut_of(dims, facts, pairs)
+    multiply = FORMATS[dims["format"]].int8
+    include = ("linear/gemv_int8", layout(dims).file, multiply, f"shared/cache_{dims['cache']}")
+    kernel = Kernel("linear/rms_norm_linear_rope_kv_write_gemv_int8", include, frozenset({"subgroups"}))
+    constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
+    per_group = cut.rows * cut.threads // cut.team
+    more = {
+        "eps": float(dims["eps"]),
+        "queries": dims["Hq"] * dims["D"],
+        "keys": dims["Hkv"] * dims["D"],
+        "width": dims["D"],
+        "rotary": dims["rotary"],
+    }
+    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, PLAIN, more)
+    buffers = {name: nbytes for name, nbytes in found.buffers.items() if name != "residual"}
+    buffers |= {
+        "norm_weight": f32(padded_k(dims)),
+        "positions": f32(1),
+        "table": f32(dims["positions"] * dims["rotary"]),
+        "out": f32(dims["Hq"] * dims["D"]),
+        "k_cache": cache_bytes(dims),
+        "v_cache": cache_bytes(dims),
+    }
+    return Recipe(found.dispatches, buffers)
+
+
+def rope_why_not(dims: Dims, facts: Facts) -> str | None:
+    """Rows must come in pairs, also where the weight takes several bindings."""
+    return why_not(dims, facts) or pairs_are_whole(dims, facts)

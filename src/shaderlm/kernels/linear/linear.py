@@ -68,4 +68,13 @@ ROUTES = (
     *_routes("linear_silu_mul", Epilogue(gated=True)),
     _norm_route("rms_norm_linear", packed.PLAIN),
     _norm_route("rms_norm_linear_silu_mul", Epilogue(gated=True)),
+    Route(
+        "rms_norm_linear_rope_kv_write",
+        "gemv_int8",
+        int8.rope_recipe,
+        int8.rope_why_not,
+        {**_PACK, "norm_weight": packed.pack_norm_weight},
+        exact=False,
+        fast=True,
+    ),
 )
