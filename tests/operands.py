@@ -53,42 +53,32 @@ def _linear_q4gsw(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Array
     return operands, {"out": reference.linear(x, dense, bias)}
 
 
-def rounded_inputs(x: NDArray[Any]) -> NDArray[np.float32]:
-    """To 8 bits with one scale per 32 values, as the int8 routes do it, in f32."""
-    blocks = x.reshape(*x.shape[:-1], -1, 32)
-    unit = np.abs(blocks).max(-1, keepdims=True) * np.float32(1 / 127)
-    found: NDArray[np.float32] = np.rint(blocks * (1 / np.where(unit > 0, unit, 1))) * unit
-    return found.reshape(x.shape).astype(np.float32)
-
-
 def _linear(fused: str = "") -> Callable[..., tuple[Arrays, Arrays]]:
     """linear, or linear_add or linear_silu_mul."""
 
-    def make(rng: np.random.Generator, d: Mapping[str, Any], rounded: bool = False) -> tuple[Arrays, Arrays]:
+    def make(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
         x = _normal(rng, d["M"], d["K"]) / 8
         weight, dense = make_weight(rng, d["format"], d["N"], d["K"])
         bias = _normal(rng, d["N"]) / 4 if d["bias"] else None
         operands: Arrays = {"x": x, "weight": weight, "bias": bias}
-        taken = rounded_inputs(x) if rounded else x
         if fused == "add":
             operands["residual"] = residual = _normal(rng, d["M"], d["N"])
-            return operands, {"out": reference.linear_add(taken, dense, residual, bias)}
+            return operands, {"out": reference.linear_add(x, dense, residual, bias)}
         formula = reference.linear_silu_mul if fused == "silu_mul" else reference.linear
-        return operands, {"out": formula(taken, dense, bias)}
+        return operands, {"out": formula(x, dense, bias)}
 
     return make
 
 
 def _rms_norm_linear(formula: Callable[..., NDArray[Any]]) -> Callable[..., tuple[Arrays, Arrays]]:
-    def make(rng: np.random.Generator, d: Mapping[str, Any], rounded: bool = False) -> tuple[Arrays, Arrays]:
+    def make(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
         x = _normal(rng, d["M"], d["K"]) * 3
         norm_weight = _normal(rng, d["K"]) / 8
         weight, dense = make_weight(rng, d["format"], d["N"], d["K"])
         bias = _normal(rng, d["N"]) / 4 if d["bias"] else None
-        taken = rounded_inputs(x * norm_weight) if rounded else x * norm_weight
         root = np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + d["eps"])
         operands: Arrays = {"x": x, "norm_weight": norm_weight, "weight": weight, "bias": bias}
-        return operands, {"out": formula(taken / root, dense, bias)}
+        return operands, {"out": formula(x * norm_weight / root, dense, bias)}
 
     return make
 
@@ -142,10 +132,8 @@ def _rope_kv_write(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arra
     return operands, {"out": out, "k_cache": after[0], "v_cache": after[1]}
 
 
-def _rms_norm_linear_rope_kv_write(
-    rng: np.random.Generator, d: Mapping[str, Any], rounded: bool = False
-) -> tuple[Arrays, Arrays]:
-    operands, made = _rms_norm_linear(reference.linear)(rng, d, rounded)
+def _rms_norm_linear_rope_kv_write(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    operands, made = _rms_norm_linear(reference.linear)(rng, d)
     heads, y = (d["Hq"], d["Hkv"], d["Hkv"]), made["out"]
     assert y is not None
     parts = np.split(y, [heads[0] * d["D"], (heads[0] + heads[1]) * d["D"]], axis=1)

@@ -24,7 +24,7 @@ from shaderlm.gpu.adapters import swiftshader_icd
 from shaderlm.kernels import Route, routes_of
 from shaderlm.runtime import lower
 
-from .cases import CASES, LONG_FLOPS, Case, expected_of, make, result, tolerance
+from .cases import CASES, LONG_FLOPS, Case, make, result, tolerance
 from .compare import assert_close
 
 pytestmark = pytest.mark.dawn
@@ -129,7 +129,7 @@ def test_every_shader_under_dawn(tmp_path: Path) -> None:
         if answer["status"] != "ok":
             problems.append(f"{item.name}: {answer['message']}")
             continue
-        expected = expected_of(item.case, item.route)
+        expected = make(item.case)[1]
         for name, (start, length) in answer["outputs"].items():
             wanted = expected[name]
             assert wanted is not None

@@ -14,7 +14,7 @@ from shaderlm.kernels import Kernel, Recipe, Route, all_routes, choose, routes_o
 from shaderlm.models.shapes import MODELS, ModelShape
 from shaderlm.runtime import lower
 
-from .cases import CASES, LONG_FLOPS, Case, expected_of, make, result, tolerance
+from .cases import CASES, LONG_FLOPS, Case, make, result, tolerance
 from .compare import assert_close
 
 
@@ -49,11 +49,11 @@ def _runs(case: Case, device: Device, plain_device: Device) -> Iterator[tuple[Ro
     [pytest.param(c, id=c.name, marks=[pytest.mark.long] if c.flops > LONG_FLOPS else []) for c in CASES],
 )
 def test_routes_match_the_reference(case: Case, device: Device, plain_device: Device) -> None:
-    operands, _ = make(case)
+    operands, expected = make(case)
     count = 0
     for route, plan, chosen, facts in _runs(case, device, plain_device):
         raw = chosen.run(lower(route, case.dims, facts, operands))
-        for name, wanted in expected_of(case, route).items():
+        for name, wanted in expected.items():
             assert wanted is not None
             label = f"{case.op}/{route.name} {name} ({plan})"
             assert_close(result(case, name, raw[name], wanted), wanted, tolerance(case, route, name), label)
@@ -106,13 +106,13 @@ def _folding_cases() -> list[Case]:
 
 @pytest.mark.parametrize("case", _folding_cases(), ids=lambda case: case.name)
 def test_grids_fold(case: Case, folding_device: Device) -> None:
-    operands, _ = make(case)
+    operands, expected = make(case)
     facts = replace(folding_device.facts, kind="discrete")
     count = 0
     for route in routes_of(case.op):
         if route.reason(case.dims, facts) is None:
             raw = folding_device.run(lower(route, case.dims, facts, operands))
-            for name, wanted in expected_of(case, route).items():
+            for name, wanted in expected.items():
                 assert wanted is not None
                 label = f"{case.op}/{route.name} {name} (folded)"
                 assert_close(result(case, name, raw[name], wanted), wanted, tolerance(case, route, name), label)

@@ -33,7 +33,7 @@ def _applied(options: Sequence[Callable[[Command], Command]], command: Command) 
 
 def precision_option(command: Command) -> Command:
     """--precision, as the argument `precision`."""
-    words = "exact: no rounding of the inputs of matrix products to 8 bits, which GPUs do for speed."
+    words = "exact: no rounding of the inputs of matrix products to 16 bits, which GPUs do for speed."
     return click.option("--precision", type=click.Choice(["fast", "exact"]), default="fast", help=words)(command)
 
 

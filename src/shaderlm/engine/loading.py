@@ -49,7 +49,7 @@ def load(
     device: "auto" (default) takes a real GPU, or the CPU where there is none and says so; "cpu" computes in NumPy;
     anything else names an adapter (see `shaderlm devices`) and is never replaced by another. context: the most tokens
     of a conversation (default: the model's own). progress(label, done, total) is called while files and weights move.
-    precision: "fast" (default) lets a GPU round the inputs of matrix products to 8 bits while it writes tokens, where
+    precision: "fast" (default) lets a GPU round the inputs of matrix products to 16 bits while it writes tokens, where
     that is faster; "exact" does not.
     fusions (names, () for none) and cache ("f32" or "f16") are for tests and comparisons.
     """

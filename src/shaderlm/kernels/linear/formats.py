@@ -26,7 +26,7 @@ class Format:
 
     `repack` takes rows as a file stores them, uint8 [N, bytes] or dense [N, K], to (words, scales), each [N, …].
     `integer_rows` is how many rows a team of the GEMV takes in fixed-point arithmetic; 0 where there is none.
-    `int8` is the file that multiplies a block with inputs of 8 bits; empty where there is none.
+    `int16` is the file that multiplies a block with inputs of 16 bits; empty where there is none.
     """
 
     file: str
@@ -36,7 +36,7 @@ class Format:
     repack: Callable[[Array], tuple[Array, Array]]
     constants: Mapping[str, Constant] = field(default_factory=dict)
     integer_rows: int = 0
-    int8: str = ""
+    int16: str = ""
 
 
 def _dense(rows: Array) -> tuple[Array, Array]:
@@ -148,8 +148,8 @@ def _repack_q6_k(rows: Array) -> tuple[Array, Array]:
 FORMATS: Mapping[str, Format] = {
     "f32": Format("shared/format_f32", 128, 0, 0, _dense),
     "f16": Format("shared/format_f16", 64, 0, 0, _dense),
-    "q8_0": Format("shared/format_q8_0", 32, 32, 2, _head_and_body("q8_0", 2, np.float16), {}, 2, "shared/int8_q8_0"),
-    "q4_0": Format("shared/format_q4", 16, 32, 2, _head_and_body("q4_0", 2, np.float16), {}, 4, "shared/int8_q4"),
+    "q8_0": Format("shared/format_q8_0", 32, 32, 2, _head_and_body("q8_0", 2, np.float16), {}, 2, "shared/int16_q8_0"),
+    "q4_0": Format("shared/format_q4", 16, 32, 2, _head_and_body("q4_0", 2, np.float16), {}, 4, "shared/int16_q4"),
     "q4_1": Format(
         "shared/format_q4_min",
         16,
@@ -157,13 +157,15 @@ FORMATS: Mapping[str, Format] = {
         4,
         _head_and_body("q4_1", 4, np.uint32),
         {"SUPERBLOCKS": False},
-        int8="shared/int8_q4_min",
+        int16="shared/int16_q4_min",
     ),
     "q5_0": Format("shared/format_q5", 16, 32, 8, _repack_q5_0, {"SUPERBLOCKS": False, "OFFSET": 1.5}),
     "q5_1": Format(
         "shared/format_q5", 16, 32, 8, _head_and_body("q5_1", 8, np.uint32), {"SUPERBLOCKS": False, "OFFSET": 1.0}
     ),
-    "q4_k": Format("shared/format_q4_min", 16, 256, 20, _repack_q4_k, {"SUPERBLOCKS": True}, int8="shared/int8_q4_min"),
+    "q4_k": Format(
+        "shared/format_q4_min", 16, 256, 20, _repack_q4_k, {"SUPERBLOCKS": True}, int16="shared/int16_q4_min"
+    ),
     "q5_k": Format("shared/format_q5", 16, 256, 52, _repack_q5_k, {"SUPERBLOCKS": True, "OFFSET": 1.0}),
-    "q6_k": Format("shared/format_q6_k", 24, 256, 20, _repack_q6_k, int8="shared/int8_q6_k"),
+    "q6_k": Format("shared/format_q6_k", 24, 256, 20, _repack_q6_k, int16="shared/int16_q6_k"),
 }

@@ -7,7 +7,7 @@ from functools import partial
 
 from ...gpu.facts import Facts
 from ..route import Array, Dims, Route, part
-from . import int8, packed
+from . import int16, packed
 from .formats import FORMATS
 from .packed import Epilogue
 
@@ -41,12 +41,12 @@ def _routes(op: str, epilogue: Epilogue) -> Iterator[Route]:
         )
     )
 
-    def int8_why_not(dims: Dims, facts: Facts) -> str | None:
-        return int8.why_not(dims, facts) or why_not(dims, facts)
+    def int16_why_not(dims: Dims, facts: Facts) -> str | None:
+        return int16.why_not(dims, facts) or why_not(dims, facts)
 
-    multiplied = partial(int8.recipe, epilogue=epilogue)
+    multiplied = partial(int16.recipe, epilogue=epilogue)
     yield Route(op, "gemv", gemv, gemv_why_not, _PACK)
-    yield Route(op, "gemv_int8", multiplied, int8_why_not, _PACK, exact=False, prefer=int8.large_enough, fast=True)
+    yield Route(op, "gemv_int16", multiplied, int16_why_not, _PACK, exact=False, prefer=int16.large_enough, fast=True)
     yield Route(op, "tile_shared", tile, why_not, _PACK)
     yield Route(op, "rows", rows, why_not, _PACK, prefer=packed.on_a_cpu)
     yield Route(op, "tile_shared_f16", tile_f16, why_not, _PACK, exact=False)
@@ -54,11 +54,11 @@ def _routes(op: str, epilogue: Epilogue) -> Iterator[Route]:
 
 def _norm_route(op: str, epilogue: Epilogue) -> Route:
     def why_not(dims: Dims, facts: Facts) -> str | None:
-        return int8.why_not(dims, facts) or (packed.pairs_are_whole(dims, facts) if epilogue.gated else None)
+        return int16.why_not(dims, facts) or (packed.pairs_are_whole(dims, facts) if epilogue.gated else None)
 
     pack = {**_PACK, "norm_weight": packed.pack_norm_weight}
     return Route(
-        op, "gemv_int8", partial(int8.recipe, epilogue=epilogue, norm=True), why_not, pack, exact=False, fast=True
+        op, "gemv_int16", partial(int16.recipe, epilogue=epilogue, norm=True), why_not, pack, exact=False, fast=True
     )
 
 
@@ -70,9 +70,9 @@ ROUTES = (
     _norm_route("rms_norm_linear_silu_mul", Epilogue(gated=True)),
     Route(
         "rms_norm_linear_rope_kv_write",
-        "gemv_int8",
-        int8.rope_recipe,
-        int8.rope_why_not,
+        "gemv_int16",
+        int16.rope_recipe,
+        int16.rope_why_not,
         {**_PACK, "norm_weight": packed.pack_norm_weight},
         exact=False,
         fast=True,

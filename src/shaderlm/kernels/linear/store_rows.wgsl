@@ -1,4 +1,4 @@
-// What the GEMV over 8 bits does with the sums of ROWS rows where the epilogue is that of the linears.
+// What the GEMV over 16 bits does with the sums of ROWS rows where the epilogue is that of the linears.
 // Exports: begin(first), before the weights are multiplied, and store_rows(first, sums). Needs: store and store_pair.
 
 fn begin(first: u32) {}

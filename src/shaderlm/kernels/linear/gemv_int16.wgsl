@@ -1,20 +1,22 @@
-// The GEMV over inputs of 8 bits. WG threads make WG / TEAM teams; a team computes ROWS rows (1, 2 or 4), its lanes
-// share their k in blocks of 32. Every workgroup rounds x for itself, STAGE blocks at a time, four lanes to a block, into
-// workgroup memory: that takes less than a dispatch of its own, and the first weights are on their way meanwhile.
-// A block of 32 is two quads of words with four bytes each, and (unit, unit · Σ of bytes 0 … 15, the same of 16 … 31), the
-// sums for formats with a zero point or a minimum. (With Σ x instead, not rounded, the minimum and the rounded products
-// would no longer cancel: errors half as large again.)
+// The GEMV over inputs of 16 bits, each two signed bytes: v = 256 · h + l. WG threads make WG / TEAM teams; a team computes
+// ROWS rows (1, 2 or 4), its lanes share their k in blocks of 32. Every workgroup rounds x for itself, STAGE blocks at a
+// time, four lanes to a block, into workgroup memory: that takes less than a dispatch of its own, and the first weights are
+// on their way meanwhile. Products are dot products of bytes, exact, four at a time. A block is rounded with one unit, to
+// at most 1/65,024 of its largest input, and has (unit, unit · Σ of the first 16, the same of the others) beside it, the
+// sums for formats with a zero point or a minimum.
 // All loops run equally often for all lanes: subgroup functions follow them.
 // Needs: subgroups of four lanes or more, of consecutive lanes; STAGE a multiple of TEAM, or all blocks; x, params,
-// NORM, weighted, factor, begin, store_rows; load_block of a format and its int8_dot.
+// NORM, weighted, factor, begin, store_rows; load_block of a format and its int16_dot.
 
 const WG: u32 = 256u;
 const TEAM: u32 = 32u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
 
-var<workgroup> x_low: array<vec4<u32>, STAGE>;   // bytes 0 … 15 of each block
-var<workgroup> x_high: array<vec4<u32>, STAGE>;  // bytes 16 … 31
+var<workgroup> h_first: array<vec4<u32>, STAGE>;  // bytes h of inputs 0 … 15 of each block
+var<workgroup> h_second: array<vec4<u32>, STAGE>; // of 16 … 31
+var<workgroup> l_first: array<vec4<u32>, STAGE>;  // bytes l
+var<workgroup> l_second: array<vec4<u32>, STAGE>;
 var<workgroup> x_unit: array<vec3<f32>, STAGE>;
 var<workgroup> squares: array<f32, WG / 4u>;     // Σ x² of what each subgroup rounded
 var<workgroup> sums: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each team if that is smaller
@@ -25,6 +27,16 @@ fn magnitude(v: vec4<f32>) -> vec4<u32> {
 
 fn bytes_dot(a: vec4<u32>, b: vec4<u32>) -> i32 {
     return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
+}
+
+// Sixteen inputs, and their product with sixteen weights of a byte: at most 16 · 127 · 32,512, which an i32 holds.
+struct Sixteen {
+    h: vec4<u32>,
+    l: vec4<u32>,
+}
+
+fn sixteen_dot(weights: vec4<u32>, inputs: Sixteen) -> f32 {
+    return f32((bytes_dot(weights, inputs.h) << 8u) + bytes_dot(weights, inputs.l));
 }
 
 // Round eight values, quarter `lane % 4` of block `block`, into slot `at`. A block that is not there is computed and not
@@ -41,23 +53,32 @@ fn stage_quarter(block: u32, at: u32, there: bool, lane: u32) -> f32 {
     var top = max(max(most.x, most.y), max(most.z, most.w));
     top = max(top, subgroupShuffleXor(top, 1u));
     top = max(top, subgroupShuffleXor(top, 2u));
-    let unit = bitcast<f32>(top) * (1.0 / 127.0);
+    let unit = bitcast<f32>(top) * (1.0 / 32512.0);  // 127 · 256
     let per_unit = select(1.0 / unit, 0.0, top < 0x0DA24260u);  // below 1e-30 a block counts as zeros
-    let a = pack4xI8(vec4<i32>(round(v0 * per_unit)));
-    let b = pack4xI8(vec4<i32>(round(v1 * per_unit)));
-    var sum = dot4I8Packed(a, 0x01010101u) + dot4I8Packed(b, 0x01010101u);
+    let a = vec4<i32>(round(v0 * per_unit));
+    let b = vec4<i32>(round(v1 * per_unit));
+    let a_h = (a + vec4<i32>(128)) >> vec4<u32>(8u);
+    let b_h = (b + vec4<i32>(128)) >> vec4<u32>(8u);
+    let both = a + b;
+    var sum = both.x + both.y + both.z + both.w;
     sum = sum + subgroupShuffleXor(sum, 1u);
     let other = subgroupShuffleXor(sum, 2u);
     // Infinity or NaN in x makes every sum over its block NaN.
     let shown = bitcast<f32>(select(bitcast<u32>(unit), 0x7FC00000u, top >= 0x7F800000u));
     if (there) {
         let word = quarter % 2u * 2u;
+        let h = vec2<u32>(pack4xI8(a_h), pack4xI8(b_h));
+        let l = vec2<u32>(pack4xI8(a - (a_h << vec4<u32>(8u))), pack4xI8(b - (b_h << vec4<u32>(8u))));
         if (quarter < 2u) {
-            x_low[at][word] = a;
-            x_low[at][word + 1u] = b;
+            h_first[at][word] = h.x;
+            h_first[at][word + 1u] = h.y;
+            l_first[at][word] = l.x;
+            l_first[at][word + 1u] = l.y;
         } else {
-            x_high[at][word] = a;
-            x_high[at][word + 1u] = b;
+            h_second[at][word] = h.x;
+            h_second[at][word + 1u] = h.y;
+            l_second[at][word] = l.x;
+            l_second[at][word + 1u] = l.y;
         }
         if (quarter == 0u) {
             x_unit[at] = vec3<f32>(shown, shown * f32(sum), shown * f32(other));
@@ -154,16 +175,16 @@ fn main(
             }
             let there = block < blocks;
             let at = select(0u, block - first_block, there);
-            let low = x_low[at];
-            let high = x_high[at];
+            let v = Sixteen(h_first[at], l_first[at]);
+            let u = Sixteen(h_second[at], l_second[at]);
             let unit = x_unit[at];
-            acc.x = acc.x + select(0.0, int8_dot(p0, low, high, unit), there);
+            acc.x = acc.x + select(0.0, int16_dot(p0, v, u, unit), there);
             if (ROWS > 1u) {
-                acc.y = acc.y + select(0.0, int8_dot(p1, low, high, unit), there);
+                acc.y = acc.y + select(0.0, int16_dot(p1, v, u, unit), there);
             }
             if (ROWS > 2u) {
-                acc.z = acc.z + select(0.0, int8_dot(p2, low, high, unit), there);
-                acc.w = acc.w + select(0.0, int8_dot(p3, low, high, unit), there);
+                acc.z = acc.z + select(0.0, int16_dot(p2, v, u, unit), there);
+                acc.w = acc.w + select(0.0, int16_dot(p3, v, u, unit), there);
             }
         }
     }

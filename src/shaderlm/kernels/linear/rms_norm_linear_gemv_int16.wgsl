@@ -1,5 +1,5 @@
 // out[0, n] = epilogue(Σ_k q(v)[0, k] · w[n, k] / sqrt(mean(x²) + eps)), v[k] = norm_weight[k] · x[0, k]
-// m = 1; q rounds to 8 bits with one scale per block of 32. What all results share, the root, is divided by at the end.
+// m = 1; q rounds to 16 bits with one scale per block of 32. What all results share, the root, is divided by at the end.
 // Format of the weights, the work itself and the epilogue are included.
 // Grid: ceil(n / (ROWS · WG / TEAM)) workgroups, folded. Needs k % 32 == 0.
 

@@ -1,4 +1,4 @@
-"""The GEMV over inputs rounded to 8 bits, with and without a norm before it: how it is cut, and where it applies."""
+"""The GEMV over inputs rounded to 16 bits, with and without a norm before it: how it is cut, and where it applies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..wgsl import Kernel
 from .formats import FORMATS
 from .packed import PLAIN, Epilogue, layout, one_row, over_ranges, padded_k, pairs_are_whole
 
-_BLOCK_BYTES = 48  # of workgroup memory: 32 bytes and their unit and sums
+_BLOCK_BYTES = 80  # of workgroup memory: 64 bytes, their unit and sums
 _LANE_BYTES = 5  # for sums of subgroups of four
 
 
@@ -47,9 +47,9 @@ def large_enough(dims: Dims, facts: Facts) -> bool:
 
 
 def why_not(dims: Dims, facts: Facts) -> str | None:
-    """Where the GEMV over 8 bits does not apply."""
-    if not FORMATS[dims["format"]].int8:
-        return f"weights of format {dims['format']} are not multiplied in 8 bits"
+    """Where the GEMV over 16 bits does not apply."""
+    if not FORMATS[dims["format"]].int16:
+        return f"weights of format {dims['format']} are not multiplied as integers"
     if facts.backend == "Metal":
         return "Metal has no instruction for dot products of bytes"
     if facts.max_workgroup_memory < _LANE_BYTES * 128 + _BLOCK_BYTES * 64:
@@ -64,9 +64,9 @@ def recipe(dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> 
 
 def recipe_with(cut: Cut, dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> Recipe:
     """The same with a given cut."""
-    multiply = FORMATS[dims["format"]].int8
-    include = ("linear/gemv_int8", "linear/store_rows", layout(dims).file, multiply, "linear/epilogue")
-    kernel = Kernel(f"linear/{'rms_norm_' if norm else ''}linear_gemv_int8", include, frozenset({"subgroups"}))
+    multiply = FORMATS[dims["format"]].int16
+    include = ("linear/gemv_int16", "linear/store_rows", layout(dims).file, multiply, "linear/epilogue")
+    kernel = Kernel(f"linear/{'rms_norm_' if norm else ''}linear_gemv_int16", include, frozenset({"subgroups"}))
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
     per_group = cut.rows * cut.threads // cut.team
     more = {"eps": float(dims["eps"])} if norm else None
@@ -78,9 +78,9 @@ def rope_recipe(dims: Dims, facts: Facts) -> Recipe:
     """With queries and keys rotated, and keys and values written to the cache, on the way out."""
     pairs = Epilogue(gated=True)  # rows two by two
     cut = cut_of(dims, facts, pairs)
-    multiply = FORMATS[dims["format"]].int8
-    include = ("linear/gemv_int8", layout(dims).file, multiply, f"shared/cache_{dims['cache']}")
-    kernel = Kernel("linear/rms_norm_linear_rope_kv_write_gemv_int8", include, frozenset({"subgroups"}))
+    multiply = FORMATS[dims["format"]].int16
+    include = ("linear/gemv_int16", layout(dims).file, multiply, f"shared/cache_{dims['cache']}")
+    kernel = Kernel("linear/rms_norm_linear_rope_kv_write_gemv_int16", include, frozenset({"subgroups"}))
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
     per_group = cut.rows * cut.threads // cut.team
     more = {

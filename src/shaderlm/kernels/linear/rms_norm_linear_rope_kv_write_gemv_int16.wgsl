@@ -1,7 +1,7 @@
 // y[n] = bias[n] + Σ_k q(v)[k] · w[n, k] / sqrt(mean(x²) + eps), v[k] = norm_weight[k] · x[k]; rows of w: queries, keys, values
 // out = rotate(queries of y);  k_cache[pos] = rotate(keys of y);  v_cache[pos] = values of y,  pos = positions[0]
 // rotate: (u, v) → (u·cos − v·sin, u·sin + v·cos) for elements 2i and 2i + 1 of a head; those past `rotary` are copied.
-// One row of x; q rounds to 8 bits with one scale per block of 32. Format of the weights and the work itself are included.
+// One row of x; q rounds to 16 bits with one scale per block of 32. Format of the weights and the work itself are included.
 // Grid: ceil(n / (ROWS · WG / TEAM)) workgroups, folded. Needs k % 32 == 0, even D, ROWS > 1.
 
 struct Params {

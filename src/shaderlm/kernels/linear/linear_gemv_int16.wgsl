@@ -1,4 +1,4 @@
-// out[0, n] = epilogue(Σ_k q(x)[0, k] · w[n, k])        m = 1; q rounds to 8 bits with one scale per block of 32
+// out[0, n] = epilogue(Σ_k q(x)[0, k] · w[n, k])        m = 1; q rounds to 16 bits with one scale per block of 32
 // Format of the weights, the work itself and the epilogue are included.
 // Grid: ceil(n / (ROWS · WG / TEAM)) workgroups, folded. Needs k % 32 == 0.
 
