@@ -120,7 +120,7 @@ CASES: list[Case] = [
     *_cases(
         "rms_norm_linear_rope_kv_write",
         "M K N format bias eps Hq Hkv D C rotary positions cache",
-        [(1, whole_k(96, kind), 40, kind, kind == "q4_0", 1e-5, 3, 1, 8, 5, 4, 7, "f32") for kind in INT16]
+        [(1, whole_k(96, kind), 40, kind, kind == "q4_0", 1e-5, 3, 1, 8, 5, 4, 7, "f32") for kind in ("q4_0", "q6_k")]
         + [(1, 576, 960, "q4_1", False, 1e-5, 9, 3, 64, 17, 64, 17, cache) for cache in ("f32", "f16")],
     ),
     # Fixed point, long rows, tall tiles.

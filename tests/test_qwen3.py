@@ -188,7 +188,11 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize("case", OWN, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    # The large ones take 5 to 20 s in software each.
+    [pytest.param(c, id=c.name, marks=[pytest.mark.long] if c.flops > 500_000 else []) for c in OWN],
+)
 def test_its_kernels_match_the_reference(case: Case, device: Device, plain_device: Device) -> None:
     kernels.test_routes_match_the_reference(case, device, plain_device)
 
