@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..bench.profile_files import Profile
     from ..gpu import Device
     from ..runtime.gpu_model import GpuModel
+    from ..runtime.session import Runner
 
 PLAIN_WIDTH = 120  # of tables in a pipe, which has no width of its own
 
@@ -130,18 +131,22 @@ def _opened(
     """A model on an adapter, closed afterwards, and its name."""
     from ..engine import load
     from ..engine.synthetic import PREFIX, load_synthetic
+    from ..runtime.gpu_model import GpuModel
 
     opened = _adapter(device)
-    with progress_bar() as progress:
+    runner: Runner
+    options: dict[str, Any] = {"progress": None, "fusions": fusions, "precision": precision}
+    with progress_bar() as options["progress"]:
         if model is not None and model.startswith(PREFIX):
-            runner, report = load_synthetic(model, opened, progress, fusions, precision)
+            runner, report = load_synthetic(model, opened, **options)
             name, close = report.name, runner.close
         else:
-            loaded = load(model, device=opened, progress=progress, fusions=fusions, precision=precision)
-            runner, close = loaded.runner, loaded.close  # type: ignore[assignment]
+            loaded = load(model, device=opened, **options)
+            runner, close = loaded.runner, loaded.close
             name = f"{loaded.report.name} {next(iter(loaded.report.types)).upper()}"
+    assert isinstance(runner, GpuModel), "an open device was given"
     try:
-        yield runner, name  # type: ignore[misc]
+        yield runner, name
     finally:
         close()
 
