@@ -60,6 +60,11 @@ def never(dims: Dims, facts: Facts) -> bool:
     return False
 
 
+def uncut(dims: Dims, facts: Facts) -> Mapping[str, Callable[[], Recipe]]:
+    """For routes that are cut in one way only."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Route:
     """A way to compute an op. `why_not` answers None where it applies, else the reason in words.
@@ -67,7 +72,8 @@ class Route:
     `pack` brings host arrays into the layout the kernels read, one function per operand (default: as they
     are); it may split an operand into several buffers. A route that is not `exact` rounds its operands and is taken
     only when it is named or, if it is `fast`, where the caller puts speed first. Where `prefer` says so, a route goes
-    before those declared first.
+    before those declared first. `cuts` names other ways to cut a shape into workgroups, which compute the same: what
+    `recipe` takes is right on average, and a device may be asked which one is fastest.
     """
 
     op: str
@@ -78,6 +84,7 @@ class Route:
     exact: bool = True
     prefer: Callable[[Dims, Facts], bool] = never
     fast: bool = False
+    cuts: Callable[[Dims, Facts], Mapping[str, Callable[[], Recipe]]] = uncut
 
     def offered(self, precision: str, facts: Facts) -> bool:
         """Is it taken without being named? Software adapters gain nothing by rounding."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.facts import Facts
@@ -14,6 +17,8 @@ from .packed import PLAIN, Epilogue, layout, one_row, over_ranges, padded_k, pai
 
 _BLOCK_BYTES = 80  # of workgroup memory: 64 bytes, their unit and sums
 _LANE_BYTES = 5  # for sums of subgroups of four
+_LEAST_GROUPS = 16  # fewer workgroups leave most of a GPU idle
+_PAIRS = Epilogue(gated=True)  # rows two by two
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,13 @@ class Cut:
     rows: int
     stage: int
 
+    def __str__(self) -> str:
+        return f"{self.threads}x{self.team}x{self.rows}"
+
 
 def cut_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> Cut:
     """The cut for a shape; the steps were measured on an H200."""
-    k, n, blocks = dims["K"], dims["N"], padded_k(dims) // BLOCK
+    k, n = dims["K"], dims["N"]
     threads = min(512 if k > 4096 else 256 if k > 1024 else 128, facts.max_invocations)
     if n >= 16384:
         team, rows = 16, 4
@@ -36,9 +44,25 @@ def cut_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> Cut:
         team, rows = (64, 2) if n < 4096 else (32, 2)
     else:
         team, rows = 32, 1 if n <= 2048 and not epilogue.gated else 2
-    team = min(team, threads)
+    return _cut(threads, min(team, threads), rows, dims, facts)
+
+
+def _cut(threads: int, team: int, rows: int, dims: Dims, facts: Facts) -> Cut:
+    """With as many blocks staged at a time as there is memory for."""
+    blocks = padded_k(dims) // BLOCK
     room = (facts.max_workgroup_memory - _LANE_BYTES * threads) // _BLOCK_BYTES
     return Cut(threads, team, rows, blocks if blocks <= room else room // team * team)
+
+
+def cuts_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> list[Cut]:
+    """Cuts that may be the fastest: no team is longer than a row, and the card is not left half empty."""
+    found = []
+    for threads, team, rows in itertools.product((128, 256, 512), (8, 16, 32, 64), (1, 2, 4)):
+        groups = dims["N"] // (rows * threads // team)
+        fits = threads <= facts.max_invocations and 2 * team <= max(16, padded_k(dims) // BLOCK)
+        if fits and groups >= _LEAST_GROUPS and not (epilogue.gated and rows == 1):
+            found.append(_cut(threads, team, rows, dims, facts))
+    return found
 
 
 def large_enough(dims: Dims, facts: Facts) -> bool:
@@ -62,6 +86,12 @@ def recipe(dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> 
     return recipe_with(cut_of(dims, facts, epilogue), dims, facts, epilogue, norm)
 
 
+def cuts(dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> Mapping[str, Callable[[], Recipe]]:
+    """The same with every cut that may be the fastest, by name."""
+    found = cuts_of(dims, facts, epilogue)
+    return {str(cut): partial(recipe_with, cut, dims, facts, epilogue, norm) for cut in found}
+
+
 def recipe_with(cut: Cut, dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> Recipe:
     """The same with a given cut."""
     multiply = FORMATS[dims["format"]].int16
@@ -76,8 +106,16 @@ def recipe_with(cut: Cut, dims: Dims, facts: Facts, epilogue: Epilogue, norm: bo
 
 def rope_recipe(dims: Dims, facts: Facts) -> Recipe:
     """With queries and keys rotated, and keys and values written to the cache, on the way out."""
-    pairs = Epilogue(gated=True)  # rows two by two
-    cut = cut_of(dims, facts, pairs)
+    return rope_recipe_with(cut_of(dims, facts, _PAIRS), dims, facts)
+
+
+def rope_cuts(dims: Dims, facts: Facts) -> Mapping[str, Callable[[], Recipe]]:
+    """The same with every cut that may be the fastest, by name."""
+    return {str(cut): partial(rope_recipe_with, cut, dims, facts) for cut in cuts_of(dims, facts, _PAIRS)}
+
+
+def rope_recipe_with(cut: Cut, dims: Dims, facts: Facts) -> Recipe:
+    """The same with a given cut."""
     multiply = FORMATS[dims["format"]].int16
     include = ("linear/gemv_int16", layout(dims).file, multiply, f"shared/cache_{dims['cache']}")
     kernel = Kernel("linear/rms_norm_linear_rope_kv_write_gemv_int16", include, frozenset({"subgroups"}))

@@ -44,9 +44,18 @@ def _routes(op: str, epilogue: Epilogue) -> Iterator[Route]:
     def int16_why_not(dims: Dims, facts: Facts) -> str | None:
         return int16.why_not(dims, facts) or why_not(dims, facts)
 
-    multiplied = partial(int16.recipe, epilogue=epilogue)
-    yield Route(op, "gemv", gemv, gemv_why_not, _PACK)
-    yield Route(op, "gemv_int16", multiplied, int16_why_not, _PACK, exact=False, prefer=int16.large_enough, fast=True)
+    yield Route(op, "gemv", gemv, gemv_why_not, _PACK, cuts=partial(packed.gemv_cuts, epilogue=epilogue))
+    yield Route(
+        op,
+        "gemv_int16",
+        partial(int16.recipe, epilogue=epilogue),
+        int16_why_not,
+        _PACK,
+        exact=False,
+        prefer=int16.large_enough,
+        fast=True,
+        cuts=partial(int16.cuts, epilogue=epilogue),
+    )
     yield Route(op, "tile_shared", tile, why_not, _PACK)
     yield Route(op, "rows", rows, why_not, _PACK, prefer=packed.on_a_cpu)
     yield Route(op, "tile_shared_f16", tile_f16, why_not, _PACK, exact=False)
@@ -57,9 +66,9 @@ def _norm_route(op: str, epilogue: Epilogue) -> Route:
         return int16.why_not(dims, facts) or (packed.pairs_are_whole(dims, facts) if epilogue.gated else None)
 
     pack = {**_PACK, "norm_weight": packed.pack_norm_weight}
-    return Route(
-        op, "gemv_int16", partial(int16.recipe, epilogue=epilogue, norm=True), why_not, pack, exact=False, fast=True
-    )
+    recipe = partial(int16.recipe, epilogue=epilogue, norm=True)
+    cuts = partial(int16.cuts, epilogue=epilogue, norm=True)
+    return Route(op, "gemv_int16", recipe, why_not, pack, exact=False, fast=True, cuts=cuts)
 
 
 ROUTES = (
@@ -76,5 +85,6 @@ ROUTES = (
         {**_PACK, "norm_weight": packed.pack_norm_weight},
         exact=False,
         fast=True,
+        cuts=int16.rope_cuts,
     ),
 )

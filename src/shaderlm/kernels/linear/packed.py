@@ -6,9 +6,11 @@ is the epilogue's business (`epilogue.wgsl`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -194,6 +196,18 @@ def power_of_two(wanted: float, least: int, most: int) -> int:
 def gemv_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
     """M = 1: teams of lanes share the K of their rows."""
     return gemv_with(gemv_shape(dims, facts, epilogue), dims, facts, epilogue)
+
+
+def gemv_cuts(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Mapping[str, Callable[[], Recipe]]:
+    """The same with other threads, teams and rows, by name."""
+    usual = gemv_shape(dims, facts, epilogue)
+    found = {}
+    for threads, team, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
+        groups = dims["N"] // (rows * threads // team)
+        if threads <= facts.max_invocations and groups >= 16 and not (epilogue.gated and rows == 1):
+            cut = replace(usual, threads=threads, team=team, rows=rows)
+            found[f"{threads}x{team}x{rows}"] = partial(gemv_with, cut, dims, facts, epilogue)
+    return found
 
 
 def gemv_with(cut: Gemv, dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
