@@ -55,9 +55,16 @@ class Phase:
     gap_us: float | None
     stamped_us: float | None  # GPU time with a stamp after each dispatch
     scale: float  # of what remained of them after the stamps' cost was taken off, to add up to gpu_us
-    host_us: dict[str, float]
+    host_us: dict[str, float]  # of the thread that asks for steps
     dispatches: tuple[Timed, ...]
     timeline: tuple[dict[str, Any], ...] = field(repr=False)
+    ahead_us: dict[str, float] = field(default_factory=dict)  # of other threads, which record steps ahead
+
+    @property
+    def host_us_per_dispatch(self) -> float | None:
+        """What the host spends on a dispatch in the thread that asks for steps, unless it waits for the GPU."""
+        busy = sum(us for name, us in self.host_us.items() if name != "wait")
+        return busy / len(self.dispatches) if self.host_us and self.dispatches else None
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,10 @@ class _Prefill:
 
 
 class _Decode:
-    """Tokens one after the other, as many under way as in `generate`."""
+    """Tokens one after the other, as many under way as in `generate`.
+
+    A step before the first makes whatever is made once: the stock of recorded steps, for each way to watch them.
+    """
 
     name: Literal["prefill", "decode"] = "decode"
 
@@ -191,6 +201,8 @@ class _Decode:
             session.rewind(max(0, self.depth - 1))
             session.feed([1])
             session.choose(None).wait()
+            session.advance(None).wait()
+            session.rewind(session.length - 1)
             for _ in range(self.count):
                 begin = time.perf_counter_ns()
                 pending.append(session.advance(None))
@@ -252,6 +264,7 @@ def _measure(
         stamped_us=stamped,
         scale=scale,
         host_us=_host(plain),
+        ahead_us=_ahead(plain),
         dispatches=dispatches,
         timeline=_timeline(coarse, device.clock) if coarse else (),
     )
@@ -290,10 +303,21 @@ def _busy_and_idle(run: _Run) -> tuple[float, float]:
 
 
 def _host(run: _Run) -> dict[str, float]:
-    total = dict.fromkeys(("prepare", "encode", "finish", "submit", "wait"), 0.0)
+    """Microseconds per step, of everything that a step consists of: it is recorded, or taken from what is recorded."""
+    total = dict.fromkeys(("prepare", "take", "encode", "finish", "submit", "wait"), 0.0)
+    seen = {"prepare", "wait"}
     for step in run.steps:
         for name, begin, end in step.host():
             total[name] += (end - begin) / 1e3 / len(run.steps)
+            seen.add(name)
+    return {name: us for name, us in total.items() if name in seen}
+
+
+def _ahead(run: _Run) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for submission in (s for step in run.steps for s in step.submissions):
+        for name, (begin, end) in submission.ahead.items():
+            total[name] = total.get(name, 0.0) + (end - begin) / 1e3 / len(run.steps)
     return total
 
 

@@ -74,6 +74,9 @@ def _phase(found: Mapping[str, Any]) -> Phase:
     for key in ("gpu_us", "gap_us", "stamped_us", "watched_us"):
         if found[key] is not None:
             _number(found[key])
+    # Profiles from before steps were recorded ahead have no word of it.
+    for us in (*found["host_us"].values(), *found.get("ahead_us", {}).values()):
+        _number(us)
     dispatches = tuple(_timed(timed) for timed in found["dispatches"])
     return Phase(**{**found, "dispatches": dispatches, "timeline": tuple(found["timeline"])})
 

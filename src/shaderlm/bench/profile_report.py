@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,14 @@ def summary(phase: Phase, roofline: Roofline) -> list[str]:
             f"({100 * both / phase.watched_us:.1f} % of {phase.watched_us:,.0f} µs wall in that run)"
         )
     if phase.host_us:
-        found.append("  host    " + ", ".join(f"{name} {us:,.0f}" for name, us in phase.host_us.items()) + " µs")
+        each = phase.host_us_per_dispatch
+        outside = f"; without waiting {each:.2f} µs per dispatch" if each is not None else ""
+        found.append(f"  host    {_parts(phase.host_us)} µs{outside}")
+    if phase.ahead_us:
+        found.append(
+            f"  ahead   recorded ahead by another thread: {_parts(phase.ahead_us)}, "
+            f"together {sum(phase.ahead_us.values()):,.0f} µs per step"
+        )
     if phase.dispatches:
         count = len(phase.dispatches)
         launching = count * roofline.dispatch_us
@@ -91,6 +98,10 @@ def summary(phase: Phase, roofline: Roofline) -> list[str]:
     if not phase.dispatches:
         found.append("  interrupted before single dispatches were timed")
     return found
+
+
+def _parts(times: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {us:,.0f}" for name, us in times.items())
 
 
 def tables(phase: Phase, roofline: Roofline) -> Iterator[Table]:
@@ -199,6 +210,9 @@ def _compared(before: Profile, after: Profile, old: Phase, new: Phase) -> Table:
         one, other = getattr(old, key), getattr(new, key)
         values = (f"{value:,.1f}" if value is not None else "–" for value in (one, other))
         table.add_row(name, "", "", *values, change(one, other), "", "")
+    hosts = old.host_us_per_dispatch, new.host_us_per_dispatch
+    values = (f"{value:,.2f}" if value is not None else "–" for value in hosts)
+    table.add_row("host per dispatch", "", "", *values, change(*hosts), "", "")
     return table
 
 

@@ -1,10 +1,12 @@
 """Adapters, devices, buffers, pipelines and timestamps. Nothing outside this room imports wgpu."""
 
 from .adapters import WHAT_TO_INSTALL, Adapter, adapters
-from .device import Device, Loaded, open_device, release
+from .device import Device, open_device
 from .facts import WEBGPU_DEFAULT, Facts
 from .mailbox import Letter
 from .program import Array, Program, Slot, Step, as_bytes
+from .record import Loaded, Prepared, release
+from .stock import Stock
 
 __all__ = [
     "WEBGPU_DEFAULT",
@@ -15,9 +17,11 @@ __all__ = [
     "Facts",
     "Letter",
     "Loaded",
+    "Prepared",
     "Program",
     "Slot",
     "Step",
+    "Stock",
     "adapters",
     "as_bytes",
     "open_device",

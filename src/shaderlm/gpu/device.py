@@ -6,11 +6,12 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from ..errors import DeviceError, KernelError
 from .adapters import Adapter, choose
 from .facts import Facts
 from .mailbox import Letter, Mailbox
+from .modules import checked_module, unchecked_module
 from .program import Array, Program, Slot, Step, as_bytes, padded
-from .record import Bound, Recorder, recorder
+from .record import Loaded, Prepared, encode, prepared, recorder, release
+from .stock import Stock
 from .watch import BY_PASS, IN_PASS, WALL, Grain, Watch
 
 # Facts' names for what may be switched off or capped, and wgpu's.
@@ -41,26 +44,16 @@ _LIMITS = {
 }
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A program on the device: its buffers, and per step its pipeline and bind group."""
-
-    program: Program
-    buffers: Mapping[str, Any]
-    steps: tuple[Bound, ...]
-    encode: Recorder  # records every step into an open compute pass
-
-    @cached_property
-    def single(self) -> tuple[Recorder, ...]:
-        """Records one step each."""
-        return tuple(recorder([step]) for step in self.steps)
-
-
 class Device:
     """One adapter opened at its full limits and features, less what `without` and `limits` take away."""
 
     def __init__(
-        self, adapter: Adapter, *, without: Sequence[str] = (), limits: Mapping[str, int] | None = None
+        self,
+        adapter: Adapter,
+        *,
+        without: Sequence[str] = (),
+        limits: Mapping[str, int] | None = None,
+        checked: bool | None = None,
     ) -> None:
         import wgpu
 
@@ -94,10 +87,15 @@ class Device:
         self._gpu_error = wgpu.GPUError
         self._usage = wgpu.BufferUsage
         self._queue = self._native.queue
+        # Software adapters are where kernels are tested: by default they check.
+        self._module = checked_module if (facts.software if checked is None else checked) else unchecked_module
         self._pipelines: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
         self._lock = threading.RLock()
         self._mailbox = Mailbox(self._native)
         self._watch: Watch | None = None
+        # Whether steps are recorded ahead by other threads. A software adapter computes on the cores they would need.
+        self.records_ahead = not facts.software
+        self._stocks: weakref.WeakSet[Stock[Prepared]] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"<Device {self.facts.name} ({self.facts.kind}, {self.facts.backend})>"
@@ -134,6 +132,14 @@ class Device:
         with self._translated("take data"):
             self._queue.write_buffer(native, offset, np.pad(raw, (0, -raw.size % 4)) if raw.size % 4 else raw)
 
+    def write_words(self, native: Any, words: NDArray[np.uint32]) -> None:
+        """What is written in every step: a few words to the beginning of a buffer that has room for them."""
+        try:
+            with self._lock:
+                self._mailbox.write(native, words)
+        except (self._gpu_error, MemoryError) as problem:
+            raise DeviceError(f"{self.facts.name} refused to take data: {problem}") from problem
+
     def flush(self) -> None:
         """Wait until everything that was written has arrived, so that the host's copies are freed."""
         fence = self.buffer(16)  # on_submitted_work_done raises a TypeError in wgpu 0.32
@@ -167,7 +173,7 @@ class Device:
 
     def _compile(self, step: Step) -> tuple[Any, Any]:
         try:
-            module = self._native.create_shader_module(label=step.label, code=step.source)
+            module = self._module(self._native, step.label, step.source)
             layout = self._native.create_bind_group_layout(
                 entries=[
                     {"binding": i, "visibility": 4, "buffer": {"type": slot.access}}
@@ -209,7 +215,7 @@ class Device:
             loaded = self.load(program)
             try:
                 encoder = self._native.create_command_encoder()
-                _encode(encoder, [loaded])
+                encode(encoder, [loaded])
                 self._queue.submit([encoder.finish()])
                 return {name: self.read(loaded.buffers[name], _size(program, name)) for name in program.outputs}
             except self._gpu_error as problem:
@@ -226,10 +232,44 @@ class Device:
         with self._lock, self._translated("run a plan"):
             if self._watch is not None:
                 return self._watch.submit(queue, post)
-            encoder = self._native.create_command_encoder()
-            _encode(encoder, queue)
-            staging = self._mailbox.stage(encoder, post) if post is not None else None
-            return self._mailbox.submit(encoder.finish(), staging)
+            made = prepared(self._native, self._mailbox, queue, post)
+            return self._mailbox.submit(made.commands, made.staging)
+
+    def stock(self, queue: Sequence[Loaded], post: Any) -> Stock[Prepared] | None:
+        """What `submit` would record, recorded ahead by other threads for `submit_from`; None where that is no use.
+
+        It serves as long as it is not closed: a watch that begins or ends closes it too.
+        """
+        if not self.records_ahead or (self._watch is not None and not self._watch.takes_prepared):
+            return None
+        mailbox = self._mailbox
+        record = partial(prepared, self._native, mailbox) if self._watch is None else self._watch.prepared
+        turn = threading.Lock()
+
+        def make() -> Prepared:
+            with self._translated("run a plan"):
+                return record(queue, post, turn)
+
+        found: Stock[Prepared] = Stock(make, lambda made: mailbox.give_back(made.staging))
+        self._stocks.add(found)
+        return found
+
+    def submit_from(self, stock: Stock[Prepared]) -> Letter:
+        """`submit` of what is in stock. Where this fails, the stock is one short and of no more use."""
+        try:
+            if self._watch is not None:
+                with self._lock:
+                    letter = self._watch.submit_from(stock)
+            else:
+                made = stock.take()
+                with self._lock:
+                    letter = self._mailbox.submit(made.commands, made.staging)
+                del made  # a worker lets go of it
+        except (self._gpu_error, MemoryError) as problem:
+            raise DeviceError(f"{self.facts.name} refused to run a plan: {problem}") from problem
+        stock.order()
+        assert letter is not None, "a stock is made with something to post"
+        return letter
 
     @property
     def clock(self) -> str:
@@ -240,11 +280,18 @@ class Device:
     def watched(self, grain: Grain) -> Iterator[Watch]:
         """Submissions are watched as long as this context is open. One watch at a time."""
         assert self._watch is None, "this device is watched already"
+        self._close_stocks()
         self._watch = Watch(self._native, self._mailbox, self.clock, grain, self._tick_seconds() * 1e9)
         try:
             yield self._watch
         finally:
             self._watch = None
+            self._close_stocks()
+
+    def _close_stocks(self) -> None:
+        for stock in list(self._stocks):
+            stock.close()
+        self._stocks.clear()
 
     def time(self, queue: Sequence[Loaded], heat: Sequence[Loaded] = ()) -> float:
         """Seconds of GPU time for these programs back to back in one compute pass, by timestamps.
@@ -257,7 +304,7 @@ class Device:
             queries = self._native.create_query_set(type="timestamp", count=2)
             ticks = self._native.create_buffer(size=16, usage=self._usage.QUERY_RESOLVE | self._usage.COPY_SRC)
             encoder = self._native.create_command_encoder()
-            _encode(encoder, heat)
+            encode(encoder, heat)
             compute_pass = encoder.begin_compute_pass(
                 timestamp_writes={
                     "query_set": queries,
@@ -277,10 +324,10 @@ class Device:
         """Seconds by the host's clock for the same, from submission to completion: for want of timestamps."""
         with self._lock:
             encoder = self._native.create_command_encoder()
-            _encode(encoder, heat)
+            encode(encoder, heat)
             self._queue.submit([encoder.finish()])
             encoder = self._native.create_command_encoder()
-            _encode(encoder, queue)
+            encode(encoder, queue)
             commands = encoder.finish()
             done = self.buffer(16)
             self.read(done, 16)  # waits for the heat
@@ -297,19 +344,6 @@ class Device:
 
 def _key(step: Step) -> tuple[str, tuple[str, ...]]:
     return step.source, tuple(slot.access for slot in step.slots)
-
-
-def _encode(encoder: Any, queue: Sequence[Loaded]) -> None:
-    compute_pass = encoder.begin_compute_pass()
-    for loaded in queue:
-        loaded.encode(compute_pass)
-    compute_pass.end()
-
-
-def release(loaded: Loaded) -> None:
-    """Give a loaded program's memory back now rather than when Python gets to it."""
-    for native in loaded.buffers.values():
-        native.destroy()
 
 
 def _size(program: Program, name: str) -> int:

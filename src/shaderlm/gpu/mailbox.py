@@ -39,6 +39,10 @@ class Post(Protocol):
         """The letter of a copy into `staging`, which is `free` again once it has been opened."""
         ...
 
+    def write(self, queue: Any, native: Any, words: NDArray[np.uint32]) -> None:
+        """A few words to the beginning of a buffer that has room for them."""
+        ...
+
 
 class _ClassLetter:
     def __init__(self, staging: Any, free: list[Any]) -> None:
@@ -69,8 +73,14 @@ class ThroughClasses:
         """The letter of a copy."""
         return _ClassLetter(staging, free)
 
+    def write(self, queue: Any, native: Any, words: NDArray[np.uint32]) -> None:
+        """A few words to the beginning of a buffer."""
+        queue.write_buffer(native, 0, words)
+
 
 class _NativeLetter:
+    __slots__ = ("_free", "_number", "_post", "_staging", "_submitted")
+
     def __init__(self, post: ThroughHandles, staging: Any, submitted: Any, free: list[Any]) -> None:
         self._post, self._staging, self._submitted, self._free = post, staging, submitted, free
         self._number = post.map(staging)
@@ -82,13 +92,16 @@ class _NativeLetter:
 
 
 class ThroughHandles:
-    """Native functions. Raises AttributeError where this wgpu does not have them."""
+    """Native functions. Raises AttributeError where this wgpu does not have them.
+
+    What they are given is kept and filled in anew: one thread at a time may submit. Any may wait.
+    """
 
     def __init__(self, native_device: Any) -> None:
         from wgpu.backends.wgpu_native import ffi, lib
 
         self._ffi, self._device = ffi, native_device._internal
-        self._submit = lib.wgpuQueueSubmitForIndex
+        self._submit, self._write = lib.wgpuQueueSubmitForIndex, lib.wgpuQueueWriteBuffer
         self._poll, self._map = lib.wgpuDevicePoll, lib.wgpuBufferMapAsync
         self._range, self._unmap = lib.wgpuBufferGetConstMappedRange, lib.wgpuBufferUnmap
         self._read, self._success = lib.WGPUMapMode_Read, lib.WGPUMapAsyncStatus_Success
@@ -102,11 +115,15 @@ class ThroughHandles:
             self._arrived[int(ffi.cast("uintptr_t", number))] = status
 
         self._callback = arrived
-        self._mode = lib.WGPUCallbackMode_AllowProcessEvents
+        self._commands = ffi.new("WGPUCommandBuffer[1]")
+        self._request = ffi.new("WGPUBufferMapCallbackInfo *")
+        self._request.mode, self._request.callback = lib.WGPUCallbackMode_AllowProcessEvents, arrived
+        self._pointer, self._index = ffi.typeof("void *"), ffi.typeof("uint64_t *")
 
     def submit(self, queue: Any, commands: Any) -> Any:
         """Hand a command buffer over; its number in the queue."""
-        return self._submit(queue._internal, 1, [commands._internal])
+        self._commands[0] = commands._internal
+        return self._submit(queue._internal, 1, self._commands)
 
     def letter(self, staging: Any, submitted: Any, free: list[Any]) -> Letter:
         """The letter of a copy."""
@@ -115,21 +132,24 @@ class ThroughHandles:
     def map(self, staging: Any) -> int:
         """Ask for a staging buffer to be mapped; the number under which it will arrive."""
         number = next(self._numbers)
-        info = self._ffi.new("WGPUBufferMapCallbackInfo *")
-        info.mode, info.callback = self._mode, self._callback
-        info.userdata1 = self._ffi.cast("void *", number)
-        self._map(staging._internal, self._read, 0, NBYTES, info[0])
+        self._request.userdata1 = self._ffi.cast(self._pointer, number)
+        self._map(staging._internal, self._read, 0, NBYTES, self._request[0])
         return number
+
+    def write(self, queue: Any, native: Any, words: NDArray[np.uint32]) -> None:
+        """A few words to the beginning of a buffer."""
+        self._write(queue._internal, native._internal, 0, self._ffi.from_buffer(words), words.nbytes)
 
     def wait(self, staging: Any, submitted: Any, number: int) -> NDArray[np.uint8]:
         """Bytes of a staging buffer, after its submission."""
-        index = self._ffi.new("uint64_t *", submitted)
+        index = self._ffi.new(self._index, submitted)
         self._poll(self._device, True, index)
-        deadline = time.monotonic() + LOST_SECONDS
-        while number not in self._arrived and time.monotonic() < deadline:
+        if number not in self._arrived:
             # Another thread polled at the same time, and is about to say that this letter is here too.
-            time.sleep(0)
-            self._poll(self._device, True, index)
+            deadline = time.monotonic() + LOST_SECONDS
+            while number not in self._arrived and time.monotonic() < deadline:
+                time.sleep(0)
+                self._poll(self._device, True, index)
         if self._arrived.pop(number, None) != self._success:
             raise DeviceError("a result did not come back from the GPU: its buffer could not be mapped")
         data = np.frombuffer(self._ffi.buffer(self._range(staging._internal, 0, NBYTES), NBYTES)[:], np.uint8)
@@ -149,17 +169,27 @@ class Mailbox:
             self._post = ThroughClasses()
 
     def stage(self, encoder: Any, source: Any) -> Any:
-        """Record the copy of a buffer's first bytes; to be followed by `submit`."""
-        if not self._free:
+        """Record the copy of a buffer's first bytes; to be followed by `submit` or `give_back`. Any thread may."""
+        try:
+            staging = self._free.pop(0)
+        except IndexError:
             import wgpu
 
             usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
-            self._free.append(self._device.create_buffer(size=NBYTES, usage=usage))
-        staging = self._free.pop(0)
+            staging = self._device.create_buffer(size=NBYTES, usage=usage)
         encoder.copy_buffer_to_buffer(source, 0, staging, 0, NBYTES)
         return staging
+
+    def give_back(self, staging: Any) -> None:
+        """A staging buffer whose commands will never be submitted."""
+        if staging is not None:
+            self._free.append(staging)
 
     def submit(self, commands: Any, staging: Any = None) -> Letter | None:
         """Hand a command buffer over; the letter of the copy that it holds, if any."""
         submitted = self._post.submit(self._device.queue, commands)
         return self._post.letter(staging, submitted, self._free) if staging is not None else None
+
+    def write(self, native: Any, words: NDArray[np.uint32]) -> None:
+        """A few words to the beginning of a buffer, in the order of submissions."""
+        self._post.write(self._device.queue, native, words)

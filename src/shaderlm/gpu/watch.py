@@ -5,19 +5,19 @@ A watch changes how submissions are recorded, and nothing of what they compute.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .mailbox import Letter, Mailbox
-from .record import Recorder
-
-if TYPE_CHECKING:
-    from .device import Loaded
+from .record import AT_ONCE, Loaded, Prepared, Recorder, encode
+from .stock import Stock
 
 Grain = Literal["host", "submission", "dispatch"]
 Queries = tuple[int, range]  # which set, and which of its queries
@@ -35,9 +35,10 @@ class Submission:
     """One submission. Times in nanoseconds: the host's by its own clock, the GPU's since its first stamp of all."""
 
     queue: tuple[Loaded, ...]
-    host: dict[str, tuple[int, int]]  # encode, finish, submit: from, to
+    host: dict[str, tuple[int, int]]  # encode, finish (or take, if it was recorded ahead), submit: from, to
     # Begin, then the end of every dispatch; of the last one alone if the grain is a submission. Empty without a clock.
     ends: Nanoseconds
+    ahead: dict[str, tuple[int, int]] = field(default_factory=dict)  # encode, finish by another thread
 
 
 class Watch:
@@ -46,7 +47,9 @@ class Watch:
     def __init__(self, native: Any, mailbox: Mailbox, clock: str, grain: Grain, tick_ns: float) -> None:
         self._native, self._mailbox = native, mailbox
         self._clock, self._grain, self._tick_ns = clock, grain, tick_ns
+        self.takes_prepared = grain != "dispatch"
         self._sets: list[tuple[Any, int]] = []  # query sets, and how many of their queries are taken
+        self._taking = threading.Lock()
         self._seen: list[tuple[Submission, Queries | None]] = []
         if clock != WALL and grain != "host":
             self._add_set()  # before anything is timed: some drivers take milliseconds
@@ -58,37 +61,49 @@ class Watch:
         """What `Device.submit` does, watched."""
         if self._clock == WALL and self._grain == "dispatch":
             return self._one_by_one(queue, post)
-        marks = [time.perf_counter_ns()]
-        encoder = self._native.create_command_encoder()
-        queries = None if self._clock == WALL or self._grain == "host" else self._record_stamped(encoder, queue)
-        if queries is None:
-            compute_pass = encoder.begin_compute_pass()
-            _all_of(queue)(compute_pass)
-            compute_pass.end()
-        staging = self._mailbox.stage(encoder, post) if post is not None else None
-        marks.append(time.perf_counter_ns())
+        made = self.prepared(queue, post)
+        submission, _ = made.watched
+        submission.host, submission.ahead = submission.ahead, {}
+        return self._handed_over(made)
+
+    def prepared(self, queue: Sequence[Loaded], post: Any, turn: AbstractContextManager[Any] = AT_ONCE) -> Prepared:
+        """What `submit` records, not yet submitted. Any thread may; it records while it is its turn."""
+        with turn:
+            began = time.perf_counter_ns()
+            encoder = self._native.create_command_encoder()
+            queries = None if self._clock == WALL or self._grain == "host" else self._record_stamped(encoder, queue)
+            if queries is None:
+                encode(encoder, queue)
+            staging = self._mailbox.stage(encoder, post) if post is not None else None
+            encoded = time.perf_counter_ns()
         commands = encoder.finish()
-        marks.append(time.perf_counter_ns())
-        letter = self._mailbox.submit(commands, staging)
-        if queries is not None:  # only now will they be written; to read one that is not is to wait for ever
-            which, taken = queries
-            self._sets[which] = (self._sets[which][0], taken.stop)
-        marks.append(time.perf_counter_ns())
-        names = ("encode", "finish", "submit")
-        host = {name: (marks[i], marks[i + 1]) for i, name in enumerate(names)}
-        self._seen.append((Submission(tuple(queue), host, np.zeros(0)), queries))
+        spans = {"encode": (began, encoded), "finish": (encoded, time.perf_counter_ns())}
+        return Prepared(commands, staging, (Submission(tuple(queue), {}, np.zeros(0), spans), queries))
+
+    def submit_from(self, stock: Stock[Prepared]) -> Letter | None:
+        """What `Device.submit_from` does, watched."""
+        began = time.perf_counter_ns()
+        made = stock.take()
+        made.watched[0].host["take"] = (began, time.perf_counter_ns())
+        return self._handed_over(made)
+
+    def _handed_over(self, made: Prepared) -> Letter | None:
+        began = time.perf_counter_ns()
+        letter = self._mailbox.submit(made.commands, made.staging)
+        made.watched[0].host["submit"] = (began, time.perf_counter_ns())
+        # Only now are its queries going to be written: to read one that is not would be to wait for ever.
+        self._seen.append(made.watched)
         return letter
 
     def collect(self) -> list[Submission]:
         """Everything that was submitted, with its times. Waits for the GPU, and forgets what it returns."""
-        raw = [self._resolved(queries, count) if count else np.zeros(0, np.uint64) for queries, count in self._sets]
+        ticks = self._ticks()
         # As a float, a count of nanoseconds since 1970 would be rounded to 256.
-        zero = min((ticks.min() for ticks in raw if ticks.size), default=np.uint64(0))
-        ticks = [(found - zero).astype(np.float64) for found in raw]
+        zero = min((found.min() for found in ticks.values()), default=np.uint64(0))
         for submission, queries in self._seen:
             if queries is not None:
                 which, taken = queries
-                submission.ends = ticks[which][taken.start : taken.stop : taken.step] * self._tick_ns
+                submission.ends = (ticks[which, taken.start] - zero).astype(np.float64) * self._tick_ns
                 if self._clock == BY_PASS and self._grain == "dispatch":  # begin and end of each: keep the ends
                     submission.ends = np.concatenate([submission.ends[:1], submission.ends[1::2]])
         found = [submission for submission, _ in self._seen]
@@ -100,20 +115,33 @@ class Watch:
     # queries ---------------------------------------------------------------------------------------------
 
     def _take(self, count: int) -> Queries:
-        """The next queries of a set that has room for all of them. They count as taken once they are submitted."""
+        """The next queries of a set that has room for all of them."""
         assert count <= MOST_QUERIES, f"a submission of {count} stamps"
-        if not self._sets or self._sets[-1][1] + count > MOST_QUERIES:
-            self._add_set()
-        taken = self._sets[-1][1]
-        return len(self._sets) - 1, range(taken, taken + count)
+        with self._taking:
+            if not self._sets or self._sets[-1][1] + count > MOST_QUERIES:
+                self._add_set()
+            native, taken = self._sets[-1]
+            self._sets[-1] = (native, taken + count)
+            return len(self._sets) - 1, range(taken, taken + count)
 
-    def _resolved(self, queries: Any, count: int) -> NDArray[np.uint64]:
+    def _ticks(self) -> dict[tuple[int, int], NDArray[np.uint64]]:
+        """The stamps of every submission, by its set and its first query there. Neighbours are read together."""
+        found = {}
+        for which, (native, _) in enumerate(self._sets):
+            taken = sorted((q[1] for _, q in self._seen if q is not None and q[0] == which), key=lambda q: q.start)
+            for run in _runs(taken):
+                first = run[0].start
+                ticks = self._resolved(native, first, run[-1].stop - first)
+                found.update({(which, each.start): ticks[each.start - first : each.stop - first] for each in run})
+        return found
+
+    def _resolved(self, queries: Any, first: int, count: int) -> NDArray[np.uint64]:
         import wgpu
 
         usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
         ticks = self._native.create_buffer(size=8 * MOST_QUERIES, usage=usage)
         encoder = self._native.create_command_encoder()
-        encoder.resolve_query_set(queries, 0, count, ticks, 0)
+        encoder.resolve_query_set(queries, first, count, ticks, 0)
         self._native.queue.submit([encoder.finish()])
         read = np.frombuffer(self._native.queue.read_buffer(ticks, 0, 8 * count), np.uint64)
         ticks.destroy()
@@ -173,6 +201,17 @@ class Watch:
         encoder = self._native.create_command_encoder()
         staging = self._mailbox.stage(encoder, post)
         return self._mailbox.submit(encoder.finish(), staging)
+
+
+def _runs(ranges: Sequence[range]) -> list[list[range]]:
+    """Ranges in order, those together that follow each other without a hole."""
+    found: list[list[range]] = []
+    for each in ranges:
+        if found and found[-1][-1].stop == each.start:
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return found
 
 
 def _all_of(queue: Sequence[Loaded]) -> Recorder:

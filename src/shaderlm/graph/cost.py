@@ -55,6 +55,7 @@ _FLOPS: Mapping[str, Flops] = {
     "fma_chain": _per_value(16, "count", "rounds"),
     "argmax": _per_value(1, "rows", "width"),
     "sample": _per_value(3, "width"),
+    "next_position": _per_value(1),
 }
 
 

@@ -110,6 +110,11 @@ def _columns(node: Node, x: Operands) -> dict[str, Array]:
     return {"out": x["x"].reshape(d["rows"], d["width"])[:, d["first"] : d["first"] + d["count"]]}
 
 
+def _next_position(node: Node, x: Operands) -> dict[str, Array]:
+    reference.next_position(x["positions"], node.dims["by"])
+    return {}
+
+
 FORMULAS: Mapping[str, Callable[[Node, Operands], dict[str, Array]]] = {
     "embedding": lambda node, x: {"out": reference.embedding(x["ids"], x["weight"])},
     "rms_norm": lambda node, x: {"out": reference.rms_norm(x["x"], node.dims["eps"])},
@@ -130,4 +135,5 @@ FORMULAS: Mapping[str, Callable[[Node, Operands], dict[str, Array]]] = {
     "rms_norm_linear_rope_kv_write": _rms_norm_linear_rope_kv_write,
     "columns": _columns,
     "argmax": lambda node, x: {"out": np.asarray(reference.argmax(x["x"]))},
+    "next_position": _next_position,
 }

@@ -195,6 +195,7 @@ _TABLE = (
         ("out",),
         {"width": REQUIRED},
     ),
+    Op("next_position", "positions[0] + by", ("positions",), ("positions",), {"by": 1}),
 )
 OPS: Mapping[str, Op] = {op.name: op for op in _TABLE}
 

@@ -159,6 +159,11 @@ def argmax(x: Any) -> NDArray[np.int64]:
     return np.asarray(np.argmax(x, axis=-1))
 
 
+def next_position(positions: Any, by: int = 1) -> None:
+    """The first of the positions is `by` further on, in place."""
+    positions[0] += by
+
+
 def usable(logits: Any) -> F64:
     """Logits in float64 without what has no order: NaN is as −inf, never drawn; +inf is the highest f32."""
     x = np.asarray(logits, np.float64)

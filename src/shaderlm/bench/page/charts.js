@@ -2,6 +2,7 @@
 
 const HOST = {
   prepare: ["fill f-host s0", "choosing inputs, writing ids and positions"],
+  take: ["fill f-host s3", "taking what another thread has recorded"],
   encode: ["fill f-host s1", "recording the step's dispatches"],
   finish: ["fill f-host s3", "closing the command buffer: validation by WebGPU"],
   submit: ["fill f-host s2", "handing the command buffer to the driver"],
