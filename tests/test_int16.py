@@ -139,7 +139,7 @@ def test_precision_is_a_choice(tiny: Path, gpu: Device) -> None:
         assert fast.report.precision == "fast"
         assert isinstance(fast.runner, GpuModel)
         launches = fast.runner.plan(Step(1, 256, "f32")).launches
-        assert sum(launch.layer == "blk.0" for launch in launches) == 6
+        assert sum(launch.layer == "blk.0" for launch in launches) == 5
         assert {launch.op for launch in launches if launch.route == "gemv_int16"} == {
             "rms_norm_linear",
             "rms_norm_linear_rope_kv_write",

@@ -7,10 +7,11 @@ import importlib
 import pkgutil
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..errors import InputError, RouteError
 from ..gpu.facts import Facts
-from .route import Dims, Route
+from .route import Dims, Recipe, Route, over_limits
 
 FAMILIES = ("norm", "linear", "attention", "pointwise")
 
@@ -98,3 +99,54 @@ def first_of(op: str, dims: Dims, facts: Facts, precision: str) -> Route | str:
         rounds = "rounds its inputs: only when named" + (" or precision is fast, on a GPU" if route.fast else "")
         reasons.append(f"{route.name}: {reason or rounds}")
     return "; ".join(reasons)
+
+
+class Option(NamedTuple):
+    """A route in one of its cuts ("": as the route cuts by itself), and the recipe for a shape."""
+
+    route: Route
+    cut: str
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        """ROUTE, or ROUTE/CUT."""
+        return f"{self.route.name}/{self.cut}" if self.cut else self.route.name
+
+
+def options(op: str, dims: Dims, facts: Facts, precision: str) -> list[Option]:
+    """All ways to compute a shape at this precision; first the one that is taken without asking. Equal ones once."""
+    first = choose(op, dims, facts, None, precision)
+    others = [route for route in routes_of(op) if route is not first and _usable(route, dims, facts, precision)]
+    found: list[Option] = []
+    for route in (first, *others):
+        recipes = {"": route.recipe(dims, facts)} | {name: cut() for name, cut in route.cuts(dims, facts).items()}
+        for name, recipe in recipes.items():
+            known = any(recipe == option.recipe for option in found)
+            if not known and over_limits(recipe, facts) is None:
+                found.append(Option(route, name, recipe))
+    return found
+
+
+def option(op: str, name: str, dims: Dims, facts: Facts, precision: str) -> Option | str:
+    """The option of this name, or why it cannot be taken."""
+    wanted, _, cut = name.partition("/")
+    route = next((route for route in routes_of(op) if route.name == wanted), None)
+    if route is None:
+        return f"{op} has no route {wanted!r}"
+    if not route.offered(precision, facts):
+        return f"{wanted} rounds its inputs, which was not asked for"
+    reason = route.reason(dims, facts)
+    if reason is not None:
+        return f"{wanted} does not apply: {reason}"
+    if not cut:
+        return Option(route, "", route.recipe(dims, facts))
+    cuts = route.cuts(dims, facts)
+    if cut not in cuts:
+        return f"{wanted} is not cut as {cut!r}"
+    recipe = cuts[cut]()
+    return over_limits(recipe, facts) or Option(route, cut, recipe)
+
+
+def _usable(route: Route, dims: Dims, facts: Facts, precision: str) -> bool:
+    return route.offered(precision, facts) and route.reason(dims, facts) is None

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..gpu.facts import Facts
-from .wgsl import Constant, Kernel, Shader, compose
+from .wgsl import Constant, Kernel, Shader, Target, compose
 
 Array = NDArray[Any]
 Dims = Mapping[str, Any]
@@ -21,13 +21,20 @@ Packer = Callable[[Array, Dims, Facts], Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One launch. `bind` maps names in the WGSL to buffers of the recipe where the two differ."""
+    """One launch. `bind` maps names in the WGSL to buffers of the recipe where the two differ.
+
+    `written` says that the parameters are written into the source: for those that are the same in every step, on
+    devices where compiling is quick. A compiler that knows how often a loop runs unrolls it. Operands that are `absent`
+    are then not bound.
+    """
 
     kernel: Kernel
     workgroups: int
     params: Mapping[str, int | float]
     constants: Mapping[str, Constant] = field(default_factory=dict)
     bind: Mapping[str, str] = field(default_factory=dict)
+    written: bool = False
+    absent: tuple[str, ...] = ()
 
 
 def covering(
@@ -95,9 +102,11 @@ class Route:
         return self.why_not(dims, facts) or over_limits(self.recipe(dims, facts), facts)
 
 
-def shader_of(dispatch: Dispatch) -> Shader:
-    """The composed shader of a dispatch, as wgpu gets it."""
-    return compose(dispatch.kernel, dispatch.constants)
+def shader_of(dispatch: Dispatch, target: Target = "wgpu") -> Shader:
+    """The composed shader of a dispatch, as a WebGPU implementation gets it."""
+    if not dispatch.written:
+        return compose(dispatch.kernel, dispatch.constants, target)
+    return compose(dispatch.kernel, dispatch.constants, target, dispatch.params, dispatch.absent)
 
 
 def over_limits(recipe: Recipe, facts: Facts) -> str | None:

@@ -7,8 +7,9 @@ and the workgroup memory are read from the file, so nothing is written down twic
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -123,15 +124,64 @@ def _size_of(wgsl_type: str, aliases: Mapping[str, str]) -> int:
     return _SIZES[wgsl_type]
 
 
-def compose(kernel: Kernel, constants: Mapping[str, Constant] | None = None, target: Target = "wgpu") -> Shader:
-    """The specialised source of a kernel for a WebGPU implementation, with its declared facts."""
-    return _compose(kernel, tuple(sorted((constants or {}).items())), target)
+def compose(
+    kernel: Kernel,
+    constants: Mapping[str, Constant] | None = None,
+    target: Target = "wgpu",
+    params: Mapping[str, int | float] | None = None,
+    absent: Iterable[str] = (),
+) -> Shader:
+    """The specialised source of a kernel for a WebGPU implementation, with its declared facts.
+
+    Given `params`, their values are written into the source, and there is no buffer of them. Arrays that are `absent`,
+    which with these values nobody reads, have no binding either: each costs the host time in every step.
+    """
+    values = tuple(sorted(params.items())) if params is not None else None
+    return _compose(kernel, tuple(sorted((constants or {}).items())), target, values, tuple(sorted(absent)))
+
+
+_PARAMS_BINDING = re.compile(r"^@group\(0\)\s*@binding\(\d+\)\s*var<uniform>\s*params\s*:\s*Params;.*\n", re.M)
+_WRITTEN = {"u32": "{}u", "i32": "i32({})", "f32": "{!r}f"}
+
+
+def _without(body: str, absent: Iterable[str], kernel: str) -> str:
+    """The source with the bindings of some arrays taken out, and the others numbered anew."""
+    for name in absent:
+        declared = re.compile(rf"^@group\(0\)\s*@binding\(\d+\)\s*var<[a-z_, ]+>\s*{name}\s*:\s*array<(.+)>;", re.M)
+        body, count = declared.subn(rf"var<private> {name}: array<\1, 1>;", body)
+        if not count:
+            raise KernelError(f"{kernel} has no array {name!r} to leave out")
+    numbers = itertools.count()
+    return re.sub(r"@binding\(\d+\)", lambda _: f"@binding({next(numbers)})", body)
+
+
+def _with_values(body: str, fields: tuple[tuple[str, str], ...], values: Mapping[str, int | float], name: str) -> str:
+    """The source with numbers where it reads its parameters, which a driver's compiler can reckon with."""
+    if sorted(values) != sorted(field for field, _ in fields):
+        raise KernelError(f"{name}: Params has the fields {sorted(dict(fields))}; given: {sorted(values)}")
+    body = _PARAMS_BINDING.sub("", _PARAMS.sub("", body, count=1), count=1)
+    for field, kind in fields:
+        value = float(np.float32(values[field])) if kind == "f32" else int(values[field])
+        body = re.sub(rf"\bparams\.{field}\b", _WRITTEN[kind].format(value), body)
+    return body
 
 
 @lru_cache(maxsize=4096)
-def _compose(kernel: Kernel, constants: tuple[tuple[str, Constant], ...], target: Target) -> Shader:
+def _compose(
+    kernel: Kernel,
+    constants: tuple[tuple[str, Constant], ...],
+    target: Target,
+    params: tuple[tuple[str, int | float], ...] | None,
+    absent: tuple[str, ...],
+) -> Shader:
     body = "\n".join(read(path).rstrip("\n") + "\n" for path in (kernel.path, *kernel.include))
     body = rebind(body, dict(constants), kernel.name)
+    struct = _PARAMS.search(body)
+    fields = tuple(_FIELD.findall(re.sub(r"//[^\n]*", "", struct.group(1)))) if struct else ()
+    if params is not None:
+        body, fields = _with_values(body, fields, dict(params), kernel.name), ()
+    if absent:
+        body = _without(body, absent, kernel.name)
     # naga refuses `enable subgroups;`, browsers require it: so no file has it, and it is added here.
     enables = ["enable f16;"] if "f16" in kernel.needs else []
     if "subgroups" in kernel.needs and target == "browser":
@@ -141,8 +191,6 @@ def _compose(kernel: Kernel, constants: tuple[tuple[str, Constant], ...], target
     found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
     if [i for i, _, _ in found] != list(range(len(found))):
         raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in found]}")
-    struct = _PARAMS.search(body)
-    fields = tuple(_FIELD.findall(re.sub(r"//[^\n]*", "", struct.group(1)))) if struct else ()
     memory = sum(_size_of(kind, aliases) * _evaluate(count, consts) for kind, count in _WORKGROUP_ARRAY.findall(body))
     return Shader(
         source="\n".join([*enables, body]),

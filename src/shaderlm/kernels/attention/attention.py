@@ -14,7 +14,7 @@ import numpy as np
 
 from ...gpu.facts import Facts
 from ..route import Array, Dims, Dispatch, Recipe, Route, ceil_div, covering, f32, reduction
-from ..wgsl import Kernel
+from ..wgsl import Constant, Kernel
 
 # Scores of one chunk of queries: large enough to fill a GPU, small enough for every binding.
 _SCORE_BYTES = 64 << 20
@@ -131,32 +131,84 @@ def _strided_why_not(dims: Dims, facts: Facts) -> str | None:
     return "it reads single f32 values, the cache is f16" if dims["cache"] == "f16" else None
 
 
+# Keys up to which every query head reads them for itself, so that there is nothing to join (H200).
+_ALONE_KEYS = 256
+_STEP = 128  # keys that are asked for at once
+
+
 def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
-    # Short chunks of keys until there are workgroups enough to fill a large GPU.
-    keys = 32 if ceil_div(dims["pos"] + 1, 32) * dims["Hkv"] <= 512 else 64
-    return split_with(128, keys, dims, facts)
+    context = dims["pos"] + 1
+    if not facts.subgroups:
+        # Short chunks of keys until there are workgroups enough to fill a large GPU.
+        keys = 32 if ceil_div(context, 32) * dims["Hkv"] <= 512 else 64
+        return split_with(128, keys, dims, facts)
+    if context <= _ALONE_KEYS:
+        return alone_with(min(512, facts.max_invocations), dims, facts)
+    # Otherwise short chunks, and longer ones where there would be too many to join.
+    keys = 64 if context <= 2048 else 128
+    return decode_with(256 if _fits(256, keys, dims, facts) else 128, keys, dims, facts)
+
+
+def alone_with(lanes: int, dims: Dims, facts: Facts) -> Recipe:
+    """One workgroup per query head, over all keys."""
+    dispatch = Dispatch(
+        Kernel("attention/attention_decode_alone", (_cache_file(dims),), frozenset({"subgroups"})),
+        dims["Hq"],
+        {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "rows": dims["C"], "scale": _scale(dims)},
+        {"WG": lanes, "KEYS": dims["pos"] + 1, "QUADS": quads(dims)},
+        written=not facts.software,
+    )
+    return Recipe((dispatch,), _buffers(dims))
+
+
+def _fits(lanes: int, keys: int, dims: Dims, facts: Facts) -> bool:
+    """Has a workgroup room for this many keys?"""
+    wide = quads(dims)
+    needed = 16 * (4 * ceil_div(wide, 16) * 16 + keys + lanes // 2 + 4 * lanes)
+    return wide <= lanes <= facts.max_invocations and needed <= facts.max_workgroup_memory
+
+
+def decode_with(lanes: int, keys: int, dims: Dims, facts: Facts) -> Recipe:
+    """Chunks of so many keys, and a second dispatch that joins what they made."""
+    splits = ceil_div(dims["pos"] + 1, keys)
+    group = dims["Hq"] // dims["Hkv"]
+    constants: dict[str, Constant] = {"WG": lanes, "KEYS": keys, "STEP": min(keys, _STEP)}
+    constants |= {"GROUP": group, "H4": ceil_div(group, 4), "QUADS": quads(dims)}
+    split = Dispatch(
+        Kernel("attention/attention_decode", (_cache_file(dims),), frozenset({"subgroups"})),
+        dims["Hkv"] * splits,
+        {"splits": splits, "kv_heads": dims["Hkv"], "rows": dims["C"], "scale": _scale(dims)},
+        constants,
+        written=not facts.software,
+    )
+    return Recipe((split, _merge(splits, keys, dims, facts)), {**_buffers(dims), **_scratch(splits, dims)})
+
+
+def _scratch(splits: int, dims: Dims) -> dict[str, int]:
+    return {"partial": 16 * dims["Hq"] * splits * quads(dims), "stats": 8 * dims["Hq"] * splits}
 
 
 def split_with(lanes: int, keys: int, dims: Dims, facts: Facts) -> Recipe:
-    """The split route with a given workgroup and chunk of keys."""
-    include, needs = reduction(facts)
+    """The same without subgroups."""
     wide, group = quads(dims), dims["Hq"] // dims["Hkv"]
-    context = dims["pos"] + 1
-    splits = ceil_div(context, keys)
+    splits = ceil_div(dims["pos"] + 1, keys)
     split = Dispatch(
         Kernel("attention/attention_decode_split", (_cache_file(dims),)),
         dims["Hkv"] * splits,
         {"splits": splits, "kv_heads": dims["Hkv"], "scale": _scale(dims)},
         {"WG": lanes, "KEYS": keys, "GROUP": group, "H4": ceil_div(group, 4), "QUADS": wide},
     )
-    merge = Dispatch(
-        Kernel("attention/attention_decode_merge", (include,), needs),
+    return Recipe((split, _merge(splits, keys, dims, facts)), {**_buffers(dims), **_scratch(splits, dims)})
+
+
+def _merge(splits: int, keys: int, dims: Dims, facts: Facts) -> Dispatch:
+    return Dispatch(
+        Kernel("attention/attention_decode_merge"),
         dims["Hq"],
         {"heads": dims["Hq"], "splits": splits, "keys": keys},
-        {"WG": 256 if splits > 4 else 128, "QUADS": wide},
+        {"WG": 256 if splits > 4 else 128, "QUADS": quads(dims)},
+        written=not facts.software,
     )
-    scratch = {"partial": 16 * dims["Hq"] * splits * wide, "stats": 8 * dims["Hq"] * splits}
-    return Recipe((split, merge), {**_buffers(dims), **scratch})
 
 
 def _split_why_not(dims: Dims, facts: Facts) -> str | None:

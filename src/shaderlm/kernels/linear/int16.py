@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ...formats.blocks import BLOCK
@@ -36,14 +36,14 @@ class Cut:
 
 def cut_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> Cut:
     """The cut for a shape; the steps were measured on an H200."""
-    k, n = dims["K"], dims["N"]
-    threads = min(512 if k > 4096 else 256 if k > 1024 else 128, facts.max_invocations)
+    k, n, blocks = dims["K"], dims["N"], padded_k(dims) // BLOCK
+    threads = min(256 if 1024 < k < 4096 or n >= 32768 else 512 if k >= 4096 else 128, facts.max_invocations)
     if n >= 16384:
-        team, rows = 16, 4
-    elif k > 4096:
-        team, rows = (64, 2) if n < 4096 else (32, 2)
+        team, rows = 16 if k > 1024 else 8, 4
     else:
-        team, rows = 32, 1 if n <= 2048 and not epilogue.gated else 2
+        team = 32 if 4096 <= k < 8192 else max(8, min(64, 1 << (blocks.bit_length() - 1)))
+        few = n <= (4096 if k >= 4096 else 1024)
+        rows = 4 if k > 8192 else 1 if few and not epilogue.gated else 2
     return _cut(threads, min(team, threads), rows, dims, facts)
 
 
@@ -59,7 +59,7 @@ def cuts_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> list[Cut]:
     found = []
     for threads, team, rows in itertools.product((128, 256, 512), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // team)
-        fits = threads <= facts.max_invocations and 2 * team <= max(16, padded_k(dims) // BLOCK)
+        fits = threads <= facts.max_invocations and team <= max(8, padded_k(dims) // BLOCK)
         if fits and groups >= _LEAST_GROUPS and not (epilogue.gated and rows == 1):
             found.append(_cut(threads, team, rows, dims, facts))
     return found
@@ -129,6 +129,8 @@ def rope_recipe_with(cut: Cut, dims: Dims, facts: Facts) -> Recipe:
         "rotary": dims["rotary"],
     }
     found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, PLAIN, more)
+    # There is no residual to add, and no place for one.
+    dispatches = tuple(replace(one, absent=tuple(set(one.absent) - {"residual"})) for one in found.dispatches)
     buffers = {name: nbytes for name, nbytes in found.buffers.items() if name != "residual"}
     buffers |= {
         "norm_weight": f32(padded_k(dims)),
@@ -138,7 +140,7 @@ def rope_recipe_with(cut: Cut, dims: Dims, facts: Facts) -> Recipe:
         "k_cache": cache_bytes(dims),
         "v_cache": cache_bytes(dims),
     }
-    return Recipe(found.dispatches, buffers)
+    return Recipe(dispatches, buffers)
 
 
 def rope_why_not(dims: Dims, facts: Facts) -> str | None:

@@ -119,6 +119,8 @@ def over_ranges(
     constants = {**lay.constants, **constants}
     out = dims["M"] * epilogue.columns(dims["N"])
     buffers = {"x": f32(dims["M"] * k), "residual": f32(out) if epilogue.residual else 0, "out": f32(out)}
+    there = {"bias": dims["bias"], "residual": epilogue.residual, "scales": lay.groups}
+    absent = tuple(name for name, found in there.items() if not found)
     dispatches = []
     for i, (first, end) in enumerate(ranges(dims, facts)):
         rows = end - first
@@ -141,6 +143,9 @@ def over_ranges(
                 },
                 constants,
                 {name: part(name, i) for name in ("weight", "scales", "bias")},
+                # Matrices times one row are what a model writes tokens with, always of the same shapes.
+                written=dims["M"] == 1 and not facts.software,
+                absent=absent,
             )
         )
     return Recipe(tuple(dispatches), buffers)
