@@ -192,6 +192,7 @@ CASES: list[Case] = [
     *_cases("argmax", "rows width", [(1, 1), (3, 63), (2, 64), (5, 65), (300, 7), (1, 2048), (2, 2049), (1, 49152), (3, 128256)]),
     # Dawn runs the first: one where every filter is on.
     *_cases("sample", "width", [(1000,), (1,), (2,), (63,), (256,), (257,), (4099,), (49152,), (128256,)]),
+    *_cases("next_position", "by", [(1,), (3,)]),
 ]  # fmt: skip
 
 
@@ -217,12 +218,13 @@ def tolerance(case: Case, route: Route, output: str) -> str:
         return "exact" if output != "out" else "attention f16" if case.dims["cache"] == "f16" else "attention"
     if case.op == "rope_kv_write":
         return "attention f16" if output == "k_cache" and case.dims["cache"] == "f16" else "pointwise"
-    return "exact" if case.op in ("embedding", "copy", "argmax", "sample", "columns", "kv_write") else "pointwise"
+    moves = ("embedding", "copy", "argmax", "sample", "columns", "kv_write", "next_position")
+    return "exact" if case.op in moves else "pointwise"
 
 
 def result(case: Case, name: str, raw: NDArray[np.uint8], expected: NDArray[Any]) -> NDArray[Any]:
     """Raw bytes of an output as an array of the expected shape, padding of the last axis taken off."""
-    dtype: Any = np.uint32 if case.op in ("argmax", "sample") else np.float32
+    dtype: Any = np.uint32 if case.op in ("argmax", "sample", "next_position") else np.float32
     if name.endswith("_cache"):
         dtype = expected.dtype
     wide: NDArray[Any] = raw.view(dtype).reshape(*expected.shape[:-1], -1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from shaderlm.errors import DeviceError
+from shaderlm.errors import DeviceError, ModelError
+from shaderlm.formats.embedded import cache_folder
 from shaderlm.gpu import Device, open_device
+from shaderlm.runtime import tuner
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +29,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache directory of the tests' own, in which only the models are the user's; and loads that time no kernels."""
+    folder = tmp_path_factory.mktemp("cache")
+    with suppress(OSError, ModelError):  # without links, or without a home, models are fetched again
+        models = cache_folder()
+        models.mkdir(parents=True, exist_ok=True)
+        (folder / "models").symlink_to(models, target_is_directory=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHADERLM_CACHE", str(folder))
+        patch.setattr(tuner, "BUDGET_SECONDS", 0.0)
+        yield
 
 
 def _open(config: pytest.Config, **options: Any) -> Device:

@@ -203,6 +203,13 @@ def _sample(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arr
     return {"logits": logits, "choice": choice}, {"out": np.array([token])}
 
 
+def _next_position(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    positions = rng.integers(0, 131_072, 1).astype(np.uint32)
+    after = positions.copy()
+    reference.next_position(after, d["by"])
+    return {"positions": positions}, {"positions": after}
+
+
 MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "rms_norm": _norm,
     "rms_norm_mul": _norm_mul,
@@ -228,4 +235,5 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "fma_chain": _fma_chain,
     "argmax": _argmax,
     "sample": _sample,
+    "next_position": _next_position,
 }

@@ -21,7 +21,8 @@ from shaderlm.engine import load
 from shaderlm.gpu import Device, open_device, release
 from shaderlm.gpu.watch import BY_PASS, IN_PASS, MOST_QUERIES, WALL
 from shaderlm.models.architecture import Step
-from shaderlm.runtime.gpu_model import GpuModel, _Session
+from shaderlm.runtime.gpu_model import GpuModel
+from shaderlm.runtime.gpu_session import GpuSession
 
 from .test_gpu_room import adding, program
 from .tiny_models import write_tiny_llama
@@ -76,8 +77,10 @@ def planned(model: GpuModel, rows: int, logits: Any = "last") -> list[tuple[str,
     return [(launch.layer, launch.op, launch.route, launch.step.label) for launch in launches]
 
 
-def chosen(model: GpuModel) -> list[tuple[str, str, str, str]]:
-    return [("choose", "argmax", launch.route, launch.step.label) for launch in model._chooser_plan("argmax").launches]
+def chosen(model: GpuModel, moving: bool = False) -> list[tuple[str, str, str, str]]:
+    launches = model._chooser_plan("argmax", moving).launches
+    assert [launch.op for launch in launches] == ["argmax", *["next_position"] * moving]
+    return [("choose", launch.op, launch.route, launch.step.label) for launch in launches]
 
 
 def names(phase: Phase) -> list[tuple[str, str, str, str]]:
@@ -97,7 +100,7 @@ def test_the_clocks(device: Device, taken: Taken) -> None:
 
 def test_every_dispatch_is_timed_in_order(taken: Taken) -> None:
     for name, rows in (("prefill", PROMPT), ("decode", 1)):
-        assert names(taken.phases[name]) == planned(taken.model, rows) + chosen(taken.model)
+        assert names(taken.phases[name]) == planned(taken.model, rows) + chosen(taken.model, name == "decode")
 
 
 def test_a_prompt_in_chunks(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +119,10 @@ def test_times_add_up(taken: Taken) -> None:
     for phase in taken.phases.values():
         assert (phase.rows, phase.steps) == ((PROMPT, 3) if phase.name == "prefill" else (1, GENERATED))
         assert all(timed.us > 0 and timed.bytes > 0 and timed.flops >= 0 for timed in phase.dispatches)
-        assert list(phase.host_us) == ["prepare", "encode", "finish", "submit", "wait"]
+        ahead = phase.name == "decode" and taken.model.device.records_ahead
+        here = ["take"] if ahead else ["encode", "finish"]
+        assert list(phase.host_us) == ["prepare", *here, "submit", "wait"]
+        assert list(phase.ahead_us) == (["encode", "finish"] if ahead else [])
         assert min(phase.host_us.values()) >= 0
         assert phase.wall_us / 2 < sum(phase.host_us.values()) <= phase.wall_us * (1 + 1e-9)
         total = sum(timed.us for timed in phase.dispatches)
@@ -148,13 +154,13 @@ def test_busy_and_idle_are_the_wall_time(taken: Taken) -> None:
 @pytest.mark.parametrize("taken", [IN_PASS, BY_PASS], indirect=True)
 def test_waiting_for_the_host_is_idle_before_the_first_step_too(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that takes 20 ms before each of three prompts leaves the GPU idle for 60, not for 40 and a guess."""
-    real = _Session.rewind
+    real = GpuSession.rewind
 
-    def late(self: _Session, length: int) -> None:
+    def late(self: GpuSession, length: int) -> None:
         time.sleep(0.02)
         real(self, length)
 
-    monkeypatch.setattr(_Session, "rewind", late)
+    monkeypatch.setattr(GpuSession, "rewind", late)
     tries = [abs(identity(measured(taken.model, 2, 0)[0][0]) - 1) for _ in range(3)]
     assert min(tries) < 0.1, tries
 

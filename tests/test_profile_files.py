@@ -71,6 +71,23 @@ def test_a_profile_comes_back_from_its_file(unfused_and_fused: list[Profile], tm
         assert read(saved(tmp_path / "a.json", found.record())) == found
 
 
+def test_a_profile_from_before_steps_were_recorded_ahead(tmp_path: Path) -> None:
+    """Its host's time per dispatch is compared with that of a new one."""
+    host = {"prepare": 5.0, "encode": 10.0, "finish": 10.0, "submit": 5.0, "wait": 50.0}
+    record = made_up(phase_of(timed("add", 60.0), timed("mul", 1.0), host_us=host)).record()
+    for phase in record["phases"]:
+        del phase["ahead_us"]
+    before = read(saved(tmp_path / "a.json", record))
+    assert before.phases[0].ahead_us == {}
+    ahead = {"encode": 7.0, "finish": 8.0}
+    host = {"prepare": 1.0, "take": 2.0, "submit": 3.0, "wait": 90.0}
+    new = phase_of(timed("add", 60.0), timed("mul", 1.0), host_us=host, ahead_us=ahead)
+    assert cells(printed(before, made_up(new)))["host per dispatch"] == ["15.00", "3.00", "-80.0 %"]
+    said = "\n".join(summary(new, ROOFS))
+    assert "host    prepare 1, take 2, submit 3, wait 90 µs; without waiting 3.00 µs per dispatch" in said
+    assert "recorded ahead by another thread: encode 7, finish 8, together 15 µs per step" in said
+
+
 def altered(record: Any, *path: Any, to: Any) -> Any:
     """A copy with another value somewhere; Ellipsis takes it out."""
     made = copy.deepcopy(record)
@@ -104,6 +121,8 @@ DAMAGED: dict[str, Any] = {
     "no phases": altered(RECORD, "phases", to=None),
     "roofs in a list": altered(RECORD, "roofline", to=[1.0, 2.0]),
     "a phase in a list": altered(RECORD, "phases", 0, to=[]),
+    "a host that is no number": altered(RECORD, "phases", 0, "host_us", "wait", to="80"),
+    "negative time ahead": altered(RECORD, "phases", 0, "ahead_us", to={"encode": -1.0}),
     "no wall time": altered(RECORD, "phases", 0, "wall_us", to=None),
     "NaN": altered(RECORD, *DISPATCH, "us", to=float("nan")),
     "negative": altered(RECORD, *DISPATCH, "us", to=-1.0),

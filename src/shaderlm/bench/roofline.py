@@ -12,8 +12,9 @@ from ..graph import resolve
 from ..graph.cost import flops
 from ..kernels import Dims, choose
 from ..runtime import lower
+from ..runtime.timing import Clock, Filler
 from .comparisons import Part
-from .measure import Clock, Filler, copy_bandwidth, time_in_turns
+from .measure import copy_bandwidth, time_in_turns
 
 FMA_VALUES, FMA_ROUNDS = 1 << 22, 512
 SOFTWARE_FMA_VALUES, SOFTWARE_FMA_ROUNDS = 1 << 16, 16
@@ -38,7 +39,7 @@ class Roofline:
 def measure_roofline(device: Device) -> Roofline:
     """A second or so of copies, multiply-adds and empty dispatches."""
     fill = Filler()
-    clock = Clock(device, fill)
+    clock = Clock(device)
     software = device.facts.software
     count, rounds = (SOFTWARE_FMA_VALUES, SOFTWARE_FMA_ROUNDS) if software else (FMA_VALUES, FMA_ROUNDS)
     chain = resolve("fma_chain", {"count": count, "rounds": rounds})

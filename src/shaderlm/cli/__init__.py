@@ -22,6 +22,7 @@ from .info import info
 from .interrupts import LostInterrupts
 from .plan import plan
 from .profile import profile
+from .tune import tune
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,7 +31,7 @@ def app() -> None:
     """Large language models on any GPU, through WebGPU."""
 
 
-for command in (generate, chat, info, devices, plan, bench, profile):
+for command in (generate, chat, info, devices, plan, tune, bench, profile):
     app.add_command(command)
 
 

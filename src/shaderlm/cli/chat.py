@@ -31,10 +31,18 @@ _FULL = "the conversation is full: {used:,} tokens, the context holds {most:,}. 
 @model_options
 @sampling_options(max_tokens=1024, temperature=0.7, top_p=0.95)
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
-def chat(model: str | None, device: str, context: int | None, precision: str, system: str | None, **given: Any) -> None:
+def chat(
+    model: str | None,
+    device: str,
+    context: int | None,
+    precision: str,
+    no_tune: bool,
+    system: str | None,
+    **given: Any,
+) -> None:
     """Hold a conversation. /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends."""
     options = answer_options(given)
-    with load_model(model, device, context, precision) as loaded:
+    with load_model(model, device, context, precision, not no_tune) as loaded:
         if not loaded.has_chat_template:
             raise ModelError(
                 f"{loaded.report.name} has no chat template: it continues text; use `shaderlm generate` for that"

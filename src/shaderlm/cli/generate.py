@@ -39,6 +39,7 @@ def generate(
     device: str,
     context: int | None,
     precision: str,
+    no_tune: bool,
     system: str | None,
     raw: bool,
     as_json: bool,
@@ -60,7 +61,7 @@ def generate(
     def ask(asked: LanguageModel, max_tokens: int) -> Stream:
         return _ask(asked, text, raw, system, {**options, "max_tokens": max_tokens})
 
-    with load_model(model, device, context, precision) as loaded:
+    with load_model(model, device, context, precision, not no_tune) as loaded:
         if verbose:
             _note(*loaded.report.lines())
         completion = _answer(ask(loaded, options["max_tokens"]), streamed=not as_json)
@@ -73,7 +74,7 @@ def generate(
     if check_with is not None:
         count = min(CHECKED_TOKENS, options["max_tokens"])
         _note(f"computing the first {count} tokens again on {check_with} …")  # software adapters take seconds
-        with load_model(model, check_with, context, precision) as other:
+        with load_model(model, check_with, context, precision, not no_tune) as other:
             again = _answer(ask(other, count), streamed=False)
             _compare(other, completion.ids[:count], again.ids)
 

@@ -35,9 +35,26 @@ def progress_bar() -> Iterator[Progress | None]:
         yield update
 
 
-def load_model(model: str | None, device: str, context: int | None, precision: str) -> LanguageModel:
+def load_model(model: str | None, device: str, context: int | None, precision: str, tune: bool) -> LanguageModel:
     """The model, loaded under a progress bar."""
     from ..engine import load
 
     with progress_bar() as progress:
-        return load(model, device=device, context=context, precision=precision, progress=progress)
+        return load(model, device=device, context=context, precision=precision, tune=tune, progress=progress)
+
+
+@contextmanager
+def spoken() -> Iterator[Callable[[str], None]]:
+    """A spinner on a terminal's standard error with what is being measured; nothing in a pipe."""
+    from rich.console import Console
+
+    err = Console(stderr=True)
+    if not err.is_terminal:
+        yield lambda text: None
+        return
+    # Refreshed by hand, between measurements: a thread that draws would be measured too.
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=err, transient=True, auto_refresh=False, redirect_stdout=False) as live:
+        yield lambda text: live.update(Text(f"measuring {text} …"), refresh=True)

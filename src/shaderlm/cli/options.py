@@ -37,8 +37,14 @@ def precision_option(command: Command) -> Command:
     return click.option("--precision", type=click.Choice(["fast", "exact"]), default="fast", help=words)(command)
 
 
+def tune_option(command: Command) -> Command:
+    """--no-tune, as the argument `no_tune`."""
+    words = "Take the built-in routes, not those that were timed on this device; time none."
+    return click.option("--no-tune", is_flag=True, help=words)(command)
+
+
 def model_options(command: Command) -> Command:
-    """--model, --device, --context and --precision, as arguments of these names."""
+    """--model, --device, --context, --precision and --no-tune, as arguments of these names."""
     named = "Path of a .gguf file, hf:ORG/REPO/FILE.gguf, or a name (default: smollm2-135m, fetched once)."
     where = "auto (default: a GPU, or else the CPU), cpu, or an adapter: a kind, a number or part of its name."
     options = [
@@ -46,6 +52,7 @@ def model_options(command: Command) -> Command:
         click.option("--device", default="auto", help=where),
         click.option("--context", type=click.IntRange(1), help="Most tokens of a conversation (default: the model's)."),
         precision_option,
+        tune_option,
     ]
     return _applied(options, command)
 

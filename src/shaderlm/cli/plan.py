@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .options import model_argument, one_model, precision_option
+from .options import model_argument, one_model, precision_option, tune_option
 
 
 @click.command()
@@ -14,6 +14,8 @@ from .options import model_argument, one_model, precision_option
 @click.option("--capacity", type=click.IntRange(1), help="Positions in the cache; 256, or the context.")
 @click.option("--unfused", is_flag=True, help="Without any fusion.")
 @precision_option
+@tune_option
+@click.option("--why", is_flag=True, help="Also say which routes were timed for each matmul, and who won.")
 @click.option("--wgsl", metavar="KERNEL", help="Print the composed WGSL of this kernel instead.")
 def plan(
     given: tuple[str, ...],
@@ -23,18 +25,25 @@ def plan(
     capacity: int | None,
     unfused: bool,
     precision: str,
+    no_tune: bool,
+    why: bool,
     wgsl: str | None,
 ) -> None:
     """Print the plans of MODEL (default: smollm2-135m): which kernels run, in which order, on what."""
-    from ..engine.loading import plans
+    from ..engine.planning import adapter, plans
     from ..errors import InputError
-    from ..runtime.plan_text import describe
+    from ..runtime.plan_text import describe, describe_choices
+    from ..runtime.tuning import Tuning, read
 
     fusions = () if unfused else None
     sizes = {"rows": rows, "capacity": capacity}
-    made = plans(one_model(given, model), device=device, **sizes, fusions=fusions, precision=precision)
+    named = one_model(given, model)
+    target = adapter(device, "a plan")
+    tuning = Tuning(origin="--no-tune") if no_tune else read(target.facts)
+    made = plans(named, device=target, **sizes, fusions=fusions, precision=precision, tuning=tuning)
     if wgsl is None:
-        print("\n\n".join(map(describe, made)))
+        reasons = [describe_choices(made[-1], tuning, precision)] if why else []
+        print("\n\n".join([*map(describe, made), *reasons]))
         return
     sources = {launch.step.label: launch.step.source for plan in made for launch in plan.launches}
     if wgsl not in sources:

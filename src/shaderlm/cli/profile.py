@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import __version__
-from .loading import progress_bar
-from .options import model_argument, one_model, precision_option
+from .loading import progress_bar, spoken
+from .options import model_argument, one_model, precision_option, tune_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +44,7 @@ _file = click.Path(dir_okay=False, path_type=Path)
 @click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=3, show_default=True, help="Of the prompt.")
 @click.option("--device", default=None, help="Adapter: a kind, a number or part of a name (default: the best one).")
 @precision_option
+@tune_option
 @click.option("--unfused", multiple=True, metavar="FUSION", help="Leave out a fusion, or `all`. May be repeated.")
 @click.option("--json", "saved", type=_file, help="Write the profile there, for --compare.")
 @click.option("--trace", "traced", type=_file, help="Write a trace for ui.perfetto.dev or chrome://tracing.")
@@ -60,6 +61,7 @@ def profile(
     repetitions: int,
     device: str | None,
     precision: str,
+    no_tune: bool,
     unfused: tuple[str, ...],
     saved: Path | None,
     traced: Path | None,
@@ -85,7 +87,7 @@ def profile(
     fusions = _kept(unfused)
     wanted = [path for path in (saved, traced, page) if path is not None]
     _check_places(wanted)
-    with _opened(one_model(given, model), device, fusions, precision) as (runner, name):
+    with _opened(one_model(given, model), device, fusions, precision, not no_tune) as (runner, name):
         found, events, interrupted = _measured(runner, name, prompt, generated, depth, repetitions, unfused)
     _print(out, found)
     _write(found, events, saved, traced, page)
@@ -126,7 +128,7 @@ def _check_places(paths: Sequence[Path]) -> None:
 
 @contextmanager
 def _opened(
-    model: str | None, device: str | None, fusions: Sequence[str] | None, precision: str
+    model: str | None, device: str | None, fusions: Sequence[str] | None, precision: str, tune: bool
 ) -> Iterator[tuple[GpuModel, str]]:
     """A model on an adapter, closed afterwards, and its name."""
     from ..engine import load
@@ -135,7 +137,7 @@ def _opened(
 
     opened = _adapter(device)
     runner: Runner
-    options: dict[str, Any] = {"progress": None, "fusions": fusions, "precision": precision}
+    options: dict[str, Any] = {"progress": None, "fusions": fusions, "precision": precision, "tune": tune}
     with progress_bar() as options["progress"]:
         if model is not None and model.startswith(PREFIX):
             runner, report = load_synthetic(model, opened, **options)
@@ -181,7 +183,7 @@ def _measured(
     interrupted = False
     facts = runner.device.facts
     check(runner, prompt, generated, depth)
-    with _spoken() as say:
+    with spoken() as say:
         say("copy bandwidth and arithmetic")
         roofline = measure_roofline(runner.device)
         # Phases report by themselves that they were interrupted; here between them.
@@ -223,23 +225,6 @@ def _notes(runner: GpuModel, unfused: Sequence[str]) -> Iterator[str]:
         )
     if runner.device.clock == BY_PASS:
         yield "this device stamps passes only: each dispatch ran in a pass of its own, which takes longer"
-
-
-@contextmanager
-def _spoken() -> Iterator[Any]:
-    """A spinner on a terminal's standard error with what is being measured; nothing in a pipe."""
-    from rich.console import Console
-
-    err = Console(stderr=True)
-    if not err.is_terminal:
-        yield lambda text: None
-        return
-    # Refreshed by hand, between measurements: a thread that draws would be measured too.
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=err, transient=True, auto_refresh=False, redirect_stdout=False) as live:
-        yield lambda text: live.update(Text(f"measuring {text} …"), refresh=True)
 
 
 def _print(out: Console, found: Profile) -> None:

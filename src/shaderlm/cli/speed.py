@@ -16,7 +16,7 @@ import click
 
 from .. import __version__
 from .loading import progress_bar
-from .options import precision_option
+from .options import precision_option, tune_option
 
 if TYPE_CHECKING:
     from ..bench.guard import Speed
@@ -77,6 +77,7 @@ def speed_options(command: Command) -> Command:
         click.option("-o", "--output", default="md", show_default=True, type=listed, help="Format of the results."),
         click.option("--device", "devices", multiple=True, help=where),
         precision_option,
+        tune_option,
         click.option("--no-warmup", is_flag=True, help="Time the first run too."),
         click.option("--with-text", is_flag=True, help=text),
         click.option("--save", type=file, metavar="FILE", help="Write the rows there as JSON, for --against."),
@@ -182,6 +183,7 @@ def _measure(
     repetitions: int,
     no_warmup: bool,
     precision: str,
+    no_tune: bool,
 ) -> None:
     from ..bench.speed import check, run
     from ..bench.tables import record
@@ -189,7 +191,7 @@ def _measure(
     started, total = time.monotonic(), len(subjects) * len(trials) * repetitions
     done = itertools.count(0, repetitions)
     for name, device in subjects:
-        with _opened(name, device, precision) as (runner, subject, model):
+        with _opened(name, device, precision, not no_tune) as (runner, subject, model):
             check(runner, trials)
             for trial in trials:
                 result = None
@@ -247,7 +249,9 @@ def _bar(name: str, before: int, total: int, started: float) -> Iterator[Callabl
 
 
 @contextmanager
-def _opened(model: str | None, device: str, precision: str) -> Iterator[tuple[Runner, Subject, LanguageModel | None]]:
+def _opened(
+    model: str | None, device: str, precision: str, tune: bool
+) -> Iterator[tuple[Runner, Subject, LanguageModel | None]]:
     """The runner of a model on a device, closed afterwards; and the whole model, if it is one with text."""
     from ..engine import load
     from ..engine.synthetic import PREFIX, load_synthetic
@@ -255,11 +259,11 @@ def _opened(model: str | None, device: str, precision: str) -> Iterator[tuple[Ru
     loaded: LanguageModel | None = None
     with progress_bar() as progress:
         if model is not None and model.startswith(PREFIX):
-            synthetic, report = load_synthetic(model, device, progress, precision=precision)
+            synthetic, report = load_synthetic(model, device, progress, precision=precision, tune=tune)
             runner: Runner = synthetic
             close = synthetic.close
         else:
-            loaded = load(model, device=device, precision=precision, progress=progress)
+            loaded = load(model, device=device, precision=precision, tune=tune, progress=progress)
             runner, report, close = loaded.runner, loaded.report, loaded.close
     try:
         yield runner, _subject(runner, report), loaded

@@ -20,9 +20,8 @@ from ..formats.find import find
 from ..formats.gguf import GgufFile
 from ..gpu import Array, Device, adapters, open_device
 from ..models.architecture import Architecture, Config, architecture
-from ..runtime.gpu_model import GpuModel, plan_of
+from ..runtime.gpu_model import GpuModel
 from ..runtime.interpreter import Interpreter
-from ..runtime.plan import Plan
 from ..text import Vocabulary
 from .language_model import LanguageModel
 from .report import LoadReport
@@ -43,6 +42,7 @@ def load(
     precision: str = "fast",
     fusions: Sequence[str] | None = None,
     cache: str | None = None,
+    tune: bool = True,
 ) -> LanguageModel:
     """Load a model: a .gguf path, "hf:ORG/REPO/FILE", or a name (default: smollm2-135m, fetched once).
 
@@ -51,6 +51,8 @@ def load(
     of a conversation (default: the model's own). progress(label, done, total) is called while files and weights move.
     precision: "fast" (default) lets a GPU round the inputs of matrix products to 16 bits while it writes tokens, where
     that is faster; "exact" does not.
+    tune: take the kernels that were measured to be the fastest on this GPU, and measure for shapes that are new, for at
+    most 2 s; False takes the built-in ones.
     fusions (names, () for none) and cache ("f32" or "f16") are for tests and comparisons.
     """
     if cache not in (None, "f32", "f16"):
@@ -64,7 +66,7 @@ def load(
         tokenizer = Tokenizer(Vocabulary.from_metadata(file.metadata))
         kind = architecture(file.metadata)
         target = opening.result()
-        config = _config(kind, file, context, dense=target is None)
+        config = config_of_file(kind, file, context, dense=target is None)
         if len(tokenizer.vocabulary.tokens) != config.vocabulary:
             raise ModelError(
                 f"{path}: the tokenizer has {len(tokenizer.vocabulary.tokens):,} tokens, the embedding matrix "
@@ -76,41 +78,13 @@ def load(
         if target is None:
             runner = Interpreter(kind, config, source, fusions=fusions, cache=cache, progress=moved)
         else:
-            runner = GpuModel(
-                kind, config, source, target, fusions=fusions, cache=cache, precision=precision, progress=moved
-            )
+            options: dict[str, Any] = {"fusions": fusions, "cache": cache, "precision": precision, "tune": tune}
+            runner = GpuModel(kind, config, source, target, progress=moved, **options)
         if runner.config.context < config.context:
             given = f"the model's {config.context:,} tokens to {runner.config.context:,}"
             _log.warning("the context is cut from %s: a longer cache does not fit one binding of this device", given)
         report = _report(file, runner.config, runner.report(), time.perf_counter() - started)
     return LanguageModel(runner, tokenizer, report)
-
-
-def plans(
-    model: str | os.PathLike[str] | None = None,
-    *,
-    device: str | int | Device | None = None,
-    rows: int | None = None,
-    capacity: int | None = None,
-    fusions: Sequence[str] | None = None,
-    precision: str = "fast",
-) -> list[Plan]:
-    """The plans of a prefill and of a decode step on a device, from the file's header alone."""
-    if isinstance(device, str) and device.strip().lower() == "cpu":
-        raise InputError(
-            "a plan is for a GPU, real or in software; the device 'cpu' has none, it runs the graph in NumPy"
-        )
-    target = device if isinstance(device, Device) else open_device(device)
-    with GgufFile.open(find(model)) as file:
-        kind = architecture(file.metadata)
-        config = _config(kind, file, None, dense=False)
-    room = min(max(256, rows or 0), config.context) if capacity is None else capacity
-    prefill = min(128, room) if rows is None else rows
-    if not prefill <= room <= config.context:
-        raise InputError(
-            f"rows ≤ capacity ≤ the model's context of {config.context:,} must hold, got {prefill:,} and {room:,}"
-        )
-    return [plan_of(kind, config, target.facts, count, room, fusions, None, precision) for count in (prefill, 1)]
 
 
 def check_precision(given: str) -> None:
@@ -159,7 +133,8 @@ class _File:
         return self._file.dense(name)
 
 
-def _config(kind: Architecture, file: GgufFile, context: int | None, *, dense: bool) -> Config:
+def config_of_file(kind: Architecture, file: GgufFile, context: int | None, *, dense: bool) -> Config:
+    """A model's sizes and formats from its file; `dense` as the CPU has them."""
     shapes = {name: info.shape for name, info in file.tensors.items()}
     config = kind.read(file.metadata, shapes, dict.fromkeys(shapes, "f32"))
     if not dense:

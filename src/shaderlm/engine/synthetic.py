@@ -84,6 +84,7 @@ def load_synthetic(
     progress: Progress | None = None,
     fusions: Sequence[str] | None = None,
     precision: str = "fast",
+    tune: bool = True,
 ) -> tuple[GpuModel | Interpreter, LoadReport]:
     """A runner for a synthetic model, and what was loaded."""
     shape, mix = parse(spec)
@@ -97,9 +98,8 @@ def load_synthetic(
         config = replace(config, formats=dict.fromkeys(config.shapes, "f32"))
         runner = Interpreter(kind, config, RandomWeights(config), fusions=fusions, progress=moved)
     else:
-        runner = GpuModel(
-            kind, config, RandomWeights(config), target, fusions=fusions, precision=precision, progress=moved
-        )
+        options: dict[str, Any] = {"fusions": fusions, "precision": precision, "tune": tune}
+        runner = GpuModel(kind, config, RandomWeights(config), target, progress=moved, **options)
     ran = runner.report()
     report = LoadReport(
         name=f"{shape.name} {mix}",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..errors import KernelError
 from ..gpu import Array, Device, Facts, Program, Slot, Step
 from ..graph import OPS
-from ..kernels import Dims, Route, choose, compose, fold
+from ..kernels import Dims, Route, choose, fold, shader_of
 from ..kernels.wgsl import Target
 
 Operands = Mapping[str, Array | None]
@@ -37,7 +37,7 @@ def lower(route: Route, dims: Dims, facts: Facts, operands: Operands, target: Ta
             contents[key] = value if value.nbytes else 0
     steps = []
     for i, dispatch in enumerate(recipe.dispatches):
-        shader = compose(dispatch.kernel, dispatch.constants, target)
+        shader = shader_of(dispatch, target)
         slots = []
         for name, access in shader.bindings:
             buffer = f"params.{i}" if name == "params" else dispatch.bind.get(name, name)

@@ -14,8 +14,9 @@ from ..gpu import Array, Facts, Program, Slot, Step
 from ..graph.cost import CACHES, flops, part
 from ..graph.fuse import Refusal
 from ..graph.graph import Graph, Node, Tensor
-from ..kernels import Dispatch, Recipe, Route, choose, compose, first_of, fold
+from ..kernels import Dispatch, Option, Recipe, Route, choose, first_of, fold, shader_of
 from .placement import Arena, arena_of
+from .tuning import Tuning
 
 NONE = "none"  # stands for an operand that is not there (no bias)
 _MOST_ROUTES = 512
@@ -34,6 +35,7 @@ class Launch:
     dims: Mapping[str, Any]
     operands: tuple[tuple[str, int], ...]  # every buffer but the parameters: operand ("" for scratch), bytes
     share: float  # of the op's arithmetic: an op may take several dispatches
+    cut: str = ""  # of the route, where it was measured to be the fastest
 
     def work(self, position: int) -> tuple[int, int]:
         """(bytes, flops) that this dispatch has to do when the first row stands at this position of the cache."""
@@ -56,9 +58,10 @@ class Plan:
 
 
 class Routed(NamedTuple):
-    """A route for a shape, its recipe, and the share of the op's arithmetic that each dispatch has."""
+    """A route for a shape, its cut and recipe, and the share of the op's arithmetic that each dispatch has."""
 
     route: Route
+    cut: str
     recipe: Recipe
     shares: tuple[float, ...]
 
@@ -66,23 +69,27 @@ class Routed(NamedTuple):
 class Lowering:
     """Routes and lowers nodes; equal nodes of different layers are worked out once."""
 
-    def __init__(self, facts: Facts, precision: str = "exact") -> None:
-        self.facts, self.precision = facts, precision
+    def __init__(self, facts: Facts, precision: str = "exact", tuning: Tuning | None = None) -> None:
+        self.facts, self.precision, self.tuning = facts, precision, tuning
         self._routes: dict[Any, Routed] = {}
 
     def route(self, node: Node) -> Routed:
-        """The first route that applies to a node."""
+        """The route that was measured to be the fastest for a node, else the first that applies."""
         key = (node.op, tuple(node.dims.items()))
         if key not in self._routes:
-            try:
-                chosen = choose(node.op, node.dims, self.facts, None, self.precision)
-            except RouteError as problem:
-                raise ModelError(f"this device cannot run {node.op} of {node.layer}: {problem}") from problem
+            taken = self.tuning.option(node.op, node.dims, self.facts, self.precision) if self.tuning else None
+            route, cut, recipe = taken or self._first(node)
             while len(self._routes) >= _MOST_ROUTES:
                 del self._routes[next(iter(self._routes))]
-            recipe = chosen.recipe(node.dims, self.facts)
-            self._routes[key] = Routed(chosen, recipe, _shares(recipe))
+            self._routes[key] = Routed(route, cut, recipe, _shares(recipe))
         return self._routes[key]
+
+    def _first(self, node: Node) -> Option:
+        try:
+            chosen = choose(node.op, node.dims, self.facts, None, self.precision)
+        except RouteError as problem:
+            raise ModelError(f"this device cannot run {node.op} of {node.layer}: {problem}") from problem
+        return Option(chosen, "", chosen.recipe(node.dims, self.facts))
 
     def why_not(self, node: Node) -> str | None:
         """Why no route runs a node here; None if one does."""
@@ -95,13 +102,13 @@ class Lowering:
         """Lower a whole graph."""
         _whole_blocks(graph)
         lowered = [(node, *self.route(node)) for node in graph.nodes]
-        arena = arena_of(graph, [(node, recipe.buffers) for node, _, recipe, _ in lowered])
+        arena = arena_of(graph, [(node, recipe.buffers) for node, _, _, recipe, _ in lowered])
         params: dict[str, Array] = {}
         names: dict[bytes, str] = {}
         launches = []
-        for i, (node, route, recipe, shares) in enumerate(lowered):
+        for i, (node, route, cut, recipe, shares) in enumerate(lowered):
             for dispatch, share in zip(recipe.dispatches, shares, strict=True):
-                shader = compose(dispatch.kernel, dispatch.constants)
+                shader = shader_of(dispatch)
                 slots, shown, operands = [], [], []
                 for binding, access in shader.bindings:
                     if binding == "params":
@@ -120,7 +127,7 @@ class Lowering:
                 assert grid is not None, "Route.reason refuses grids that do not fold"
                 step = Step(dispatch.kernel.name, shader.source, tuple(slots), grid)
                 about = (node.layer, node.op, route.name, step, tuple(shown))
-                launches.append(Launch(*about, node.dims, tuple(operands), share))
+                launches.append(Launch(*about, node.dims, tuple(operands), share, cut))
         used = {slot.buffer for launch in launches for slot in launch.step.slots}
         program = Program(dict.fromkeys(sorted(used), 0), tuple(launch.step for launch in launches), graph.outputs)
         return Plan(name, rows, capacity, tuple(launches), program, params, arena.sizes, refusals)
@@ -130,7 +137,7 @@ def _shares(recipe: Recipe) -> tuple[float, ...]:
     """An op's arithmetic is shared out by the bytes of matrices or caches that a dispatch reads; of all if none."""
 
     def streamed(dispatch: Dispatch) -> int:
-        names = [name for name, _ in compose(dispatch.kernel, dispatch.constants).bindings if name != "params"]
+        names = [name for name, _ in shader_of(dispatch).bindings if name != "params"]
         keys = [dispatch.bind.get(name, name) for name in names]
         return sum(recipe.buffers[key] for key in keys if not large or key in large)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from .plan import Launch, Plan
+from .tuning import Entry, Tuning, key_of
 
 _COLUMNS = ("op", "route", "kernel", "workgroups", "reads and writes")
 
@@ -43,7 +44,8 @@ def _row(launch: Launch) -> tuple[str, ...]:
     x, y, _ = launch.step.grid
     grid = str(x) if y == 1 else f"{x} × {y}"
     own = [name.removeprefix(f"{launch.layer}.") for name in dict.fromkeys(launch.buffers)]
-    return launch.op, launch.route, launch.step.label, grid, ", ".join(own)
+    route = f"{launch.route}/{launch.cut}" if launch.cut else launch.route
+    return launch.op, route, launch.step.label, grid, ", ".join(own)
 
 
 def _signature(layer: str, launches: Sequence[Launch]) -> list[tuple[str, ...]]:
@@ -69,3 +71,43 @@ def _counted(plan: Plan) -> list[tuple[str, int]]:
         found[key] = found.get(key, 0) + 1
         first.setdefault(key, f"{refusal.fusion} in {refusal.layer}: {refusal.reason}")
     return [(first[key], count) for key, count in found.items()]
+
+
+def describe_choices(plan: Plan, tuning: Tuning, precision: str) -> str:
+    """For each matmul of a decode step which candidates were timed and by how much the winner won."""
+    text = [f"why these routes in a {plan.name} step ({precision}; {tuning.origin}):"]
+    shown: dict[str, Launch] = {}
+    for launch in plan.launches:
+        if "linear" in launch.op:
+            shown.setdefault(key_of(launch.op, launch.dims), launch)
+    for key, launch in shown.items():
+        taken = f"{launch.route}/{launch.cut}" if launch.cut else launch.route
+        entry = tuning.entry(launch.op, launch.dims, precision)
+        text.append(key)
+        if entry is None:
+            text.append(f"  {taken}, built-in order: not tuned")
+        elif taken != entry.winner:
+            text.append(f"  {taken}, built-in order: {entry.winner} won, but cannot be taken here")
+        else:
+            text += _contest(entry)
+    return "\n".join(text)
+
+
+def _contest(entry: Entry) -> list[str]:
+    times = entry.microseconds
+    others = {name: time for name, time in times.items() if name != entry.winner}
+    if entry.winner != entry.built_in:
+        won = [f"{100 * entry.gain:.1f} % less than the built-in {entry.built_in}"]
+    else:
+        won = ["the built-in choice, which no other beats by 3 %"]
+    following = min(others, key=lambda name: others[name], default=None)
+    if following is not None and following != entry.built_in:
+        mine, theirs = times[entry.winner], others[following]
+        if mine <= theirs:
+            won.append(f"{100 * (1 - mine / theirs):.1f} % less than the next, {following}")
+        else:
+            won.append(f"{following} takes {100 * (1 - theirs / mine):.1f} % less")
+    how = "thoroughly" if entry.thorough else "in short, at a load"
+    lines = [f"  {entry.winner}, {times[entry.winner]:.2f} µs: {'; '.join(won)} (timed {how})"]
+    ranking = sorted(times.items(), key=lambda pair: pair[1])
+    return lines + [f"    {time:10.2f} µs  {name}" for name, time in ranking]

@@ -1,0 +1,64 @@
+"""`shaderlm tune`: times the routes of each matmul on this device, and keeps the winners for all later loads."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from .loading import spoken
+from .options import model_argument, one_model, precision_option
+
+if TYPE_CHECKING:
+    from ..runtime.tuning import Entry
+
+
+@click.command()
+@model_argument
+@click.option("--device", default=None, help="Adapter: a kind, a number or part of a name (default: the best one).")
+@precision_option
+@click.option("--again", is_flag=True, help="Also what was tuned before.")
+def tune(given: tuple[str, ...], model: str | None, device: str | None, precision: str, again: bool) -> None:
+    """Time the routes and tile sizes for each matmul of MODEL's decode step (default: smollm2-135m) on this device.
+
+    No weight is loaded. MODEL may be synthetic:SHAPE:FORMAT, as for `bench`. The winners are kept in the cache
+    directory; `plan --why` shows them.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..engine import planning
+    from ..runtime.tuning import path_of
+
+    named = one_model(given, model)
+    opened = planning.adapter(device, "tuning")
+    explicit = device is not None and device.strip().lower() != "auto"
+    if opened.facts.software and explicit:
+        print("shaderlm: nothing is gained by tuning a software adapter; it is done all the same", file=sys.stderr)
+    found: list[tuple[str, Entry | None]] = []
+    interrupted = False
+    with spoken() as say:
+        try:
+            target = opened if explicit else device
+            for shape in planning.tune(named, device=target, precision=precision, again=again, say=say):
+                found.append(shape)
+        except KeyboardInterrupt:
+            interrupted = True
+    table = Table("matmul", "winner", "µs", "built-in", "µs", "gain", header_style="bold")
+    for key, entry in found:
+        table.add_row(key, *(_row(entry) if entry else ("could not be timed",)))
+    if found:
+        out = Console(width=None if Console().is_terminal else 160)
+        out.print(table)
+        if (path := path_of(opened.facts)).exists():
+            print(f"kept in {path}")
+    if interrupted:
+        print("interrupted; what was timed is kept", file=sys.stderr)
+        sys.exit(130)
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    times = entry.microseconds
+    gain = f"{100 * entry.gain:.1f} %" if entry.winner != entry.built_in else "–"
+    return entry.winner, f"{times[entry.winner]:.2f}", entry.built_in, f"{times[entry.built_in]:.2f}", gain

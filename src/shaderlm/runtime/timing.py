@@ -1,0 +1,171 @@
+"""Times programs on a device: inputs that rotate, a GPU that is kept warm, medians. Knows no models and no routes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..gpu import Array, Device, Loaded, Program
+from ..graph import OPS, resolve
+from ..kernels import Dims, choose
+from .execute import lower
+
+ROTATE_BYTES = 256 << 20  # more than any GPU's cache, so that weights come from memory
+MOST_SETS = 64  # small operands, which are in a cache in a model too, rotate through less
+COPIED_BYTES = 1 << 20  # from here on, contents come from the first set instead of from the host again
+# A GPU clocks low when idle (an H200: 345 instead of 1,980 MHz) and takes its time to rise: each sample follows
+# on copies that keep the GPU busy this long, in the same submission.
+HEAT_SECONDS = 0.03
+HEAT_BYTES = 64 << 20  # copied at a time
+FIRST_SECONDS = 0.36  # of that before the first sample
+MOST_DISPATCHES = 3000  # per sample: recording one costs the host about 10 µs
+
+Sets = list[list[Loaded]]  # programs that run one after the other, over each set of operands
+
+
+class Filler:
+    """Random contents for buffers: bits for weights, small finite numbers for everything else."""
+
+    def __init__(self) -> None:
+        self._generator = np.random.default_rng(7)
+
+    @cached_property
+    def _bits(self) -> Array:
+        return self._generator.integers(0, 256, 1 << 24, np.uint8)
+
+    @cached_property
+    def _floats(self) -> Array:
+        return self._generator.standard_normal(1 << 20, np.float32).view(np.uint8)
+
+    @cached_property
+    def _halves(self) -> Array:
+        return (self._generator.random(1 << 20, np.float32) * 0.01 + 0.001).astype(np.float16).view(np.uint8)
+
+    def __call__(self, name: str, nbytes: int, dims: Dims) -> Array:
+        """Contents for a buffer of this name."""
+        kind = name.split(".")[0]
+        if kind == "positions":
+            return np.arange(nbytes // 4, dtype=np.uint32) + np.uint32(dims.get("pos", 0))
+        if kind == "weight" and "M" in dims:
+            pool = self._bits
+        elif kind == "scales" and dims.get("scales") == "f16":
+            pool = self._halves
+        else:
+            pool = self._floats
+        return np.resize(pool, nbytes)
+
+
+def inputs_of(op: str, program: Program) -> frozenset[str]:
+    """The buffers of a program that hold inputs of its op; scales belong to the weight."""
+    known = {*OPS[op].inputs, "scales"}
+    return frozenset(name for name in program.buffers if name.split(".")[0] in known)
+
+
+def sets_for(device: Device, streamed: int, most: int = MOST_SETS) -> int:
+    """How many sets of operands of this many bytes are more than a cache holds."""
+    return 2 if device.facts.software else min(most, max(2, -(-ROTATE_BYTES // max(1, streamed))))
+
+
+class Operands:
+    """Buffers for programs: inputs once per set, everything else once. Close them to give the memory back.
+
+    Results are shared between the sets: each call then waits for the one before, as in a model.
+    """
+
+    def __init__(self, device: Device, fill: Filler, count: int) -> None:
+        self._device, self._fill, self._count = device, fill, count
+        self._made: dict[tuple[int, str], Any] = {}
+
+    def bind(
+        self, program: Program, dims: Dims, inputs: frozenset[str], keys: Mapping[str, str] | None = None
+    ) -> list[Loaded]:
+        """The program over each set. Programs share buffers that have the same key (default: the buffer's name)."""
+        found = []
+        for i in range(self._count):
+            buffers = {}
+            for name, contents in program.buffers.items():
+                key = keys.get(name, name) if keys else name
+                buffers[name] = self._buffer(i if name in inputs else 0, key, name, contents, dims)
+            found.append(self._device.load(program, buffers))
+        return found
+
+    def _buffer(self, i: int, key: str, name: str, contents: Array | int, dims: Dims) -> Any:
+        if (i, key) not in self._made:
+            nbytes = contents if isinstance(contents, int) else contents.nbytes
+            if i and nbytes >= COPIED_BYTES:
+                native = self._device.buffer(nbytes)
+                self._device.copy(self._made[0, key], native, native.size)
+            else:
+                data = self._fill(name, contents, dims) if isinstance(contents, int) else contents
+                native = self._device.buffer(data if nbytes else 16)
+            self._made[i, key] = native
+        return self._made[i, key]
+
+    def close(self) -> None:
+        """Free all buffers."""
+        for native in self._made.values():
+            native.destroy()
+        self._made.clear()
+
+
+class Clock:
+    """Times queues of programs on a GPU that is kept warm. Close it to give its buffers back."""
+
+    def __init__(
+        self, device: Device, heat_seconds: float = HEAT_SECONDS, first_seconds: float = FIRST_SECONDS
+    ) -> None:
+        self.device = device
+        self._time = device.time if device.facts.timestamps else device.time_wall
+        self._heat_seconds = heat_seconds
+        self._each = 1.0  # seconds of a copy, not known yet
+        self._copy: Loaded | None = None
+        self._heat: list[Loaded] = []
+        if not device.facts.software:
+            dims = resolve("copy", {"count": min(HEAT_BYTES, device.facts.max_operand) // 4})
+            self._copy = device.load(lower(choose("copy", dims, device.facts, "vec4"), dims, device.facts, {}))
+            self.warm(first_seconds)
+
+    def warm(self, seconds: float) -> None:
+        """Keep the GPU busy for about so long; the clocks have fallen if it was idle."""
+        if self._copy is None:
+            return
+        each = self._each
+        for _ in range(max(1, round(seconds / HEAT_SECONDS))):  # the copies get faster as the clocks rise
+            count = int(min(MOST_DISPATCHES, 1 + min(seconds, HEAT_SECONDS) / each))
+            each = max(1e-7, self._time([self._copy] * 2, [self._copy] * count) / 2)
+        self._each = each
+        self._heat = [self._copy] * int(min(MOST_DISPATCHES, 1 + self._heat_seconds / each))
+
+    def __call__(self, queue: Sequence[Loaded]) -> float:
+        """Seconds for the queue."""
+        return self._time(queue, self._heat)
+
+    def close(self) -> None:
+        """Free the copies' buffers."""
+        if self._copy is not None:
+            for native in self._copy.buffers.values():
+                native.destroy()
+
+
+def queue_of(sets: Sets, calls: int) -> list[Loaded]:
+    """So many calls, each over the next set."""
+    return [loaded for i in range(calls) for loaded in sets[i % len(sets)]]
+
+
+def calls_for(sets: Sets, each: float, seconds: float, least: int) -> int:
+    """How many calls of this many seconds each fill a sample."""
+    steps = sum(len(loaded.program.steps) for loaded in sets[0])
+    return max(least, int(min(MOST_DISPATCHES / steps, seconds / max(each, 1e-7))))
+
+
+def sample_in_turns(clock: Clock, works: Sequence[tuple[Sets, int]], rounds: int) -> list[float]:
+    """Median seconds per call of works (sets, calls per sample), sampled in turns so that all see the same clocks."""
+    samples: list[list[float]] = [[] for _ in works]
+    for _ in range(rounds):
+        for (sets, calls), kept in zip(works, samples, strict=True):
+            kept.append(clock(queue_of(sets, calls)) / calls)
+    return [statistics.median(kept) for kept in samples]

@@ -1,0 +1,206 @@
+"""Measures which route and cut is the fastest for each matmul of a decode step: thoroughly, or within a budget."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ..errors import KernelError
+from ..gpu import Device, Facts, Program
+from ..graph.graph import Graph, Node
+from ..kernels import Dims, Option, choose, options
+from .execute import lower
+from .timing import Clock, Filler, Operands, Sets, calls_for, inputs_of, queue_of, sample_in_turns, sets_for
+from .tuning import Entry, Tuning, key_of, read, save
+
+BUDGET_SECONDS = 2.0  # of a load, with compiling
+LEAST_GAIN = 0.03  # below that the built-in choice stays: noise must not change plans
+HOPELESS = 1.5  # times the best at a first look
+_SAMPLING_SECONDS = 0.1  # set aside for the last rounds of a shape
+_log = logging.getLogger("shaderlm")
+_now = time.perf_counter
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long is looked: seconds of queued work per candidate, at first and per sample of those that are left."""
+
+    look_seconds: float
+    sample_seconds: float
+    rounds: int
+    finalists: int
+    sets: int
+    first_seconds: float  # the GPU is warmed up for so long at the beginning,
+    warm_seconds: float  # so long before the candidates of a shape, which took their time to compile,
+    heat_seconds: float  # and so long before each sample
+
+
+THOROUGH = Effort(0.002, 0.005, 9, 12, 64, 0.36, 0.1, 0.004)
+QUICK = Effort(0.0008, 0.0015, 3, 4, 32, 0.1, 0.015, 0.001)
+
+
+def tunable(node: Node) -> bool:
+    """A matmul of one row: what a decode step spends its time with."""
+    return "linear" in node.op and node.dims.get("M") == 1 and "format" in node.dims
+
+
+def shapes_of(graph: Graph, facts: Facts, precision: str) -> list[Node]:
+    """One node of each shape that is worth tuning, those first whose weights are the most bytes of a step."""
+    counts = Counter(key_of(node.op, node.dims) for node in graph.nodes if tunable(node))
+    first = {key_of(node.op, node.dims): node for node in reversed(graph.nodes) if tunable(node)}
+
+    def nbytes(node: Node) -> int:
+        recipe = choose(node.op, node.dims, facts, None, precision).recipe(node.dims, facts)
+        return sum(size for name, size in recipe.buffers.items() if name.startswith(("weight", "scales")))
+
+    return sorted(first.values(), key=lambda node: -counts[key_of(node.op, node.dims)] * nbytes(node))
+
+
+class Tuner:
+    """Times the candidates of shapes on a device. Close it to give its memory back."""
+
+    def __init__(
+        self,
+        device: Device,
+        precision: str,
+        effort: Effort = THOROUGH,
+        seconds: float | None = None,
+    ) -> None:
+        self._device, self._precision, self._effort = device, precision, effort
+        self._end = None if seconds is None else _now() + seconds
+        self._longest = 0.0  # of a batch so far
+        self._fill = Filler()
+        self._clock = Clock(device, effort.heat_seconds, effort.first_seconds)
+
+    def tune(self, op: str, dims: Dims) -> Entry | None:
+        """The entry of a shape, or None if there was no time for it."""
+        if self._late():
+            return None
+        found = options(op, dims, self._device.facts, self._precision)
+        streamed = sum(size for name, size in found[0].recipe.buffers.items() if name.startswith(("weight", "scales")))
+        operands = Operands(self._device, self._fill, sets_for(self._device, streamed, self._effort.sets))
+        try:
+            bound, looks, calls = self._look(op, dims, found, operands)
+            built_in = found[0].name
+            if built_in not in looks or not all(seconds > 0 for seconds in looks.values()):
+                return None  # no time, or a clock that cannot be trusted
+            best = min(looks.values())
+            kept = sorted((name for name in looks if looks[name] <= HOPELESS * best), key=lambda name: looks[name])
+            kept = list(dict.fromkeys([built_in, *kept[: self._effort.finalists]]))
+            times = sample_in_turns(self._clock, [(bound[name], calls) for name in kept], self._effort.rounds)
+        finally:
+            operands.close()
+        if not all(seconds > 0 for seconds in times):
+            return None
+        final = dict(zip(kept, times, strict=True))
+        winner = min(kept, key=lambda name: final[name])
+        if final[winner] > (1 - LEAST_GAIN) * final[built_in]:
+            winner = built_in
+        microseconds = {name: seconds * 1e6 for name, seconds in (looks | final).items()}
+        return Entry(winner, built_in, microseconds, self._effort is THOROUGH)
+
+    def close(self) -> None:
+        """Free all buffers."""
+        self._clock.close()
+
+    def _look(
+        self, op: str, dims: Dims, found: Sequence[Option], operands: Operands
+    ) -> tuple[dict[str, Sets], dict[str, float], int]:
+        """Each candidate over all operands, seconds per call at a first look, and the calls of a sample."""
+        device, effort = self._device, self._effort
+        bound: dict[str, Sets] = {}
+        looks: dict[str, float] = {}
+        calls, sampled = 1, 1
+        least = 1 if device.facts.software else 2
+        for batch in self._batches(found):
+            programs = self._compiled({option.name: _program(option, dims, device.facts) for option in batch})
+            self._clock.warm(effort.warm_seconds)
+            for name, program in programs.items():
+                inputs = inputs_of(op, program)
+                keys = {buffer: f"{name} {buffer}" for buffer in program.buffers if buffer not in inputs}
+                bound[name] = sets = [[loaded] for loaded in operands.bind(program, dims, inputs, keys)]
+                if not looks:  # the built-in choice says how many calls make a sample
+                    self._clock(queue_of(sets, least))  # also touches everything
+                    guess = self._clock(queue_of(sets, 2 * least)) / (2 * least)
+                    calls = calls_for(sets, guess, effort.look_seconds, least)
+                    sampled = calls_for(sets, guess, effort.sample_seconds, least)
+                looks[name] = self._clock(queue_of(sets, calls)) / calls
+        return bound, looks, sampled
+
+    def _compiled(self, programs: dict[str, Program]) -> dict[str, Program]:
+        """Those that this driver compiles: a cut may be more than it can do."""
+        try:
+            self._device.compile(step for program in programs.values() for step in program.steps)
+            return programs
+        except KernelError:
+            found = {}
+            for name, program in programs.items():
+                with suppress(KernelError):
+                    self._device.compile(program.steps)
+                    found[name] = program
+            return found
+
+    def _late(self) -> bool:
+        """Would another batch take longer than there is time?"""
+        return self._end is not None and _now() + self._longest + _SAMPLING_SECONDS > self._end
+
+    def _batches(self, found: Sequence[Option]) -> Iterator[Sequence[Option]]:
+        """Candidates to compile together: all at once, or as many as there is time for."""
+        if self._end is None:
+            yield found
+            return
+        size = max(4, 2 * (os.cpu_count() or 1))
+        for first in range(0, len(found), size):
+            if self._late():
+                return
+            started = _now()
+            yield found[first : first + size]
+            self._longest = max(self._longest, _now() - started)
+
+
+def _program(option: Option, dims: Dims, facts: Facts) -> Program:
+    return lower(replace(option.route, recipe=lambda *_: option.recipe), dims, facts, {})
+
+
+def tune_shapes(
+    device: Device, nodes: Iterable[Node], precision: str, effort: Effort = THOROUGH, seconds: float | None = None
+) -> Iterator[tuple[Node, Entry | None]]:
+    """The entry of each shape as it is found; None where the time did not suffice."""
+    tuner = Tuner(device, precision, effort, seconds)
+    try:
+        for node in nodes:
+            yield node, tuner.tune(node.op, node.dims)
+    finally:
+        tuner.close()
+
+
+def tuned(device: Device, graph: Graph, precision: str) -> Tuning:
+    """What is known for the shapes of a decode step; what is not is measured as far as the budget goes, and kept.
+
+    Software adapters are not measured: nothing is gained there. Whatever goes wrong, the built-in order is there.
+    """
+    tuning = read(device.facts)
+    if device.facts.software or BUDGET_SECONDS <= 0:
+        return tuning
+    started = _now()
+    shapes = shapes_of(graph, device.facts, precision)
+    missing = [node for node in shapes if tuning.entry(node.op, node.dims, precision) is None]
+    if not missing:
+        return tuning
+    found: dict[tuple[str, str], Entry] = {}
+    left = BUDGET_SECONDS - (_now() - started)
+    try:
+        for node, entry in tune_shapes(device, missing, precision, QUICK, left):
+            if entry is not None:
+                found[precision, key_of(node.op, node.dims)] = entry
+    except Exception as problem:  # drivers have errors of their own; a model can be run without this
+        _log.warning("kernels could not be timed, the built-in order is taken: %s", problem)
+    if found:
+        save(device.facts, found)
+        tuning.entries.update(found)
+    return tuning

@@ -1,0 +1,196 @@
+"""Routes that were measured to be the fastest, per shape and precision: what is known, and the file that keeps it.
+
+One JSON file per device in the user's cache directory. Who measures is `tuner`; who uses it, `plan`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .. import kernels
+from ..errors import ModelError
+from ..formats.embedded import cache_folder
+from ..gpu import Facts
+from ..kernels import Dims, Option, all_routes, option
+
+FORMAT = 1
+# What does not shape the work of a matmul: one entry holds for every capacity of the cache.
+_LEFT_OUT = ("C", "positions", "pos", "eps", "scale")
+_log = logging.getLogger("shaderlm")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was found for a shape. Names are ROUTE or ROUTE/CUT; `thorough` by `shaderlm tune`, not at a load."""
+
+    winner: str
+    built_in: str  # what would be taken without measuring
+    microseconds: Mapping[str, float]  # of every candidate, per call
+    thorough: bool
+
+    @property
+    def gain(self) -> float:
+        """How much less time than the built-in choice the winner takes, 0 … 1."""
+        return 1 - self.microseconds[self.winner] / self.microseconds[self.built_in]
+
+
+def key_of(op: str, dims: Dims) -> str:
+    """A shape in words: linear_add M=1 K=2048 N=2048 format=q4_0 bias=False."""
+    return " ".join([op, *(f"{name}={value}" for name, value in dims.items() if name not in _LEFT_OUT)])
+
+
+class Tuning:
+    """Entries by precision and shape. `origin` says where they come from, or why there are none."""
+
+    def __init__(self, entries: Mapping[tuple[str, str], Entry] | None = None, origin: str = "") -> None:
+        self.entries = dict(entries or {})
+        self.origin = origin
+        self._told = False
+
+    def entry(self, op: str, dims: Dims, precision: str) -> Entry | None:
+        """What is known of a shape."""
+        return self.entries.get((precision, key_of(op, dims)))
+
+    def option(self, op: str, dims: Dims, facts: Facts, precision: str) -> Option | None:
+        """The winner of a shape, if there is one and this device can take it at this precision."""
+        entry = self.entry(op, dims, precision)
+        if entry is None:
+            return None
+        found = option(op, entry.winner, dims, facts, precision)
+        if isinstance(found, Option):
+            return found
+        if not self._told:  # one line is enough
+            _log.warning("tuning of %s is ignored: %s", key_of(op, dims), found)
+            self._told = True
+        return None
+
+
+# The file ------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def kernels_version() -> str:
+    """A short hash over the kernels and their declarations: what was measured of others says nothing of these."""
+    root = Path(kernels.__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".wgsl")):
+        found.update(path.relative_to(root).as_posix().encode() + b"\0")
+        found.update(path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return found.hexdigest()[:12]
+
+
+def path_of(facts: Facts) -> Path:
+    """Where the tuning of a device is kept. A ModelError where there is no place for caches."""
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{facts.name} {facts.backend}".lower()).strip("-")[:100]
+    return cache_folder().parent / "tuning" / f"{slug}.json"
+
+
+def _stamp(facts: Facts) -> dict[str, Any]:
+    """What a file must say to be of use here."""
+    about = {"device": facts.name, "backend": facts.backend, "driver": facts.driver}
+    return {"format": FORMAT, **about, "kernels": kernels_version()}
+
+
+def read(facts: Facts) -> Tuning:
+    """The tuning of a device. A file that is of no use is ignored with one line."""
+    try:
+        path = path_of(facts)
+    except (ModelError, OSError) as problem:  # no home, or the working directory is gone
+        return Tuning(origin=str(problem))
+    try:
+        return Tuning(_parse(path.read_bytes(), facts), str(path))
+    except FileNotFoundError:
+        return Tuning(origin=f"there is no {path}; `shaderlm tune` makes it")
+    except OSError as problem:
+        reason = problem.strerror or type(problem).__name__
+    except (ValueError, RecursionError) as problem:
+        reason = str(problem) if isinstance(problem, _UselessError) else "it is damaged"
+    _log.warning("the tuning file %s is ignored: %s", path, reason)
+    return Tuning(origin=f"{path} was ignored: {reason}")
+
+
+class _UselessError(ValueError):
+    """A file that cannot be used, and why."""
+
+
+def _parse(raw: bytes, facts: Facts) -> dict[tuple[str, str], Entry]:
+    found = json.loads(raw.decode())
+    if not isinstance(found, dict) or not isinstance(found.get("entries"), dict):
+        raise _UselessError("it is damaged")
+    for name, wanted in _stamp(facts).items():
+        if found.get(name) != wanted:
+            raise _UselessError(f"it is stale, {name} is {str(found.get(name))[:60]!r} there and {wanted!r} here")
+    entries = {}
+    for precision, shapes in found["entries"].items():
+        if not isinstance(shapes, dict):
+            raise _UselessError("it is damaged")
+        for key, record in shapes.items():
+            entries[precision, key] = _entry(key, record)
+    return entries
+
+
+def _entry(key: str, record: Any) -> Entry:
+    """A checked entry: known routes, times that are times, a winner and a built-in choice among them."""
+    if not isinstance(record, dict) or not isinstance(record.get("microseconds"), dict):
+        raise _UselessError(f"the entry {key[:80]!r} is damaged")
+    times, thorough = record["microseconds"], record.get("thorough")
+    winner, built_in = record.get("winner"), record.get("built_in")
+    right = all(type(value) in (int, float) and 0 < value < 1e12 and math.isfinite(value) for value in times.values())
+    named = isinstance(winner, str) and isinstance(built_in, str) and {winner, built_in} <= set(times)
+    if not right or not named or not isinstance(thorough, bool):
+        raise _UselessError(f"the entry {key[:80]!r} is damaged")
+    routes = {route.name for route in all_routes().get(key.split(" ")[0], ())}
+    unknown = [name for name in times if name.partition("/")[0] not in routes]
+    if unknown:
+        raise _UselessError(f"the entry {key[:80]!r} names a route that there is not, {unknown[0][:60]!r}")
+    return Entry(str(winner), str(built_in), {name: float(value) for name, value in times.items()}, thorough)
+
+
+def save(facts: Facts, entries: Mapping[tuple[str, str], Entry]) -> Path | None:
+    """Add entries to the device's file, all or nothing. Where that cannot be done, one line says so."""
+    try:
+        path = path_of(facts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known: dict[tuple[str, str], Entry] = {}
+        with suppress(OSError, ValueError, RecursionError):  # what is of no use is replaced
+            known = _parse(path.read_bytes(), facts)
+        text = json.dumps(_record(facts, {**known, **entries}), indent=1) + "\n"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+        return path
+    except ModelError as problem:
+        reason: Any = problem
+    except OSError as problem:
+        reason = f"{problem.filename}: {problem.strerror}"
+    _log.warning("the tuning could not be kept (%s)", reason)
+    return None
+
+
+def _record(facts: Facts, entries: Mapping[tuple[str, str], Entry]) -> dict[str, Any]:
+    shapes: dict[str, dict[str, Any]] = {}
+    for (precision, key), entry in sorted(entries.items()):
+        times = sorted(entry.microseconds.items(), key=lambda pair: pair[1])
+        shapes.setdefault(precision, {})[key] = {
+            "winner": entry.winner,
+            "built_in": entry.built_in,
+            "thorough": entry.thorough,
+            "microseconds": {name: max(0.001, round(value, 3)) for name, value in times},
+        }
+    return {**_stamp(facts), "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "entries": shapes}

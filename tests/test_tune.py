@@ -1,0 +1,365 @@
+"""Routes chosen by measurement: who wins, what is kept, which files are ignored, and that results stay right."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shaderlm
+from shaderlm.gpu import Device, open_device
+from shaderlm.graph import resolve
+from shaderlm.graph.graph import Builder, Graph
+from shaderlm.kernels import Option, option, options
+from shaderlm.models.architecture import Step
+from shaderlm.runtime import lower, timing, tuner
+from shaderlm.runtime.gpu_model import GpuModel, plan_of
+from shaderlm.runtime.plan_text import describe, describe_choices
+from shaderlm.runtime.tuner import QUICK, THOROUGH, Tuner, shapes_of, tuned
+from shaderlm.runtime.tuning import Entry, Tuning, key_of, read, save
+
+from .architectures import SMOLLM2, model
+from .cases import Case, make, result, tolerance
+from .compare import assert_close
+from .test_plan import LARGE_GPU
+from .timed_devices import TIMED_GPU, TimedDevice
+from .tiny_models import write_tiny_llama
+
+DIMS = resolve("linear", {"M": 1, "K": 2048, "N": 8192, "format": "q4_0"})
+KEY = "linear M=1 K=2048 N=8192 format=q4_0 bias=False"
+BUILT_IN, *REST = [each.name for each in options("linear", DIMS, TIMED_GPU, "fast")]
+OTHER = next(name for name in REST if name.startswith("gemv/"))
+FOUND = Entry(OTHER, BUILT_IN, {OTHER: 4.0, BUILT_IN: 5.0}, True)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """What was said so far."""
+    with caplog.at_level(logging.INFO, "shaderlm"):
+        yield lambda: [record.getMessage() for record in caplog.records]
+
+
+# Candidates ----------------------------------------------------------------------------------------------
+
+
+def test_the_first_option_is_the_built_in_choice_and_none_is_there_twice() -> None:
+    for precision, first in (("fast", "gemv_int16"), ("exact", "gemv")):
+        found = options("linear", DIMS, LARGE_GPU, precision)
+        assert found[0].name == first
+        assert len({each.name for each in found}) == len(found) > 10
+        assert all(a.recipe != b.recipe for i, a in enumerate(found) for b in found[:i])
+        assert any(each.route.name == "gemv_int16" for each in found) == (precision == "fast")
+        for each in found:
+            assert option("linear", each.name, DIMS, LARGE_GPU, precision) == each
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "words"),
+    [
+        ("gemm", "fast", "linear has no route 'gemm'"),
+        ("gemv/7x7x7", "fast", "gemv is not cut as '7x7x7'"),
+        ("gemv_int16", "exact", "gemv_int16 rounds its inputs, which was not asked for"),
+        ("tile_shared_f16", "fast", "tile_shared_f16 rounds its inputs, which was not asked for"),
+    ],
+)
+def test_why_an_option_cannot_be_taken(name: str, precision: str, words: str) -> None:
+    assert option("linear", name, DIMS, LARGE_GPU, precision) == words
+    prompt = option("linear", "gemv", {**DIMS, "M": 2}, LARGE_GPU, "fast")
+    assert prompt == "gemv does not apply: M must be 1, M is 2"
+
+
+def test_an_entry_holds_for_every_capacity() -> None:
+    sizes = {"M": 1, "K": 64, "Hq": 4, "Hkv": 2, "D": 16}
+    keys = {key_of(op, resolve(op, {**sizes, "C": c})) for op in ("rms_norm_linear_rope_kv_write",) for c in (8, 4096)}
+    key = "rms_norm_linear_rope_kv_write M=1 K=64 N=128 format=f32 bias=False Hq=4 Hkv=2 D=16 rotary=16 cache=f32"
+    assert keys == {key}
+
+
+# Long teams and short ones, one row and four, with rows left over; all of them with --all.
+_SHAPES: dict[str, dict[str, Any]] = {
+    "linear": {"K": 96, "N": 1027, "format": "q4_0", "bias": True},
+    "linear_add": {"K": 96, "N": 523, "format": "q8_0", "bias": False},
+    "linear_silu_mul": {"K": 96, "N": 1030, "format": "q4_1", "bias": True},
+    "rms_norm_linear": {"K": 1056, "N": 531, "format": "q4_0", "bias": False},
+    "rms_norm_linear_silu_mul": {"K": 96, "N": 1030, "format": "q8_0", "bias": True},
+    "rms_norm_linear_rope_kv_write": {"K": 1056, "Hq": 13, "Hkv": 1, "D": 36, "C": 8, "format": "q4_0"},
+}
+
+
+def _cuts(op: str, facts: Any) -> list[Option]:
+    dims = resolve(op, {"M": 1, **_SHAPES[op]})
+    return [each for each in options(op, dims, facts, "fast") if each.cut]
+
+
+def _few(op: str, facts: Any) -> list[str]:
+    """The last cut of each of the op's routes: compiling takes a software adapter a second each."""
+    return list({each.route.name: each.name for each in _cuts(op, facts)}.values())
+
+
+@pytest.fixture(scope="module")
+def gpu(pytestconfig: pytest.Config) -> Device:
+    """The adapter of the tests, taken for a GPU."""
+    device = open_device(pytestconfig.getoption("--device"), without=("pass_timestamps",))
+    device.facts = replace(device.facts, kind="discrete")
+    return device
+
+
+def _check_cuts(op: str, gpu: Device, names: list[str]) -> None:
+    case = Case(op, (("M", 1), *_SHAPES[op].items()))
+    operands, expected = make(case)
+    for name in names:
+        found = option(op, name, case.dims, gpu.facts, "fast")
+        assert isinstance(found, Option), found
+        route = replace(found.route, recipe=lambda *_, recipe=found.recipe: recipe)
+        raw = gpu.run(lower(route, case.dims, gpu.facts, operands))
+        for output, wanted in expected.items():
+            assert wanted is not None
+            actual = result(case, output, raw[output], wanted)
+            assert_close(actual, wanted, tolerance(case, found.route, output), f"{op}/{name} {output}")
+
+
+@pytest.mark.parametrize("op", [op for op in _SHAPES if op not in ("linear_add", "rms_norm_linear_silu_mul")])
+def test_cuts_match_the_reference(op: str, gpu: Device) -> None:
+    _check_cuts(op, gpu, _few(op, gpu.facts))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("op", _SHAPES)
+def test_all_cuts_match_the_reference(op: str, gpu: Device) -> None:
+    _check_cuts(op, gpu, [each.name for each in _cuts(op, gpu.facts)])
+
+
+# Who wins ------------------------------------------------------------------------------------------------
+
+
+def _tune(device: TimedDevice, effort: Any = THOROUGH, seconds: float | None = None) -> Entry | None:
+    made = Tuner(device.device, "fast", effort, seconds)
+    try:
+        return made.tune("linear", DIMS)
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(("others", "winner"), [(0.98, BUILT_IN), (0.96, OTHER)])
+def test_a_winner_must_beat_the_built_in_choice_by_3_percent(others: float, winner: str) -> None:
+    times = {BUILT_IN: 1e-5, OTHER: others * 1e-5}
+    device = TimedDevice("linear", DIMS, lambda name: times.get(name, 1.2e-5))
+    found = _tune(device)
+    assert found is not None
+    assert (found.winner, found.built_in, found.thorough) == (winner, BUILT_IN, True)
+    assert set(found.microseconds) == {each.name for each in options("linear", DIMS, TIMED_GPU, "fast")}
+    assert found.microseconds[OTHER] == pytest.approx(10 * others)
+    assert device.made == 0, "all buffers are given back"
+
+
+def test_hopeless_candidates_are_looked_at_once() -> None:
+    device = TimedDevice("linear", DIMS, lambda name: 1e-5 if name in (BUILT_IN, OTHER) else 1.6e-5)
+    assert _tune(device) is not None
+    assert device.timed.count(OTHER) == 1 + THOROUGH.rounds
+    assert device.timed.count("tile_shared") == 1
+
+
+def test_what_a_driver_cannot_compile_is_left_out() -> None:
+    device = TimedDevice("linear", DIMS, lambda name: 1e-5)
+    device.broken = {OTHER, "tile_shared"}
+    found = _tune(device)
+    assert found is not None
+    assert set(found.microseconds) == {BUILT_IN, *REST} - device.broken
+    device.broken = {BUILT_IN}
+    assert _tune(device) is None, "without the built-in choice there is nothing to compare with"
+
+
+def test_a_clock_that_stands_still_is_not_believed() -> None:
+    assert _tune(TimedDevice("linear", DIMS, lambda name: 0.0)) is None
+
+
+def _ticking(monkeypatch: pytest.MonkeyPatch, device: TimedDevice, seconds: float) -> Callable[[], float]:
+    """The time passes only while something is compiled: so many seconds per batch."""
+    now = [0.0]
+    compiled = device.compile
+
+    def compile_slowly(steps: Any) -> None:
+        compiled(steps)
+        now[0] += seconds
+
+    monkeypatch.setattr(device, "compile", compile_slowly)
+    monkeypatch.setattr(tuner, "_now", lambda: now[0])
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)  # four candidates at a time
+    return lambda: now[0]
+
+
+def test_the_budget_ends_the_search_within_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = TimedDevice("linear", DIMS, lambda name: 1e-5)
+    now = _ticking(monkeypatch, device, 0.9)
+    found = _tune(device, QUICK, 2.0)
+    assert now() == pytest.approx(1.8)
+    assert found is not None
+    assert len(found.microseconds) == 8
+    assert not found.thorough
+
+
+# At a load -----------------------------------------------------------------------------------------------
+
+
+def _graph(*widths: int) -> Graph:
+    builder = Builder()
+    builder.tensor("x", 1, 2048, role="input")
+    for i, width in enumerate(widths):
+        builder.tensor(f"w{i}", width, 2048, role="weight", format="q4_0")
+        builder.tensor(f"y{i}", 1, width)
+        dims = {"M": 1, "K": 2048, "N": width, "format": "q4_0"}
+        builder.add("linear", dims, {"x": "x", "weight": f"w{i}"}, "layer", out=f"y{i}")
+    return builder.graph(*(f"y{i}" for i in range(len(widths))))
+
+
+def test_shapes_with_most_bytes_come_first_and_each_once() -> None:
+    found = shapes_of(_graph(4096, 2048, 8192, 2048, 2048, 2048, 2048), LARGE_GPU, "fast")
+    assert [node.dims["N"] for node in found] == [2048, 8192, 4096]
+
+
+def test_a_load_times_what_is_new_and_keeps_it(monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:
+    monkeypatch.setattr(tuner, "BUDGET_SECONDS", 2.0)
+    device = TimedDevice("linear", DIMS, lambda name: 1e-5 if name == OTHER else 2e-5)
+    found = tuned(device.device, _graph(8192), "fast")
+    assert found.entries["fast", KEY].winner == OTHER
+    assert read(TIMED_GPU).entries["fast", KEY].winner == OTHER
+    device.timed.clear()
+    assert tuned(device.device, _graph(8192), "fast").entries["fast", KEY].winner == OTHER
+    assert device.timed == []
+    device.know("linear", DIMS, "exact")
+    assert ("exact", KEY) in tuned(device.device, _graph(8192), "exact").entries
+    assert set(read(TIMED_GPU).entries) == {("fast", KEY), ("exact", KEY)}
+    assert lines() == []
+
+
+def test_what_does_not_fit_the_budget_is_tried_at_the_next_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "BUDGET_SECONDS", 2.0)
+    device = TimedDevice("linear", DIMS, lambda name: 1e-5)
+    device.know("linear", {**DIMS, "N": 4096}, "fast")
+    now = _ticking(monkeypatch, device, 1.0)
+    graph = _graph(8192, 4096)
+    assert {key.split("N=")[1][:4] for _, key in tuned(device.device, graph, "fast").entries} == {"8192"}
+    assert now() <= 2.0
+    assert {key.split("N=")[1][:4] for _, key in tuned(device.device, graph, "fast").entries} == {"8192", "4096"}
+    assert now() <= 4.0
+
+
+def test_software_adapters_are_not_timed_but_their_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "BUDGET_SECONDS", 2.0)
+    device = TimedDevice("linear", DIMS, lambda name: 1e-5)
+    device.facts = replace(TIMED_GPU, kind="software")
+    save(device.facts, {("fast", KEY): FOUND})
+    assert set(tuned(device.device, _graph(8192, 4096), "fast").entries) == {("fast", KEY)}
+    assert device.timed == []
+
+
+def test_a_load_survives_what_a_driver_says(monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:
+    monkeypatch.setattr(tuner, "BUDGET_SECONDS", 2.0)
+    device = TimedDevice("linear", DIMS, lambda name: 1 / 0)
+    assert tuned(device.device, _graph(8192), "fast").entries == {}
+    assert lines() == ["kernels could not be timed, the built-in order is taken: division by zero"]
+    assert device.made == 0
+
+
+def test_a_real_device_is_timed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its timestamps and by the host's clock; few candidates: compiling takes a software adapter a second each."""
+    dims = resolve("linear", {"M": 1, "K": 64, "N": 267})
+    monkeypatch.setattr(timing, "ROTATE_BYTES", 1 << 16)
+    for chosen, count in ((device, 2), (open_device(device.facts.name, without=("timestamps",)), 1)):
+        few = [each for each in options("linear", dims, device.facts, "exact") if not each.cut][:count]
+        names = [each.name for each in few]
+        monkeypatch.setattr(tuner, "options", lambda *given, few=few: few)
+        made = Tuner(chosen, "exact", QUICK)
+        try:
+            found = made.tune("linear", dims)
+        finally:
+            made.close()
+        assert found is not None
+        assert (list(found.microseconds), found.built_in) == (names, names[0])
+
+
+def test_a_load_takes_the_winners_and_says_the_same(tmp_path: Path, device: Device) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind="f32", layers=1)
+    dims = resolve("linear", {"M": 1, "K": 64, "N": 267})
+    first, other = [each.name for each in options("linear", dims, device.facts, "fast") if not each.cut][:2]
+    save(device.facts, {("fast", key_of("linear", dims)): Entry(other, first, {other: 1.0, first: 2.0}, True)})
+    routes, logits = [], []
+    for tune in (False, True):
+        with shaderlm.load(path, device=device, tune=tune, cache="f32") as loaded:
+            assert isinstance(loaded.runner, GpuModel)
+            *_, last = loaded.runner.plan(Step(1, 128, "f32")).launches
+            routes.append(last.route)
+            logits.append(loaded.logits([5]))
+    assert routes == [first, other]
+    assert np.abs(logits[1] - logits[0]).max() < 1e-4
+
+
+# Plans ---------------------------------------------------------------------------------------------------
+
+
+def _smollm2(tuned_: Tuning | None, precision: str = "fast") -> Any:
+    made, config = model(SMOLLM2, kind="q4_0")
+    return plan_of(made, config, LARGE_GPU, 1, 256, (), None, precision, tuned_)
+
+
+def _shape(n: int) -> tuple[str, str, str]:
+    """A matmul of SmolLM2 in words, its built-in choice, and one of its cuts."""
+    dims = resolve("linear", {"M": 1, "K": 576, "N": n, "format": "q4_0"})
+    first, *rest = [each.name for each in options("linear", dims, LARGE_GPU, "fast")]
+    return key_of("linear", dims), first, next(name for name in rest if "/" in name)
+
+
+def test_winners_are_used_by_plans_and_shown() -> None:
+    key, first, cut = _shape(1536)
+    times = {cut: 4.0, first: 5.0, "rows": 4.2}
+    known = Tuning({("fast", key): Entry(cut, first, times, False)}, "FILE")
+    plan = _smollm2(known)
+    taken = {f"{each.route}/{each.cut}" for each in plan.launches if each.dims.get("N") == 1536}
+    assert taken == {cut}
+    assert {each.cut for each in plan.launches if each.dims.get("N") != 1536} == {""}
+    assert cut in describe(plan)
+    assert describe(_smollm2(known, "exact")) == describe(_smollm2(None, "exact")), "entries are per precision"
+    said = describe_choices(plan, known, "fast").splitlines()
+    assert said[0] == "why these routes in a decode step (fast; FILE):"
+    at = said.index(key)
+    assert said[at + 1] == (
+        f"  {cut}, 4.00 µs: 20.0 % less than the built-in {first}; 4.8 % less than the next, rows "
+        "(timed in short, at a load)"
+    )
+    assert said[at + 2 : at + 5] == [f"    {times[name]:10.2f} µs  {name}" for name in (cut, "rows", first)]
+    assert sum(line.endswith("built-in order: not tuned") for line in said) == 4
+
+
+def test_a_built_in_choice_that_stays_is_explained() -> None:
+    key, first, cut = _shape(1536)
+    known = Tuning({("fast", key): Entry(first, first, {cut: 4.9, first: 5.0}, True)}, "FILE")
+    assert describe(_smollm2(known)) == describe(_smollm2(None))
+    said = describe_choices(_smollm2(known), known, "fast")
+    assert (
+        f"  {first}, 5.00 µs: the built-in choice, which no other beats by 3 %; {cut} takes 2.0 % less (timed" in said
+    )
+
+
+def test_a_cut_that_there_is_not_is_ignored_with_one_line(lines: Any) -> None:
+    shapes = {n: _shape(n) for n in (192, 1536)}
+    wrong = {
+        ("fast", key): Entry("gemv/7x7x7", first, {"gemv/7x7x7": 4.0, first: 5.0}, True)
+        for key, first, _ in shapes.values()
+    }
+    known = Tuning(wrong, "FILE")
+    assert describe(_smollm2(known)) == describe(_smollm2(None))
+    assert lines() == [f"tuning of {shapes[192][0]} is ignored: gemv is not cut as '7x7x7'"]
+    said = describe_choices(_smollm2(known), known, "fast")
+    assert f"  {shapes[192][1]}, built-in order: gemv/7x7x7 won, but cannot be taken here" in said
