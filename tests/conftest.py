@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +58,25 @@ def _open(config: pytest.Config, **options: Any) -> Device:
 def device(pytestconfig: pytest.Config) -> Device:
     """The adapter at its full limits and features."""
     return _open(pytestconfig)
+
+
+def taken_for(device: Device, **facts: Any) -> Device:
+    """The same open device under other facts: plans are made for these, what is compiled is shared."""
+    other = copy.copy(device)
+    other.facts = replace(device.facts, **facts)
+    return other
+
+
+@pytest.fixture(scope="session")
+def gpu(device: Device) -> Device:
+    """The adapter of the tests, taken for a GPU: one in software gets simpler kernels, which do not round."""
+    return taken_for(device, kind="discrete")
+
+
+@pytest.fixture(scope="session")
+def timeless_device(pytestconfig: pytest.Config) -> Device:
+    """The same adapter without timestamps."""
+    return _open(pytestconfig, without=("timestamps",))
 
 
 @pytest.fixture(scope="session")

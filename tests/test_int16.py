@@ -31,14 +31,6 @@ EPS = 1e-5
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def gpu(pytestconfig: pytest.Config) -> Device:
-    """The adapter of the tests, taken for a GPU: one in software would not round."""
-    device = open_device(pytestconfig.getoption("--device"), without=("pass_timestamps",))
-    device.facts = replace(device.facts, kind="discrete")
-    return device
-
-
 def product(
     device: Device,
     cut: int16.Cut,

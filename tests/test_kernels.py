@@ -86,9 +86,9 @@ def test_an_adapter_on_the_cpu_gets_rows_and_a_gpu_does_not(op: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def folding_device(pytestconfig: pytest.Config) -> Device:
-    """At most 13 workgroups a side: nearly every grid folds."""
-    return open_device(pytestconfig.getoption("--device"), limits={"max_workgroups": 13})
+def folding_device(device: Device) -> Device:
+    """At most 13 workgroups a side: nearly every grid folds. (A device that really allows no more: test_gpu_room.)"""
+    return taken_for(device, kind="discrete", max_workgroups=13)
 
 
 def _folding_cases() -> list[Case]:
@@ -107,11 +107,13 @@ def _folding_cases() -> list[Case]:
 @pytest.mark.parametrize("case", _folding_cases(), ids=lambda case: case.name)
 def test_grids_fold(case: Case, folding_device: Device) -> None:
     operands, expected = make(case)
-    facts = replace(folding_device.facts, kind="discrete")
+    facts = folding_device.facts
     count = 0
     for route in routes_of(case.op):
         if route.reason(case.dims, facts) is None:
-            raw = folding_device.run(lower(route, case.dims, facts, operands))
+            program = lower(route, case.dims, facts, operands)
+            assert max(side for step in program.steps for side in step.grid) <= 13
+            raw = folding_device.run(program)
             for name, wanted in expected.items():
                 assert wanted is not None
                 label = f"{case.op}/{route.name} {name} (folded)"

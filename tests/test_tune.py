@@ -108,14 +108,6 @@ def _few(op: str, facts: Any) -> list[str]:
     return list({each.route.name: each.name for each in _cuts(op, facts)}.values())
 
 
-@pytest.fixture(scope="module")
-def gpu(pytestconfig: pytest.Config) -> Device:
-    """The adapter of the tests, taken for a GPU."""
-    device = open_device(pytestconfig.getoption("--device"), without=("pass_timestamps",))
-    device.facts = replace(device.facts, kind="discrete")
-    return device
-
-
 def _check_cuts(op: str, gpu: Device, names: list[str]) -> None:
     case = Case(op, (("M", 1), *_SHAPES[op].items()))
     operands, expected = make(case)
@@ -273,11 +265,11 @@ def test_a_load_survives_what_a_driver_says(monkeypatch: pytest.MonkeyPatch, lin
     assert device.made == 0
 
 
-def test_a_real_device_is_timed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_device_is_timed(device: Device, timeless_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its timestamps and by the host's clock; few candidates: compiling takes a software adapter a second each."""
     dims = resolve("linear", {"M": 1, "K": 64, "N": 267})
     monkeypatch.setattr(timing, "ROTATE_BYTES", 1 << 16)
-    for chosen, count in ((device, 2), (open_device(device.facts.name, without=("timestamps",)), 1)):
+    for chosen, count in ((device, 2), (timeless_device, 1)):
         few = [each for each in options("linear", dims, device.facts, "exact") if not each.cut][:count]
         names = [each.name for each in few]
         monkeypatch.setattr(tuner, "options", lambda *given, few=few: few)

@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 
 Made = TypeVar("Made")
 
-COUNT = 4  # in stock
+COUNT = 6  # in stock
 # Threads that fill a stock. Python's lock lets one of them record at a time; finishing goes on beside it.
-WORKERS = 2
+WORKERS = 3
 
 _open: weakref.WeakSet[Stock[Any]] = weakref.WeakSet()
 

@@ -86,8 +86,13 @@ def _coalesced_why_not(dims: Dims, facts: Facts) -> str | None:
 
 
 def _in_software(dims: Dims, facts: Facts) -> bool:
-    """`split` has a dozen barriers, which cost a CPU more than the arithmetic between them."""
+    """Chunks take a dozen barriers, which cost a CPU more than the arithmetic between them."""
     return facts.software
+
+
+def _alone_in_software(dims: Dims, facts: Facts) -> bool:
+    """A query head for itself has two barriers, and needs no second pass."""
+    return facts.software and dims["S"] == 1 and _alone_lanes(dims, facts) > 0
 
 
 def _row_length(context: int) -> int:
@@ -142,11 +147,25 @@ def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
         # Short chunks of keys until there are workgroups enough to fill a large GPU.
         keys = 32 if ceil_div(context, 32) * dims["Hkv"] <= 512 else 64
         return split_with(128, keys, dims, facts)
-    if context <= _ALONE_KEYS:
-        return alone_with(min(512, facts.max_invocations), dims, facts)
+    lanes = _alone_lanes(dims, facts)
+    if lanes:
+        return alone_with(lanes, dims, facts)
     # Otherwise short chunks, and longer ones where there would be too many to join.
     keys = 64 if context <= 2048 else 128
     return decode_with(256 if _fits(256, keys, dims, facts) else 128, keys, dims, facts)
+
+
+def _alone_lanes(dims: Dims, facts: Facts) -> int:
+    """Threads of a workgroup that takes all keys of a query head; 0 where chunks of keys are faster, or it has no room.
+
+    A CPU is faster with few threads, and has no others for the chunks.
+    """
+    if not facts.subgroups:
+        return 0
+    lanes = max(16, 1 << (quads(dims) - 1).bit_length()) if facts.software else min(512, facts.max_invocations)
+    context = dims["pos"] + 1
+    fits = f32(context + 6 * lanes) <= facts.max_workgroup_memory and quads(dims) <= lanes <= facts.max_invocations
+    return lanes if fits and (facts.software or context <= _ALONE_KEYS) else 0
 
 
 def alone_with(lanes: int, dims: Dims, facts: Facts) -> Recipe:
@@ -231,7 +250,7 @@ def _writing_first(recipe: Callable[[Dims, Facts], Recipe]) -> Callable[[Dims, F
 
 
 _ATTENTION = (
-    Route("attention", "split", _split_recipe, _split_why_not, _PACK),
+    Route("attention", "split", _split_recipe, _split_why_not, _PACK, prefer=_alone_in_software),
     Route("attention", "coalesced", _three_pass("coalesced"), _coalesced_why_not, _PACK, prefer=_in_software),
     Route("attention", "strided", _three_pass("strided"), _strided_why_not, _PACK),
 )

@@ -1,5 +1,6 @@
 // What becomes of a sum Σ_k x[m, k] · w[n, k]: sum + bias[n], that + residual[m, n], or silu(even n) · (odd n).
-// Exports: store(m, n, sum) and store_pair(m, n, sum, next), next being that of n + 1. n counts in the rows of this
+// Exports: store(m, n, sum) and store_pair(m, n, sum, next), next being that of n + 1; for kernels that ask for what is
+// added before they have a sum, added_to(m, n) and store_adding(m, n, sum, added). n counts in the rows of this
 // range of the weight; results past the end are dropped. GATED pairs even n with the next, and halves the row of out.
 // Which of them is a parameter and not a constant: one compiled kernel then serves all three, and software adapters take
 // a second to compile one.
@@ -21,16 +22,22 @@ fn biased(n: u32, sum: f32) -> f32 {
     return sum;
 }
 
+// What is added to a result besides the bias.
+fn added_to(m: u32, n: u32) -> f32 {
+    if (has(RESIDUAL) && m < params.m && n < params.n) {
+        return residual[m * params.n_total + params.n_first + n];
+    }
+    return 0.0;
+}
+
+fn store_adding(m: u32, n: u32, sum: f32, added: f32) {
+    if (m < params.m && n < params.n) {
+        out[m * params.n_total + params.n_first + n] = added + biased(n, sum);
+    }
+}
+
 fn store(m: u32, n: u32, sum: f32) {
-    if (m >= params.m || n >= params.n) {
-        return;
-    }
-    let i = m * params.n_total + params.n_first + n;
-    if (has(RESIDUAL)) {
-        out[i] = residual[i] + biased(n, sum);
-    } else {
-        out[i] = biased(n, sum);
-    }
+    store_adding(m, n, sum, added_to(m, n));
 }
 
 fn store_pair(m: u32, n: u32, sum: f32, next: f32) {

@@ -18,7 +18,7 @@ var<workgroup> h_second: array<vec4<u32>, STAGE>; // of 16 … 31
 var<workgroup> l_first: array<vec4<u32>, STAGE>;  // bytes l
 var<workgroup> l_second: array<vec4<u32>, STAGE>;
 var<workgroup> x_unit: array<vec3<f32>, STAGE>;
-var<workgroup> squares: array<f32, WG / 4u>;     // Σ x² of what each subgroup rounded
+var<workgroup> squares: array<vec4<f32>, WG / 16u>;  // Σ x² of what each subgroup rounded, of four of them
 var<workgroup> sums: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each team if that is smaller
 
 fn magnitude(v: vec4<f32>) -> vec4<u32> {
@@ -150,12 +150,6 @@ fn main(
             let block = base + lane / 4u;
             square = square + stage_quarter(block, block - first_block, block < end, lane);
         }
-        if (NORM) {
-            let part = subgroupAdd(square);
-            if (lane % size == 0u) {
-                squares[lane / size] = part;
-            }
-        }
         workgroupBarrier();
         for (var base = first_block; base < end; base = base + TEAM) {
             let block = base + lane % TEAM;
@@ -188,14 +182,21 @@ fn main(
             }
         }
     }
-    acc = team_sums(acc, lane, size);
+    if (NORM) {
+        let part = subgroupAdd(square);
+        if (lane % size == 0u) {
+            squares[lane / size / 4u][lane / size % 4u] = part;
+        }
+    }
+    acc = team_sums(acc, lane, size);  // its barrier also is that of `squares`
     if (lane % TEAM == 0u) {
         if (NORM) {
-            var total = 0.0;
-            for (var i = 0u; i < WG / size; i = i + 1u) {
-                total = total + squares[i];
+            var total = vec4<f32>();
+            for (var i = 0u; i < WG / size; i = i + 4u) {
+                let there = vec4<u32>(i, i + 1u, i + 2u, i + 3u) < vec4<u32>(WG / size);
+                total = total + select(vec4<f32>(), squares[i / 4u], there);
             }
-            acc = acc * factor(total);
+            acc = acc * factor(total.x + total.y + total.z + total.w);
         }
         store_rows(first, acc);
     }

@@ -41,7 +41,7 @@ def cut_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> Cut:
     if n >= 16384:
         team, rows = 16 if k > 1024 else 8, 4
     else:
-        team = 32 if 4096 <= k < 8192 else max(8, min(64, 1 << (blocks.bit_length() - 1)))
+        team = 32 if 4096 <= k < 8192 else max(8, min(64, _round_up(blocks)))
         few = n <= (4096 if k >= 4096 else 1024)
         rows = 4 if k > 8192 else 1 if few and not epilogue.gated else 2
     return _cut(threads, min(team, threads), rows, dims, facts)
@@ -54,12 +54,17 @@ def _cut(threads: int, team: int, rows: int, dims: Dims, facts: Facts) -> Cut:
     return Cut(threads, team, rows, blocks if blocks <= room else room // team * team)
 
 
+def _round_up(count: int) -> int:
+    """To a power of two."""
+    return 1 << (count - 1).bit_length()
+
+
 def cuts_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> list[Cut]:
     """Cuts that may be the fastest: no team is longer than a row, and the card is not left half empty."""
     found = []
     for threads, team, rows in itertools.product((128, 256, 512), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // team)
-        fits = threads <= facts.max_invocations and team <= max(8, padded_k(dims) // BLOCK)
+        fits = threads <= facts.max_invocations and team <= max(8, _round_up(padded_k(dims) // BLOCK))
         if fits and groups >= _LEAST_GROUPS and not (epilogue.gated and rows == 1):
             found.append(_cut(threads, team, rows, dims, facts))
     return found

@@ -58,6 +58,7 @@ fn main(
         w2 = load_block(rows.z, min(block, last_block));
         w3 = load_block(rows.w, min(block, last_block));
     }
+    begin(first);
     for (var first_block = 0u; first_block < blocks; first_block = first_block + STAGE) {
         let end = min(first_block + STAGE, blocks);
         workgroupBarrier();  // the stage before has been read
@@ -98,13 +99,6 @@ fn main(
     }
     acc = team_sum(acc, lane);
     if (lane % TEAM == 0u) {
-        if (ROWS == 1u) {
-            store(0u, first, acc.x);
-        } else {
-            store_pair(0u, first, acc.x, acc.y);
-        }
-        if (ROWS > 2u) {
-            store_pair(0u, first + 2u, acc.z, acc.w);
-        }
+        store_rows(first, acc);
     }
 }

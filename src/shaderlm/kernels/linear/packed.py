@@ -217,7 +217,8 @@ def gemv_cuts(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Mapping[s
 
 def gemv_with(cut: Gemv, dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
     """The GEMV with a given cut."""
-    include = (f"shared/{cut.reduction}", f"shared/stage_{cut.arithmetic}", layout(dims).file, "linear/epilogue")
+    arithmetic = (f"shared/{cut.reduction}", f"shared/stage_{cut.arithmetic}", layout(dims).file)
+    include = (*arithmetic, "linear/store_rows", "linear/epilogue")
     kernel = Kernel("linear/linear_gemv_staged", include, cut.needs)
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
     per_group = cut.rows * cut.threads // cut.team

@@ -12,13 +12,17 @@ _CHUNK = 2048
 def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
     rows, width = dims["rows"], dims["width"]
     parts = ceil_div(width, _CHUNK)
+    written = rows == 1 and not facts.software
     find = Dispatch(
         Kernel("pointwise/argmax_part", ("shared/best",)),
         rows * parts,
         {"rows": rows, "width": width, "parts": parts},
         {"CHUNK": _CHUNK},
+        written=written,
     )
-    merge = Dispatch(Kernel("pointwise/argmax_merge", ("shared/best",)), rows, {"rows": rows, "parts": parts})
+    merge = Dispatch(
+        Kernel("pointwise/argmax_merge", ("shared/best",)), rows, {"rows": rows, "parts": parts}, written=written
+    )
     buffers = {
         "x": f32(rows * width),
         "values": f32(rows * parts),
