@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -29,20 +30,21 @@ def tune(given: tuple[str, ...], model: str | None, device: str | None, precisio
     from rich.table import Table
 
     from ..engine import planning
-    from ..runtime.tuning import path_of
 
     named = one_model(given, model)
     opened = planning.adapter(device, "tuning")
-    explicit = device is not None and device.strip().lower() != "auto"
+    explicit = not planning.is_auto(device)
     if opened.facts.software and explicit:
         print("shaderlm: nothing is gained by tuning a software adapter; it is done all the same", file=sys.stderr)
     found: list[tuple[str, Entry | None]] = []
+    kept: Path | None = None
     interrupted = False
     with spoken() as say:
         try:
             target = opened if explicit else device
-            for shape in planning.tune(named, device=target, precision=precision, again=again, say=say):
-                found.append(shape)
+            for key, entry, path in planning.tune(named, device=target, precision=precision, again=again, say=say):
+                found.append((key, entry))
+                kept = path or kept
         except KeyboardInterrupt:
             interrupted = True
     table = Table("matmul", "winner", "µs", "built-in", "µs", "gain", header_style="bold")
@@ -51,8 +53,8 @@ def tune(given: tuple[str, ...], model: str | None, device: str | None, precisio
     if found:
         out = Console(width=None if Console().is_terminal else 160)
         out.print(table)
-        if (path := path_of(opened.facts)).exists():
-            print(f"kept in {path}")
+        if kept is not None:
+            print(f"kept in {kept}")
     if interrupted:
         print("interrupted; what was timed is kept", file=sys.stderr)
         sys.exit(130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from ..errors import DeviceError, InputError
 from ..formats.find import find
@@ -16,7 +17,7 @@ from ..runtime.gpu_model import cache_format, plan_of
 from ..runtime.plan import Lowering, Plan
 from ..runtime.session import FIRST_CAPACITY
 from ..runtime.tuner import shapes_of, tune_shapes
-from ..runtime.tuning import Entry, Tuning, key_of, read, save
+from ..runtime.tuning import Entry, Tuning, key_of, path_of, read, save
 from .loading import check_precision, config_of_file
 from .synthetic import PREFIX, config_of, parse
 
@@ -32,12 +33,16 @@ def described(model: str | os.PathLike[str] | None) -> tuple[Architecture, Confi
 
 def adapter(device: str | int | Device | None, what: str) -> Device:
     """An open device, which is not the CPU; `what` is what the CPU does not have."""
-    word = device.strip().lower() if isinstance(device, str) else None
-    if word == "cpu":
+    if isinstance(device, str) and device.strip().lower() == "cpu":
         raise InputError(
             f"{what} is for a GPU, real or in software; the device 'cpu' has none, it runs the graph in NumPy"
         )
-    return device if isinstance(device, Device) else open_device(None if word == "auto" else device)
+    return device if isinstance(device, Device) else open_device(None if is_auto(device) else device)
+
+
+def is_auto(device: str | int | Device | None) -> bool:
+    """Is the choice of a device left to us?"""
+    return device is None or (isinstance(device, str) and device.strip().lower() == "auto")
 
 
 def plans(
@@ -69,15 +74,16 @@ def tune(
     precision: str = "fast",
     again: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> Iterator[tuple[str, Entry | None]]:
-    """Time the candidates of each matmul of a decode step, thoroughly: shapes in words, and what was found.
+) -> Iterator[tuple[str, Entry | None, Path | None]]:
+    """Time the candidates of each matmul of a decode step, thoroughly: shapes in words, what was found, where it is.
 
     Entries are kept as they are found. Those that are known are not timed unless `again`. `say` is told what is next.
     """
     check_precision(precision)
     target = adapter(device, "tuning")
     facts = target.facts
-    if facts.software and (device is None or device == "auto"):
+    path = path_of(facts)  # before anything is timed: there may be no place for caches
+    if facts.software and is_auto(device):
         raise DeviceError(
             "no GPU was found, and tuning a software adapter gains nothing; --device software does it nevertheless"
         )
@@ -90,7 +96,7 @@ def tune(
     for node in shapes:
         entry = known.entry(node.op, node.dims, precision)
         if entry is not None and entry.thorough:
-            yield key_of(node.op, node.dims), entry
+            yield key_of(node.op, node.dims), entry, path
         else:
             unknown.append(node)
 
@@ -100,6 +106,5 @@ def tune(
             yield node
 
     for node, entry in tune_shapes(target, announced(), precision):
-        if entry is not None:
-            save(facts, {(precision, key_of(node.op, node.dims)): entry})
-        yield key_of(node.op, node.dims), entry
+        key = key_of(node.op, node.dims)
+        yield key, entry, save(facts, {(precision, key): entry}) if entry is not None else None

@@ -281,7 +281,8 @@ class Device:
         """Submissions are watched as long as this context is open. One watch at a time."""
         assert self._watch is None, "this device is watched already"
         self._close_stocks()
-        self._watch = Watch(self._native, self._mailbox, self.clock, grain, self._tick_seconds() * 1e9)
+        tick_ns = self._tick_seconds() * 1e9
+        self._watch = Watch(self._native, self._mailbox, self.clock, grain, tick_ns, self._close_stocks)
         try:
             yield self._watch
         finally:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from ..errors import DeviceError
+
 Made = TypeVar("Made")
 
 COUNT = 6  # in stock
@@ -20,6 +22,10 @@ COUNT = 6  # in stock
 WORKERS = 3
 
 _open: weakref.WeakSet[Stock[Any]] = weakref.WeakSet()
+
+
+class _ClosedError(DeviceError):
+    """Nothing will come any more."""
 
 
 class Stock(Generic[Made]):
@@ -46,6 +52,8 @@ class Stock(Generic[Made]):
     def take(self) -> Made:
         """The next one; waits until there is one. What went wrong in making it is raised here."""
         found = self._ready.get()
+        if isinstance(found, _ClosedError):
+            self._ready.put(found)  # for others that wait
         if isinstance(found, BaseException):
             raise found
         self._spent.append(found)
@@ -65,6 +73,9 @@ class Stock(Generic[Made]):
         for left in _all_of(self._ready):
             if not isinstance(left, BaseException):
                 self._discard(left)
+        self._ready.put(
+            _ClosedError("what was recorded ahead is gone: the model was closed, or a profile began or ended")
+        )
 
 
 def _work(

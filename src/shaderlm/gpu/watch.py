@@ -44,8 +44,16 @@ class Submission:
 class Watch:
     """Records submissions while it is a device's `watch`; `collect` reads their timestamps."""
 
-    def __init__(self, native: Any, mailbox: Mailbox, clock: str, grain: Grain, tick_ns: float) -> None:
-        self._native, self._mailbox = native, mailbox
+    def __init__(
+        self,
+        native: Any,
+        mailbox: Mailbox,
+        clock: str,
+        grain: Grain,
+        tick_ns: float,
+        close_stocks: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._native, self._mailbox, self._close_stocks = native, mailbox, close_stocks
         self._clock, self._grain, self._tick_ns = clock, grain, tick_ns
         self.takes_prepared = grain != "dispatch"
         self._sets: list[tuple[Any, int]] = []  # query sets, and how many of their queries are taken
@@ -97,6 +105,7 @@ class Watch:
 
     def collect(self) -> list[Submission]:
         """Everything that was submitted, with its times. Waits for the GPU, and forgets what it returns."""
+        self._close_stocks()  # what is recorded ahead wants the queries that are given back here
         ticks = self._ticks()
         # As a float, a count of nanoseconds since 1970 would be rounded to 256.
         zero = min((found.min() for found in ticks.values()), default=np.uint64(0))

@@ -8,6 +8,7 @@ and the workgroup memory are read from the file, so nothing is written down twic
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -162,6 +163,8 @@ def _with_values(body: str, fields: tuple[tuple[str, str], ...], values: Mapping
     body = _PARAMS_BINDING.sub("", _PARAMS.sub("", body, count=1), count=1)
     for field, kind in fields:
         value = float(np.float32(values[field])) if kind == "f32" else int(values[field])
+        if not math.isfinite(value):
+            raise KernelError(f"{name}: {field} is {value}, which WGSL has no word for")
         body = re.sub(rf"\bparams\.{field}\b", _WRITTEN[kind].format(value), body)
     return body
 

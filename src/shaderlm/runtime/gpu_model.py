@@ -109,6 +109,7 @@ class GpuModel(Model):
         self.chunk = most_rows(config, device.facts)
         # A software adapter computes on the host's cores: nothing is gained by running ahead there.
         self.ahead = 1 if device.facts.software else 2
+        self.closed = False
         self._plans: dict[Step, Plan] = {}
         self._choosers: dict[tuple[str, bool], Plan] = {}
         self._sessions: weakref.WeakSet[GpuSession] = weakref.WeakSet()
@@ -214,6 +215,7 @@ class GpuModel(Model):
 
     def close(self) -> None:
         """Give all memory back. Sessions give theirs back themselves, but record nothing more from now on."""
+        self.closed = True
         for session in list(self._sessions):
             session.drop_stock()
         for kept in (self._weights, self._arena, self._params, self._own):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InputError
 from ..gpu import Letter, Loaded, Prepared, Stock
 from ..models.architecture import Step
 from .plan import tensor_bytes
@@ -80,6 +81,11 @@ class GpuSession(Session):
         self._steps.clear()
         _destroy(old)
 
+    def _check_open(self) -> None:
+        """The library ends the process where a buffer that was given back is used."""
+        if self._model.closed:
+            raise InputError("this model is closed; load it again")
+
     def _plan(self, rows: int, logits: Literal["last", "none"] = "last") -> Loaded:
         self._grow(self.length + rows)
         step = Step(rows, self._capacity, self._model.cache, logits)
@@ -97,12 +103,14 @@ class GpuSession(Session):
         self._stands = self.length
 
     def _run(self, ids: NDArray[np.uint32], *, last: bool) -> None:
+        self._check_open()
         plan = self._plan(len(ids), "last" if last else "none")
         self._device.write(self._inputs["ids"], ids)
         self._write_positions(len(ids))
         self._device.submit([plan])
 
     def _run_all(self, ids: NDArray[np.uint32]) -> F32:
+        self._check_open()
         count = len(ids) * self._model.config.vocabulary
         logits = self._device.buffer(4 * count)
         try:
@@ -118,6 +126,7 @@ class GpuSession(Session):
 
     def logits(self) -> F32:
         """Logits of the last token that was fed, [vocabulary]. Waits."""
+        self._check_open()
         return self._model.read_logits()
 
     def _chooser(self, choice: Choice, moving: bool) -> Loaded:
@@ -128,6 +137,7 @@ class GpuSession(Session):
 
     def choose(self, choice: Choice) -> Posted:
         """Choose the next token from the logits; it stays on the device for `advance`."""
+        self._check_open()
         chooser = self._chooser(choice, moving=False)
         if choice is not None:
             self._device.write_words(self._inputs["choice"], choice)
@@ -137,6 +147,7 @@ class GpuSession(Session):
 
     def advance(self, choice: Choice) -> Posted:
         """Run the token that was chosen last and choose the next, without waiting for either."""
+        self._check_open()
         length = self.length
         if length >= self._config.context:
             self._check([0])  # says so

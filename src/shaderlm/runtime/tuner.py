@@ -188,13 +188,13 @@ def tuned(device: Device, graph: Graph, precision: str) -> Tuning:
     if device.facts.software or BUDGET_SECONDS <= 0:
         return tuning
     started = _now()
-    shapes = shapes_of(graph, device.facts, precision)
-    missing = [node for node in shapes if tuning.entry(node.op, node.dims, precision) is None]
-    if not missing:
-        return tuning
     found: dict[tuple[str, str], Entry] = {}
-    left = BUDGET_SECONDS - (_now() - started)
     try:
+        shapes = shapes_of(graph, device.facts, precision)
+        missing = [node for node in shapes if tuning.entry(node.op, node.dims, precision) is None]
+        if not missing:
+            return tuning
+        left = BUDGET_SECONDS - (_now() - started)
         for node, entry in tune_shapes(device, missing, precision, QUICK, left):
             if entry is not None:
                 found[precision, key_of(node.op, node.dims)] = entry

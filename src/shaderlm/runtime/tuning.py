@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import re
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ FORMAT = 1
 # What does not shape the work of a matmul: one entry holds for every capacity of the cache.
 _LEFT_OUT = ("C", "positions", "pos", "eps", "scale")
 _log = logging.getLogger("shaderlm")
+_saving = threading.Lock()  # of two processes that save at once, one may lose entries, which are timed again then
 
 
 @dataclass(frozen=True)
@@ -163,17 +165,18 @@ def save(facts: Facts, entries: Mapping[tuple[str, str], Entry]) -> Path | None:
     try:
         path = path_of(facts)
         path.parent.mkdir(parents=True, exist_ok=True)
-        known: dict[tuple[str, str], Entry] = {}
-        with suppress(OSError, ValueError, RecursionError):  # what is of no use is replaced
-            known = _parse(path.read_bytes(), facts)
-        text = json.dumps(_record(facts, {**known, **entries}), indent=1) + "\n"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
+        with _saving:
+            known: dict[tuple[str, str], Entry] = {}
+            with suppress(OSError, ValueError, RecursionError):  # what is of no use is replaced
+                known = _parse(path.read_bytes(), facts)
+            text = json.dumps(_record(facts, {**known, **entries}), indent=1) + "\n"
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            try:
+                temporary.write_text(text, encoding="utf-8")
+                os.replace(temporary, path)
+            finally:
+                with suppress(OSError):
+                    temporary.unlink()
         return path
     except ModelError as problem:
         reason: Any = problem

@@ -152,7 +152,8 @@ def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
         return alone_with(lanes, dims, facts)
     # Otherwise short chunks, and longer ones where there would be too many to join.
     keys = 64 if context <= 2048 else 128
-    return decode_with(256 if _fits(256, keys, dims, facts) else 128, keys, dims, facts)
+    fitting = (cut for cut in ((256, keys), (128, keys)) if _fits(*cut, dims, facts))
+    return decode_with(*next(fitting, (128, 64)), dims, facts)
 
 
 def _alone_lanes(dims: Dims, facts: Facts) -> int:
@@ -183,7 +184,7 @@ def alone_with(lanes: int, dims: Dims, facts: Facts) -> Recipe:
 def _fits(lanes: int, keys: int, dims: Dims, facts: Facts) -> bool:
     """Has a workgroup room for this many keys?"""
     wide = quads(dims)
-    needed = 16 * (4 * ceil_div(wide, 16) * 16 + keys + lanes // 2 + 4 * lanes)
+    needed = 16 * (4 * ceil_div(wide, 16) * 16 + 2 * keys + lanes // 2 + 4 * lanes)
     return wide <= lanes <= facts.max_invocations and needed <= facts.max_workgroup_memory
 
 

@@ -32,8 +32,9 @@ struct Params {
 @group(0) @binding(6) var<uniform> params: Params;
 
 var<workgroup> q_tile: array<vec4<f32>, 4u * WIDE>;   // of four heads, zeros past the end of each
-var<workgroup> weights: array<vec4<f32>, KEYS>;       // of each key, for four heads: scores, then their powers
-var<workgroup> tops: array<vec4<f32>, WG / 4u>;       // of each subgroup: the largest score
+var<workgroup> scores: array<f32, 4u * KEYS>;         // of each key, for four heads; lanes write them one by one
+var<workgroup> weights: array<vec4<f32>, KEYS>;       // their powers
+var<workgroup> tops: array<f32, WG>;                  // of each subgroup: the largest score of four heads
 var<workgroup> totals: array<vec4<f32>, WG / 4u>;     // and the sum of powers
 var<workgroup> pieces: array<vec4<f32>, 4u * WG>;     // of values
 
@@ -116,7 +117,7 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let index = group.x + group.y * groups.x;
-    let kv_head = index / params.splits;
+    let kv_head = min(index / params.splits, params.kv_heads - 1u);
     let split = index % params.splits;
     let first = split * KEYS;
     let part = lane % 4u;
@@ -128,7 +129,7 @@ fn main(
     let early = load_values(column, first + team);
     let early_keys = load_keys(first + lane / 4u, kv_head, part);
     let context = positions[0] + 1u;
-    if (kv_head >= params.kv_heads || first >= context) {
+    if (index >= params.kv_heads * params.splits || first >= context) {
         return;
     }
     let count = min(KEYS, context - first);
@@ -161,7 +162,7 @@ fn main(
                 }
                 let score = own_head(sums, lane);
                 if (key < count) {
-                    weights[key][slot] = score;
+                    scores[4u * key + slot] = score;
                     top = max(top, score);
                 }
             }
@@ -170,18 +171,19 @@ fn main(
             top = max(top, subgroupShuffleXor(top, offset));
         }
         if (lane % size < 4u) {
-            tops[lane / size][slot] = top;
+            tops[4u * (lane / size) + slot] = top;
         }
         workgroupBarrier();
 
         // Softmax over the chunk, four heads at once.
-        var largest = tops[0];
-        for (var j = 1u; j < WG / size; j = j + 1u) {
-            largest = max(largest, tops[j]);
+        var largest = vec4<f32>(-3.4e38);
+        for (var j = 0u; j < WG / size; j = j + 1u) {
+            largest = max(largest, vec4<f32>(tops[4u * j], tops[4u * j + 1u], tops[4u * j + 2u], tops[4u * j + 3u]));
         }
         var total = vec4<f32>();
         for (var key = lane; key < count; key = key + WG) {
-            let e = exp(weights[key] - largest);
+            let score = vec4<f32>(scores[4u * key], scores[4u * key + 1u], scores[4u * key + 2u], scores[4u * key + 3u]);
+            let e = exp(score - largest);
             weights[key] = e;
             total = total + e;
         }

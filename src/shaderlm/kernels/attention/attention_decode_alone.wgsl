@@ -108,10 +108,21 @@ fn main(
     let team = lane / QUADS;
     let column = kv_head * QUADS + lane % QUADS;
     let size = subgroupAdd(1u);  // lanes of a subgroup
+    // Of a head of more than 64 values the second 64 are asked for at once as well.
     let query = load_query(head, part);
     let early_key = load_key(lane / 4u, kv_head, part);
+    var more_query = query;
+    var more_key = early_key;
+    if (QUADS > 16u) {
+        more_query = load_query(head, 16u + part);
+        more_key = load_key(lane / 4u, kv_head, 16u + part);
+    }
     let early = load_values(column, team);
     let last = min(positions[0], KEYS - 1u);
+    var next = early;
+    if (4u * TEAMS <= last) {
+        next = load_values(column, team + 4u * TEAMS);
+    }
 
     var top = -3.4e38;
     for (var first = 0u; first <= last; first = first + WG / 4u) {
@@ -119,9 +130,15 @@ fn main(
         var key = early_key;
         if (first > 0u) {
             key = load_key(c, kv_head, part);
+            if (QUADS > 16u) {
+                more_key = load_key(c, kv_head, 16u + part);
+            }
         }
         var score = key_dot(query, key);
-        for (var i = 16u; i < QUADS; i = i + 16u) {
+        if (QUADS > 16u) {
+            score = score + key_dot(more_query, more_key);
+        }
+        for (var i = 32u; i < QUADS; i = i + 16u) {
             score = score + key_dot(load_query(head, i + part), load_key(c, kv_head, i + part));
         }
         score = score + subgroupShuffleXor(score, 1u);
@@ -147,7 +164,10 @@ fn main(
     total = 0.0;
     if (team < TEAMS) {
         add_values(early, team, last, top);
-        for (var c = team + 4u * TEAMS; c <= last; c = c + 4u * TEAMS) {
+        if (4u * TEAMS <= last) {
+            add_values(next, team + 4u * TEAMS, last, top);
+        }
+        for (var c = team + 8u * TEAMS; c <= last; c = c + 4u * TEAMS) {
             add_values(load_values(column, c), c, last, top);
         }
         sums[lane] = sum;

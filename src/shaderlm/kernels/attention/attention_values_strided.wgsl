@@ -17,7 +17,7 @@ struct Params {
 @group(0) @binding(0) var<storage, read> scores: array<f32>;             // [heads, rows, stride], after softmax
 @group(0) @binding(1) var<storage, read> v_cache: array<cache_quad>;     // [C, kv_heads, quads]
 @group(0) @binding(2) var<storage, read> positions: array<u32>;            // [S], where the queries stand; only the first is read
-@group(0) @binding(3) var<storage, read_write> out: array<vec4<f32>>;    // [S, heads, quads]
+@group(0) @binding(3) var<storage, read_write> out: array<f32>;          // [S, heads, 4 · quads]; lanes write them one by one
 @group(0) @binding(4) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
@@ -55,5 +55,5 @@ fn main(
     for (; c < visible; c = c + 1u) {
         total = total + scores[base + c] * v_cache[c * stride + column][lane_of_quad];
     }
-    out[((params.first + s) * params.heads + h) * params.quads + d / 4u][lane_of_quad] = total;
+    out[((params.first + s) * params.heads + h) * width + d] = total;
 }

@@ -18,25 +18,48 @@ var<workgroup> h_second: array<vec4<u32>, STAGE>; // of 16 … 31
 var<workgroup> l_first: array<vec4<u32>, STAGE>;  // bytes l
 var<workgroup> l_second: array<vec4<u32>, STAGE>;
 var<workgroup> x_unit: array<vec3<f32>, STAGE>;
-var<workgroup> squares: array<vec4<f32>, WG / 16u>;  // Σ x² of what each subgroup rounded, of four of them
+var<workgroup> squares: array<f32, WG / 4u>;     // Σ x² of what each subgroup rounded
 var<workgroup> sums: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each team if that is smaller
 
 fn magnitude(v: vec4<f32>) -> vec4<u32> {
     return bitcast<vec4<u32>>(v) & vec4<u32>(0x7FFFFFFFu);
 }
 
-fn bytes_dot(a: vec4<u32>, b: vec4<u32>) -> i32 {
-    return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
-}
-
-// Sixteen inputs, and their product with sixteen weights of a byte: at most 16 · 127 · 32,512, which an i32 holds.
+// Σ of 32 weights of a byte (their first 16, the others) times 32 inputs, and of 16: at most 32 · 127 · 32,512, which an
+// i32 holds.
 struct Sixteen {
     h: vec4<u32>,
     l: vec4<u32>,
 }
 
+fn bytes_dot(a: vec4<u32>, b: vec4<u32>) -> i32 {
+    return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
+}
+
 fn sixteen_dot(weights: vec4<u32>, inputs: Sixteen) -> f32 {
     return f32((bytes_dot(weights, inputs.h) << 8u) + bytes_dot(weights, inputs.l));
+}
+
+fn block_dot(low: vec4<u32>, high: vec4<u32>, first: Sixteen, second: Sixteen) -> f32 {
+    let h = bytes_dot(low, first.h) + bytes_dot(high, second.h);
+    let l = bytes_dot(low, first.l) + bytes_dot(high, second.l);
+    return f32((h << 8u) + l);
+}
+
+// A number that is added before rounding leaves the nearest integer in the last bits of the sum, two's complement and
+// all. Converting takes a GPU four times as long. (1.5 · 2^23; the integers are below 2^22.)
+const ROUNDER: f32 = 12582912.0;
+const EIGHT_ROUNDERS: u32 = 0x5A000000u;  // the bits of eight of them, modulo 2^32
+
+// The lowest bytes of four words.
+fn low_bytes(v: vec4<u32>) -> u32 {
+    let bytes = v & vec4<u32>(0xFFu);
+    return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
+}
+
+// v = 256 · h + l with l from −128 to 127: l is v's last byte as it is, h the one before it once 128 is added.
+fn h_bytes(v: vec4<u32>) -> u32 {
+    return low_bytes((v + vec4<u32>(128u)) >> vec4<u32>(8u));
 }
 
 // Round eight values, quarter `lane % 4` of block `block`, into slot `at`. A block that is not there is computed and not
@@ -55,30 +78,30 @@ fn stage_quarter(block: u32, at: u32, there: bool, lane: u32) -> f32 {
     top = max(top, subgroupShuffleXor(top, 2u));
     let unit = bitcast<f32>(top) * (1.0 / 32512.0);  // 127 · 256
     let per_unit = select(1.0 / unit, 0.0, top < 0x0DA24260u);  // below 1e-30 a block counts as zeros
-    let a = vec4<i32>(round(v0 * per_unit));
-    let b = vec4<i32>(round(v1 * per_unit));
-    let a_h = (a + vec4<i32>(128)) >> vec4<u32>(8u);
-    let b_h = (b + vec4<i32>(128)) >> vec4<u32>(8u);
+    let a = bitcast<vec4<u32>>(fma(v0, vec4<f32>(per_unit), vec4<f32>(ROUNDER)));
+    let b = bitcast<vec4<u32>>(fma(v1, vec4<f32>(per_unit), vec4<f32>(ROUNDER)));
     let both = a + b;
-    var sum = both.x + both.y + both.z + both.w;
+    var sum = bitcast<i32>(both.x + both.y + both.z + both.w - EIGHT_ROUNDERS);
     sum = sum + subgroupShuffleXor(sum, 1u);
     let other = subgroupShuffleXor(sum, 2u);
     // Infinity or NaN in x makes every sum over its block NaN.
     let shown = bitcast<f32>(select(bitcast<u32>(unit), 0x7FC00000u, top >= 0x7F800000u));
+    // Neighbours swap halves, so that each writes a whole vector: WGSL lets a write to a part of one write all of it.
+    let h = vec2<u32>(h_bytes(a), h_bytes(b));
+    let l = vec2<u32>(low_bytes(a), low_bytes(b));
+    let odd = quarter % 2u == 1u;
+    let sent = select(l, h, odd);
+    let got = vec2<u32>(subgroupShuffleXor(sent.x, 1u), subgroupShuffleXor(sent.y, 1u));
+    let half = select(vec4<u32>(h, got), vec4<u32>(got, l), odd);
     if (there) {
-        let word = quarter % 2u * 2u;
-        let h = vec2<u32>(pack4xI8(a_h), pack4xI8(b_h));
-        let l = vec2<u32>(pack4xI8(a - (a_h << vec4<u32>(8u))), pack4xI8(b - (b_h << vec4<u32>(8u))));
-        if (quarter < 2u) {
-            h_first[at][word] = h.x;
-            h_first[at][word + 1u] = h.y;
-            l_first[at][word] = l.x;
-            l_first[at][word + 1u] = l.y;
+        if (quarter == 0u) {
+            h_first[at] = half;
+        } else if (quarter == 1u) {
+            l_first[at] = half;
+        } else if (quarter == 2u) {
+            h_second[at] = half;
         } else {
-            h_second[at][word] = h.x;
-            h_second[at][word + 1u] = h.y;
-            l_second[at][word] = l.x;
-            l_second[at][word + 1u] = l.y;
+            l_second[at] = half;
         }
         if (quarter == 0u) {
             x_unit[at] = vec3<f32>(shown, shown * f32(sum), shown * f32(other));
@@ -185,18 +208,17 @@ fn main(
     if (NORM) {
         let part = subgroupAdd(square);
         if (lane % size == 0u) {
-            squares[lane / size / 4u][lane / size % 4u] = part;
+            squares[lane / size] = part;
         }
     }
     acc = team_sums(acc, lane, size);  // its barrier also is that of `squares`
     if (lane % TEAM == 0u) {
         if (NORM) {
-            var total = vec4<f32>();
-            for (var i = 0u; i < WG / size; i = i + 4u) {
-                let there = vec4<u32>(i, i + 1u, i + 2u, i + 3u) < vec4<u32>(WG / size);
-                total = total + select(vec4<f32>(), squares[i / 4u], there);
+            var total = 0.0;
+            for (var i = 0u; i < WG / size; i = i + 1u) {
+                total = total + squares[i];
             }
-            acc = acc * factor(total.x + total.y + total.z + total.w);
+            acc = acc * factor(total);
         }
         store_rows(first, acc);
     }

@@ -81,7 +81,7 @@ def why_not(dims: Dims, facts: Facts) -> str | None:
         return f"weights of format {dims['format']} are not multiplied as integers"
     if facts.backend == "Metal":
         return "Metal has no instruction for dot products of bytes"
-    if facts.max_workgroup_memory < _LANE_BYTES * 128 + _BLOCK_BYTES * 64:
+    if facts.max_workgroup_memory < _LANE_BYTES * 512 + _BLOCK_BYTES * 64:
         return f"{facts.max_workgroup_memory:,} bytes of workgroup memory are too few"
     return one_row(dims)
 
@@ -135,7 +135,9 @@ def rope_recipe_with(cut: Cut, dims: Dims, facts: Facts) -> Recipe:
     }
     found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, PLAIN, more)
     # There is no residual to add, and no place for one.
-    dispatches = tuple(replace(one, absent=tuple(set(one.absent) - {"residual"})) for one in found.dispatches)
+    dispatches = tuple(
+        replace(one, absent=tuple(name for name in one.absent if name != "residual")) for one in found.dispatches
+    )
     buffers = {name: nbytes for name, nbytes in found.buffers.items() if name != "residual"}
     buffers |= {
         "norm_weight": f32(padded_k(dims)),

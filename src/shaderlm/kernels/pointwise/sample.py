@@ -24,7 +24,7 @@ def _recipe(dims: Dims, facts: Facts) -> Recipe:
     team = "shared/team_subgroup" if facts.subgroups else "shared/team_tree"
     kernel = Kernel("pointwise/sample", (include, team), needs)
     lanes = _lanes(kernel, facts)
-    dispatch = Dispatch(kernel, 1, {"width": width}, {"WG": lanes, "TEAM": lanes})
+    dispatch = Dispatch(kernel, 1, {"width": width}, {"WG": lanes, "TEAM": lanes}, written=not facts.software)
     return Recipe((dispatch,), {"logits": f32(width), "choice": f32(8), "out": f32(1)})
 
 
