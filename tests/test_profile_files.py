@@ -85,7 +85,7 @@ def test_a_profile_from_before_steps_were_recorded_ahead(tmp_path: Path) -> None
     assert cells(printed(before, made_up(new)))["host per dispatch"] == ["15.00", "3.00", "-80.0 %"]
     said = "\n".join(summary(new, ROOFS))
     assert "host    prepare 1, take 2, submit 3, wait 90 µs; without waiting 3.00 µs per dispatch" in said
-    assert "recorded ahead by another thread: encode 7, finish 8, together 15 µs per step" in said
+    assert "recorded ahead by other threads: encode 7, finish 8, together 15 µs per step" in said
 
 
 def altered(record: Any, *path: Any, to: Any) -> Any:

@@ -80,7 +80,7 @@ def summary(phase: Phase, roofline: Roofline) -> list[str]:
         found.append(f"  host    {_parts(phase.host_us)} µs{outside}")
     if phase.ahead_us:
         found.append(
-            f"  ahead   recorded ahead by another thread: {_parts(phase.ahead_us)}, "
+            f"  ahead   recorded ahead by other threads: {_parts(phase.ahead_us)}, "
             f"together {sum(phase.ahead_us.values()):,.0f} µs per step"
         )
     if phase.dispatches:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import KernelError
+from ..errors import KernelError, ShaderlmError
 from ..gpu import Array, Device, Facts, Loaded, Program
-from ..graph.fuse import fuse
-from ..graph.graph import Builder
+from ..graph.fuse import Refusal, fuse
+from ..graph.graph import Builder, Graph
 from ..graph.ops import CHOICE
 from ..models.architecture import Architecture, Config, Step
 from .gpu_session import GpuSession
@@ -28,6 +30,7 @@ CHUNK, SOFTWARE_CHUNK = 512, 128
 # While weights are on their way, the kernels of decoding and of a short prompt are compiled: they are the first ones
 # wanted, and most of them serve longer prompts too.
 _COMPILED_ROWS = (1, 32)
+KEPT_GRAPHS = 4
 MOST_PLANS, MOST_PARAMS = 32, 512  # of a model: prompts come in many lengths, each with a plan of its own
 
 
@@ -110,6 +113,9 @@ class GpuModel(Model):
         # A software adapter computes on the host's cores: nothing is gained by running ahead there.
         self.ahead = 1 if device.facts.software else 2
         self.closed = False
+        self._planning = threading.RLock()
+        self._preparing: threading.Thread | None = None
+        self._graphs: dict[Step, tuple[Graph, tuple[Refusal, ...]]] = {}
         self._plans: dict[Step, Plan] = {}
         self._choosers: dict[tuple[str, bool], Plan] = {}
         self._sessions: weakref.WeakSet[GpuSession] = weakref.WeakSet()
@@ -135,13 +141,38 @@ class GpuModel(Model):
         rows = min(rows, self.config.context)
         return self.plan(Step(rows, self.capacity(rows), self.cache))
 
+    def graph(self, step: Step) -> tuple[Graph, tuple[Refusal, ...]]:
+        """The fused graph of a step; the last few are kept."""
+        with self._planning:
+            if step not in self._graphs:
+                made = super().graph(step)
+                make_room(self._graphs, KEPT_GRAPHS)
+                self._graphs[step] = made
+            return self._graphs[step]
+
     def plan(self, step: Step) -> Plan:
         """The plan of a step, made once."""
-        if step not in self._plans:
-            graph, refusals = self.graph(step)
-            make_room(self._plans, MOST_PLANS)
-            self._plans[step] = self._lowering.plan(step_name(step), graph, refusals, step.rows, step.capacity)
-        return self._plans[step]
+        with self._planning:
+            if step not in self._plans:
+                graph, refusals = self.graph(step)
+                make_room(self._plans, MOST_PLANS)
+                self._plans[step] = self._lowering.plan(step_name(step), graph, refusals, step.rows, step.capacity)
+            return self._plans[step]
+
+    def planned(self, step: Step) -> bool:
+        """Is there a plan of this step already?"""
+        with self._planning:
+            return step in self._plans
+
+    def prepare(self, step: Step) -> None:
+        """Have the plan of a step made and compiled by another thread, for when it is wanted."""
+        if not self.planned(step) and (self._preparing is None or not self._preparing.is_alive()):
+            self._preparing = threading.Thread(target=self._prepare, args=(step,), name="plan")
+            self._preparing.start()
+
+    def _prepare(self, step: Step) -> None:
+        with suppress(ShaderlmError):  # whoever wants the plan is told
+            self.device.compile(self.plan(step).program.steps)
 
     def load(self, step: Step, own: Mapping[str, Any]) -> Loaded:
         """A plan bound to buffers: `own` are the session's."""
@@ -194,12 +225,14 @@ class GpuModel(Model):
             builder.add(op, dims, inputs, "choose", out="ids")
             if moving:
                 builder.add("next_position", {}, {"positions": "positions"}, "choose", positions="positions")
-            self._choosers[op, moving] = self._lowering.plan("choose", builder.graph("ids"), (), 1, 1)
+            with self._planning:
+                self._choosers[op, moving] = self._lowering.plan("choose", builder.graph("ids"), (), 1, 1)
         return self._choosers[op, moving]
 
     def launches(self, program: Program) -> tuple[str, int, tuple[Launch, ...]]:
         """The name, the rows and the dispatches of a plan of this model, by its program."""
-        plans = (*self._plans.values(), *self._choosers.values())
+        with self._planning:
+            plans = (*self._plans.values(), *self._choosers.values())
         plan = next(plan for plan in plans if plan.program is program)
         return plan.name, plan.rows, plan.launches
 
@@ -216,6 +249,8 @@ class GpuModel(Model):
     def close(self) -> None:
         """Give all memory back. Sessions give theirs back themselves, but record nothing more from now on."""
         self.closed = True
+        if self._preparing is not None:
+            self._preparing.join()
         for session in list(self._sessions):
             session.drop_stock()
         for kept in (self._weights, self._arena, self._params, self._own):

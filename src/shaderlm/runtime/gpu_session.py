@@ -6,6 +6,7 @@ so does the position: nothing is written for a step, except the random number of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +59,7 @@ class GpuSession(Session):
         self._stock: Stock[Prepared] | None = None
         self._stocked: list[Loaded] | None = None  # of which step the stock is
         self._stands = -1  # the position on the GPU, if it is known
+        self._prepare_at: float = math.inf  # the position where the plan of the next capacity is wanted soon
 
     def _grow(self, positions: int) -> None:
         """More room in the cache: new buffers, what was there copied over, plans bound again. All or nothing."""
@@ -77,6 +79,9 @@ class GpuSession(Session):
             raise
         self.drop_stock()
         old, self._caches, self._capacity = self._caches, grown, capacity
+        # Half of the room is left then: a fraction of a second, which is what making and compiling a plan takes.
+        larger = self._device.records_ahead and capacity < self._config.context
+        self._prepare_at = capacity // 2 if larger else math.inf
         self._loaded.clear()
         self._steps.clear()
         _destroy(old)
@@ -154,6 +159,9 @@ class GpuSession(Session):
         step = self._steps.get(choice is None) if length < self._capacity else None
         if step is None:
             step = self._steps[choice is None] = [self._plan(1), self._chooser(choice, moving=True)]
+        if length >= self._prepare_at:
+            self._prepare_at = math.inf
+            self._model.prepare(Step(1, self._model.capacity(self._capacity + 1), self._model.cache))
         if self._stands != length:
             self._write_positions(1)
         if choice is not None:
