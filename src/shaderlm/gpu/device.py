@@ -88,7 +88,7 @@ class Device:
         self._usage = wgpu.BufferUsage
         self._queue = self._native.queue
         # Software adapters are where kernels are tested: by default they check.
-        self._module = checked_module if (facts.software if checked is None else checked) else unchecked_module
+        self.checks = facts.software if checked is None else checked
         self._pipelines: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
         self._lock = threading.RLock()
         self._mailbox = Mailbox(self._native)
@@ -173,7 +173,8 @@ class Device:
 
     def _compile(self, step: Step) -> tuple[Any, Any]:
         try:
-            module = self._module(self._native, step.label, step.source)
+            create = checked_module if self.checks else unchecked_module
+            module = create(self._native, step.label, step.source)
             layout = self._native.create_bind_group_layout(
                 entries=[
                     {"binding": i, "visibility": 4, "buffer": {"type": slot.access}}
