@@ -11,7 +11,9 @@ from unittest.mock import patch
 
 from shaderlm.cli import main
 
-COMMAND = [sys.executable, "-c", "from shaderlm.cli import main; main()"]
+# A shell that runs the tests in the background (`./dev test &` in a script) has them ignore Ctrl-C: not so a command.
+_HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+COMMAND = [sys.executable, "-c", f"{_HEARS}; from shaderlm.cli import main; main()"]
 
 
 class Done(NamedTuple):

@@ -15,6 +15,8 @@ from shaderlm.formats.embedded import cache_folder
 from shaderlm.gpu import Device, open_device
 from shaderlm.runtime import tuner
 
+from .scheduling import group_of, in_order
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
@@ -31,6 +33,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    if hasattr(config, "workerinput"):
+        items[:] = in_order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests are shared out by group (scheduling.py), where `--dist loadgroup` asks for groups."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    config.option.loadscopereorder = False  # the workers' order stays
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = group_of
+    return scheduler
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,6 @@ from shaderlm.gpu import Device, adapters
 
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("engine")
 CHAT = [{"role": "user", "content": "hello"}]
 
 

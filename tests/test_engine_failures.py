@@ -23,8 +23,6 @@ from shaderlm.runtime.interpreter import one_blas_thread
 
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("engine failures")
-
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -3,55 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
-from shaderlm.gpu import WEBGPU_DEFAULT, Device, Facts, open_device
+from shaderlm.errors import RouteError
+from shaderlm.gpu import WEBGPU_DEFAULT, Device, Facts
 from shaderlm.graph import resolve
 from shaderlm.kernels import Kernel, Recipe, Route, all_routes, choose, routes_of, verdicts
 from shaderlm.models.shapes import MODELS, ModelShape
 from shaderlm.runtime import lower
 
-from .cases import CASES, LONG_FLOPS, Case, make, result, tolerance
+from .cases import CASES, Case, make, result, tolerance
 from .compare import assert_close
+from .conftest import taken_for
 
 
 def _plans(device: Device, plain_device: Device) -> dict[str, tuple[Device, Facts]]:
-    """Ways to plan for this adapter: as it is, as if it were a GPU, and as the least that WebGPU grants."""
+    """Ways to plan for this adapter: as if it were a GPU, as it is, and as the least that WebGPU grants."""
     least = {
         name: min(getattr(plain_device.facts, name), getattr(WEBGPU_DEFAULT, name))
         for name in ("max_binding", "max_buffer", "max_workgroups", "max_invocations", "max_workgroup_memory")
     }
     return {
-        "as it is": (device, device.facts),
         "as a GPU": (device, replace(device.facts, kind="discrete")),
+        "as it is": (device, device.facts),
         "as the least GPU": (plain_device, replace(plain_device.facts, kind="discrete", **least)),
         "as Metal": (device, replace(device.facts, kind="integrated", backend="Metal")),
     }
 
 
-def _runs(case: Case, device: Device, plain_device: Device) -> Iterator[tuple[Route, str, Device, Facts]]:
-    """Every route that applies, once per plan that makes a difference."""
+def _by_default(case: Case, facts: Facts) -> set[str]:
+    """The routes that a device with these facts takes for this shape, in either precision."""
+    found = set()
+    for precision in ("exact", "fast"):
+        with suppress(RouteError):
+            found.add(choose(case.op, case.dims, facts, None, precision).name)
+    return found
+
+
+def _unwritten(recipe: Recipe) -> Recipe:
+    """With the parameters in a buffer: one kernel for all shapes, where writing them in makes one for each."""
+    return replace(recipe, dispatches=tuple(replace(each, written=False) for each in recipe.dispatches))
+
+
+@cache
+def _small(op: str) -> Case | None:
+    """A case of several workgroups that is quick: the ops with routes that write their parameters in have one."""
+    return next((c for c in CASES if c.op == op and c.dims.get("M") == 1 < c.dims["N"] // 32 and c.flops < 1e6), None)
+
+
+def _runs(
+    case: Case, device: Device, plain_device: Device, everything: bool = False
+) -> Iterator[tuple[Route, str, Device, Facts]]:
+    """Every route that applies, once per plan that makes a difference.
+
+    Compiling takes a software adapter a second, so that `everything` is for --all. Otherwise parameters are written
+    into the source only where a GPU would take the route, and by all routes and plans for one case of each op; and
+    the least GPU gets two formats: what it lacks matters to the kernels, not to the functions of a format. It and Metal
+    get those shapes with one row that are below 1 MFLOP, which take several workgroups, stages and splits already.
+    """
+    everything = everything or case == _small(case.op)
+    plans = _plans(device, plain_device)
+    dims = case.dims
+    large = dims.get("M", dims.get("S")) == 1 and case.flops > 1e6
+    formats = {dims.get(name, "f32") for name in ("format", "cache")}
+    if not everything and (large or not formats <= {"f32", "q4_0"}):
+        del plans["as the least GPU"]
+    if not everything and large:
+        del plans["as Metal"]
     for route in routes_of(case.op):
         seen: list[Recipe] = []
-        for plan, (chosen, facts) in _plans(device, plain_device).items():
+        for plan, (chosen, facts) in plans.items():
             if route.reason(case.dims, facts) is None:
                 recipe = route.recipe(case.dims, facts)
-                if recipe not in seen:
-                    seen.append(recipe)
-                    yield route, plan, chosen, facts
+                plain = recipe if everything else _unwritten(recipe)
+                if plain not in seen:
+                    seen.append(plain)
+                    taken = plan != "as the least GPU" and route.name in _by_default(case, facts)
+                    run = recipe if taken else plain
+                    yield replace(route, recipe=lambda *_, run=run: run), plan, chosen, facts
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, id=c.name, marks=[pytest.mark.long] if c.flops > LONG_FLOPS else []) for c in CASES],
+    [pytest.param(c, id=c.name, marks=[pytest.mark.long] if c.long else []) for c in CASES],
 )
-def test_routes_match_the_reference(case: Case, device: Device, plain_device: Device) -> None:
+def test_routes_match_the_reference(
+    case: Case, device: Device, plain_device: Device, pytestconfig: pytest.Config
+) -> None:
     operands, expected = make(case)
     count = 0
-    for route, plan, chosen, facts in _runs(case, device, plain_device):
+    for route, plan, chosen, facts in _runs(case, device, plain_device, pytestconfig.getoption("--all")):
         raw = chosen.run(lower(route, case.dims, facts, operands))
         for name, wanted in expected.items():
             assert wanted is not None
@@ -63,7 +109,7 @@ def test_routes_match_the_reference(case: Case, device: Device, plain_device: De
 
 def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> None:
     """A route that no case reaches would be untested. f16 routes need an f16 device; Dawn compiles them."""
-    short = [case for case in CASES if case.flops <= LONG_FLOPS]
+    short = [case for case in CASES if not case.long]
     reached = {(case.op, run[0].name) for case in short for run in _runs(case, device, plain_device)}
     declared = {
         (op, route.name)
@@ -111,7 +157,8 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
     count = 0
     for route in routes_of(case.op):
         if route.reason(case.dims, facts) is None:
-            program = lower(route, case.dims, facts, operands)
+            recipe = _unwritten(route.recipe(case.dims, facts))
+            program = lower(replace(route, recipe=lambda *_, recipe=recipe: recipe), case.dims, facts, operands)
             assert max(side for step in program.steps for side in step.grid) <= 13
             raw = folding_device.run(program)
             for name, wanted in expected.items():

@@ -18,7 +18,6 @@ from shaderlm.graph.fuse import FUSIONS
 
 from .tiny_models import KINDS, write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny models")
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 256, 70)]
 
 

@@ -27,10 +27,9 @@ from shaderlm.runtime.gpu_session import GpuSession
 from .test_gpu_room import adding, program
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("profile")
 PROMPT, GENERATED = 16, 48
 CONTEXT = 128
-WITHOUT: dict[str, tuple[str, ...]] = {IN_PASS: (), BY_PASS: ("pass_timestamps",), WALL: ("timestamps",)}
+CLOCKS = (IN_PASS, BY_PASS, WALL)
 ROOFS = Roofline(2e9, 1e10, 30.0, 0.0)
 
 
@@ -54,9 +53,15 @@ def measured(model: GpuModel, prompt: int, generated: int, repetitions: int = 3)
     return [(phase, events) for phase, events, _ in found]
 
 
-@pytest.fixture(scope="module", params=WITHOUT)
-def taken(request: pytest.FixtureRequest, pytestconfig: pytest.Config, tiny: Path) -> Iterator[Taken]:
-    opened = open_device(pytestconfig.getoption("--device"), without=WITHOUT[request.param])
+@pytest.fixture(scope="module")
+def clocked(device: Device, timeless_device: Device, pytestconfig: pytest.Config) -> dict[str, Device]:
+    by_pass = open_device(pytestconfig.getoption("--device"), without=("pass_timestamps",))
+    return {IN_PASS: device, BY_PASS: by_pass, WALL: timeless_device}
+
+
+@pytest.fixture(scope="module", params=CLOCKS)
+def taken(request: pytest.FixtureRequest, clocked: dict[str, Device], tiny: Path) -> Iterator[Taken]:
+    opened = clocked[request.param]
     with load(tiny, device=opened) as loaded:
         model: Any = loaded.runner
         found = measured(model, PROMPT, GENERATED)
@@ -218,8 +223,8 @@ def test_a_watch_ends_with_an_exception(taken: Taken) -> None:
 
 
 @pytest.mark.parametrize("clock", [IN_PASS, WALL])
-def test_roofs_are_measured(clock: str, pytestconfig: pytest.Config) -> None:
-    found = measure_roofline(open_device(pytestconfig.getoption("--device"), without=WITHOUT[clock]))
+def test_roofs_are_measured(clock: str, clocked: dict[str, Device]) -> None:
+    found = measure_roofline(clocked[clock])
     assert min(found.bytes_per_second, found.flops_per_second, found.dispatch_us) > 0
     assert found.stamp_us >= 0
     assert found.stamp_us == 0 or clock != WALL

@@ -21,8 +21,6 @@ from .profiles import phase, profile
 HOSTILE = "</script><b id=harm>{{style}}<img src=x onerror='document.title=1'>&lt;\u2028"
 SCHEMES = ("light", "dark")
 
-pytestmark = pytest.mark.xdist_group("browser")  # Chromium is started once for all of them
-
 
 def embedded(text: str) -> Any:
     """The profile out of a page, as a browser would find it."""

@@ -30,7 +30,6 @@ from .test_fuse import NAMES, ops, values
 from .test_models import assert_logits
 from .tiny_models import tiny_tokens, write_tiny_llama, write_tiny_qwen3
 
-pytestmark = pytest.mark.xdist_group("tiny models")
 IDS = [int(i) for i in np.random.default_rng(8).integers(0, 256, 40)]
 
 
@@ -177,8 +176,8 @@ OWN = [
     ),
     *(
         Case("sdpa_kv", (("Hq", 16), ("Hkv", 8), ("D", 128), ("S", 1), ("C", C), ("pos", C - 1), ("cache", cache)))
-        for C in (130, 4100)
-        for cache in ("f32", "f16")
+        for C, caches in ((1, ["f32"]), (128, ["f32"]), (130, ["f32", "f16"]), (1024, ["f32"]), (4100, ["f32", "f16"]))
+        for cache in caches
     ),
     Case("rms_norm_mul", (("rows", 16), ("width", 128))),
     Case(
@@ -193,8 +192,10 @@ OWN = [
     # The large ones take 5 to 20 s in software each.
     [pytest.param(c, id=c.name, marks=[pytest.mark.long] if c.flops > 500_000 else []) for c in OWN],
 )
-def test_its_kernels_match_the_reference(case: Case, device: Device, plain_device: Device) -> None:
-    kernels.test_routes_match_the_reference(case, device, plain_device)
+def test_its_kernels_match_the_reference(
+    case: Case, device: Device, plain_device: Device, pytestconfig: pytest.Config
+) -> None:
+    kernels.test_routes_match_the_reference(case, device, plain_device, pytestconfig)
 
 
 def test_what_it_launches_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from shaderlm.engine import LanguageModel
 from shaderlm.formats.find import find
 from shaderlm.gpu import Device
 
-pytestmark = pytest.mark.xdist_group("smollm2")
 RECORDED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "smollm2-135m-q4_1-greedy.json").read_text(encoding="utf-8")
 )

@@ -23,7 +23,6 @@ from shaderlm.gpu import Device, stock
 from shaderlm.gpu.mailbox import Mailbox, ThroughClasses, ThroughHandles
 from shaderlm.gpu.record import through_classes
 from shaderlm.gpu.stock import COUNT, Stock
-from shaderlm.models.architecture import Step
 from shaderlm.runtime.gpu_model import GpuModel
 from shaderlm.runtime.gpu_session import GpuSession
 
@@ -395,33 +394,3 @@ def test_a_profile_tells_the_threads_apart(model: GpuModel) -> None:
     assert decode.host_us_per_dispatch == pytest.approx(busy / len(decode.dispatches))
     assert sum(decode.host_us.values()) <= decode.wall_us * (1 + 1e-9)
     assert decode.gpu_us is None or sum(timed.us for timed in decode.dispatches) == pytest.approx(decode.gpu_us)
-
-
-# More room ------------------------------------------------------------------------------------------------------
-
-
-def test_the_plan_of_a_larger_cache_is_there_before_it_is_wanted(model: GpuModel, session: GpuSession) -> None:
-    """Making and compiling one takes as long as hundreds of tokens of a small model: another thread does it."""
-    larger = Step(1, 300, model.cache)
-    session.feed([7] * 127)
-    session.choose(None).wait()
-    session.advance(None).wait()
-    assert not model.planned(larger), "too early"
-    session.advance(None).wait()
-    assert eventually(lambda: model.planned(larger))
-    assert session.length == 129
-
-
-def test_a_model_is_closed_while_a_plan_is_made(model: GpuModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, over = threading.Event(), []
-
-    def compile_slowly(*_: Any) -> None:
-        begun.set()
-        time.sleep(0.1)
-        over.append(True)
-
-    monkeypatch.setattr(model.device, "compile", compile_slowly)
-    model.prepare(Step(1, 300, model.cache))
-    assert begun.wait(5)
-    model.close()
-    assert over == [True]

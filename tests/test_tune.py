@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import shaderlm
-from shaderlm.gpu import Device, open_device
+from shaderlm.gpu import Device
 from shaderlm.graph import resolve
 from shaderlm.graph.graph import Builder, Graph
 from shaderlm.kernels import Option, option, options
