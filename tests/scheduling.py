@@ -38,7 +38,7 @@ _SAME_MODEL = {
     "tune": "tiny f32",
 }
 # Those that take minutes begin, so that the workers end together.
-_FIRST = ("q4gsw", "linear", "attention", "tiny models", "tiny q8_0", "smollm2", "int16", "tiny f32")
+_FIRST = ("dawn", "q4gsw", "linear", "attention", "tiny models", "tiny q8_0", "smollm2", "int16", "tiny f32")
 
 
 def group_of(nodeid: str) -> str:

@@ -45,7 +45,7 @@ def _by_default(case: Case, facts: Facts) -> set[str]:
     return found
 
 
-def _unwritten(recipe: Recipe) -> Recipe:
+def unwritten(recipe: Recipe) -> Recipe:
     """With the parameters in a buffer: one kernel for all shapes, where writing them in makes one for each."""
     return replace(recipe, dispatches=tuple(replace(each, written=False) for each in recipe.dispatches))
 
@@ -80,7 +80,7 @@ def _runs(
         for plan, (chosen, facts) in plans.items():
             if route.reason(case.dims, facts) is None:
                 recipe = route.recipe(case.dims, facts)
-                plain = recipe if everything else _unwritten(recipe)
+                plain = recipe if everything else unwritten(recipe)
                 if plain not in seen:
                     seen.append(plain)
                     taken = plan != "as the least GPU" and route.name in _by_default(case, facts)
@@ -157,7 +157,7 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
     count = 0
     for route in routes_of(case.op):
         if route.reason(case.dims, facts) is None:
-            recipe = _unwritten(route.recipe(case.dims, facts))
+            recipe = unwritten(route.recipe(case.dims, facts))
             program = lower(replace(route, recipe=lambda *_, recipe=recipe: recipe), case.dims, facts, operands)
             assert max(side for step in program.steps for side in step.grid) <= 13
             raw = folding_device.run(program)
