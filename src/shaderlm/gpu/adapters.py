@@ -91,6 +91,10 @@ def adapters() -> list[Adapter]:
         raise DeviceError(
             f"the wgpu package cannot be loaded: {problem}. Reinstall it: pip install 'wgpu>=0.32,<0.33'"
         ) from problem
+    # An object that Ctrl-C caught in the middle of its making has no `_internal` yet. When it is forgotten, wgpu asks
+    # for that, and Python prints a traceback that nobody can use.
+    wgpu.GPUObjectBase._internal = None
+    wgpu.GPUBuffer._mapped_memoryviews = ()
     found = [(_facts(native), native) for native in wgpu.gpu.enumerate_adapters_sync()]
     found.sort(key=lambda pair: _rank(pair[0]))
     return [Adapter(number, facts, native) for number, (facts, native) in enumerate(found)]
