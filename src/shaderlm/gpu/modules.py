@@ -1,7 +1,7 @@
 """Shader modules with or without naga's checks of array bounds and of endless loops.
 
 WebGPU asks for the checks, which is right for shaders from anywhere. Ours are known, and tested with checks on; without
-them loops unroll, and a decode step is an eighth shorter on an H200. wgpu's classes do not offer it: where its native
+them loops unroll, and a decode step is a sixth shorter on an H200. wgpu's classes do not offer it: where its native
 function is missing, modules are checked.
 """
 

@@ -25,8 +25,7 @@ fn magnitude(v: vec4<f32>) -> vec4<u32> {
     return bitcast<vec4<u32>>(v) & vec4<u32>(0x7FFFFFFFu);
 }
 
-// Σ of 32 weights of a byte (their first 16, the others) times 32 inputs, and of 16: at most 32 · 127 · 32,512, which an
-// i32 holds.
+// Bytes of sixteen inputs.
 struct Sixteen {
     h: vec4<u32>,
     l: vec4<u32>,
@@ -36,6 +35,7 @@ fn bytes_dot(a: vec4<u32>, b: vec4<u32>) -> i32 {
     return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
 }
 
+// Sixteen weights of a byte times sixteen inputs, and 32 times 32: at most 32 · 127 · 32,512, which an i32 holds.
 fn sixteen_dot(weights: vec4<u32>, inputs: Sixteen) -> f32 {
     return f32((bytes_dot(weights, inputs.h) << 8u) + bytes_dot(weights, inputs.l));
 }

@@ -13,11 +13,10 @@ from ..attention.attention import cache_bytes
 from ..route import Dims, Recipe, ceil_div, f32
 from ..wgsl import Kernel
 from .formats import FORMATS
-from .packed import PLAIN, Epilogue, layout, one_row, over_ranges, padded_k, pairs_are_whole
+from .packed import LEAST_GROUPS, PLAIN, Epilogue, layout, one_row, over_ranges, padded_k, pairs_are_whole
 
 _BLOCK_BYTES = 80  # of workgroup memory: 64 bytes, their unit and sums
 _LANE_BYTES = 5  # for sums of subgroups of four
-_LEAST_GROUPS = 16  # fewer workgroups leave most of a GPU idle
 _PAIRS = Epilogue(gated=True)  # rows two by two
 
 
@@ -65,7 +64,7 @@ def cuts_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> list[Cut]:
     for threads, team, rows in itertools.product((128, 256, 512), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // team)
         fits = threads <= facts.max_invocations and team <= max(8, _round_up(padded_k(dims) // BLOCK))
-        if fits and groups >= _LEAST_GROUPS and not (epilogue.gated and rows == 1):
+        if fits and groups >= LEAST_GROUPS and not (epilogue.gated and rows == 1):
             found.append(_cut(threads, team, rows, dims, facts))
     return found
 

@@ -45,6 +45,7 @@ class Epilogue:
 
 
 PLAIN = Epilogue()
+LEAST_GROUPS = 16  # of a cut that is worth timing: fewer workgroups leave most of a GPU idle
 
 
 def layout(dims: Dims) -> Layout:
@@ -209,7 +210,7 @@ def gemv_cuts(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Mapping[s
     found = {}
     for threads, team, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // team)
-        if threads <= facts.max_invocations and groups >= 16 and not (epilogue.gated and rows == 1):
+        if threads <= facts.max_invocations and groups >= LEAST_GROUPS and not (epilogue.gated and rows == 1):
             cut = replace(usual, threads=threads, team=team, rows=rows)
             found[f"{threads}x{team}x{rows}"] = partial(gemv_with, cut, dims, facts, epilogue)
     return found
