@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import threading
@@ -232,8 +233,8 @@ def test_nothing_is_recorded_before_the_first_step(session: GpuSession, device: 
 
 def test_a_software_adapter_records_directly(device: Device, tiny: Path) -> None:
     assert device.records_ahead == (not device.facts.software)
-    with load(tiny, device=device) as loaded:
-        loaded.generate("hello", max_tokens=4, ignore_eos=True)
+    with load(tiny, device=device) as loaded, loaded.stream("hello", max_tokens=8, ignore_eos=True) as answer:
+        assert len([*itertools.islice(answer, 3)]) == 3  # an answer that has ended has no threads on any device
         assert bool(workers()) == device.records_ahead
 
 
