@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from shaderlm.compile import tuner
 from shaderlm.errors import DeviceError, ModelError
 from shaderlm.formats.embedded import cache_folder
 from shaderlm.gpu import Device, open_device
-from shaderlm.runtime import tuner
 
 from .scheduling import group_of, in_order
 
@@ -77,10 +77,10 @@ def device(pytestconfig: pytest.Config) -> Device:
     return _open(pytestconfig)
 
 
-def taken_for(device: Device, **facts: Any) -> Device:
-    """The same open device under other facts: plans are made for these, what is compiled is shared."""
+def taken_for(device: Device, **caps: Any) -> Device:
+    """The same open device under other caps: plans are made for these, what is compiled is shared."""
     other = copy.copy(device)
-    other.facts = replace(device.facts, **facts)
+    other.caps = replace(device.caps, **caps)
     return other
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shaderlm.runtime.plan_text import describe
+from shaderlm.compile.plan_text import describe
 
 from .test_plan import CASES, SNAPSHOTS, plans
 

@@ -150,12 +150,12 @@ def test_the_gemv_of_a_real_gpu_stays_inside_its_buffers(
     op: str, given: dict[str, Any], begin: str, device: Device, programs: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Software adapters get a simpler kernel. Of other routes, which write their parameters in, one case will do."""
-    facts = device.facts
-    monkeypatch.setattr(device, "facts", replace(facts, kind="discrete"))
+    caps = device.caps
+    monkeypatch.setattr(device, "caps", replace(caps, kind="discrete"))
 
     def free() -> None:
         monkeypatch.undo()
-        monkeypatch.setattr(device, "facts", replace(facts, kind="discrete"))
+        monkeypatch.setattr(device, "caps", replace(caps, kind="discrete"))
 
     routes_in_and_out_of_fences(op, given, device, programs, free, begin)
 

@@ -47,12 +47,12 @@ def test_devices_lists_every_adapter() -> None:
     assert done.returncode == 0, done.stderr
     for adapter in adapters():
         assert f"{adapter.number}:" in done.stdout
-        assert adapter.facts.backend in done.stdout
+        assert adapter.caps.backend in done.stdout
 
 
 def test_devices_json() -> None:
     listed = json.loads(shaderlm("devices", "--json").out)
-    assert [entry["name"] for entry in listed] == [adapter.facts.name for adapter in adapters()]
+    assert [entry["name"] for entry in listed] == [adapter.caps.name for adapter in adapters()]
     assert all(entry["max_binding"] > 0 and isinstance(entry["f16"], bool) for entry in listed)
 
 
@@ -87,13 +87,13 @@ def test_quick_bench_prints_a_table_and_warns_on_software() -> None:
     assert "rms_norm: scalar → vec4" in done.stdout
     assert "1×576" in done.stdout
     assert "copied" in done.stdout
-    if adapters()[0].facts.software:
+    if adapters()[0].caps.software:
         assert "say nothing about GPUs" in " ".join(done.stderr.split())
 
 
 def test_bench_json_holds_every_number() -> None:
     report = json.loads(shaderlm("bench", "kernels", "--quick", "--op", "rms_norm", "--json").out)
-    assert report["device"]["name"] == adapters()[0].facts.name
+    assert report["device"]["name"] == adapters()[0].caps.name
     assert report["copy_bandwidth"] > 0
     for row in report["rows"]:
         assert row["ratio"] == pytest.approx(row["before_us"] / row["after_us"])
@@ -125,7 +125,7 @@ def test_ctrl_c_leaves_no_traceback() -> None:
     command = [*COMMAND, "bench", "kernels", "--everything"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stderr
-    software = adapters()[0].facts.software
+    software = adapters()[0].caps.software
     if software:
         child.stderr.readline()  # its warning: from here on it measures
     time.sleep(0.5 if software else 3)

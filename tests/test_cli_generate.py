@@ -180,7 +180,7 @@ def test_an_adapter_says_the_same(tiny: Path) -> None:
     assert (done.code, done.out) == (0, greedy(tiny, "Hello", max_tokens=10) + "\n")
     announced, said = done.err.splitlines()
     assert announced == "computing the first 8 tokens again on 0 …"
-    assert said.startswith(f"the first 8 tokens on {adapters()[0].facts.name}")
+    assert said.startswith(f"the first 8 tokens on {adapters()[0].caps.name}")
     assert said.endswith("are the same")
 
 

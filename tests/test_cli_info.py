@@ -19,7 +19,7 @@ from .tiny_models import KINDS, tiny_tokens, write_tiny_llama
 VOCABULARIES = Path(__file__).parent / "data" / "vocab"
 
 
-def facts(model: Path | str, *arguments: object) -> dict[str, Any]:
+def caps(model: Path | str, *arguments: object) -> dict[str, Any]:
     done = shaderlm("info", model, "--json", *arguments)
     assert (done.code, done.err) == (0, "")
     found: dict[str, Any] = json.loads(done.out)
@@ -55,13 +55,13 @@ def test_a_model_in_words(tmp_path: Path) -> None:
 def test_the_embedded_model_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf")
     monkeypatch.setattr("shaderlm.formats.embedded.locate", lambda progress: path)
-    assert facts("smollm2-135m") == facts(path)
+    assert caps("smollm2-135m") == caps(path)
     assert shaderlm("info") == shaderlm("info", path)
 
 
 def test_a_model_in_json(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", template=False, layers=3)
-    found = facts(path)
+    found = caps(path)
     assert found["path"] == str(path)
     assert found["file_bytes"] == path.stat().st_size
     assert (found["layers"], found["chat_template"], found["not_supported"]) == (3, False, None)
@@ -76,13 +76,13 @@ def test_the_estimate_is_what_a_device_then_holds(tmp_path: Path, kind: str) -> 
     path = write_tiny_llama(tmp_path / "tiny.gguf", kind=kind)
     with package.load(path, device=0) as model:
         held = model.report.weight_bytes  # buffers are rounded up to 16 bytes
-    assert facts(path)["gpu_weight_bytes"] == pytest.approx(held, rel=1e-3)
+    assert caps(path)["gpu_weight_bytes"] == pytest.approx(held, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_type_is_counted(tmp_path: Path, kind: str) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", kind=kind, tied=False)
-    types = facts(path)["types"]
+    types = caps(path)["types"]
     assert types[kind]["tensors"] == (2 + 2 * 7 if kind != "f32" else 2 + 2 * 7 + 5)
     assert 0 < sum(entry["bytes"] for entry in types.values()) < path.stat().st_size
 
@@ -95,7 +95,7 @@ def test_metadata_and_tensors_are_listed_long_ones_shortened(tmp_path: Path) -> 
     assert "general.note = '\\x1b[31mred\\n'" in text
     assert "\x1b" not in text
     assert f"blk.0.attn_q.weight {'64×64':>37} f32" in text
-    found = facts(path, "--metadata", "--tensors")
+    found = caps(path, "--metadata", "--tensors")
     assert found["metadata"]["tokenizer.ggml.tokens"] == {"length": len(tiny_tokens()), "first": tiny_tokens()[:8]}
     assert found["metadata"]["general.note"] == "\x1b[31mred\n"
     assert {"name": "blk.1.ffn_down.weight", "shape": [64, 96], "type": "f32", "bytes": 4 * 64 * 96} in found["tensors"]
@@ -106,7 +106,7 @@ def test_a_file_with_only_a_vocabulary(path: Path) -> None:
     done = shaderlm("info", path, "--metadata", "--tensors")
     assert (done.code, done.err) == (0, "")
     assert "it holds only a vocabulary" in done.out
-    found = facts(path)
+    found = caps(path)
     assert found["vocabulary"] > 30_000
     assert (found["parameters"], found["types"], found["gpu_weight_bytes"]) == (0, {}, None)
 
@@ -118,24 +118,24 @@ def test_an_architecture_that_is_not_supported_is_still_shown(tmp_path: Path) ->
     done = shaderlm("info", path)
     assert (done.code, done.err) == (0, "")
     assert "not supported  this checkpoint's architecture is 'mamba'; supported: llama" in done.out
-    found = facts(path)
+    found = caps(path)
     assert (found["layers"], found["context"], found["heads"], found["hidden"]) == (24, 2048, [1, 2, 4], None)
     assert found["name"] == "mamba"
 
 
 def test_types_and_tokenizers_that_are_not_supported_are_named(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "iq.gguf", {"a.weight": ("iq4_xs", np.zeros((2, 256), np.float32))})
-    found = facts(path)
+    found = caps(path)
     assert "tensors of the types iq4_xs; supported are f32" in found["not_supported"]
     assert found["types"]["iq4_xs"] == {"tensors": 1, "bytes": 272, "on_gpu": None}
     strange = write_tiny_llama(tmp_path / "strange.gguf", metadata={"tokenizer.ggml.pre": "klingon"})
-    assert "'klingon' is not known" in facts(strange)["not_supported"]
+    assert "'klingon' is not known" in caps(strange)["not_supported"]
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"general.name": "\x1b[2Jboo\n"})
     assert "\x1b" not in shaderlm("info", path).out
-    assert facts(path)["name"] == "\x1b[2Jboo\n"
+    assert caps(path)["name"] == "\x1b[2Jboo\n"
 
 
 def test_no_gpu_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_no_gpu_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         home, _, attribute = name.rpartition(".")
         owner = sys.modules.get(home) or sys.modules["shaderlm.formats.gguf"].GgufFile
         monkeypatch.setattr(owner, attribute, touched)
-    assert facts(write_tiny_llama(tmp_path / "tiny.gguf"))["layers"] == 2
+    assert caps(write_tiny_llama(tmp_path / "tiny.gguf"))["layers"] == 2
 
 
 @pytest.mark.parametrize(

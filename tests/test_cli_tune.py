@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from shaderlm import engine
+from shaderlm.compile import tuner
+from shaderlm.compile.tuning import Entry, path_of, read
 from shaderlm.engine import planning, synthetic
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
 from shaderlm.kernels import options
-from shaderlm.runtime import tuner
-from shaderlm.runtime.tuning import Entry, path_of, read
 
 from .command_line import shaderlm
 from .tiny_models import write_tiny_llama
@@ -38,7 +38,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def tune_shapes(device: Device, nodes: Any, precision: str) -> Iterator[tuple[Any, Entry | None]]:
         for node in nodes:
-            first, other = [each.name for each in options(node.op, node.dims, device.facts, precision)][:2]
+            first, other = [each.name for each in options(node.op, node.dims, device.caps, precision)][:2]
             asked.append(node.op)
             yield node, Entry(other, first, {first: 20.0, other: 10.0}, True)
 
@@ -47,17 +47,17 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_tune_shows_and_keeps_the_winners(tiny: Path, device: Device, timed: list[str]) -> None:
-    where = ("--device", device.facts.name)
+    where = ("--device", device.caps.name)
     done = shaderlm("tune", tiny, *where)
     assert done.code == 0
     assert len(timed) == 5
     rows = [line for line in done.out.splitlines() if line.startswith("│")]
     assert len(rows) == 5
     assert all("10.00" in row and "20.00" in row and "50.0 %" in row for row in rows)
-    path = path_of(device.facts)
+    path = path_of(device.caps)
     assert done.out.endswith(f"kept in {path}\n")
-    assert len(read(device.facts).entries) == 5
-    assert done.err.startswith("shaderlm: nothing is gained by tuning a software adapter") == device.facts.software
+    assert len(read(device.caps).entries) == 5
+    assert done.err.startswith("shaderlm: nothing is gained by tuning a software adapter") == device.caps.software
     again = shaderlm("tune", "-m", tiny, *where)
     assert again.out == done.out
     assert len(timed) == 5, "what is known is not timed again"
@@ -68,9 +68,9 @@ def test_tune_shows_and_keeps_the_winners(tiny: Path, device: Device, timed: lis
 
 
 def test_plans_take_the_winners_and_say_why(tiny: Path, device: Device, timed: list[str]) -> None:
-    where = ("--device", device.facts.name)
+    where = ("--device", device.caps.name)
     before = shaderlm("plan", tiny, *where, "--why")
-    assert f"(fast; there is no {path_of(device.facts)}; `shaderlm tune` makes it):" in before.out
+    assert f"(fast; there is no {path_of(device.caps)}; `shaderlm tune` makes it):" in before.out
     assert before.out.count("built-in order: not tuned") == 5
     shaderlm("tune", tiny, *where)
     after = shaderlm("plan", tiny, *where, "--why")
@@ -86,7 +86,7 @@ def test_plans_take_the_winners_and_say_why(tiny: Path, device: Device, timed: l
 def test_without_a_gpu_tune_says_that_nothing_is_gained(
     tiny: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "facts", replace(device.facts, kind="software"))
+    monkeypatch.setattr(device, "caps", replace(device.caps, kind="software"))
     monkeypatch.setattr(planning, "open_device", lambda spec: device)
     for named in ((), ("--device", "auto")):
         done = shaderlm("tune", tiny, *named)
@@ -119,18 +119,18 @@ def test_ctrl_c_keeps_what_was_timed(
             yield found
 
     monkeypatch.setattr(planning, "tune_shapes", interrupted)
-    done = shaderlm("tune", tiny, "--device", device.facts.name)
+    done = shaderlm("tune", tiny, "--device", device.caps.name)
     assert done.code == 130
     assert done.err.splitlines()[-1] == "interrupted; what was timed is kept"
     assert sum(line.startswith("│") for line in done.out.splitlines()) == 2
-    assert len(read(device.facts).entries) == 2
+    assert len(read(device.caps).entries) == 2
 
 
 def test_a_useless_file_costs_one_line_and_none_with_no_tune(tiny: Path, device: Device) -> None:
-    path = path_of(device.facts)
+    path = path_of(device.caps)
     path.parent.mkdir(parents=True)
     path.write_text("{", encoding="utf-8")
-    command = ("plan", tiny, "--device", device.facts.name)
+    command = ("plan", tiny, "--device", device.caps.name)
     assert shaderlm(*command).err == f"shaderlm: the tuning file {path} is ignored: it is damaged\n"
     assert shaderlm(*command, "--no-tune").err == ""
 
@@ -150,14 +150,14 @@ def test_no_tune_reaches_the_load(
     models = [tiny] + (["synthetic:smollm2-135m:q4_0"] if command[0] in ("bench", "profile") else [])
     for name in models:
         for more in ((), ("--no-tune",)):
-            assert shaderlm(*command, "-m", name, "--device", device.facts.name, *more).err == "shaderlm: enough\n"
+            assert shaderlm(*command, "-m", name, "--device", device.caps.name, *more).err == "shaderlm: enough\n"
     assert asked == [True, False] * len(models)
 
 
 def test_the_synthetic_models_of_bench_are_known_to_tune_and_plan(device: Device, timed: list[str]) -> None:
-    where = ("synthetic:smollm2-135m:q4_0", "--device", device.facts.name)
+    where = ("synthetic:smollm2-135m:q4_0", "--device", device.caps.name)
     assert shaderlm("tune", *where).code == 0
-    assert len(timed) == len(set(read(device.facts).entries)) > 3
+    assert len(timed) == len(set(read(device.caps).entries)) > 3
     assert shaderlm("plan", *where, "--why").out.count("10.00 µs") > 3
 
 

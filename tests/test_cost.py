@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from shaderlm.gpu import WEBGPU_DEFAULT, Facts
+from shaderlm.compile.plan import Launch, Lowering, _shares
+from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps
 from shaderlm.graph.cost import flops, part
 from shaderlm.graph.graph import Builder
 from shaderlm.graph.ops import OPS, resolve
 from shaderlm.models.architecture import Step
 from shaderlm.runtime.gpu_model import plan_of
-from shaderlm.runtime.plan import Launch, Lowering, _shares
 from shaderlm.runtime.weights import buffer_sizes
 
 from .architectures import LLAMA_1B, QWEN3, SMOLLM2, TINY, model
-from .test_house import ROUTES, recipes, shapes
+from .test_structure import ROUTES, launch_lists, shapes
 from .test_plan import LARGE_GPU, SOFTWARE
 
 SPLITTING = replace(WEBGPU_DEFAULT, max_binding=1 << 16, max_workgroups=7)  # matrices take several dispatches
@@ -93,9 +93,9 @@ def test_only_ops_that_move_data_compute_nothing() -> None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.op}/{route.name}")
 def test_the_dispatches_of_an_op_share_all_of_it(route: Any) -> None:
-    for recipe in recipes(route):
-        found = _shares(recipe)
-        assert len(found) == len(recipe.dispatches)
+    for launch_list in launch_lists(route):
+        found = _shares(launch_list)
+        assert len(found) == len(launch_list.dispatches)
         assert min(found) >= 0
         assert sum(found) == pytest.approx(1)
 
@@ -103,7 +103,9 @@ def test_the_dispatches_of_an_op_share_all_of_it(route: Any) -> None:
 # Dispatches ---------------------------------------------------------------------------------------------------
 
 
-def launched(op: str, facts: Facts, dims: dict[str, Any], tensors: dict[str, Any], out: str = "out") -> list[Launch]:
+def launched(
+    op: str, caps: DeviceCaps, dims: dict[str, Any], tensors: dict[str, Any], out: str = "out"
+) -> list[Launch]:
     """The dispatches of one op; a tensor is a shape, and for a weight its format."""
     builder = Builder()
     for name, shape in tensors.items():
@@ -115,7 +117,7 @@ def launched(op: str, facts: Facts, dims: dict[str, Any], tensors: dict[str, Any
     declared = OPS[op]
     inputs = {name: name for name in declared.inputs if name in tensors}
     builder.add(op, dims, inputs, "here", **{name: name for name in declared.outputs if name in tensors})
-    return list(Lowering(facts).plan("one", builder.graph(out), (), 1, 1).launches)
+    return list(Lowering(caps).plan("one", builder.graph(out), (), 1, 1).launches)
 
 
 def works(launches: Sequence[Launch], position: int = 0) -> tuple[int, int]:
@@ -165,12 +167,12 @@ def test_a_turn_writes_what_is_new_in_the_caches() -> None:
     assert operations == 3 * 2 * 6 * 16
 
 
-@pytest.mark.parametrize("facts", [SOFTWARE, LARGE_GPU], ids=["software", "GPU"])
+@pytest.mark.parametrize("caps", [SOFTWARE, LARGE_GPU], ids=["software", "GPU"])
 @pytest.mark.parametrize(("rows", "position"), [(1, 0), (1, 100), (16, 0), (16, 100)])
-def test_attention_reads_the_filled_part_of_the_caches(facts: Facts, rows: int, position: int) -> None:
+def test_attention_reads_the_filled_part_of_the_caches(caps: DeviceCaps, rows: int, position: int) -> None:
     dims = {"Hq": 4, "Hkv": 2, "D": 64, "S": rows, "C": 256, "pos": 256 - rows}
     tensors = {"q": (rows, 256), "k_cache": (256, 2, 64), "v_cache": (256, 2, 64), "positions": (rows,)}
-    launches = launched("attention", facts, dims, {**tensors, "out": (rows, 256)})
+    launches = launched("attention", caps, dims, {**tensors, "out": (rows, 256)})
     nbytes, operations = works(launches, position)
     filled = position + rows
     needed = 2 * 4 * filled * 2 * 64 + 2 * 4 * rows * 256
@@ -185,7 +187,7 @@ def test_attention_reads_the_filled_part_of_the_caches(facts: Facts, rows: int, 
 
 # Plans --------------------------------------------------------------------------------------------------------
 
-MODELS: dict[str, tuple[tuple[int, ...], dict[str, Any], Facts]] = {
+MODELS: dict[str, tuple[tuple[int, ...], dict[str, Any], DeviceCaps]] = {
     "smollm2": (SMOLLM2, {"kind": "q4_1", "formats": {"token_embd": "q8_0"}}, SOFTWARE),
     "llama-1b": (LLAMA_1B, {"kind": "q4_0"}, LARGE_GPU),
     "llama-1b on small bindings": (LLAMA_1B, {"kind": "f32"}, WEBGPU_DEFAULT),
@@ -197,10 +199,10 @@ MODELS: dict[str, tuple[tuple[int, ...], dict[str, Any], Facts]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_token_reads_every_weight_once(name: str, fusions: tuple[str, ...] | None) -> None:
     """And of the embeddings, which serve as the output matrix here, one row more: besides little at position 0."""
-    shape, options, facts = MODELS[name]
+    shape, options, caps = MODELS[name]
     made, config = model(shape, **options)
-    plan = plan_of(made, config, facts, 1, 256, fusions)
-    weights = sum(buffer_sizes(made.build(config, Step(1, 256)), facts).values())
+    plan = plan_of(made, config, caps, 1, 256, fusions)
+    weights = sum(buffer_sizes(made.build(config, Step(1, 256)), caps).values())
     nbytes, operations = works(plan.launches)
     assert weights <= nbytes <= 1.2 * weights
     matrices = sum(rows * more[0] for rows, *more in config.shapes.values() if more)

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shaderlm.compile import lower
 from shaderlm.gpu import WEBGPU_DEFAULT, Program, as_bytes
 from shaderlm.gpu.adapters import swiftshader_icd
 from shaderlm.kernels import Route, routes_of
-from shaderlm.runtime import lower
 
 from .cases import CASES, LONG_FLOPS, Case, make, result, tolerance
 from .compare import assert_close
@@ -58,18 +58,18 @@ def _plan_all() -> Iterator[Planned]:
             continue
         operands = None
         for route in routes_of(case.op):
-            for plan, (facts, features) in _PLANS.items():
-                if route.reason(case.dims, facts) is not None:
+            for plan, (caps, features) in _PLANS.items():
+                if route.reason(case.dims, caps) is not None:
                     continue
                 # With its parameters written in, every shape has shaders of its own: one of each kind will do.
-                recipe = unwritten(route.recipe(case.dims, facts))
-                kind = replace(route, recipe=lambda *_, recipe=recipe: recipe)
-                shaders = {step.source for step in lower(kind, case.dims, facts, {}, "browser").steps}
+                launch_list = unwritten(route.launch_list(case.dims, caps))
+                kind = replace(route, launch_list=lambda *_, launch_list=launch_list: launch_list)
+                shaders = {step.source for step in lower(kind, case.dims, caps, {}, "browser").steps}
                 if not shaders - seen:
                     continue
                 seen |= shaders
                 operands = operands or make(case)[0]
-                program = lower(route, case.dims, facts, operands, "browser")
+                program = lower(route, case.dims, caps, operands, "browser")
                 sources = [step.source for step in program.steps]
                 needed = [f for f in features if any(f"enable {f.removeprefix('shader-')};" in s for s in sources)]
                 yield Planned(f"{case.name} {route.name} {plan}", case, route, program, needed)

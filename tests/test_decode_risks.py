@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from shaderlm import kernels, load
+from shaderlm.compile import lower
 from shaderlm.errors import InputError
-from shaderlm.gpu import Device, Facts, Program, Slot
+from shaderlm.gpu import Device, DeviceCaps, Program, Slot
 from shaderlm.gpu.adapters import choose as choose_adapter
 from shaderlm.gpu.stock import Stock
 from shaderlm.graph import resolve
-from shaderlm.kernels import Dims, Recipe, routes_of
+from shaderlm.kernels import Dims, LaunchList, routes_of
 from shaderlm.kernels.attention.attention import alone_with, decode_with
-from shaderlm.runtime import lower
 
 from .compare import assert_close
 from .operands import MAKERS
@@ -112,11 +112,11 @@ def run_guarded(device: Device, program: Program) -> tuple[dict[str, Any], list[
 def unchecked(pytestconfig: pytest.Config) -> Device:
     """The adapter as a GPU is used: parameters written into the source, and no checks that would hide a bad index."""
     device = Device(choose_adapter(pytestconfig.getoption("--device")), without=("pass_timestamps",), checked=False)
-    device.facts = replace(device.facts, kind="discrete")
+    device.caps = replace(device.caps, kind="discrete")
     return device
 
 
-_Cut = Callable[[Dims, Facts], Recipe]
+_Cut = Callable[[Dims, DeviceCaps], LaunchList]
 ODD: list[tuple[str, str, dict[str, Any], int, _Cut | None]] = [
     # heads that do not fill their lanes, a cache with fewer rows than are asked for early, a position before its end
     ("attention", "split", {"Hq": 5, "Hkv": 1, "D": 260, "C": 3, "cache": "f16"}, 1, partial(alone_with, 128)),
@@ -140,10 +140,10 @@ def test_every_index_is_in_range(
     """Also where the result would not tell: what is read too early is left out again."""
     dims = resolve(op, {**sizes, "S": 1, "pos": sizes["C"] - 1} if op == "attention" else sizes)
     taken = next(each for each in routes_of(op) if each.name == route)
-    taken = replace(taken, recipe=cut) if cut else taken
-    assert taken.reason(dims, unchecked.facts) is None
+    taken = replace(taken, launch_list=cut) if cut else taken
+    assert taken.reason(dims, unchecked.caps) is None
     operands, expected = MAKERS[op](np.random.default_rng(1), {**dims, "pos": position} if cut else dims)
-    found, outside = run_guarded(unchecked, lower(taken, dims, unchecked.facts, operands))
+    found, outside = run_guarded(unchecked, lower(taken, dims, unchecked.caps, operands))
     assert outside == []
     wanted = expected["out"]
     assert wanted is not None
@@ -155,7 +155,7 @@ def test_an_index_out_of_range_is_seen(unchecked: Device) -> None:
     """The watch above sees what it is there for."""
     dims = resolve("argmax", {"rows": 1, "width": 7})
     route = next(each for each in routes_of("argmax") if each.name == "row")
-    program = lower(route, dims, unchecked.facts, {"x": np.arange(7, dtype=np.float32)[None]})
+    program = lower(route, dims, unchecked.caps, {"x": np.arange(7, dtype=np.float32)[None]})
     assert run_guarded(unchecked, program)[1] == []
     (step,) = program.steps
     wrong = replace(step, source=re.sub(r"\bx\[", "x[1u + ", step.source))
@@ -222,7 +222,7 @@ with device.watched("submission") as watch:
 
 def test_a_watch_may_be_read_before_it_ends(device: Device) -> None:
     """What is in stock was recorded with queries of the set that the reading gave back."""
-    command = [sys.executable, "-c", _COLLECTING, device.facts.name]
+    command = [sys.executable, "-c", _COLLECTING, device.caps.name]
     root = Path(__file__).parent.parent
     ended = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=False, cwd=root)
     assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["1", "True", "2", "True"], "")

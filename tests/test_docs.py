@@ -75,7 +75,7 @@ import numpy as np
 from shaderlm import ops
 from shaderlm.gpu import open_device
 from shaderlm.graph import resolve
-from shaderlm.runtime import run_op
+from shaderlm.compile import run_op
 x = np.arange(1023, dtype=np.float32)
 assert ops.routes("copy") == ["vec4", "scalar"]
 raw = run_op(open_device(), "copy", resolve("copy", {"count": 1023}), {"x": x}, None)

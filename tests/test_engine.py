@@ -217,7 +217,7 @@ def test_the_report_says_what_was_loaded(tiny: Path, device: Device) -> None:
         report = model.report
     assert report.types == {"q8_0": 15, "f32": 5}
     assert report.converted == {}
-    assert report.device.startswith(device.facts.name)
+    assert report.device.startswith(device.caps.name)
     text = "\n".join(report.lines())
     assert "Tiny Llama" in text
     assert "128 tokens" in text
@@ -245,10 +245,10 @@ def test_a_named_device_is_never_replaced(tiny: Path) -> None:
 def test_auto_prefers_a_real_gpu_and_says_when_there_is_none(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "shaderlm"):
         chosen = choose_device("auto")
-    real = [adapter for adapter in adapters() if not adapter.facts.software]
+    real = [adapter for adapter in adapters() if not adapter.caps.software]
     if real:
         assert chosen is not None
-        assert not chosen.facts.software
+        assert not chosen.caps.software
         assert not caplog.records
     else:
         assert chosen is None

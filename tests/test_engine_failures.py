@@ -147,7 +147,7 @@ def test_a_device_with_room_for_a_short_context(
         assert model.logits(list(range(100))).shape == (100, 267)
         runner = gpu(model)
         assert runner.chunk <= (1 << 16) // (4 * 192)  # rows of gate and up
-        runner.chunk = most_rows(model.config, replace(small.facts, kind="discrete"))
+        runner.chunk = most_rows(model.config, replace(small.caps, kind="discrete"))
         again = model.generate(list(range(200)) * 2 + list(range(90)), max_tokens=100, ignore_eos=True)
         assert again.ids == full.ids
 

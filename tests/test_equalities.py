@@ -121,7 +121,7 @@ def test_queries_in_chunks(route: str, pytestconfig: pytest.Config, device: Devi
     q, k, v = floats(0, 101, 4, 8), floats(1, 101, 2, 8), floats(2, 101, 2, 8)
     dims = resolve("sdpa_kv", {"Hq": 4, "Hkv": 2, "D": 8, "S": 101, "C": 110, "pos": 0})
     chosen = next(found for found in routes_of("sdpa_kv") if found.name == route)
-    assert len(chosen.recipe(dims, small.facts).dispatches) >= 1 + 3 * 11, "at least 11 chunks of queries"
+    assert len(chosen.launch_list(dims, small.caps).dispatches) >= 1 + 3 * 11, "at least 11 chunks of queries"
     whole, _ = replay((101,), q, k, v, F32, route, device)
     chunked, _ = replay((101,), q, k, v, F32, route, small)
     assert_close(chunked, whole, "attention", f"sdpa_kv/{route} in chunks")
@@ -246,8 +246,8 @@ def test_a_gemv_as_a_real_gpu_cuts_it(
 ) -> None:
     """Software adapters get a simpler kernel; the ones that real GPUs get must run here as well."""
     on = device if subgroups else plain_device
-    facts = replace(on.facts, kind="discrete", max_invocations=threads, max_workgroup_memory=16 << 10)
-    monkeypatch.setattr(on, "facts", facts)
+    caps = replace(on.caps, kind="discrete", max_invocations=threads, max_workgroup_memory=16 << 10)
+    monkeypatch.setattr(on, "caps", caps)
     call, dense, bias = gemv(kind, *size, on)
     for name, x in itertools.islice(inputs(size[0]), 2 if size[0] * size[1] > 1 << 20 else None):
         # What f32 rounds away is measured by the largest of a block, not by the sum, which may cancel.

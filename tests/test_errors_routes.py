@@ -152,7 +152,7 @@ def test_a_device_of_the_wrong_type(op: str) -> None:
 
 @pytest.mark.parametrize("spec", ["no such adapter", "99", "-1", "²", " "])
 def test_an_unknown_device_lists_the_found_ones(spec: str, device: Device) -> None:
-    refuse("sdpa_kv", {}, (repr(spec), "Found: 0:", device.facts.name), DeviceError, spec)
+    refuse("sdpa_kv", {}, (repr(spec), "Found: 0:", device.caps.name), DeviceError, spec)
     with pytest.raises(DeviceError, match="Found: 0:"):
         ops.explain("argmax", device=spec, rows=1, width=1)
 

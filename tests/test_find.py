@@ -17,7 +17,7 @@ from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.find import find
 
 
-def refusal(model: Any = None, kind: type[Exception] = ModelError) -> str:
+def rejection(model: Any = None, kind: type[Exception] = ModelError) -> str:
     with pytest.raises(kind) as caught:
         find(model)
     assert "\n" not in str(caught.value)
@@ -40,13 +40,13 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_folder_of_several(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    assert "there is no .gguf file in the directory" in refusal(tmp_path)
+    assert "there is no .gguf file in the directory" in rejection(tmp_path)
     for name in ("b.gguf", "a.GGUF"):
         (tmp_path / name).touch()
-    assert "holds 2 .gguf files, name one of them: a.GGUF, b.gguf" in refusal(str(tmp_path))
+    assert "holds 2 .gguf files, name one of them: a.GGUF, b.gguf" in rejection(str(tmp_path))
     for i in range(10):
         (tmp_path / f"{i}.gguf").touch()
-    assert refusal(tmp_path).endswith("7.gguf and 4 more")
+    assert rejection(tmp_path).endswith("7.gguf and 4 more")
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_a_folder_of_several(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_there(given: Any, said: str) -> None:
-    assert said in refusal(given)
+    assert said in rejection(given)
 
 
 @pytest.mark.parametrize("given", ["", "  ", 7, b"a.gguf", ["a"]])
 def test_what_is_not_a_model(given: Any) -> None:
-    assert "model must be a name or a path, got" in refusal(given, InputError)
+    assert "model must be a name or a path, got" in rejection(given, InputError)
 
 
 # The hub -------------------------------------------------------------------------------------------------
@@ -80,12 +80,12 @@ def test_what_is_not_a_model(given: Any) -> None:
     "given", ["hf:", "hf:a/b.gguf", "hf:a/b/c", "hf:a//c.gguf", "hf:a/b/../c.gguf", "hf:/a/b/c.gguf"]
 )
 def test_malformed_hub_names(given: str) -> None:
-    assert "must have the form hf:ORG/REPO/FILE.gguf" in refusal(given, InputError)
+    assert "must have the form hf:ORG/REPO/FILE.gguf" in rejection(given, InputError)
 
 
 def test_the_hub_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'shaderlm[hf]'" in refusal("hf:a/b/c.gguf")
+    assert "pip install 'shaderlm[hf]'" in rejection("hf:a/b/c.gguf")
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, download: Callable[..., str]) -> None:
@@ -119,7 +119,7 @@ def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, kinds: tuple[str,
         raise failure("first line\nsecond line")
 
     hub(monkeypatch, download)
-    assert said in refusal("hf:org/repo/f.gguf")
+    assert said in rejection("hf:org/repo/f.gguf")
 
 
 def test_the_hub_really_offline(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def build(rows: int = 3, **options: Any) -> Graph:
 
 
 def test_a_layer_becomes_five_nodes() -> None:
-    graph, refusals = fuse(build())
+    graph, rejected = fuse(build())
     layers = TINY[0]
-    assert refusals == ()
+    assert rejected == ()
     assert ops(graph) == {
         "embedding": 1,
         "rms_norm_linear_rope_kv_write": layers,  # q, k and v as one
@@ -47,10 +47,10 @@ def test_a_layer_becomes_five_nodes() -> None:
 
 def test_what_cannot_be_run_is_not_fused() -> None:
     """The one who will run the graph may refuse a node, and is quoted."""
-    graph, refusals = fuse(build(), why_not=lambda node: "no" if node.op == "rms_norm_linear" else None)
+    graph, rejected = fuse(build(), unsupported_reason=lambda node: "no" if node.op == "rms_norm_linear" else None)
     assert ops(graph)["rms_norm_linear"] == ops(graph)["rms_norm_linear_rope_kv_write"] == 0
     assert ops(graph)["rms_norm_linear_silu_mul"] == TINY[0]
-    assert [(r.fusion, r.reason) for r in refusals] == [("rms_norm_linear", "no")] * (TINY[0] + 1)
+    assert [(r.fusion, r.reason) for r in rejected] == [("rms_norm_linear", "no")] * (TINY[0] + 1)
 
 
 def test_a_norm_that_others_read_too_is_not_folded() -> None:
@@ -62,12 +62,12 @@ def test_a_norm_that_others_read_too_is_not_folded() -> None:
         b.tensor(name, 1, width)
     b.add("rms_norm_mul", {"rows": 1, "width": 32}, {"x": "x", "weight": "n"}, "l", out="normed")
     b.add("linear", {"M": 1, "K": 32, "N": 8}, {"x": "normed", "weight": "w"}, "l", out="y")
-    graph, refusals = fuse(b.graph("y", "normed"))
+    graph, rejected = fuse(b.graph("y", "normed"))
     assert [node.op for node in graph.nodes] == ["rms_norm_mul", "linear"]
     b.add("add", {"count": 32}, {"a": "normed", "b": "x"}, "l", out="sum")
     graph, more = fuse(b.graph("y", "sum"))
     assert [node.op for node in graph.nodes] == ["rms_norm_mul", "linear", "add"]
-    assert [r.reason for r in (*refusals, *more)] == [f"normed is also read by {who}" for who in ("the outside", "add")]
+    assert [r.reason for r in (*rejected, *more)] == [f"normed is also read by {who}" for who in ("the outside", "add")]
 
 
 def test_without_fusions_the_graph_stays() -> None:
@@ -120,12 +120,12 @@ def test_each_fusion_changes_the_graph(name: str) -> None:
 
 
 def test_mixed_formats_merge_what_they_can_and_say_what_not() -> None:
-    graph, refusals = fuse(build(formats={"attn_v": "f16", "ffn_up": "f16"}))
+    graph, rejected = fuse(build(formats={"attn_v": "f16", "ffn_up": "f16"}))
     count = ops(graph)
     assert count["linear_silu_mul"] == count["rms_norm_linear_silu_mul"] == 0
     assert count["rms_norm_linear"] == TINY[0] * 4 + 1  # q+k, v, gate, up in each layer; the output matrix
     assert count["rope_kv_write"] == TINY[0]
-    said = [f"{refusal.fusion} {refusal.layer} {refusal.reason}" for refusal in refusals]
+    said = [f"{rejection.fusion} {rejection.layer} {rejection.reason}" for rejection in rejected]
     gate = "blk.1.ffn_gate.weight is q4_0, blk.1.ffn_up.weight is f16"
     assert f"linear_silu_mul blk.1 formats differ: {gate}" in said
     assert f"linear_merge blk.1 formats differ: {gate}" in said
@@ -133,10 +133,10 @@ def test_mixed_formats_merge_what_they_can_and_say_what_not() -> None:
 
 
 def test_heads_that_are_no_quads_keep_their_rope() -> None:
-    graph, refusals = fuse(build(shape=(2, 64, 4, 2, 6, 96, 300), kind="f32"))
+    graph, rejected = fuse(build(shape=(2, 64, 4, 2, 6, 96, 300), kind="f32"))
     assert ops(graph)["rope_kv_write"] == 0
     assert ops(graph)["rope"] == 4
-    assert "multiple of 4" in next(r.reason for r in refusals if r.fusion == "rope_kv_write")
+    assert "multiple of 4" in next(r.reason for r in rejected if r.fusion == "rope_kv_write")
 
 
 def test_a_tensor_that_others_read_is_not_fused_away() -> None:
@@ -148,9 +148,11 @@ def test_a_tensor_that_others_read_is_not_fused_away() -> None:
     b.add("rms_norm", {"rows": 2, "width": 8}, {"x": "x"}, "l", out="n")
     b.add("mul", {"count": 16, "period": 8}, {"a": "n", "b": "w"}, "l", out="m")
     b.add("add", {"count": 16}, {"a": "n", "b": "m"}, "l", out="twice")
-    graph, refusals = fuse(b.graph("twice"))
+    graph, rejected = fuse(b.graph("twice"))
     assert ops(graph)["rms_norm"] == 1
-    assert [(refusal.fusion, refusal.reason) for refusal in refusals] == [("rms_norm_mul", "n is used by 2 nodes")]
+    assert [(rejection.fusion, rejection.reason) for rejection in rejected] == [
+        ("rms_norm_mul", "n is used by 2 nodes")
+    ]
 
 
 def test_an_unknown_fusion_is_named() -> None:

@@ -184,7 +184,7 @@ def test_wrong_arguments(each: Path) -> None:
 # What is not a GGUF file ---------------------------------------------------------------------------------
 
 
-def refusal(path: Path | str) -> str:
+def rejection(path: Path | str) -> str:
     with pytest.raises(ModelError) as caught:
         GgufFile.open(path)
     message = str(caught.value)
@@ -193,17 +193,17 @@ def refusal(path: Path | str) -> str:
 
 
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
-    assert "does not exist" in refusal(tmp_path / "none.gguf")
-    assert "is a directory" in refusal(tmp_path)
-    assert "cannot be a path" in refusal("a\0b")
-    assert "cannot be read" in refusal("a" * 5000)
+    assert "does not exist" in rejection(tmp_path / "none.gguf")
+    assert "is a directory" in rejection(tmp_path)
+    assert "cannot be a path" in rejection("a\0b")
+    assert "cannot be read" in rejection("a" * 5000)
     (tmp_path / "empty.gguf").touch()
-    assert "is empty" in refusal(tmp_path / "empty.gguf")
+    assert "is empty" in rejection(tmp_path / "empty.gguf")
 
 
 def test_a_pipe_is_refused_and_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
-    assert "not a regular file" in refusal(tmp_path / "pipe.gguf")
+    assert "not a regular file" in rejection(tmp_path / "pipe.gguf")
 
 
 def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", denied)
-    assert "permission denied" in refusal(tmp_path / "secret.gguf")
+    assert "permission denied" in rejection(tmp_path / "secret.gguf")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_damaged_length_does_not_fill_the_memory(tmp_path: Path) -> None:
         path.write_bytes(whole([pair("a", 9 if len(value) == 12 else 8, value)], [])[:-64])
         os.truncate(path, size)
         tracemalloc.start()
-        refusal(path)
+        rejection(path)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1 << 20

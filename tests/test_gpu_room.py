@@ -18,7 +18,7 @@ from shaderlm.formats import blocks
 from shaderlm.gpu import Adapter, Device, Program, Slot, Step, adapters, open_device, release
 from shaderlm.gpu import device as device_module
 from shaderlm.gpu.adapters import choose
-from shaderlm.gpu.facts import KINDS
+from shaderlm.gpu.caps import KINDS
 from shaderlm.gpu.mailbox import Mailbox, ThroughClasses, ThroughHandles
 from shaderlm.gpu.record import recorder, through_classes, through_handles
 from shaderlm.graph import reference
@@ -64,19 +64,19 @@ def forget_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_adapters_come_best_first() -> None:
     found = adapters()
     assert [adapter.number for adapter in found] == list(range(len(found)))
-    kinds = [KINDS.index(adapter.facts.kind) for adapter in found]
+    kinds = [KINDS.index(adapter.caps.kind) for adapter in found]
     assert kinds == sorted(kinds)
-    assert choose(None).facts == choose("auto").facts == found[0].facts
+    assert choose(None).caps == choose("auto").caps == found[0].caps
 
 
 def test_choice_by_number_kind_and_name() -> None:
-    found = [adapter.facts for adapter in adapters()]
-    for i, facts in enumerate(found):
-        assert choose(str(i)).facts == facts
-        assert choose(f" {i} ").facts == facts
-        assert choose(facts.kind).facts == next(other for other in found if other.kind == facts.kind)
-        for spec in (facts.name, facts.name.upper(), facts.name[1:-1], f"{facts.name} {facts.backend}"):
-            assert spec.lower() in f"{choose(spec).facts.name} {choose(spec).facts.backend}".lower()
+    found = [adapter.caps for adapter in adapters()]
+    for i, caps in enumerate(found):
+        assert choose(str(i)).caps == caps
+        assert choose(f" {i} ").caps == caps
+        assert choose(caps.kind).caps == next(other for other in found if other.kind == caps.kind)
+        for spec in (caps.name, caps.name.upper(), caps.name[1:-1], f"{caps.name} {caps.backend}"):
+            assert spec.lower() in f"{choose(spec).caps.name} {choose(spec).caps.backend}".lower()
 
 
 @pytest.mark.parametrize("spec", ["unobtainium 9000", "99", "-1", "1.0", " ", "²"])
@@ -84,14 +84,14 @@ def test_an_unknown_name_lists_what_was_found(spec: str) -> None:
     with pytest.raises(DeviceError) as caught:
         open_device(spec)
     for adapter in adapters():
-        assert adapter.facts.name in str(caught.value)
+        assert adapter.caps.name in str(caught.value)
     assert repr(spec) in str(caught.value)
 
 
 def test_no_name_means_the_same_before_and_after_a_device_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer() -> str:
         try:
-            return open_device("").facts.name
+            return open_device("").caps.name
         except DeviceError:
             return "refused"
 
@@ -106,12 +106,12 @@ def test_names_of_one_adapter_share_a_device() -> None:
     first = open_device()
     assert open_device("auto") is first
     assert open_device("0") is first
-    assert open_device(first.facts.name) is first
+    assert open_device(first.caps.name) is first
 
 
 def test_two_adapters_of_one_model_are_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two equal cards have equal facts; the second number must not give the first card."""
-    twins = [Adapter(number, adapters()[0].facts, adapters()[0].native) for number in range(2)]
+    """Two equal cards have equal caps; the second number must not give the first card."""
+    twins = [Adapter(number, adapters()[0].caps, adapters()[0].native) for number in range(2)]
     monkeypatch.setattr(sys.modules[choose.__module__], "adapters", lambda: twins)
     forget_devices(monkeypatch)
     assert open_device("1") is not open_device("0")
@@ -122,14 +122,14 @@ def test_two_adapters_of_one_model_are_two_devices(monkeypatch: pytest.MonkeyPat
 
 def test_without_switches_features_off(opened: Callable[..., Device], device: Device) -> None:
     bare = opened(without=("subgroups", "f16", "timestamps"))
-    assert (bare.facts.subgroups, bare.facts.f16, bare.facts.timestamps) == (False, False, False)
+    assert (bare.caps.subgroups, bare.caps.f16, bare.caps.timestamps) == (False, False, False)
     assert not {"subgroup", "shader-f16", "timestamp-query"} & set(bare._native.features)
     loaded = bare.load(program(adding("no timestamps")))
     with pytest.raises(DeviceError, match="no timestamp queries"):
         bare.time([loaded])
     release(loaded)
     one = opened(without=("timestamps",))
-    assert (one.facts.subgroups, one.facts.f16) == (device.facts.subgroups, device.facts.f16)
+    assert (one.caps.subgroups, one.caps.f16) == (device.caps.subgroups, device.caps.f16)
     assert ops.rms_norm(floats(0, 2, 8), None, device=bare).shape == (2, 8)
 
 
@@ -156,9 +156,9 @@ def test_limits_are_those_of_the_native_device(opened: Callable[..., Device], de
     small = opened(limits=limits)
     native = small._native.limits
     for name, value in limits.items():
-        assert getattr(small.facts, name) == value
+        assert getattr(small.caps, name) == value
         assert native[device_module._LIMITS[name]] == value
-    assert opened(limits={"max_binding": 1 << 62}).facts.max_binding == device.facts.max_binding
+    assert opened(limits={"max_binding": 1 << 62}).caps.max_binding == device.caps.max_binding
 
 
 def test_lowered_limits_are_enforced(opened: Callable[..., Device]) -> None:

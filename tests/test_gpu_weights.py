@@ -28,7 +28,7 @@ def floats(seed: int, *shape: int) -> Any:
 def parts(op: str, route: str, device: Device, **shape: Any) -> int:
     """Into how many bindings the route splits the weight."""
     chosen = next(found for found in routes_of(op) if found.name == route)
-    return len(chosen.recipe(resolve(op, shape), device.facts).dispatches)
+    return len(chosen.launch_list(resolve(op, shape), device.caps).dispatches)
 
 
 # A row of 4096 takes 2 KiB in 4 bits: 32 rows to a binding. At M = 5 x must fit as well: K = 2048, 64 rows.
@@ -200,7 +200,7 @@ def test_what_does_not_fit_a_binding_is_refused_before_allocation(
     message = str(caught.value)
     assert words in message, message
     assert f"one binding holds {BINDING:,}" in message
-    assert narrow_device.facts.name in message
+    assert narrow_device.caps.name in message
 
 
 def test_exactly_one_binding_fits(small_device: Device) -> None:

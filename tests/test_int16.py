@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import shaderlm
+from shaderlm.compile import lower
 from shaderlm.engine import LanguageModel
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device, open_device
@@ -19,7 +20,6 @@ from shaderlm.kernels.linear import int16, packed
 from shaderlm.kernels.linear.linear import pack_weight
 from shaderlm.models.architecture import Step
 from shaderlm.models.shapes import SYNTHETIC
-from shaderlm.runtime import lower
 from shaderlm.runtime.gpu_model import GpuModel
 
 from .cases import INT16
@@ -41,19 +41,19 @@ def product(
     gated: bool = False,
 ) -> Any:
     epilogue, norm = packed.Epilogue(gated=gated), norm_weight is not None
-    recipe = lambda d, f: int16.recipe_with(cut, dims, f, epilogue, norm)  # noqa: E731
-    route = Route("linear", "cut", recipe, pack={"x": packed.pack_x, "weight": pack_weight})
+    launch_list = lambda d, f: int16.launch_list_with(cut, dims, f, epilogue, norm)  # noqa: E731
+    route = Route("linear", "cut", launch_list, pack={"x": packed.pack_x, "weight": pack_weight})
     operands = {"x": x, "weight": weight} | ({"norm_weight": norm_weight} if norm else {})
-    return device.run(lower(route, dims, device.facts, operands))["out"].view(np.float32)
+    return device.run(lower(route, dims, device.caps, operands))["out"].view(np.float32)
 
 
 def cuts() -> list[int16.Cut]:
     """Those of the models that people measure, on a large GPU, as far as the adapter has threads for them."""
-    facts = replace(open_device().facts, max_workgroup_memory=48 << 10, kind="discrete")
+    caps = replace(open_device().caps, max_workgroup_memory=48 << 10, kind="discrete")
     found = []
     for shape in SYNTHETIC.values():
         for name, (K, N) in shape.matrices.items():
-            cut = int16.cut_of({"K": K, "N": N, "format": "q4_0"}, facts, packed.Epilogue(gated=name == "gate/up"))
+            cut = int16.cut_of({"K": K, "N": N, "format": "q4_0"}, caps, packed.Epilogue(gated=name == "gate/up"))
             found.append(replace(cut, stage=2 * cut.team))
     return list(dict.fromkeys([*found, int16.Cut(64, 4, 1, 4), int16.Cut(32, 32, 4, 32)]))
 
@@ -93,12 +93,12 @@ def test_odd_numbers(kind: str, gpu: Device) -> None:
 
 def test_only_models_on_a_gpu_round_without_being_asked(device: Device, gpu: Device) -> None:
     dims = resolve("linear", {"M": 1, "K": 2048, "N": 2048, "format": "q4_0"})
-    assert choose("linear", dims, gpu.facts, None).name == "gemv"
-    assert choose("linear", dims, gpu.facts, None, "fast").name == "gemv_int16"
-    assert choose("linear", dims, replace(gpu.facts, kind="software"), None, "fast").name == "rows"
+    assert choose("linear", dims, gpu.caps, None).name == "gemv"
+    assert choose("linear", dims, gpu.caps, None, "fast").name == "gemv_int16"
+    assert choose("linear", dims, replace(gpu.caps, kind="software"), None, "fast").name == "rows"
     small = {**dims, "N": 64}
-    assert choose("linear", small, gpu.facts, None, "fast").name == "gemv", "not worth it"
-    assert choose("linear", small, gpu.facts, "gemv_int16").name == "gemv_int16"
+    assert choose("linear", small, gpu.caps, None, "fast").name == "gemv", "not worth it"
+    assert choose("linear", small, gpu.caps, "gemv_int16").name == "gemv_int16"
 
 
 # Models ----------------------------------------------------------------------------------------------------

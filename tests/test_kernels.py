@@ -10,44 +10,44 @@ from typing import Any
 
 import pytest
 
+from shaderlm.compile import lower
 from shaderlm.errors import RouteError
-from shaderlm.gpu import WEBGPU_DEFAULT, Device, Facts
+from shaderlm.gpu import WEBGPU_DEFAULT, Device, DeviceCaps
 from shaderlm.graph import resolve
-from shaderlm.kernels import Kernel, Recipe, Route, all_routes, choose, routes_of, verdicts
+from shaderlm.kernels import Kernel, LaunchList, Route, all_routes, choose, routes_of, verdicts
 from shaderlm.models.shapes import MODELS, ModelShape
-from shaderlm.runtime import lower
 
 from .cases import CASES, Case, make, result, tolerance
 from .compare import assert_close
 from .conftest import taken_for
 
 
-def _plans(device: Device, plain_device: Device) -> dict[str, tuple[Device, Facts]]:
+def _plans(device: Device, plain_device: Device) -> dict[str, tuple[Device, DeviceCaps]]:
     """Ways to plan for this adapter: as if it were a GPU, as it is, and as the least that WebGPU grants."""
     least = {
-        name: min(getattr(plain_device.facts, name), getattr(WEBGPU_DEFAULT, name))
+        name: min(getattr(plain_device.caps, name), getattr(WEBGPU_DEFAULT, name))
         for name in ("max_binding", "max_buffer", "max_workgroups", "max_invocations", "max_workgroup_memory")
     }
     return {
-        "as a GPU": (device, replace(device.facts, kind="discrete")),
-        "as it is": (device, device.facts),
-        "as the least GPU": (plain_device, replace(plain_device.facts, kind="discrete", **least)),
-        "as Metal": (device, replace(device.facts, kind="integrated", backend="Metal")),
+        "as a GPU": (device, replace(device.caps, kind="discrete")),
+        "as it is": (device, device.caps),
+        "as the least GPU": (plain_device, replace(plain_device.caps, kind="discrete", **least)),
+        "as Metal": (device, replace(device.caps, kind="integrated", backend="Metal")),
     }
 
 
-def _by_default(case: Case, facts: Facts) -> set[str]:
-    """The routes that a device with these facts takes for this shape, in either precision."""
+def _by_default(case: Case, caps: DeviceCaps) -> set[str]:
+    """The routes that a device with these caps takes for this shape, in either precision."""
     found = set()
     for precision in ("exact", "fast"):
         with suppress(RouteError):
-            found.add(choose(case.op, case.dims, facts, None, precision).name)
+            found.add(choose(case.op, case.dims, caps, None, precision).name)
     return found
 
 
-def unwritten(recipe: Recipe) -> Recipe:
+def unwritten(launch_list: LaunchList) -> LaunchList:
     """With the parameters in a buffer: one kernel for all shapes, where writing them in makes one for each."""
-    return replace(recipe, dispatches=tuple(replace(each, written=False) for each in recipe.dispatches))
+    return replace(launch_list, dispatches=tuple(replace(each, written=False) for each in launch_list.dispatches))
 
 
 @cache
@@ -58,7 +58,7 @@ def _small(op: str) -> Case | None:
 
 def _runs(
     case: Case, device: Device, plain_device: Device, everything: bool = False
-) -> Iterator[tuple[Route, str, Device, Facts]]:
+) -> Iterator[tuple[Route, str, Device, DeviceCaps]]:
     """Every route that applies, once per plan that makes a difference.
 
     Compiling takes a software adapter a second, so that `everything` is for --all. Otherwise parameters are written
@@ -76,16 +76,16 @@ def _runs(
     if not everything and large:
         del plans["as Metal"]
     for route in routes_of(case.op):
-        seen: list[Recipe] = []
-        for plan, (chosen, facts) in plans.items():
-            if route.reason(case.dims, facts) is None:
-                recipe = route.recipe(case.dims, facts)
-                plain = recipe if everything else unwritten(recipe)
+        seen: list[LaunchList] = []
+        for plan, (chosen, caps) in plans.items():
+            if route.reason(case.dims, caps) is None:
+                launch_list = route.launch_list(case.dims, caps)
+                plain = launch_list if everything else unwritten(launch_list)
                 if plain not in seen:
                     seen.append(plain)
-                    taken = plan != "as the least GPU" and route.name in _by_default(case, facts)
-                    run = recipe if taken else plain
-                    yield replace(route, recipe=lambda *_, run=run: run), plan, chosen, facts
+                    taken = plan != "as the least GPU" and route.name in _by_default(case, caps)
+                    run = launch_list if taken else plain
+                    yield replace(route, launch_list=lambda *_, run=run: run), plan, chosen, caps
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_routes_match_the_reference(
 ) -> None:
     operands, expected = make(case)
     count = 0
-    for route, plan, chosen, facts in _runs(case, device, plain_device, pytestconfig.getoption("--all")):
-        raw = chosen.run(lower(route, case.dims, facts, operands))
+    for route, plan, chosen, caps in _runs(case, device, plain_device, pytestconfig.getoption("--all")):
+        raw = chosen.run(lower(route, case.dims, caps, operands))
         for name, wanted in expected.items():
             assert wanted is not None
             label = f"{case.op}/{route.name} {name} ({plan})"
@@ -115,7 +115,7 @@ def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> Non
         (op, route.name)
         for op, routes in all_routes().items()
         for route in routes
-        if route.exact or route.fast or device.facts.f16
+        if route.exact or route.fast or device.caps.f16
     }
     assert declared - reached == set()
 
@@ -139,12 +139,12 @@ def folding_device(device: Device) -> Device:
 
 def _folding_cases() -> list[Case]:
     """For every kernel of every route, the smallest case whose grid does not fit 13 workgroups in a row."""
-    facts = replace(WEBGPU_DEFAULT, max_workgroups=13, subgroups=True)
+    caps = replace(WEBGPU_DEFAULT, max_workgroups=13, subgroups=True)
     chosen: dict[tuple[str, str], Case] = {}
     for case in sorted(CASES, key=lambda c: c.flops):
         for route in routes_of(case.op):
-            if case.flops <= 30_000_000 and route.reason(case.dims, facts) is None:
-                for dispatch in route.recipe(case.dims, facts).dispatches:
+            if case.flops <= 30_000_000 and route.reason(case.dims, caps) is None:
+                for dispatch in route.launch_list(case.dims, caps).dispatches:
                     if dispatch.workgroups > 13:
                         chosen.setdefault((route.name, dispatch.kernel.name), case)
     return list(dict.fromkeys(chosen.values()))
@@ -153,12 +153,14 @@ def _folding_cases() -> list[Case]:
 @pytest.mark.parametrize("case", _folding_cases(), ids=lambda case: case.name)
 def test_grids_fold(case: Case, folding_device: Device) -> None:
     operands, expected = make(case)
-    facts = folding_device.facts
+    caps = folding_device.caps
     count = 0
     for route in routes_of(case.op):
-        if route.reason(case.dims, facts) is None:
-            recipe = unwritten(route.recipe(case.dims, facts))
-            program = lower(replace(route, recipe=lambda *_, recipe=recipe: recipe), case.dims, facts, operands)
+        if route.reason(case.dims, caps) is None:
+            launch_list = unwritten(route.launch_list(case.dims, caps))
+            program = lower(
+                replace(route, launch_list=lambda *_, launch_list=launch_list: launch_list), case.dims, caps, operands
+            )
             assert max(side for step in program.steps for side in step.grid) <= 13
             raw = folding_device.run(program)
             for name, wanted in expected.items():
@@ -173,34 +175,34 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
 _OF_A_SHAPE = ("HAS_BIAS", "GROUP_BLOCKS")
 
 
-def _variants(op: str, dims: dict[str, Any], facts: Facts) -> set[tuple[Kernel, frozenset[tuple[str, Any]]]]:
+def _variants(op: str, dims: dict[str, Any], caps: DeviceCaps) -> set[tuple[Kernel, frozenset[tuple[str, Any]]]]:
     """The specialised kernels that the default route launches; sizes that only a shape has are left out."""
-    route = choose(op, dims, facts, None)
+    route = choose(op, dims, caps, None)
     return {
         (d.kernel, frozenset((k, v) for k, v in d.constants.items() if k not in _OF_A_SHAPE))
-        for d in route.recipe(dims, facts).dispatches
+        for d in route.launch_list(dims, caps).dispatches
     }
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
 def test_what_a_model_launches_is_tested(model: ModelShape) -> None:
     """Every specialised kernel that a large GPU takes for this model is one that some case above reaches."""
-    facts = replace(WEBGPU_DEFAULT, kind="discrete", subgroups=True, max_workgroup_memory=32 << 10)
-    facts = replace(facts, max_binding=2**31 - 4, max_buffer=2**32 - 4)
+    caps = replace(WEBGPU_DEFAULT, kind="discrete", subgroups=True, max_workgroup_memory=32 << 10)
+    caps = replace(caps, max_binding=2**31 - 4, max_buffer=2**32 - 4)
     wanted: set[tuple[Kernel, frozenset[tuple[str, Any]]]] = set()
     for K, N in model.matrices.values():
         for M in (1, 128, 512):
             for op in ("linear", "linear_add", "linear_silu_mul"):
-                wanted |= _variants(op, resolve(op, {"M": M, "K": K, "N": N, "format": "q4_0"}), facts)
+                wanted |= _variants(op, resolve(op, {"M": M, "K": K, "N": N, "format": "q4_0"}), caps)
     for pos in (0, 127, 1023, 4095):
         heads = {"Hq": model.Hq, "Hkv": model.Hkv, "D": model.D}
-        wanted |= _variants("sdpa_kv", resolve("sdpa_kv", {**heads, "S": 1, "C": 4096, "pos": pos}), facts)
-    wanted |= _variants("sdpa_kv", resolve("sdpa_kv", {**heads, "S": 512, "C": 512}), facts)
+        wanted |= _variants("sdpa_kv", resolve("sdpa_kv", {**heads, "S": 1, "C": 4096, "pos": pos}), caps)
+    wanted |= _variants("sdpa_kv", resolve("sdpa_kv", {**heads, "S": 512, "C": 512}), caps)
     for rows in (1, 512):
         dims = resolve("add_rms_norm", {"rows": rows, "width": model.hidden})
-        wanted |= _variants("add_rms_norm", dims, facts)
+        wanted |= _variants("add_rms_norm", dims, caps)
     reached: set[tuple[Kernel, frozenset[tuple[str, Any]]]] = set()
     for case in CASES:
         if case.op.startswith("linear") or case.op in ("sdpa_kv", "add_rms_norm"):
-            reached |= _variants(case.op, case.dims, facts)
+            reached |= _variants(case.op, case.dims, caps)
     assert wanted - reached == set()

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shaderlm.compile import lower
 from shaderlm.formats import blocks
 from shaderlm.gpu import Device
 from shaderlm.graph import reference, resolve
 from shaderlm.kernels import routes_of
-from shaderlm.runtime import lower
 
 from .compare import assert_close
 
@@ -30,10 +30,10 @@ def test_outliers(outlier: float, device: Device) -> None:
     dims = resolve("linear_q4gsw", {"M": 1, "K": K, "N": N, "group_size": 32})
     # Metal's plan has no integer products; the other's GEMV is fixed point.
     for plan, backend in {"f32": "Metal", "fixed": "Vulkan"}.items():
-        facts = replace(device.facts, kind="discrete", backend=backend)
+        caps = replace(device.caps, kind="discrete", backend=backend)
         for route in routes_of("linear_q4gsw"):
-            if route.reason(dims, facts) is None and route.exact:
-                raw = device.run(lower(route, dims, facts, {"x": x, "weight": weight, "scales": scales}))
+            if route.reason(dims, caps) is None and route.exact:
+                raw = device.run(lower(route, dims, caps, {"x": x, "weight": weight, "scales": scales}))
                 actual = raw["out"].view(np.float32).reshape(1, N)
                 label = f"{route.name} ({plan})"
                 if plan == "fixed" and route.name == "gemv_packed":

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from shaderlm.compile.plan import NONE, Plan
+from shaderlm.compile.plan_text import describe
 from shaderlm.errors import ModelError
-from shaderlm.gpu import WEBGPU_DEFAULT, Facts
+from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps
 from shaderlm.graph.fuse import fuse
 from shaderlm.models.architecture import Step
 from shaderlm.runtime.gpu_model import plan_of
-from shaderlm.runtime.plan import NONE, Plan
-from shaderlm.runtime.plan_text import describe
 from shaderlm.runtime.weights import buffer_sizes
 
 from .architectures import LLAMA_1B, LLAMA_8B, QWEN3, SMOLLM2, TINY, model
@@ -35,7 +35,7 @@ LARGE_GPU = replace(
     max_storage_buffers=16,
 )
 SOFTWARE = replace(WEBGPU_DEFAULT, name="software", kind="software", subgroups=True)
-CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], Facts]] = {
+CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], DeviceCaps]] = {
     "smollm2-135m on a large GPU": (SMOLLM2, {"kind": "q4_1", "formats": {"token_embd": "q8_0"}}, LARGE_GPU),
     "llama-3.2-1b on WebGPU's default limits": (LLAMA_1B, {"kind": "q4_0"}, WEBGPU_DEFAULT),
     "llama-3.1-8b q4_k_m on a large GPU": (
@@ -52,9 +52,9 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], Facts]] = {
 }
 
 
-def plans(shape: tuple[int, ...], options: dict[str, Any], facts: Facts) -> list[Plan]:
+def plans(shape: tuple[int, ...], options: dict[str, Any], caps: DeviceCaps) -> list[Plan]:
     made, config = model(shape, **options)
-    return [plan_of(made, config, facts, rows, 256) for rows in (128, 1)]
+    return [plan_of(made, config, caps, rows, 256) for rows in (128, 1)]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -68,9 +68,9 @@ def test_plans_are_as_recorded(name: str) -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_buffers_are_shared_without_anyone_noticing(name: str, fused: bool) -> None:
     """Replays a plan on names alone: what a dispatch reads is what was last meant to be there."""
-    shape, options, facts = CASES[name]
+    shape, options, caps = CASES[name]
     made, config = model(shape, **options)
-    plan = plan_of(made, config, facts, 5, 64, None if fused else ())
+    plan = plan_of(made, config, caps, 5, 64, None if fused else ())
     holds: dict[str, str] = {}
     for launch in plan.launches:
         written = [slot.buffer for slot in launch.step.slots if slot.access == "storage"]
@@ -96,13 +96,13 @@ def test_the_arena_is_much_smaller_than_its_tensors() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_weights_are_where_plans_look_for_them(name: str) -> None:
-    shape, options, facts = CASES[name]
+    shape, options, caps = CASES[name]
     made, config = model(shape, **options)
     for fusions in (None, ()):
         for rows in (128, 1):
-            plan = plan_of(made, config, facts, rows, 256, fusions)
+            plan = plan_of(made, config, caps, rows, 256, fusions)
             graph = fuse(made.build(config, Step(1, 1)), fusions)[0]
-            known = set(buffer_sizes(graph, facts)) | set(plan.params) | set(plan.arena)
+            known = set(buffer_sizes(graph, caps)) | set(plan.params) | set(plan.arena)
             known |= {"ids", "positions", "rope_table", "logits", NONE}
             states = {n for n in plan.program.buffers if n.endswith(("k_cache", "v_cache"))}
             assert set(plan.program.buffers) <= known | states

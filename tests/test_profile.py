@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shaderlm.bench.profile import Event, Phase, profile
-from shaderlm.bench.profile_files import trace
-from shaderlm.bench.roofline import Roofline, measure_roofline
 from shaderlm.cli.profile import _notes
 from shaderlm.engine import load
 from shaderlm.gpu import Device, open_device, release
 from shaderlm.gpu.watch import BY_PASS, IN_PASS, MOST_QUERIES, WALL
 from shaderlm.models.architecture import Step
+from shaderlm.profile.files import trace
+from shaderlm.profile.measure import Event, Phase, profile
+from shaderlm.profile.roofline import Roofline, measure_roofline
 from shaderlm.runtime.gpu_model import GpuModel
 from shaderlm.runtime.gpu_session import GpuSession
 
@@ -71,7 +71,7 @@ def taken(request: pytest.FixtureRequest, clocked: dict[str, Device], tiny: Path
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The roofs are taken for granted."""
-    monkeypatch.setattr("shaderlm.bench.roofline.measure_roofline", lambda device: ROOFS)
+    monkeypatch.setattr("shaderlm.profile.roofline.measure_roofline", lambda device: ROOFS)
 
 
 # Dispatches and sums ------------------------------------------------------------------------------------------
@@ -93,10 +93,10 @@ def names(phase: Phase) -> list[tuple[str, str, str, str]]:
 
 
 def test_the_clocks(device: Device, taken: Taken) -> None:
-    known = device.facts
+    known = device.caps
     best = IN_PASS if known.pass_timestamps else BY_PASS if known.timestamps else WALL
     wanted = {IN_PASS: best, BY_PASS: BY_PASS if known.timestamps else WALL, WALL: WALL}
-    without = tuple(name for name in ("pass_timestamps", "timestamps") if not getattr(taken.model.device.facts, name))
+    without = tuple(name for name in ("pass_timestamps", "timestamps") if not getattr(taken.model.device.caps, name))
     assert taken.model.device.clock == wanted[WALL if "timestamps" in without else BY_PASS if without else IN_PASS]
     said = " ".join(_notes(taken.model, ()))
     assert ("no timestamps" in said) == (taken.model.device.clock == WALL)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from shaderlm.bench.profile_files import Profile, read
-from shaderlm.bench.roofline import Roofline
 from shaderlm.gpu import Device
 from shaderlm.gpu.watch import WALL, Watch
+from shaderlm.profile.files import Profile, read
+from shaderlm.profile.roofline import Roofline
 from shaderlm.runtime.gpu_session import GpuSession
 
 from .command_line import Done, shaderlm
@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The roofs are taken for granted."""
-    monkeypatch.setattr("shaderlm.bench.roofline.measure_roofline", lambda device: Roofline(2e9, 1e10, 30.0, 0.0))
+    monkeypatch.setattr("shaderlm.profile.roofline.measure_roofline", lambda device: Roofline(2e9, 1e10, 30.0, 0.0))
 
 
 # A whole run --------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def ran(tiny: Path, device: Device, tmp_path_factory: pytest.TempPathFactory) ->
     """One run with everything, and the folder it wrote to."""
     to = tmp_path_factory.mktemp("profile")
     files = ("--json", to / "a.json", "--trace", to / "trace.json", "--html", to / "a.html")
-    return shaderlm("profile", "-m", tiny, "--device", device.facts.name, "-p", 16, "-n", 32, "-r", 4, *files), to
+    return shaderlm("profile", "-m", tiny, "--device", device.caps.name, "-p", 16, "-n", 32, "-r", 4, *files), to
 
 
 def test_a_run_writes_what_was_asked_for(ran: tuple[Done, Path], device: Device, tiny: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_run_writes_what_was_asked_for(ran: tuple[Done, Path], device: Device,
     assert done.err.splitlines() == [f"wrote {to / name}" for name in ("a.json", "trace.json", "a.html")]
     found = read(to / "a.json")
     assert [(phase.name, phase.rows, phase.steps) for phase in found.phases] == [("prefill", 16, 4), ("decode", 1, 32)]
-    assert (found.model, found.device, found.clock) == ("Tiny Llama Q8_0", device.facts.name, device.clock)
+    assert (found.model, found.device, found.clock) == ("Tiny Llama Q8_0", device.caps.name, device.clock)
     assert found.command.startswith("shaderlm profile -m ")
     kernels = {timed.kernel for phase in found.phases for timed in phase.dispatches}
     page = (to / "a.html").read_text(encoding="utf-8")
@@ -213,7 +213,7 @@ def interrupted(tiny: Path, device: Device, to: Path) -> tuple[Done, Profile | N
     """What a run prints and what it leaves in files: all of them or none, and nothing half-written."""
     files = ("--json", to / "a.json", "--trace", to / "t.json", "--html", to / "a.html")
     counts = ("-p", 2, "-r", 2, "-n", STEPS)
-    done = shaderlm("profile", "-m", tiny, "--device", device.facts.name, *counts, *files)
+    done = shaderlm("profile", "-m", tiny, "--device", device.caps.name, *counts, *files)
     assert done.code == 130
     assert "Traceback" not in done.out + done.err
     left = sorted(path.name for path in to.iterdir())
@@ -270,7 +270,7 @@ CHILD = """
 import signal
 from contextlib import contextmanager
 from wgpu.backends.wgpu_native import GPUCommandEncoder
-from shaderlm.bench import roofline
+from shaderlm.profile import roofline
 from shaderlm.cli import main
 from shaderlm.gpu import Device
 
@@ -300,7 +300,7 @@ main()
 def test_ctrl_c_while_a_submission_is_recorded(grain: str, tiny: Path, device: Device, tmp_path: Path) -> None:
     """Stamps that were never submitted must not be waited for. In a process of its own, which may be ended."""
     command = [sys.executable, "-c", CHILD.format(grain=grain), "profile", "-m", tiny, "-p", "0", "-n", "8"]
-    command += ["--device", device.facts.name, "--json", tmp_path / "a.json"]
+    command += ["--device", device.caps.name, "--json", tmp_path / "a.json"]
     ended = subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8", timeout=30, check=False)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (130, "interrupted; what was measured is above")
     (phase,) = read(tmp_path / "a.json").phases

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shaderlm.bench.profile import Phase, Timed, profile
-from shaderlm.bench.profile_files import Profile, read
-from shaderlm.bench.profile_report import comparison, summary, tables
-from shaderlm.bench.roofline import Roofline
 from shaderlm.bench.saving import write_whole
 from shaderlm.engine import load
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
 from shaderlm.gpu.watch import IN_PASS
+from shaderlm.profile.files import Profile, read
+from shaderlm.profile.measure import Phase, Timed, profile
+from shaderlm.profile.report import comparison, summary, tables
+from shaderlm.profile.roofline import Roofline
 
 from .command_line import shaderlm
 from .tiny_models import write_tiny_llama
@@ -148,18 +148,18 @@ def test_no_change_of_a_file_ends_in_a_traceback(tmp_path: Path) -> None:
     """Either it is refused in one line or it can be compared."""
     whole = made_up()
     wrong: tuple[Any, ...] = (..., None, "[/x]", -1, 0, float("nan"), 10**400, True, [], {}, [None], {"a": 1})
-    broken, refusals = [], set[str]()
+    broken, rejected = [], set[str]()
     for path, value in itertools.product(places(RECORD), wrong):
         try:
             found = read(saved(tmp_path / "bad.json", altered(RECORD, *path, to=value)))
             printed(found, whole)
             printed(whole, found)
         except InputError as problem:
-            refusals.add(str(problem))
+            rejected.add(str(problem))
         except Exception as problem:
             broken.append(f"{path} = {value!r:.20}: {type(problem).__name__} {problem}"[:150])
     assert not broken, f"{len(broken)}:\n" + "\n".join(broken)
-    assert not [text for text in refusals if "\n" in text]
+    assert not [text for text in rejected if "\n" in text]
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

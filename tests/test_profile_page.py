@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from shaderlm.bench.profile_files import read
-from shaderlm.bench.profile_page import page
 from shaderlm.errors import InputError
+from shaderlm.profile.files import read
+from shaderlm.profile.page import page
 
 from .browser import Browser, pixels
 from .profiles import phase, profile

@@ -114,9 +114,9 @@ def build(rows: int = 3, **options: Any) -> Any:
 
 def test_a_layer_becomes_ten_nodes() -> None:
     """A llama's six; two norms of heads, and the columns of q and k that they read."""
-    graph, refusals = fuse(build(rows=1))
+    graph, rejected = fuse(build(rows=1))
     layers = TINY[0]
-    assert refusals == ()
+    assert rejected == ()
     assert ops(graph) == {
         "embedding": 1,
         "rms_norm_mul": 2 * layers,
@@ -148,10 +148,10 @@ def test_fused_is_unfused_on_the_gpu(fusions: tuple[str, ...], tiny: Path, devic
 
 
 def test_formats_that_differ_are_merged_where_they_can_be() -> None:
-    graph, refusals = fuse(build(formats={"attn_v": "f16"}))
+    graph, rejected = fuse(build(formats={"attn_v": "f16"}))
     assert ops(graph)["rms_norm_linear"] == 2 * TINY[0] + 1  # q and k, v; the output matrix
-    assert {refusal.fusion for refusal in refusals} == {"linear_merge"}
-    assert "attn_v.weight is f16" in refusals[0].reason
+    assert {rejection.fusion for rejection in rejected} == {"linear_merge"}
+    assert "attn_v.weight is f16" in rejected[0].reason
 
 
 def test_halves_that_are_no_quads_keep_their_rope(tmp_path: Path, device: Device) -> None:
@@ -159,9 +159,9 @@ def test_halves_that_are_no_quads_keep_their_rope(tmp_path: Path, device: Device
     expected = forward(path, IDS[:6])
     with shaderlm.load(path, device=device, cache="f32") as model:
         assert isinstance(model._runner, GpuModel)
-        graph, refusals = model._runner.graph(Step(1, 8))
+        graph, rejected = model._runner.graph(Step(1, 8))
         assert ops(graph)["rope"] == 4
-        assert "rotary of 8" in next(r.reason for r in refusals if r.fusion == "rope_kv_write")
+        assert "rotary of 8" in next(r.reason for r in rejected if r.fusion == "rope_kv_write")
         assert_logits(model.logits(IDS[:6]), expected, 2e-4, "heads of 12")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from shaderlm.compile import lower, run_op
 from shaderlm.engine.sampling import Sampling, adjusted, choose, device_choice, log_probabilities, uniforms
 from shaderlm.errors import InputError, RouteError
 from shaderlm.gpu import WEBGPU_DEFAULT, Device
@@ -21,7 +22,6 @@ from shaderlm.graph import reference, resolve
 from shaderlm.graph.ops import CHOICE
 from shaderlm.kernels import choose as choose_route
 from shaderlm.kernels.wgsl import read
-from shaderlm.runtime import lower, run_op
 
 F32 = NDArray[np.float32]
 ALMOST_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
@@ -111,7 +111,7 @@ def test_what_lies_behind_the_logits_is_not_drawn(width: int, device: Device) ->
     dims = resolve("sample", {"width": width})
     for sampling in (SETTINGS[0], SETTINGS[6]):
         operands = {"logits": np.zeros(width, np.float32), "choice": device_choice(sampling, ALMOST_ONE)}
-        program = lower(choose_route("sample", dims, device.facts, None), dims, device.facts, operands)
+        program = lower(choose_route("sample", dims, device.caps, None), dims, device.caps, operands)
         padded = np.concatenate([operands["logits"], np.full(7, 1e9, np.float32)])
         raw = device.run(replace(program, buffers={**program.buffers, "logits": padded}))
         assert raw["out"].view(np.uint32)[0] == width - 1

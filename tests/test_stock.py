@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shaderlm.bench.profile import profile
 from shaderlm.engine import load
 from shaderlm.engine.sampling import Sampling, device_choice, uniforms
 from shaderlm.errors import DeviceError
@@ -24,6 +23,7 @@ from shaderlm.gpu import Device, stock
 from shaderlm.gpu.mailbox import Mailbox, ThroughClasses, ThroughHandles
 from shaderlm.gpu.record import through_classes
 from shaderlm.gpu.stock import COUNT, Stock
+from shaderlm.profile.measure import profile
 from shaderlm.runtime.gpu_model import GpuModel
 from shaderlm.runtime.gpu_session import GpuSession
 
@@ -232,7 +232,7 @@ def test_nothing_is_recorded_before_the_first_step(session: GpuSession, device: 
 
 
 def test_a_software_adapter_records_directly(device: Device, tiny: Path) -> None:
-    assert device.records_ahead == (not device.facts.software)
+    assert device.records_ahead == (not device.caps.software)
     with load(tiny, device=device) as loaded, loaded.stream("hello", max_tokens=8, ignore_eos=True) as answer:
         assert len([*itertools.islice(answer, 3)]) == 3  # an answer that has ended has no threads on any device
         assert bool(workers()) == device.records_ahead
@@ -279,7 +279,7 @@ def test_everything_is_given_back(model: GpuModel, device: Device, monkeypatch: 
 # When it goes wrong -----------------------------------------------------------------------------------------------
 
 
-def refusal(session: GpuSession, monkeypatch: pytest.MonkeyPatch) -> str:
+def rejection(session: GpuSession, monkeypatch: pytest.MonkeyPatch) -> str:
     """What a step says whose command buffer cannot be finished; the steps before and after it are right."""
     import wgpu
     from wgpu.backends.wgpu_native import GPUCommandEncoder
@@ -303,9 +303,9 @@ def test_an_error_has_the_same_words(model: GpuModel, device: Device, monkeypatc
     for ahead in (False, True):
         monkeypatch.setattr(device, "records_ahead", ahead)
         session = model.session()
-        said.append(refusal(session, monkeypatch))  # type: ignore[arg-type]
+        said.append(rejection(session, monkeypatch))  # type: ignore[arg-type]
         session.close()
-    assert said == [f"{device.facts.name} refused to run a plan: not today"] * 2
+    assert said == [f"{device.caps.name} refused to run a plan: not today"] * 2
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -351,7 +351,7 @@ print("done")
 
 def test_an_interpreter_that_ends_in_the_middle(device: Device) -> None:
     """Nothing closed, steps under way, threads at work."""
-    command = [sys.executable, "-c", CHILD, device.facts.name]
+    command = [sys.executable, "-c", CHILD, device.caps.name]
     ended = subprocess.run(
         command, capture_output=True, encoding="utf-8", timeout=30, check=False, cwd=Path(__file__).parent.parent
     )
@@ -380,7 +380,7 @@ def test_a_watch_sees_what_runs(session: GpuSession, device: Device) -> None:
             assert all(begin <= end for begin, end in (*submission.host.values(), *submission.ahead.values()))
             if there:
                 assert submission.ahead["finish"][1] <= submission.host["submit"][0]
-        if grain != "host" and device.facts.timestamps:
+        if grain != "host" and device.caps.timestamps:
             every = np.concatenate([submission.ends for submission in seen])
             assert (np.diff(every) >= 0).all(), "in the order of submissions"
 

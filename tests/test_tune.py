@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import shaderlm
+from shaderlm.compile import lower, timing, tuner
+from shaderlm.compile.plan_text import describe, describe_choices
+from shaderlm.compile.tuner import QUICK, THOROUGH, Tuner, shapes_of, tuned
+from shaderlm.compile.tuning import Entry, Tuning, key_of, read, save
 from shaderlm.gpu import Device
 from shaderlm.graph import resolve
 from shaderlm.graph.graph import Builder, Graph
 from shaderlm.kernels import Option, option, options
 from shaderlm.models.architecture import Step
-from shaderlm.runtime import lower, timing, tuner
 from shaderlm.runtime.gpu_model import GpuModel, plan_of
-from shaderlm.runtime.plan_text import describe, describe_choices
-from shaderlm.runtime.tuner import QUICK, THOROUGH, Tuner, shapes_of, tuned
-from shaderlm.runtime.tuning import Entry, Tuning, key_of, read, save
 
 from .architectures import SMOLLM2, model
 from .cases import Case, make, result, tolerance
@@ -59,7 +59,7 @@ def test_the_first_option_is_the_built_in_choice_and_none_is_there_twice() -> No
         found = options("linear", DIMS, LARGE_GPU, precision)
         assert found[0].name == first
         assert len({each.name for each in found}) == len(found) > 10
-        assert all(a.recipe != b.recipe for i, a in enumerate(found) for b in found[:i])
+        assert all(a.launch_list != b.launch_list for i, a in enumerate(found) for b in found[:i])
         assert any(each.route.name == "gemv_int16" for each in found) == (precision == "fast")
         for each in found:
             assert option("linear", each.name, DIMS, LARGE_GPU, precision) == each
@@ -98,24 +98,24 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def _cuts(op: str, facts: Any) -> list[Option]:
+def _cuts(op: str, caps: Any) -> list[Option]:
     dims = resolve(op, {"M": 1, **_SHAPES[op]})
-    return [each for each in options(op, dims, facts, "fast") if each.cut]
+    return [each for each in options(op, dims, caps, "fast") if each.cut]
 
 
-def _few(op: str, facts: Any) -> list[str]:
+def _few(op: str, caps: Any) -> list[str]:
     """The last cut of each of the op's routes: compiling takes a software adapter a second each."""
-    return list({each.route.name: each.name for each in _cuts(op, facts)}.values())
+    return list({each.route.name: each.name for each in _cuts(op, caps)}.values())
 
 
 def _check_cuts(op: str, gpu: Device, names: list[str]) -> None:
     case = Case(op, (("M", 1), *_SHAPES[op].items()))
     operands, expected = make(case)
     for name in names:
-        found = option(op, name, case.dims, gpu.facts, "fast")
+        found = option(op, name, case.dims, gpu.caps, "fast")
         assert isinstance(found, Option), found
-        route = replace(found.route, recipe=lambda *_, recipe=found.recipe: recipe)
-        raw = gpu.run(lower(route, case.dims, gpu.facts, operands))
+        route = replace(found.route, launch_list=lambda *_, launch_list=found.launch_list: launch_list)
+        raw = gpu.run(lower(route, case.dims, gpu.caps, operands))
         for output, wanted in expected.items():
             assert wanted is not None
             actual = result(case, output, raw[output], wanted)
@@ -124,13 +124,13 @@ def _check_cuts(op: str, gpu: Device, names: list[str]) -> None:
 
 @pytest.mark.parametrize("op", [op for op in _SHAPES if op not in ("linear_add", "rms_norm_linear_silu_mul")])
 def test_cuts_match_the_reference(op: str, gpu: Device) -> None:
-    _check_cuts(op, gpu, _few(op, gpu.facts))
+    _check_cuts(op, gpu, _few(op, gpu.caps))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("op", _SHAPES)
 def test_all_cuts_match_the_reference(op: str, gpu: Device) -> None:
-    _check_cuts(op, gpu, [each.name for each in _cuts(op, gpu.facts)])
+    _check_cuts(op, gpu, [each.name for each in _cuts(op, gpu.caps)])
 
 
 # Who wins ------------------------------------------------------------------------------------------------
@@ -251,8 +251,8 @@ def test_what_does_not_fit_the_budget_is_tried_at_the_next_load(monkeypatch: pyt
 def test_software_adapters_are_not_timed_but_their_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "BUDGET_SECONDS", 2.0)
     device = TimedDevice("linear", DIMS, lambda name: 1e-5)
-    device.facts = replace(TIMED_GPU, kind="software")
-    save(device.facts, {("fast", KEY): FOUND})
+    device.caps = replace(TIMED_GPU, kind="software")
+    save(device.caps, {("fast", KEY): FOUND})
     assert set(tuned(device.device, _graph(8192, 4096), "fast").entries) == {("fast", KEY)}
     assert device.timed == []
 
@@ -270,7 +270,7 @@ def test_a_real_device_is_timed(device: Device, timeless_device: Device, monkeyp
     dims = resolve("linear", {"M": 1, "K": 64, "N": 267})
     monkeypatch.setattr(timing, "ROTATE_BYTES", 1 << 16)
     for chosen, count in ((device, 2), (timeless_device, 1)):
-        few = [each for each in options("linear", dims, device.facts, "exact") if not each.cut][:count]
+        few = [each for each in options("linear", dims, device.caps, "exact") if not each.cut][:count]
         names = [each.name for each in few]
         monkeypatch.setattr(tuner, "options", lambda *given, few=few: few)
         made = Tuner(chosen, "exact", QUICK)
@@ -285,8 +285,8 @@ def test_a_real_device_is_timed(device: Device, timeless_device: Device, monkeyp
 def test_a_load_takes_the_winners_and_says_the_same(tmp_path: Path, device: Device) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", kind="f32", layers=1)
     dims = resolve("linear", {"M": 1, "K": 64, "N": 267})
-    first, other = [each.name for each in options("linear", dims, device.facts, "fast") if not each.cut][:2]
-    save(device.facts, {("fast", key_of("linear", dims)): Entry(other, first, {other: 1.0, first: 2.0}, True)})
+    first, other = [each.name for each in options("linear", dims, device.caps, "fast") if not each.cut][:2]
+    save(device.caps, {("fast", key_of("linear", dims)): Entry(other, first, {other: 1.0, first: 2.0}, True)})
     routes, logits = [], []
     for tune in (False, True):
         with shaderlm.load(path, device=device, tune=tune, cache="f32") as loaded:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from shaderlm import kernels
-from shaderlm.runtime import tuning
-from shaderlm.runtime.tuning import Entry, kernels_version, path_of, read, save
+from shaderlm.compile import tuning
+from shaderlm.compile.tuning import Entry, kernels_version, path_of, read, save
 
 from .timed_devices import TIMED_GPU
 

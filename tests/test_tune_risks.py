@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from shaderlm.compile import tuner
+from shaderlm.compile.tuning import Entry, path_of, read, save
 from shaderlm.engine import load, planning
 from shaderlm.errors import DeviceError, ModelError
 from shaderlm.gpu import Device, open_device
-from shaderlm.runtime import tuner
-from shaderlm.runtime.tuning import Entry, path_of, read, save
 
 from .command_line import shaderlm
 from .tiny_models import write_tiny_llama
@@ -39,7 +39,7 @@ def test_auto_is_one_word_however_it_is_written(
     """`adapter` takes all three for no choice of a device; a software adapter must then be refused for all three."""
     monkeypatch.setattr(planning, "open_device", lambda *_: device)
     monkeypatch.setattr(planning, "tune_shapes", lambda *_: iter(()))
-    monkeypatch.setattr(device, "facts", replace(device.facts, kind="software"))
+    monkeypatch.setattr(device, "caps", replace(device.caps, kind="software"))
     with pytest.raises(DeviceError, match="gains nothing"):
         list(planning.tune(tiny, device=word))
 
@@ -49,7 +49,7 @@ def test_threads_that_keep_entries_at_once(device: Device, caplog: pytest.LogCap
 
     def keep(k: int) -> None:
         for n in range(1, 11):
-            save(device.facts, {("fast", f"linear M=1 K={32 * k} N={n} format=q4_0 bias=False"): ENTRY})
+            save(device.caps, {("fast", f"linear M=1 K={32 * k} N={n} format=q4_0 bias=False"): ENTRY})
 
     threads = [threading.Thread(target=keep, args=(k,)) for k in range(1, 5)]
     for thread in threads:
@@ -57,7 +57,7 @@ def test_threads_that_keep_entries_at_once(device: Device, caplog: pytest.LogCap
     for thread in threads:
         thread.join()
     assert caplog.messages == []
-    assert len(read(device.facts).entries) == 40
+    assert len(read(device.caps).entries) == 40
 
 
 def test_what_could_not_be_kept_is_not_said_to_be(tiny: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,8 @@ def test_what_could_not_be_kept_is_not_said_to_be(tiny: Path, device: Device, mo
         yield next(iter(nodes)), ENTRY
 
     monkeypatch.setattr(planning, "tune_shapes", tune_shapes)
-    path_of(device.facts).mkdir(parents=True)
-    done = shaderlm("tune", tiny, "--device", device.facts.name)
+    path_of(device.caps).mkdir(parents=True)
+    done = shaderlm("tune", tiny, "--device", device.caps.name)
     assert (done.code, "gemv" in done.out) == (0, True)
     assert "kept in" not in done.out
 
@@ -79,7 +79,7 @@ def test_a_device_that_cannot_run_a_matmul_says_so_in_the_same_words(
 ) -> None:
     """Whatever goes wrong while shapes are timed, the plan is what says which layer cannot be run."""
     small = open_device(pytestconfig.getoption("--device"), limits={"max_storage_buffers": 3})
-    small.facts = replace(small.facts, kind="discrete")
+    small.caps = replace(small.caps, kind="discrete")
     monkeypatch.setattr(tuner, "BUDGET_SECONDS", 1.0)
     with pytest.raises(ModelError, match="this device cannot run"):
         load(tiny, device=small, tune=tune)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from wgpu.backends.wgpu_native import _api
 
+from shaderlm.compile import lower
 from shaderlm.errors import KernelError
 from shaderlm.gpu import Device
 from shaderlm.gpu.adapters import choose as choose_adapter
 from shaderlm.graph import reference, resolve
 from shaderlm.kernels import Kernel, choose, compose, shader_of
-from shaderlm.runtime import lower
 
 from .compare import assert_close
 from .weights import make_weight
@@ -58,17 +58,17 @@ def product(device: Device, bias: bool, residual: bool) -> tuple[Any, Any]:
     rng = np.random.default_rng(3)
     op = "linear_add" if residual else "linear"
     dims = resolve(op, {"M": 1, "K": 96, "N": 70, "format": "q4_0", "bias": bias})
-    facts = replace(device.facts, kind="discrete")
+    caps = replace(device.caps, kind="discrete")
     weight, dense = make_weight(rng, "q4_0", 70, 96)
     x = rng.standard_normal((1, 96)).astype(np.float32)
     added = rng.standard_normal((1, 70)).astype(np.float32) if residual else None
     more = rng.standard_normal(70).astype(np.float32) if bias else None
-    route = choose(op, dims, facts, "gemv")
-    for dispatch in route.recipe(dims, facts).dispatches:
+    route = choose(op, dims, caps, "gemv")
+    for dispatch in route.launch_list(dims, caps).dispatches:
         bound = [name for name, _ in shader_of(dispatch).bindings]
         assert bound == ["x", "weight", "scales", *["bias"] * bias, *["residual"] * residual, "out"]
     operands = {"x": x, "weight": weight, "residual": added, "bias": more}
-    program = lower(route, dims, facts, {name: array for name, array in operands.items() if array is not None})
+    program = lower(route, dims, caps, {name: array for name, array in operands.items() if array is not None})
     expected = reference.linear(x, dense)[0] + (0 if added is None else added[0]) + (0 if more is None else more)
     return device.run(program)["out"].view(np.float32), expected
 
@@ -101,7 +101,7 @@ def test_without_checks(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyP
 
 def test_what_is_wrong_with_a_source_is_said_without_checks_too(pytestconfig: pytest.Config) -> None:
     device = Device(choose_adapter(pytestconfig.getoption("--device")), checked=False)
-    program = lower(choose("add", dims := resolve("add", {"count": 4}), device.facts, None), dims, device.facts, {})
+    program = lower(choose("add", dims := resolve("add", {"count": 4}), device.caps, None), dims, device.caps, {})
     step = replace(program.steps[0], source=program.steps[0].source.replace("fn main", "fn mian", 1))
     with pytest.raises(KernelError, match="does not compile"):
         device.compile([step])
@@ -109,7 +109,7 @@ def test_what_is_wrong_with_a_source_is_said_without_checks_too(pytestconfig: py
 
 def test_software_adapters_check_and_gpus_do_not(pytestconfig: pytest.Config) -> None:
     adapter = choose_adapter(pytestconfig.getoption("--device"))
-    assert Device(adapter).checks == adapter.facts.software
+    assert Device(adapter).checks == adapter.caps.software
     assert Device(adapter, checked=True).checks
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from shaderlm.compile import lower
 from shaderlm.errors import KernelError
-from shaderlm.gpu import Device, Facts, Program, Step
+from shaderlm.gpu import Device, DeviceCaps, Program, Step
 from shaderlm.kernels import Dims, Option, options
-from shaderlm.runtime import lower
 
 from .test_plan import LARGE_GPU
 
@@ -21,7 +21,7 @@ class TimedDevice:
     """`seconds` says how long a call takes, by the name of the candidate; those of `broken` do not compile."""
 
     def __init__(self, op: str, dims: Dims, seconds: Callable[[str], float], precision: str = "fast") -> None:
-        self.facts: Facts = TIMED_GPU
+        self.caps: DeviceCaps = TIMED_GPU
         self.broken: set[str] = set()
         self.compiled: list[str] = []
         self.timed: list[str] = []
@@ -35,10 +35,10 @@ class TimedDevice:
 
     def know(self, op: str, dims: Dims, precision: str) -> list[Option]:
         """Recognise the programs of a shape."""
-        found = options(op, dims, self.facts, precision)
+        found = options(op, dims, self.caps, precision)
         for option in found:
-            route = replace(option.route, recipe=lambda *_, recipe=option.recipe: recipe)
-            self._names[lower(route, dims, self.facts, {}).steps[0].source] = option.name
+            route = replace(option.route, launch_list=lambda *_, launch_list=option.launch_list: launch_list)
+            self._names[lower(route, dims, self.caps, {}).steps[0].source] = option.name
         return found
 
     def compile(self, steps: Iterable[Step]) -> None:

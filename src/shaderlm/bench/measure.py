@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import DeviceError, RouteError
-from ..gpu import Device, Program
-from ..graph import resolve
-from ..kernels import choose
-from ..runtime import lower
-from ..runtime.timing import (
+from ..bench.comparisons import Comparison, Part
+from ..compile import lower
+from ..compile.timing import (
     Clock,
     Filler,
     Operands,
@@ -21,7 +18,10 @@ from ..runtime.timing import (
     sample_in_turns,
     sets_for,
 )
-from .comparisons import Comparison, Part
+from ..errors import DeviceError, RouteError
+from ..gpu import Device, Program
+from ..graph import resolve
+from ..kernels import choose
 
 SAMPLE_SECONDS = 0.02  # queued work per sample
 COPY_BYTES = 256 << 20
@@ -66,8 +66,8 @@ def _bound(device: Device, parts: tuple[Part, ...], fill: Filler) -> tuple[Sets,
     programs: list[tuple[Part, Program, frozenset[str]]] = []
     streamed = 0
     for part in parts:
-        route = choose(part.op, part.dims, device.facts, part.route)
-        program = lower(route, part.dims, device.facts, {})
+        route = choose(part.op, part.dims, device.caps, part.route)
+        program = lower(route, part.dims, device.caps, {})
         if part.only:
             kept = tuple(step for step in program.steps if step.label.startswith(part.only))
             program = replace(program, steps=kept)
@@ -90,7 +90,7 @@ def _bound(device: Device, parts: tuple[Part, ...], fill: Filler) -> tuple[Sets,
 
 def time_in_turns(clock: Clock, works: Sequence[tuple[Part, ...]], fill: Filler) -> list[float]:
     """Median seconds per call of pieces of work, sampled in turns."""
-    software = clock.device.facts.software
+    software = clock.device.caps.software
     loaded: list[tuple[Sets, int]] = []
     owned: list[Operands] = []
     try:
@@ -109,8 +109,8 @@ def time_in_turns(clock: Clock, works: Sequence[tuple[Part, ...]], fill: Filler)
 
 def copy_bandwidth(clock: Clock, fill: Filler) -> float:
     """Bytes read and written per second by the copy kernel on buffers far larger than a cache."""
-    facts = clock.device.facts
-    count = (4 << 20 if facts.software else min(facts.max_operand, COPY_BYTES)) // 16 * 4
+    caps = clock.device.caps
+    count = (4 << 20 if caps.software else min(caps.max_operand, COPY_BYTES)) // 16 * 4
     part = (Part("copy", "vec4", resolve("copy", {"count": count})),)
     (seconds,) = time_in_turns(clock, [part], fill)
     return 2 * 4 * count / seconds

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from .. import __version__
-from ..gpu import Facts
+from ..gpu import DeviceCaps
 from .measure import Row
 
 SOFTWARE_WARNING = (
@@ -26,11 +26,11 @@ def rate_text(row: Row) -> str:
     return f"{rate / 1e9:,.{0 if rate >= 1e10 else 1}f} {unit}"
 
 
-def verdict(row: Row, facts: Facts) -> str:
+def verdict(row: Row, caps: DeviceCaps) -> str:
     """The claimed ratio and, on a GPU, whether it was met."""
     if row.comparison.claimed is None:
         return "–"
-    mark = "" if facts.software else " ✓" if row.ratio >= row.comparison.claimed else " ✗"
+    mark = "" if caps.software else " ✓" if row.ratio >= row.comparison.claimed else " ✗"
     return f"{row.comparison.claimed:.2f}{mark}"
 
 
@@ -49,52 +49,52 @@ COLUMNS = (
 )
 
 
-def cells(row: Row, facts: Facts) -> tuple[str, ...]:
+def cells(row: Row, caps: DeviceCaps) -> tuple[str, ...]:
     """One row as text, in the order of COLUMNS."""
     c = row.comparison
     share = row.bandwidth / row.copy_bandwidth
     return (
         c.result, c.model, c.phase, c.what, c.shape, f"{row.before * 1e6:,.1f}", f"{row.after * 1e6:,.1f}",
-        f"{row.ratio:.2f}", verdict(row, facts), rate_text(row), f"{share:.0%}",
+        f"{row.ratio:.2f}", verdict(row, caps), rate_text(row), f"{share:.0%}",
     )  # fmt: skip
 
 
 WIDE = 104  # columns of a terminal that hold the whole table
 
 
-def tables(rows: list[Row], facts: Facts, width: int) -> list[Table]:
+def tables(rows: list[Row], caps: DeviceCaps, width: int) -> list[Table]:
     """A table per model for people. A terminal narrower than WIDE gets it without its last two columns."""
     copied = f"{rows[0].copy_bandwidth / 1e9:,.0f} GB/s copied" if rows else "nothing measured"
     names = ("result", *COLUMNS[3:]) if width >= WIDE else ("result", *COLUMNS[3:-2])
     shown = []
     for model in dict.fromkeys(row.comparison.model for row in rows):
-        title = f"{model} shapes · {facts.name} · {copied}"
+        title = f"{model} shapes · {caps.name} · {copied}"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for i, name in enumerate(names):
             table.add_column(name, justify="left" if i < 3 else "right", no_wrap=i != 1)
         for row in rows:
             if row.comparison.model == model:
-                result, _, phase, *rest = cells(row, facts)
+                result, _, phase, *rest = cells(row, caps)
                 table.add_row(*(f"{result} {phase}", *rest)[: len(names)])
         shown.append(table)
     return shown
 
 
-def markdown(rows: list[Row], facts: Facts) -> str:
+def markdown(rows: list[Row], caps: DeviceCaps) -> str:
     """The same table for a document."""
     lines = [" | ".join(COLUMNS), " | ".join("---" if i < 5 else "---:" for i in range(len(COLUMNS)))]
-    lines += [" | ".join(cells(row, facts)) for row in rows]
+    lines += [" | ".join(cells(row, caps)) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def records(rows: list[Row], facts: Facts) -> dict[str, Any]:
+def records(rows: list[Row], caps: DeviceCaps) -> dict[str, Any]:
     """Everything, for programs."""
     return {
         "version": __version__,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": asdict(facts),
-        "warning": SOFTWARE_WARNING if facts.software else None,
-        "clock": "timestamps" if facts.timestamps else "wall",
+        "device": asdict(caps),
+        "warning": SOFTWARE_WARNING if caps.software else None,
+        "clock": "timestamps" if caps.timestamps else "wall",
         "copy_bandwidth": rows[0].copy_bandwidth if rows else None,
         "rows": [
             {

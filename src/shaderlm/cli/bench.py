@@ -109,27 +109,27 @@ def kernels(
     err = Console(stderr=True)
     chosen = _select(ops, models, quick)
     opened = open_device(device)
-    facts = opened.facts
-    if facts.software:
+    caps = opened.caps
+    if caps.software:
         err.print(report.SOFTWARE_WARNING, style="yellow")
         large = [c for c in chosen if measure.too_large(c)] if not everything else []
         if large:
             chosen = [c for c in chosen if c not in large]
             err.print(f"{len(large)} large shapes are left out on a software adapter; --everything runs them.")
-    if not facts.timestamps:
+    if not caps.timestamps:
         err.print(
             "This adapter has no timestamps: times are wall-clock and include the host's share.",
             style="yellow",
         )
     rows, interrupted = _run(opened, chosen, err)
     if form == "json":
-        print(json.dumps(report.records(rows, facts), indent=2))
+        print(json.dumps(report.records(rows, caps), indent=2))
     elif form == "markdown":
-        print(report.markdown(rows, facts))
+        print(report.markdown(rows, caps))
     else:
         # A pipe has no width: give the tables the room they need instead of folding them to 80 columns.
         out = Console(width=None if Console().is_terminal else 120)
-        for table in report.tables(rows, facts, out.width):
+        for table in report.tables(rows, caps, out.width):
             out.print(table)
         if out.width < report.WIDE:
             err.print(f"{report.WIDE} columns would also show the rate and its share of copy; so does --json.")

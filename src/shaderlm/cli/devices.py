@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ..gpu import Facts
+    from ..gpu import DeviceCaps
 
 
 def size(nbytes: int) -> str:
@@ -23,19 +23,19 @@ def size(nbytes: int) -> str:
     raise AssertionError
 
 
-def _properties(facts: Facts) -> dict[str, str]:
+def _properties(caps: DeviceCaps) -> dict[str, str]:
     yes = {True: "yes", False: "no"}
     return {
-        "kind": facts.kind,
-        "backend": facts.backend,
-        "driver": facts.driver,
-        "f16": yes[facts.f16],
-        "subgroups": yes[facts.subgroups],
-        "timestamps": yes[facts.timestamps],
-        "largest binding": size(facts.max_binding),
-        "largest buffer": size(facts.max_buffer),
-        "threads per workgroup": str(facts.max_invocations),
-        "workgroup memory": size(facts.max_workgroup_memory),
+        "kind": caps.kind,
+        "backend": caps.backend,
+        "driver": caps.driver,
+        "f16": yes[caps.f16],
+        "subgroups": yes[caps.subgroups],
+        "timestamps": yes[caps.timestamps],
+        "largest binding": size(caps.max_binding),
+        "largest buffer": size(caps.max_buffer),
+        "threads per workgroup": str(caps.max_invocations),
+        "workgroup memory": size(caps.max_workgroup_memory),
     }
 
 
@@ -48,9 +48,9 @@ def devices(as_json: bool) -> None:
 
     from ..gpu import WHAT_TO_INSTALL, adapters
 
-    found = [adapter.facts for adapter in adapters()]
+    found = [adapter.caps for adapter in adapters()]
     if as_json:
-        print(json.dumps([{"number": i, **asdict(facts)} for i, facts in enumerate(found)], indent=2))
+        print(json.dumps([{"number": i, **asdict(caps)} for i, caps in enumerate(found)], indent=2))
         sys.exit(0 if found else 1)
     if not found:
         print(
@@ -61,10 +61,10 @@ def devices(as_json: bool) -> None:
     # One column per adapter: fits a narrow terminal, and puts the same limit of two adapters side by side.
     table = Table(header_style="bold")
     table.add_column("adapter")
-    for i, facts in enumerate(found):
-        table.add_column(f"{i}: {facts.name}", overflow="fold")
+    for i, caps in enumerate(found):
+        table.add_column(f"{i}: {caps.name}", overflow="fold")
     for name in _properties(found[0]):
-        table.add_row(name, *(_properties(facts)[name] for facts in found))
+        table.add_row(name, *(_properties(caps)[name] for caps in found))
     Console().print(table)
     if found[0].software:
         Console(stderr=True).print(

@@ -53,15 +53,15 @@ def info(given: tuple[str, ...], model: str | None, with_metadata: bool, with_te
     with progress_bar() as progress:
         path = find(one_model(given, model), progress)
     with GgufFile.open(path) as file:
-        facts = _facts(file)
+        caps = _facts(file)
         metadata = dict(file.metadata) if with_metadata else {}
         tensors = list(file.tensors.values()) if with_tensors else []
     if as_json:
-        facts |= {"metadata": {key: _json_value(value) for key, value in metadata.items()}} if with_metadata else {}
-        facts |= {"tensors": [_json_tensor(info) for info in tensors]} if with_tensors else {}
-        print(json.dumps(facts, ensure_ascii=False, indent=2))
+        caps |= {"metadata": {key: _json_value(value) for key, value in metadata.items()}} if with_metadata else {}
+        caps |= {"tensors": [_json_tensor(info) for info in tensors]} if with_tensors else {}
+        print(json.dumps(caps, ensure_ascii=False, indent=2))
         return
-    for name, text in _lines(facts):
+    for name, text in _lines(caps):
         print(f"{name:<14} {_printable(text)}".rstrip())
     for key, value in metadata.items():
         print(f"{_printable(key)} = {_short(value)}")
@@ -82,7 +82,7 @@ def _facts(file: GgufFile) -> dict[str, Any]:
         "path": str(file.path),
         "file_bytes": file.size,
         "architecture": _json_value(name),
-        "not_supported": _why_not(file),
+        "not_supported": _unsupported_reason(file),
         "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
         **_completed(numbers),
         "vocabulary": _vocabulary(file),
@@ -106,7 +106,7 @@ def _completed(numbers: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _why_not(file: GgufFile) -> str | None:
+def _unsupported_reason(file: GgufFile) -> str | None:
     """Why this file cannot be run, in words; None if it can, as far as its header tells."""
     from ..formats.gguf import SUPPORTED
     from ..models.architecture import architecture
@@ -186,32 +186,32 @@ def _cache_bytes(numbers: Mapping[str, Any]) -> dict[str, int] | None:
 # Showing -------------------------------------------------------------------------------------------------
 
 
-def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rope, tokenizer, cache = facts["rope"], facts["tokenizer"], facts["cache_bytes_per_1000_tokens"]
-    lines = [("name", facts["name"]), ("file", f"{facts['path']} ({size(facts['file_bytes'])})")]
-    lines.append(("architecture", _shown(facts["architecture"])))
-    if facts["not_supported"]:
-        lines.append(("not supported", facts["not_supported"]))
-    if facts["parameters"]:
-        lines.append(("parameters", f"{facts['parameters'] / 1e6:,.1f} M"))
+def _lines(caps: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rope, tokenizer, cache = caps["rope"], caps["tokenizer"], caps["cache_bytes_per_1000_tokens"]
+    lines = [("name", caps["name"]), ("file", f"{caps['path']} ({size(caps['file_bytes'])})")]
+    lines.append(("architecture", _shown(caps["architecture"])))
+    if caps["not_supported"]:
+        lines.append(("not supported", caps["not_supported"]))
+    if caps["parameters"]:
+        lines.append(("parameters", f"{caps['parameters'] / 1e6:,.1f} M"))
     for name in ("context", "layers", "hidden"):
-        lines.append((name, _shown(facts[name])))
-    lines.append(("heads", f"{_shown(facts['heads'])}, {_shown(facts['kv_heads'])} of keys and values"))
-    lines.append(("head width", _shown(facts["head_width"])))
-    lines.append(("FFN", _shown(facts["ffn"])))
-    lines.append(("vocabulary", _shown(facts["vocabulary"])))
+        lines.append((name, _shown(caps[name])))
+    lines.append(("heads", f"{_shown(caps['heads'])}, {_shown(caps['kv_heads'])} of keys and values"))
+    lines.append(("head width", _shown(caps["head_width"])))
+    lines.append(("FFN", _shown(caps["ffn"])))
+    lines.append(("vocabulary", _shown(caps["vocabulary"])))
     scaled = f", scaling {rope['scaling']}" if rope["scaling"] not in (None, "none") else ""
     scaled += f" by {rope['factor']:g}" if scaled and isinstance(rope["factor"], (int, float)) else ""
     lines.append(("rope", f"{_shown(rope['dimensions'])} dimensions, base {_shown(rope['base'])}{scaled}"))
     problem = f" ({tokenizer['problem']})" if tokenizer["problem"] else ""
     words = f", words cut like {tokenizer['pre']}" if tokenizer["pre"] is not None else ""
     lines.append(("tokenizer", f"{_shown(tokenizer['model'])}{words}{problem}"))
-    lines.append(("chat template", "yes" if facts["chat_template"] else "no"))
-    for kind, entry in facts["types"].items():
+    lines.append(("chat template", "yes" if caps["chat_template"] else "no"))
+    for kind, entry in caps["types"].items():
         turned = f"; as {entry['on_gpu']} on a GPU" if entry["on_gpu"] not in (None, kind) else ""
         lines.append((f"tensors {kind}", f"{entry['tensors']}, {size(entry['bytes'])}{turned}"))
-    if facts["gpu_weight_bytes"]:
-        lines.append(("on a GPU", f"about {size(facts['gpu_weight_bytes'])} of weights"))
+    if caps["gpu_weight_bytes"]:
+        lines.append(("on a GPU", f"about {size(caps['gpu_weight_bytes'])} of weights"))
     if cache:
         lines.append(("cache", f"{size(cache['f16'])} per {_TOKENS:,} tokens ({size(cache['f32'])} without f16)"))
     return lines

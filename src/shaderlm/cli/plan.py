@@ -30,16 +30,16 @@ def plan(
     wgsl: str | None,
 ) -> None:
     """Print the plans of MODEL (default: smollm2-135m): which kernels run, in which order, on what."""
+    from ..compile.plan_text import describe, describe_choices
+    from ..compile.tuning import Tuning, read
     from ..engine.planning import adapter, plans
     from ..errors import InputError
-    from ..runtime.plan_text import describe, describe_choices
-    from ..runtime.tuning import Tuning, read
 
     fusions = () if unfused else None
     sizes = {"rows": rows, "capacity": capacity}
     named = one_model(given, model)
     target = adapter(device, "a plan")
-    tuning = Tuning(origin="--no-tune") if no_tune else read(target.facts)
+    tuning = Tuning(origin="--no-tune") if no_tune else read(target.caps)
     made = plans(named, device=target, **sizes, fusions=fusions, precision=precision, tuning=tuning)
     if wgsl is None:
         reasons = [describe_choices(made[-1], tuning, precision)] if why else []

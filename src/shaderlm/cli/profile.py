@@ -21,9 +21,9 @@ from .options import model_argument, one_model, precision_option, tune_option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..bench.profile import Event, Phase
-    from ..bench.profile_files import Profile
     from ..gpu import Device
+    from ..profile.files import Profile
+    from ..profile.measure import Event, Phase
     from ..runtime.gpu_model import GpuModel
     from ..runtime.session import Runner
 
@@ -173,15 +173,15 @@ def _measured(
     unfused: Sequence[str],
 ) -> tuple[Profile, list[tuple[str, list[Event]]], bool]:
     from ..bench.build import commit
-    from ..bench.profile import check
-    from ..bench.profile import profile as measure
-    from ..bench.profile_files import Profile
-    from ..bench.roofline import measure_roofline
+    from ..profile.files import Profile
+    from ..profile.measure import check
+    from ..profile.measure import profile as measure
+    from ..profile.roofline import measure_roofline
 
     phases: list[Phase] = []
     events: list[tuple[str, list[Event]]] = []
     interrupted = False
-    facts = runner.device.facts
+    caps = runner.device.caps
     check(runner, prompt, generated, depth)
     with spoken() as say:
         say("copy bandwidth and arithmetic")
@@ -194,10 +194,10 @@ def _measured(
                 events.append((phase.name, traced))
     result = Profile(
         model=name,
-        device=facts.name,
-        backend=facts.backend,
-        driver=facts.driver,
-        software=facts.software,
+        device=caps.name,
+        backend=caps.backend,
+        driver=caps.driver,
+        software=caps.software,
         package=__version__,
         commit=commit(),
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -214,7 +214,7 @@ def _notes(runner: GpuModel, unfused: Sequence[str]) -> Iterator[str]:
     from ..bench.report import SOFTWARE_WARNING
     from ..gpu.watch import BY_PASS, WALL
 
-    if runner.device.facts.software:
+    if runner.device.caps.software:
         yield SOFTWARE_WARNING
     if unfused:
         yield f"without the fusions {', '.join(unfused)}"
@@ -228,7 +228,7 @@ def _notes(runner: GpuModel, unfused: Sequence[str]) -> Iterator[str]:
 
 
 def _print(out: Console, found: Profile) -> None:
-    from ..bench.profile_report import head, summary, tables
+    from ..profile.report import head, summary, tables
 
     print("\n".join(head(found)))
     for phase in found.phases:
@@ -239,8 +239,8 @@ def _print(out: Console, found: Profile) -> None:
 
 
 def _print_comparison(out: Console, before: Path, after: Path) -> None:
-    from ..bench.profile_files import read
-    from ..bench.profile_report import comparison
+    from ..profile.files import read
+    from ..profile.report import comparison
 
     for part in comparison(read(before), read(after)):
         print(part) if isinstance(part, str) else out.print(part)
@@ -253,9 +253,9 @@ def _write(
     traced: Path | None,
     page: Path | None,
 ) -> None:
-    from ..bench.profile_files import trace
-    from ..bench.profile_page import page as page_of
     from ..bench.saving import write_whole
+    from ..profile.files import trace
+    from ..profile.page import page as page_of
 
     if not found.phases:
         return

@@ -276,16 +276,16 @@ def _subject(runner: Runner, report: LoadReport) -> Subject:
     from ..bench.tables import Subject
     from ..runtime.gpu_model import GpuModel
 
-    facts = runner.device.facts if isinstance(runner, GpuModel) else None
+    caps = runner.device.caps if isinstance(runner, GpuModel) else None
     most = next(iter(report.types))
     return Subject(
         model_filename=str(report.path),
         model_type=f"{report.name} {most.upper()}" if report.path.suffix == ".gguf" else report.name,
         model_size=report.file_bytes,
         model_n_params=report.parameters,
-        backend=facts.backend if facts else "CPU",
-        device=facts.name if facts else "NumPy",
-        driver=facts.driver if facts else "",
+        backend=caps.backend if caps else "CPU",
+        device=caps.name if caps else "NumPy",
+        driver=caps.driver if caps else "",
         version=__version__,
         commit=commit(),
         cache=report.cache,

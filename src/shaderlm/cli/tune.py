@@ -12,7 +12,7 @@ from .loading import spoken
 from .options import model_argument, one_model, precision_option
 
 if TYPE_CHECKING:
-    from ..runtime.tuning import Entry
+    from ..compile.tuning import Entry
 
 
 @click.command()
@@ -34,7 +34,7 @@ def tune(given: tuple[str, ...], model: str | None, device: str | None, precisio
     named = one_model(given, model)
     opened = planning.adapter(device, "tuning")
     explicit = not planning.is_auto(device)
-    if opened.facts.software and explicit:
+    if opened.caps.software and explicit:
         print("shaderlm: nothing is gained by tuning a software adapter; it is done all the same", file=sys.stderr)
     found: list[tuple[str, Entry | None]] = []
     kept: Path | None = None

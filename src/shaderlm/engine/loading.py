@@ -107,12 +107,12 @@ def choose_device(device: str | int | Device | None) -> Device | None:
     except DeviceError as problem:
         _log.warning("no GPU can be used (%s); computing on the CPU with NumPy", problem)
         return None
-    if found and not found[0].facts.software:
+    if found and not found[0].caps.software:
         return open_device(found[0].number)
     if not found:
         _log.warning("no GPU was found; computing on the CPU with NumPy. `shaderlm devices` says what to install")
         return None
-    adapter = found[0].facts.name.lower()
+    adapter = found[0].caps.name.lower()
     word = next((known for known in ("swiftshader", "llvmpipe") if known in adapter), "software")
     _log.warning(
         "no GPU was found; computing on the CPU with NumPy. --device %s runs the WGSL kernels in software", word

@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from ..compile.plan import Lowering, Plan
+from ..compile.tuner import shapes_of, tune_shapes
+from ..compile.tuning import Entry, Tuning, key_of, path_of, read, save
 from ..errors import DeviceError, InputError
 from ..formats.find import find
 from ..formats.gguf import GgufFile
@@ -14,10 +17,7 @@ from ..graph.fuse import fuse
 from ..graph.graph import Node
 from ..models.architecture import Architecture, Config, Step, architecture
 from ..runtime.gpu_model import cache_format, plan_of
-from ..runtime.plan import Lowering, Plan
 from ..runtime.session import FIRST_CAPACITY
-from ..runtime.tuner import shapes_of, tune_shapes
-from ..runtime.tuning import Entry, Tuning, key_of, path_of, read, save
 from .loading import check_precision, config_of_file
 from .synthetic import PREFIX, config_of, parse
 
@@ -64,7 +64,7 @@ def plans(
         raise InputError(
             f"rows ≤ capacity ≤ the model's context of {config.context:,} must hold, got {prefill:,} and {room:,}"
         )
-    return [plan_of(kind, config, target.facts, n, room, fusions, None, precision, tuning) for n in (prefill, 1)]
+    return [plan_of(kind, config, target.caps, n, room, fusions, None, precision, tuning) for n in (prefill, 1)]
 
 
 def tune(
@@ -81,17 +81,17 @@ def tune(
     """
     check_precision(precision)
     target = adapter(device, "tuning")
-    facts = target.facts
-    path = path_of(facts)  # before anything is timed: there may be no place for caches
-    if facts.software and is_auto(device):
+    caps = target.caps
+    path = path_of(caps)  # before anything is timed: there may be no place for caches
+    if caps.software and is_auto(device):
         raise DeviceError(
             "no GPU was found, and tuning a software adapter gains nothing; --device software does it nevertheless"
         )
     kind, config = described(model)
-    step = Step(1, min(FIRST_CAPACITY, config.context), cache_format(facts))
-    graph, _ = fuse(kind.build(config, step), None, Lowering(facts, precision).why_not)
-    known = Tuning() if again else read(facts)
-    shapes = shapes_of(graph, facts, precision)
+    step = Step(1, min(FIRST_CAPACITY, config.context), cache_format(caps))
+    graph, _ = fuse(kind.build(config, step), None, Lowering(caps, precision).unsupported_reason)
+    known = Tuning() if again else read(caps)
+    shapes = shapes_of(graph, caps, precision)
     unknown = []
     for node in shapes:
         entry = known.entry(node.op, node.dims, precision)
@@ -107,4 +107,4 @@ def tune(
 
     for node, entry in tune_shapes(target, announced(), precision):
         key = key_of(node.op, node.dims)
-        yield key, entry, save(facts, {(precision, key): entry}) if entry is not None else None
+        yield key, entry, save(caps, {(precision, key): entry}) if entry is not None else None

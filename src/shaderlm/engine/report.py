@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Facts of a loaded model, for `--verbose` and for Python."""
+    """DeviceCaps of a loaded model, for `--verbose` and for Python."""
 
     name: str
     path: Path

@@ -96,13 +96,13 @@ def _intact(file: Path, marker: Path) -> bool:
     problem = f"has a wrong SHA-256, {SHA256[:8]}… is expected"
     try:
         with file.open("rb") as opened:
-            facts = os.fstat(opened.fileno())
-            if facts.st_size != SIZE:
-                problem = f"has {facts.st_size} bytes, {SIZE} are expected"
-            elif _read(marker) == _stamp(file, facts):
+            caps = os.fstat(opened.fileno())
+            if caps.st_size != SIZE:
+                problem = f"has {caps.st_size} bytes, {SIZE} are expected"
+            elif _read(marker) == _stamp(file, caps):
                 return True
             elif _hash(opened) == SHA256:
-                _mark(marker, file, facts)
+                _mark(marker, file, caps)
                 return True
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -112,8 +112,8 @@ def _intact(file: Path, marker: Path) -> bool:
     return False
 
 
-def _stamp(file: Path, facts: os.stat_result) -> str:
-    return f"{SHA256} {facts.st_size} {facts.st_mtime_ns} {file}\n"
+def _stamp(file: Path, caps: os.stat_result) -> str:
+    return f"{SHA256} {caps.st_size} {caps.st_mtime_ns} {file}\n"
 
 
 def _read(marker: Path) -> str:
@@ -122,10 +122,10 @@ def _read(marker: Path) -> str:
     return ""
 
 
-def _mark(marker: Path, file: Path, facts: os.stat_result) -> None:
+def _mark(marker: Path, file: Path, caps: os.stat_result) -> None:
     with suppress(OSError):  # without it the file is hashed again at the next start, no more
         marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.write_text(_stamp(file, facts), encoding="utf-8")
+        marker.write_text(_stamp(file, caps), encoding="utf-8")
 
 
 def _hash(opened: IO[bytes]) -> str:

@@ -1,8 +1,8 @@
 """Adapters, devices, buffers, pipelines and timestamps. Nothing outside this room imports wgpu."""
 
 from .adapters import WHAT_TO_INSTALL, Adapter, adapters
+from .caps import WEBGPU_DEFAULT, DeviceCaps
 from .device import Device, open_device
-from .facts import WEBGPU_DEFAULT, Facts
 from .mailbox import Letter
 from .program import Array, Program, Slot, Step, as_bytes
 from .record import Loaded, Prepared, release
@@ -14,7 +14,7 @@ __all__ = [
     "Adapter",
     "Array",
     "Device",
-    "Facts",
+    "DeviceCaps",
     "Letter",
     "Loaded",
     "Prepared",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DeviceError
-from .facts import KINDS, Facts
+from .caps import KINDS, DeviceCaps
 
 # Where Chromium's packages put SwiftShader, a software Vulkan driver without an entry of its own in the
 # Vulkan loader's search path.
@@ -46,25 +46,25 @@ def _offer_swiftshader() -> None:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter that wgpu found, with the facts of a device opened at its full limits."""
+    """One adapter that wgpu found, with the caps of a device opened at its full limits."""
 
     number: int  # in order of preference, as `shaderlm devices` lists them
-    facts: Facts
+    caps: DeviceCaps
     native: Any
 
 
-def _rank(facts: Facts) -> tuple[int, int]:
+def _rank(caps: DeviceCaps) -> tuple[int, int]:
     """Smaller is preferred: a real GPU before software, a modern backend before OpenGL."""
-    return (KINDS.index(facts.kind), _BACKEND_ORDER.get(facts.backend, 1))
+    return (KINDS.index(caps.kind), _BACKEND_ORDER.get(caps.backend, 1))
 
 
-def _facts(native: Any) -> Facts:
+def _facts(native: Any) -> DeviceCaps:
     info, features, limits = native.info, native.features, native.limits
     name = info["device"] or info["description"] or "unnamed adapter"
     kind = _KIND_OF_TYPE.get(info["adapter_type"], "other")
     if "llvmpipe" in name or "swiftshader" in name.lower():
         kind = "software"
-    return Facts(
+    return DeviceCaps(
         name=name,
         kind=kind,
         backend=info["backend_type"],
@@ -97,7 +97,7 @@ def adapters() -> list[Adapter]:
     wgpu.GPUBuffer._mapped_memoryviews = ()
     found = [(_facts(native), native) for native in wgpu.gpu.enumerate_adapters_sync()]
     found.sort(key=lambda pair: _rank(pair[0]))
-    return [Adapter(number, facts, native) for number, (facts, native) in enumerate(found)]
+    return [Adapter(number, caps, native) for number, (caps, native) in enumerate(found)]
 
 
 def choose(spec: str | int | None) -> Adapter:
@@ -115,10 +115,10 @@ def choose(spec: str | int | None) -> Adapter:
             return found[int(wanted)]
         wanted = ""
     for adapter in found:
-        facts = adapter.facts
-        if wanted == facts.kind or (wanted and wanted in f"{facts.name} {facts.backend}".lower()):
+        caps = adapter.caps
+        if wanted == caps.kind or (wanted and wanted in f"{caps.name} {caps.backend}".lower()):
             return adapter
-    listing = "; ".join(f"{a.number}: {a.facts.name} ({a.facts.kind}, {a.facts.backend})" for a in found)
+    listing = "; ".join(f"{a.number}: {a.caps.name} ({a.caps.kind}, {a.caps.backend})" for a in found)
     raise DeviceError(
         f"no adapter matches {spec!r}. Give a kind (discrete, integrated, software), a number or part of a "
         f"name. Found: {listing}"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import DeviceError, KernelError
 from .adapters import Adapter, choose
-from .facts import Facts
+from .caps import DeviceCaps
 from .mailbox import Letter, Mailbox
 from .modules import checked_module, unchecked_module
 from .program import Array, Program, Slot, Step, as_bytes, padded
@@ -27,7 +27,7 @@ from .record import Loaded, Prepared, encode, prepared, recorder, release
 from .stock import Stock
 from .watch import BY_PASS, IN_PASS, WALL, Grain, Watch
 
-# Facts' names for what may be switched off or capped, and wgpu's.
+# DeviceCaps' names for what may be switched off or capped, and wgpu's.
 _FEATURES = {
     "f16": "shader-f16",
     "subgroups": "subgroup",
@@ -57,20 +57,20 @@ class Device:
     ) -> None:
         import wgpu
 
-        caps = dict(limits or {})
-        for word, names, known in (("feature", without, _FEATURES), ("limit", caps, _LIMITS)):
+        lowered = dict(limits or {})
+        for word, names, known in (("feature", without, _FEATURES), ("limit", lowered, _LIMITS)):
             unknown = [name for name in names if name not in known]
             if unknown:
                 raise DeviceError(f"unknown {word} {unknown}; known: {list(known)}")
-        for name, value in caps.items():
+        for name, value in lowered.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise DeviceError(f"limit {name} must be a whole number of at least 1, got {value!r}")
-        facts = adapter.facts
-        kept = {name: bool(getattr(facts, name)) and name not in without for name in _FEATURES}
+        caps = adapter.caps
+        kept = {name: bool(getattr(caps, name)) and name not in without for name in _FEATURES}
         kept["pass_timestamps"] &= kept["timestamps"]  # these are written into the same sets of queries
-        capped = {name: min(value, getattr(facts, name)) for name, value in caps.items()}
+        capped = {name: min(value, getattr(caps, name)) for name, value in lowered.items()}
         changes: dict[str, Any] = {**kept, **capped}
-        self.facts: Facts = replace(facts, **changes)
+        self.caps: DeviceCaps = replace(caps, **changes)
         wanted = dict(adapter.native.limits)
         wanted.update({_LIMITS[name]: value for name, value in capped.items()})
         if "max_invocations" in capped:
@@ -83,31 +83,31 @@ class Device:
                 required_limits=wanted,
             )
         except (wgpu.GPUError, RuntimeError) as problem:
-            raise DeviceError(f"{facts.name} could not be opened: {problem}") from problem
+            raise DeviceError(f"{caps.name} could not be opened: {problem}") from problem
         self._gpu_error = wgpu.GPUError
         self._usage = wgpu.BufferUsage
         self._queue = self._native.queue
         # Software adapters are where kernels are tested: by default they check.
-        self.checks = facts.software if checked is None else checked
+        self.checks = caps.software if checked is None else checked
         self._pipelines: dict[tuple[str, tuple[str, ...]], tuple[Any, Any]] = {}
         self._lock = threading.RLock()
         self._mailbox = Mailbox(self._native)
         self._watch: Watch | None = None
         # Whether steps are recorded ahead by other threads. A software adapter computes on the cores they would need.
-        self.records_ahead = not facts.software
+        self.records_ahead = not caps.software
         self._stocks: weakref.WeakSet[Stock[Prepared]] = weakref.WeakSet()
 
     def __repr__(self) -> str:
-        return f"<Device {self.facts.name} ({self.facts.kind}, {self.facts.backend})>"
+        return f"<Device {self.caps.name} ({self.caps.kind}, {self.caps.backend})>"
 
     # buffers ---------------------------------------------------------------------------------------------
 
     def buffer(self, contents: Array | int) -> Any:
         """A storage buffer with these contents, or zeros of this many bytes."""
         nbytes = contents if isinstance(contents, int) else contents.nbytes
-        if padded(nbytes) > self.facts.max_buffer:
+        if padded(nbytes) > self.caps.max_buffer:
             raise DeviceError(
-                f"a buffer of {nbytes:,} bytes was asked for; {self.facts.name} allows {self.facts.max_buffer:,}"
+                f"a buffer of {nbytes:,} bytes was asked for; {self.caps.name} allows {self.caps.max_buffer:,}"
             )
         usage = self._usage.STORAGE | self._usage.UNIFORM | self._usage.COPY_DST | self._usage.COPY_SRC
         try:
@@ -115,7 +115,7 @@ class Device:
             if not isinstance(contents, int):
                 self._queue.write_buffer(native, 0, as_bytes(contents))
         except (self._gpu_error, MemoryError) as problem:
-            raise DeviceError(f"{self.facts.name} has no room for {nbytes:,} bytes: {problem}") from problem
+            raise DeviceError(f"{self.caps.name} has no room for {nbytes:,} bytes: {problem}") from problem
         return native
 
     def read(self, native: Any, nbytes: int) -> NDArray[np.uint8]:
@@ -138,7 +138,7 @@ class Device:
             with self._lock:
                 self._mailbox.write(native, words)
         except (self._gpu_error, MemoryError) as problem:
-            raise DeviceError(f"{self.facts.name} refused to take data: {problem}") from problem
+            raise DeviceError(f"{self.caps.name} refused to take data: {problem}") from problem
 
     def flush(self) -> None:
         """Wait until everything that was written has arrived, so that the host's copies are freed."""
@@ -158,7 +158,7 @@ class Device:
         try:
             yield
         except (self._gpu_error, MemoryError) as problem:
-            raise DeviceError(f"{self.facts.name} refused to {what}: {problem}") from problem
+            raise DeviceError(f"{self.caps.name} refused to {what}: {problem}") from problem
 
     # pipelines -------------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class Device:
                 try:
                     group = self._native.create_bind_group(layout=layout, entries=_entries(step.slots, buffers))
                 except self._gpu_error as problem:
-                    raise DeviceError(f"{self.facts.name} refused the buffers of {step.label}: {problem}") from problem
+                    raise DeviceError(f"{self.caps.name} refused the buffers of {step.label}: {problem}") from problem
                 steps.append((pipeline, group, step.grid))
             return Loaded(program, buffers, tuple(steps), recorder(steps))
 
@@ -221,7 +221,7 @@ class Device:
                 return {name: self.read(loaded.buffers[name], _size(program, name)) for name in program.outputs}
             except self._gpu_error as problem:
                 labels = ", ".join(dict.fromkeys(step.label for step in program.steps))
-                raise DeviceError(f"{self.facts.name} refused to run {labels}: {problem}") from problem
+                raise DeviceError(f"{self.caps.name} refused to run {labels}: {problem}") from problem
             finally:
                 release(loaded)
 
@@ -267,7 +267,7 @@ class Device:
                     letter = self._mailbox.submit(made.commands, made.staging)
                 del made  # a worker lets go of it
         except (self._gpu_error, MemoryError) as problem:
-            raise DeviceError(f"{self.facts.name} refused to run a plan: {problem}") from problem
+            raise DeviceError(f"{self.caps.name} refused to run a plan: {problem}") from problem
         stock.order()
         assert letter is not None, "a stock is made with something to post"
         return letter
@@ -275,7 +275,7 @@ class Device:
     @property
     def clock(self) -> str:
         """The finest clock for single dispatches that this device has, in words."""
-        return IN_PASS if self.facts.pass_timestamps else BY_PASS if self.facts.timestamps else WALL
+        return IN_PASS if self.caps.pass_timestamps else BY_PASS if self.caps.timestamps else WALL
 
     @contextmanager
     def watched(self, grain: Grain) -> Iterator[Watch]:
@@ -300,8 +300,8 @@ class Device:
 
         `heat` runs just before, untimed, in the same submission: a GPU that has been idle clocks low.
         """
-        if not self.facts.timestamps:
-            raise DeviceError(f"{self.facts.name} has no timestamp queries; GPU time cannot be measured")
+        if not self.caps.timestamps:
+            raise DeviceError(f"{self.caps.name} has no timestamp queries; GPU time cannot be measured")
         with self._lock:
             queries = self._native.create_query_set(type="timestamp", count=2)
             ticks = self._native.create_buffer(size=16, usage=self._usage.QUERY_RESOLVE | self._usage.COPY_SRC)
@@ -386,7 +386,7 @@ def open_device(
     """Open an adapter by kind, number or part of its name (default: the best one found).
 
     `without` switches features off ("f16", "subgroups", "timestamps") and `limits` lowers limits, both by
-    their names in `Facts`: that is how tests see a smaller device. Plain calls share one device per adapter.
+    their names in `DeviceCaps`: that is how tests see a smaller device. Plain calls share one device per adapter.
     """
     if without or limits:
         return Device(choose(spec), without=without, limits=limits)

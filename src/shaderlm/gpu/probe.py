@@ -11,15 +11,15 @@ from .adapters import adapters
 def main() -> int:
     """Print the preferred adapter that is not OpenGL; OpenGL misses what the tests need."""
     try:
-        found = [adapter.facts for adapter in adapters()]
+        found = [adapter.caps for adapter in adapters()]
     except DeviceError as problem:
         print(problem, file=sys.stderr)
         return 3
-    facts = next((facts for facts in found if facts.backend != "OpenGL"), None)
-    if facts is None:
+    caps = next((caps for caps in found if caps.backend != "OpenGL"), None)
+    if caps is None:
         print("no Vulkan, Metal or D3D12 adapter was found", file=sys.stderr)
         return 3
-    print(f"{facts.name} ({facts.kind}, {facts.backend})")
+    print(f"{caps.name} ({caps.kind}, {caps.backend})")
     return 0
 
 

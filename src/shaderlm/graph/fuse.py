@@ -46,7 +46,7 @@ class Fusion:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RejectedFusion:
     """A pattern that was found and left alone."""
 
     fusion: str
@@ -55,17 +55,17 @@ class Refusal:
 
 
 def fuse(
-    graph: Graph, fusions: Iterable[str] | None = None, why_not: Callable[[Node], str | None] | None = None
-) -> tuple[Graph, tuple[Refusal, ...]]:
+    graph: Graph, fusions: Iterable[str] | None = None, unsupported_reason: Callable[[Node], str | None] | None = None
+) -> tuple[Graph, tuple[RejectedFusion, ...]]:
     """Apply the named fusions (default: all), in the order of FUSIONS; and what was refused.
 
-    `why_not` answers for a node that a fusion would make why it cannot be run, or None if it can.
+    `unsupported_reason` answers for a node that a fusion would make why it cannot be run, or None if it can.
     """
     wanted = [fusion.name for fusion in FUSIONS] if fusions is None else list(fusions)
     unknown = [name for name in wanted if name not in {fusion.name for fusion in FUSIONS}]
     if unknown:
         raise InputError(f"unknown fusion {unknown}; there are {', '.join(fusion.name for fusion in FUSIONS)}")
-    refusals: list[Refusal] = []
+    rejected: list[RejectedFusion] = []
     for fusion in FUSIONS:
         if fusion.name not in wanted:
             continue
@@ -73,15 +73,15 @@ def fuse(
         for node in graph.nodes:
             if node.op == fusion.anchor:
                 answer = fusion.find(look, node)
-                if isinstance(answer, Rewrite) and why_not is not None:
-                    answer = next((reason for new in answer.new if (reason := why_not(new))), answer)
+                if isinstance(answer, Rewrite) and unsupported_reason is not None:
+                    answer = next((reason for new in answer.new if (reason := unsupported_reason(new))), answer)
                 if isinstance(answer, Rewrite):
                     rewrites.append(answer)
                 reason = answer.left_out if isinstance(answer, Rewrite) else answer
                 if reason is not None:
-                    refusals.append(Refusal(fusion.name, node.layer, reason))
+                    rejected.append(RejectedFusion(fusion.name, node.layer, reason))
         graph = graph.rewritten(rewrites)
-    return graph.check(), tuple(refusals)
+    return graph.check(), tuple(rejected)
 
 
 def _only_here(look: Look, name: str) -> str | None:
@@ -104,7 +104,7 @@ def _linear_silu_mul(look: Look, silu: Node) -> Answer:
     gate, up = (look.made_by(silu.inputs[key], "linear") for key in "ab")
     if gate is None or up is None:
         return None
-    reason = _why_not_one_matmul([gate, up]) or _only_here(look, gate.out) or _only_here(look, up.out)
+    reason = _unsupported_reason_one_matmul([gate, up]) or _only_here(look, gate.out) or _only_here(look, up.out)
     if reason:
         return reason
     merged, tensors = _merged(look, [gate, up], interleaved=True)
@@ -119,8 +119,8 @@ def _linear_merge(look: Look, first: Node) -> Answer:
         return None
     alike = max(([n for n in group if n.dims["format"] == m.dims["format"]] for m in group), key=len)
     if len(alike) < 2:
-        return _why_not_one_matmul(group)
-    reason = _why_not_one_matmul(alike)
+        return _unsupported_reason_one_matmul(group)
+    reason = _unsupported_reason_one_matmul(alike)
     if reason:
         return reason
     merged, tensors = _merged(look, alike, interleaved=False)
@@ -132,10 +132,10 @@ def _linear_merge(look: Look, first: Node) -> Answer:
         dims = {"rows": node.dims["M"], "width": width, "first": at, "count": node.dims["N"]}
         nodes.append(Node("columns", resolve("columns", dims), {"x": wide.name}, node.outputs, node.layer))
         at += node.dims["N"]
-    return Rewrite(tuple(alike), tuple(nodes), (*tensors, wide), _why_not_one_matmul(group))
+    return Rewrite(tuple(alike), tuple(nodes), (*tensors, wide), _unsupported_reason_one_matmul(group))
 
 
-def _why_not_one_matmul(nodes: list[Node]) -> str | None:
+def _unsupported_reason_one_matmul(nodes: list[Node]) -> str | None:
     first = nodes[0]
     if any(node.inputs["x"] != first.inputs["x"] for node in nodes):
         return "they read different inputs"

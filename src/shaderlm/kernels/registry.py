@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import InputError, RouteError
-from ..gpu.facts import Facts
-from .route import Dims, Recipe, Route, over_limits
+from ..gpu.caps import DeviceCaps
+from .route import Dims, LaunchList, Route, over_limits
 
 FAMILIES = ("norm", "linear", "attention", "pointwise")
 
@@ -38,9 +38,9 @@ def routes_of(op: str) -> tuple[Route, ...]:
     return known[op]
 
 
-def _in_order(op: str, dims: Dims, facts: Facts) -> list[Route]:
+def _in_order(op: str, dims: Dims, caps: DeviceCaps) -> list[Route]:
     """Routes of one op, preferred first for this shape on this device."""
-    return sorted(routes_of(op), key=lambda route: not route.prefer(dims, facts))
+    return sorted(routes_of(op), key=lambda route: not route.prefer(dims, caps))
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ class Verdict:
         return f"{mark} {self.route:<16} {self.reason}"
 
 
-def verdicts(op: str, dims: Dims, facts: Facts) -> list[Verdict]:
+def verdicts(op: str, dims: Dims, caps: DeviceCaps) -> list[Verdict]:
     """One verdict per route of the op; the route that would be taken by default is marked."""
     found: list[Verdict] = []
-    for route in _in_order(op, dims, facts):
-        reason = route.reason(dims, facts)
+    for route in _in_order(op, dims, caps):
+        reason = route.reason(dims, caps)
         taken = reason is None and route.exact and not any(verdict.default for verdict in found)
         said = reason or ("taken by default" if taken else "applies" if route.exact else "applies when named (rounds)")
         found.append(Verdict(route.name, reason is None, said, taken))
     return found
 
 
-def choose(op: str, dims: Dims, facts: Facts, name: str | None, precision: str = "exact") -> Route:
+def choose(op: str, dims: Dims, caps: DeviceCaps, name: str | None, precision: str = "exact") -> Route:
     """The named route, or the first that applies and is offered. Never another than the one that was named."""
     candidates = routes_of(op)
     shape = ", ".join(f"{key}={value}" for key, value in dims.items())
@@ -79,22 +79,22 @@ def choose(op: str, dims: Dims, facts: Facts, name: str | None, precision: str =
             hint = f" Did you mean {close[0]!r}?" if close else ""
             known = ", ".join(route.name for route in candidates)
             raise RouteError(f"{op} has no route {name!r}.{hint} Its routes: {known}")
-        reason = named.reason(dims, facts)
+        reason = named.reason(dims, caps)
         if reason is not None:
             raise RouteError(f"route {name!r} of {op} does not apply to {shape}: {reason}")
         return named
-    found = first_of(op, dims, facts, precision)
+    found = first_of(op, dims, caps, precision)
     if isinstance(found, Route):
         return found
-    raise RouteError(f"no route of {op} applies to {shape} on {facts.name}. {found}")
+    raise RouteError(f"no route of {op} applies to {shape} on {caps.name}. {found}")
 
 
-def first_of(op: str, dims: Dims, facts: Facts, precision: str) -> Route | str:
+def first_of(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> Route | str:
     """The first route that applies and is offered at this precision, or why there is none."""
     reasons = []
-    for route in _in_order(op, dims, facts):
-        reason = route.reason(dims, facts)
-        if reason is None and route.offered(precision, facts):
+    for route in _in_order(op, dims, caps):
+        reason = route.reason(dims, caps)
+        if reason is None and route.offered(precision, caps):
             return route
         rounds = "rounds its inputs: only when named" + (" or precision is fast, on a GPU" if route.fast else "")
         reasons.append(f"{route.name}: {reason or rounds}")
@@ -102,11 +102,11 @@ def first_of(op: str, dims: Dims, facts: Facts, precision: str) -> Route | str:
 
 
 class Option(NamedTuple):
-    """A route in one of its cuts ("": as the route cuts by itself), and the recipe for a shape."""
+    """A route in one of its cuts ("": as the route cuts by itself), and the launch_list for a shape."""
 
     route: Route
     cut: str
-    recipe: Recipe
+    launch_list: LaunchList
 
     @property
     def name(self) -> str:
@@ -114,39 +114,41 @@ class Option(NamedTuple):
         return f"{self.route.name}/{self.cut}" if self.cut else self.route.name
 
 
-def options(op: str, dims: Dims, facts: Facts, precision: str) -> list[Option]:
+def options(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> list[Option]:
     """All ways to compute a shape at this precision; first the one that is taken without asking. Equal ones once."""
-    first = choose(op, dims, facts, None, precision)
-    others = [route for route in routes_of(op) if route is not first and _usable(route, dims, facts, precision)]
+    first = choose(op, dims, caps, None, precision)
+    others = [route for route in routes_of(op) if route is not first and _usable(route, dims, caps, precision)]
     found: list[Option] = []
     for route in (first, *others):
-        recipes = {"": route.recipe(dims, facts)} | {name: cut() for name, cut in route.cuts(dims, facts).items()}
-        for name, recipe in recipes.items():
-            known = any(recipe == option.recipe for option in found)
-            if not known and over_limits(recipe, facts) is None:
-                found.append(Option(route, name, recipe))
+        launch_lists = {"": route.launch_list(dims, caps)} | {
+            name: cut() for name, cut in route.cuts(dims, caps).items()
+        }
+        for name, launch_list in launch_lists.items():
+            known = any(launch_list == option.launch_list for option in found)
+            if not known and over_limits(launch_list, caps) is None:
+                found.append(Option(route, name, launch_list))
     return found
 
 
-def option(op: str, name: str, dims: Dims, facts: Facts, precision: str) -> Option | str:
+def option(op: str, name: str, dims: Dims, caps: DeviceCaps, precision: str) -> Option | str:
     """The option of this name, or why it cannot be taken."""
     wanted, _, cut = name.partition("/")
     route = next((route for route in routes_of(op) if route.name == wanted), None)
     if route is None:
         return f"{op} has no route {wanted!r}"
-    if not route.offered(precision, facts):
+    if not route.offered(precision, caps):
         return f"{wanted} rounds its inputs, which was not asked for"
-    reason = route.reason(dims, facts)
+    reason = route.reason(dims, caps)
     if reason is not None:
         return f"{wanted} does not apply: {reason}"
     if not cut:
-        return Option(route, "", route.recipe(dims, facts))
-    cuts = route.cuts(dims, facts)
+        return Option(route, "", route.launch_list(dims, caps))
+    cuts = route.cuts(dims, caps)
     if cut not in cuts:
         return f"{wanted} is not cut as {cut!r}"
-    recipe = cuts[cut]()
-    return over_limits(recipe, facts) or Option(route, cut, recipe)
+    launch_list = cuts[cut]()
+    return over_limits(launch_list, caps) or Option(route, cut, launch_list)
 
 
-def _usable(route: Route, dims: Dims, facts: Facts, precision: str) -> bool:
-    return route.offered(precision, facts) and route.reason(dims, facts) is None
+def _usable(route: Route, dims: Dims, caps: DeviceCaps, precision: str) -> bool:
+    return route.offered(precision, caps) and route.reason(dims, caps) is None

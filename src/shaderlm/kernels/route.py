@@ -1,6 +1,6 @@
 """What a route is: when it applies, how its operands lie in memory, and which dispatches it makes.
 
-Knows WGSL composition and device facts; knows nothing of wgpu or of models.
+Knows WGSL composition and device caps; knows nothing of wgpu or of models.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..gpu.facts import Facts
+from ..gpu.caps import DeviceCaps
 from .wgsl import Constant, Kernel, Shader, Target, compose
 
 Array = NDArray[Any]
 Dims = Mapping[str, Any]
-Packer = Callable[[Array, Dims, Facts], Mapping[str, Array]]
+Packer = Callable[[Array, Dims, DeviceCaps], Mapping[str, Array]]
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One launch. `bind` maps names in the WGSL to buffers of the recipe where the two differ.
+    """One launch. `bind` maps names in the WGSL to buffers of the launch_list where the two differ.
 
     `written` says that the parameters are written into the source: for those that are the same in every step, on
     devices where compiling is quick. A compiler that knows how often a loop runs unrolls it. Operands that are `absent`
@@ -50,56 +50,56 @@ def covering(
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LaunchList:
     """The dispatches of a route for one shape, and the bytes of every buffer that they touch."""
 
     dispatches: tuple[Dispatch, ...]
     buffers: Mapping[str, int]
 
 
-def always(dims: Dims, facts: Facts) -> str | None:
+def always(dims: Dims, caps: DeviceCaps) -> str | None:
     """For routes without preconditions."""
     return None
 
 
-def never(dims: Dims, facts: Facts) -> bool:
+def never(dims: Dims, caps: DeviceCaps) -> bool:
     """For routes that have their place in the order of preference everywhere."""
     return False
 
 
-def uncut(dims: Dims, facts: Facts) -> Mapping[str, Callable[[], Recipe]]:
+def uncut(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """For routes that are cut in one way only."""
     return {}
 
 
 @dataclass(frozen=True)
 class Route:
-    """A way to compute an op. `why_not` answers None where it applies, else the reason in words.
+    """A way to compute an op. `unsupported_reason` answers None where it applies, else the reason in words.
 
     `pack` brings host arrays into the layout the kernels read, one function per operand (default: as they
     are); it may split an operand into several buffers. A route that is not `exact` rounds its operands and is taken
     only when it is named or, if it is `fast`, where the caller puts speed first. Where `prefer` says so, a route goes
     before those declared first. `cuts` names other ways to cut a shape into workgroups, which compute the same: what
-    `recipe` takes is right on average, and a device may be asked which one is fastest.
+    `launch_list` takes is right on average, and a device may be asked which one is fastest.
     """
 
     op: str
     name: str
-    recipe: Callable[[Dims, Facts], Recipe]
-    why_not: Callable[[Dims, Facts], str | None] = always
+    launch_list: Callable[[Dims, DeviceCaps], LaunchList]
+    unsupported_reason: Callable[[Dims, DeviceCaps], str | None] = always
     pack: Mapping[str, Packer] = field(default_factory=dict)
     exact: bool = True
-    prefer: Callable[[Dims, Facts], bool] = never
+    prefer: Callable[[Dims, DeviceCaps], bool] = never
     fast: bool = False
-    cuts: Callable[[Dims, Facts], Mapping[str, Callable[[], Recipe]]] = uncut
+    cuts: Callable[[Dims, DeviceCaps], Mapping[str, Callable[[], LaunchList]]] = uncut
 
-    def offered(self, precision: str, facts: Facts) -> bool:
+    def offered(self, precision: str, caps: DeviceCaps) -> bool:
         """Is it taken without being named? Software adapters gain nothing by rounding."""
-        return self.exact or (precision == "fast" and self.fast and not facts.software)
+        return self.exact or (precision == "fast" and self.fast and not caps.software)
 
-    def reason(self, dims: Dims, facts: Facts) -> str | None:
+    def reason(self, dims: Dims, caps: DeviceCaps) -> str | None:
         """Why this route does not apply here; None if it does. Nothing is allocated to find out."""
-        return self.why_not(dims, facts) or over_limits(self.recipe(dims, facts), facts)
+        return self.unsupported_reason(dims, caps) or over_limits(self.launch_list(dims, caps), caps)
 
 
 def shader_of(dispatch: Dispatch, target: Target = "wgpu") -> Shader:
@@ -109,28 +109,28 @@ def shader_of(dispatch: Dispatch, target: Target = "wgpu") -> Shader:
     return compose(dispatch.kernel, dispatch.constants, target, dispatch.params, dispatch.absent)
 
 
-def over_limits(recipe: Recipe, facts: Facts) -> str | None:
-    """The first limit of the device that a recipe breaks, in words."""
-    for dispatch in recipe.dispatches:
+def over_limits(launch_list: LaunchList, caps: DeviceCaps) -> str | None:
+    """The first limit of the device that a launch_list breaks, in words."""
+    for dispatch in launch_list.dispatches:
         label = dispatch.kernel.name
-        missing = sorted(need for need in dispatch.kernel.needs if not getattr(facts, need))
+        missing = sorted(need for need in dispatch.kernel.needs if not getattr(caps, need))
         if missing:
             return f"{label} needs {' and '.join(missing)}, which this device does not have"
         shader = shader_of(dispatch)
-        if shader.workgroup_size > facts.max_invocations:
-            return f"{label} has {shader.workgroup_size} threads per workgroup, the limit is {facts.max_invocations}"
+        if shader.workgroup_size > caps.max_invocations:
+            return f"{label} has {shader.workgroup_size} threads per workgroup, the limit is {caps.max_invocations}"
         storage = sum(access != "uniform" for _, access in shader.bindings)
-        if storage > facts.max_storage_buffers:
-            return f"{label} binds {storage} storage buffers, the limit is {facts.max_storage_buffers}"
-        if shader.workgroup_memory > facts.max_workgroup_memory:
+        if storage > caps.max_storage_buffers:
+            return f"{label} binds {storage} storage buffers, the limit is {caps.max_storage_buffers}"
+        if shader.workgroup_memory > caps.max_workgroup_memory:
             return (
                 f"{label} needs {shader.workgroup_memory:,} bytes of workgroup memory, "
-                f"the limit is {facts.max_workgroup_memory:,}"
+                f"the limit is {caps.max_workgroup_memory:,}"
             )
-        if fold(dispatch.workgroups, facts.max_workgroups) is None:
-            return f"{label} needs {dispatch.workgroups:,} workgroups, the limit is {facts.max_workgroups:,}²"
-    limit = facts.max_operand
-    for name, nbytes in recipe.buffers.items():
+        if fold(dispatch.workgroups, caps.max_workgroups) is None:
+            return f"{label} needs {dispatch.workgroups:,} workgroups, the limit is {caps.max_workgroups:,}²"
+    limit = caps.max_operand
+    for name, nbytes in launch_list.buffers.items():
         if nbytes > limit:
             return f"{name} takes {nbytes:,} bytes, one binding holds {limit:,}; give it fewer rows at a time"
     return None
@@ -149,12 +149,12 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def row_ranges(rows: int, row_bytes: int, facts: Facts, multiple: int = 1) -> list[tuple[int, int]]:
+def row_ranges(rows: int, row_bytes: int, caps: DeviceCaps, multiple: int = 1) -> list[tuple[int, int]]:
     """Split the rows of a weight so that each range fits one binding; at least one row each.
 
     Ranges start at multiples of `multiple` rows wherever that many fit.
     """
-    fitting = facts.max_operand // row_bytes
+    fitting = caps.max_operand // row_bytes
     per_range = max(1, fitting // multiple * multiple or fitting)
     return [(first, min(first + per_range, rows)) for first in range(0, rows, per_range)]
 
@@ -169,8 +169,8 @@ def f32(count: int) -> int:
     return 4 * count
 
 
-def reduction(facts: Facts) -> tuple[str, frozenset[str]]:
+def reduction(caps: DeviceCaps) -> tuple[str, frozenset[str]]:
     """The shared file that sums over a workgroup on this device, and what it needs."""
-    if facts.subgroups:
+    if caps.subgroups:
         return "shared/reduce_subgroup", frozenset({"subgroups"})
     return "shared/reduce_tree", frozenset()

@@ -132,7 +132,7 @@ def compose(
     params: Mapping[str, int | float] | None = None,
     absent: Iterable[str] = (),
 ) -> Shader:
-    """The specialised source of a kernel for a WebGPU implementation, with its declared facts.
+    """The specialised source of a kernel for a WebGPU implementation, with its declared caps.
 
     Given `params`, their values are written into the source, and there is no buffer of them. Arrays that are `absent`,
     which with these values nobody reads, have no binding either: each costs the host time in every step.

@@ -59,4 +59,4 @@ def explain(op: str, *, device: Any = None, **shape: Any) -> Explanation:
     >>> print(explain("linear_q4gsw", M=1, K=2048, N=8192, group_size=32))  # doctest: +SKIP
     """
     dims = resolve(op, shape)
-    return Explanation(verdicts(op, dims, checks.device_of(device).facts))
+    return Explanation(verdicts(op, dims, checks.device_of(device).caps))

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ..compile import run_op
+from ..compile.execute import read_as
 from ..errors import InputError
 from ..gpu import Array
 from ..graph import resolve
 from ..graph.reference import rope_table
-from ..runtime import run_op
-from ..runtime.execute import read_as
 from . import checks
 
 

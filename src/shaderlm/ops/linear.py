@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from ..compile import run_op
+from ..compile.execute import read_as
 from ..errors import InputError
 from ..formats.blocks import BLOCKS
 from ..gpu import Array
 from ..graph import resolve
 from ..graph.ops import FORMATS
-from ..runtime import run_op
-from ..runtime.execute import read_as
 from . import checks
 
 

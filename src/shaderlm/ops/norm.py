@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ..compile import run_op
+from ..compile.execute import read_as
 from ..gpu import Array
 from ..graph import resolve
-from ..runtime import run_op
-from ..runtime.execute import read_as
 from . import checks
 
 

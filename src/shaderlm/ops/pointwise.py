@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..compile import run_op
+from ..compile.execute import read_as
 from ..errors import InputError
 from ..gpu import Array
 from ..graph import resolve
-from ..runtime import run_op
-from ..runtime.execute import read_as
 from . import checks
 
 

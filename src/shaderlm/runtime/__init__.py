@@ -1,5 +1,1 @@
-"""From a routed op to a program on a device."""
-
-from .execute import lower, run_op
-
-__all__ = ["lower", "run_op"]
+"""Models on a device: weights, caches, and conversations with them."""

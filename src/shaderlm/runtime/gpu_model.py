@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from ..compile.plan import NONE, Launch, Lowering, Plan
+from ..compile.tuner import tuned
+from ..compile.tuning import Tuning
 from ..errors import KernelError, ShaderlmError
-from ..gpu import Array, Device, Facts, Loaded, Program
-from ..graph.fuse import Refusal, fuse
+from ..gpu import Array, Device, DeviceCaps, Loaded, Program
+from ..graph.fuse import RejectedFusion, fuse
 from ..graph.graph import Builder, Graph
 from ..graph.ops import CHOICE
 from ..models.architecture import Architecture, Config, Step
 from .gpu_session import GpuSession
-from .plan import NONE, Launch, Lowering, Plan
 from .session import F32, Model, Session
-from .tuner import tuned
-from .tuning import Tuning
 from .weights import Progress, Source, upload
 
 # Rows of a prompt at once: enough to fill a large GPU, little enough for a software adapter to be interrupted.
@@ -37,7 +37,7 @@ MOST_PLANS, MOST_PARAMS = 32, 512  # of a model: prompts come in many lengths, e
 def plan_of(
     architecture: Architecture,
     config: Config,
-    facts: Facts,
+    caps: DeviceCaps,
     rows: int,
     capacity: int,
     fusions: Sequence[str] | None = None,
@@ -45,19 +45,19 @@ def plan_of(
     precision: str = "fast",
     tuning: Tuning | None = None,
 ) -> Plan:
-    """The plan of a step on a device that has these facts."""
-    step = Step(rows, capacity, cache or cache_format(facts))
-    lowering = Lowering(facts, precision, tuning)
-    graph, refusals = fuse(architecture.build(config, step), fusions, lowering.why_not)
-    return lowering.plan(step_name(step), graph, refusals, rows, capacity)
+    """The plan of a step on a device that has these caps."""
+    step = Step(rows, capacity, cache or cache_format(caps))
+    lowering = Lowering(caps, precision, tuning)
+    graph, rejected = fuse(architecture.build(config, step), fusions, lowering.unsupported_reason)
+    return lowering.plan(step_name(step), graph, rejected, rows, capacity)
 
 
-def cache_format(facts: Facts) -> str:
+def cache_format(caps: DeviceCaps) -> str:
     """The cache is f16 where the GPU has f16."""
-    return "f16" if facts.f16 else "f32"
+    return "f16" if caps.f16 else "f32"
 
 
-def largest_context(config: Config, facts: Facts, cache: str) -> int:
+def largest_context(config: Config, caps: DeviceCaps, cache: str) -> int:
     """Positions for which every operand that grows with the context still fits one binding."""
     width = -(-config.head_width // 4) * 4
     per_position = (
@@ -65,14 +65,14 @@ def largest_context(config: Config, facts: Facts, cache: str) -> int:
         4 * config.rope.rotary,  # the table of turns
         4 * config.heads * max(1, width // 32),  # scores of a query; partial sums of a split of 32 keys
     )
-    return facts.max_operand // max(per_position)
+    return caps.max_operand // max(per_position)
 
 
-def most_rows(config: Config, facts: Facts) -> int:
+def most_rows(config: Config, caps: DeviceCaps) -> int:
     """Rows at once: what is worth it, and no more than lets every hidden tensor fit one binding."""
     head = config.head_width
     widest = max(config.hidden, 2 * config.ffn, (config.heads + 2 * config.kv_heads) * head)
-    return max(1, min(SOFTWARE_CHUNK if facts.software else CHUNK, facts.max_operand // (4 * widest)))
+    return max(1, min(SOFTWARE_CHUNK if caps.software else CHUNK, caps.max_operand // (4 * widest)))
 
 
 def make_room(kept: dict[Any, Any], most: int) -> None:
@@ -104,18 +104,18 @@ class GpuModel(Model):
     ) -> None:
         factors = source.vector(config.rope.factors) if config.rope.factors else None
         self.device = device
-        self.cache = cache or cache_format(device.facts)
-        room = largest_context(config, device.facts, self.cache)
-        self._lowering = Lowering(device.facts, precision)
+        self.cache = cache or cache_format(device.caps)
+        room = largest_context(config, device.caps, self.cache)
+        self._lowering = Lowering(device.caps, precision)
         fitting = replace(config, context=min(config.context, room))
-        super().__init__(architecture, fitting, factors, fusions, self._lowering.why_not)
-        self.chunk = most_rows(config, device.facts)
+        super().__init__(architecture, fitting, factors, fusions, self._lowering.unsupported_reason)
+        self.chunk = most_rows(config, device.caps)
         # A software adapter computes on the host's cores: nothing is gained by running ahead there.
-        self.ahead = 1 if device.facts.software else 2
+        self.ahead = 1 if device.caps.software else 2
         self.closed = False
         self._planning = threading.RLock()
         self._preparing: threading.Thread | None = None
-        self._graphs: dict[Step, tuple[Graph, tuple[Refusal, ...]]] = {}
+        self._graphs: dict[Step, tuple[Graph, tuple[RejectedFusion, ...]]] = {}
         self._plans: dict[Step, Plan] = {}
         self._choosers: dict[tuple[str, bool], Plan] = {}
         self._sessions: weakref.WeakSet[GpuSession] = weakref.WeakSet()
@@ -141,7 +141,7 @@ class GpuModel(Model):
         rows = min(rows, self.config.context)
         return self.plan(Step(rows, self.capacity(rows), self.cache))
 
-    def graph(self, step: Step) -> tuple[Graph, tuple[Refusal, ...]]:
+    def graph(self, step: Step) -> tuple[Graph, tuple[RejectedFusion, ...]]:
         """The fused graph of a step; the last few are kept."""
         with self._planning:
             if step not in self._graphs:
@@ -154,9 +154,9 @@ class GpuModel(Model):
         """The plan of a step, made once."""
         with self._planning:
             if step not in self._plans:
-                graph, refusals = self.graph(step)
+                graph, rejected = self.graph(step)
                 make_room(self._plans, MOST_PLANS)
-                self._plans[step] = self._lowering.plan(step_name(step), graph, refusals, step.rows, step.capacity)
+                self._plans[step] = self._lowering.plan(step_name(step), graph, rejected, step.rows, step.capacity)
             return self._plans[step]
 
     def planned(self, step: Step) -> bool:
@@ -263,12 +263,12 @@ class GpuModel(Model):
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
-        facts = self.device.facts
+        caps = self.device.caps
         held = sum(native.size for native in self._weights.values())
         return {
-            "device": f"{facts.name} ({facts.backend})",
+            "device": f"{caps.name} ({caps.backend})",
             "weight_bytes": held,
             "cache": self.cache,
             # Software adapters gain nothing by rounding, and do not.
-            "precision": "exact" if facts.software else self._lowering.precision,
+            "precision": "exact" if caps.software else self._lowering.precision,
         }

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..compile.plan import tensor_bytes
 from ..errors import InputError
 from ..gpu import Letter, Loaded, Prepared, Stock
 from ..models.architecture import Step
-from .plan import tensor_bytes
 from .session import F32, Choice, Session
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class GpuSession(Session):
         super().__init__(model)
         self._model, self._device = model, model.device
         self.chunk, self.ahead = model.chunk, model.ahead
-        self.most_logits = max(1, model.device.facts.max_operand // (4 * model.config.vocabulary))
+        self.most_logits = max(1, model.device.caps.max_operand // (4 * model.config.vocabulary))
         self._capacity = 0
         self._caches: dict[str, Any] = {}
         self._loaded: dict[Step, Loaded] = {}

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..graph.fuse import Refusal, fuse
+from ..graph.fuse import RejectedFusion, fuse
 from ..graph.graph import Graph, Node
 from ..graph.reference import rope_table
 from ..models.architecture import Architecture, Config, Step
@@ -44,14 +44,19 @@ class Model:
         config: Config,
         factors: Any,
         fusions: Sequence[str] | None,
-        why_not: Callable[[Node], str | None] | None = None,
+        unsupported_reason: Callable[[Node], str | None] | None = None,
     ) -> None:
         self.config = config
-        self._architecture, self._factors, self._fusions, self._why_not = architecture, factors, fusions, why_not
+        self._architecture, self._factors, self._fusions, self._unsupported_reason = (
+            architecture,
+            factors,
+            fusions,
+            unsupported_reason,
+        )
 
-    def graph(self, step: Step) -> tuple[Graph, tuple[Refusal, ...]]:
+    def graph(self, step: Step) -> tuple[Graph, tuple[RejectedFusion, ...]]:
         """The fused graph of a step."""
-        return fuse(self._architecture.build(self.config, step), self._fusions, self._why_not)
+        return fuse(self._architecture.build(self.config, step), self._fusions, self._unsupported_reason)
 
     def rope_table(self, positions: int) -> F32:
         """(cos, sin) [positions, rotary / 2, 2]."""

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..gpu import Array, Device, Facts
+from ..compile.plan import weight_buffer
+from ..gpu import Array, Device, DeviceCaps
 from ..graph.graph import Graph, Tensor
 from ..kernels.linear import packed
 from ..kernels.linear.formats import FORMATS
 from ..kernels.route import part
-from .plan import weight_buffer
 
 PIECE_BYTES = 16 << 20
 FLUSH_BYTES = 64 << 20
@@ -48,7 +48,7 @@ class Piece:
     data: Array
 
 
-def buffer_sizes(graph: Graph, facts: Facts) -> dict[str, int]:
+def buffer_sizes(graph: Graph, caps: DeviceCaps) -> dict[str, int]:
     """Bytes of every buffer that the graph's weights need, by the names that plans use."""
     sizes: dict[str, int] = {}
     for tensor, key, dims in _operands(graph):
@@ -56,7 +56,7 @@ def buffer_sizes(graph: Graph, facts: Facts) -> dict[str, int]:
             sizes[tensor.name] = 4 * tensor.size
             continue
         lay = packed.layout(dims)
-        for i, (first, end) in enumerate(packed.ranges(dims, facts)):
+        for i, (first, end) in enumerate(packed.ranges(dims, caps)):
             if key == "bias":
                 sizes[weight_buffer(tensor, part("bias", i))] = 4 * (end - first)
             else:
@@ -65,17 +65,17 @@ def buffer_sizes(graph: Graph, facts: Facts) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def pieces(graph: Graph, facts: Facts, source: Source) -> Iterator[Piece]:
+def pieces(graph: Graph, caps: DeviceCaps, source: Source) -> Iterator[Piece]:
     """The contents of those buffers, piece by piece."""
     for tensor, key, dims in _operands(graph):
         if key == "plain":
             yield Piece(tensor.name, 0, _vector(tensor, source))
         elif key == "bias":
             whole = _vector(tensor, source)
-            for i, (first, end) in enumerate(packed.ranges(dims, facts)):
+            for i, (first, end) in enumerate(packed.ranges(dims, caps)):
                 yield Piece(weight_buffer(tensor, part("bias", i)), 0, whole[first:end])
         else:
-            yield from _matrix(tensor, dims, facts, source)
+            yield from _matrix(tensor, dims, caps, source)
 
 
 def _operands(graph: Graph) -> Iterator[tuple[Tensor, str, dict[str, Any]]]:
@@ -99,10 +99,10 @@ def _vector(tensor: Tensor, source: Source) -> Array:
     return np.ascontiguousarray(joined.reshape(-1), np.float32)
 
 
-def _matrix(tensor: Tensor, dims: dict[str, Any], facts: Facts, source: Source) -> Iterator[Piece]:
+def _matrix(tensor: Tensor, dims: dict[str, Any], caps: DeviceCaps, source: Source) -> Iterator[Piece]:
     form, lay = FORMATS[tensor.format], packed.layout(dims)
     step = max(2, PIECE_BYTES // (lay.row_bytes + lay.groups * lay.group_bytes) // 2 * 2)
-    for i, (start, stop) in enumerate(packed.ranges(dims, facts)):
+    for i, (start, stop) in enumerate(packed.ranges(dims, caps)):
         for first in range(start, stop, step):
             end = min(first + step, stop)
             words, scales = form.repack(_rows(tensor, first, end, source))
@@ -131,13 +131,13 @@ def _rows(tensor: Tensor, first: int, end: int, source: Source) -> Array:
 
 def upload(device: Device, graph: Graph, source: Source, progress: Progress | None = None) -> dict[str, Any]:
     """Weights into buffers on the device. What was already made is given back if anything fails."""
-    sizes = buffer_sizes(graph, device.facts)
+    sizes = buffer_sizes(graph, device.caps)
     total, done, waiting = sum(sizes.values()), 0, 0
     buffers: dict[str, Any] = {}
     try:
         for name, size in sizes.items():
             buffers[name] = device.buffer(size)
-        for piece in pieces(graph, device.facts, source):
+        for piece in pieces(graph, device.caps, source):
             device.write(buffers[piece.buffer], piece.data, piece.offset)
             done, waiting = done + piece.data.nbytes, waiting + piece.data.nbytes
             if waiting >= FLUSH_BYTES:  # what is written lies in host memory until the queue has run

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ...gpu.facts import Facts
-from ..route import Dims, Recipe, Route, covering, f32
+from ...gpu.caps import DeviceCaps
+from ..route import Dims, LaunchList, Route, covering, f32
 from ..wgsl import Constant, Kernel
 from .attention import cache_bytes
 
 
-def _recipe(dims: Dims, facts: Facts) -> Recipe:
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     tokens, quads = dims["T"], dims["D"] // 4
     params = {"tokens": tokens, "heads": dims["Hq"], "kv_heads": dims["Hkv"], "quads": quads}
     params["rotary"] = dims["rotary"] // 4
@@ -25,10 +25,10 @@ def _recipe(dims: Dims, facts: Facts) -> Recipe:
     constants: dict[str, Constant] = {"INTERLEAVED": dims["interleaved"]}
     kernel = Kernel("attention/rope_kv_write", (f"shared/cache_{dims['cache']}",))
     threads = tokens * (dims["Hq"] + 2 * dims["Hkv"]) * quads
-    return Recipe((covering(kernel, threads, params, constants),), buffers)
+    return LaunchList((covering(kernel, threads, params, constants),), buffers)
 
 
-def _why_not(dims: Dims, facts: Facts) -> str | None:
+def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     pairs = 4 if dims["interleaved"] else 8
     if dims["rotary"] % pairs:
         return f"rotary % {pairs} must be 0, rotary is {dims['rotary']}"
@@ -38,4 +38,4 @@ def _why_not(dims: Dims, facts: Facts) -> str | None:
     return None
 
 
-ROUTES = (Route("rope_kv_write", "quads", _recipe, _why_not),)
+ROUTES = (Route("rope_kv_write", "quads", _launch_list, _unsupported_reason),)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...formats.blocks import BLOCK
-from ...gpu.facts import Facts
+from ...gpu.caps import DeviceCaps
 from ..attention.attention import cache_bytes
-from ..route import Dims, Recipe, ceil_div, f32
+from ..route import Dims, LaunchList, ceil_div, f32
 from ..wgsl import Kernel
 from .formats import FORMATS
 from .packed import LEAST_GROUPS, PLAIN, Epilogue, layout, one_row, over_ranges, padded_k, pairs_are_whole
@@ -33,23 +33,23 @@ class Cut:
         return f"{self.threads}x{self.team}x{self.rows}"
 
 
-def cut_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> Cut:
+def cut_of(dims: Dims, caps: DeviceCaps, epilogue: Epilogue) -> Cut:
     """The cut for a shape; the steps were measured on an H200."""
     k, n, blocks = dims["K"], dims["N"], padded_k(dims) // BLOCK
-    threads = min(256 if 1024 < k < 4096 or n >= 32768 else 512 if k >= 4096 else 128, facts.max_invocations)
+    threads = min(256 if 1024 < k < 4096 or n >= 32768 else 512 if k >= 4096 else 128, caps.max_invocations)
     if n >= 16384:
         team, rows = 16 if k > 1024 else 8, 4
     else:
         team = 32 if 4096 <= k < 8192 else max(8, min(64, _round_up(blocks)))
         few = n <= (4096 if k >= 4096 else 1024)
         rows = 4 if k > 8192 else 1 if few and not epilogue.gated else 2
-    return _cut(threads, min(team, threads), rows, dims, facts)
+    return _cut(threads, min(team, threads), rows, dims, caps)
 
 
-def _cut(threads: int, team: int, rows: int, dims: Dims, facts: Facts) -> Cut:
+def _cut(threads: int, team: int, rows: int, dims: Dims, caps: DeviceCaps) -> Cut:
     """With as many blocks staged at a time as there is memory for."""
     blocks = padded_k(dims) // BLOCK
-    room = (facts.max_workgroup_memory - _LANE_BYTES * threads) // _BLOCK_BYTES
+    room = (caps.max_workgroup_memory - _LANE_BYTES * threads) // _BLOCK_BYTES
     return Cut(threads, team, rows, blocks if blocks <= room else room // team * team)
 
 
@@ -58,45 +58,47 @@ def _round_up(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def cuts_of(dims: Dims, facts: Facts, epilogue: Epilogue) -> list[Cut]:
+def cuts_of(dims: Dims, caps: DeviceCaps, epilogue: Epilogue) -> list[Cut]:
     """Cuts that may be the fastest: no team is longer than a row, and the card is not left half empty."""
     found = []
     for threads, team, rows in itertools.product((128, 256, 512), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // team)
-        fits = threads <= facts.max_invocations and team <= max(8, _round_up(padded_k(dims) // BLOCK))
+        fits = threads <= caps.max_invocations and team <= max(8, _round_up(padded_k(dims) // BLOCK))
         if fits and groups >= LEAST_GROUPS and not (epilogue.gated and rows == 1):
-            found.append(_cut(threads, team, rows, dims, facts))
+            found.append(_cut(threads, team, rows, dims, caps))
     return found
 
 
-def large_enough(dims: Dims, facts: Facts) -> bool:
+def large_enough(dims: Dims, caps: DeviceCaps) -> bool:
     """Below about this size rounding the inputs takes longer than it saves (H200)."""
     return bool(dims["K"] * dims["N"] >= 3_000_000)
 
 
-def why_not(dims: Dims, facts: Facts) -> str | None:
+def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Where the GEMV over 16 bits does not apply."""
     if not FORMATS[dims["format"]].int16:
         return f"weights of format {dims['format']} are not multiplied as integers"
-    if facts.backend == "Metal":
+    if caps.backend == "Metal":
         return "Metal has no instruction for dot products of bytes"
-    if facts.max_workgroup_memory < _LANE_BYTES * 512 + _BLOCK_BYTES * 64:
-        return f"{facts.max_workgroup_memory:,} bytes of workgroup memory are too few"
+    if caps.max_workgroup_memory < _LANE_BYTES * 512 + _BLOCK_BYTES * 64:
+        return f"{caps.max_workgroup_memory:,} bytes of workgroup memory are too few"
     return one_row(dims)
 
 
-def recipe(dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> Recipe:
+def launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue, norm: bool = False) -> LaunchList:
     """M = 1: teams of lanes share the K of their rows."""
-    return recipe_with(cut_of(dims, facts, epilogue), dims, facts, epilogue, norm)
+    return launch_list_with(cut_of(dims, caps, epilogue), dims, caps, epilogue, norm)
 
 
-def cuts(dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> Mapping[str, Callable[[], Recipe]]:
+def cuts(
+    dims: Dims, caps: DeviceCaps, epilogue: Epilogue, norm: bool = False
+) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with every cut that may be the fastest, by name."""
-    found = cuts_of(dims, facts, epilogue)
-    return {str(cut): partial(recipe_with, cut, dims, facts, epilogue, norm) for cut in found}
+    found = cuts_of(dims, caps, epilogue)
+    return {str(cut): partial(launch_list_with, cut, dims, caps, epilogue, norm) for cut in found}
 
 
-def recipe_with(cut: Cut, dims: Dims, facts: Facts, epilogue: Epilogue, norm: bool = False) -> Recipe:
+def launch_list_with(cut: Cut, dims: Dims, caps: DeviceCaps, epilogue: Epilogue, norm: bool = False) -> LaunchList:
     """The same with a given cut."""
     multiply = FORMATS[dims["format"]].int16
     include = ("linear/gemv_int16", "linear/store_rows", layout(dims).file, multiply, "linear/epilogue")
@@ -104,21 +106,21 @@ def recipe_with(cut: Cut, dims: Dims, facts: Facts, epilogue: Epilogue, norm: bo
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
     per_group = cut.rows * cut.threads // cut.team
     more = {"eps": float(dims["eps"])} if norm else None
-    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, epilogue, more)
-    return Recipe(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))}) if norm else found
+    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, epilogue, more)
+    return LaunchList(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))}) if norm else found
 
 
-def rope_recipe(dims: Dims, facts: Facts) -> Recipe:
+def rope_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     """With queries and keys rotated, and keys and values written to the cache, on the way out."""
-    return rope_recipe_with(cut_of(dims, facts, _PAIRS), dims, facts)
+    return rope_launch_list_with(cut_of(dims, caps, _PAIRS), dims, caps)
 
 
-def rope_cuts(dims: Dims, facts: Facts) -> Mapping[str, Callable[[], Recipe]]:
+def rope_cuts(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with every cut that may be the fastest, by name."""
-    return {str(cut): partial(rope_recipe_with, cut, dims, facts) for cut in cuts_of(dims, facts, _PAIRS)}
+    return {str(cut): partial(rope_launch_list_with, cut, dims, caps) for cut in cuts_of(dims, caps, _PAIRS)}
 
 
-def rope_recipe_with(cut: Cut, dims: Dims, facts: Facts) -> Recipe:
+def rope_launch_list_with(cut: Cut, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The same with a given cut."""
     multiply = FORMATS[dims["format"]].int16
     include = ("linear/gemv_int16", layout(dims).file, multiply, f"shared/cache_{dims['cache']}")
@@ -132,7 +134,7 @@ def rope_recipe_with(cut: Cut, dims: Dims, facts: Facts) -> Recipe:
         "width": dims["D"],
         "rotary": dims["rotary"],
     }
-    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, PLAIN, more)
+    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, PLAIN, more)
     # There is no residual to add, and no place for one.
     dispatches = tuple(
         replace(one, absent=tuple(name for name in one.absent if name != "residual")) for one in found.dispatches
@@ -146,9 +148,9 @@ def rope_recipe_with(cut: Cut, dims: Dims, facts: Facts) -> Recipe:
         "k_cache": cache_bytes(dims),
         "v_cache": cache_bytes(dims),
     }
-    return Recipe(dispatches, buffers)
+    return LaunchList(dispatches, buffers)
 
 
-def rope_why_not(dims: Dims, facts: Facts) -> str | None:
+def rope_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Rows must come in pairs, also where the weight takes several bindings."""
-    return why_not(dims, facts) or pairs_are_whole(dims, facts)
+    return unsupported_reason(dims, caps) or pairs_are_whole(dims, caps)

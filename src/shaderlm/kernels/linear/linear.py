@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from ...gpu.facts import Facts
+from ...gpu.caps import DeviceCaps
 from ..route import Array, Dims, Route, part
 from . import int16, packed
 from .formats import FORMATS
 from .packed import Epilogue
 
 
-def pack_weight(weight: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+def pack_weight(weight: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
     """Weights as 16-byte words and scales beside them, range of rows by range of rows."""
     repack = FORMATS[dims["format"]].repack
     parts: dict[str, Array] = {}
-    for i, (first, end) in enumerate(packed.ranges(dims, facts)):
+    for i, (first, end) in enumerate(packed.ranges(dims, caps)):
         parts[part("weight", i)], parts[part("scales", i)] = repack(weight[first:end])
     return parts
 
@@ -25,50 +25,50 @@ _PACK = {"x": packed.pack_x, "weight": pack_weight, "bias": packed.pack_bias}
 
 
 def _routes(op: str, epilogue: Epilogue) -> Iterator[Route]:
-    def why_not(dims: Dims, facts: Facts) -> str | None:
-        return packed.pairs_are_whole(dims, facts) if epilogue.gated else None
+    def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+        return packed.pairs_are_whole(dims, caps) if epilogue.gated else None
 
-    def gemv_why_not(dims: Dims, facts: Facts) -> str | None:
-        return packed.one_row(dims) or why_not(dims, facts)
+    def gemv_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+        return packed.one_row(dims) or unsupported_reason(dims, caps)
 
     gemv, tile, rows, tile_f16 = (
-        partial(recipe, epilogue=epilogue)
-        for recipe in (
-            packed.gemv_recipe,
-            packed.tile_shared_recipe,
-            packed.rows_recipe,
-            packed.tile_shared_f16_recipe,
+        partial(launch_list, epilogue=epilogue)
+        for launch_list in (
+            packed.gemv_launch_list,
+            packed.tile_shared_launch_list,
+            packed.rows_launch_list,
+            packed.tile_shared_f16_launch_list,
         )
     )
 
-    def int16_why_not(dims: Dims, facts: Facts) -> str | None:
-        return int16.why_not(dims, facts) or why_not(dims, facts)
+    def int16_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+        return int16.unsupported_reason(dims, caps) or unsupported_reason(dims, caps)
 
-    yield Route(op, "gemv", gemv, gemv_why_not, _PACK, cuts=partial(packed.gemv_cuts, epilogue=epilogue))
+    yield Route(op, "gemv", gemv, gemv_unsupported_reason, _PACK, cuts=partial(packed.gemv_cuts, epilogue=epilogue))
     yield Route(
         op,
         "gemv_int16",
-        partial(int16.recipe, epilogue=epilogue),
-        int16_why_not,
+        partial(int16.launch_list, epilogue=epilogue),
+        int16_unsupported_reason,
         _PACK,
         exact=False,
         prefer=int16.large_enough,
         fast=True,
         cuts=partial(int16.cuts, epilogue=epilogue),
     )
-    yield Route(op, "tile_shared", tile, why_not, _PACK)
-    yield Route(op, "rows", rows, why_not, _PACK, prefer=packed.on_a_cpu)
-    yield Route(op, "tile_shared_f16", tile_f16, why_not, _PACK, exact=False)
+    yield Route(op, "tile_shared", tile, unsupported_reason, _PACK)
+    yield Route(op, "rows", rows, unsupported_reason, _PACK, prefer=packed.on_a_cpu)
+    yield Route(op, "tile_shared_f16", tile_f16, unsupported_reason, _PACK, exact=False)
 
 
 def _norm_route(op: str, epilogue: Epilogue) -> Route:
-    def why_not(dims: Dims, facts: Facts) -> str | None:
-        return int16.why_not(dims, facts) or (packed.pairs_are_whole(dims, facts) if epilogue.gated else None)
+    def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+        return int16.unsupported_reason(dims, caps) or (packed.pairs_are_whole(dims, caps) if epilogue.gated else None)
 
     pack = {**_PACK, "norm_weight": packed.pack_norm_weight}
-    recipe = partial(int16.recipe, epilogue=epilogue, norm=True)
+    launch_list = partial(int16.launch_list, epilogue=epilogue, norm=True)
     cuts = partial(int16.cuts, epilogue=epilogue, norm=True)
-    return Route(op, "gemv_int16", recipe, why_not, pack, exact=False, fast=True, cuts=cuts)
+    return Route(op, "gemv_int16", launch_list, unsupported_reason, pack, exact=False, fast=True, cuts=cuts)
 
 
 ROUTES = (
@@ -80,8 +80,8 @@ ROUTES = (
     Route(
         "rms_norm_linear_rope_kv_write",
         "gemv_int16",
-        int16.rope_recipe,
-        int16.rope_why_not,
+        int16.rope_launch_list,
+        int16.rope_unsupported_reason,
         {**_PACK, "norm_weight": packed.pack_norm_weight},
         exact=False,
         fast=True,

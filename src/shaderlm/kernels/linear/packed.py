@@ -15,8 +15,8 @@ from functools import partial
 import numpy as np
 
 from ...formats.blocks import BLOCK
-from ...gpu.facts import Facts
-from ..route import Array, Dims, Dispatch, Recipe, ceil_div, f32, part, row_ranges
+from ...gpu.caps import DeviceCaps
+from ..route import Array, Dims, Dispatch, LaunchList, ceil_div, f32, part, row_ranges
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS, Format
 
@@ -71,39 +71,39 @@ def padded_k(dims: Dims) -> int:
     return ceil_div(dims["K"], BLOCK) * BLOCK
 
 
-def ranges(dims: Dims, facts: Facts) -> list[tuple[int, int]]:
+def ranges(dims: Dims, caps: DeviceCaps) -> list[tuple[int, int]]:
     """Row ranges of the weight, each within one binding together with its scales, and of whole pairs if they fit."""
     lay = layout(dims)
-    return row_ranges(dims["N"], max(lay.row_bytes, lay.groups * lay.group_bytes), facts, 2)
+    return row_ranges(dims["N"], max(lay.row_bytes, lay.groups * lay.group_bytes), caps, 2)
 
 
-def pairs_are_whole(dims: Dims, facts: Facts) -> str | None:
+def pairs_are_whole(dims: Dims, caps: DeviceCaps) -> str | None:
     """What the gated epilogue wants of the row ranges."""
-    if any(first % 2 for first, _ in ranges(dims, facts)):
-        row = f"a row takes {layout(dims).row_bytes:,} bytes, one binding holds {facts.max_operand:,}"
+    if any(first % 2 for first, _ in ranges(dims, caps)):
+        row = f"a row takes {layout(dims).row_bytes:,} bytes, one binding holds {caps.max_operand:,}"
         return f"two rows of the weight must fit one binding; {row}"
     return None
 
 
-def split_rows(name: str, array: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+def split_rows(name: str, array: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
     """One array per row range."""
-    return {part(name, i): array[a:b] for i, (a, b) in enumerate(ranges(dims, facts))}
+    return {part(name, i): array[a:b] for i, (a, b) in enumerate(ranges(dims, caps))}
 
 
-def pack_x(x: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+def pack_x(x: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
     """Inputs [M, K], with zeros up to a multiple of 32."""
     missing = padded_k(dims) - x.shape[1]
     return {"x": np.pad(x, ((0, 0), (0, missing))) if missing else x}
 
 
-def pack_norm_weight(weight: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+def pack_norm_weight(weight: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
     """Weights of a norm over the inputs, with zeros where those have them."""
     return {"norm_weight": np.pad(weight, (0, padded_k(dims) - weight.shape[0]))}
 
 
-def pack_bias(bias: Array, dims: Dims, facts: Facts) -> dict[str, Array]:
+def pack_bias(bias: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
     """Bias [N] by row ranges."""
-    return split_rows("bias", bias, dims, facts)
+    return split_rows("bias", bias, dims, caps)
 
 
 def over_ranges(
@@ -111,10 +111,10 @@ def over_ranges(
     constants: Mapping[str, Constant],
     workgroups: Callable[[int], int],
     dims: Dims,
-    facts: Facts,
+    caps: DeviceCaps,
     epilogue: Epilogue,
     more_params: Mapping[str, float] | None = None,
-) -> Recipe:
+) -> LaunchList:
     """One dispatch per row range; `workgroups` counts them from the rows of the range."""
     lay, k = layout(dims), padded_k(dims)
     constants = {**lay.constants, **constants}
@@ -123,7 +123,7 @@ def over_ranges(
     there = {"bias": dims["bias"], "residual": epilogue.residual, "scales": lay.groups}
     absent = tuple(name for name, found in there.items() if not found)
     dispatches = []
-    for i, (first, end) in enumerate(ranges(dims, facts)):
+    for i, (first, end) in enumerate(ranges(dims, caps)):
         rows = end - first
         buffers[part("weight", i)] = rows * lay.row_bytes
         buffers[part("scales", i)] = rows * lay.groups * lay.group_bytes
@@ -145,11 +145,11 @@ def over_ranges(
                 constants,
                 {name: part(name, i) for name in ("weight", "scales", "bias")},
                 # Matrices times one row are what a model writes tokens with, always of the same shapes.
-                written=dims["M"] == 1 and not facts.software,
+                written=dims["M"] == 1 and not caps.software,
                 absent=absent,
             )
         )
-    return Recipe(tuple(dispatches), buffers)
+    return LaunchList(tuple(dispatches), buffers)
 
 
 @dataclass(frozen=True)
@@ -177,20 +177,20 @@ class Gemv:
 _GEMV_THREADS = 56_000
 
 
-def gemv_shape(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Gemv:
+def gemv_shape(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> Gemv:
     """The cut for a shape: short teams for many rows, long ones for few."""
     k, n, integer_rows = dims["K"], dims["N"], _format(dims).integer_rows
-    threads = min(256, facts.max_invocations)
-    stage = 128 if k > 2048 and facts.max_workgroup_memory >= 32 << 10 else 64
+    threads = min(256, caps.max_invocations)
+    stage = 128 if k > 2048 and caps.max_workgroup_memory >= 32 << 10 else 64
     # Metal has no instruction for dot products of bytes.
-    if integer_rows and facts.backend != "Metal" and n >= 4096:
+    if integer_rows and caps.backend != "Metal" and n >= 4096:
         arithmetic, rows = "fixed", integer_rows
         team = power_of_two(_GEMV_THREADS * rows / n, 8 if k >= 1024 else 4, 64)
     else:
         arithmetic = "f32"
         rows = 2 if epilogue.gated or (k >= 4096 and dims.get("format") != "f32") else 1
         team = 64 if k >= 4096 else 32
-    reduction = "team_subgroup" if facts.subgroups else "team_tree"
+    reduction = "team_subgroup" if caps.subgroups else "team_tree"
     return Gemv(threads, min(team, threads), rows, reduction, arithmetic, stage)
 
 
@@ -199,55 +199,55 @@ def power_of_two(wanted: float, least: int, most: int) -> int:
     return max(least, min(most, 1 << round(math.log2(max(wanted, 1)))))
 
 
-def gemv_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
+def gemv_launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> LaunchList:
     """M = 1: teams of lanes share the K of their rows."""
-    return gemv_with(gemv_shape(dims, facts, epilogue), dims, facts, epilogue)
+    return gemv_with(gemv_shape(dims, caps, epilogue), dims, caps, epilogue)
 
 
-def gemv_cuts(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Mapping[str, Callable[[], Recipe]]:
+def gemv_cuts(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other threads, teams and rows, by name."""
-    usual = gemv_shape(dims, facts, epilogue)
+    usual = gemv_shape(dims, caps, epilogue)
     found = {}
     for threads, team, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // team)
-        if threads <= facts.max_invocations and groups >= LEAST_GROUPS and not (epilogue.gated and rows == 1):
+        if threads <= caps.max_invocations and groups >= LEAST_GROUPS and not (epilogue.gated and rows == 1):
             cut = replace(usual, threads=threads, team=team, rows=rows)
-            found[f"{threads}x{team}x{rows}"] = partial(gemv_with, cut, dims, facts, epilogue)
+            found[f"{threads}x{team}x{rows}"] = partial(gemv_with, cut, dims, caps, epilogue)
     return found
 
 
-def gemv_with(cut: Gemv, dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
+def gemv_with(cut: Gemv, dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> LaunchList:
     """The GEMV with a given cut."""
     arithmetic = (f"shared/{cut.reduction}", f"shared/stage_{cut.arithmetic}", layout(dims).file)
     include = (*arithmetic, "linear/store_rows", "linear/epilogue")
     kernel = Kernel("linear/linear_gemv_staged", include, cut.needs)
     constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
     per_group = cut.rows * cut.threads // cut.team
-    return over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, facts, epilogue)
+    return over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, epilogue)
 
 
-def tile_shared_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN, half: bool = False) -> Recipe:
+def tile_shared_launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN, half: bool = False) -> LaunchList:
     """Any M: tiles of 64 or 128 × 64 staged in workgroup memory. The sizes were measured on an H200."""
     tm = 8 if dims["M"] >= 256 and ceil_div(dims["M"], 128) * ceil_div(dims["N"], 64) >= 1024 else 4
     tiles = ceil_div(dims["M"], 16 * tm) * ceil_div(dims["N"], 64)
     # Few tiles leave room for longer steps, which wait less often; many tiles want the memory for each other.
-    quads = 8 if tiles <= 256 and 9 * 128 * (8 if half else 16) <= facts.max_workgroup_memory else 4
+    quads = 8 if tiles <= 256 and 9 * 128 * (8 if half else 16) <= caps.max_workgroup_memory else 4
     needs = frozenset({"f16"}) if half else frozenset[str]()
     kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, "linear/epilogue"), needs)
     constants: dict[str, Constant] = {"TM": tm, "QUADS": quads, "tile4": "vec4<f16>" if half else "vec4<f32>"}
     tiles_m = ceil_div(dims["M"], 16 * tm)
-    return over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 64), dims, facts, epilogue)
+    return over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 64), dims, caps, epilogue)
 
 
-def tile_shared_f16_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
+def tile_shared_f16_launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> LaunchList:
     """The same with both operands stored as f16 in workgroup memory; products and sums stay f32."""
-    return tile_shared_recipe(dims, facts, epilogue, half=True)
+    return tile_shared_launch_list(dims, caps, epilogue, half=True)
 
 
-def rows_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
+def rows_launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> LaunchList:
     """Any M: each thread up to 2 × 8 results by itself, without barriers. The sizes were measured on SwiftShader."""
     x_rows = min(dims["M"], 2)
-    inputs, needs = ("quad", frozenset({"subgroups"})) if facts.subgroups else ("each", frozenset[str]())
+    inputs, needs = ("quad", frozenset({"subgroups"})) if caps.subgroups else ("each", frozenset[str]())
     kernel = Kernel("linear/linear_rows", (f"linear/inputs_{inputs}", layout(dims).file, "linear/epilogue"), needs)
     threads = compose(kernel).workgroup_size
     tiles_m = ceil_div(dims["M"], x_rows)
@@ -255,12 +255,12 @@ def rows_recipe(dims: Dims, facts: Facts, epilogue: Epilogue = PLAIN) -> Recipe:
     def workgroups(rows: int) -> int:
         return ceil_div(tiles_m * 4 * ceil_div(rows, 32), threads)
 
-    return over_ranges(kernel, {"X_ROWS": x_rows}, workgroups, dims, facts, epilogue)
+    return over_ranges(kernel, {"X_ROWS": x_rows}, workgroups, dims, caps, epilogue)
 
 
-def on_a_cpu(dims: Dims, facts: Facts) -> bool:
-    """Where `rows_recipe` is the one to prefer."""
-    return facts.software
+def on_a_cpu(dims: Dims, caps: DeviceCaps) -> bool:
+    """Where `rows_launch_list` is the one to prefer."""
+    return caps.software
 
 
 def one_row(dims: Dims) -> str | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ...gpu.facts import Facts
-from ..route import Dims, Dispatch, Recipe, Route, ceil_div, f32
+from ...gpu.caps import DeviceCaps
+from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, f32
 from ..wgsl import Kernel
 
 _CHUNK = 2048
 
 
-def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
+def _split_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     rows, width = dims["rows"], dims["width"]
     parts = ceil_div(width, _CHUNK)
-    written = rows == 1 and not facts.software
+    written = rows == 1 and not caps.software
     find = Dispatch(
         Kernel("pointwise/argmax_part", ("shared/best",)),
         rows * parts,
@@ -29,21 +29,23 @@ def _split_recipe(dims: Dims, facts: Facts) -> Recipe:
         "indices": f32(rows * parts),
         "out": f32(rows),
     }
-    return Recipe((find, merge), buffers)
+    return LaunchList((find, merge), buffers)
 
 
-def _split_why_not(dims: Dims, facts: Facts) -> str | None:
+def _split_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     short = dims["width"] <= _CHUNK
     return f"width must be above {_CHUNK} for a second pass to pay, width is {dims['width']}" if short else None
 
 
-def _row_recipe(dims: Dims, facts: Facts) -> Recipe:
+def _row_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     rows, width = dims["rows"], dims["width"]
     kernel = Kernel("pointwise/argmax_row", ("shared/best",))
-    return Recipe((Dispatch(kernel, rows, {"rows": rows, "width": width}),), {"x": f32(rows * width), "out": f32(rows)})
+    return LaunchList(
+        (Dispatch(kernel, rows, {"rows": rows, "width": width}),), {"x": f32(rows * width), "out": f32(rows)}
+    )
 
 
 ROUTES = (
-    Route("argmax", "split", _split_recipe, _split_why_not),
-    Route("argmax", "row", _row_recipe),
+    Route("argmax", "split", _split_launch_list, _split_unsupported_reason),
+    Route("argmax", "row", _row_launch_list),
 )

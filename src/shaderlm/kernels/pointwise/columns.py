@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ...gpu.facts import Facts
-from ..route import Dims, Recipe, Route, covering, f32
+from ...gpu.caps import DeviceCaps
+from ..route import Dims, LaunchList, Route, covering, f32
 from ..wgsl import Kernel
 
 
-def _recipe(dims: Dims, facts: Facts) -> Recipe:
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     rows, width, count = dims["rows"], dims["width"], dims["count"]
     params = {"rows": rows, "width": width, "first": dims["first"], "count": count}
     buffers = {"x": f32(rows * width), "out": f32(rows * count)}
-    return Recipe((covering(Kernel("pointwise/columns"), rows * count, params),), buffers)
+    return LaunchList((covering(Kernel("pointwise/columns"), rows * count, params),), buffers)
 
 
-ROUTES = (Route("columns", "values", _recipe),)
+ROUTES = (Route("columns", "values", _launch_list),)

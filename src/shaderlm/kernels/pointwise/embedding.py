@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from ...gpu.facts import Facts
+from ...gpu.caps import DeviceCaps
 from ..linear import packed
 from ..linear.linear import pack_weight
-from ..route import Dims, Recipe, Route, covering, f32, part
+from ..route import Dims, LaunchList, Route, covering, f32, part
 from ..wgsl import Kernel
 
 
-def _recipe(dims: Dims, facts: Facts) -> Recipe:
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     lay, k = packed.layout(dims), packed.padded_k(dims)
     kernel = Kernel("pointwise/embedding", (lay.file,))
     buffers = {"ids": f32(dims["T"]), "out": f32(dims["T"] * k)}
     dispatches = []
-    for i, (first, end) in enumerate(packed.ranges(dims, facts)):
+    for i, (first, end) in enumerate(packed.ranges(dims, caps)):
         rows = end - first
         buffers[part("weight", i)] = rows * lay.row_bytes
         buffers[part("scales", i)] = rows * lay.groups * lay.group_bytes
         params = {"tokens": dims["T"], "k": k, "n": rows, "n_first": first, "groups": lay.groups}
         bind = {name: part(name, i) for name in ("weight", "scales")}
         dispatches.append(covering(kernel, dims["T"] * k // 4, params, lay.constants, bind))
-    return Recipe(tuple(dispatches), buffers)
+    return LaunchList(tuple(dispatches), buffers)
 
 
-ROUTES = (Route("embedding", "rows", _recipe, pack={"weight": pack_weight}),)
+ROUTES = (Route("embedding", "rows", _launch_list, pack={"weight": pack_weight}),)

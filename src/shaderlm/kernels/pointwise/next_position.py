@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ...gpu.facts import Facts
-from ..route import Dims, Dispatch, Recipe, Route, f32
+from ...gpu.caps import DeviceCaps
+from ..route import Dims, Dispatch, LaunchList, Route, f32
 from ..wgsl import Kernel
 
 
-def _recipe(dims: Dims, facts: Facts) -> Recipe:
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     dispatch = Dispatch(Kernel("pointwise/next_position"), 1, {"by": dims["by"]})
-    return Recipe((dispatch,), {"positions": f32(1)})
+    return LaunchList((dispatch,), {"positions": f32(1)})
 
 
-ROUTES = (Route("next_position", "thread", _recipe),)
+ROUTES = (Route("next_position", "thread", _launch_list),)

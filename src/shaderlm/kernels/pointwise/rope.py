@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ...gpu.facts import Facts
-from ..route import Dims, Recipe, Route, covering, f32
+from ...gpu.caps import DeviceCaps
+from ..route import Dims, LaunchList, Route, covering, f32
 from ..wgsl import Kernel
 
 
-def _recipe(dims: Dims, facts: Facts) -> Recipe:
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     tokens, heads, width, rotary = dims["T"], dims["H"], dims["D"], dims["rotary"]
     params = {"tokens": tokens, "heads": heads, "width": width, "rotary": rotary}
     count = tokens * heads * width
@@ -18,7 +18,7 @@ def _recipe(dims: Dims, facts: Facts) -> Recipe:
         "out": f32(count),
     }
     constants = {"INTERLEAVED": dims["interleaved"]}
-    return Recipe((covering(Kernel("pointwise/rope"), count // 2, params, constants),), buffers)
+    return LaunchList((covering(Kernel("pointwise/rope"), count // 2, params, constants),), buffers)
 
 
-ROUTES = (Route("rope", "pairs", _recipe),)
+ROUTES = (Route("rope", "pairs", _launch_list),)

@@ -226,7 +226,7 @@ def _measure(
     """None if Ctrl-C left nothing to report."""
     device = work.model.device
     say(f"{work.name}: warming up")
-    warm = time.perf_counter() + (0 if device.facts.software else WARM_SECONDS)
+    warm = time.perf_counter() + (0 if device.caps.software else WARM_SECONDS)
     while True:
         if work.run().interrupted:
             return None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .profile import Phase, Timed
-from .profile_files import Profile
+from .files import Profile
+from .measure import Phase, Timed
 from .roofline import Roofline
 
 if TYPE_CHECKING:

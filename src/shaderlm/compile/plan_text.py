@@ -34,9 +34,9 @@ def describe(plan: Plan) -> str:
         if at in titles:
             text.append(titles[at])
         text.append("  " + _line(row, widths))
-    for refusal, count in _counted(plan):
+    for rejection, count in _counted(plan):
         times = f" (and {count - 1} more like it)" if count > 1 else ""
-        text.append(f"not fused, {refusal}{times}")
+        text.append(f"not fused, {rejection}{times}")
     return "\n".join(text)
 
 
@@ -66,10 +66,10 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _counted(plan: Plan) -> list[tuple[str, int]]:
     found: dict[str, int] = {}
     first: dict[str, str] = {}
-    for refusal in plan.refusals:
-        key = f"{refusal.fusion}: " + refusal.reason.replace(refusal.layer, "blk")
+    for rejection in plan.rejected:
+        key = f"{rejection.fusion}: " + rejection.reason.replace(rejection.layer, "blk")
         found[key] = found.get(key, 0) + 1
-        first.setdefault(key, f"{refusal.fusion} in {refusal.layer}: {refusal.reason}")
+        first.setdefault(key, f"{rejection.fusion} in {rejection.layer}: {rejection.reason}")
     return [(first[key], count) for key, count in found.items()]
 
 

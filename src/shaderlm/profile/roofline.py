@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..bench.comparisons import Part
+from ..bench.measure import copy_bandwidth, time_in_turns
+from ..compile import lower
+from ..compile.timing import Clock, Filler
 from ..gpu import Device, release
 from ..gpu.watch import WALL
 from ..graph import resolve
 from ..graph.cost import flops
 from ..kernels import Dims, choose
-from ..runtime import lower
-from ..runtime.timing import Clock, Filler
-from .comparisons import Part
-from .measure import copy_bandwidth, time_in_turns
 
 FMA_VALUES, FMA_ROUNDS = 1 << 22, 512
 SOFTWARE_FMA_VALUES, SOFTWARE_FMA_ROUNDS = 1 << 16, 16
@@ -40,7 +40,7 @@ def measure_roofline(device: Device) -> Roofline:
     """A second or so of copies, multiply-adds and empty dispatches."""
     fill = Filler()
     clock = Clock(device)
-    software = device.facts.software
+    software = device.caps.software
     count, rounds = (SOFTWARE_FMA_VALUES, SOFTWARE_FMA_ROUNDS) if software else (FMA_VALUES, FMA_ROUNDS)
     chain = resolve("fma_chain", {"count": count, "rounds": rounds})
     small = resolve("copy", {"count": LAUNCH_VALUES})
@@ -58,7 +58,7 @@ def _stamp_us(device: Device, dims: Dims, dispatch_us: float) -> float:
     """What a timestamp adds to a small dispatch."""
     if device.clock == WALL:
         return 0.0
-    loaded = device.load(lower(choose("copy", dims, device.facts, None), dims, device.facts, {}))
+    loaded = device.load(lower(choose("copy", dims, device.caps, None), dims, device.caps, {}))
     try:
         with device.watched("dispatch") as watch:
             for _ in range(STAMPED_ROUNDS):

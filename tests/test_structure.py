@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: who imports whom, file sizes, and the form of the WGSL files."""
+"""The rules of structure that a machine can check: who imports whom, file sizes, and the form of the WGSL files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from shaderlm.formats.blocks import BLOCKS
-from shaderlm.gpu import WEBGPU_DEFAULT, Facts
+from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps
 from shaderlm.graph.ops import _CHOICES, OPS, REQUIRED, resolve
 from shaderlm.graph.ops import FORMATS as GRAPH_FORMATS
-from shaderlm.kernels import Recipe, Route, all_routes, compose
+from shaderlm.kernels import LaunchList, Route, all_routes, compose
 from shaderlm.kernels.linear.formats import FORMATS
 
 ROOT = Path(__file__).parent.parent
@@ -28,15 +28,16 @@ WGSL = sorted(KERNELS.rglob("*.wgsl"))
 
 # Imports -------------------------------------------------------------------------------------------------
 
-FLOORS = "errors formats text graph gpu kernels models runtime ops engine bench server cli"
-ROOMS = tuple(FLOORS.split())
+LAYERS = ("errors", "formats", "text", "graph", "gpu", "kernels", "models", "compile", "runtime")
+LAYERS += ("ops", "engine", "bench", "profile", "server", "cli")
 PEERS = (
     {"formats", "text", "graph", "gpu"},
     {"models", "kernels"},
-    {"server", "cli", "bench"},
+    {"server", "cli", "bench", "profile"},
     {"runtime", "text"},
+    {"compile", "text"},
 )
-ALLOWED = {("cli", "bench")}
+ALLOWED = {("cli", "bench"), ("cli", "profile"), ("profile", "bench")}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -52,15 +53,15 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def wrong(path: Path, name: str) -> bool:
-    """Does this import point up, sideways between peers, or past gpu.facts?"""
+    """Does this import point up, sideways between peers, or past gpu.caps?"""
     here = path.relative_to(SOURCE).with_suffix("").parts[0]
     there = [*name.split("."), ""][1]
     if not name.startswith("shaderlm.") or here == there or here in ("__init__", "__main__") or there == "__version__":
         return False
-    if here not in ROOMS or there not in ROOMS or ROOMS.index(there) > ROOMS.index(here):
+    if here not in LAYERS or there not in LAYERS or LAYERS.index(there) > LAYERS.index(here):
         return True
     if (here, there) == ("kernels", "gpu"):
-        return not name.startswith("shaderlm.gpu.facts")
+        return not name.startswith("shaderlm.gpu.caps")
     return (here, there) not in ALLOWED and any({here, there} <= peers for peers in PEERS)
 
 
@@ -85,7 +86,7 @@ def test_the_import_rule_sees_a_wrong_import(file: str, name: str) -> None:
     assert wrong(SOURCE / file, name)
 
 
-def test_only_the_gpu_room_imports_wgpu() -> None:
+def test_only_the_gpu_package_imports_wgpu() -> None:
     late = re.compile(r"(import|from)\s+wgpu\b|(import_module|__import__)\(\s*[\"']wgpu")
     for path in PYTHON:
         if path.relative_to(SOURCE).parts[0] == "gpu":
@@ -140,7 +141,7 @@ _SIZES: tuple[dict[str, int], ...] = (
     {"M": 1, "K": 4096, "N": 8192, "width": 8192, "Hq": 32, "D": 128, "S": 1, "C": 8192, "pos": 8000},
     {"M": 512, "K": 4096, "N": 8192, "rows": 512, "width": 4096, "count": 4096, "Hq": 32, "D": 128, "S": 512, "C": 512},
 )
-_FACTS: list[Facts] = [
+_CAPS: list[DeviceCaps] = [
     replace(WEBGPU_DEFAULT, kind=kind, subgroups=subgroups, f16=f16)
     for kind, subgroups, f16 in itertools.product(("discrete", "software"), (True, False), (True, False))
 ]
@@ -162,11 +163,11 @@ def shapes(op: str) -> Iterator[dict[str, Any]]:
         yield resolve(op, {**given, **dict(zip(switches, values, strict=True))})
 
 
-def recipes(route: Route) -> Iterator[Recipe]:
+def launch_lists(route: Route) -> Iterator[LaunchList]:
     """What the route makes of every shape on every kind of device."""
-    for dims, facts in itertools.product(shapes(route.op), _FACTS):
-        if route.why_not(dims, facts) is None:
-            yield route.recipe(dims, facts)
+    for dims, caps in itertools.product(shapes(route.op), _CAPS):
+        if route.unsupported_reason(dims, caps) is None:
+            yield route.launch_list(dims, caps)
 
 
 ROUTES = [route for routes in all_routes().values() for route in routes]
@@ -178,29 +179,29 @@ def test_every_op_with_kernels_is_declared() -> None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.op}/{route.name}")
 def test_route(route: Route) -> None:
-    found = list(recipes(route))
+    found = list(launch_lists(route))
     assert found, "no shape of this file fits the route; widen _SIZES"
     names = set(OPS[route.op].inputs) | set(OPS[route.op].outputs)
-    for recipe in found:
+    for launch_list in found:
         bound: set[str] = set()
-        for dispatch in recipe.dispatches:
+        for dispatch in launch_list.dispatches:
             shader = compose(dispatch.kernel, dispatch.constants)
             assert shader.bindings[-1] == ("params", "uniform")
             assert shader.source.count("@compute @workgroup_size(WG)\nfn main(") == 1
             assert {name for name, _ in shader.params} == set(dispatch.params)
             bound |= {dispatch.bind.get(name, name) for name, _ in shader.bindings[:-1]}
-        assert bound == set(recipe.buffers), "buffers and bindings differ"
-        assert names - {"bias"} <= {name.split(".")[0] for name in recipe.buffers}
+        assert bound == set(launch_list.buffers), "buffers and bindings differ"
+        assert names - {"bias"} <= {name.split(".")[0] for name in launch_list.buffers}
 
 
 def test_all_routes_of_a_single_dispatch_op_share_one_binding_layout() -> None:
     for op, routes in all_routes().items():
-        firsts = [next(recipes(route)) for route in routes]
-        if any(len(recipe.dispatches) > 1 for recipe in firsts):
+        firsts = [next(launch_lists(route)) for route in routes]
+        if any(len(launch_list.dispatches) > 1 for launch_list in firsts):
             continue
         layouts = {
-            route.name: compose(recipe.dispatches[0].kernel, recipe.dispatches[0].constants).bindings
-            for route, recipe in zip(routes, firsts, strict=True)
+            route.name: compose(launch_list.dispatches[0].kernel, launch_list.dispatches[0].constants).bindings
+            for route, launch_list in zip(routes, firsts, strict=True)
         }
         assert len(set(layouts.values())) == 1, f"{op}: {layouts}"
 
@@ -209,8 +210,8 @@ def test_no_kernel_is_dead() -> None:
     used = {
         path
         for route in ROUTES
-        for recipe in recipes(route)
-        for dispatch in recipe.dispatches
+        for launch_list in launch_lists(route)
+        for dispatch in launch_list.dispatches
         for path in (dispatch.kernel.path, *dispatch.kernel.include)
     }
     assert {path.relative_to(KERNELS).with_suffix("").as_posix() for path in WGSL} == used

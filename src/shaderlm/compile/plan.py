@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import ModelError, RouteError
-from ..gpu import Array, Facts, Program, Slot, Step
+from ..gpu import Array, DeviceCaps, Program, Slot, Step
 from ..graph.cost import CACHES, flops, part
-from ..graph.fuse import Refusal
+from ..graph.fuse import RejectedFusion
 from ..graph.graph import Graph, Node, Tensor
-from ..kernels import Dispatch, Option, Recipe, Route, choose, first_of, fold, shader_of
+from ..kernels import Dispatch, LaunchList, Option, Route, choose, first_of, fold, shader_of
 from .placement import Arena, arena_of
 from .tuning import Tuning
 
@@ -54,60 +54,60 @@ class Plan:
     program: Program
     params: Mapping[str, Array]
     arena: Mapping[str, int]
-    refusals: tuple[Refusal, ...]
+    rejected: tuple[RejectedFusion, ...]
 
 
 class Routed(NamedTuple):
-    """A route for a shape, its cut and recipe, and the share of the op's arithmetic that each dispatch has."""
+    """A route for a shape, its cut and launch_list, and the share of the op's arithmetic that each dispatch has."""
 
     route: Route
     cut: str
-    recipe: Recipe
+    launch_list: LaunchList
     shares: tuple[float, ...]
 
 
 class Lowering:
     """Routes and lowers nodes; equal nodes of different layers are worked out once."""
 
-    def __init__(self, facts: Facts, precision: str = "exact", tuning: Tuning | None = None) -> None:
-        self.facts, self.precision, self.tuning = facts, precision, tuning
+    def __init__(self, caps: DeviceCaps, precision: str = "exact", tuning: Tuning | None = None) -> None:
+        self.caps, self.precision, self.tuning = caps, precision, tuning
         self._routes: dict[Any, Routed] = {}
 
     def route(self, node: Node) -> Routed:
         """The route that was measured to be the fastest for a node, else the first that applies."""
         key = (node.op, tuple(node.dims.items()))
         if key not in self._routes:
-            taken = self.tuning.option(node.op, node.dims, self.facts, self.precision) if self.tuning else None
-            route, cut, recipe = taken or self._first(node)
+            taken = self.tuning.option(node.op, node.dims, self.caps, self.precision) if self.tuning else None
+            route, cut, launch_list = taken or self._first(node)
             while len(self._routes) >= _MOST_ROUTES:
                 del self._routes[next(iter(self._routes))]
-            self._routes[key] = Routed(route, cut, recipe, _shares(recipe))
+            self._routes[key] = Routed(route, cut, launch_list, _shares(launch_list))
         return self._routes[key]
 
     def _first(self, node: Node) -> Option:
         try:
-            chosen = choose(node.op, node.dims, self.facts, None, self.precision)
+            chosen = choose(node.op, node.dims, self.caps, None, self.precision)
         except RouteError as problem:
             raise ModelError(f"this device cannot run {node.op} of {node.layer}: {problem}") from problem
-        return Option(chosen, "", chosen.recipe(node.dims, self.facts))
+        return Option(chosen, "", chosen.launch_list(node.dims, self.caps))
 
-    def why_not(self, node: Node) -> str | None:
+    def unsupported_reason(self, node: Node) -> str | None:
         """Why no route runs a node here; None if one does."""
         if (node.op, tuple(node.dims.items())) in self._routes:
             return None
-        found = first_of(node.op, node.dims, self.facts, self.precision)
+        found = first_of(node.op, node.dims, self.caps, self.precision)
         return found if isinstance(found, str) else None
 
-    def plan(self, name: str, graph: Graph, refusals: tuple[Refusal, ...], rows: int, capacity: int) -> Plan:
+    def plan(self, name: str, graph: Graph, rejected: tuple[RejectedFusion, ...], rows: int, capacity: int) -> Plan:
         """Lower a whole graph."""
         _whole_blocks(graph)
         lowered = [(node, *self.route(node)) for node in graph.nodes]
-        arena = arena_of(graph, [(node, recipe.buffers) for node, _, _, recipe, _ in lowered])
+        arena = arena_of(graph, [(node, launch_list.buffers) for node, _, _, launch_list, _ in lowered])
         params: dict[str, Array] = {}
         names: dict[bytes, str] = {}
         launches = []
-        for i, (node, route, cut, recipe, shares) in enumerate(lowered):
-            for dispatch, share in zip(recipe.dispatches, shares, strict=True):
+        for i, (node, route, cut, launch_list, shares) in enumerate(lowered):
+            for dispatch, share in zip(launch_list.dispatches, shares, strict=True):
                 shader = shader_of(dispatch)
                 slots, shown, operands = [], [], []
                 for binding, access in shader.bindings:
@@ -117,32 +117,32 @@ class Lowering:
                         params[buffer] = packed
                     else:
                         wanted = dispatch.bind.get(binding, binding)
-                        buffer = _buffer(graph, node, wanted, recipe.buffers[wanted], arena, i)
+                        buffer = _buffer(graph, node, wanted, launch_list.buffers[wanted], arena, i)
                         if buffer != NONE:
-                            operands.append((_key(node, wanted), recipe.buffers[wanted]))
+                            operands.append((_key(node, wanted), launch_list.buffers[wanted]))
                             if not wanted.startswith("scales"):
                                 shown.append(_operand(node, wanted) or f"({wanted})")
                     slots.append(Slot(buffer, access))
-                grid = fold(dispatch.workgroups, self.facts.max_workgroups)
+                grid = fold(dispatch.workgroups, self.caps.max_workgroups)
                 assert grid is not None, "Route.reason refuses grids that do not fold"
                 step = Step(dispatch.kernel.name, shader.source, tuple(slots), grid)
                 about = (node.layer, node.op, route.name, step, tuple(shown))
                 launches.append(Launch(*about, node.dims, tuple(operands), share, cut))
         used = {slot.buffer for launch in launches for slot in launch.step.slots}
         program = Program(dict.fromkeys(sorted(used), 0), tuple(launch.step for launch in launches), graph.outputs)
-        return Plan(name, rows, capacity, tuple(launches), program, params, arena.sizes, refusals)
+        return Plan(name, rows, capacity, tuple(launches), program, params, arena.sizes, rejected)
 
 
-def _shares(recipe: Recipe) -> tuple[float, ...]:
+def _shares(launch_list: LaunchList) -> tuple[float, ...]:
     """An op's arithmetic is shared out by the bytes of matrices or caches that a dispatch reads; of all if none."""
 
     def streamed(dispatch: Dispatch) -> int:
         names = [name for name, _ in shader_of(dispatch).bindings if name != "params"]
         keys = [dispatch.bind.get(name, name) for name in names]
-        return sum(recipe.buffers[key] for key in keys if not large or key in large)
+        return sum(launch_list.buffers[key] for key in keys if not large or key in large)
 
-    large = {key for key in recipe.buffers if key.split(".")[0] in ("weight", *CACHES)}
-    sizes = [streamed(dispatch) for dispatch in recipe.dispatches]
+    large = {key for key in launch_list.buffers if key.split(".")[0] in ("weight", *CACHES)}
+    sizes = [streamed(dispatch) for dispatch in launch_list.dispatches]
     return tuple(size / (sum(sizes) or 1) for size in sizes)
 
 
@@ -167,7 +167,7 @@ def weight_buffer(tensor: Tensor, key: str) -> str:
 
 
 def _operand(node: Node, key: str) -> str | None:
-    """The tensor behind a buffer of a recipe; None for scratch."""
+    """The tensor behind a buffer of a launch_list; None for scratch."""
     base = _key(node, key)
     return node.inputs.get(base) or node.outputs.get(base)
 

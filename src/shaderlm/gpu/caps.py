@@ -8,7 +8,7 @@ KINDS = ("discrete", "integrated", "other", "software")  # in order of preferenc
 
 
 @dataclass(frozen=True)
-class Facts:
+class DeviceCaps:
     """Features and limits that routes look at. Sizes are bytes."""
 
     name: str
@@ -38,7 +38,7 @@ class Facts:
 
 
 # The limits that every WebGPU implementation grants without asking: what a browser page gets.
-WEBGPU_DEFAULT = Facts(
+WEBGPU_DEFAULT = DeviceCaps(
     name="WebGPU default limits",
     kind="other",
     backend="WebGPU",

@@ -23,7 +23,7 @@ from typing import Any
 from .. import kernels
 from ..errors import ModelError
 from ..formats.embedded import cache_folder
-from ..gpu import Facts
+from ..gpu import DeviceCaps
 from ..kernels import Dims, Option, all_routes, option
 
 FORMAT = 1
@@ -65,12 +65,12 @@ class Tuning:
         """What is known of a shape."""
         return self.entries.get((precision, key_of(op, dims)))
 
-    def option(self, op: str, dims: Dims, facts: Facts, precision: str) -> Option | None:
+    def option(self, op: str, dims: Dims, caps: DeviceCaps, precision: str) -> Option | None:
         """The winner of a shape, if there is one and this device can take it at this precision."""
         entry = self.entry(op, dims, precision)
         if entry is None:
             return None
-        found = option(op, entry.winner, dims, facts, precision)
+        found = option(op, entry.winner, dims, caps, precision)
         if isinstance(found, Option):
             return found
         if not self._told:  # one line is enough
@@ -93,26 +93,26 @@ def kernels_version() -> str:
     return found.hexdigest()[:12]
 
 
-def path_of(facts: Facts) -> Path:
+def path_of(caps: DeviceCaps) -> Path:
     """Where the tuning of a device is kept. A ModelError where there is no place for caches."""
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{facts.name} {facts.backend}".lower()).strip("-")[:100]
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend}".lower()).strip("-")[:100]
     return cache_folder().parent / "tuning" / f"{slug}.json"
 
 
-def _stamp(facts: Facts) -> dict[str, Any]:
+def _stamp(caps: DeviceCaps) -> dict[str, Any]:
     """What a file must say to be of use here."""
-    about = {"device": facts.name, "backend": facts.backend, "driver": facts.driver}
+    about = {"device": caps.name, "backend": caps.backend, "driver": caps.driver}
     return {"format": FORMAT, **about, "kernels": kernels_version()}
 
 
-def read(facts: Facts) -> Tuning:
+def read(caps: DeviceCaps) -> Tuning:
     """The tuning of a device. A file that is of no use is ignored with one line."""
     try:
-        path = path_of(facts)
+        path = path_of(caps)
     except (ModelError, OSError) as problem:  # no home, or the working directory is gone
         return Tuning(origin=str(problem))
     try:
-        return Tuning(_parse(path.read_bytes(), facts), str(path))
+        return Tuning(_parse(path.read_bytes(), caps), str(path))
     except FileNotFoundError:
         return Tuning(origin=f"there is no {path}; `shaderlm tune` makes it")
     except OSError as problem:
@@ -127,11 +127,11 @@ class _UselessError(ValueError):
     """A file that cannot be used, and why."""
 
 
-def _parse(raw: bytes, facts: Facts) -> dict[tuple[str, str], Entry]:
+def _parse(raw: bytes, caps: DeviceCaps) -> dict[tuple[str, str], Entry]:
     found = json.loads(raw.decode())
     if not isinstance(found, dict) or not isinstance(found.get("entries"), dict):
         raise _UselessError("it is damaged")
-    for name, wanted in _stamp(facts).items():
+    for name, wanted in _stamp(caps).items():
         if found.get(name) != wanted:
             raise _UselessError(f"it is stale, {name} is {str(found.get(name))[:60]!r} there and {wanted!r} here")
     entries = {}
@@ -160,16 +160,16 @@ def _entry(key: str, record: Any) -> Entry:
     return Entry(str(winner), str(built_in), {name: float(value) for name, value in times.items()}, thorough)
 
 
-def save(facts: Facts, entries: Mapping[tuple[str, str], Entry]) -> Path | None:
+def save(caps: DeviceCaps, entries: Mapping[tuple[str, str], Entry]) -> Path | None:
     """Add entries to the device's file, all or nothing. Where that cannot be done, one line says so."""
     try:
-        path = path_of(facts)
+        path = path_of(caps)
         path.parent.mkdir(parents=True, exist_ok=True)
         with _saving:
             known: dict[tuple[str, str], Entry] = {}
             with suppress(OSError, ValueError, RecursionError):  # what is of no use is replaced
-                known = _parse(path.read_bytes(), facts)
-            text = json.dumps(_record(facts, {**known, **entries}), indent=1) + "\n"
+                known = _parse(path.read_bytes(), caps)
+            text = json.dumps(_record(caps, {**known, **entries}), indent=1) + "\n"
             temporary = path.with_name(f".{path.name}.{os.getpid()}")
             try:
                 temporary.write_text(text, encoding="utf-8")
@@ -186,7 +186,7 @@ def save(facts: Facts, entries: Mapping[tuple[str, str], Entry]) -> Path | None:
     return None
 
 
-def _record(facts: Facts, entries: Mapping[tuple[str, str], Entry]) -> dict[str, Any]:
+def _record(caps: DeviceCaps, entries: Mapping[tuple[str, str], Entry]) -> dict[str, Any]:
     shapes: dict[str, dict[str, Any]] = {}
     for (precision, key), entry in sorted(entries.items()):
         times = sorted(entry.microseconds.items(), key=lambda pair: pair[1])
@@ -196,4 +196,4 @@ def _record(facts: Facts, entries: Mapping[tuple[str, str], Entry]) -> dict[str,
             "thorough": entry.thorough,
             "microseconds": {name: max(0.001, round(value, 3)) for name, value in times},
         }
-    return {**_stamp(facts), "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "entries": shapes}
+    return {**_stamp(caps), "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "entries": shapes}

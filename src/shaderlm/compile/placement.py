@@ -42,7 +42,7 @@ class _Slots:
 
 
 def arena_of(graph: Graph, nodes: Sequence[tuple[Node, Mapping[str, int]]]) -> Arena:
-    """Place every hidden tensor that is no output. `nodes` come with the bytes of each buffer of their recipes."""
+    """Place every hidden tensor that is no output. `nodes` come with the bytes of each buffer of their launch_lists."""
     last = {name: i for i, (node, _) in enumerate(nodes) for name in (*node.inputs.values(), *node.outputs.values())}
     pool = _Slots()
     slots: dict[str, int] = {}

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ..errors import KernelError
-from ..gpu import Device, Facts, Program
+from ..gpu import Device, DeviceCaps, Program
 from ..graph.graph import Graph, Node
 from ..kernels import Dims, Option, choose, options
 from .execute import lower
@@ -49,14 +49,14 @@ def tunable(node: Node) -> bool:
     return "linear" in node.op and node.dims.get("M") == 1 and "format" in node.dims
 
 
-def shapes_of(graph: Graph, facts: Facts, precision: str) -> list[Node]:
+def shapes_of(graph: Graph, caps: DeviceCaps, precision: str) -> list[Node]:
     """One node of each shape that is worth tuning, those first whose weights are the most bytes of a step."""
     counts = Counter(key_of(node.op, node.dims) for node in graph.nodes if tunable(node))
     first = {key_of(node.op, node.dims): node for node in reversed(graph.nodes) if tunable(node)}
 
     def nbytes(node: Node) -> int:
-        recipe = choose(node.op, node.dims, facts, None, precision).recipe(node.dims, facts)
-        return sum(size for name, size in recipe.buffers.items() if name.startswith(("weight", "scales")))
+        launch_list = choose(node.op, node.dims, caps, None, precision).launch_list(node.dims, caps)
+        return sum(size for name, size in launch_list.buffers.items() if name.startswith(("weight", "scales")))
 
     return sorted(first.values(), key=lambda node: -counts[key_of(node.op, node.dims)] * nbytes(node))
 
@@ -81,8 +81,10 @@ class Tuner:
         """The entry of a shape, or None if there was no time for it."""
         if self._late():
             return None
-        found = options(op, dims, self._device.facts, self._precision)
-        streamed = sum(size for name, size in found[0].recipe.buffers.items() if name.startswith(("weight", "scales")))
+        found = options(op, dims, self._device.caps, self._precision)
+        streamed = sum(
+            size for name, size in found[0].launch_list.buffers.items() if name.startswith(("weight", "scales"))
+        )
         operands = Operands(self._device, self._fill, sets_for(self._device, streamed, self._effort.sets))
         try:
             bound, looks, calls = self._look(op, dims, found, operands)
@@ -116,9 +118,9 @@ class Tuner:
         bound: dict[str, Sets] = {}
         looks: dict[str, float] = {}
         calls, sampled = 1, 1
-        least = 1 if device.facts.software else 2
+        least = 1 if device.caps.software else 2
         for batch in self._batches(found):
-            programs = self._compiled({option.name: _program(option, dims, device.facts) for option in batch})
+            programs = self._compiled({option.name: _program(option, dims, device.caps) for option in batch})
             self._clock.warm(effort.warm_seconds)
             for name, program in programs.items():
                 inputs = inputs_of(op, program)
@@ -163,8 +165,8 @@ class Tuner:
             self._longest = max(self._longest, _now() - started)
 
 
-def _program(option: Option, dims: Dims, facts: Facts) -> Program:
-    return lower(replace(option.route, recipe=lambda *_: option.recipe), dims, facts, {})
+def _program(option: Option, dims: Dims, caps: DeviceCaps) -> Program:
+    return lower(replace(option.route, launch_list=lambda *_: option.launch_list), dims, caps, {})
 
 
 def tune_shapes(
@@ -184,13 +186,13 @@ def tuned(device: Device, graph: Graph, precision: str) -> Tuning:
 
     Software adapters are not measured: nothing is gained there. Whatever goes wrong, the built-in order is there.
     """
-    tuning = read(device.facts)
-    if device.facts.software or BUDGET_SECONDS <= 0:
+    tuning = read(device.caps)
+    if device.caps.software or BUDGET_SECONDS <= 0:
         return tuning
     started = _now()
     found: dict[tuple[str, str], Entry] = {}
     try:
-        shapes = shapes_of(graph, device.facts, precision)
+        shapes = shapes_of(graph, device.caps, precision)
         missing = [node for node in shapes if tuning.entry(node.op, node.dims, precision) is None]
         if not missing:
             return tuning
@@ -201,6 +203,6 @@ def tuned(device: Device, graph: Graph, precision: str) -> Tuning:
     except Exception as problem:  # drivers have errors of their own; a model can be run without this
         _log.warning("kernels could not be timed, the built-in order is taken: %s", problem)
     if found:
-        save(device.facts, found)
+        save(device.caps, found)
         tuning.entries.update(found)
     return tuning

@@ -1,6 +1,7 @@
 """Makes the page of a profile: one HTML file that needs nothing else. Does not know how profiles are measured.
 
-The parts lie in `page/`; what they show and how is theirs. Here they become one text, with the profile as JSON inside.
+The parts lie in `assets/`; what they show and how is theirs. Here they become one text, with the profile
+as JSON inside.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def page(profile: Mapping[str, Any]) -> str:
 
 
 def _part(name: str) -> str:
-    return (files(__package__) / "page" / name).read_text(encoding="utf-8").strip()
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8").strip()
 
 
 def _embedded(profile: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .profile import Event, Phase, Timed
+from .measure import Event, Phase, Timed
 from .roofline import Roofline
 
 KIND, VERSION = "shaderlm-profile", 1

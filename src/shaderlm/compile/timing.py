@@ -67,7 +67,7 @@ def inputs_of(op: str, program: Program) -> frozenset[str]:
 
 def sets_for(device: Device, streamed: int, most: int = MOST_SETS) -> int:
     """How many sets of operands of this many bytes are more than a cache holds."""
-    return 2 if device.facts.software else min(most, max(2, -(-ROTATE_BYTES // max(1, streamed))))
+    return 2 if device.caps.software else min(most, max(2, -(-ROTATE_BYTES // max(1, streamed))))
 
 
 class Operands:
@@ -119,14 +119,14 @@ class Clock:
         self, device: Device, heat_seconds: float = HEAT_SECONDS, first_seconds: float = FIRST_SECONDS
     ) -> None:
         self.device = device
-        self._time = device.time if device.facts.timestamps else device.time_wall
+        self._time = device.time if device.caps.timestamps else device.time_wall
         self._heat_seconds = heat_seconds
         self._each = 1.0  # seconds of a copy, not known yet
         self._copy: Loaded | None = None
         self._heat: list[Loaded] = []
-        if not device.facts.software:
-            dims = resolve("copy", {"count": min(HEAT_BYTES, device.facts.max_operand) // 4})
-            self._copy = device.load(lower(choose("copy", dims, device.facts, "vec4"), dims, device.facts, {}))
+        if not device.caps.software:
+            dims = resolve("copy", {"count": min(HEAT_BYTES, device.caps.max_operand) // 4})
+            self._copy = device.load(lower(choose("copy", dims, device.caps, "vec4"), dims, device.caps, {}))
             self.warm(first_seconds)
 
     def warm(self, seconds: float) -> None:
