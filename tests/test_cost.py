@@ -18,8 +18,8 @@ from shaderlm.runtime.gpu_model import plan_of
 from shaderlm.runtime.weights import buffer_sizes
 
 from .architectures import LLAMA_1B, QWEN3, SMOLLM2, TINY, model
-from .test_structure import ROUTES, launch_lists, shapes
 from .test_plan import LARGE_GPU, SOFTWARE
+from .test_structure import ROUTES, launch_lists, shapes
 
 SPLITTING = replace(WEBGPU_DEFAULT, max_binding=1 << 16, max_workgroups=7)  # matrices take several dispatches
 
@@ -64,8 +64,8 @@ def test_attention_counts_the_keys_that_a_query_sees(op: str, rows: int, positio
 def test_parts_by_hand() -> None:
     assert part("embedding", "weight", resolve("embedding", {"T": 5, "N": 1000, "K": 64}), 0) == 5 / 1000
     assert part("embedding", "weight", resolve("embedding", {"T": 50, "N": 10, "K": 64}), 0) == 1
-    cut = resolve("columns", {"rows": 3, "width": 100, "first": 10, "count": 20})
-    assert (part("columns", "x", cut, 0), part("columns", "out", cut, 0)) == (0.2, 1)
+    config = resolve("columns", {"rows": 3, "width": 100, "first": 10, "count": 20})
+    assert (part("columns", "x", config, 0), part("columns", "out", config, 0)) == (0.2, 1)
     joint = {"T": 3, "Hq": 4, "Hkv": 2, "D": 16, "C": 12, "positions": 24}
     dims = resolve("rope_kv_write", {**joint, **dict.fromkeys(("q_stride", "k_stride", "v_stride"), 128)})
     found = {name: part("rope_kv_write", name, dims, 9) for name in ("q", "k", "v", "k_cache", "v_cache", "table")}

@@ -133,16 +133,16 @@ ODD: list[tuple[str, str, dict[str, Any], int, _Cut | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("op", "route", "sizes", "position", "cut"), ODD, ids=lambda value: str(value)[:24])
+@pytest.mark.parametrize(("op", "route", "sizes", "position", "config"), ODD, ids=lambda value: str(value)[:24])
 def test_every_index_is_in_range(
-    op: str, route: str, sizes: dict[str, Any], position: int, cut: _Cut | None, unchecked: Device
+    op: str, route: str, sizes: dict[str, Any], position: int, config: _Cut | None, unchecked: Device
 ) -> None:
     """Also where the result would not tell: what is read too early is left out again."""
     dims = resolve(op, {**sizes, "S": 1, "pos": sizes["C"] - 1} if op == "attention" else sizes)
     taken = next(each for each in routes_of(op) if each.name == route)
-    taken = replace(taken, launch_list=cut) if cut else taken
+    taken = replace(taken, launch_list=config) if config else taken
     assert taken.reason(dims, unchecked.caps) is None
-    operands, expected = MAKERS[op](np.random.default_rng(1), {**dims, "pos": position} if cut else dims)
+    operands, expected = MAKERS[op](np.random.default_rng(1), {**dims, "pos": position} if config else dims)
     found, outside = run_guarded(unchecked, lower(taken, dims, unchecked.caps, operands))
     assert outside == []
     wanted = expected["out"]

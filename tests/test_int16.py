@@ -1,4 +1,4 @@
-"""Matrix products with inputs of 16 bits: every cut, odd numbers, whole models, and what rounding costs in quality."""
+"""Matrix products with inputs of 16 bits: every configuration, odd numbers, whole models, quality."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 
 def product(
     device: Device,
-    cut: int16.Cut,
+    config: int16.LaunchConfig,
     x: Any,
     weight: Any,
     dims: dict[str, Any],
@@ -41,54 +41,56 @@ def product(
     gated: bool = False,
 ) -> Any:
     epilogue, norm = packed.Epilogue(gated=gated), norm_weight is not None
-    launch_list = lambda d, f: int16.launch_list_with(cut, dims, f, epilogue, norm)  # noqa: E731
-    route = Route("linear", "cut", launch_list, pack={"x": packed.pack_x, "weight": pack_weight})
+    launch_list = lambda d, f: int16.launch_list_with(config, dims, f, epilogue, norm)  # noqa: E731
+    route = Route("linear", "config", launch_list, pack={"x": packed.pack_x, "weight": pack_weight})
     operands = {"x": x, "weight": weight} | ({"norm_weight": norm_weight} if norm else {})
     return device.run(lower(route, dims, device.caps, operands))["out"].view(np.float32)
 
 
-def cuts() -> list[int16.Cut]:
+def candidates() -> list[int16.LaunchConfig]:
     """Those of the models that people measure, on a large GPU, as far as the adapter has threads for them."""
     caps = replace(open_device().caps, max_workgroup_memory=48 << 10, kind="discrete")
     found = []
     for shape in SYNTHETIC.values():
         for name, (K, N) in shape.matrices.items():
-            cut = int16.cut_of({"K": K, "N": N, "format": "q4_0"}, caps, packed.Epilogue(gated=name == "gate/up"))
-            found.append(replace(cut, stage=2 * cut.team))
-    return list(dict.fromkeys([*found, int16.Cut(64, 4, 1, 4), int16.Cut(32, 32, 4, 32)]))
+            config = int16.config_for(
+                {"K": K, "N": N, "format": "q4_0"}, caps, packed.Epilogue(gated=name == "gate/up")
+            )
+            found.append(replace(config, stage=2 * config.team))
+    return list(dict.fromkeys([*found, int16.LaunchConfig(64, 4, 1, 4), int16.LaunchConfig(32, 32, 4, 32)]))
 
 
-@pytest.mark.parametrize(("cut", "norm"), [(cut, i % 2 == 0) for i, cut in enumerate(cuts())], ids=str)
-def test_every_cut(cut: int16.Cut, norm: bool, gpu: Device) -> None:
+@pytest.mark.parametrize(("config", "norm"), [(config, i % 2 == 0) for i, config in enumerate(candidates())], ids=str)
+def test_every_config(config: int16.LaunchConfig, norm: bool, gpu: Device) -> None:
     """Several stages, of which the last is not full, and rows that do not fill the last team."""
-    rng = np.random.default_rng(cut.team)
-    K, N = 32 * (2 * cut.stage + 3), 2 * cut.threads // cut.team * cut.rows + 1
+    rng = np.random.default_rng(config.team)
+    K, N = 32 * (2 * config.stage + 3), 2 * config.threads // config.team * config.rows + 1
     dims = {**resolve("linear", {"M": 1, "K": K, "N": N, "format": "q4_0"}), "eps": EPS}
     weight, dense = make_weight(rng, "q4_0", N, K)
     x = rng.standard_normal((1, K)).astype(np.float32)
     norm_weight = rng.standard_normal(K).astype(np.float32) if norm else None
     taken = x.astype(np.float64) * (norm_weight if norm_weight is not None else 1)
     root = np.sqrt((x.astype(np.float64) ** 2).mean() + EPS) if norm else 1.0
-    actual = product(gpu, cut, x, weight, dims, norm_weight)
-    assert_close(actual, reference.linear(taken / root, dense)[0], "linear", str(cut))
+    actual = product(gpu, config, x, weight, dims, norm_weight)
+    assert_close(actual, reference.linear(taken / root, dense)[0], "linear", str(config))
 
 
 @pytest.mark.parametrize("kind", INT16)
 def test_odd_numbers(kind: str, gpu: Device) -> None:
     """Zeros, numbers near the smallest and the largest, and one that is far larger than its neighbours."""
     rng = np.random.default_rng(5)
-    K, N, cut = whole_k(128, kind), 9, int16.Cut(64, 8, 1, 64)
+    K, N, config = whole_k(128, kind), 9, int16.LaunchConfig(64, 8, 1, 64)
     dims = resolve("linear", {"M": 1, "K": K, "N": N, "format": kind})
     weight, dense = make_weight(rng, kind, N, K)
     ordinary = rng.standard_normal((1, K)).astype(np.float32)
-    assert not product(gpu, cut, np.zeros_like(ordinary), weight, dims).any()
-    assert np.abs(product(gpu, cut, ordinary * 1e-38, weight, dims)).max() < 1e-30
-    large = product(gpu, cut, ordinary * 1e30, weight, dims) / 1e30
+    assert not product(gpu, config, np.zeros_like(ordinary), weight, dims).any()
+    assert np.abs(product(gpu, config, ordinary * 1e-38, weight, dims)).max() < 1e-30
+    large = product(gpu, config, ordinary * 1e30, weight, dims) / 1e30
     assert_close(large, reference.linear(ordinary, dense)[0], "linear", "1e30")
     for spoiled in (np.nan, np.inf, -np.inf):
         x = ordinary.copy()
         x[0, 40] = spoiled
-        assert np.isnan(product(gpu, cut, x, weight, dims)).all(), "an input that is no number is not hidden"
+        assert np.isnan(product(gpu, config, x, weight, dims)).all(), "an input that is no number is not hidden"
 
 
 def test_only_models_on_a_gpu_round_without_being_asked(device: Device, gpu: Device) -> None:

@@ -47,7 +47,7 @@ def _by_default(case: Case, caps: DeviceCaps) -> set[str]:
 
 def unwritten(launch_list: LaunchList) -> LaunchList:
     """With the parameters in a buffer: one kernel for all shapes, where writing them in makes one for each."""
-    return replace(launch_list, dispatches=tuple(replace(each, written=False) for each in launch_list.dispatches))
+    return replace(launch_list, dispatches=tuple(replace(each, specialised=False) for each in launch_list.dispatches))
 
 
 @cache
@@ -171,7 +171,7 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
     assert count, "no route ran"
 
 
-# Left out below: what only a shape has, and the epilogues, which no cut of the product depends on.
+# Left out below: what only a shape has, and the epilogues, which no config of the product depends on.
 _OF_A_SHAPE = ("HAS_BIAS", "GROUP_BLOCKS")
 
 

@@ -28,7 +28,7 @@ WGSL = sorted(KERNELS.rglob("*.wgsl"))
 
 # Imports -------------------------------------------------------------------------------------------------
 
-LAYERS = ("errors", "formats", "text", "graph", "gpu", "kernels", "models", "compile", "runtime")
+LAYERS: tuple[str, ...] = ("errors", "formats", "text", "graph", "gpu", "kernels", "models", "compile", "runtime")
 LAYERS += ("ops", "engine", "bench", "profile", "server", "cli")
 PEERS = (
     {"formats", "text", "graph", "gpu"},

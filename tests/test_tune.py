@@ -69,7 +69,7 @@ def test_the_first_option_is_the_built_in_choice_and_none_is_there_twice() -> No
     ("name", "precision", "words"),
     [
         ("gemm", "fast", "linear has no route 'gemm'"),
-        ("gemv/7x7x7", "fast", "gemv is not cut as '7x7x7'"),
+        ("gemv/7x7x7", "fast", "gemv is not config as '7x7x7'"),
         ("gemv_int16", "exact", "gemv_int16 rounds its inputs, which was not asked for"),
         ("tile_shared_f16", "fast", "tile_shared_f16 rounds its inputs, which was not asked for"),
     ],
@@ -98,17 +98,17 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def _cuts(op: str, caps: Any) -> list[Option]:
+def _candidates(op: str, caps: Any) -> list[Option]:
     dims = resolve(op, {"M": 1, **_SHAPES[op]})
-    return [each for each in options(op, dims, caps, "fast") if each.cut]
+    return [each for each in options(op, dims, caps, "fast") if each.config]
 
 
 def _few(op: str, caps: Any) -> list[str]:
-    """The last cut of each of the op's routes: compiling takes a software adapter a second each."""
-    return list({each.route.name: each.name for each in _cuts(op, caps)}.values())
+    """The last config of each of the op's routes: compiling takes a software adapter a second each."""
+    return list({each.route.name: each.name for each in _candidates(op, caps)}.values())
 
 
-def _check_cuts(op: str, gpu: Device, names: list[str]) -> None:
+def _check_candidates(op: str, gpu: Device, names: list[str]) -> None:
     case = Case(op, (("M", 1), *_SHAPES[op].items()))
     operands, expected = make(case)
     for name in names:
@@ -124,13 +124,13 @@ def _check_cuts(op: str, gpu: Device, names: list[str]) -> None:
 
 @pytest.mark.parametrize("op", [op for op in _SHAPES if op not in ("linear_add", "rms_norm_linear_silu_mul")])
 def test_cuts_match_the_reference(op: str, gpu: Device) -> None:
-    _check_cuts(op, gpu, _few(op, gpu.caps))
+    _check_candidates(op, gpu, _few(op, gpu.caps))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("op", _SHAPES)
 def test_all_cuts_match_the_reference(op: str, gpu: Device) -> None:
-    _check_cuts(op, gpu, [each.name for each in _cuts(op, gpu.caps)])
+    _check_candidates(op, gpu, [each.name for each in _candidates(op, gpu.caps)])
 
 
 # Who wins ------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_a_real_device_is_timed(device: Device, timeless_device: Device, monkeyp
     dims = resolve("linear", {"M": 1, "K": 64, "N": 267})
     monkeypatch.setattr(timing, "ROTATE_BYTES", 1 << 16)
     for chosen, count in ((device, 2), (timeless_device, 1)):
-        few = [each for each in options("linear", dims, device.caps, "exact") if not each.cut][:count]
+        few = [each for each in options("linear", dims, device.caps, "exact") if not each.config][:count]
         names = [each.name for each in few]
         monkeypatch.setattr(tuner, "options", lambda *given, few=few: few)
         made = Tuner(chosen, "exact", QUICK)
@@ -285,7 +285,7 @@ def test_a_real_device_is_timed(device: Device, timeless_device: Device, monkeyp
 def test_a_load_takes_the_winners_and_says_the_same(tmp_path: Path, device: Device) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", kind="f32", layers=1)
     dims = resolve("linear", {"M": 1, "K": 64, "N": 267})
-    first, other = [each.name for each in options("linear", dims, device.caps, "fast") if not each.cut][:2]
+    first, other = [each.name for each in options("linear", dims, device.caps, "fast") if not each.config][:2]
     save(device.caps, {("fast", key_of("linear", dims)): Entry(other, first, {other: 1.0, first: 2.0}, True)})
     routes, logits = [], []
     for tune in (False, True):
@@ -307,40 +307,41 @@ def _smollm2(tuned_: Tuning | None, precision: str = "fast") -> Any:
 
 
 def _shape(n: int) -> tuple[str, str, str]:
-    """A matmul of SmolLM2 in words, its built-in choice, and one of its cuts."""
+    """A matmul of SmolLM2 in words, its built-in choice, and one of its candidates."""
     dims = resolve("linear", {"M": 1, "K": 576, "N": n, "format": "q4_0"})
     first, *rest = [each.name for each in options("linear", dims, LARGE_GPU, "fast")]
     return key_of("linear", dims), first, next(name for name in rest if "/" in name)
 
 
 def test_winners_are_used_by_plans_and_shown() -> None:
-    key, first, cut = _shape(1536)
-    times = {cut: 4.0, first: 5.0, "rows": 4.2}
-    known = Tuning({("fast", key): Entry(cut, first, times, False)}, "FILE")
+    key, first, config = _shape(1536)
+    times = {config: 4.0, first: 5.0, "rows": 4.2}
+    known = Tuning({("fast", key): Entry(config, first, times, False)}, "FILE")
     plan = _smollm2(known)
-    taken = {f"{each.route}/{each.cut}" for each in plan.launches if each.dims.get("N") == 1536}
-    assert taken == {cut}
-    assert {each.cut for each in plan.launches if each.dims.get("N") != 1536} == {""}
-    assert cut in describe(plan)
+    taken = {f"{each.route}/{each.config}" for each in plan.launches if each.dims.get("N") == 1536}
+    assert taken == {config}
+    assert {each.config for each in plan.launches if each.dims.get("N") != 1536} == {""}
+    assert config in describe(plan)
     assert describe(_smollm2(known, "exact")) == describe(_smollm2(None, "exact")), "entries are per precision"
     said = describe_choices(plan, known, "fast").splitlines()
     assert said[0] == "why these routes in a decode step (fast; FILE):"
     at = said.index(key)
     assert said[at + 1] == (
-        f"  {cut}, 4.00 µs: 20.0 % less than the built-in {first}; 4.8 % less than the next, rows "
+        f"  {config}, 4.00 µs: 20.0 % less than the built-in {first}; 4.8 % less than the next, rows "
         "(timed in short, at a load)"
     )
-    assert said[at + 2 : at + 5] == [f"    {times[name]:10.2f} µs  {name}" for name in (cut, "rows", first)]
+    assert said[at + 2 : at + 5] == [f"    {times[name]:10.2f} µs  {name}" for name in (config, "rows", first)]
     assert sum(line.endswith("built-in order: not tuned") for line in said) == 4
 
 
 def test_a_built_in_choice_that_stays_is_explained() -> None:
-    key, first, cut = _shape(1536)
-    known = Tuning({("fast", key): Entry(first, first, {cut: 4.9, first: 5.0}, True)}, "FILE")
+    key, first, config = _shape(1536)
+    known = Tuning({("fast", key): Entry(first, first, {config: 4.9, first: 5.0}, True)}, "FILE")
     assert describe(_smollm2(known)) == describe(_smollm2(None))
     said = describe_choices(_smollm2(known), known, "fast")
     assert (
-        f"  {first}, 5.00 µs: the built-in choice, which no other beats by 3 %; {cut} takes 2.0 % less (timed" in said
+        f"  {first}, 5.00 µs: the built-in choice, which no other beats by 3 %; {config} takes 2.0 % less (timed"
+        in said
     )
 
 
@@ -352,6 +353,6 @@ def test_a_cut_that_there_is_not_is_ignored_with_one_line(lines: Any) -> None:
     }
     known = Tuning(wrong, "FILE")
     assert describe(_smollm2(known)) == describe(_smollm2(None))
-    assert lines() == [f"tuning of {shapes[192][0]} is ignored: gemv is not cut as '7x7x7'"]
+    assert lines() == [f"tuning of {shapes[192][0]} is ignored: gemv is not config as '7x7x7'"]
     said = describe_choices(_smollm2(known), known, "fast")
     assert f"  {shapes[192][1]}, built-in order: gemv/7x7x7 won, but cannot be taken here" in said

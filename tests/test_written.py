@@ -1,4 +1,4 @@
-"""Kernels with their parameters written into the source, without bindings for what is absent, and without checks."""
+"""Kernels with their parameters written into the source, without bindings for what is unbound, and without checks."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_numbers_that_wgsl_cannot_say() -> None:
 
 def test_bindings_are_numbered_anew_without_what_is_absent() -> None:
     with pytest.raises(KernelError, match="no array 'bias' to leave out"):
-        compose(NEXT, params={"by": 1}, absent=["bias"])
-    shader = compose(NEXT, absent=["positions"])
+        compose(NEXT, params={"by": 1}, unbound=["bias"])
+    shader = compose(NEXT, unbound=["positions"])
     assert [name for name, _ in shader.bindings] == ["params"]
     assert "@binding(0) var<uniform> params" in shader.source
 

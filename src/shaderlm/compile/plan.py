@@ -35,7 +35,7 @@ class Launch:
     dims: Mapping[str, Any]
     operands: tuple[tuple[str, int], ...]  # every buffer but the parameters: operand ("" for scratch), bytes
     share: float  # of the op's arithmetic: an op may take several dispatches
-    cut: str = ""  # of the route, where it was measured to be the fastest
+    config: str = ""  # of the route, where it was measured to be the fastest
 
     def work(self, position: int) -> tuple[int, int]:
         """(bytes, flops) that this dispatch has to do when the first row stands at this position of the cache."""
@@ -58,10 +58,10 @@ class Plan:
 
 
 class Routed(NamedTuple):
-    """A route for a shape, its cut and launch_list, and the share of the op's arithmetic that each dispatch has."""
+    """A route for a shape, its config and launch_list, and the share of the op's arithmetic that each dispatch has."""
 
     route: Route
-    cut: str
+    config: str
     launch_list: LaunchList
     shares: tuple[float, ...]
 
@@ -78,10 +78,10 @@ class Lowering:
         key = (node.op, tuple(node.dims.items()))
         if key not in self._routes:
             taken = self.tuning.option(node.op, node.dims, self.caps, self.precision) if self.tuning else None
-            route, cut, launch_list = taken or self._first(node)
+            route, config, launch_list = taken or self._first(node)
             while len(self._routes) >= _MOST_ROUTES:
                 del self._routes[next(iter(self._routes))]
-            self._routes[key] = Routed(route, cut, launch_list, _shares(launch_list))
+            self._routes[key] = Routed(route, config, launch_list, _shares(launch_list))
         return self._routes[key]
 
     def _first(self, node: Node) -> Option:
@@ -106,7 +106,7 @@ class Lowering:
         params: dict[str, Array] = {}
         names: dict[bytes, str] = {}
         launches = []
-        for i, (node, route, cut, launch_list, shares) in enumerate(lowered):
+        for i, (node, route, config, launch_list, shares) in enumerate(lowered):
             for dispatch, share in zip(launch_list.dispatches, shares, strict=True):
                 shader = shader_of(dispatch)
                 slots, shown, operands = [], [], []
@@ -127,7 +127,7 @@ class Lowering:
                 assert grid is not None, "Route.reason refuses grids that do not fold"
                 step = Step(dispatch.kernel.name, shader.source, tuple(slots), grid)
                 about = (node.layer, node.op, route.name, step, tuple(shown))
-                launches.append(Launch(*about, node.dims, tuple(operands), share, cut))
+                launches.append(Launch(*about, node.dims, tuple(operands), share, config))
         used = {slot.buffer for launch in launches for slot in launch.step.slots}
         program = Program(dict.fromkeys(sorted(used), 0), tuple(launch.step for launch in launches), graph.outputs)
         return Plan(name, rows, capacity, tuple(launches), program, params, arena.sizes, rejected)

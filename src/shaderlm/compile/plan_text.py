@@ -44,7 +44,7 @@ def _row(launch: Launch) -> tuple[str, ...]:
     x, y, _ = launch.step.grid
     grid = str(x) if y == 1 else f"{x} × {y}"
     own = [name.removeprefix(f"{launch.layer}.") for name in dict.fromkeys(launch.buffers)]
-    route = f"{launch.route}/{launch.cut}" if launch.cut else launch.route
+    route = f"{launch.route}/{launch.config}" if launch.config else launch.route
     return launch.op, route, launch.step.label, grid, ", ".join(own)
 
 
@@ -81,7 +81,7 @@ def describe_choices(plan: Plan, tuning: Tuning, precision: str) -> str:
         if "linear" in launch.op:
             shown.setdefault(key_of(launch.op, launch.dims), launch)
     for key, launch in shown.items():
-        taken = f"{launch.route}/{launch.cut}" if launch.cut else launch.route
+        taken = f"{launch.route}/{launch.config}" if launch.config else launch.route
         entry = tuning.entry(launch.op, launch.dims, precision)
         text.append(key)
         if entry is None:

@@ -1,4 +1,4 @@
-"""Measures which route and cut is the fastest for each matmul of a decode step: thoroughly, or within a budget."""
+"""Measures which route and config is the fastest for each matmul of a decode step: thoroughly, or within a budget."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Tuner:
         return bound, looks, sampled
 
     def _compiled(self, programs: dict[str, Program]) -> dict[str, Program]:
-        """Those that this driver compiles: a cut may be more than it can do."""
+        """Those that this driver compiles: a config may be more than it can do."""
         try:
             self._device.compile(step for program in programs.values() for step in program.steps)
             return programs

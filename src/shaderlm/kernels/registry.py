@@ -102,16 +102,16 @@ def first_of(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> Route | s
 
 
 class Option(NamedTuple):
-    """A route in one of its cuts ("": as the route cuts by itself), and the launch_list for a shape."""
+    """A route in one of its candidates ("": as the route candidates by itself), and the launch_list for a shape."""
 
     route: Route
-    cut: str
+    config: str
     launch_list: LaunchList
 
     @property
     def name(self) -> str:
         """ROUTE, or ROUTE/CUT."""
-        return f"{self.route.name}/{self.cut}" if self.cut else self.route.name
+        return f"{self.route.name}/{self.config}" if self.config else self.route.name
 
 
 def options(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> list[Option]:
@@ -121,7 +121,7 @@ def options(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> list[Optio
     found: list[Option] = []
     for route in (first, *others):
         launch_lists = {"": route.launch_list(dims, caps)} | {
-            name: cut() for name, cut in route.cuts(dims, caps).items()
+            name: config() for name, config in route.candidates(dims, caps).items()
         }
         for name, launch_list in launch_lists.items():
             known = any(launch_list == option.launch_list for option in found)
@@ -132,7 +132,7 @@ def options(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> list[Optio
 
 def option(op: str, name: str, dims: Dims, caps: DeviceCaps, precision: str) -> Option | str:
     """The option of this name, or why it cannot be taken."""
-    wanted, _, cut = name.partition("/")
+    wanted, _, config = name.partition("/")
     route = next((route for route in routes_of(op) if route.name == wanted), None)
     if route is None:
         return f"{op} has no route {wanted!r}"
@@ -141,13 +141,13 @@ def option(op: str, name: str, dims: Dims, caps: DeviceCaps, precision: str) -> 
     reason = route.reason(dims, caps)
     if reason is not None:
         return f"{wanted} does not apply: {reason}"
-    if not cut:
+    if not config:
         return Option(route, "", route.launch_list(dims, caps))
-    cuts = route.cuts(dims, caps)
-    if cut not in cuts:
-        return f"{wanted} is not cut as {cut!r}"
-    launch_list = cuts[cut]()
-    return over_limits(launch_list, caps) or Option(route, cut, launch_list)
+    candidates = route.candidates(dims, caps)
+    if config not in candidates:
+        return f"{wanted} has no launch configuration {config!r}"
+    launch_list = candidates[config]()
+    return over_limits(launch_list, caps) or Option(route, config, launch_list)
 
 
 def _usable(route: Route, dims: Dims, caps: DeviceCaps, precision: str) -> bool:

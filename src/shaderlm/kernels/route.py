@@ -23,9 +23,9 @@ Packer = Callable[[Array, Dims, DeviceCaps], Mapping[str, Array]]
 class Dispatch:
     """One launch. `bind` maps names in the WGSL to buffers of the launch_list where the two differ.
 
-    `written` says that the parameters are written into the source: for those that are the same in every step, on
-    devices where compiling is quick. A compiler that knows how often a loop runs unrolls it. Operands that are `absent`
-    are then not bound.
+    `specialised` says that the parameters are constants of the source: for those that are the same in every step, on
+    devices where compiling is quick. A compiler that knows how often a loop runs unrolls it. Operands that
+    are `unbound` have no binding then.
     """
 
     kernel: Kernel
@@ -33,8 +33,8 @@ class Dispatch:
     params: Mapping[str, int | float]
     constants: Mapping[str, Constant] = field(default_factory=dict)
     bind: Mapping[str, str] = field(default_factory=dict)
-    written: bool = False
-    absent: tuple[str, ...] = ()
+    specialised: bool = False
+    unbound: tuple[str, ...] = ()
 
 
 def covering(
@@ -67,8 +67,8 @@ def never(dims: Dims, caps: DeviceCaps) -> bool:
     return False
 
 
-def uncut(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
-    """For routes that are cut in one way only."""
+def no_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
+    """For routes with one launch configuration only."""
     return {}
 
 
@@ -79,7 +79,7 @@ class Route:
     `pack` brings host arrays into the layout the kernels read, one function per operand (default: as they
     are); it may split an operand into several buffers. A route that is not `exact` rounds its operands and is taken
     only when it is named or, if it is `fast`, where the caller puts speed first. Where `prefer` says so, a route goes
-    before those declared first. `cuts` names other ways to cut a shape into workgroups, which compute the same: what
+    before those declared first. `candidates` names other launch configurations of a shape, which compute the same: what
     `launch_list` takes is right on average, and a device may be asked which one is fastest.
     """
 
@@ -91,7 +91,7 @@ class Route:
     exact: bool = True
     prefer: Callable[[Dims, DeviceCaps], bool] = never
     fast: bool = False
-    cuts: Callable[[Dims, DeviceCaps], Mapping[str, Callable[[], LaunchList]]] = uncut
+    candidates: Callable[[Dims, DeviceCaps], Mapping[str, Callable[[], LaunchList]]] = no_candidates
 
     def offered(self, precision: str, caps: DeviceCaps) -> bool:
         """Is it taken without being named? Software adapters gain nothing by rounding."""
@@ -104,9 +104,9 @@ class Route:
 
 def shader_of(dispatch: Dispatch, target: Target = "wgpu") -> Shader:
     """The composed shader of a dispatch, as a WebGPU implementation gets it."""
-    if not dispatch.written:
+    if not dispatch.specialised:
         return compose(dispatch.kernel, dispatch.constants, target)
-    return compose(dispatch.kernel, dispatch.constants, target, dispatch.params, dispatch.absent)
+    return compose(dispatch.kernel, dispatch.constants, target, dispatch.params, dispatch.unbound)
 
 
 def over_limits(launch_list: LaunchList, caps: DeviceCaps) -> str | None:

@@ -130,24 +130,24 @@ def compose(
     constants: Mapping[str, Constant] | None = None,
     target: Target = "wgpu",
     params: Mapping[str, int | float] | None = None,
-    absent: Iterable[str] = (),
+    unbound: Iterable[str] = (),
 ) -> Shader:
     """The specialised source of a kernel for a WebGPU implementation, with its declared caps.
 
-    Given `params`, their values are written into the source, and there is no buffer of them. Arrays that are `absent`,
+    Given `params`, their values are written into the source, and there is no buffer of them. Arrays that are `unbound`,
     which with these values nobody reads, have no binding either: each costs the host time in every step.
     """
     values = tuple(sorted(params.items())) if params is not None else None
-    return _compose(kernel, tuple(sorted((constants or {}).items())), target, values, tuple(sorted(absent)))
+    return _compose(kernel, tuple(sorted((constants or {}).items())), target, values, tuple(sorted(unbound)))
 
 
 _PARAMS_BINDING = re.compile(r"^@group\(0\)\s*@binding\(\d+\)\s*var<uniform>\s*params\s*:\s*Params;.*\n", re.M)
 _WRITTEN = {"u32": "{}u", "i32": "i32({})", "f32": "{!r}f"}
 
 
-def _without(body: str, absent: Iterable[str], kernel: str) -> str:
+def _without(body: str, unbound: Iterable[str], kernel: str) -> str:
     """The source with the bindings of some arrays taken out, and the others numbered anew."""
-    for name in absent:
+    for name in unbound:
         declared = re.compile(rf"^@group\(0\)\s*@binding\(\d+\)\s*var<[a-z_, ]+>\s*{name}\s*:\s*array<(.+)>;", re.M)
         body, count = declared.subn(rf"var<private> {name}: array<\1, 1>;", body)
         if not count:
@@ -175,7 +175,7 @@ def _compose(
     constants: tuple[tuple[str, Constant], ...],
     target: Target,
     params: tuple[tuple[str, int | float], ...] | None,
-    absent: tuple[str, ...],
+    unbound: tuple[str, ...],
 ) -> Shader:
     body = "\n".join(read(path).rstrip("\n") + "\n" for path in (kernel.path, *kernel.include))
     body = rebind(body, dict(constants), kernel.name)
@@ -183,8 +183,8 @@ def _compose(
     fields = tuple(_FIELD.findall(re.sub(r"//[^\n]*", "", struct.group(1)))) if struct else ()
     if params is not None:
         body, fields = _with_values(body, fields, dict(params), kernel.name), ()
-    if absent:
-        body = _without(body, absent, kernel.name)
+    if unbound:
+        body = _without(body, unbound, kernel.name)
     # naga refuses `enable subgroups;`, browsers require it: so no file has it, and it is added here.
     enables = ["enable f16;"] if "f16" in kernel.needs else []
     if "subgroups" in kernel.needs and target == "browser":

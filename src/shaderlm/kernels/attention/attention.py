@@ -153,7 +153,7 @@ def _split_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         return alone_with(lanes, dims, caps)
     # Otherwise short chunks, and longer ones where there would be too many to join.
     keys = 64 if context <= 2048 else 128
-    fitting = (cut for cut in ((256, keys), (128, keys)) if _fits(*cut, dims, caps))
+    fitting = (config for config in ((256, keys), (128, keys)) if _fits(*config, dims, caps))
     return decode_with(*next(fitting, (128, 64)), dims, caps)
 
 
@@ -178,7 +178,7 @@ def alone_with(lanes: int, dims: Dims, caps: DeviceCaps) -> LaunchList:
         dims["Hq"],
         {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "rows": dims["C"], "scale": _scale(dims)},
         {"WG": lanes, "KEYS": dims["pos"] + 1, "QUADS": quads(dims)},
-        written=not caps.software,
+        specialised=not caps.software,
     )
     return LaunchList((dispatch,), _buffers(dims))
 
@@ -201,7 +201,7 @@ def decode_with(lanes: int, keys: int, dims: Dims, caps: DeviceCaps) -> LaunchLi
         dims["Hkv"] * splits,
         {"splits": splits, "kv_heads": dims["Hkv"], "rows": dims["C"], "scale": _scale(dims)},
         constants,
-        written=not caps.software,
+        specialised=not caps.software,
     )
     return LaunchList((split, _merge(splits, keys, dims, caps)), {**_buffers(dims), **_scratch(splits, dims)})
 
@@ -229,7 +229,7 @@ def _merge(splits: int, keys: int, dims: Dims, caps: DeviceCaps) -> Dispatch:
         dims["Hq"],
         {"heads": dims["Hq"], "splits": splits, "keys": keys},
         {"WG": 256 if splits > 4 else 128, "QUADS": quads(dims)},
-        written=not caps.software,
+        specialised=not caps.software,
     )
 
 

@@ -1,4 +1,4 @@
-"""The GEMV over inputs rounded to 16 bits, with and without a norm before it: how it is cut, and where it applies."""
+"""The GEMV over inputs rounded to 16 bits, with and without a norm before it: configurations and preconditions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAIRS = Epilogue(gated=True)  # rows two by two
 
 
 @dataclass(frozen=True)
-class Cut:
+class LaunchConfig:
     """Threads per workgroup, lanes that share a row's K, rows per team, blocks of inputs staged at a time."""
 
     threads: int
@@ -33,8 +33,8 @@ class Cut:
         return f"{self.threads}x{self.team}x{self.rows}"
 
 
-def cut_of(dims: Dims, caps: DeviceCaps, epilogue: Epilogue) -> Cut:
-    """The cut for a shape; the steps were measured on an H200."""
+def config_for(dims: Dims, caps: DeviceCaps, epilogue: Epilogue) -> LaunchConfig:
+    """The config for a shape; the steps were measured on an H200."""
     k, n, blocks = dims["K"], dims["N"], padded_k(dims) // BLOCK
     threads = min(256 if 1024 < k < 4096 or n >= 32768 else 512 if k >= 4096 else 128, caps.max_invocations)
     if n >= 16384:
@@ -43,14 +43,14 @@ def cut_of(dims: Dims, caps: DeviceCaps, epilogue: Epilogue) -> Cut:
         team = 32 if 4096 <= k < 8192 else max(8, min(64, _round_up(blocks)))
         few = n <= (4096 if k >= 4096 else 1024)
         rows = 4 if k > 8192 else 1 if few and not epilogue.gated else 2
-    return _cut(threads, min(team, threads), rows, dims, caps)
+    return _config(threads, min(team, threads), rows, dims, caps)
 
 
-def _cut(threads: int, team: int, rows: int, dims: Dims, caps: DeviceCaps) -> Cut:
+def _config(threads: int, team: int, rows: int, dims: Dims, caps: DeviceCaps) -> LaunchConfig:
     """With as many blocks staged at a time as there is memory for."""
     blocks = padded_k(dims) // BLOCK
     room = (caps.max_workgroup_memory - _LANE_BYTES * threads) // _BLOCK_BYTES
-    return Cut(threads, team, rows, blocks if blocks <= room else room // team * team)
+    return LaunchConfig(threads, team, rows, blocks if blocks <= room else room // team * team)
 
 
 def _round_up(count: int) -> int:
@@ -58,14 +58,14 @@ def _round_up(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def cuts_of(dims: Dims, caps: DeviceCaps, epilogue: Epilogue) -> list[Cut]:
+def candidate_configs(dims: Dims, caps: DeviceCaps, epilogue: Epilogue) -> list[LaunchConfig]:
     """Cuts that may be the fastest: no team is longer than a row, and the card is not left half empty."""
     found = []
     for threads, team, rows in itertools.product((128, 256, 512), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // team)
         fits = threads <= caps.max_invocations and team <= max(8, _round_up(padded_k(dims) // BLOCK))
         if fits and groups >= LEAST_GROUPS and not (epilogue.gated and rows == 1):
-            found.append(_cut(threads, team, rows, dims, caps))
+            found.append(_config(threads, team, rows, dims, caps))
     return found
 
 
@@ -87,24 +87,26 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 def launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue, norm: bool = False) -> LaunchList:
     """M = 1: teams of lanes share the K of their rows."""
-    return launch_list_with(cut_of(dims, caps, epilogue), dims, caps, epilogue, norm)
+    return launch_list_with(config_for(dims, caps, epilogue), dims, caps, epilogue, norm)
 
 
-def cuts(
+def candidates(
     dims: Dims, caps: DeviceCaps, epilogue: Epilogue, norm: bool = False
 ) -> Mapping[str, Callable[[], LaunchList]]:
-    """The same with every cut that may be the fastest, by name."""
-    found = cuts_of(dims, caps, epilogue)
-    return {str(cut): partial(launch_list_with, cut, dims, caps, epilogue, norm) for cut in found}
+    """The same with every config that may be the fastest, by name."""
+    found = candidate_configs(dims, caps, epilogue)
+    return {str(config): partial(launch_list_with, config, dims, caps, epilogue, norm) for config in found}
 
 
-def launch_list_with(cut: Cut, dims: Dims, caps: DeviceCaps, epilogue: Epilogue, norm: bool = False) -> LaunchList:
-    """The same with a given cut."""
+def launch_list_with(
+    config: LaunchConfig, dims: Dims, caps: DeviceCaps, epilogue: Epilogue, norm: bool = False
+) -> LaunchList:
+    """The same with a given config."""
     multiply = FORMATS[dims["format"]].int16
     include = ("linear/gemv_int16", "linear/store_rows", layout(dims).file, multiply, "linear/epilogue")
     kernel = Kernel(f"linear/{'rms_norm_' if norm else ''}linear_gemv_int16", include, frozenset({"subgroups"}))
-    constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
-    per_group = cut.rows * cut.threads // cut.team
+    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
+    per_group = config.rows * config.threads // config.team
     more = {"eps": float(dims["eps"])} if norm else None
     found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, epilogue, more)
     return LaunchList(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))}) if norm else found
@@ -112,21 +114,24 @@ def launch_list_with(cut: Cut, dims: Dims, caps: DeviceCaps, epilogue: Epilogue,
 
 def rope_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     """With queries and keys rotated, and keys and values written to the cache, on the way out."""
-    return rope_launch_list_with(cut_of(dims, caps, _PAIRS), dims, caps)
+    return rope_launch_list_with(config_for(dims, caps, _PAIRS), dims, caps)
 
 
-def rope_cuts(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
-    """The same with every cut that may be the fastest, by name."""
-    return {str(cut): partial(rope_launch_list_with, cut, dims, caps) for cut in cuts_of(dims, caps, _PAIRS)}
+def rope_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
+    """The same with every config that may be the fastest, by name."""
+    return {
+        str(config): partial(rope_launch_list_with, config, dims, caps)
+        for config in candidate_configs(dims, caps, _PAIRS)
+    }
 
 
-def rope_launch_list_with(cut: Cut, dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """The same with a given cut."""
+def rope_launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """The same with a given config."""
     multiply = FORMATS[dims["format"]].int16
     include = ("linear/gemv_int16", layout(dims).file, multiply, f"shared/cache_{dims['cache']}")
     kernel = Kernel("linear/rms_norm_linear_rope_kv_write_gemv_int16", include, frozenset({"subgroups"}))
-    constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
-    per_group = cut.rows * cut.threads // cut.team
+    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
+    per_group = config.rows * config.threads // config.team
     more = {
         "eps": float(dims["eps"]),
         "queries": dims["Hq"] * dims["D"],
@@ -137,7 +142,7 @@ def rope_launch_list_with(cut: Cut, dims: Dims, caps: DeviceCaps) -> LaunchList:
     found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, PLAIN, more)
     # There is no residual to add, and no place for one.
     dispatches = tuple(
-        replace(one, absent=tuple(name for name in one.absent if name != "residual")) for one in found.dispatches
+        replace(one, unbound=tuple(name for name in one.unbound if name != "residual")) for one in found.dispatches
     )
     buffers = {name: nbytes for name, nbytes in found.buffers.items() if name != "residual"}
     buffers |= {

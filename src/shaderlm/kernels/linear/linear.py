@@ -44,7 +44,9 @@ def _routes(op: str, epilogue: Epilogue) -> Iterator[Route]:
     def int16_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return int16.unsupported_reason(dims, caps) or unsupported_reason(dims, caps)
 
-    yield Route(op, "gemv", gemv, gemv_unsupported_reason, _PACK, cuts=partial(packed.gemv_cuts, epilogue=epilogue))
+    yield Route(
+        op, "gemv", gemv, gemv_unsupported_reason, _PACK, candidates=partial(packed.gemv_candidates, epilogue=epilogue)
+    )
     yield Route(
         op,
         "gemv_int16",
@@ -54,7 +56,7 @@ def _routes(op: str, epilogue: Epilogue) -> Iterator[Route]:
         exact=False,
         prefer=int16.large_enough,
         fast=True,
-        cuts=partial(int16.cuts, epilogue=epilogue),
+        candidates=partial(int16.candidates, epilogue=epilogue),
     )
     yield Route(op, "tile_shared", tile, unsupported_reason, _PACK)
     yield Route(op, "rows", rows, unsupported_reason, _PACK, prefer=packed.on_a_cpu)
@@ -67,8 +69,8 @@ def _norm_route(op: str, epilogue: Epilogue) -> Route:
 
     pack = {**_PACK, "norm_weight": packed.pack_norm_weight}
     launch_list = partial(int16.launch_list, epilogue=epilogue, norm=True)
-    cuts = partial(int16.cuts, epilogue=epilogue, norm=True)
-    return Route(op, "gemv_int16", launch_list, unsupported_reason, pack, exact=False, fast=True, cuts=cuts)
+    candidates = partial(int16.candidates, epilogue=epilogue, norm=True)
+    return Route(op, "gemv_int16", launch_list, unsupported_reason, pack, exact=False, fast=True, candidates=candidates)
 
 
 ROUTES = (
@@ -85,6 +87,6 @@ ROUTES = (
         {**_PACK, "norm_weight": packed.pack_norm_weight},
         exact=False,
         fast=True,
-        cuts=int16.rope_cuts,
+        candidates=int16.rope_candidates,
     ),
 )

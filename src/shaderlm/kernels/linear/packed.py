@@ -45,7 +45,7 @@ class Epilogue:
 
 
 PLAIN = Epilogue()
-LEAST_GROUPS = 16  # of a cut that is worth timing: fewer workgroups leave most of a GPU idle
+LEAST_GROUPS = 16  # of a config that is worth timing: fewer workgroups leave most of a GPU idle
 
 
 def layout(dims: Dims) -> Layout:
@@ -121,7 +121,7 @@ def over_ranges(
     out = dims["M"] * epilogue.columns(dims["N"])
     buffers = {"x": f32(dims["M"] * k), "residual": f32(out) if epilogue.residual else 0, "out": f32(out)}
     there = {"bias": dims["bias"], "residual": epilogue.residual, "scales": lay.groups}
-    absent = tuple(name for name, found in there.items() if not found)
+    unbound = tuple(name for name, found in there.items() if not found)
     dispatches = []
     for i, (first, end) in enumerate(ranges(dims, caps)):
         rows = end - first
@@ -145,8 +145,8 @@ def over_ranges(
                 constants,
                 {name: part(name, i) for name in ("weight", "scales", "bias")},
                 # Matrices times one row are what a model writes tokens with, always of the same shapes.
-                written=dims["M"] == 1 and not caps.software,
-                absent=absent,
+                specialised=dims["M"] == 1 and not caps.software,
+                unbound=unbound,
             )
         )
     return LaunchList(tuple(dispatches), buffers)
@@ -154,7 +154,7 @@ def over_ranges(
 
 @dataclass(frozen=True)
 class Gemv:
-    """How a GEMV is cut: threads per workgroup, lanes that share a row's K, rows per team, and who adds up.
+    """Launch configuration of a GEMV: threads, lanes that share a row's K, rows per team, and who adds up.
 
     `stage` blocks of x at a time are staged in workgroup memory, and multiplied in "f32" or, for the formats with
     integer weights, "fixed" point.
@@ -178,7 +178,7 @@ _GEMV_THREADS = 56_000
 
 
 def gemv_shape(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> Gemv:
-    """The cut for a shape: short teams for many rows, long ones for few."""
+    """The launch configuration for a shape: short teams for many rows, long ones for few."""
     k, n, integer_rows = dims["K"], dims["N"], _format(dims).integer_rows
     threads = min(256, caps.max_invocations)
     stage = 128 if k > 2048 and caps.max_workgroup_memory >= 32 << 10 else 64
@@ -204,25 +204,25 @@ def gemv_launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -
     return gemv_with(gemv_shape(dims, caps, epilogue), dims, caps, epilogue)
 
 
-def gemv_cuts(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> Mapping[str, Callable[[], LaunchList]]:
+def gemv_candidates(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other threads, teams and rows, by name."""
     usual = gemv_shape(dims, caps, epilogue)
     found = {}
     for threads, team, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // team)
         if threads <= caps.max_invocations and groups >= LEAST_GROUPS and not (epilogue.gated and rows == 1):
-            cut = replace(usual, threads=threads, team=team, rows=rows)
-            found[f"{threads}x{team}x{rows}"] = partial(gemv_with, cut, dims, caps, epilogue)
+            config = replace(usual, threads=threads, team=team, rows=rows)
+            found[f"{threads}x{team}x{rows}"] = partial(gemv_with, config, dims, caps, epilogue)
     return found
 
 
-def gemv_with(cut: Gemv, dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> LaunchList:
-    """The GEMV with a given cut."""
-    arithmetic = (f"shared/{cut.reduction}", f"shared/stage_{cut.arithmetic}", layout(dims).file)
+def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> LaunchList:
+    """The GEMV with a given config."""
+    arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}", layout(dims).file)
     include = (*arithmetic, "linear/store_rows", "linear/epilogue")
-    kernel = Kernel("linear/linear_gemv_staged", include, cut.needs)
-    constants = {"WG": cut.threads, "TEAM": cut.team, "ROWS": cut.rows, "STAGE": cut.stage}
-    per_group = cut.rows * cut.threads // cut.team
+    kernel = Kernel("linear/linear_gemv_staged", include, config.needs)
+    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
+    per_group = config.rows * config.threads // config.team
     return over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, epilogue)
 
 

@@ -12,16 +12,19 @@ _CHUNK = 2048
 def _split_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     rows, width = dims["rows"], dims["width"]
     parts = ceil_div(width, _CHUNK)
-    written = rows == 1 and not caps.software
+    specialised = rows == 1 and not caps.software
     find = Dispatch(
         Kernel("pointwise/argmax_part", ("shared/best",)),
         rows * parts,
         {"rows": rows, "width": width, "parts": parts},
         {"CHUNK": _CHUNK},
-        written=written,
+        specialised=specialised,
     )
     merge = Dispatch(
-        Kernel("pointwise/argmax_merge", ("shared/best",)), rows, {"rows": rows, "parts": parts}, written=written
+        Kernel("pointwise/argmax_merge", ("shared/best",)),
+        rows,
+        {"rows": rows, "parts": parts},
+        specialised=specialised,
     )
     buffers = {
         "x": f32(rows * width),

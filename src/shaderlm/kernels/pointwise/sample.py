@@ -24,7 +24,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     team = "shared/team_subgroup" if caps.subgroups else "shared/team_tree"
     kernel = Kernel("pointwise/sample", (include, team), needs)
     lanes = _lanes(kernel, caps)
-    dispatch = Dispatch(kernel, 1, {"width": width}, {"WG": lanes, "TEAM": lanes}, written=not caps.software)
+    dispatch = Dispatch(kernel, 1, {"width": width}, {"WG": lanes, "TEAM": lanes}, specialised=not caps.software)
     return LaunchList((dispatch,), {"logits": f32(width), "choice": f32(8), "out": f32(1)})
 
 
