@@ -1,29 +1,62 @@
-"""Adapters, devices, buffers, pipelines and timestamps. Nothing outside this room imports wgpu."""
+"""A boundary around WebGPU: what a GPU can do, memory, kernels, submissions, results, time. Nothing outside of this
+package touches an implementation of WebGPU, and nothing in it knows ops or models.
 
-from .adapters import WHAT_TO_INSTALL, Adapter, adapters
+    begin_opening("auto")                             # drivers start in another thread
+    device = open_device("auto")                      # shared; or Device(adapter), owned: close() it
+    device.caps, device.caps.policy                   # what it can do; what is decided from that
+    a = device.buffer(array_or_nbytes)                # a Buffer: size, destroy()
+    device.write(a, array, offset)                    # before whatever is submitted later
+    device.read(a, nbytes, offset)                    # waits
+    device.copy(Copy(a, b, nbytes, 0, 256), …)        # one submission; within one buffer too
+    device.compile(program.steps)                     # ahead of time, on all cores
+    bound = device.bind(program, {"weight": a})       # a BoundProgram: buffers, pipelines, bind groups; release()
+    pending = device.submit([bound, …], read_back=(a, nbytes))
+    pending.wait()                                    # the bytes, once; or pending.discard()
+    pool = device.command_pool([bound, …], read_back) # recorded ahead by other threads, or None (policy.record_ahead)
+    pending = device.submit_from(pool)                # pool.close() when its programs are of no more use
+    with device.traced("dispatch") as tracer: …       # then tracer.collect(): host times and timestamps
+    device.time([bound]), device.time_wall([bound])   # seconds
+
+Bytes of copies and writes, and all offsets, are multiples of 4. A `Slot` may bind a part of a buffer, at a multiple of
+`caps.offset_alignment`. What a GPU refuses is a `DeviceError`; a kernel that does not compile is a `KernelError`. A
+device that was lost says so in every call; the next `open_device` opens a new one.
+
+Lowest first: `program` (plain data), `policy`, `caps`, `native` (the interface of an implementation), `wgpu_native`,
+`adapters`, `read_back`, `recording`, `queue`, `command_pool`, `pipelines`, `tracer`, `lanes`, `device`, `opening`.
+"""
+
+from .adapters import WHAT_TO_INSTALL, Adapter, adapters, preferred_adapter
 from .caps import WEBGPU_DEFAULT, DeviceCaps
-from .device import Device, open_device
-from .mailbox import Letter
+from .command_pool import CommandBufferPool
+from .device import Copy, Device
+from .native import Buffer
+from .opening import begin_opening, open_device
+from .policy import DevicePolicy
 from .program import Array, Program, Slot, Step, as_bytes
-from .record import Loaded, Prepared, release
-from .stock import Stock
+from .read_back import PendingReadBack, Region
+from .recording import BoundProgram, CommandBuffer
 
 __all__ = [
     "WEBGPU_DEFAULT",
     "WHAT_TO_INSTALL",
     "Adapter",
     "Array",
+    "BoundProgram",
+    "Buffer",
+    "CommandBuffer",
+    "CommandBufferPool",
+    "Copy",
     "Device",
     "DeviceCaps",
-    "Letter",
-    "Loaded",
-    "Prepared",
+    "DevicePolicy",
+    "PendingReadBack",
     "Program",
+    "Region",
     "Slot",
     "Step",
-    "Stock",
     "adapters",
     "as_bytes",
+    "begin_opening",
     "open_device",
-    "release",
+    "preferred_adapter",
 ]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+from .policy import DevicePolicy, policy_of
 
 KINDS = ("discrete", "integrated", "other", "software")  # in order of preference
 
@@ -25,15 +28,25 @@ class DeviceCaps:
     max_workgroup_memory: int
     max_storage_buffers: int
     pass_timestamps: bool = False  # between the dispatches of one pass: not part of the WebGPU standard
+    vendor: str = ""  # of the GPU, in lower case: nvidia, amd, intel, apple, …; "" if it is not known
+    subgroup_min: int = 0  # lanes of a subgroup; 0 if it is not known. Some drivers report 4 to 128 whatever they have
+    subgroup_max: int = 0
+    dot4: bool = True  # dot products of four bytes are one instruction
+    offset_alignment: int = 256  # of a binding's offset in its buffer
 
     @property
     def max_operand(self) -> int:
         """The most that one operand may take: a buffer and a binding, in whole 16-byte words."""
         return min(self.max_binding, self.max_buffer) // 16 * 16
 
+    @cached_property
+    def policy(self) -> DevicePolicy:
+        """What is decided for a device of this kind. Kernels, plans and runtimes ask this and not the kind."""
+        return policy_of(self.kind)
+
     @property
     def software(self) -> bool:
-        """True for an adapter that computes on the CPU: right numbers, meaningless speed."""
+        """True for an adapter that computes on the CPU: for words to people, and to choose a device."""
         return self.kind == "software"
 
 

@@ -19,10 +19,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Slot:
-    """One binding of a step: which buffer, and how the shader declares it."""
+    """One binding of a step: which buffer, how the shader declares it, and which bytes of it (default: all)."""
 
     buffer: str
     access: Access
+    offset: int = 0  # a multiple of `DeviceCaps.offset_alignment`
+    size: int | None = None  # None: up to the end of the buffer
 
 
 @dataclass(frozen=True)

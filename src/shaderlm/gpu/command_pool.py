@@ -1,4 +1,4 @@
-"""A stock of things that are used up one per step and made ahead of time by other threads: command buffers.
+"""A pool of command buffers that other threads record ahead of time.
 
 WebGPU's command buffers can be submitted once. Where every step is the same, other threads record the next ones, and
 the thread that wants results only takes and submits them. Knows nothing of what it holds.
@@ -17,36 +17,38 @@ from ..errors import DeviceError
 
 Made = TypeVar("Made")
 
-COUNT = 6  # in stock
-# Threads that fill a stock. Python's lock lets one of them record at a time; finishing goes on beside it.
+COUNT = 6  # command buffers that are ready or being recorded
+# Threads that record. Python's lock lets one of them record at a time; finishing goes on beside it.
 WORKERS = 3
 
-_open: weakref.WeakSet[Stock[Any]] = weakref.WeakSet()
+_open: weakref.WeakSet[CommandBufferPool[Any]] = weakref.WeakSet()
 
 
 class _ClosedError(DeviceError):
     """Nothing will come any more."""
 
 
-class Stock(Generic[Made]):
+class CommandBufferPool(Generic[Made]):
     """`make` is called ahead of time, by other threads, and what nobody took is given to `discard` in the end.
 
-    Workers know the two functions and not the stock: one that is forgotten instead of closed ends them too.
+    Workers know the two functions and not the pool: one that is forgotten instead of closed ends them too.
     """
 
     def __init__(self, make: Callable[[], Made], discard: Callable[[Made], None]) -> None:
         self.closed = False
         self._discard = discard
-        self._orders: SimpleQueue[bool] = SimpleQueue()
+        self._requests: SimpleQueue[bool] = SimpleQueue()
         self._ready: SimpleQueue[Made | BaseException] = SimpleQueue()
-        self._spent: list[Made] = []  # for a worker to let go of: releasing a command buffer takes 20 µs
-        given = (make, self._orders, self._ready, self._spent)
-        self._workers = [threading.Thread(target=_work, args=given, name="ahead", daemon=True) for _ in range(WORKERS)]
-        weakref.finalize(self, _dismiss, self._orders, WORKERS).atexit = False
+        self._retired: list[Made] = []  # for a worker to let go of: releasing a command buffer takes 20 µs
+        given = (make, self._requests, self._ready, self._retired)
+        self._workers = [
+            threading.Thread(target=_work, args=given, name="record-ahead", daemon=True) for _ in range(WORKERS)
+        ]
+        weakref.finalize(self, _dismiss, self._requests, WORKERS).atexit = False
         for worker in self._workers:
             worker.start()
         for _ in range(COUNT):
-            self.order()
+            self.request()
         _open.add(self)
 
     def take(self) -> Made:
@@ -56,45 +58,45 @@ class Stock(Generic[Made]):
             self._ready.put(found)  # for others that wait
         if isinstance(found, BaseException):
             raise found
-        self._spent.append(found)
+        self._retired.append(found)
         return found
 
-    def order(self) -> None:
+    def request(self) -> None:
         """One more, for one that was taken and is let go of. Last in a step: threads share Python's lock."""
-        self._orders.put(True)
+        self._requests.put(True)
 
     def close(self) -> None:
         """End the threads, and discard what is left. Once closed, nothing can be taken."""
         self.closed = True
-        _dismiss(self._orders, len(self._workers))
+        _dismiss(self._requests, len(self._workers))
         for worker in self._workers:
             worker.join()
-        self._spent.clear()
+        self._retired.clear()
         for left in _all_of(self._ready):
             if not isinstance(left, BaseException):
                 self._discard(left)
         self._ready.put(
-            _ClosedError("what was recorded ahead is gone: the model was closed, or a profile began or ended")
+            _ClosedError("nothing is recorded ahead any more: the model was closed, or tracing began or ended")
         )
 
 
 def _work(
-    make: Callable[[], Made], orders: SimpleQueue[bool], ready: SimpleQueue[Made | BaseException], spent: list[Made]
+    make: Callable[[], Made], requests: SimpleQueue[bool], ready: SimpleQueue[Made | BaseException], retired: list[Made]
 ) -> None:
-    while orders.get():
-        spent.clear()
+    while requests.get():
+        retired.clear()
         try:
             ready.put(make())
         except BaseException as problem:  # raised in the thread that takes
             ready.put(problem)
 
 
-def _dismiss(orders: SimpleQueue[bool], workers: int) -> None:
-    """What was ordered and not begun is not wanted any more."""
-    for _ in _all_of(orders):
+def _dismiss(requests: SimpleQueue[bool], workers: int) -> None:
+    """What was requested and not begun is not wanted any more."""
+    for _ in _all_of(requests):
         pass
     for _ in range(workers):
-        orders.put(False)
+        requests.put(False)
 
 
 def _all_of(queue: SimpleQueue[Made]) -> list[Made]:
@@ -109,5 +111,5 @@ def _all_of(queue: SimpleQueue[Made]) -> list[Made]:
 @atexit.register
 def _close_all() -> None:
     """A thread inside the GPU's library while the interpreter goes away would take the process with it."""
-    for stock in list(_open):
-        stock.close()
+    for pool in list(_open):
+        pool.close()

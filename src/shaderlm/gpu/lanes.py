@@ -1,0 +1,82 @@
+"""How the lanes of a subgroup are numbered on this device, found out by running it.
+
+Kernels share work among lanes by `local_invocation_index`, and expect that lanes of a subgroup are neighbours there, in
+order. WGSL does not promise it. What a driver reports of subgroup sizes may say nothing (0, or 4 to 128). So a device
+that claims subgroups is asked once: a kernel writes down which lane of its subgroup each thread is, and how large that
+is, for several sizes of workgroups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .program import Program, Slot, Step
+
+if TYPE_CHECKING:
+    from .caps import DeviceCaps
+    from .device import Device
+
+_SIZES = (32, 64, 128, 256)  # threads of a workgroup: drivers may choose subgroups by it
+_SOURCE = """
+@group(0) @binding(0) var<storage, read_write> lanes: array<vec2<u32>>;
+@compute @workgroup_size({threads})
+fn main(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+    @builtin(subgroup_size) size: u32,
+) {{
+    lanes[thread] = vec2<u32>(lane, size);
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """What was found."""
+
+    smallest: int
+    largest: int
+    consecutive: bool  # thread i of a workgroup is lane i % size of its subgroup
+
+
+# By adapter: two devices on one adapter number their lanes alike.
+_known: dict[tuple[str, int], Lanes] = {}
+
+
+def with_probed_lanes(device: Device, adapter: tuple[str, int]) -> DeviceCaps:
+    """A device's capabilities with what is true of its subgroups; `subgroups` only if kernels may rely on them."""
+    caps = device.caps
+    if not caps.subgroups:
+        return caps
+    if adapter not in _known:
+        _known[adapter] = probe(device)
+    lanes = _known[adapter]
+    return replace(caps, subgroups=lanes.consecutive, subgroup_min=lanes.smallest, subgroup_max=lanes.largest)
+
+
+def probe(device: Device) -> Lanes:
+    """Run the kernel for every size of workgroups that the device allows."""
+    enable = "" if device.dialect == "wgpu" else "enable subgroups;"
+    sizes = [threads for threads in _SIZES if threads <= device.caps.max_invocations]
+    names = [f"lanes of {threads}" for threads in sizes]
+    steps = tuple(
+        Step("lanes", enable + _SOURCE.format(threads=threads), (Slot(name, "storage"),), (1, 1, 1))
+        for threads, name in zip(sizes, names, strict=True)
+    )
+    buffers = {name: 8 * threads for threads, name in zip(sizes, names, strict=True)}
+    found = device.run(Program(buffers, steps, tuple(names)))
+    return judge([raw.view(np.uint32).reshape(-1, 2) for raw in found.values()])
+
+
+def judge(tables: list[NDArray[np.uint32]]) -> Lanes:
+    """What tables of (lane, size) per thread say."""
+    sizes = np.concatenate([table[:, 1] for table in tables])
+    consecutive = all(
+        (table[:, 1] == table[0, 1]).all() and (table[:, 0] == np.arange(len(table)) % max(1, table[0, 1])).all()
+        for table in tables
+    )
+    return Lanes(int(sizes.min()), int(sizes.max()), bool(consecutive))

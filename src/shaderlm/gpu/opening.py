@@ -1,0 +1,58 @@
+"""Devices that are shared: one per adapter, opened when it is first wanted, or a little before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from .adapters import Adapter, choose, preferred_adapter
+from .device import Device
+
+# Devices that plain calls share, and the adapters that they were asked for by. Locked while a device is opened, so that
+# two threads do not open two.
+_open: dict[tuple[str, int], Device] = {}
+_chosen: dict[str | int | None, Adapter] = {}
+_open_lock = threading.Lock()
+_begun: set[str | int | None] = set()  # what `begin_opening` was asked for
+
+
+def open_device(
+    spec: str | int | Adapter | None = None, *, without: Sequence[str] = (), limits: Mapping[str, int] | None = None
+) -> Device:
+    """Open an adapter, or one by kind, number or part of its name (default: the best one found).
+
+    `without` switches features off ("f16", "subgroups", "timestamps") and `limits` lowers limits, both by
+    their names in `DeviceCaps`: that is how tests see a smaller device. Plain calls share one device per adapter, until
+    it is closed or lost; then the next call opens a new one.
+    """
+    if without or limits:
+        return Device(spec if isinstance(spec, Adapter) else choose(spec), without=without, limits=limits)
+    with _open_lock:
+        adapter = spec if isinstance(spec, Adapter) else _chosen.get(spec) or choose(spec)
+        device = _open.get(adapter.native.key)
+        if device is None or not device.usable:
+            device = _open[adapter.native.key] = Device(adapter)
+        if not isinstance(spec, Adapter):
+            _chosen[spec] = adapter
+        return device
+
+
+def begin_opening(spec: str | int | None = None) -> None:
+    """Open a device in another thread, so that drivers start while this one imports modules or reads a file.
+
+    Whoever opens it next waits for that. What goes wrong is raised there and not here. "auto" opens a GPU only, and
+    "cpu" nothing.
+    """
+    word = spec.strip().lower() if isinstance(spec, str) else spec
+    if word == "cpu" or spec in _begun:
+        return
+    _begun.add(spec)
+
+    def work() -> None:
+        with suppress(Exception):
+            adapter = preferred_adapter() if word in (None, "auto") else choose(spec)
+            if adapter is not None and not (adapter.caps.software and word in (None, "auto")):
+                open_device(adapter)
+
+    threading.Thread(target=work, name="device").start()

@@ -1,0 +1,99 @@
+"""Compiled kernels of a device, each compiled once, on all cores: drivers take from milliseconds to seconds for one."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from ..errors import KernelError
+from .caps import DeviceCaps
+from .native import NativeDevice, NativeError
+from .program import Access, Step
+
+Key = tuple[str, tuple[Access, ...]]
+
+
+def key_of(step: Step) -> Key:
+    """Steps with equal keys share a pipeline."""
+    return step.source, tuple(slot.access for slot in step.slots)
+
+
+class Pipelines:
+    """A cache. Its lock covers the table alone: nobody compiles or waits under it."""
+
+    def __init__(self, native: NativeDevice, caps: DeviceCaps) -> None:
+        self._native, self._caps = native, caps
+        self._lock = threading.Lock()
+        self._made: dict[Key, Future[Any]] = {}
+
+    def __getitem__(self, step: Step) -> Any:
+        return self._made[key_of(step)].result()
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def compile(self, steps: Iterable[Step], check_bounds: bool) -> None:
+        """Compile what is not compiled yet, and wait for what other threads compile."""
+        wanted = {key_of(step): step for step in steps}
+        mine: dict[Key, Future[Any]] = {}
+        try:
+            with self._lock:
+                mine.update({key: Future() for key in wanted if key not in self._made})
+                self._made.update(mine)
+                futures = [self._made[key] for key in wanted]
+            if len(mine) == 1:
+                ((key, future),) = mine.items()
+                future.set_result(self._compile(wanted[key], check_bounds))
+            elif mine:
+                with ThreadPoolExecutor(min(len(mine), os.cpu_count() or 1), "compile") as pool:
+                    made = pool.map(lambda key: self._compile(wanted[key], check_bounds), mine)
+                    for future, pipeline in zip(mine.values(), made, strict=True):
+                        future.set_result(pipeline)
+        except BaseException as problem:  # those that wait for it are told, and it may be tried again
+            with self._lock:
+                for key, future in mine.items():
+                    if not future.done():
+                        self._made.pop(key, None)
+                        future.set_exception(problem if isinstance(problem, KernelError) else _interrupted())
+            raise
+        for future in futures:
+            future.result()
+
+    def _compile(self, step: Step, check_bounds: bool) -> Any:
+        try:
+            return self._native.create_pipeline(step.label, step.source, key_of(step)[1], check_bounds)
+        except NativeError as problem:
+            raise KernelError(explain(step.label, step.source, str(problem), self._caps)) from problem
+
+
+def _interrupted() -> KernelError:
+    return KernelError("another thread was interrupted while it compiled this kernel; try again")
+
+
+def explain(label: str, source: str, message: str, caps: DeviceCaps) -> str:
+    """The compiler's message with the numbered WGSL lines around the place it names, or with the sizes it is about."""
+    lines = source.splitlines()
+    place = re.search(r"wgsl:(\d+):(\d+)", message)
+    if place:
+        line = int(place.group(1))
+        around = range(max(1, line - 3), min(len(lines), line + 3) + 1)
+        excerpt = "\n".join(f"{'>' if n == line else ' '}{n:5} | {lines[n - 1]}" for n in around)
+        return f"kernel {label} does not compile, line {line}:\n{excerpt}\n{message}"
+    if re.search("workgroup size|invocation|threads?(group| per)", message, re.I):
+        limit = f"{caps.name} allows {caps.max_invocations} threads, and fewer for a kernel that needs many registers"
+        return f"kernel {label} has workgroups of {workgroup_size(source)} threads; {limit}: {message}"
+    return f"kernel {label} does not compile: {message}"
+
+
+def workgroup_size(source: str) -> str:
+    """The size of a kernel's workgroups, x × y × z, with constants looked up as far as they are plain numbers."""
+    found = re.search(r"@workgroup_size\(([^)]*)\)", source)
+    terms = [term.strip() for term in found.group(1).split(",") if term.strip()] if found else []
+    for i, term in enumerate(terms):
+        constant = re.search(rf"\bconst\s+{re.escape(term)}\b[^=;]*=\s*(\d+)", source)
+        terms[i] = constant.group(1) if constant else term.rstrip("u")
+    return " × ".join(terms) or "an unknown number of"

@@ -1,0 +1,61 @@
+"""What is decided from the kind of a device, by name, in this one place. Everything else asks for the decision.
+
+A GPU computes beside the host and pays for memory and launches. A software adapter computes on the host's own cores:
+it pays for compiling, for barriers and for every thread that takes a core away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DevicePolicy:
+    """Decisions that follow from a device's capabilities."""
+
+    specialise_constants: bool  # compile a kernel for one shape: faster to run, one more kernel to compile
+    check_bounds: bool  # keep the compiler's checks of array bounds: software adapters are where kernels are tested
+    record_ahead: bool  # other threads record the next command buffers
+    prefer_few_barriers: bool  # routes with few barriers and few threads go first
+    half_cache: (
+        bool  # keys and values are kept in f16: half the bytes to read. Needs no feature; a CPU pays to unpack it
+    )
+    round_inputs: bool  # precision "fast" rounds inputs to fewer bits: it must save time to be worth it
+    tune: bool  # timing the candidates of a route finds a faster one
+    steps_ahead: int  # steps submitted before the first of them is waited for
+    max_prefill_tokens: int  # rows of a prompt in one step: enough to fill the device, few enough to be interrupted
+    warm_up: bool  # clocks are low after idling: run something before anything is timed
+    short_measurements: bool  # measure with little work and few samples
+
+
+ON_GPU = DevicePolicy(
+    specialise_constants=True,
+    check_bounds=False,
+    record_ahead=True,
+    prefer_few_barriers=False,
+    half_cache=True,
+    round_inputs=True,
+    tune=True,
+    steps_ahead=2,
+    max_prefill_tokens=512,
+    warm_up=True,
+    short_measurements=False,
+)
+IN_SOFTWARE = DevicePolicy(
+    specialise_constants=False,
+    check_bounds=True,
+    record_ahead=False,
+    prefer_few_barriers=True,
+    half_cache=False,
+    round_inputs=False,
+    tune=False,
+    steps_ahead=1,
+    max_prefill_tokens=128,
+    warm_up=False,
+    short_measurements=True,
+)
+
+
+def policy_of(kind: str) -> DevicePolicy:
+    """The policy of a device of this kind (`KINDS` in caps.py)."""
+    return IN_SOFTWARE if kind == "software" else ON_GPU
