@@ -1,1 +1,1 @@
-"""Bytes and named arrays: block formats of weights. Knows neither GPU nor text."""
+"""Bytes on disk → named arrays: GGUF files, the table of weight formats, where models are found. No GPU, no text."""

@@ -1,41 +1,22 @@
 """Block formats of weights in NumPy: pack and unpack, slowly and obviously.
 
 `q4gsw` is 4-bit groupwise symmetric (SPEC: nibble = q + 8, even k in the low nibble); `q8_0` and `q4_0` are
-GGUF's blocks of 32 with an f16 scale in front. Of the other GGUF formats only the sizes of the blocks are known here.
+GGUF's blocks of 32 with an f16 scale in front.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from .weight_formats import BLOCK_FORMATS
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 BLOCK = 32
-
-
-class BlockType(NamedTuple):
-    """A block of a GGUF tensor: how many weights it holds, in how many bytes."""
-
-    weights: int
-    nbytes: int
-
-
-BLOCKS: Mapping[str, BlockType] = {
-    "q8_0": BlockType(32, 34),
-    "q4_0": BlockType(32, 18),
-    "q4_1": BlockType(32, 20),
-    "q5_0": BlockType(32, 22),
-    "q5_1": BlockType(32, 24),
-    "q4_k": BlockType(256, 144),
-    "q5_k": BlockType(256, 176),
-    "q6_k": BlockType(256, 210),
-}
 
 
 def _matrix(given: Any, name: str) -> F32:
@@ -82,7 +63,7 @@ def nibbles_q4gsw(weight: U8) -> NDArray[np.int8]:
 
 
 def unpack_q4gsw(weight: U8, scales: NDArray[Any], group_size: int, k: int) -> NDArray[np.float64]:
-    """The weights [N, k] that packed q4gsw stands for, in float64."""
+    """Packed q4gsw as weights [N, k] in float64."""
     q = nibbles_q4gsw(weight)[:, :k]
     per_k = np.repeat(np.asarray(scales, np.float64), min(group_size, k), axis=0)[:k]
     return q * per_k.T
@@ -107,7 +88,7 @@ def pack_q4_0(w: Any) -> U8:
 
 def split_blocks(blocks: U8, name: str) -> tuple[NDArray[np.float16], U8]:
     """Scales f16 [N, K/32] and quants uint8 [N, K/32, bytes] of q8_0 or q4_0 blocks."""
-    shaped = blocks.reshape(blocks.shape[0], -1, BLOCKS[name].nbytes)
+    shaped = blocks.reshape(blocks.shape[0], -1, BLOCK_FORMATS[name].block_bytes)
     scales = np.ascontiguousarray(shaped[:, :, :2]).view(np.float16)[:, :, 0]
     return scales, np.ascontiguousarray(shaped[:, :, 2:])
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .gguf import SUPPORTED, GgufFile
+from .gguf import GgufFile
+from .weight_formats import WEIGHT_FORMATS
 
-# Of matrices; bf16 has a wider range than f16, see `device_format`.
-ON_DEVICE = {kind: "f16" if kind == "bf16" else kind for kind in SUPPORTED}
 _LARGEST_BF16_IN_F16 = 0x477F  # bits of 65,280
 _SMALLEST_NORMAL_F16 = 0x3880  # bits of 2^-14
 _PIECE = 1 << 20  # numbers of a tensor looked at together: 2 MiB, and as much for a copy
@@ -31,7 +30,7 @@ def device_format(file: GgufFile, name: str) -> str:
     raw = file.raw(name)  # refuses types that are not supported
     if info.kind == "bf16" and not _fits_f16(raw.view(np.uint16).reshape(-1)):
         return "f32"
-    return ON_DEVICE[info.kind]
+    return WEIGHT_FORMATS[info.kind].on_device
 
 
 def _fits_f16(numbers: NDArray[np.uint16]) -> bool:
@@ -47,7 +46,5 @@ def _fits_f16(numbers: NDArray[np.uint16]) -> bool:
 def rows_for_device(file: GgufFile, name: str, kind: str, first: int, end: int) -> NDArray[Any]:
     """Rows of a tensor in a device's format: blocks as GGUF stores them, or dense f32 or f16."""
     if file.tensors[name].kind != kind:
-        dense = file.dense(name, first, end)
-        return dense.astype(np.float16) if kind == "f16" else dense
-    raw = file.raw(name, first, end)
-    return raw.view({"f32": np.float32, "f16": np.float16}.get(kind, np.uint8))
+        return file.dense(name, first, end).astype(WEIGHT_FORMATS[kind].dtype, copy=False)
+    return file.raw(name, first, end).view(WEIGHT_FORMATS[kind].dtype or np.uint8)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import logging
 import os
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ..errors import InputError, ModelError
 from . import embedded
@@ -14,7 +17,8 @@ from .embedded import Progress
 EMBEDDED = embedded.NAME
 _HF = "hf:"
 _HF_FORM = "hf:ORG/REPO/FILE.gguf"
-_MOST_LISTED = 8
+_LISTED = 8
+_HUB, _HUB_SECONDS = "https://huggingface.co", 5.0
 
 
 def find(model: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
@@ -68,8 +72,8 @@ def _only_file(folder: Path) -> Path:
         return found[0]
     if not found:
         raise ModelError(f"there is no .gguf file in the directory {folder}")
-    names = ", ".join(path.name for path in found[:_MOST_LISTED])
-    more = f" and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
+    names = ", ".join(path.name for path in found[:_LISTED])
+    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     raise ModelError(f"the directory {folder} holds {len(found)} .gguf files, name one of them: {names}{more}")
 
 
@@ -99,10 +103,30 @@ _HUB_PROBLEMS = {
 def _hub_file(text: str, repo: str, file: str) -> Path:
     from huggingface_hub import hf_hub_download
 
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of every attempt; the one line below is enough
     try:
-        return Path(hf_hub_download(repo_id=repo, filename=file))
+        return Path(hf_hub_download(repo_id=repo, filename=file, local_files_only=not _hub_answers()))
     except Exception as failure:
         known = [_HUB_PROBLEMS[kind.__name__] for kind in type(failure).__mro__ if kind.__name__ in _HUB_PROBLEMS]
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
         problem = known[0].format(repo=repo, file=file) if known else f"the hub could not be used, {lines[0][:200]}"
         raise ModelError(f"{text}: {problem}") from None
+    finally:
+        log.setLevel(level)
+
+
+def _hub_answers() -> bool:
+    """Can the hub be reached? The package itself tries for 23 s before it looks into its cache."""
+    import urllib.request  # late: it takes 20 ms to import
+
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB)
+    if address.hostname is None or urllib.request.getproxies().get(address.scheme):
+        return True  # what is behind a proxy is for the package to find out
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname, port), _HUB_SECONDS).close()
+    except OSError:
+        return False
+    return True

@@ -1,6 +1,6 @@
 """GGUF files: a mapped file → metadata and named tensors. Knows no model, no GPU, no text rules.
 
-The file is mapped, never read whole. `gguf_header.py` reads and checks what stands before the tensors.
+The file is mapped, never read whole. `gguf_header.py` reads and checks the header.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import mmap
 import operator
 import os
 import stat
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, ModelError
-from .gguf_header import SUPPORTED, TensorInfo, read_header
+from .gguf_header import TensorInfo, read_header
 from .unpack import unpack
+from .weight_formats import WEIGHT_FORMATS
 
-__all__ = ["SUPPORTED", "GgufFile", "TensorInfo"]
+__all__ = ["GgufFile", "TensorInfo"]
 
 
 class GgufFile:
@@ -77,15 +78,25 @@ class GgufFile:
             close = difflib.get_close_matches(str(name), self.tensors, 1)
             hint = f"; did you mean {close[0]}?" if close else f" among its {len(self.tensors)}"
             raise ModelError(f"{self.path}: there is no tensor {name!r}{hint}")
-        if info.kind not in SUPPORTED:
+        if info.kind not in WEIGHT_FORMATS:
             raise ModelError(
                 f"{self.path}: tensor {name} has the type {info.kind}, which is not supported; use a file of the types "
-                f"{', '.join(SUPPORTED)}"
+                f"{', '.join(WEIGHT_FORMATS)}"
             )
         return info
 
     def _rows(self, name: str) -> int:
         return math.prod(self.tensors[name].shape[:-1])
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """While this is entered, every ModelError names the file."""
+        try:
+            yield
+        except ModelError as problem:
+            if str(self.path) in str(problem):
+                raise
+            raise ModelError(f"{self.path}: {problem}") from None
 
     def close(self) -> None:
         """Let go of the file. Arrays that `raw` gave out keep it mapped until they are gone."""
@@ -141,8 +152,8 @@ def _close(data: mmap.mmap) -> None:
         data.close()
 
 
-# What else people have at hand: how it begins, what it is, what to do.
-_STRANGERS = (
+# Other files that users may give: the first bytes, what the file is, what to do.
+_OTHER_FILES = (
     (b"PK\x03\x04", "a ZIP archive, perhaps a PyTorch checkpoint or a wheel: a .gguf file is needed"),
     (b"\x80\x02", "a Python pickle, perhaps an old PyTorch checkpoint: a .gguf file is needed"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself: run `git lfs pull`"),
@@ -167,6 +178,6 @@ def _check_magic(path: Path, data: mmap.mmap) -> None:
     else:
         text = begin.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n").lower()
         # Pickles and archives are told by exact bytes, text by its first word whatever its case.
-        known = [what for start, what in _STRANGERS if begin.startswith(start) or text.startswith(start)]
+        known = [what for start, what in _OTHER_FILES if begin.startswith(start) or text.startswith(start)]
         looks = known[0] if known else f"nothing known, it begins with the bytes {begin[:8].hex(' ')}"
     raise ModelError(f"{path} is not a GGUF file; it looks like {looks}")

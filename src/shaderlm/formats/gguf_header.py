@@ -1,4 +1,4 @@
-"""What stands before the tensors of a GGUF file: read fast, and checked before anything is believed.
+"""The header of a GGUF file, before its tensors: read fast, and checked before anything is used.
 
 Knows bytes and limits; what keys and tensors mean is for others. Written because gguf.GGUFReader takes seconds for a
 vocabulary of 49,000 tokens (4.3 s, this 0.08 s). Every length and count is held against the file's size before use.
@@ -18,23 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError
+from .weight_formats import WEIGHT_FORMATS
 
-# The types that can be read, GGML's number → name, elements per block, bytes per block. A test compares them with the
-# gguf package; others are looked up there only when they are met, since its import takes 0.2 s.
-TYPES: Mapping[int, tuple[str, int, int]] = {
-    0: ("f32", 1, 4),
-    1: ("f16", 1, 2),
-    2: ("q4_0", 32, 18),
-    3: ("q4_1", 32, 20),
-    6: ("q5_0", 32, 22),
-    7: ("q5_1", 32, 24),
-    8: ("q8_0", 32, 34),
-    12: ("q4_k", 256, 144),
-    13: ("q5_k", 256, 176),
-    14: ("q6_k", 256, 210),
-    30: ("bf16", 1, 2),
-}
-SUPPORTED = tuple(name for name, _, _ in TYPES.values())
+# GGML's number → name, weights per block, bytes per block. Types that cannot be read are looked up in the gguf package
+# only when they are met, since its import takes 0.2 s.
+_TYPES = {form.gguf_type: (form.name, form.block_weights, form.block_bytes) for form in WEIGHT_FORMATS.values()}
 
 # GGUF's value types that are plain numbers, as NumPy calls them. 7 is bool, 8 a string, 9 an array.
 _SCALARS = {
@@ -53,12 +41,12 @@ _SCALARS = {
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
-# The least that one entry can take: key length, key, type, value; name length, name, rank, one dimension, type, offset.
-_LEAST_PAIR, _LEAST_TENSOR = 8 + 1 + 4 + 1, 8 + 1 + 4 + 8 + 4 + 8
+# The least that an entry takes: key length, key, type, value; name length, name, rank, one dimension, type, offset.
+_MIN_PAIR_BYTES, _MIN_TENSOR_BYTES = 8 + 1 + 4 + 1, 8 + 1 + 4 + 8 + 4 + 8
 # A damaged length must not fill the memory. The largest real vocabularies have about 10⁶ strings in all.
-_MOST_ELEMENTS, _LONGEST_STRING = 1 << 24, 1 << 24
-_DEEPEST, _LARGEST_ALIGNMENT = 4, 1 << 20
-_AGAIN = "the file is truncated or damaged; download it again"
+_MAX_ELEMENTS, _MAX_STRING = 1 << 24, 1 << 24
+_MAX_DEPTH, _MAX_ALIGNMENT = 4, 1 << 20
+_DOWNLOAD_AGAIN = "the file is truncated or damaged; download it again"
 
 
 @dataclass(frozen=True)
@@ -78,7 +66,7 @@ class _Header:
     def __init__(self, path: Path, data: mmap.mmap):
         self.path, self.data, self.size = path, data, len(data)
         self.at = 4  # behind the magic
-        self.elements_left = _MOST_ELEMENTS
+        self.elements_left = _MAX_ELEMENTS
 
     def broken(self, problem: str) -> ModelError:
         return ModelError(f"{self.path}: {problem}")
@@ -87,7 +75,9 @@ class _Header:
         """Where the next `count` bytes begin, once it is known that they are there."""
         start = self.at
         if count > self.size - start:
-            raise self.broken(f"{what} at byte {start} needs {count} bytes, {self.size - start} are left; {_AGAIN}")
+            raise self.broken(
+                f"{what} at byte {start} needs {count} bytes, {self.size - start} are left; {_DOWNLOAD_AGAIN}"
+            )
         self.at = start + count
         return start
 
@@ -97,11 +87,11 @@ class _Header:
     def u64(self, what: str) -> int:
         return int(_U64.unpack_from(self.data, self.take(8, what))[0])
 
-    def count(self, what: str, least: int) -> int:
-        """How many entries of at least `least` bytes follow: never more than the file could hold."""
+    def count(self, what: str, min_bytes: int) -> int:
+        """How many entries of `min_bytes` or more follow: never more than the file could hold."""
         count = self.u64(what)
-        if count * least > self.size - self.at:
-            raise self.broken(f"{what} is {count}, but only {self.size - self.at} bytes follow; {_AGAIN}")
+        if count * min_bytes > self.size - self.at:
+            raise self.broken(f"{what} is {count}, but only {self.size - self.at} bytes follow; {_DOWNLOAD_AGAIN}")
         return count
 
     def string(self, what: str) -> str:
@@ -114,13 +104,15 @@ class _Header:
             for _ in range(count):
                 start = at + 8
                 at = start + length(data, at)[0]
-                if at > size or at - start > _LONGEST_STRING:
-                    raise self.broken(f"{what} at byte {start} has {at - start} bytes, {size - start} follow; {_AGAIN}")
+                if at > size or at - start > _MAX_STRING:
+                    raise self.broken(
+                        f"{what} at byte {start} has {at - start} bytes, {size - start} follow; {_DOWNLOAD_AGAIN}"
+                    )
                 found.append(data[start:at].decode())
         except struct.error:
-            raise self.broken(f"the file ends inside {what}; {_AGAIN}") from None
+            raise self.broken(f"the file ends inside {what}; {_DOWNLOAD_AGAIN}") from None
         except UnicodeDecodeError:
-            raise self.broken(f"{what} at byte {start} is not UTF-8; {_AGAIN}") from None
+            raise self.broken(f"{what} at byte {start} is not UTF-8; {_DOWNLOAD_AGAIN}") from None
         self.at = at
         return found
 
@@ -133,7 +125,7 @@ class _Header:
 
     def numbers(self, kind: int, count: int, what: str) -> list[Any]:
         if kind not in _SCALARS:
-            raise self.broken(f"{what} has the unknown value type {kind}; {_AGAIN}")
+            raise self.broken(f"{what} has the unknown value type {kind}; {_DOWNLOAD_AGAIN}")
         dtype = np.dtype(_SCALARS[kind])
         found = (
             np.frombuffer(self.data, dtype, count, self.take(count * dtype.itemsize, what)) if count else np.empty(0)
@@ -141,18 +133,18 @@ class _Header:
         if kind != _BOOL:
             return list(found.tolist())
         if (found > 1).any():
-            raise self.broken(f"{what} must hold booleans (bytes 0 or 1), it holds {found.max()}; {_AGAIN}")
+            raise self.broken(f"{what} must hold booleans (bytes 0 or 1), it holds {found.max()}; {_DOWNLOAD_AGAIN}")
         return list(found.astype(bool).tolist())
 
     def array(self, what: str, depth: int) -> list[Any]:
         kind = self.u32(what)
-        least = 8 if kind == _STRING else 12 if kind == _ARRAY else 1
-        count = self.count(f"the length of {what}", least)
+        min_bytes = 8 if kind == _STRING else 12 if kind == _ARRAY else 1
+        count = self.count(f"the length of {what}", min_bytes)
         self.elements_left -= count
-        if self.elements_left < 0 or depth > _DEEPEST:
+        if self.elements_left < 0 or depth > _MAX_DEPTH:
             raise self.broken(
-                f"{what} has {count} elements, nested {depth} deep; at most {_MOST_ELEMENTS} in all metadata, "
-                f"{_DEEPEST} deep, can be real: {_AGAIN}"
+                f"{what} has {count} elements, nested {depth} deep; at most {_MAX_ELEMENTS} in all metadata, "
+                f"{_MAX_DEPTH} deep, can be real: {_DOWNLOAD_AGAIN}"
             )
         if kind == _STRING:
             return self.strings(count, what)
@@ -165,13 +157,15 @@ def read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], dict[str, 
     """Metadata and tensors of a mapped file that begins with GGUF's magic; what cannot be right is a ModelError."""
     header = _Header(path, data)
     _check_version(header)
-    tensor_count = header.count("the number of tensors", _LEAST_TENSOR)
-    pair_count = header.count("the number of metadata entries", _LEAST_PAIR)
+    tensor_count = header.count("the number of tensors", _MIN_TENSOR_BYTES)
+    pair_count = header.count("the number of metadata entries", _MIN_PAIR_BYTES)
     metadata: dict[str, Any] = {}
     for _ in range(pair_count):
         key = header.string("a metadata key")
         if not key or key in metadata:
-            raise header.broken(f"the metadata key {_short(key)} is {'there twice' if key else 'empty'}; {_AGAIN}")
+            raise header.broken(
+                f"the metadata key {_short(key)} is {'there twice' if key else 'empty'}; {_DOWNLOAD_AGAIN}"
+            )
         metadata[key] = header.value(header.u32(f"the type of {_short(key)}"), f"metadata {_short(key)}")
     alignment = _alignment(header, metadata)
     parts = metadata.get("split.count", 1)
@@ -184,9 +178,13 @@ def read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], dict[str, 
     tensors: dict[str, TensorInfo] = {}
     for name, dims, number, offset in entries:
         if not name or name in tensors:
-            raise header.broken(f"the tensor name {_short(name)} is {'there twice' if name else 'empty'}; {_AGAIN}")
+            raise header.broken(
+                f"the tensor name {_short(name)} is {'there twice' if name else 'empty'}; {_DOWNLOAD_AGAIN}"
+            )
         if offset % alignment:
-            raise header.broken(f"tensor {_short(name)} begins at {offset}, not a multiple of {alignment}; {_AGAIN}")
+            raise header.broken(
+                f"tensor {_short(name)} begins at {offset}, not a multiple of {alignment}; {_DOWNLOAD_AGAIN}"
+            )
         tensors[name] = _tensor(header, name, dims, number, start + offset)
     return metadata, tensors
 
@@ -202,13 +200,10 @@ def _check_version(header: _Header) -> None:
 
 def _alignment(header: _Header, metadata: Mapping[str, Any]) -> int:
     given = metadata.get("general.alignment", 32)
-    if (
-        isinstance(given, bool)
-        or not isinstance(given, int)
-        or not 1 <= given <= _LARGEST_ALIGNMENT
-        or given & (given - 1)
-    ):
-        raise header.broken(f"general.alignment must be a power of two up to 2²⁰, it is {_short(given)}; {_AGAIN}")
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= _MAX_ALIGNMENT or given & (given - 1):
+        raise header.broken(
+            f"general.alignment must be a power of two up to 2²⁰, it is {_short(given)}; {_DOWNLOAD_AGAIN}"
+        )
     return given
 
 
@@ -217,7 +212,7 @@ def _entry(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
     what = f"the entry of tensor {_short(name)}"
     rank = header.u32(what)
     if not 1 <= rank <= 4:
-        raise header.broken(f"tensor {_short(name)} must have 1 to 4 dimensions, it has {rank}; {_AGAIN}")
+        raise header.broken(f"tensor {_short(name)} must have 1 to 4 dimensions, it has {rank}; {_DOWNLOAD_AGAIN}")
     dims = tuple(header.u64(what) for _ in range(rank))
     return name, dims, header.u32(what), header.u64(what)
 
@@ -226,13 +221,15 @@ def _tensor(header: _Header, name: str, dims: tuple[int, ...], number: int, offs
     """GGUF writes the fastest dimension first; `shape` has it last."""
     called, size = f"tensor {_short(name)}", math.prod(dims)
     if not 0 < size < 1 << 63:
-        raise header.broken(f"{called} has the impossible dimensions {list(dims)}; {_AGAIN}")
-    known = TYPES.get(number) or _other_type(number)
+        raise header.broken(f"{called} has the impossible dimensions {list(dims)}; {_DOWNLOAD_AGAIN}")
+    known = _TYPES.get(number) or _other_type(number)
     if known is None:
-        raise header.broken(f"{called} has the unknown type number {number}; supported are {', '.join(SUPPORTED)}")
+        raise header.broken(f"{called} has the unknown type number {number}; supported are {', '.join(WEIGHT_FORMATS)}")
     kind, block, block_bytes = known
     if dims[0] % block:
-        raise header.broken(f"{called}: rows of {kind} must be a multiple of {block} long, got {dims[0]}; {_AGAIN}")
+        raise header.broken(
+            f"{called}: rows of {kind} must be a multiple of {block} long, got {dims[0]}; {_DOWNLOAD_AGAIN}"
+        )
     nbytes = size // block * block_bytes
     if offset + nbytes > header.size:
         there = max(0, header.size - offset)

@@ -12,28 +12,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import BLOCKS
-from .gguf_header import TYPES
+from .weight_formats import WEIGHT_FORMATS
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
-_NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
-
 
 def unpack(rows: U8, kind: str) -> F32:
     """Rows as a file stores them, uint8 [N, bytes], in float32 [N, K]. A new array."""
-    if kind == "f32":
-        return rows.view(np.float32).copy()
-    if kind == "f16":
-        return rows.view(np.float16).astype(np.float32)
+    form = WEIGHT_FORMATS[kind]
+    if form.dtype is not None:
+        return rows.view(form.dtype).astype(np.float32)
     if kind not in _OWN:
         from gguf import GGMLQuantizationType, quants
 
-        values: F32 = quants.dequantize(rows, GGMLQuantizationType(_NUMBERS[kind]))
+        values: F32 = quants.dequantize(rows, GGMLQuantizationType(form.gguf_type))
         return values
-    blocks = rows.reshape(len(rows), -1, BLOCKS[kind].nbytes)
-    out = np.empty((*blocks.shape[:2], 32), np.float32)
+    blocks = rows.reshape(len(rows), -1, form.block_bytes)
+    out = np.empty((*blocks.shape[:2], form.block_weights), np.float32)
     _OWN[kind](blocks, out)
     return out.reshape(len(rows), -1)
 

@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import ModelError
 from ..graph.graph import Graph
@@ -16,7 +16,7 @@ from ..graph.graph import Graph
 # What GGUF calls them in every architecture. Without an output matrix, the embeddings serve as one.
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 # Modules here that are no architectures.
-_OTHERS = ("architecture", "dense", "shapes")
+_OTHERS = ("architecture", "checkpoint", "dense", "metadata_keys", "shapes")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -52,23 +52,38 @@ class Config:
 
 
 class Step(NamedTuple):
-    """What a graph is built for: rows at once, room in the cache and its format, logits of which rows (or none)."""
+    """What the graph of a step is built for: rows at once, how attention reads its keys, and the format of the cache.
 
-    rows: int
-    capacity: int
+    `context` is the class of the longest sequence (`graph.batch.CONTEXTS`). `paged`: a table says where the pages of a
+    sequence lie; without it the pool holds one sequence, from its first row on.
+    """
+
+    tokens: int
+    context: str = "single_pass"
     cache: str = "f32"
-    logits: Literal["last", "all", "none"] = "last"
+    paged: bool = False
+
+
+class BuildHead(Protocol):
+    """Makes the graph of a head."""
+
+    def __call__(self, config: Config, rows: int, tokens: int, /, *, logits: bool = True) -> Graph:
+        """Of so many rows, of a step of so many tokens; without `logits` it ends with the output norm."""
+        ...
 
 
 class Architecture(NamedTuple):
-    """`read` makes a config of metadata, tensors' shapes and formats; `build` makes the graph of one step.
+    """`read` makes a config of metadata, tensors' shapes and formats.
 
+    `build` makes the graph of a step: a batch of tokens → `hidden` [tokens, hidden]. `head` makes the graph from there
+    to `logits` [rows, vocabulary], or to `states` [rows, hidden], which is what the output matrix would read.
     `tensors` tells the shapes that a checkpoint with this metadata has, from those of its embeddings and of what it
     need not have.
     """
 
     read: Callable[[Mapping[str, Any], Shapes, Mapping[str, str]], Config]
     build: Callable[[Config, Step], Graph]
+    head: BuildHead
     tensors: Callable[[Mapping[str, Any], Shapes], Shapes]
 
 
@@ -80,30 +95,58 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
     if not isinstance(name, str) or name not in known:
         raise ModelError(f"this checkpoint's architecture is {name!r}; supported: {', '.join(known)}")
     module = importlib.import_module(f"{__package__}.{name}")
-    return Architecture(module.read, module.build, module.tensors)
+    return Architecture(module.read, module.build, module.head, module.tensors)
 
 
-def whole(metadata: Mapping[str, Any], key: str, default: int | None = None, most: int = 1 << 24) -> int:
-    """A whole number of the metadata, from 1 to `most`."""
-    value = metadata.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+class Metadata:
+    """The keys of one architecture, without its name before them: checked as they are read, and kept track of.
+
+    A key that is read is honoured; what becomes of the others is in `metadata_keys`.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], own: str) -> None:
+        self._values = {
+            key.removeprefix(f"{own}."): value for key, value in metadata.items() if key.startswith(f"{own}.")
+        }
+        self._own = own
+        self._read: set[str] = set()
+
+    def full(self, key: str) -> str:
+        """The key as the file has it."""
+        return f"{self._own}.{key}"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value, of any type."""
+        self._read.add(key)
+        return self._values.get(key, default)
+
+    def whole(self, key: str, default: int | None = None, maximum: int = 1 << 24) -> int:
+        """A whole number from 1 to `maximum`."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+            raise self.wrong(key, f"a whole number from 1 to {maximum:,}", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+            raise self.wrong(key, "a number above 0", value)
+        return float(value)
+
+    def wrong(self, key: str, expected: str, value: Any) -> ModelError:
+        """A value that cannot be."""
         given = "nothing" if value is None else repr(value)[:60]
-        raise ModelError(f"{key} must be a whole number from 1 to {most:,}, the file has {given}")
-    return value
+        return ModelError(f"{self.full(key)} must be {expected}, the file has {given}")
 
-
-def number(metadata: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """A finite number of the metadata, above 0."""
-    value = metadata.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        given = "nothing" if value is None else repr(value)[:60]
-        raise ModelError(f"{key} must be a number above 0, the file has {given}")
-    return float(value)
+    def unread(self) -> dict[str, Any]:
+        """What nobody asked for, by key."""
+        return {key: value for key, value in self._values.items() if key not in self._read}
 
 
 def expect(shapes: Shapes, name: str, shape: tuple[int, ...]) -> None:
     """A tensor that must be there, in this shape."""
     if name not in shapes:
-        raise ModelError(f"the checkpoint has no tensor {name!r}: it is incomplete, or no model for text")
+        raise ModelError(f"the checkpoint has no tensor {name!r}: it is incomplete, or not a language model")
     if shapes[name] != shape:
         raise ModelError(f"tensor {name!r} must be {list(shape)} by the metadata, it is {list(shapes[name])}")

@@ -5,4 +5,4 @@ from __future__ import annotations
 from .dense import Dense
 
 _LLAMA = Dense("llama", interleaved=True)
-read, tensors, build = _LLAMA.read, _LLAMA.tensors, _LLAMA.build
+read, tensors, build, head = _LLAMA.read, _LLAMA.tensors, _LLAMA.build, _LLAMA.head

@@ -8,4 +8,4 @@ from __future__ import annotations
 from .dense import Dense
 
 _QWEN3 = Dense("qwen3", interleaved=False, head_norms=True)
-read, tensors, build = _QWEN3.read, _QWEN3.tensors, _QWEN3.build
+read, tensors, build, head = _QWEN3.read, _QWEN3.tensors, _QWEN3.build, _QWEN3.head

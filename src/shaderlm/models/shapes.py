@@ -1,4 +1,4 @@
-"""Shapes of the models that benchmarks and synthetic models speak of."""
+"""Shapes of models: for benchmarks of kernels and for synthetic models."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ModelShape:
         return {"general.architecture": self.architecture, **own}
 
 
-# Those whose kernels are benchmarked.
+# Shapes whose kernels are benchmarked.
 MODELS = {
     shape.name: shape
     for shape in (
@@ -66,7 +66,7 @@ MODELS = {
 }
 
 _QWEN3: dict[str, Any] = {"architecture": "qwen3", "context": 40_960, "eps": 1e-6, "theta": 1e6}
-# Those that can be had with random weights.
+# Shapes of synthetic models, which have random weights.
 SYNTHETIC = {
     **MODELS,
     "qwen3-0.6b": ModelShape("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, tied=True, **_QWEN3),

@@ -1,0 +1,80 @@
+"""Files that the package writes: where its caches are, and writing that is all or nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from .errors import InputError, ModelError
+
+
+def cache_directory() -> Path:
+    """Where caches are kept: $SHADERLM_CACHE, or where the platform keeps them. It need not exist yet."""
+    given = os.environ.get("SHADERLM_CACHE")
+    try:
+        return Path(given).expanduser().absolute() if given else _platform_caches() / "shaderlm"
+    except RuntimeError:  # no home directory
+        raise ModelError("there is no home directory for caches; set SHADERLM_CACHE to a directory") from None
+
+
+def _platform_caches() -> Path:
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return given if given.is_absolute() else Path.home() / ".cache"  # the standard: a relative one is ignored
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path` at the end, in an existing directory.
+
+    Readers see the old contents or the new ones. If anything fails, the old file stays and nothing is left beside it.
+    """
+    target = Path(os.path.realpath(path))  # of a link, the file it points to is replaced
+    temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Text in UTF-8, in place of what `path` holds."""
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
+def write_named(path: Path, text: str) -> None:
+    """Write a file that the user named; an InputError where that fails."""
+    try:
+        atomic_write_text(path, text)
+    except OSError as problem:
+        raise InputError(f"cannot write {path}: {problem.strerror}") from problem
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a path to which no file can be written: better before the first minute of work than after the last."""
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not target.is_file():
+            raise InputError(f"cannot write {path}: it is not a file")  # a device would be replaced by one
+        if target.exists() and not os.access(target, os.W_OK):
+            raise InputError(f"cannot write {path}: permission denied")
+        temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.{threading.get_ident()}")
+        temporary.open("x").close()
+        temporary.unlink()
+    except OSError as problem:
+        hint = "give a path in a folder that exists and may be written"
+        raise InputError(f"cannot write {path}: {problem.strerror}; {hint}") from None

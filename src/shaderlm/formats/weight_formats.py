@@ -1,0 +1,53 @@
+"""The one table of weight formats: what GGUF calls them, the size of their blocks, what a device computes with.
+
+Plain data. A format that runs on a GPU has one more row, with its WGSL file, in `kernels/linear/formats.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """A block of `block_weights` weights takes `block_bytes` bytes; in a dense format a block is one weight.
+
+    `dtype` is NumPy's name of a dense weight; None where it has none, and where blocks must be unpacked.
+    `on_device` is the format that a device computes with, nearly always the same one.
+    """
+
+    name: str
+    gguf_type: int
+    block_weights: int
+    block_bytes: int
+    dtype: str | None
+    on_device: str
+
+    @property
+    def dense(self) -> bool:
+        """Is every weight a number by itself?"""
+        return self.block_weights == 1
+
+
+# A test compares numbers and sizes with the gguf package.
+_TABLE = (
+    WeightFormat("f32", 0, 1, 4, "float32", "f32"),
+    WeightFormat("f16", 1, 1, 2, "float16", "f16"),
+    WeightFormat("q8_0", 8, 32, 34, None, "q8_0"),
+    WeightFormat("q4_0", 2, 32, 18, None, "q4_0"),
+    WeightFormat("q4_1", 3, 32, 20, None, "q4_1"),
+    WeightFormat("q5_0", 6, 32, 22, None, "q5_0"),
+    WeightFormat("q5_1", 7, 32, 24, None, "q5_1"),
+    WeightFormat("q4_k", 12, 256, 144, None, "q4_k"),
+    WeightFormat("q5_k", 13, 256, 176, None, "q5_k"),
+    WeightFormat("q6_k", 14, 256, 210, None, "q6_k"),
+    # No kernel reads bf16. A matrix that f16 cannot hold becomes f32: see `convert.device_format`.
+    WeightFormat("bf16", 30, 1, 2, None, "f16"),
+)
+# Every format that a file may have, by name.
+WEIGHT_FORMATS: Mapping[str, WeightFormat] = {form.name: form for form in _TABLE}
+# Those that devices compute with: the values of an op's dimension `format`.
+DEVICE_FORMATS: Mapping[str, WeightFormat] = {form.name: form for form in _TABLE if form.on_device == form.name}
+# Those of them whose weights lie in blocks.
+BLOCK_FORMATS: Mapping[str, WeightFormat] = {name: form for name, form in DEVICE_FORMATS.items() if not form.dense}
