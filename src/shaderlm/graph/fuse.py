@@ -31,6 +31,15 @@ class Look:
         node = self.producers.get(name)
         return node if node is not None and node.op == op else None
 
+    def product(self, name: str, prologue: str = "none") -> Node | None:
+        """The linear with this prologue and without an epilogue that makes a tensor."""
+        node = self.made_by(name, "linear")
+        return node if node is not None and _is_product(node, prologue) else None
+
+
+def _is_product(node: Node, prologue: str = "none") -> bool:
+    return node.op == "linear" and node.dims["epilogue"] == "none" and node.dims["prologue"] == prologue
+
 
 Answer = Rewrite | str | None
 
@@ -94,27 +103,27 @@ def _rms_norm_mul(look: Look, mul: Node) -> Answer:
         return None
     if mul.dims["period"] != norm.dims["width"]:
         return f"the factor repeats every {mul.dims['period']} values, a row has {norm.dims['width']}"
-    inputs = {"x": norm.inputs["x"], "weight": mul.inputs["b"]}
+    inputs = {**norm.inputs, "weight": mul.inputs["b"]}
     return _only_here(look, norm.out) or Rewrite(
         (norm, mul), (Node("rms_norm_mul", norm.dims, inputs, mul.outputs, mul.layer),)
     )
 
 
 def _linear_silu_mul(look: Look, silu: Node) -> Answer:
-    gate, up = (look.made_by(silu.inputs[key], "linear") for key in "ab")
+    gate, up = (look.product(silu.inputs[key]) for key in "ab")
     if gate is None or up is None:
         return None
     reason = _unsupported_reason_one_matmul([gate, up]) or _only_here(look, gate.out) or _only_here(look, up.out)
     if reason:
         return reason
     merged, tensors = _merged(look, [gate, up], interleaved=True)
-    node = replace(merged, op="linear_silu_mul", dims=resolve("linear_silu_mul", merged.dims), outputs=silu.outputs)
+    node = replace(merged, dims=resolve("linear", {**merged.dims, "epilogue": "silu_mul"}), outputs=silu.outputs)
     return Rewrite((gate, up, silu), (node,), tensors)
 
 
 def _linear_merge(look: Look, first: Node) -> Answer:
     """Anchored at the first of the linears that read one tensor; those of the most common format are merged."""
-    group = [node for node in look.readers[first.inputs["x"]] if node.op == "linear"]
+    group = [node for node in look.readers[first.inputs["x"]] if _is_product(node)]
     if len(group) < 2 or group[0] is not first:
         return None
     alike = max(([n for n in group if n.dims["format"] == m.dims["format"]] for m in group), key=len)
@@ -125,12 +134,15 @@ def _linear_merge(look: Look, first: Node) -> Answer:
         return reason
     merged, tensors = _merged(look, alike, interleaved=False)
     width = sum(node.dims["N"] for node in alike)
-    wide = Tensor(f"{first.layer}.{_joined(alike)}", (first.dims["M"], width))
+    wide = Tensor(f"{first.layer}.{_joined(alike)}", (first.dims["tokens"], width))
     nodes = [replace(merged, outputs={"out": wide.name})]
     at = 0
     for node in alike:
-        dims = {"rows": node.dims["M"], "width": width, "first": at, "count": node.dims["N"]}
-        nodes.append(Node("columns", resolve("columns", dims), {"x": wide.name}, node.outputs, node.layer))
+        dims = {"tokens": node.dims["tokens"], "width": width, "first": at, "count": node.dims["N"]}
+        dims["batched"] = node.dims["batched"]
+        batch = {"batch": node.inputs["batch"]} if node.dims["batched"] else {}
+        taken = {"x": wide.name, **batch}
+        nodes.append(Node("slice", resolve("slice", dims), taken, node.outputs, node.layer))
         at += node.dims["N"]
     return Rewrite(tuple(alike), tuple(nodes), (*tensors, wide), _unsupported_reason_one_matmul(group))
 
@@ -155,7 +167,7 @@ def _merged(look: Look, nodes: list[Node], *, interleaved: bool) -> tuple[Node, 
     """One linear with the rows of all, and its new weight and bias."""
     first, rows = nodes[0], sum(node.dims["N"] for node in nodes)
     tensors = []
-    inputs = {"x": first.inputs["x"]}
+    inputs = {key: first.inputs[key] for key in ("x", "batch") if key in first.inputs}
     for key, shape in (("weight", (rows, first.dims["K"])), ("bias", (rows,))):
         if key in first.inputs:
             parts = tuple(part for node in nodes for part in look.tensors[node.inputs[key]].parts)
@@ -170,13 +182,13 @@ def _merged(look: Look, nodes: list[Node], *, interleaved: bool) -> tuple[Node, 
 
 def _linear_add(look: Look, add: Node) -> Answer:
     for key, other in (("b", "a"), ("a", "b")):
-        linear = look.made_by(add.inputs[key], "linear")
+        linear = look.product(add.inputs[key])
         if linear is None:
             continue
         if add.dims["period"] != add.dims["count"]:
             return f"the sum repeats one operand every {add.dims['period']} values"
         inputs = {**linear.inputs, "residual": add.inputs[other]}
-        node = Node("linear_add", resolve("linear_add", linear.dims), inputs, add.outputs, add.layer)
+        node = Node("linear", resolve("linear", {**linear.dims, "epilogue": "add"}), inputs, add.outputs, add.layer)
         return _only_here(look, linear.out) or Rewrite((linear, add), (node,))
     return None
 
@@ -194,18 +206,18 @@ def _add_rms_norm(look: Look, norm: Node) -> Answer:
 
 def _rms_norm_linear(look: Look, norm: Node) -> Answer:
     """The norm is computed again by each matmul that reads it: that costs less than a dispatch."""
-    folded = {"linear": "rms_norm_linear", "linear_silu_mul": "rms_norm_linear_silu_mul"}
     readers = look.readers.get(norm.out, [])
-    if not any(node.op in folded for node in readers):
+    products = [node for node in readers if node.op == "linear" and node.dims["prologue"] == "none"]
+    if not products:
         return None
-    others = [node.op for node in readers if node.op not in folded]
+    others = [node.op for node in readers if node not in products]
     if others or look.uses[norm.out] > len(readers):
         return f"{norm.out} is also read by {', '.join(others) or 'the outside'}"
     nodes = []
     for node in readers:
         inputs = {**node.inputs, "x": norm.inputs["x"], "norm_weight": norm.inputs["weight"]}
-        dims = resolve(folded[node.op], {**node.dims, "eps": norm.dims["eps"]})
-        nodes.append(Node(folded[node.op], dims, inputs, node.outputs, node.layer))
+        dims = resolve("linear", {**node.dims, "prologue": "rms_norm", "eps": norm.dims["eps"]})
+        nodes.append(replace(node, dims=dims, inputs=inputs))
     return Rewrite((norm, *readers), tuple(nodes), in_place=True)
 
 
@@ -215,18 +227,21 @@ def _rope_kv_write(look: Look, write: Node) -> Answer:
     q = look.made_by(attention.inputs["q"], "rope") if attention else None
     if k is None or q is None:
         return None
-    same = ("rotary", "interleaved", "positions", "D", "T")
+    same = ("rotary", "interleaved", "D", "tokens")
     different = [key for key in same if q.dims[key] != k.dims[key]]
+    different += [key for key in ("batch", "table") if q.inputs[key] != k.inputs[key]]
     if different:
         return f"queries and keys are rotated differently: {', '.join(different)}"
-    d = {key: k.dims[key] for key in same} | {key: write.dims[key] for key in ("Hq", "Hkv", "C", "cache")}
+    if k.inputs["batch"] != write.inputs["batch"]:
+        return f"keys are rotated by {k.inputs['batch']} and written by {write.inputs['batch']}"
+    d = {key: k.dims[key] for key in same} | {"Hq": q.dims["H"]} | {key: write.dims[key] for key in ("Hkv", "cache")}
     reason = _not_in_quads(d) or _only_here(look, q.out) or _only_here(look, k.out)
     if reason:
         return reason
-    inputs = {key: write.inputs[key] for key in ("positions", "k_cache", "v_cache")} | {"table": k.inputs["table"]}
+    inputs = {key: write.inputs[key] for key in ("batch", "k_cache", "v_cache")} | {"table": k.inputs["table"]}
     absorbed = []
     for key, name in (("q", q.inputs["x"]), ("k", k.inputs["x"]), ("v", write.inputs["v"])):
-        part = look.made_by(name, "columns")
+        part = look.made_by(name, "slice")
         if part is not None and look.uses[name] == 1 and part.dims["first"] % 4 == 0 and part.dims["width"] % 4 == 0:
             d |= {f"{key}_first": part.dims["first"], f"{key}_stride": part.dims["width"]}
             absorbed.append(part)
@@ -237,8 +252,8 @@ def _rope_kv_write(look: Look, write: Node) -> Answer:
     return Rewrite((q, k, write, *absorbed), (node,))
 
 
-def _rms_norm_linear_rope_kv_write(look: Look, rope: Node) -> Answer:
-    linear = look.made_by(rope.inputs["q"], "rms_norm_linear")
+def _linear_rope_kv_write(look: Look, rope: Node) -> Answer:
+    linear = look.product(rope.inputs["q"], "rms_norm")
     if linear is None:
         return None
     if {rope.inputs[name] for name in "qkv"} != {linear.out}:
@@ -249,10 +264,10 @@ def _rms_norm_linear_rope_kv_write(look: Look, rope: Node) -> Answer:
         return "the rows of the product are not queries, keys and values in this order"
     if not d["interleaved"]:
         return "elements of a head that are rotated together do not lie together"
-    kept = {name: d[name] for name in ("Hq", "Hkv", "D", "C", "rotary", "positions", "cache")}
-    dims = resolve("rms_norm_linear_rope_kv_write", {**linear.dims, **kept})
-    inputs = {**linear.inputs, **{name: rope.inputs[name] for name in ("positions", "table", "k_cache", "v_cache")}}
-    node = Node("rms_norm_linear_rope_kv_write", dims, inputs, rope.outputs, rope.layer)
+    kept = {name: d[name] for name in ("Hq", "Hkv", "D", "rotary", "cache")}
+    dims = resolve("linear", {**linear.dims, **kept, "epilogue": "rope_kv_write"})
+    inputs = {**linear.inputs, **{name: rope.inputs[name] for name in ("batch", "table", "k_cache", "v_cache")}}
+    node = Node("linear", dims, inputs, rope.outputs, rope.layer)
     return _only_here(look, linear.out) or Rewrite((linear, rope), (node,))
 
 
@@ -265,21 +280,23 @@ def _not_in_quads(d: dict[str, int]) -> str | None:
 
 FUSIONS = (
     Fusion("rms_norm_mul", "rms_norm, mul → rms_norm_mul", "mul", _rms_norm_mul),
-    Fusion("linear_silu_mul", "linear gate, linear up, silu_mul → linear_silu_mul", "silu_mul", _linear_silu_mul),
-    Fusion("linear_merge", "linears that read one tensor (q, k, v) → linear, columns", "linear", _linear_merge),
-    Fusion("rope_kv_write", "rope q, rope k, kv_write (and columns) → rope_kv_write", "kv_write", _rope_kv_write),
-    Fusion("linear_add", "linear, add → linear_add", "add", _linear_add),
+    Fusion(
+        "linear_silu_mul", "linear gate, linear up, silu_mul → linear, epilogue silu_mul", "silu_mul", _linear_silu_mul
+    ),
+    Fusion("linear_merge", "linears that read one tensor (q, k, v) → linear, slice", "linear", _linear_merge),
+    Fusion("rope_kv_write", "rope q, rope k, kv_write (and slice) → rope_kv_write", "kv_write", _rope_kv_write),
+    Fusion("linear_add", "linear, add → linear, epilogue add", "add", _linear_add),
     Fusion("add_rms_norm", "add, rms_norm_mul → add_rms_norm", "rms_norm_mul", _add_rms_norm),
     Fusion(
         "rms_norm_linear",
-        "rms_norm_mul, linears (and silu_mul) → the same, each with the norm",
+        "rms_norm_mul, linears → linears, prologue rms_norm",
         "rms_norm_mul",
         _rms_norm_linear,
     ),
     Fusion(
-        "rms_norm_linear_rope_kv_write",
-        "rms_norm_linear, rope_kv_write → rms_norm_linear_rope_kv_write",
+        "linear_rope_kv_write",
+        "linear of queries, keys and values, rope_kv_write → linear, epilogue rope_kv_write",
         "rope_kv_write",
-        _rms_norm_linear_rope_kv_write,
+        _linear_rope_kv_write,
     ),
 )

@@ -11,7 +11,9 @@ from typing import Any, Literal
 from ..errors import KernelError
 from .ops import OPS, resolve
 
-Role = Literal["input", "weight", "state", "hidden"]
+_BYTES = {"f32": 4, "u32": 4, "f16": 2}
+
+Role = Literal["input", "weight", "table", "state", "hidden"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class Tensor:
     """A value of the graph.
 
     A weight names the checkpoint's tensors it consists of (`parts`, of `part_rows` rows each), stacked, or row by
-    row in turns (`interleaved`); `format` says how they are stored. A state (the cache) lives from one run to the next.
+    row in turns (`interleaved`); `format` says how they are stored. A state (the cache) lives from one run to the next;
+    it and a table (of rope) have as many rows as whoever runs the graph gives them: their shape here has one.
     """
 
     name: str
@@ -34,6 +37,11 @@ class Tensor:
     def size(self) -> int:
         """How many values."""
         return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tensor that is not a weight: `format` is its dtype. Of a state or a table, bytes of one row."""
+        return self.size * _BYTES[self.format]
 
 
 @dataclass(frozen=True)

@@ -1,137 +1,172 @@
-"""Every op: its formula in words, its operands, and the numbers that describe a shape of it."""
+"""Every op in one row: its formula in words and in NumPy, its operands, the numbers that describe a shape of it, what
+they must satisfy, and the least that the op has to do.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError
+from ..formats.weight_formats import DEVICE_FORMATS
+from . import conditions, cost, formulas, reference
+from .batch import CONTEXTS, SPLIT_KEYS, context_class
 
 REQUIRED = object()
 
 
 @dataclass(frozen=True)
 class Op:
-    """`dims` names what a shape consists of; REQUIRED or a default, which may be a function of the others."""
+    """`dims` names what a shape consists of; REQUIRED or a default, which may be a function of the others.
+
+    `compute` is the formula in NumPy, `flops` the arithmetic that it takes. `parts` says what is touched of an operand
+    where that is not all of it; "" is what a kernel keeps for itself between its dispatches. `conditions` raise an
+    InputError for dims that do not go together.
+    """
 
     name: str
     formula: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     dims: Mapping[str, Any]
+    compute: formulas.Compute
+    flops: cost.Flops
+    parts: Mapping[str, cost.Part] = field(default_factory=dict)
+    conditions: tuple[conditions.Condition, ...] = ()
+
+    def part(self, operand: str, dims: Mapping[str, Any], position: int) -> float:
+        """What is touched of an operand: a part, 0 … 1, or rows of a table or cache."""
+        rule = self.parts.get(operand)
+        return rule(dims, position) if rule else 1.0
 
 
 def _of(name: str) -> Callable[[Mapping[str, Any]], Any]:
     return lambda dims: dims[name]
 
 
-_NORM = {"rows": REQUIRED, "width": REQUIRED, "eps": 1e-6}
-_ATTENTION = {
-    **dict.fromkeys(("Hq", "Hkv", "D", "S", "C"), REQUIRED),
-    "pos": 0,  # the largest that positions[0] may be
+# `heads` rows of `width` for each token. `batched`: the true number of tokens is in the batch.
+_NORM = {"tokens": REQUIRED, "heads": 1, "width": REQUIRED, "eps": 1e-6, "batched": False}
+_POINTWISE = {"tokens": 1, "count": REQUIRED, "period": _of("count"), "batched": False}
+_LINEAR = {
+    "tokens": REQUIRED,
+    "K": REQUIRED,
+    "N": REQUIRED,
+    "format": "f32",
+    "bias": False,
+    "prologue": "none",  # what is done with x before the product
+    "epilogue": "none",  # what is done with the sums
+    "eps": 1e-6,  # of the prologue
+    **dict.fromkeys(("Hq", "Hkv", "D"), 0),  # of the epilogue rope_kv_write, as far as "cache"
+    "rotary": _of("D"),
     "cache": "f32",
-    "scale": None,
+    "batched": False,  # the true number of rows is in the batch
 }
-_POINTWISE = {"count": REQUIRED, "period": _of("count")}
-_LINEAR = {"M": REQUIRED, "K": REQUIRED, "N": REQUIRED, "format": "f32", "bias": False}
 
-# Formats of weights: K must be a multiple of this.
-FORMATS: Mapping[str, int] = {
-    "f32": 1,
-    "f16": 1,
-    **dict.fromkeys(("q8_0", "q4_0", "q4_1", "q5_0", "q5_1"), 32),
-    **dict.fromkeys(("q4_k", "q5_k", "q6_k"), 256),
-}
+# Rows of the batch, and sequence slots. Only the sizes of operands depend on them, no kernel does.
+_SIZES = dict.fromkeys(("tokens", "slots"), _of("rows"))
 
 _TABLE = (
-    Op("rms_norm", "x / sqrt(mean(x²) + eps)", ("x",), ("out",), _NORM),
-    Op("rms_norm_mul", "weight · x / sqrt(mean(x²) + eps)", ("x", "weight"), ("out",), _NORM),
+    Op(
+        "rms_norm",
+        "x / sqrt(mean(x²) + eps)",
+        ("x", "batch"),
+        ("out",),
+        _NORM,
+        formulas.rms_norm,
+        cost.per_value(3, "tokens", "heads", "width"),
+    ),
+    Op(
+        "rms_norm_mul",
+        "weight · x / sqrt(mean(x²) + eps)",
+        ("x", "weight", "batch"),
+        ("out",),
+        _NORM,
+        formulas.rms_norm_mul,
+        cost.per_value(4, "tokens", "heads", "width"),
+    ),
     Op(
         "add_rms_norm",
         "sum = a + b; out = weight · sum / sqrt(mean(sum²) + eps)",
-        ("a", "b", "weight"),
+        ("a", "b", "weight", "batch"),
         ("sum", "out"),
         _NORM,
+        formulas.add_rms_norm,
+        cost.per_value(5, "tokens", "heads", "width"),
     ),
     Op(
         "linear_q4gsw",
         "bias[n] + Σ_k x[m, k] · (nibble(n, k) − 8) · scales[k / group_size, n]",
         ("x", "weight", "scales", "bias"),
         ("out",),
-        {"M": REQUIRED, "K": REQUIRED, "N": REQUIRED, "group_size": 32, "bias": False, "scales": "f32"},
+        {"tokens": REQUIRED, "K": REQUIRED, "N": REQUIRED, "group_size": 32, "bias": False, "scales": "f32"},
+        formulas.linear_q4gsw,
+        cost.per_value(2, "tokens", "N", "K"),
+        conditions=(conditions.one_group_is_enough,),
     ),
+    # y[n] = bias[n] + Σ_k p[k] · w[n, k], p = prologue(x). Epilogues: add: residual + y; silu_mul: silu(y[2i]) ·
+    # y[2i + 1]; rope_kv_write: the rows of w are queries, keys and values; out = rope(queries), the others are cached.
     Op(
         "linear",
-        "bias[n] + Σ_k x[m, k] · w[n, k]",
-        ("x", "weight", "bias"),
-        ("out",),
+        "epilogue(bias[n] + Σ_k prologue(x)[t, k] · w[n, k])",
+        ("x", "norm_weight", "weight", "bias", "residual", "batch", "table", "k_cache", "v_cache"),
+        ("out", "k_cache", "v_cache"),
         _LINEAR,
-    ),
-    Op(
-        "linear_add",
-        "residual[m, n] + bias[n] + Σ_k x[m, k] · w[n, k]",
-        ("x", "weight", "bias", "residual"),
-        ("out",),
-        _LINEAR,
-    ),
-    Op(
-        "linear_silu_mul",
-        "silu(y[m, 2i]) · y[m, 2i + 1], y[m, n] = bias[n] + Σ_k x[m, k] · w[n, k], i < N/2",
-        ("x", "weight", "bias"),
-        ("out",),
-        _LINEAR,
-    ),
-    *(
-        Op(
-            name,
-            f"{formula} of weight, norm_weight · x / sqrt(mean(x²) + eps)",
-            ("x", "norm_weight", "weight", "bias"),
-            ("out",),
-            {**_LINEAR, "eps": 1e-6},
-        )
-        for name, formula in (("rms_norm_linear", "linear"), ("rms_norm_linear_silu_mul", "linear_silu_mul"))
+        formulas.linear,
+        cost.per_value(2, "tokens", "N", "K"),  # prologue and epilogue are next to nothing
+        dict.fromkeys(("table", *cost.CACHES), cost.tokens),
+        (conditions.blocks_are_whole, conditions.rows_are_pairs, conditions.rows_are_heads),
     ),
     Op(
         "embedding",
-        "w[ids[t], :]",
-        ("ids", "weight"),
+        "w[id of row t, :]",
+        ("batch", "tokens", "weight"),
         ("out",),
-        {"T": REQUIRED, "N": REQUIRED, "K": REQUIRED, "format": "f32"},
-    ),
-    Op(
-        "sdpa_kv",
-        "softmax_c(scale · q[s, h] · k_cache[c, h / group]) · v_cache, c ≤ pos + s",
-        ("q", "k", "v", "positions", "k_cache", "v_cache"),
-        ("out", "k_cache", "v_cache"),
-        _ATTENTION,
+        {"tokens": REQUIRED, "N": REQUIRED, "K": REQUIRED, "format": "f32"},
+        formulas.embedding,
+        cost.nothing,
+        {"weight": cost.ratio("tokens", "N")},
+        (conditions.blocks_are_whole,),
     ),
     Op(
         "attention",
-        "softmax_c(scale · q[s, h] · k_cache[c, h / group]) · v_cache, c ≤ positions[0] + s ≤ pos + s",
-        ("q", "k_cache", "v_cache", "positions"),
+        "softmax_c(scale · q[t, h] · k_cache[row of c, h / group]) · v_cache, c ≤ position of row t",
+        ("q", "k_cache", "v_cache", "batch", "page_table"),
         ("out",),
-        _ATTENTION,
+        {
+            **dict.fromkeys(("tokens", "Hq", "Hkv", "D"), REQUIRED),
+            "cache": "f32",
+            "scale": None,
+            "context": lambda dims: context_class(dims.get("keys", 0) or SPLIT_KEYS + 1, dims["D"]),
+            "paged": False,  # without a page table: one sequence, whose pages are the pool from row 0 on
+            "keys": 0,  # where known: how many the last row sees, of consecutive rows of one sequence
+        },
+        formulas.attention,
+        cost.attended,
+        {**dict.fromkeys(cost.CACHES, cost.filled), "": cost.split},
+        (conditions.heads_are_grouped, conditions.rows_see_their_own_keys),
     ),
     Op(
         "kv_write",
-        "k_cache[positions[0] + s] = k[s]; v_cache[positions[0] + s] = v[s]",
-        ("k", "v", "positions", "k_cache", "v_cache"),
+        "k_cache[slot of row t] = k[t]; v_cache[slot of row t] = v[t]",
+        ("k", "v", "batch", "k_cache", "v_cache"),
         ("k_cache", "v_cache"),
-        _ATTENTION,
+        {**dict.fromkeys(("tokens", "Hkv", "D"), REQUIRED), "cache": "f32"},
+        formulas.kv_write,
+        cost.nothing,
+        dict.fromkeys(cost.CACHES, cost.tokens),
     ),
     Op(
         "rope_kv_write",
-        "out = rope(q); k_cache[positions[0] + t] = rope(k)[t]; v_cache[positions[0] + t] = v[t]",
-        ("q", "k", "v", "positions", "table", "k_cache", "v_cache"),
+        "out = rope(q); k_cache[slot of row t] = rope(k)[t]; v_cache[slot of row t] = v[t]",
+        ("q", "k", "v", "batch", "table", "k_cache", "v_cache"),
         ("out", "k_cache", "v_cache"),
         {
-            **dict.fromkeys(("T", "Hq", "Hkv", "D", "C"), REQUIRED),
+            **dict.fromkeys(("tokens", "Hq", "Hkv", "D"), REQUIRED),
             "rotary": _of("D"),
-            "positions": _of("C"),
             "interleaved": False,
             "cache": "f32",
             # q, k and v may be columns of wider rows.
@@ -139,76 +174,168 @@ _TABLE = (
             "q_stride": lambda dims: dims["Hq"] * dims["D"],
             **{f"{name}_stride": lambda dims: dims["Hkv"] * dims["D"] for name in "kv"},
         },
-    ),
-    Op(
-        "rms_norm_linear_rope_kv_write",
-        "y = rms_norm_linear; out = rope(queries of y); k_cache[positions[0]] = rope(keys), v_cache[…] = values of y",
-        ("x", "norm_weight", "weight", "bias", "positions", "table", "k_cache", "v_cache"),
-        ("out", "k_cache", "v_cache"),
+        formulas.rope_kv_write,
+        cost.rotated,
         {
-            **_LINEAR,
-            "N": lambda dims: (dims["Hq"] + 2 * dims["Hkv"]) * dims["D"],
-            "eps": 1e-6,
-            **dict.fromkeys(("Hq", "Hkv", "D", "C"), REQUIRED),
-            "rotary": _of("D"),
-            "positions": _of("C"),
-            "cache": "f32",
+            **dict.fromkeys(("table", *cost.CACHES), cost.tokens),
+            **{name: cost.columns(name, heads) for name, heads in (("q", "Hq"), ("k", "Hkv"), ("v", "Hkv"))},
         },
+        (conditions.heads_are_grouped, conditions.rotary_fits),
     ),
     Op(
         "rope",
-        "(u·cos − v·sin, u·sin + v·cos) for each pair of a head",
-        ("x", "positions", "table"),
+        "(u·cos − v·sin, u·sin + v·cos) for each pair of a head, cos and sin of the position of its row",
+        ("x", "batch", "table"),
         ("out",),
-        {
-            "T": REQUIRED,
-            "H": REQUIRED,
-            "D": REQUIRED,
-            "rotary": _of("D"),
-            "positions": _of("T"),
-            "interleaved": False,
-        },
+        {**dict.fromkeys(("tokens", "H", "D"), REQUIRED), "rotary": _of("D"), "interleaved": False},
+        formulas.rope,
+        cost.per_value(3, "tokens", "H", "rotary"),
+        {"table": cost.tokens},
+        (conditions.rotary_fits,),
     ),
-    Op("add", "a + b", ("a", "b"), ("out",), _POINTWISE),
-    Op("mul", "a · b", ("a", "b"), ("out",), _POINTWISE),
-    Op("silu_mul", "a / (1 + exp(−a)) · b", ("a", "b"), ("out",), _POINTWISE),
+    *(
+        Op(
+            name,
+            formula,
+            ("a", "b", "batch"),
+            ("out",),
+            _POINTWISE,
+            formulas.pairwise(compute),
+            cost.per_value(operations, "count"),
+            conditions=(conditions.period_divides,),
+        )
+        for name, formula, compute, operations in (
+            ("add", "a + b", reference.add, 1),
+            ("mul", "a · b", reference.mul, 1),
+            ("silu_mul", "a / (1 + exp(−a)) · b", reference.silu_mul, 5),
+        )
+    ),
     Op(
-        "columns",
+        "slice",
         "x[:, first : first + count]",
-        ("x",),
+        ("x", "batch"),
         ("out",),
-        {"rows": REQUIRED, "width": REQUIRED, "first": 0, "count": REQUIRED},
+        {"tokens": REQUIRED, "width": REQUIRED, "first": 0, "count": REQUIRED, "batched": False},
+        formulas.slice_columns,
+        cost.nothing,
+        {"x": cost.ratio("count", "width")},
+        (conditions.columns_are_there,),
     ),
-    Op("copy", "x", ("x",), ("out",), {"count": REQUIRED}),
+    Op(
+        "take_rows",
+        "x[row of output r, :]",
+        ("x", "outputs", "batch"),
+        ("out",),
+        {"tokens": REQUIRED, "rows": REQUIRED, "width": REQUIRED},
+        formulas.take_rows,
+        cost.nothing,
+        {"x": cost.ratio("rows", "tokens")},
+    ),
+    Op("copy", "x", ("x",), ("out",), {"count": REQUIRED}, formulas.copy, cost.nothing),
     Op(
         "fma_chain",
         "f(f(… f(x))), 8 · rounds times, f(v) = 0.75 v + 0.25",
         ("x",),
         ("out",),
         {"count": REQUIRED, "rounds": REQUIRED},
+        formulas.fma_chain,
+        cost.per_value(16, "count", "rounds"),
     ),
-    Op("argmax", "lowest i with x[r, i] = max x[r]", ("x",), ("out",), {"rows": REQUIRED, "width": REQUIRED}),
+    Op(
+        "argmax",
+        "lowest i with x[r, i] = max x[r]",
+        ("x",),
+        ("out",),
+        {"rows": REQUIRED, "width": REQUIRED},
+        formulas.argmax,
+        cost.per_value(1, "rows", "width"),
+    ),
     Op(
         "sample",
-        "lowest i with Σ_{j ≤ i} p[j] > u · Σ p, p = softmax(logits / temperature) where top_k, top_p, min_p keep it",
-        ("logits", "choice"),
-        ("out",),
-        {"width": REQUIRED},
+        "tokens[slot of output r] = lowest i with Σ_{j ≤ i} p[j] > u · Σ p, p = softmax(logits[r] / temperature) where "
+        "top_k, top_p and min_p keep it, u of seed and position; advance: the row becomes that of the next step",
+        ("logits", "outputs", "batch", "page_table", "tokens", "counts"),
+        ("tokens", "batch", "counts"),
+        {
+            "rows": REQUIRED,  # of logits: the most outputs that a step may have
+            "width": REQUIRED,
+            "greedy": False,  # every row takes the largest logit
+            "advance": False,
+            "paged": False,  # the next row of the pool comes from the page table
+            "counted": False,  # counts[slot, token] + 1
+            **_SIZES,
+            "pages": _of("rows"),  # of page_table
+        },
+        formulas.sample,
+        cost.sampled,
+        {"counts": cost.ratio("rows", "width")},
     ),
-    Op("next_position", "positions[0] + by", ("positions",), ("positions",), {"by": 1}),
+    Op(
+        "adjust_logits",
+        "logits[r] with the penalties, biases and mask of output r",
+        ("logits", "outputs", "adjustments", "batch", "counts", "biases", "masks"),
+        ("out",),
+        {**dict.fromkeys(("rows", "width"), REQUIRED), **_SIZES, "biases": 1, "masks": 1},
+        formulas.adjust_logits,
+        cost.per_value(5, "rows", "width"),
+    ),
+    Op(
+        "count_tokens",
+        "counts[sequence of row t, id of row t] + 1",
+        ("batch", "sequences", "counts"),
+        ("counts",),
+        {"tokens": REQUIRED, "width": REQUIRED, "slots": 1},
+        formulas.count_tokens,
+        cost.nothing,  # of floating point
+        {"counts": cost.ratio("tokens", "width")},
+    ),
+    Op(
+        "logprobs",
+        "log softmax(logits[r]) of the token of output r, and of the most likely ones that it wants",
+        ("logits", "outputs", "adjustments", "batch", "tokens"),
+        ("out",),
+        {**dict.fromkeys(("rows", "width"), REQUIRED), **_SIZES},
+        formulas.logprobs,
+        cost.per_value(3, "rows", "width"),
+    ),
 )
 OPS: Mapping[str, Op] = {op.name: op for op in _TABLE}
 
-# The operand `choice` of sample: eight words that the host writes for every token, so that no setting is compiled in.
-CHOICE = np.dtype(
-    [("temperature", "f4"), ("top_k", "u4"), ("top_p", "f4"), ("min_p", "f4"), ("u", "f4"), ("spare", "u4", 3)]
-)
 
-_CHOICES = {"scales": ("f32", "f16"), "cache": ("f32", "f16"), "format": tuple(FORMATS)}
+PROLOGUES = ("none", "rms_norm")
+EPILOGUES = ("none", "add", "silu_mul", "rope_kv_write")
+_CHOICES = {
+    "scales": ("f32", "f16"),
+    "cache": ("f32", "f16"),
+    "format": tuple(DEVICE_FORMATS),
+    "prologue": PROLOGUES,
+    "epilogue": EPILOGUES,
+    "context": CONTEXTS,
+}
+_MAY_BE_ZERO = {"Hq", "Hkv", "D", "rotary"}  # heads: of a product without rope
+
+
+# Layers of a model repeat their shapes. Types belong to the key: True is 1 to a dict, and not to an op.
+_resolved: dict[Any, dict[str, Any]] = {}
+_MAX_RESOLVED = 4096
 
 
 def resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The full dims of an op's shape: defaults filled in, names matched in any case, values checked."""
+    try:
+        key = (name, *((key, type(value), value) for key, value in given.items()))
+        known = _resolved.get(key)
+    except TypeError:  # a value that cannot be hashed is none of ours, and is refused in words
+        return _resolve(name, given)
+    if known is None:
+        known = _resolve(name, given)
+        if len(_resolved) >= _MAX_RESOLVED:
+            _resolved.clear()
+        _resolved[key] = known
+    return dict(known)
+
+
+def _resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if name not in OPS:
         close = difflib.get_close_matches(str(name), OPS, 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -230,7 +357,7 @@ def resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             values[key] = default(values) if callable(default) else default
     for key, value in values.items():
         _check(name, key, value)
-    for condition in _CONDITIONS.get(name, ()):
+    for condition in OPS[name].conditions:
         condition(name, values)
     return {key: values[key] for key in declared}
 
@@ -239,80 +366,19 @@ def _check(op: str, key: str, value: Any) -> None:
     if key in _CHOICES:
         if value not in _CHOICES[key]:
             raise InputError(f"{op}: {key} must be one of {', '.join(_CHOICES[key])}, got {value!r}")
-    elif key in ("bias", "interleaved"):
+    elif key in ("bias", "interleaved", "batched", "paged", "greedy", "advance", "counted"):
         if not isinstance(value, bool):
             raise InputError(f"{op}: {key} must be True or False, got {value!r}")
     elif key in ("eps", "scale"):
         if value is not None and not isinstance(value, (int, float)):
             raise InputError(f"{op}: {key} must be a number, got {value!r}")
     else:
-        least = 0 if key == "pos" or key.endswith("first") else 1
+        least = 0 if key == "keys" or key.endswith("first") or (op == "linear" and key in _MAY_BE_ZERO) else 1
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InputError(f"{op}: {key} must be a whole number of at least {least}, got {value!r}")
 
 
-def _attention_fits(op: str, dims: dict[str, Any]) -> None:
-    if dims["Hq"] % dims["Hkv"]:
-        given = f"Hq={dims['Hq']}, Hkv={dims['Hkv']}"
-        raise InputError(f"{op}: the query heads must be a multiple of the kv heads, got {given}")
-    context = dims["pos"] + dims["S"]
-    if context > dims["C"]:
-        given = f"pos={dims['pos']} + S={dims['S']} needs {context}"
-        raise InputError(f"{op}: the cache holds C={dims['C']} positions; {given}")
-
-
-def _rotary_fits(op: str, dims: dict[str, Any]) -> None:
-    D, rotary = dims["D"], dims["rotary"]
-    if D % 2 or rotary % 2 or rotary > D:
-        raise InputError(f"{op}: D and rotary must be even and rotary at most D, got D={D}, rotary={rotary}")
-
-
-def _blocks_are_whole(op: str, dims: dict[str, Any]) -> None:
-    multiple = FORMATS[dims["format"]]
-    if dims["K"] % multiple:
-        raise InputError(f"{op}: K must be a multiple of {multiple} for {dims['format']}, got {dims['K']}")
-
-
-def _rows_are_pairs(op: str, dims: dict[str, Any]) -> None:
-    if dims["N"] % 2:
-        raise InputError(f"{op}: N must be even, gate and up in turns; got {dims['N']}")
-
-
-def _rows_are_heads(op: str, dims: dict[str, Any]) -> None:
-    rows = (dims["Hq"] + 2 * dims["Hkv"]) * dims["D"]
-    if dims["N"] != rows:
-        raise InputError(f"{op}: N must be (Hq + 2 Hkv) · D = {rows}, got {dims['N']}")
-
-
-def _columns_are_there(op: str, dims: dict[str, Any]) -> None:
-    if dims["first"] + dims["count"] > dims["width"]:
-        wanted = f"{dims['first']} … {dims['first'] + dims['count'] - 1}"
-        raise InputError(f"{op}: x has {dims['width']} columns, asked for {wanted}")
-
-
-def _period_divides(op: str, dims: dict[str, Any]) -> None:
-    if dims["count"] % dims["period"]:
-        raise InputError(f"{op}: count must be a multiple of period, got {dims['count']} and {dims['period']}")
-
-
-def _one_group_is_enough(op: str, dims: dict[str, Any]) -> None:
-    """A group longer than K is one group: keep its length in bounds, and its divisors."""
-    dims["group_size"] = min(dims["group_size"], -(-dims["K"] // 128) * 128)
-
-
-_CONDITIONS: Mapping[str, tuple[Callable[[str, dict[str, Any]], None], ...]] = {
-    **dict.fromkeys(("sdpa_kv", "attention", "kv_write"), (_attention_fits,)),
-    "rope": (_rotary_fits,),
-    "rope_kv_write": (_rotary_fits,),
-    "rms_norm_linear_rope_kv_write": (_blocks_are_whole, _rotary_fits, _rows_are_heads),
-    "columns": (_columns_are_there,),
-    "linear": (_blocks_are_whole,),
-    "linear_add": (_blocks_are_whole,),
-    "rms_norm_linear": (_blocks_are_whole,),
-    **dict.fromkeys(("linear_silu_mul", "rms_norm_linear_silu_mul"), (_blocks_are_whole, _rows_are_pairs)),
-    "embedding": (_blocks_are_whole,),
-    "linear_q4gsw": (_one_group_is_enough,),
-    "add": (_period_divides,),
-    "mul": (_period_divides,),
-    "silu_mul": (_period_divides,),
-}
+def label(op: str, dims: Mapping[str, Any]) -> str:
+    """An op for people: a product with its prologue and epilogue, as rms_norm+linear+silu_mul."""
+    parts = (dims.get("prologue", "none"), op, dims.get("epilogue", "none"))
+    return "+".join(part for part in parts if part != "none")

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .ops import CHOICE
+from . import sampling
+from .batch import PAGE, RUN, stretches
 
 F64 = NDArray[np.float64]
 
@@ -60,59 +61,59 @@ def linear(x: Any, weight: Any, bias: Any = None) -> F64:
     return out if bias is None else out + _floats(bias)
 
 
-def linear_add(x: Any, weight: Any, residual: Any, bias: Any = None) -> F64:
-    """[M, K], dequantised [N, K], [M, N], [N] → [M, N]."""
-    return _floats(residual) + linear(x, weight, bias)
-
-
-def linear_silu_mul(x: Any, weight: Any, bias: Any = None) -> F64:
-    """[M, K], dequantised [N, K] with gate and up rows in turns, [N] → [M, N/2]."""
-    both = linear(x, weight, bias)
-    return silu_mul(both[:, 0::2], both[:, 1::2])
-
-
-def rms_norm_linear(x: Any, norm_weight: Any, weight: Any, bias: Any = None, eps: float = 1e-6) -> F64:
-    """[M, K], [K], dequantised [N, K], [N] → [M, N]."""
-    return linear(rms_norm_mul(x, norm_weight, eps), weight, bias)
-
-
-def rms_norm_linear_silu_mul(x: Any, norm_weight: Any, weight: Any, bias: Any = None, eps: float = 1e-6) -> F64:
-    """[M, K], [K], dequantised [N, K] with gate and up in turns, [N] → [M, N / 2]."""
-    return linear_silu_mul(rms_norm_mul(x, norm_weight, eps), weight, bias)
-
-
 def embedding(ids: Any, weight: Any) -> F64:
     """[T], dequantised [N, K] → [T, K]."""
     rows: F64 = _floats(weight)[np.asarray(ids)]
     return rows
 
 
-def sdpa_kv(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, pos: int, scale: float | None = None) -> F64:
-    """[S, Hq, D], [S, Hkv, D] ×2, [C, Hkv, D] ×2 → [S, Hq, D]. Writes k and v into the caches in place."""
-    kv_write(k, v, k_cache, v_cache, pos)
-    return attention(q, k_cache, v_cache, pos, scale)
+def kv_write(k: Any, v: Any, k_cache: Any, v_cache: Any, batch: Any) -> None:
+    """[tokens, Hkv, D] ×2 into [pool rows, Hkv, D] ×2, each row at its slot, in place. A slot outside takes nothing."""
+    rows = int(batch[0, 0])
+    slots = np.asarray(batch[1 : rows + 1, 2])
+    there = slots < len(k_cache)
+    k_cache[slots[there]] = np.asarray(k)[:rows][there]
+    v_cache[slots[there]] = np.asarray(v)[:rows][there]
 
 
-def kv_write(k: Any, v: Any, k_cache: Any, v_cache: Any, pos: int) -> None:
-    """[S, Hkv, D] ×2 into [C, Hkv, D] ×2 at pos, in place."""
-    k_cache[pos : pos + len(k)] = k
-    v_cache[pos : pos + len(v)] = v
+def attention(
+    q: Any, k_cache: Any, v_cache: Any, batch: Any, page_table: Any = None, scale: float | None = None
+) -> F64:
+    """[tokens, Hq, D], [pool rows, Hkv, D] ×2 → [tokens, Hq, D]: row t sees the keys up to its position.
+
+    Without a page table all rows are of one sequence, whose keys lie in the pool from row 0 on. Padding rows are 0.
+    """
+    out = np.zeros(q.shape, _dtype.get())
+    for first, count in stretches(batch):
+        _, position, _, pages = (int(word) for word in batch[1 + first])
+        rows = pool_rows(position + count, page_table, pages & ~RUN)
+        out[first : first + count] = _attend(q[first : first + count], k_cache[rows], v_cache[rows], position, scale)
+    return out
 
 
-def attention(q: Any, k_cache: Any, v_cache: Any, pos: int, scale: float | None = None) -> F64:
-    """[S, Hq, D], [C, Hkv, D] ×2 → [S, Hq, D]: query s sees the keys up to pos + s."""
-    S, Hq, D = q.shape
-    context, kv_heads = pos + S, k_cache.shape[1]
-    # Query heads by the kv head that they share: [Hkv, group · S, D].
-    queries = _floats(q).reshape(S, kv_heads, -1, D).transpose(1, 2, 0, 3).reshape(kv_heads, -1, D)
-    keys = _floats(k_cache[:context]).transpose(1, 2, 0)
-    scores = queries @ keys * (1 / float(np.sqrt(D)) if scale is None else scale)
-    hidden = np.arange(context) > pos + np.arange(S)[:, None]
-    scores = np.where(hidden, -np.inf, scores.reshape(kv_heads, -1, S, context))
+def pool_rows(keys: int, page_table: Any, pages: int) -> Any:
+    """An index of the pool that gives the first keys of a sequence; a slice where its pages follow each other."""
+    if page_table is None:
+        return np.s_[:keys]
+    own = np.asarray(page_table[pages : pages - (-keys // PAGE)], np.int64)
+    if (np.diff(own) == 1).all():
+        return np.s_[own[0] * PAGE : own[0] * PAGE + keys]
+    return (own[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[:keys]
+
+
+def _attend(q: Any, keys: Any, values: Any, position: int, scale: float | None) -> F64:
+    """Queries [rows, Hq, D] at consecutive positions, keys and values [position + rows, Hkv, D]."""
+    rows, _, D = q.shape
+    context, kv_heads, _ = keys.shape
+    # Query heads by the kv head that they share: [Hkv, group · rows, D].
+    queries = _floats(q).reshape(rows, kv_heads, -1, D).transpose(1, 2, 0, 3).reshape(kv_heads, -1, D)
+    scores = queries @ _floats(keys).transpose(1, 2, 0) * (1 / float(np.sqrt(D)) if scale is None else scale)
+    hidden = np.arange(context) > position + np.arange(rows)[:, None]
+    scores = np.where(hidden, -np.inf, scores.reshape(kv_heads, -1, rows, context))
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    out = weights.reshape(kv_heads, -1, context) @ _floats(v_cache[:context]).transpose(1, 0, 2)
-    return np.asarray(out.reshape(kv_heads, -1, S, D).transpose(2, 0, 1, 3).reshape(S, Hq, D))
+    out = weights.reshape(kv_heads, -1, context) @ _floats(values).transpose(1, 0, 2)
+    return np.asarray(out.reshape(kv_heads, -1, rows, D).transpose(2, 0, 1, 3).reshape(q.shape))
 
 
 def rope_table(positions: Any, rotary: int, theta: float = 10000.0, factors: Any = None) -> F64:
@@ -155,51 +156,5 @@ def mul(a: Any, b: Any) -> F64:
 
 
 def argmax(x: Any) -> NDArray[np.int64]:
-    """Index of the largest value of the last axis, the lowest of equals."""
-    return np.asarray(np.argmax(x, axis=-1))
-
-
-def next_position(positions: Any, by: int = 1) -> None:
-    """The first of the positions is `by` further on, in place."""
-    positions[0] += by
-
-
-def usable(logits: Any) -> F64:
-    """Logits in float64 without what has no order: NaN is as −inf, never drawn; +inf is the highest f32."""
-    x = np.asarray(logits, np.float64)
-    return np.asarray(np.where(np.isnan(x), -np.inf, np.minimum(x, np.finfo(np.float32).max)))
-
-
-def sample_weights(logits: Any, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> F64:
-    """[width] → [width]: probabilities of the tokens that the filters keep, relative to the largest; 0 elsewhere.
-
-    Every filter is a threshold, so equals stay together: the top_k-th largest logit; where the largest
-    probabilities reach top_p of what top_k left; min_p of the largest probability.
-    """
-    x = usable(logits)
-    top = x.max()
-    if top == -np.inf:
-        return np.zeros_like(x)
-    temperature = max(temperature, 1e-30)  # a smaller one could not be told from 0 in f32
-    weights = np.exp((x - top) / temperature)
-    if 0 < top_k < x.size:
-        weights[x < np.partition(x, -top_k)[-top_k]] = 0
-    if top_p < 1:
-        order = np.argsort(-x, kind="stable")
-        reached = np.cumsum(weights[order])
-        last = min(int(np.searchsorted(reached, top_p * reached[-1])), x.size - 1)
-        weights[x < x[order[last]]] = 0
-    if min_p > 0:
-        weights[x < top + temperature * np.log(min_p)] = 0
-    return np.asarray(weights)
-
-
-def sample(logits: Any, choice: Any) -> NDArray[np.int64]:
-    """[width], 8 words (`CHOICE`) → [1]. Draws in order of index; 0 if no token can be drawn."""
-    given = np.ascontiguousarray(choice).view(CHOICE)[0]
-    names = ("temperature", "top_k", "top_p", "min_p")
-    weights = sample_weights(logits, *(given[name].item() for name in names))
-    running = np.cumsum(weights)
-    index = int(np.searchsorted(running, float(given["u"]) * running[-1], side="right"))
-    possible = np.flatnonzero(weights)
-    return np.array([min(index, possible[-1]) if possible.size else 0])
+    """Index of the largest value of the last axis, the lowest of equals. NaN counts as −inf."""
+    return sampling.argmax(x)

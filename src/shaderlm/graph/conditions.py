@@ -1,0 +1,73 @@
+"""What the dims of an op must satisfy together. Each raises an InputError that says what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import InputError
+from ..formats.weight_formats import DEVICE_FORMATS
+
+Condition = Callable[[str, dict[str, Any]], None]
+
+
+def heads_are_grouped(op: str, dims: dict[str, Any]) -> None:
+    """Every kv head serves equally many query heads."""
+    if dims["Hq"] % dims["Hkv"]:
+        given = f"Hq={dims['Hq']}, Hkv={dims['Hkv']}"
+        raise InputError(f"{op}: the query heads must be a multiple of the kv heads, got {given}")
+
+
+def rows_see_their_own_keys(op: str, dims: dict[str, Any]) -> None:
+    """Where it is known how many keys the last row sees."""
+    if 0 < dims["keys"] < dims["tokens"]:
+        raise InputError(f"{op}: keys must be 0 (unknown) or at least tokens={dims['tokens']}, got {dims['keys']}")
+
+
+def rotary_fits(op: str, dims: dict[str, Any]) -> None:
+    """Pairs of a head are rotated."""
+    D, rotary = dims["D"], dims["rotary"]
+    if D % 2 or rotary % 2 or rotary > D:
+        raise InputError(f"{op}: D and rotary must be even and rotary at most D, got D={D}, rotary={rotary}")
+
+
+def blocks_are_whole(op: str, dims: dict[str, Any]) -> None:
+    """Rows of a weight consist of whole blocks."""
+    multiple = DEVICE_FORMATS[dims["format"]].block_weights
+    if dims["K"] % multiple:
+        raise InputError(f"{op}: K must be a multiple of {multiple} for {dims['format']}, got {dims['K']}")
+
+
+def rows_are_pairs(op: str, dims: dict[str, Any]) -> None:
+    """Gate and up take turns."""
+    if dims["epilogue"] == "silu_mul" and dims["N"] % 2:
+        raise InputError(f"{op}: N must be even, gate and up in turns; got {dims['N']}")
+
+
+def rows_are_heads(op: str, dims: dict[str, Any]) -> None:
+    """The rows of the weight are queries, keys and values."""
+    if dims["epilogue"] != "rope_kv_write":
+        return
+    rotary_fits(op, dims)
+    rows = (dims["Hq"] + 2 * dims["Hkv"]) * dims["D"]
+    if dims["N"] != rows:
+        raise InputError(f"{op}: N must be (Hq + 2 Hkv) · D = {rows}, got {dims['N']}")
+
+
+def columns_are_there(op: str, dims: dict[str, Any]) -> None:
+    """A slice is inside its tensor."""
+    if dims["first"] + dims["count"] > dims["width"]:
+        wanted = f"{dims['first']} … {dims['first'] + dims['count'] - 1}"
+        raise InputError(f"{op}: x has {dims['width']} columns, asked for {wanted}")
+
+
+def period_divides(op: str, dims: dict[str, Any]) -> None:
+    """Operands that repeat, repeat as a whole."""
+    for name in ("period", "tokens"):
+        if dims["count"] % dims[name]:
+            raise InputError(f"{op}: count must be a multiple of {name}, got {dims['count']} and {dims[name]}")
+
+
+def one_group_is_enough(op: str, dims: dict[str, Any]) -> None:
+    """A group longer than K is one group: keep its length in bounds, and its divisors."""
+    dims["group_size"] = min(dims["group_size"], -(-dims["K"] // 128) * 128)

@@ -1,0 +1,170 @@
+"""What each op computes, in NumPy: from its dims and operands by name to its outputs by name.
+
+A state (the cache, the tokens of a sampler) is changed in place and is no output. Weights are dense arrays. `ops` has
+one of these for every op; the arithmetic itself is in `reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import reference, sampling
+from .batch import ids_of
+
+Array = NDArray[Any]
+Dims = Mapping[str, Any]
+Operands = Mapping[str, Array]
+Compute = Callable[[Dims, Operands], dict[str, Array]]
+
+
+def _positions(x: Operands) -> Array:
+    """Of the rows, [tokens]; 0 for padding."""
+    return np.asarray(x["batch"][1:, 1])
+
+
+def _heads(array: Array, heads: int, width: int) -> Array:
+    return array.reshape(len(array), heads, width)
+
+
+def linear(d: Dims, x: Operands) -> dict[str, Array]:
+    """Prologue, product and epilogue."""
+    inputs = x["x"]
+    if d["prologue"] == "rms_norm":
+        inputs = reference.rms_norm_mul(inputs, x["norm_weight"], d["eps"])
+    y = reference.linear(inputs, x["weight"], x.get("bias"))
+    if d["epilogue"] == "add":
+        return {"out": reference.add(x["residual"], y)}
+    if d["epilogue"] == "silu_mul":
+        return {"out": reference.silu_mul(y[:, 0::2], y[:, 1::2])}
+    if d["epilogue"] == "rope_kv_write":
+        starts = {"q_first": 0, "k_first": d["Hq"] * d["D"], "v_first": (d["Hq"] + d["Hkv"]) * d["D"]}
+        return rope_kv_write({**d, **starts, "interleaved": True}, {**x, "q": y, "k": y, "v": y})
+    return {"out": y}
+
+
+def add_rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
+    """The sum and its weighted norm."""
+    total, out = reference.add_rms_norm(x["a"], x["b"], x["weight"], d["eps"])
+    return {"sum": total, "out": out}
+
+
+def rope(d: Dims, x: Operands) -> dict[str, Array]:
+    """Heads rotated by the positions of their rows."""
+    heads = _heads(x["x"], d["H"], d["D"])
+    return {"out": reference.rope(heads, x["table"][_positions(x)], d["interleaved"])}
+
+
+def kv_write(d: Dims, x: Operands) -> dict[str, Array]:
+    """Keys and values into the pool."""
+    k, v = (_heads(x[name], d["Hkv"], d["D"]) for name in "kv")
+    reference.kv_write(k, v, x["k_cache"], x["v_cache"], x["batch"])
+    return {}
+
+
+def attention(d: Dims, x: Operands) -> dict[str, Array]:
+    """Over the keys that each row sees."""
+    q = _heads(x["q"], d["Hq"], d["D"])
+    page_table = x["page_table"] if d["paged"] else None
+    return {"out": reference.attention(q, x["k_cache"], x["v_cache"], x["batch"], page_table, d["scale"])}
+
+
+def rope_kv_write(d: Dims, x: Operands) -> dict[str, Array]:
+    """q, k and v, columns of wider rows or not: rotated by the position of their row, k and v written at its slot."""
+    table = x["table"][_positions(x)]
+    part = {}
+    for name, heads in (("q", d["Hq"]), ("k", d["Hkv"]), ("v", d["Hkv"])):
+        columns = x[name].reshape(d["tokens"], -1)[:, d[f"{name}_first"] :][:, : heads * d["D"]]
+        part[name] = _heads(columns, heads, d["D"])
+    turned = reference.rope(part["k"], table, d["interleaved"])
+    reference.kv_write(turned, part["v"], x["k_cache"], x["v_cache"], x["batch"])
+    return {"out": reference.rope(part["q"], table, d["interleaved"])}
+
+
+def slice_columns(d: Dims, x: Operands) -> dict[str, Array]:
+    """Some columns of every row."""
+    return {"out": x["x"].reshape(d["tokens"], d["width"])[:, d["first"] : d["first"] + d["count"]]}
+
+
+def embedding(d: Dims, x: Operands) -> dict[str, Array]:
+    """The rows of a table that the batch names."""
+    return {"out": reference.embedding(ids_of(x["batch"], x["tokens"]), x["weight"])}
+
+
+def sample(d: Dims, x: Operands) -> dict[str, Array]:
+    """A token for every output; with `advance` its row becomes that of the next step."""
+    counts = x["counts"] if d["counted"] else None
+    sampling.sample(x["logits"], x["outputs"], x["batch"], x["tokens"], greedy=d["greedy"], counts=counts)
+    if d["advance"]:
+        sampling.advance(x["outputs"], x["batch"], x["page_table"] if d["paged"] else None)
+    return {}
+
+
+def adjust_logits(d: Dims, x: Operands) -> dict[str, Array]:
+    """Penalties, biases and masks of every output; zeros in the rows that pad the shape."""
+    there, out = slice(int(x["batch"][0, 1])), np.zeros_like(x["logits"])
+    logits, outputs, records = (x[name][there] for name in ("logits", "outputs", "adjustments"))
+    out[there] = sampling.adjust_logits(logits, outputs, records, x["counts"], x["biases"], x["masks"])
+    return {"out": out}
+
+
+def count_tokens(d: Dims, x: Operands) -> dict[str, Array]:
+    """The ids of the rows, for the penalties of their sequences."""
+    sampling.count_tokens(x["batch"], x["sequences"], x["counts"])
+    return {}
+
+
+def logprobs(d: Dims, x: Operands) -> dict[str, Array]:
+    """Log-probabilities that the outputs want; zeros where they want none."""
+    out = np.zeros((d["rows"], 1 + sampling.MAX_LOGPROBS, 2), np.uint32)
+    there = slice(int(x["batch"][0, 1]))
+    logits, outputs, records = (x[name][there] for name in ("logits", "outputs", "adjustments"))
+    sampling.logprobs(logits, outputs, records, x["tokens"], out[there])
+    return {"out": out}
+
+
+def rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
+    """Without a weight."""
+    return {"out": reference.rms_norm(x["x"], d["eps"])}
+
+
+def rms_norm_mul(d: Dims, x: Operands) -> dict[str, Array]:
+    """With one."""
+    return {"out": reference.rms_norm_mul(x["x"], x["weight"], d["eps"])}
+
+
+def linear_q4gsw(d: Dims, x: Operands) -> dict[str, Array]:
+    """The weight is given as whole numbers [N, K], nibble − 8."""
+    scales = np.repeat(x["scales"], d["group_size"], axis=0)[: d["K"]].T
+    return {"out": reference.linear(x["x"], x["weight"] * scales, x.get("bias"))}
+
+
+def pairwise(formula: Callable[[Any, Any], Array]) -> Compute:
+    """Of a and b, value by value; b repeats."""
+    return lambda d, x: {"out": formula(x["a"], x["b"])}
+
+
+def take_rows(d: Dims, x: Operands) -> dict[str, Array]:
+    """The rows of the step that give outputs."""
+    return {"out": x["x"][x["outputs"].view(sampling.OUTPUT).reshape(-1)["row"]]}
+
+
+def copy(d: Dims, x: Operands) -> dict[str, Array]:
+    """x as it is."""
+    return {"out": x["x"]}
+
+
+def fma_chain(d: Dims, x: Operands) -> dict[str, Array]:
+    """8 · rounds times 0.75 v + 0.25."""
+    out = x["x"]
+    for _ in range(8 * d["rounds"]):
+        out = out * out.dtype.type(0.75) + out.dtype.type(0.25)
+    return {"out": out}
+
+
+def argmax(d: Dims, x: Operands) -> dict[str, Array]:
+    """The index of the largest value of each row."""
+    return {"out": np.asarray(reference.argmax(x["x"]))}
