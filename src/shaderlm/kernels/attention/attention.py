@@ -1,23 +1,30 @@
-"""Routes of kv_write, attention, and of sdpa_kv, which is the one and then the other.
+"""The route of attention that models take: rows of any sequences, each of its own length, in pages or from row 0 on.
 
-Where the queries stand is an operand (`positions`, of which the first counts), not a parameter: a plan is made once
-for the largest `pos`, and serves every smaller one. Heads are padded to a multiple of four values (zeros change
-neither scores nor the values kept).
+Rows of runs (prompts) go to attention_tile. Of short rows, one workgroup takes all keys for a query head
+(attention_single_pass). The keys of longer ones are split among workgroups and joined (attention_split,
+attention_merge). Which of them serves a row, and in which chunks, depends on the row alone: each kernel passes over
+the rows of the others. Heads are padded to a multiple of four values with zeros, which change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy as np
 
 from ...gpu.caps import DeviceCaps
-from ..route import Array, Dims, Dispatch, LaunchList, Route, ceil_div, covering, f32, reduction
+from ...graph.batch import LONG_SPLIT_KEYS, RUN, RUN_ROWS, SPLIT_KEYS, least_pool_rows, single_pass_keys
+from ..route import Array, Dims, Dispatch, LaunchList, Route, ceil_div, f32, over_limits
 from ..wgsl import Constant, Kernel
 
-# Scores of one chunk of queries: large enough to fill a GPU, small enough for every binding.
-_SCORE_BYTES = 64 << 20
+_SUBGROUPS = frozenset({"subgroups"})
+_SHORT_CHUNK, _LONG_CHUNK = 64, 128  # keys; of rows that see up to SPLIT_KEYS, and of longer ones
+_SPLITS = {"split": SPLIT_KEYS // _SHORT_CHUNK, "long_split": LONG_SPLIT_KEYS // _LONG_CHUNK}
+_PARTIAL_BYTES = 64 << 20  # of one pass over the rows: enough to fill a GPU, small enough for every binding
+# Workgroups that fill a large GPU: of a row and query head, and of a split. With more rows each takes several, so that
+# few workgroups start for nothing where most rows are another kernel's.
+_ROW_WORKGROUPS, _SPLIT_WORKGROUPS = 1024, 2048
+_ALL = 0xFFFF_FFFF
 
 
 def quads(dims: Dims) -> int:
@@ -25,242 +32,204 @@ def quads(dims: Dims) -> int:
     return ceil_div(dims["D"], 4)
 
 
-def pack_heads(array: Array, dims: Dims, caps: DeviceCaps) -> Array:
-    """[..., D] with D padded to a multiple of four."""
-    missing = 4 * quads(dims) - array.shape[-1]
-    return np.pad(array, ((0, 0), (0, 0), (0, missing))) if missing else array
+def cache_bytes(dims: Dims, rows: int) -> int:
+    """Bytes of so many rows of one cache, keys or values."""
+    return (4 if dims["cache"] == "f32" else 2) * rows * int(dims["Hkv"]) * 4 * quads(dims)
 
 
-def _packer(name: str) -> Callable[[Array, Dims, DeviceCaps], dict[str, Array]]:
-    return lambda array, dims, caps: {name: pack_heads(array, dims, caps)}
+def pack_heads(array: Array, dims: Dims, rows: int = 0) -> Array:
+    """[rows, heads, D] with D padded to a multiple of four, and no fewer than `rows` rows."""
+    missing = 4 * quads(dims) - array.shape[-1], max(0, rows - len(array))
+    return np.pad(array, ((0, missing[1]), (0, 0), (0, missing[0]))) if any(missing) else array
 
 
-_PACK = {name: _packer(name) for name in ("q", "k", "v", "k_cache", "v_cache")}
+def operand_bytes(dims: Dims, rows: int) -> dict[str, int]:
+    """Buffers of every route; of the caches, so many rows at least."""
+    queries = f32(dims["tokens"] * dims["Hq"] * 4 * quads(dims))
+    caches = dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims, rows))
+    return {"q": queries, **caches, "batch": batch_bytes(dims["tokens"]), "out": queries}
 
 
-def _cache_file(dims: Dims) -> str:
-    return f"shared/cache_{dims['cache']}"
+def batch_bytes(tokens: int) -> int:
+    """Bytes of a token batch: a record of four words per row, and one before them."""
+    return 16 * (1 + tokens)
 
 
-def cache_bytes(dims: Dims) -> int:
-    """Size of one cache, keys or values."""
-    return (4 if dims["cache"] == "f32" else 2) * int(dims["C"] * dims["Hkv"]) * 4 * quads(dims)
-
-
-def _buffers(dims: Dims) -> dict[str, int]:
-    queries = f32(dims["S"] * dims["Hq"] * 4 * quads(dims))
-    caches = dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims))
-    return {"q": queries, **caches, "positions": f32(dims["S"]), "out": queries}
-
-
-def _write_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    row = dims["Hkv"] * quads(dims)
-    kernel = Kernel("attention/kv_cache_write", (_cache_file(dims),))
-    dispatch = covering(kernel, dims["S"] * row, {"count": dims["S"] * row, "row": row})
-    rows = dict.fromkeys(("k", "v"), f32(dims["S"] * 4 * row))
-    caches = dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims))
-    return LaunchList((dispatch,), {**rows, "positions": f32(dims["S"]), **caches})
-
-
-def _scale(dims: Dims) -> float:
+def scale_of(dims: Dims) -> float:
+    """What scores are multiplied with."""
     return float(dims["scale"]) if dims["scale"] is not None else 1.0 / float(np.sqrt(dims["D"]))
 
 
-def _chunk(dims: Dims, caps: DeviceCaps) -> int:
-    """Queries per pass over the cache, so that their scores fit the scratch buffer."""
-    limit = min(_SCORE_BYTES, caps.max_binding, caps.max_buffer)
-    return max(1, min(int(dims["S"]), limit // f32(dims["Hq"] * _row_length(dims["pos"] + dims["S"]))))
+def _pool_rows(dims: Dims) -> int:
+    return least_pool_rows(dims["paged"], dims["keys"])
 
 
-def _values(route: str, rows: int, params: Mapping[str, int | float], dims: Dims) -> Dispatch:
-    kernel = Kernel(f"attention/attention_values_{route}", (_cache_file(dims),))
-    heads, wide = dims["Hq"], quads(dims)
-    if route == "strided":
-        return covering(kernel, rows * heads * wide * 4, params)
-    tiles = dims["Hkv"] * ceil_div(rows * (heads // dims["Hkv"]), 8)
-    return Dispatch(kernel, tiles, params, {"WG": 64 if wide <= 32 else 128, "QUADS": wide})
+def _few_barriers(caps: DeviceCaps) -> bool:
+    """Barriers cost a CPU more than the arithmetic between them. attention_single_pass has few, and takes all rows."""
+    return caps.policy.prefer_few_barriers and caps.subgroups
 
 
-def _coalesced_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    return f"D must be at most 512, D is {dims['D']}" if quads(dims) > 128 else None
+def _kernel(name: str, dims: Dims, *include: str, subgroups: bool = False) -> Kernel:
+    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
+    shared = ("attention/served_rows", "attention/cache_rows", f"shared/cache_{dims['cache']}", "shared/batch", where)
+    return Kernel(f"attention/{name}", (*include, *shared), _SUBGROUPS if subgroups else frozenset())
 
 
-def _in_software(dims: Dims, caps: DeviceCaps) -> bool:
-    """Chunks take a dozen barriers, which cost a CPU more than the arithmetic between them."""
-    return caps.software
+def _specialised(dims: Dims, caps: DeviceCaps) -> bool:
+    """One row is what a model writes tokens with, always of the same shapes. Other row counts share their shaders."""
+    return dims["tokens"] == 1 and caps.policy.specialise_constants
 
 
-def _alone_in_software(dims: Dims, caps: DeviceCaps) -> bool:
-    """A query head for itself has two barriers, and needs no second pass."""
-    return caps.software and dims["S"] == 1 and _alone_lanes(dims, caps) > 0
+def _grid(rows: int, workgroups: int, enough: int) -> int:
+    """So many workgroups for each row, for as many rows at once as fill a GPU."""
+    return min(rows, ceil_div(enough, workgroups)) * workgroups
 
 
-def _row_length(context: int) -> int:
-    """Scores of a query: whole quads, enough for the last query at the largest position."""
-    return ceil_div(context, 4) * 4
+# One workgroup per row and query head ------------------------------------------------------------------------
 
 
-def _three_pass(values: str) -> Callable[[Dims, DeviceCaps], LaunchList]:
-    def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-        include, needs = reduction(caps)
-        cache, heads, wide = (_cache_file(dims),), dims["Hq"], quads(dims)
-        chunk = _chunk(dims, caps)
-        dispatches: list[Dispatch] = []
-        for first in range(0, dims["S"], chunk):
-            rows = min(chunk, dims["S"] - first)
-            context = dims["pos"] + first + rows
-            stride = _row_length(context)
-            params = {"rows": rows, "first": first, "stride": stride, "heads": heads, "kv_heads": dims["Hkv"]}
-            params |= {"quads": wide, "scale": _scale(dims)}
-            dispatches += [
-                covering(
-                    Kernel("attention/attention_scores", cache),
-                    heads * ceil_div(rows, 4) * stride,
-                    params,
-                ),
-                Dispatch(
-                    Kernel("attention/softmax_causal", (include,), needs),
-                    heads * rows,
-                    params,
-                    {"WG": 64 if context <= 1024 else 256},
-                ),
-                _values(values, rows, params, dims),
-            ]
-        scores = f32(heads * chunk * _row_length(dims["pos"] + dims["S"]))
-        return LaunchList(tuple(dispatches), {**_buffers(dims), "scores": scores})
-
-    return launch_list
+def _single_pass_lanes(dims: Dims, caps: DeviceCaps) -> int:
+    """A GPU hides waiting by many threads; a CPU is faster with few."""
+    few = max(16, 1 << (quads(dims) - 1).bit_length())
+    return few if caps.policy.prefer_few_barriers else min(512, caps.max_invocations)
 
 
-def _strided_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    return "it reads single f32 values, the cache is f16" if dims["cache"] == "f16" else None
-
-
-# Keys up to which every query head reads them for itself, so that there is nothing to join: for heads of 64 and less,
-# and for longer ones. Measured on an H200: 7.1 µs at 400 of 512 keys of 64, where chunks take 7.6.
-_ALONE_KEYS, _ALONE_LONG_KEYS = 512, 256
-_STEP = 128  # keys that are asked for at once
-
-
-def _split_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    context = dims["pos"] + 1
-    if not caps.subgroups:
-        # Short chunks of keys until there are workgroups enough to fill a large GPU.
-        keys = 32 if ceil_div(context, 32) * dims["Hkv"] <= 512 else 64
-        return split_with(128, keys, dims, caps)
-    lanes = _alone_lanes(dims, caps)
-    if lanes:
-        return alone_with(lanes, dims, caps)
-    # Otherwise short chunks, and longer ones where there would be too many to join.
-    keys = 64 if context <= 2048 else 128
-    fitting = (config for config in ((256, keys), (128, keys)) if _fits(*config, dims, caps))
-    return decode_with(*next(fitting, (128, 64)), dims, caps)
-
-
-def _alone_lanes(dims: Dims, caps: DeviceCaps) -> int:
-    """Threads of a workgroup that takes all keys of a query head; 0 where chunks of keys are faster, or it has no room.
-
-    A CPU is faster with few threads, and has no others for the chunks.
-    """
-    if not caps.subgroups:
-        return 0
-    lanes = max(16, 1 << (quads(dims) - 1).bit_length()) if caps.software else min(512, caps.max_invocations)
-    context = dims["pos"] + 1
-    fits = f32(context + 6 * lanes) <= caps.max_workgroup_memory and quads(dims) <= lanes <= caps.max_invocations
-    most = _ALONE_KEYS if dims["D"] <= 64 else _ALONE_LONG_KEYS
-    return lanes if fits and (caps.software or context <= most) else 0
-
-
-def alone_with(lanes: int, dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """One workgroup per query head, over all keys."""
-    dispatch = Dispatch(
-        Kernel("attention/attention_decode_alone", (_cache_file(dims),), frozenset({"subgroups"})),
-        dims["Hq"],
-        {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "rows": dims["C"], "scale": _scale(dims)},
-        {"WG": lanes, "KEYS": dims["pos"] + 1, "QUADS": quads(dims)},
-        specialised=not caps.software,
-    )
-    return LaunchList((dispatch,), _buffers(dims))
-
-
-def _fits(lanes: int, keys: int, dims: Dims, caps: DeviceCaps) -> bool:
-    """Has a workgroup room for this many keys?"""
-    wide = quads(dims)
-    needed = 16 * (4 * ceil_div(wide, 16) * 16 + 2 * keys + lanes // 2 + 4 * lanes)
-    return wide <= lanes <= caps.max_invocations and needed <= caps.max_workgroup_memory
-
-
-def decode_with(lanes: int, keys: int, dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """Chunks of so many keys, and a second dispatch that joins what they made."""
-    splits = ceil_div(dims["pos"] + 1, keys)
-    group = dims["Hq"] // dims["Hkv"]
-    constants: dict[str, Constant] = {"WG": lanes, "KEYS": keys, "STEP": min(keys, _STEP)}
-    constants |= {"GROUP": group, "H4": ceil_div(group, 4), "QUADS": quads(dims)}
-    split = Dispatch(
-        Kernel("attention/attention_decode", (_cache_file(dims),), frozenset({"subgroups"})),
-        dims["Hkv"] * splits,
-        {"splits": splits, "kv_heads": dims["Hkv"], "rows": dims["C"], "scale": _scale(dims)},
-        constants,
-        specialised=not caps.software,
-    )
-    return LaunchList((split, _merge(splits, keys, dims, caps)), {**_buffers(dims), **_scratch(splits, dims)})
-
-
-def _scratch(splits: int, dims: Dims) -> dict[str, int]:
-    return {"partial": 16 * dims["Hq"] * splits * quads(dims), "stats": 8 * dims["Hq"] * splits}
-
-
-def split_with(lanes: int, keys: int, dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """The same without subgroups."""
-    wide, group = quads(dims), dims["Hq"] // dims["Hkv"]
-    splits = ceil_div(dims["pos"] + 1, keys)
-    split = Dispatch(
-        Kernel("attention/attention_decode_split", (_cache_file(dims),)),
-        dims["Hkv"] * splits,
-        {"splits": splits, "kv_heads": dims["Hkv"], "scale": _scale(dims)},
-        {"WG": lanes, "KEYS": keys, "GROUP": group, "H4": ceil_div(group, 4), "QUADS": wide},
-    )
-    return LaunchList((split, _merge(splits, keys, dims, caps)), {**_buffers(dims), **_scratch(splits, dims)})
-
-
-def _merge(splits: int, keys: int, dims: Dims, caps: DeviceCaps) -> Dispatch:
+def single_pass(dims: Dims, caps: DeviceCaps, lanes: int, max_keys: int = _ALL, skipped: int = 0) -> Dispatch:
+    """All keys of a row and a query head by one workgroup, for rows that see up to `max_keys`."""
+    params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "max_keys": max_keys, "skipped": skipped}
     return Dispatch(
-        Kernel("attention/attention_decode_merge"),
-        dims["Hq"],
-        {"heads": dims["Hq"], "splits": splits, "keys": keys},
-        {"WG": 256 if splits > 4 else 128, "QUADS": quads(dims)},
-        specialised=not caps.software,
+        _kernel("attention_single_pass", dims, subgroups=True),
+        _grid(dims["tokens"], dims["Hq"], _ROW_WORKGROUPS),
+        {**params, "scale": scale_of(dims)},
+        {"WG": lanes, "QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1},
+        specialised=_specialised(dims, caps),
+        idle=skipped != 0,
     )
 
 
-def _split_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    if dims["S"] != 1:
-        return f"S must be 1 (decode), S is {dims['S']}"
-    if quads(dims) > 128:
-        return f"D must be at most 512, D is {dims['D']}"
-    group = dims["Hq"] // dims["Hkv"]
-    if group > 16:
-        return f"at most 16 query heads may share a kv head, {group} do"
+# Splits of the keys of a row, and what joins them -------------------------------------------------------------
+
+
+def _splits(dims: Dims) -> int:
+    """Into how many splits the keys of a row are shared out at most."""
+    return _SPLITS.get(dims["context"], ceil_div(single_pass_keys(dims["D"]), _SHORT_CHUNK))
+
+
+def _rows_of_a_pass(dims: Dims, caps: DeviceCaps) -> int:
+    """Rows whose partial sums fit the scratch buffer; passes of equal size."""
+    row = 16 * dims["Hq"] * _splits(dims) * quads(dims)
+    fitting = max(1, min(_PARTIAL_BYTES, caps.max_operand) // row)
+    return ceil_div(dims["tokens"], ceil_div(dims["tokens"], fitting))
+
+
+def split_rows(
+    dims: Dims, caps: DeviceCaps, lanes: int, *, tree: bool, min_keys: int = 0, skipped: int = 0
+) -> tuple[tuple[Dispatch, ...], dict[str, int]]:
+    """Splits and joins for rows that see `min_keys` or more, in passes over the rows; and the scratch buffers."""
+    splits, rows = _splits(dims), _rows_of_a_pass(dims, caps)
+    long_rows = dims["context"] == "long_split"
+    common: dict[str, Constant] = {"QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1, "LONG_ROWS": long_rows}
+    own = {"WG": lanes, "GROUP": dims["Hq"] // dims["Hkv"], "KEYS": _LONG_CHUNK if long_rows else _SHORT_CHUNK}
+    name = "attention_split_tree" if tree else "attention_split"
+    split = _kernel(name, dims, "attention/split_grid", "attention/chunks", subgroups=not tree)
+    merge = Kernel("attention/attention_merge", ("attention/chunks", "attention/served_rows", "shared/batch"))
+    specialised, idle = _specialised(dims, caps), skipped != 0
+    dispatches: list[Dispatch] = []
+    for first in range(0, dims["tokens"], rows):
+        params: dict[str, int | float] = {"first": first, "rows": rows, "splits": splits}
+        params |= {"min_keys": min_keys, "skipped": skipped}
+        attended = {**params, "kv_heads": dims["Hkv"], "scale": scale_of(dims)}
+        grids = _grid(rows, dims["Hkv"] * splits, _SPLIT_WORKGROUPS), _grid(rows, dims["Hq"], _ROW_WORKGROUPS)
+        dispatches += [
+            Dispatch(split, grids[0], attended, {**common, **own}, specialised=specialised, idle=idle),
+            Dispatch(
+                merge,
+                grids[1],
+                {**params, "heads": dims["Hq"]},
+                {**common, "WG": 256},
+                specialised=specialised,
+                idle=idle,
+            ),
+        ]
+    kept = rows * dims["Hq"] * splits
+    return tuple(dispatches), {"partial": 16 * kept * quads(dims), "stats": 8 * kept}
+
+
+def _split_lanes(dims: Dims, caps: DeviceCaps) -> int:
+    """Threads of a workgroup of attention_split; the fewest where none have room, for the reason why."""
+    for lanes in (256, 128):
+        dispatches, _ = split_rows(dims, caps, lanes, tree=False)
+        if quads(dims) <= lanes and over_limits(LaunchList(dispatches[:1], {}), caps) is None:
+            return lanes
+    return 128
+
+
+# Tiles of rows ------------------------------------------------------------------------------------------------
+
+# Rows and keys of a tile, the fastest first: a GPU that has the memory takes each key for more rows.
+_TILES = ((32, 64), (32, 32), (16, 64), (16, 32))
+
+
+def tile(dims: Dims, caps: DeviceCaps, rows: int, keys: int) -> Dispatch:
+    """The rows of runs, so many at a time by one workgroup."""
+    return Dispatch(
+        _kernel("attention_tile", dims),
+        ceil_div(dims["tokens"], rows) * dims["Hq"],
+        {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "scale": scale_of(dims)},
+        {"ROWS": rows, "KEYS": keys, "QUADS": quads(dims)},
+    )
+
+
+def _tile(dims: Dims, caps: DeviceCaps) -> Dispatch | None:
+    """With the first tile that this device has room for; None where there is none, or no run can be."""
+    if dims["tokens"] < RUN_ROWS or _few_barriers(caps):
+        return None
+    for rows, keys in _TILES:
+        found = tile(dims, caps, rows, keys)
+        if quads(dims) <= keys and over_limits(LaunchList((found,), {}), caps) is None:
+            return found
     return None
 
 
-def _writing_first(launch_list: Callable[[Dims, DeviceCaps], LaunchList]) -> Callable[[Dims, DeviceCaps], LaunchList]:
-    def both(dims: Dims, caps: DeviceCaps) -> LaunchList:
-        write, attend = _write_launch_list(dims, caps), launch_list(dims, caps)
-        return LaunchList((*write.dispatches, *attend.dispatches), {**write.buffers, **attend.buffers})
-
-    return both
+# The route ----------------------------------------------------------------------------------------------------
 
 
-_ATTENTION = (
-    Route("attention", "split", _split_launch_list, _split_unsupported_reason, _PACK, prefer=_alone_in_software),
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    buffers = operand_bytes(dims, _pool_rows(dims)) | ({"page_table": f32(1)} if dims["paged"] else {})
+    runs = _tile(dims, caps)
+    before, skipped = ((), 0) if runs is None else ((runs,), RUN)
+    if not caps.subgroups:
+        lanes = 128 if quads(dims) <= 128 else 256
+        after, scratch = split_rows(dims, caps, lanes, tree=True, skipped=skipped)
+        return LaunchList((*before, *after), {**buffers, **scratch})
+    lanes = _single_pass_lanes(dims, caps)
+    if _few_barriers(caps) or dims["context"] == "single_pass":
+        return LaunchList((*before, single_pass(dims, caps, lanes, skipped=skipped)), buffers)
+    if dims["tokens"] == 1:
+        after, scratch = split_rows(dims, caps, _split_lanes(dims, caps), tree=False)
+        return LaunchList(after, {**buffers, **scratch})
+    most = single_pass_keys(dims["D"])
+    short = single_pass(dims, caps, lanes, most, skipped)
+    after, scratch = split_rows(dims, caps, _split_lanes(dims, caps), tree=False, min_keys=most + 1, skipped=skipped)
+    return LaunchList((*before, short, *after), {**buffers, **scratch})
+
+
+def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    lanes = min(256, caps.max_invocations)
+    return f"D must be at most {4 * lanes}, D is {dims['D']}" if quads(dims) > lanes else None
+
+
+def _packer(name: str) -> Callable[[Array, Dims, DeviceCaps], dict[str, Array]]:
+    rows = _pool_rows if name.endswith("_cache") else lambda dims: 0
+    return lambda array, dims, caps: {name: pack_heads(array, dims, rows(dims))}
+
+
+ROUTES: tuple[Route, ...] = (
     Route(
-        "attention", "coalesced", _three_pass("coalesced"), _coalesced_unsupported_reason, _PACK, prefer=_in_software
+        "attention",
+        "flash",
+        _launch_list,
+        _unsupported_reason,
+        {name: _packer(name) for name in ("q", "k_cache", "v_cache")},
     ),
-    Route("attention", "strided", _three_pass("strided"), _strided_unsupported_reason, _PACK),
-)
-ROUTES = (
-    Route("kv_write", "quads", _write_launch_list, pack=_PACK),
-    *_ATTENTION,
-    *(replace(route, op="sdpa_kv", launch_list=_writing_first(route.launch_list)) for route in _ATTENTION),
 )

@@ -4,19 +4,9 @@
 
 const WG: u32 = 64u;
 
-struct Params {
-    rows: u32,      // queries of this dispatch
-    first: u32,     // the first of them in q and out
-    stride: u32,    // length of a row of scores: a multiple of 4, no less than the keys that any query may see
-    heads: u32,     // query heads
-    kv_heads: u32,
-    quads: u32,     // D / 4
-    scale: f32,
-}
-
-@group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;            // [S, heads, quads]
-@group(0) @binding(1) var<storage, read> k_cache: array<cache_quad>;     // [C, kv_heads, quads]
-@group(0) @binding(2) var<storage, read> positions: array<u32>;            // [S], where the queries stand; only the first is read
+@group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;            // [tokens, heads, quads]
+@group(0) @binding(1) var<storage, read> k_cache: array<cache_quad>;     // [pool rows, kv_heads, quads]
+@group(0) @binding(2) var<storage, read> batch: array<vec4<u32>>;       // [1 + tokens], consecutive rows of one sequence
 @group(0) @binding(3) var<storage, read_write> scores: array<f32>;       // [heads, rows, stride]
 @group(0) @binding(4) var<uniform> params: Params;
 
@@ -32,7 +22,7 @@ fn main(
     let s = (index / params.stride) % tiles * 4u;
     let h = index / (params.stride * tiles);
     let last = min(s + 3u, params.rows - 1u);
-    if (h >= params.heads || c > positions[0] + params.first + last) {
+    if (h >= params.heads || c > first_position() + last) {
         return;
     }
     let group_size = params.heads / params.kv_heads;

@@ -8,20 +8,10 @@ const WG: u32 = 64u;
 const QUADS: u32 = 16u;  // D / 4
 const SLICES: u32 = WG / QUADS;
 
-struct Params {
-    rows: u32,      // queries of this dispatch
-    first: u32,     // the first of them in q and out
-    stride: u32,    // length of a row of scores: a multiple of 4, no less than the keys that any query may see
-    heads: u32,     // query heads
-    kv_heads: u32,
-    quads: u32,     // D / 4
-    scale: f32,
-}
-
 @group(0) @binding(0) var<storage, read> scores: array<vec4<f32>>;       // [heads, rows, stride / 4], after softmax
-@group(0) @binding(1) var<storage, read> v_cache: array<cache_quad>;     // [C, kv_heads, quads]
-@group(0) @binding(2) var<storage, read> positions: array<u32>;            // [S], where the queries stand; only the first is read
-@group(0) @binding(3) var<storage, read_write> out: array<vec4<f32>>;    // [S, heads, quads]
+@group(0) @binding(1) var<storage, read> v_cache: array<cache_quad>;     // [pool rows, kv_heads, quads]
+@group(0) @binding(2) var<storage, read> batch: array<vec4<u32>>;       // [1 + tokens], consecutive rows of one sequence
+@group(0) @binding(3) var<storage, read_write> out: array<vec4<f32>>;    // [tokens, heads, quads]
 @group(0) @binding(4) var<uniform> params: Params;
 
 var<workgroup> slice_sums: array<vec4<f32>, 8u * WG>;
@@ -53,7 +43,7 @@ fn main(
     let r = index % tiles * 8u;
     let last_query = min((r + 7u) / group, params.rows - 1u);
     // What the last query sees. Past what another sees its weights are 0.
-    let visible = positions[0] + params.first + last_query + 1u;
+    let visible = first_position() + last_query + 1u;
     let last = visible - 1u;
     let stride = params.kv_heads * QUADS;
     let column = kv_head * QUADS + lane % QUADS;

@@ -4,20 +4,10 @@
 
 const WG: u32 = 64u;
 
-struct Params {
-    rows: u32,      // queries of this dispatch
-    first: u32,     // the first of them in q and out
-    stride: u32,    // length of a row of scores: a multiple of 4, no less than the keys that any query may see
-    heads: u32,     // query heads
-    kv_heads: u32,
-    quads: u32,     // D / 4
-    scale: f32,
-}
-
 @group(0) @binding(0) var<storage, read> scores: array<f32>;             // [heads, rows, stride], after softmax
-@group(0) @binding(1) var<storage, read> v_cache: array<cache_quad>;     // [C, kv_heads, quads]
-@group(0) @binding(2) var<storage, read> positions: array<u32>;            // [S], where the queries stand; only the first is read
-@group(0) @binding(3) var<storage, read_write> out: array<f32>;          // [S, heads, 4 · quads]; lanes write them one by one
+@group(0) @binding(1) var<storage, read> v_cache: array<cache_quad>;     // [pool rows, kv_heads, quads]
+@group(0) @binding(2) var<storage, read> batch: array<vec4<u32>>;       // [1 + tokens], consecutive rows of one sequence
+@group(0) @binding(3) var<storage, read_write> out: array<f32>;          // [tokens, heads, 4 · quads]; lanes write them one by one
 @group(0) @binding(4) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
@@ -37,7 +27,7 @@ fn main(
     let stride = params.kv_heads * params.quads;
     let column = h / (params.heads / params.kv_heads) * params.quads + d / 4u;
     let base = (h * params.rows + s) * params.stride;
-    let visible = positions[0] + params.first + s + 1u;
+    let visible = first_position() + s + 1u;
     let lane_of_quad = d % 4u;
     var total = 0.0;
     var c = 0u;

@@ -5,26 +5,25 @@ from __future__ import annotations
 from ...gpu.caps import DeviceCaps
 from ..route import Dims, LaunchList, Route, covering, f32
 from ..wgsl import Constant, Kernel
-from .attention import cache_bytes
+from .attention import batch_bytes, cache_bytes
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    tokens, quads = dims["T"], dims["D"] // 4
-    params = {"tokens": tokens, "heads": dims["Hq"], "kv_heads": dims["Hkv"], "quads": quads}
-    params["rotary"] = dims["rotary"] // 4
+    tokens, wide = dims["tokens"], dims["D"] // 4
+    params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "quads": wide, "rotary": dims["rotary"] // 4}
     for name in ("q_first", "q_stride", "k_first", "k_stride", "v_first", "v_stride"):
         params[name] = dims[name] // 4
     buffers = {name: f32(tokens * dims[f"{name}_stride"]) for name in "qkv"}
     buffers |= {
-        "positions": f32(tokens),
-        "table": f32(dims["positions"] * dims["rotary"]),
+        "batch": batch_bytes(tokens),
+        "table": f32(dims["rotary"]),  # a row per position: at least one
         "out": f32(tokens * dims["Hq"] * dims["D"]),
-        "k_cache": cache_bytes(dims),
-        "v_cache": cache_bytes(dims),
+        "k_cache": cache_bytes(dims, 1),
+        "v_cache": cache_bytes(dims, 1),
     }
-    constants: dict[str, Constant] = {"INTERLEAVED": dims["interleaved"]}
-    kernel = Kernel("attention/rope_kv_write", (f"shared/cache_{dims['cache']}",))
-    threads = tokens * (dims["Hq"] + 2 * dims["Hkv"]) * quads
+    constants: dict[str, Constant] = {"INTERLEAVED": dims["interleaved"], "ONE_ROW": tokens == 1}
+    kernel = Kernel("attention/rope_kv_write", (f"shared/cache_{dims['cache']}", "shared/batch"))
+    threads = tokens * (dims["Hq"] + 2 * dims["Hkv"]) * wide
     return LaunchList((covering(kernel, threads, params, constants),), buffers)
 
 
@@ -38,4 +37,4 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return None
 
 
-ROUTES = (Route("rope_kv_write", "quads", _launch_list, _unsupported_reason),)
+ROUTES: tuple[Route, ...] = (Route("rope_kv_write", "quads", _launch_list, _unsupported_reason),)

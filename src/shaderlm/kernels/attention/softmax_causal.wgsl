@@ -1,20 +1,10 @@
-// scores[h, s, c] ← exp(scores − max) / Σ exp(scores − max) over the keys c ≤ pos + first + s, pos = positions[0];
+// scores[h, s, c] ← exp(scores − max) / Σ exp(scores − max) over the keys c ≤ pos + first + s, pos = position of row 0;
 // 0 from there to the next multiple of 4 past the last key that any query of this dispatch sees
 // In place. Grid: one workgroup per (h, s), folded.
 
 const WG: u32 = 64u;
 
-struct Params {
-    rows: u32,      // queries of this dispatch
-    first: u32,     // the first of them in q and out
-    stride: u32,    // length of a row of scores: a multiple of 4, no less than the keys that any query may see
-    heads: u32,     // query heads
-    kv_heads: u32,
-    quads: u32,     // D / 4
-    scale: f32,
-}
-
-@group(0) @binding(0) var<storage, read> positions: array<u32>;     // [S], where the queries stand; only the first is read
+@group(0) @binding(0) var<storage, read> batch: array<vec4<u32>>;       // [1 + tokens], consecutive rows of one sequence
 @group(0) @binding(1) var<storage, read_write> scores: array<f32>;  // [heads, rows, stride]
 @group(0) @binding(2) var<uniform> params: Params;
 
@@ -29,7 +19,7 @@ fn main(
         return;
     }
     let base = row * params.stride;
-    let context = positions[0] + params.first + params.rows;
+    let context = first_position() + params.rows;
     let visible = context - params.rows + row % params.rows + 1u;
     var largest = -3.4e38;
     for (var c = lane; c < visible; c = c + WG) {

@@ -1,0 +1,106 @@
+// out[t, h, d] = Σ_split exp(m − M) · partial[t, h, split, d] / Σ_split exp(m − M) · l,   (m, l) = stats[t, h, split], M = max m
+// QUADS lanes make a team that adds up every TEAMS-th split, beginning with the largest m that it has met. How many splits
+// there are stands in memory: the first are asked for before that is known, and left out if it was too early.
+// Grid: one workgroup per (row, query head), folded; with a smaller one, of whole rows, each takes every so many-th row.
+// Needs QUADS ≤ WG.
+
+const WG: u32 = 256u;
+const QUADS: u32 = 16u;  // D / 4
+const TEAMS: u32 = WG / QUADS;
+
+struct Params {
+    first: u32,     // row of the batch that comes first in partial and stats
+    rows: u32,      // of the batch that partial and stats have room for
+    splits: u32,    // of a row that they have room for
+    heads: u32,
+    min_keys: u32,  // rows that see fewer are left alone
+    skipped: u32,   // so are rows with a bit of this in their `pages`
+}
+
+@group(0) @binding(0) var<storage, read> partial: array<vec4<f32>>;    // [rows, heads, splits, QUADS]
+@group(0) @binding(1) var<storage, read> stats: array<vec2<f32>>;      // [rows, heads, splits]
+@group(0) @binding(2) var<storage, read> batch: array<vec4<u32>>;      // [1 + tokens]
+@group(0) @binding(3) var<storage, read_write> out: array<vec4<f32>>;  // [tokens, heads, QUADS]
+@group(0) @binding(4) var<uniform> params: Params;
+
+var<workgroup> team_sums: array<vec4<f32>, WG>;
+var<workgroup> team_stats: array<vec2<f32>, WG / QUADS>;  // (m, Σ l) of each team
+
+fn left_alone(row: Row) -> bool {
+    return (row.position + 1u < params.min_keys) | ((row.pages & params.skipped) != 0u);
+}
+
+fn merge_row(t: u32, h: u32, lane: u32) {
+    let row = batch_row(t);
+    let first = ((t - params.first) * params.heads + h) * params.splits;
+    let team = lane / QUADS;
+    let column = lane % QUADS;
+    let early = first + min(team, params.splits - 1u);
+    var stat = stats[early];
+    var part = partial[early * QUADS + column];
+    let splits = min(splits_of(row.position + 1u), params.splits);
+    var largest = -3.4e38;
+    var total = 0.0;
+    var sum = vec4<f32>();
+    if (team < TEAMS) {
+        for (var i = team; i < splits; i = i + TEAMS) {
+            if (i != team) {
+                stat = stats[first + i];
+                part = partial[(first + i) * QUADS + column];
+            }
+            let top = max(largest, stat.x);
+            let before = exp(largest - top);
+            let now = exp(stat.x - top);
+            total = total * before + stat.y * now;
+            sum = sum * before + part * now;
+            largest = top;
+        }
+        if (column == 0u) {
+            team_stats[team] = vec2<f32>(largest, total);
+        }
+    }
+    team_sums[lane] = sum;
+    workgroupBarrier();
+    if (lane < QUADS) {
+        let teams = min(TEAMS, splits);
+        for (var i = 0u; i < teams; i = i + 1u) {
+            largest = max(largest, team_stats[i].x);
+        }
+        total = 0.0;
+        sum = vec4<f32>();
+        for (var i = 0u; i < teams; i = i + 1u) {
+            let weight = exp(team_stats[i].x - largest);
+            total = total + weight * team_stats[i].y;
+            sum = sum + weight * team_sums[i * QUADS + lane];
+        }
+        out[(t * params.heads + h) * QUADS + lane] = sum / total;
+    }
+    if (!ONE_ROW) {
+        workgroupBarrier();  // team_sums and team_stats may be written again
+    }
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let index = group.x + group.y * groups.x;
+    let head = index % params.heads;
+    if (ONE_ROW) {
+        if (index < params.heads) {
+            merge_row(0u, head, lane);
+        }
+        return;
+    }
+    let rows_at_once = groups.x * groups.y / params.heads;
+    if (index < rows_at_once * params.heads) {
+        let end = min(batch_rows(), params.first + params.rows);
+        var t = next_row(params.first + index / params.heads, rows_at_once, end);
+        while (t < end) {
+            merge_row(t, head, lane);
+            t = next_row(t + rows_at_once, rows_at_once, end);
+        }
+    }
+}

@@ -1,0 +1,43 @@
+// The parameters and the grid of attention_split and attention_split_tree: which rows, kv head and split a workgroup takes.
+// Needs: served_rows, attend_split(t, kv_head, split, lane). Exports: struct Params, left_alone(row), main.
+
+struct Params {
+    first: u32,     // row of the batch that comes first in partial and stats
+    rows: u32,      // of the batch that partial and stats have room for
+    splits: u32,    // of a row that they have room for
+    kv_heads: u32,
+    min_keys: u32,  // rows that see fewer are left alone
+    skipped: u32,   // so are rows with a bit of this in their `pages`
+    scale: f32,
+}
+
+fn left_alone(row: Row) -> bool {
+    return (row.position + 1u < params.min_keys) | ((row.pages & params.skipped) != 0u);
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let index = group.x + group.y * groups.x;
+    let per_row = params.kv_heads * params.splits;
+    let kv_head = index % per_row / params.splits;
+    let split = index % params.splits;
+    if (ONE_ROW) {
+        if (index < per_row) {
+            attend_split(0u, kv_head, split, lane);
+        }
+        return;
+    }
+    let rows_at_once = groups.x * groups.y / per_row;
+    if (index < rows_at_once * per_row) {
+        let end = min(batch_rows(), params.first + params.rows);
+        var t = next_row(params.first + index / per_row, rows_at_once, end);
+        while (t < end) {
+            attend_split(t, kv_head, split, lane);
+            t = next_row(t + rows_at_once, rows_at_once, end);
+        }
+    }
+}
