@@ -13,7 +13,7 @@ from ..errors import InputError, RouteError
 from ..gpu.caps import DeviceCaps
 from .route import Dims, LaunchList, Route, over_limits
 
-FAMILIES = ("norm", "linear", "attention", "pointwise")
+FAMILIES = ("norm", "linear", "attention", "pointwise", "sampling")
 
 
 @lru_cache(maxsize=1)
@@ -71,7 +71,8 @@ def verdicts(op: str, dims: Dims, caps: DeviceCaps) -> list[Verdict]:
 def choose(op: str, dims: Dims, caps: DeviceCaps, name: str | None, precision: str = "exact") -> Route:
     """The named route, or the first that applies and is offered. Never another than the one that was named."""
     candidates = routes_of(op)
-    shape = ", ".join(f"{key}={value}" for key, value in dims.items())
+    # What is off (no prologue, no bias, no heads) is left out.
+    shape = ", ".join(f"{key}={value}" for key, value in dims.items() if value not in ("none", None, 0))
     if name is not None:
         named = next((route for route in candidates if route.name == name), None)
         if named is None:
@@ -90,15 +91,15 @@ def choose(op: str, dims: Dims, caps: DeviceCaps, name: str | None, precision: s
 
 
 def first_of(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> Route | str:
-    """The first route that applies and is offered at this precision, or why there is none."""
-    reasons = []
+    """The first route that applies and is offered at this precision, or why there is none: equal reasons once."""
+    reasons: dict[str, list[str]] = {}
     for route in _in_order(op, dims, caps):
         reason = route.reason(dims, caps)
         if reason is None and route.offered(precision, caps):
             return route
         rounds = "rounds its inputs: only when named" + (" or precision is fast, on a GPU" if route.fast else "")
-        reasons.append(f"{route.name}: {reason or rounds}")
-    return "; ".join(reasons)
+        reasons.setdefault(reason or rounds, []).append(route.name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
 
 
 class Option(NamedTuple):

@@ -25,7 +25,7 @@ class Dispatch:
 
     `specialised` says that the parameters are constants of the source: for those that are the same in every step, on
     devices where compiling is quick. A compiler that knows how often a loop runs unrolls it. Operands that
-    are `unbound` have no binding then.
+    are `unbound` have no binding. One that is `idle` has nothing to do when all rows are a run of one sequence.
     """
 
     kernel: Kernel
@@ -35,6 +35,7 @@ class Dispatch:
     bind: Mapping[str, str] = field(default_factory=dict)
     specialised: bool = False
     unbound: tuple[str, ...] = ()
+    idle: bool = False
 
 
 def covering(
@@ -55,6 +56,19 @@ class LaunchList:
 
     dispatches: tuple[Dispatch, ...]
     buffers: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """What one buffer of a weight holds: rows `first` … `end` of the matrix, and which part of each.
+
+    part: "words" or "scales" of rows in a block format, in the order that `layout` describes, or "vector": f32 values.
+    """
+
+    first: int
+    end: int
+    part: str
+    layout: Mapping[str, Any]
 
 
 def always(dims: Dims, caps: DeviceCaps) -> str | None:
@@ -79,7 +93,8 @@ class Route:
     `pack` brings host arrays into the layout the kernels read, one function per operand (default: as they
     are); it may split an operand into several buffers. A route that is not `exact` rounds its operands and is taken
     only when it is named or, if it is `fast`, where the caller puts speed first. Where `prefer` says so, a route goes
-    before those declared first. `candidates` names other launch configurations of a shape, which compute the same: what
+    before those declared first. `weight_parts` says which rows of a weight each buffer holds
+    and in which layout. `candidates` names other launch configurations of a shape, which compute the same: what
     `launch_list` takes is right on average, and a device may be asked which one is fastest.
     """
 
@@ -91,11 +106,12 @@ class Route:
     exact: bool = True
     prefer: Callable[[Dims, DeviceCaps], bool] = never
     fast: bool = False
+    weight_parts: Callable[[Dims, DeviceCaps], Mapping[str, WeightPart]] | None = None
     candidates: Callable[[Dims, DeviceCaps], Mapping[str, Callable[[], LaunchList]]] = no_candidates
 
     def offered(self, precision: str, caps: DeviceCaps) -> bool:
-        """Is it taken without being named? Software adapters gain nothing by rounding."""
-        return self.exact or (precision == "fast" and self.fast and not caps.software)
+        """Is it taken without being named?"""
+        return self.exact or (precision == "fast" and self.fast and caps.policy.round_inputs)
 
     def reason(self, dims: Dims, caps: DeviceCaps) -> str | None:
         """Why this route does not apply here; None if it does. Nothing is allocated to find out."""
@@ -104,9 +120,8 @@ class Route:
 
 def shader_of(dispatch: Dispatch, target: Target = "wgpu") -> Shader:
     """The composed shader of a dispatch, as a WebGPU implementation gets it."""
-    if not dispatch.specialised:
-        return compose(dispatch.kernel, dispatch.constants, target)
-    return compose(dispatch.kernel, dispatch.constants, target, dispatch.params, dispatch.unbound)
+    params = dispatch.params if dispatch.specialised else None
+    return compose(dispatch.kernel, dispatch.constants, target, params, dispatch.unbound)
 
 
 def over_limits(launch_list: LaunchList, caps: DeviceCaps) -> str | None:
@@ -174,3 +189,13 @@ def reduction(caps: DeviceCaps) -> tuple[str, frozenset[str]]:
     if caps.subgroups:
         return "shared/reduce_subgroup", frozenset({"subgroups"})
     return "shared/reduce_tree", frozenset()
+
+
+def row_count(dims: Dims) -> str:
+    """The file that counts the rows of x: those of the shape, or those that a step really has."""
+    return f"shared/row_count_{'batch' if dims.get('batched') else 'fixed'}"
+
+
+def batch_bytes(dims: Dims) -> dict[str, int]:
+    """The batch's buffer, where the op reads it."""
+    return {"batch": 16 * (1 + dims["tokens"])} if dims.get("batched") else {}

@@ -1,13 +1,13 @@
 """Turns a WGSL file into the source of one specialised shader. Knows WGSL text, no GPU and no ops.
 
 A kernel file is plain WGSL. Specialising rebinds its top-level `const` and `alias` lines; including a shared
-file is concatenation, which works because WGSL allows use before declaration. Bindings, the `Params` layout
-and the workgroup memory are read from the file, so nothing is written down twice.
+file is concatenation, which works because WGSL allows use before declaration. An included file may declare bindings of
+its own: they are numbered anew, inputs first, outputs next, `params` last. Bindings, the `Params` layout and the
+workgroup memory are read from the text, so nothing is written down twice.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -31,8 +31,9 @@ _CONST = re.compile(r"^const (\w+)(?:\s*:\s*\w+)?\s*=\s*(.+?);", re.M)
 _ALIAS = re.compile(r"^alias (\w+)\s*=\s*(.+?);", re.M)
 _PARAMS = re.compile(r"struct Params\s*\{([^}]*)\}")
 _FIELD = re.compile(r"(\w+)\s*:\s*(u32|i32|f32)\s*,?")
-_WORKGROUP_ARRAY = re.compile(r"var<workgroup>\s*\w+\s*:\s*array<(.+),\s*([^,;]+)>;")
-_SIZES = {"f16": 2, "f32": 4, "u32": 4, "i32": 4}
+_WORKGROUP = re.compile(r"var<workgroup>\s*\w+\s*:\s*(.+?);")
+_ARRAY = re.compile(r"array<(.+),\s*([^,]+)>")
+_SIZES = {"f16": 2, "f32": 4, "u32": 4, "i32": 4, "bool": 4, "atomic<u32>": 4}
 _ACCESS: dict[str, Access] = {
     "storage,read": "read-only-storage",
     "storage,read_write": "storage",
@@ -125,6 +126,14 @@ def _size_of(wgsl_type: str, aliases: Mapping[str, str]) -> int:
     return _SIZES[wgsl_type]
 
 
+def _memory_of(declared: str, aliases: Mapping[str, str], consts: Mapping[str, str]) -> int:
+    """Bytes of a variable in workgroup memory: an array, a vector, a number or an atomic."""
+    array = _ARRAY.fullmatch(declared)
+    if array:
+        return _size_of(array.group(1), aliases) * _evaluate(array.group(2), consts)
+    return _size_of(declared, aliases)
+
+
 def compose(
     kernel: Kernel,
     constants: Mapping[str, Constant] | None = None,
@@ -146,13 +155,23 @@ _WRITTEN = {"u32": "{}u", "i32": "i32({})", "f32": "{!r}f"}
 
 
 def _without(body: str, unbound: Iterable[str], kernel: str) -> str:
-    """The source with the bindings of some arrays taken out, and the others numbered anew."""
+    """The source with the bindings of some arrays taken out."""
     for name in unbound:
         declared = re.compile(rf"^@group\(0\)\s*@binding\(\d+\)\s*var<[a-z_, ]+>\s*{name}\s*:\s*array<(.+)>;", re.M)
         body, count = declared.subn(rf"var<private> {name}: array<\1, 1>;", body)
         if not count:
             raise KernelError(f"{kernel} has no array {name!r} to leave out")
-    numbers = itertools.count()
+    return body
+
+
+_RANK = {"storage,read": 0, "storage,read_write": 1, "uniform": 2}
+
+
+def _numbered(body: str) -> str:
+    """The source with its bindings numbered 0, 1, …: inputs first, outputs next, `params` last."""
+    spaces = [space.replace(" ", "") for _, space, _ in _BINDING.findall(body)]
+    order = sorted(range(len(spaces)), key=lambda i: _RANK[spaces[i]])
+    numbers = iter([order.index(i) for i in range(len(spaces))])
     return re.sub(r"@binding\(\d+\)", lambda _: f"@binding({next(numbers)})", body)
 
 
@@ -183,8 +202,7 @@ def _compose(
     fields = tuple(_FIELD.findall(re.sub(r"//[^\n]*", "", struct.group(1)))) if struct else ()
     if params is not None:
         body, fields = _with_values(body, fields, dict(params), kernel.name), ()
-    if unbound:
-        body = _without(body, unbound, kernel.name)
+    body = _numbered(_without(body, unbound, kernel.name))
     # naga refuses `enable subgroups;`, browsers require it: so no file has it, and it is added here.
     enables = ["enable f16;"] if "f16" in kernel.needs else []
     if "subgroups" in kernel.needs and target == "browser":
@@ -194,7 +212,7 @@ def _compose(
     found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
     if [i for i, _, _ in found] != list(range(len(found))):
         raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in found]}")
-    memory = sum(_size_of(kind, aliases) * _evaluate(count, consts) for kind, count in _WORKGROUP_ARRAY.findall(body))
+    memory = sum(_memory_of(declared, aliases, consts) for declared in _WORKGROUP.findall(body))
     return Shader(
         source="\n".join([*enables, body]),
         bindings=tuple((name, _ACCESS[space]) for _, space, name in found),

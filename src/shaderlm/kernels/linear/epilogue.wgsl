@@ -1,10 +1,13 @@
-// What becomes of a sum Σ_k x[m, k] · w[n, k]: sum + bias[n], that + residual[m, n], or silu(even n) · (odd n).
+// What becomes of a sum Σ_k x[tokens, k] · w[n, k]: sum + bias[n], that + residual[tokens, n], or silu(even n) · (odd n).
 // Exports: store(m, n, sum) and store_pair(m, n, sum, next), next being that of n + 1; for kernels that ask for what is
 // added before they have a sum, added_to(m, n) and store_adding(m, n, sum, added). n counts in the rows of this
 // range of the weight; results past the end are dropped. GATED pairs even n with the next, and halves the row of out.
 // Which of them is a parameter and not a constant: one compiled kernel then serves all three, and software adapters take
 // a second to compile one.
-// Needs: bias, residual, out and params.
+// Needs: bias, params, row_count and silu.
+
+@group(0) @binding(0) var<storage, read> residual: array<f32>;     // [tokens, n_total] if there is one
+@group(0) @binding(1) var<storage, read_write> out: array<f32>;    // [tokens, n_total]
 
 // Bits of params.epilogue.
 const BIAS: u32 = 1u;
@@ -24,14 +27,14 @@ fn biased(n: u32, sum: f32) -> f32 {
 
 // What is added to a result besides the bias.
 fn added_to(m: u32, n: u32) -> f32 {
-    if (has(RESIDUAL) && m < params.m && n < params.n) {
+    if (has(RESIDUAL) && m < row_count() && n < params.n) {
         return residual[m * params.n_total + params.n_first + n];
     }
     return 0.0;
 }
 
 fn store_adding(m: u32, n: u32, sum: f32, added: f32) {
-    if (m < params.m && n < params.n) {
+    if (m < row_count() && n < params.n) {
         out[m * params.n_total + params.n_first + n] = added + biased(n, sum);
     }
 }
@@ -44,8 +47,8 @@ fn store_pair(m: u32, n: u32, sum: f32, next: f32) {
     if (!has(GATED)) {
         store(m, n, sum);
         store(m, n + 1u, next);
-    } else if (m < params.m && n < params.n) {
+    } else if (m < row_count() && n < params.n) {
         let gate = biased(n, sum);
-        out[m * params.n_total + params.n_first + n / 2u] = gate / (1.0 + exp(-gate)) * biased(n + 1u, next);
+        out[m * params.n_total + params.n_first + n / 2u] = silu(gate) * biased(n + 1u, next);
     }
 }

@@ -1,7 +1,7 @@
-"""The weight formats of linear and embedding: how each lies on the GPU, and how GGUF's rows are brought there.
+"""How each weight format lies on the GPU, and how rows of a file are brought there.
 
-A format is an entry here and the WGSL file that it names; its name and the K it wants are in `graph.ops.FORMATS`, the
-size of its blocks in `formats.blocks.BLOCKS`. Knows no shapes of ops and no devices.
+One row per format that devices compute with, keyed by the names of `formats.weight_formats`, and the WGSL file that
+it names. Knows no shapes of ops and no devices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...formats.blocks import BLOCK, BLOCKS
+from ...formats.blocks import BLOCK
+from ...formats.weight_formats import DEVICE_FORMATS
 from ..route import Array
 from ..wgsl import Constant
 
@@ -24,31 +25,61 @@ U8 = NDArray[np.uint8]
 class Format:
     """`block_bytes` of words per 32 weights, and `group_bytes` of scales per `group` weights (0: no scales).
 
-    `repack` takes rows as a file stores them, uint8 [N, bytes] or dense [N, K], to (words, scales), each [N, …].
+    `layout` says the same for a reader of plans, in values that JSON has:
+      dense  rows of `dtype`, with zero columns up to a multiple of `pad_columns`; no scales
+      split  of every `block_bytes` bytes of a row, the bytes [first, end) `words` and `scales`, each gathered
+      named  as `REPACK[name]` here does it, from blocks of `block_bytes` to `words_bytes` and `scales_bytes`
     `integer_rows` is how many rows a team of the GEMV takes in fixed-point arithmetic; 0 where there is none.
     `int16` is the file that multiplies a block with inputs of 16 bits; empty where there is none.
     """
 
     file: str
+    layout: Mapping[str, Any]
     block_bytes: int
     group: int
     group_bytes: int
-    repack: Callable[[Array], tuple[Array, Array]]
     constants: Mapping[str, Constant] = field(default_factory=dict)
     integer_rows: int = 0
     int16: str = ""
 
-
-def _dense(rows: Array) -> tuple[Array, Array]:
-    """Columns padded with zeros to whole blocks; nothing is copied where they are whole."""
-    missing = -rows.shape[1] % BLOCK
-    words = np.pad(rows, ((0, 0), (0, missing))) if missing else rows
-    return words, np.zeros((rows.shape[0], 0), np.uint32)
+    def repack(self, rows: Array) -> tuple[Array, Array]:
+        """Rows as a file stores them, uint8 [N, bytes] or dense [N, K], as (words, scales), each [N, …]."""
+        return repack(self.layout, rows)
 
 
-def _blocks(rows: Array, kind: str) -> U8:
-    """uint8 [N, blocks, bytes of a block]."""
-    return rows.reshape(rows.shape[0], -1, BLOCKS[kind].nbytes)
+def _dense(name: str, file: str) -> Format:
+    layout = {"kind": "dense", "dtype": name, "pad_columns": BLOCK}
+    return Format(file, layout, BLOCK * DEVICE_FORMATS[name].block_bytes, 0, 0)
+
+
+def _split(name: str, file: str, scales: int, **more: Any) -> Format:
+    """Blocks of which the first bytes are scales and the others words, in the order that the kernels want."""
+    form = DEVICE_FORMATS[name]
+    total = form.block_bytes
+    layout = {"kind": "split", "block_bytes": total, "scales": [0, scales], "words": [scales, total]}
+    return Format(file, layout, (total - scales) * BLOCK // form.block_weights, form.block_weights, scales, **more)
+
+
+def _named(name: str, file: str, words: int, scales: int, **more: Any) -> Format:
+    """Blocks whose bits are put in another order, by a function."""
+    form = DEVICE_FORMATS[name]
+    sizes = {"block_bytes": form.block_bytes, "words_bytes": words, "scales_bytes": scales}
+    layout = {"kind": "named", "name": name, **sizes}
+    return Format(file, layout, words * BLOCK // form.block_weights, form.block_weights, scales, **more)
+
+
+def repack(layout: Mapping[str, Any], rows: Array) -> tuple[Array, Array]:
+    """Rows of a weight in a layout: (words, scales), each [N, …]."""
+    if layout["kind"] == "dense":
+        missing = -rows.shape[1] % layout["pad_columns"]
+        words = np.pad(rows, ((0, 0), (0, missing))) if missing else rows  # nothing is copied where blocks are whole
+        return words, np.zeros((rows.shape[0], 0), np.uint8)
+    blocks = rows.reshape(rows.shape[0], -1, layout["block_bytes"])
+    if layout["kind"] == "split":
+        words, scales = (blocks[:, :, slice(*layout[key])] for key in ("words", "scales"))
+    else:
+        words, scales = REPACK[layout["name"]](blocks)
+    return _flat(words), _flat(scales)
 
 
 def _flat(array: Array) -> Array:
@@ -56,58 +87,44 @@ def _flat(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(array.shape[0], -1)
 
 
-def _head_and_body(kind: str, head: int, dtype: Any) -> Callable[[Array], tuple[Array, Array]]:
-    """Blocks of which the first bytes are scales and the others words, in the order the kernels want."""
-
-    def repack(rows: Array) -> tuple[Array, Array]:
-        blocks = _blocks(rows, kind)
-        return _flat(blocks[:, :, head:]), _flat(blocks[:, :, :head]).view(dtype)
-
-    return repack
-
-
 def _nibbles(low: U8, high: U8) -> U8:
     """Byte j: weight j in its low nibble, weight 16 + j in its high one."""
     return low | (high << np.uint8(4))
 
 
-def _repack_q4_k(rows: Array) -> tuple[Array, Array]:
+def _repack_q4_k(blocks: U8) -> tuple[U8, U8]:
     """d, dmin (f16), 12 bytes of 6-bit scales and minima, 128 bytes of nibbles.
 
     Words: 16 bytes per 32 weights. Scales: (d, dmin), then (scale, minimum) in bytes for each 32 weights.
     """
-    blocks = _blocks(rows, "q4_k")
-    return _k_words(blocks[:, :, 16:]), _k_scales(blocks).reshape(len(rows), -1).view(np.uint32)
+    return _k_words(blocks[:, :, 16:]), _k_scales(blocks)
 
 
-def _repack_q5_k(rows: Array) -> tuple[Array, Array]:
+def _repack_q5_k(blocks: U8) -> tuple[U8, U8]:
     """As q4_k, with 32 bytes before the nibbles: bit i of byte l is the fifth bit of weight 32i + l.
 
     Scales: as q4_k's, then the fifth bits of each 32 weights, that of weight l in bit l.
     """
-    blocks = _blocks(rows, "q5_k")
     bits = np.unpackbits(blocks[:, :, 16:48, None], axis=3, bitorder="little")  # [.., byte l, bit i]
     fifth = np.packbits(bits.transpose(0, 1, 3, 2), axis=3, bitorder="little").reshape(*blocks.shape[:2], 32)
-    scales = np.concatenate([_k_scales(blocks), fifth], axis=2)
-    return _k_words(blocks[:, :, 48:]), scales.reshape(len(rows), -1).view(np.uint32)
+    return _k_words(blocks[:, :, 48:]), np.concatenate([_k_scales(blocks), fifth], axis=2)
 
 
-def _repack_q5_0(rows: Array) -> tuple[Array, Array]:
+def _repack_q5_0(blocks: U8) -> tuple[U8, U8]:
     """d (f16), 32 fifth bits, 16 bytes of nibbles. Scales: d and 0, then the fifth bits."""
-    blocks = _blocks(rows, "q5_0")
     scales = np.zeros((*blocks.shape[:2], 8), np.uint8)
     scales[:, :, :2], scales[:, :, 4:] = blocks[:, :, :2], blocks[:, :, 2:6]
-    return _flat(blocks[:, :, 6:]), scales.reshape(len(rows), -1).view(np.uint32)
+    return blocks[:, :, 6:], scales
 
 
-def _k_words(nibbles: U8) -> Array:
+def _k_words(nibbles: U8) -> U8:
     """128 bytes, 32 of weights l and 32 + l, four times, as 16 bytes per 32 weights."""
     n, count = nibbles.shape[:2]
     quants = nibbles.reshape(n, count, 4, 2, 16)  # [.., chunk, half, byte]
     words = np.empty((n, count, 4, 2, 16), np.uint8)
     words[:, :, :, 0] = _nibbles(quants[:, :, :, 0] & np.uint8(15), quants[:, :, :, 1])
     words[:, :, :, 1] = (quants[:, :, :, 0] >> 4) | (quants[:, :, :, 1] & 0xF0)
-    return words.reshape(n, -1)
+    return words
 
 
 def _k_scales(blocks: U8) -> U8:
@@ -122,14 +139,13 @@ def _k_scales(blocks: U8) -> U8:
     return scales
 
 
-def _repack_q6_k(rows: Array) -> tuple[Array, Array]:
+def _repack_q6_k(blocks: U8) -> tuple[U8, U8]:
     """Twice 64 bytes of low nibbles, twice 32 bytes of high bits, 16 signed scales, d (f16).
 
     In each half of 128 weights, byte l has the low bits of weights l and 64 + l, and the high bits of l, 32 + l,
     64 + l and 96 + l. Words, per 64 weights: the nibbles of 32, of the other 32, and their high bits: 8 bytes each,
     byte 4h + j has those of weights 16h + j, 4 more, 8 more and 12 more. Scales: the 16 bytes, then d.
     """
-    blocks = _blocks(rows, "q6_k")
     n, count = blocks.shape[:2]
     low = blocks[:, :, :128].reshape(n, count, 2, 2, 2, 16)  # [.., half, 32 of 64, 16 of 32, byte]
     words = np.empty((n, count, 2, 2, 3, 16), np.uint8)  # [.., half, 64 of 128, word, byte]
@@ -142,30 +158,28 @@ def _repack_q6_k(rows: Array) -> tuple[Array, Array]:
         words[:, :, :, i // 2, 2, 8 * (i % 2) : 8 * (i % 2) + 8] = packed.reshape(n, count, 2, 8)
     scales = np.zeros((n, count, 20), np.uint8)
     scales[:, :, :18] = blocks[:, :, 192:]
-    return words.reshape(n, -1), scales.reshape(n, -1).view(np.uint32)
+    return words, scales
 
 
+# Blocks uint8 [N, blocks, bytes] → words and scales, each uint8 [N, …].
+REPACK: Mapping[str, Callable[[U8], tuple[U8, U8]]] = {
+    "q5_0": _repack_q5_0,
+    "q4_k": _repack_q4_k,
+    "q5_k": _repack_q5_k,
+    "q6_k": _repack_q6_k,
+}
+
+_PLAIN, _SUPER = {"SUPERBLOCKS": False}, {"SUPERBLOCKS": True}
+_Q4_MIN, _Q5 = "shared/format_q4_min", "shared/format_q5"
 FORMATS: Mapping[str, Format] = {
-    "f32": Format("shared/format_f32", 128, 0, 0, _dense),
-    "f16": Format("shared/format_f16", 64, 0, 0, _dense),
-    "q8_0": Format("shared/format_q8_0", 32, 32, 2, _head_and_body("q8_0", 2, np.float16), {}, 2, "shared/int16_q8_0"),
-    "q4_0": Format("shared/format_q4", 16, 32, 2, _head_and_body("q4_0", 2, np.float16), {}, 4, "shared/int16_q4"),
-    "q4_1": Format(
-        "shared/format_q4_min",
-        16,
-        32,
-        4,
-        _head_and_body("q4_1", 4, np.uint32),
-        {"SUPERBLOCKS": False},
-        int16="shared/int16_q4_min",
-    ),
-    "q5_0": Format("shared/format_q5", 16, 32, 8, _repack_q5_0, {"SUPERBLOCKS": False, "OFFSET": 1.5}),
-    "q5_1": Format(
-        "shared/format_q5", 16, 32, 8, _head_and_body("q5_1", 8, np.uint32), {"SUPERBLOCKS": False, "OFFSET": 1.0}
-    ),
-    "q4_k": Format(
-        "shared/format_q4_min", 16, 256, 20, _repack_q4_k, {"SUPERBLOCKS": True}, int16="shared/int16_q4_min"
-    ),
-    "q5_k": Format("shared/format_q5", 16, 256, 52, _repack_q5_k, {"SUPERBLOCKS": True, "OFFSET": 1.0}),
-    "q6_k": Format("shared/format_q6_k", 24, 256, 20, _repack_q6_k, int16="shared/int16_q6_k"),
+    "f32": _dense("f32", "shared/format_f32"),
+    "f16": _dense("f16", "shared/format_f16"),
+    "q8_0": _split("q8_0", "shared/format_q8_0", 2, integer_rows=2, int16="shared/int16_q8_0"),
+    "q4_0": _split("q4_0", "shared/format_q4", 2, integer_rows=4, int16="shared/int16_q4"),
+    "q4_1": _split("q4_1", _Q4_MIN, 4, constants=_PLAIN, int16="shared/int16_q4_min"),
+    "q5_0": _named("q5_0", _Q5, 16, 8, constants={**_PLAIN, "OFFSET": 1.5}),
+    "q5_1": _split("q5_1", _Q5, 8, constants={**_PLAIN, "OFFSET": 1.0}),
+    "q4_k": _named("q4_k", _Q4_MIN, 128, 20, constants=_SUPER, int16="shared/int16_q4_min"),
+    "q5_k": _named("q5_k", _Q5, 128, 52, constants={**_SUPER, "OFFSET": 1.0}),
+    "q6_k": _named("q6_k", "shared/format_q6_k", 192, 20, int16="shared/int16_q6_k"),
 }

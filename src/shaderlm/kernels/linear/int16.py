@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
-from ..attention.attention import cache_bytes
-from ..route import Dims, LaunchList, ceil_div, f32
-from ..wgsl import Kernel
+from ..route import Dims, LaunchList, ceil_div, f32, row_count
+from ..wgsl import Kernel, compose
 from .formats import FORMATS
-from .packed import LEAST_GROUPS, PLAIN, Epilogue, layout, one_row, over_ranges, padded_k, pairs_are_whole
+from .packed import LEAST_GROUPS, layout, one_row, over_ranges, padded_k, pairs_are_whole
 
-_BLOCK_BYTES = 80  # of workgroup memory: 64 bytes, their unit and sums
-_LANE_BYTES = 5  # for sums of subgroups of four
-_PAIRS = Epilogue(gated=True)  # rows two by two
+_IN_PAIRS = ("silu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class LaunchConfig:
         return f"{self.threads}x{self.team}x{self.rows}"
 
 
-def config_for(dims: Dims, caps: DeviceCaps, epilogue: Epilogue) -> LaunchConfig:
+def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
     """The config for a shape; the steps were measured on an H200."""
     k, n, blocks = dims["K"], dims["N"], padded_k(dims) // BLOCK
     threads = min(256 if 1024 < k < 4096 or n >= 32768 else 512 if k >= 4096 else 128, caps.max_invocations)
@@ -42,15 +39,21 @@ def config_for(dims: Dims, caps: DeviceCaps, epilogue: Epilogue) -> LaunchConfig
     else:
         team = 32 if 4096 <= k < 8192 else max(8, min(64, _round_up(blocks)))
         few = n <= (4096 if k >= 4096 else 1024)
-        rows = 4 if k > 8192 else 1 if few and not epilogue.gated else 2
+        rows = 4 if k > 8192 else 1 if few and dims["epilogue"] not in _IN_PAIRS else 2
     return _config(threads, min(team, threads), rows, dims, caps)
 
 
 def _config(threads: int, team: int, rows: int, dims: Dims, caps: DeviceCaps) -> LaunchConfig:
     """With as many blocks staged at a time as there is memory for."""
     blocks = padded_k(dims) // BLOCK
-    room = (caps.max_workgroup_memory - _LANE_BYTES * threads) // _BLOCK_BYTES
-    return LaunchConfig(threads, team, rows, blocks if blocks <= room else room // team * team)
+    each = _memory(threads, 2) - _memory(threads, 1)
+    fitting = (caps.max_workgroup_memory - _memory(threads, 0)) // each
+    return LaunchConfig(threads, team, rows, blocks if blocks <= fitting else fitting // team * team)
+
+
+def _memory(threads: int, stage: int) -> int:
+    """Bytes of workgroup memory with so many blocks staged."""
+    return compose(Kernel("linear/linear_gemv_int16"), {"WG": threads, "STAGE": stage}).workgroup_memory
 
 
 def _round_up(count: int) -> int:
@@ -58,13 +61,13 @@ def _round_up(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def candidate_configs(dims: Dims, caps: DeviceCaps, epilogue: Epilogue) -> list[LaunchConfig]:
+def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[LaunchConfig]:
     """Cuts that may be the fastest: no team is longer than a row, and the card is not left half empty."""
     found = []
     for threads, team, rows in itertools.product((128, 256, 512), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // team)
         fits = threads <= caps.max_invocations and team <= max(8, _round_up(padded_k(dims) // BLOCK))
-        if fits and groups >= LEAST_GROUPS and not (epilogue.gated and rows == 1):
+        if fits and groups >= LEAST_GROUPS and not (dims["epilogue"] in _IN_PAIRS and rows == 1):
             found.append(_config(threads, team, rows, dims, caps))
     return found
 
@@ -75,87 +78,52 @@ def large_enough(dims: Dims, caps: DeviceCaps) -> bool:
 
 
 def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    """Where the GEMV over 16 bits does not apply."""
+    """Why the GEMV over 16 bits does not run a shape."""
     if not FORMATS[dims["format"]].int16:
         return f"weights of format {dims['format']} are not multiplied as integers"
-    if caps.backend == "Metal":
-        return "Metal has no instruction for dot products of bytes"
-    if caps.max_workgroup_memory < _LANE_BYTES * 512 + _BLOCK_BYTES * 64:
-        return f"{caps.max_workgroup_memory:,} bytes of workgroup memory are too few"
-    return one_row(dims)
+    if not caps.dot4:
+        return "this device has no instruction for dot products of bytes"
+    needed = _memory(512, 64)
+    if caps.max_workgroup_memory < needed:
+        return f"it needs {needed:,} bytes of workgroup memory, the limit is {caps.max_workgroup_memory:,}"
+    pairs = pairs_are_whole(dims, caps) if dims["epilogue"] in _IN_PAIRS else None
+    return one_row(dims) or pairs
 
 
-def launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue, norm: bool = False) -> LaunchList:
-    """M = 1: teams of lanes share the K of their rows."""
-    return launch_list_with(config_for(dims, caps, epilogue), dims, caps, epilogue, norm)
+def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """One row: teams of lanes share the K of their rows."""
+    return launch_list_with(config_for(dims, caps), dims, caps)
 
 
-def candidates(
-    dims: Dims, caps: DeviceCaps, epilogue: Epilogue, norm: bool = False
-) -> Mapping[str, Callable[[], LaunchList]]:
-    """The same with every config that may be the fastest, by name."""
-    found = candidate_configs(dims, caps, epilogue)
-    return {str(config): partial(launch_list_with, config, dims, caps, epilogue, norm) for config in found}
+def candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
+    """The same with every configuration that may be the fastest, by name."""
+    return {str(config): partial(launch_list_with, config, dims, caps) for config in candidate_configs(dims, caps)}
 
 
-def launch_list_with(
-    config: LaunchConfig, dims: Dims, caps: DeviceCaps, epilogue: Epilogue, norm: bool = False
-) -> LaunchList:
-    """The same with a given config."""
-    multiply = FORMATS[dims["format"]].int16
-    include = ("linear/gemv_int16", "linear/store_rows", layout(dims).file, multiply, "linear/epilogue")
-    kernel = Kernel(f"linear/{'rms_norm_' if norm else ''}linear_gemv_int16", include, frozenset({"subgroups"}))
+def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """The same with a given configuration."""
+    rope = dims["epilogue"] == "rope_kv_write"
+    if rope:
+        epilogue: tuple[str, ...] = ("linear/epilogue_rope_kv_write", f"shared/cache_{dims['cache']}")
+    else:
+        epilogue = ("linear/store_rows", "linear/epilogue", "shared/silu", row_count(dims))
+    include = (f"linear/prologue_{dims['prologue']}", layout(dims).file, FORMATS[dims["format"]].int16, *epilogue)
+    kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     per_group = config.rows * config.threads // config.team
-    more = {"eps": float(dims["eps"])} if norm else None
-    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, epilogue, more)
-    return LaunchList(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))}) if norm else found
-
-
-def rope_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """With queries and keys rotated, and keys and values written to the cache, on the way out."""
-    return rope_launch_list_with(config_for(dims, caps, _PAIRS), dims, caps)
-
-
-def rope_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
-    """The same with every config that may be the fastest, by name."""
-    return {
-        str(config): partial(rope_launch_list_with, config, dims, caps)
-        for config in candidate_configs(dims, caps, _PAIRS)
-    }
-
-
-def rope_launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """The same with a given config."""
-    multiply = FORMATS[dims["format"]].int16
-    include = ("linear/gemv_int16", layout(dims).file, multiply, f"shared/cache_{dims['cache']}")
-    kernel = Kernel("linear/rms_norm_linear_rope_kv_write_gemv_int16", include, frozenset({"subgroups"}))
-    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
-    per_group = config.rows * config.threads // config.team
-    more = {
-        "eps": float(dims["eps"]),
+    params = {
+        "eps": float(dims["eps"]) if dims["prologue"] != "none" else 0.0,
         "queries": dims["Hq"] * dims["D"],
         "keys": dims["Hkv"] * dims["D"],
         "width": dims["D"],
         "rotary": dims["rotary"],
     }
-    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, PLAIN, more)
-    # There is no residual to add, and no place for one.
-    dispatches = tuple(
-        replace(one, unbound=tuple(name for name in one.unbound if name != "residual")) for one in found.dispatches
-    )
-    buffers = {name: nbytes for name, nbytes in found.buffers.items() if name != "residual"}
-    buffers |= {
-        "norm_weight": f32(padded_k(dims)),
-        "positions": f32(1),
-        "table": f32(dims["positions"] * dims["rotary"]),
-        "out": f32(dims["Hq"] * dims["D"]),
-        "k_cache": cache_bytes(dims),
-        "v_cache": cache_bytes(dims),
-    }
-    return LaunchList(dispatches, buffers)
-
-
-def rope_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    """Rows must come in pairs, also where the weight takes several bindings."""
-    return unsupported_reason(dims, caps) or pairs_are_whole(dims, caps)
+    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, params, True)
+    buffers = dict(found.buffers)
+    if dims["prologue"] != "none":
+        buffers["norm_weight"] = f32(padded_k(dims))
+    if rope:
+        row = (4 if dims["cache"] == "f32" else 2) * dims["Hkv"] * dims["D"]
+        buffers |= {"batch": 32, "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}
+        buffers["out"] = f32(dims["Hq"] * dims["D"])
+    return LaunchList(found.dispatches, buffers)

@@ -13,7 +13,7 @@ const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
 
 struct Params {
-    m: u32,
+    tokens: u32,
     k: u32,           // multiple of 32
     n: u32,           // rows of this range of the weight
     groups: u32,      // groups of scales per row
@@ -22,13 +22,11 @@ struct Params {
     epilogue: u32,    // what becomes of the sums
 }
 
-@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [m, k / 4]
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [tokens, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
 @group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if there is one
-@group(0) @binding(4) var<storage, read> residual: array<f32>;     // [m, n_total] if there is one
-@group(0) @binding(5) var<storage, read_write> out: array<f32>;    // [m, n_total]
-@group(0) @binding(6) var<uniform> params: Params;
+@group(0) @binding(4) var<uniform> params: Params;
 
 // A block takes nine quads, an odd number, so that lanes that read neighbouring blocks hit different banks.
 var<workgroup> x_tile: array<vec4<u32>, STAGE * 9u>;

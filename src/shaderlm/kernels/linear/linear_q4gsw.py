@@ -52,10 +52,10 @@ def _launch_list(
 
     def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         dispatches = []
-        buffers = {"x": f32(dims["M"] * dims["K"]), "residual": 0, "out": f32(dims["M"] * dims["N"])}
+        buffers = {"x": f32(dims["tokens"] * dims["K"]), "residual": 0, "out": f32(dims["tokens"] * dims["N"])}
         for i, (first, end) in enumerate(_ranges(dims, caps)):
             rows = end - first
-            params = {"m": dims["M"], "k": dims["K"], "n": rows, "words": _words(dims)}
+            params = {"tokens": dims["tokens"], "k": dims["K"], "n": rows, "words": _words(dims)}
             params |= {"group_size": dims["group_size"], "groups": _groups(dims)}
             params |= {"n_first": first, "n_total": dims["N"]}
             buffers[part("weight", i)] = f32(rows * _words(dims))
@@ -70,11 +70,11 @@ def _launch_list(
 
 
 def _per_input_row(dims: Dims, rows: int, caps: DeviceCaps) -> int:
-    return int(dims["M"])
+    return int(dims["tokens"])
 
 
 def _per_tile(dims: Dims, rows: int, caps: DeviceCaps) -> int:
-    tiles = ceil_div(dims["M"], 4) * ceil_div(rows, 4)
+    tiles = ceil_div(dims["tokens"], 4) * ceil_div(rows, 4)
     return ceil_div(tiles, compose(_TILE_KERNEL).workgroup_size)
 
 
@@ -137,7 +137,7 @@ _GEMV_BYTES = _launch_list(Kernel("linear/linear_q4gsw_gemv_bytes"), _per_output
 _TILE = _launch_list(_TILE_KERNEL, _per_tile)
 _NAIVE = _launch_list(Kernel("linear/linear_q4gsw_naive"), _per_input_row)
 
-ROUTES = (
+ROUTES: tuple[Route, ...] = (
     Route("linear_q4gsw", "gemv_packed", packed.gemv_launch_list, _gemv_packed_unsupported_reason, _PREPACKED),
     Route("linear_q4gsw", "gemv", _GEMV, _gemv_unsupported_reason, _AS_GIVEN),
     Route("linear_q4gsw", "tile_shared", packed.tile_shared_launch_list, _packed_unsupported_reason, _PREPACKED),

@@ -1,4 +1,4 @@
-// out[m, n] = bias[n] + Σ_k x[m, k] · (nibble(n, k) − 8) · scales[k / group_size, n]
+// out[tokens, n] = bias[n] + Σ_k x[tokens, k] · (nibble(n, k) − 8) · scales[k / group_size, n]
 // Each thread owns a 4 × 4 tile of out in registers: a weight is unpacked once for four rows of x, an input
 // serves four columns. Tiles are numbered in one dimension. Edge threads clamp their index to the last valid
 // row or column and never store. Needs group_size % 8 == 0, so that a word has one scale.
@@ -7,7 +7,7 @@ const WG: u32 = 64u;
 const HAS_BIAS: bool = false;
 
 struct Params {
-    m: u32,
+    tokens: u32,
     k: u32,
     n: u32,           // rows of this range of the weight
     words: u32,       // u32 words per weight row
@@ -17,16 +17,16 @@ struct Params {
     n_total: u32,
 }
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;          // [m, k]
+@group(0) @binding(0) var<storage, read> x: array<f32>;          // [tokens, k]
 @group(0) @binding(1) var<storage, read> weight: array<u32>;     // [n, words], 8 nibbles a word, nibble j at bits 4j
 @group(0) @binding(2) var<storage, read> scales: array<f32>;     // [groups, n]
 @group(0) @binding(3) var<storage, read> bias: array<f32>;       // [n] if HAS_BIAS
 @group(0) @binding(4) var<storage, read> residual: array<f32>;   // unused: what the packed routes have here
-@group(0) @binding(5) var<storage, read_write> out: array<f32>;  // [m, n_total]
+@group(0) @binding(5) var<storage, read_write> out: array<f32>;  // [tokens, n_total]
 @group(0) @binding(6) var<uniform> params: Params;
 
 fn store(row: u32, column: u32, values: vec4<f32>) {
-    if (row >= params.m) {
+    if (row >= params.tokens) {
         return;
     }
     for (var j = 0u; j < 4u; j = j + 1u) {
@@ -51,12 +51,12 @@ fn main(
     let tile = (group.x + group.y * groups.x) * WG + lane;
     let row = (tile / tiles_n) * 4u;
     let column = (tile % tiles_n) * 4u;
-    if (row >= params.m) {
+    if (row >= params.tokens) {
         return;
     }
     let last = params.n - 1u;
     let columns = min(vec4<u32>(column, column + 1u, column + 2u, column + 3u), vec4<u32>(last));
-    let inputs = min(vec4<u32>(row, row + 1u, row + 2u, row + 3u), vec4<u32>(params.m - 1u)) * params.k;
+    let inputs = min(vec4<u32>(row, row + 1u, row + 2u, row + 3u), vec4<u32>(params.tokens - 1u)) * params.k;
     var acc0 = vec4<f32>();
     var acc1 = vec4<f32>();
     var acc2 = vec4<f32>();

@@ -1,4 +1,4 @@
-// out[m, n] = epilogue(Σ_k x[m, k] · w[n, k])        format of the weights and epilogue are included
+// out[tokens, n] = epilogue(Σ_k x[tokens, k] · w[n, k])        format of the weights and epilogue are included
 // For adapters that compute on the CPU, where a barrier costs more than the memory it saves: each thread computes
 // X_ROWS (1 or 2) rows of x × 8 rows of the weight alone, in registers, block by block of k. Edge threads clamp
 // their rows and never store. Four neighbouring threads have the same rows of x (see the included inputs). Workgroups
@@ -11,7 +11,7 @@ const WG: u32 = 8u;
 const X_ROWS: u32 = 2u;
 
 struct Params {
-    m: u32,
+    tokens: u32,
     k: u32,           // multiple of 32
     n: u32,           // rows of this range of the weight
     groups: u32,      // groups of scales per row
@@ -20,13 +20,11 @@ struct Params {
     epilogue: u32,    // what becomes of the sums
 }
 
-@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [m, k / 4]
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [tokens, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
 @group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if there is one
-@group(0) @binding(4) var<storage, read> residual: array<f32>;     // [m, n_total] if there is one
-@group(0) @binding(5) var<storage, read_write> out: array<f32>;    // [m, n_total]
-@group(0) @binding(6) var<uniform> params: Params;
+@group(0) @binding(4) var<uniform> params: Params;
 
 struct Blocks {
     a: Packed, b: Packed, c: Packed, d: Packed,
@@ -62,7 +60,8 @@ fn main(
 ) {
     let across = (params.n + 31u) / 32u * 4u;
     let first = (group.x + group.y * groups.x) * WG;
-    if (first / across * X_ROWS >= params.m) {
+    let rows = row_count();
+    if (first / across * X_ROWS >= rows) {
         return;
     }
     let m0 = (first + lane) / across * X_ROWS;
@@ -70,7 +69,7 @@ fn main(
     let last = params.n - 1u;
     let low = min(vec4<u32>(n0, n0 + 1u, n0 + 2u, n0 + 3u), vec4<u32>(last));
     let high = min(vec4<u32>(n0 + 4u, n0 + 5u, n0 + 6u, n0 + 7u), vec4<u32>(last));
-    let inputs = min(vec2<u32>(m0, m0 + 1u), vec2<u32>(params.m - 1u)) * (params.k / 4u);
+    let inputs = min(vec2<u32>(m0, m0 + 1u), vec2<u32>(rows - 1u)) * (params.k / 4u);
     var low0 = vec4<f32>();
     var low1 = vec4<f32>();
     var high0 = vec4<f32>();

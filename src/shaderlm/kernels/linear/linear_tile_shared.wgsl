@@ -1,4 +1,4 @@
-// out[m, n] = epilogue(Σ_k x[m, k] · w[n, k])        format of the weights and epilogue are included
+// out[tokens, n] = epilogue(Σ_k x[tokens, k] · w[n, k])        format of the weights and epilogue are included
 // A workgroup of 16 × 16 threads computes a tile of 16·TM rows × 64 columns; each step stages QUADS·4 of k for
 // both operands in workgroup memory, weights dequantised once per tile. A thread owns TM (4 or 8) × 4 results,
 // 16 apart, so that neighbouring threads read neighbouring rows and write neighbouring columns. Where columns are
@@ -16,7 +16,7 @@ const BN: u32 = 64u;
 const STRIDE: u32 = QUADS + 1u;  // one more than needed: rows then start in different banks
 
 struct Params {
-    m: u32,
+    tokens: u32,
     k: u32,           // multiple of 32
     n: u32,           // rows of this range of the weight
     groups: u32,      // groups of scales per row
@@ -25,13 +25,11 @@ struct Params {
     epilogue: u32,    // what becomes of the sums
 }
 
-@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [m, k / 4]
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [tokens, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
 @group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if there is one
-@group(0) @binding(4) var<storage, read> residual: array<f32>;     // [m, n_total] if there is one
-@group(0) @binding(5) var<storage, read_write> out: array<f32>;    // [m, n_total]
-@group(0) @binding(6) var<uniform> params: Params;
+@group(0) @binding(4) var<uniform> params: Params;
 
 var<workgroup> a_tile: array<tile4, BM * STRIDE>;
 var<workgroup> b_tile: array<tile4, BN * STRIDE>;
@@ -67,7 +65,9 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let tiles_m = (params.m + BM - 1u) / BM;
+    // By the rows that there are, not those of the bucket: workgroups without work come last.
+    let rows = row_count();
+    let tiles_m = (rows + BM - 1u) / BM;
     let tiles_n = (params.n + BN - 1u) / BN;
     let tile = group.x + group.y * groups.x;
     if (tile >= tiles_m * tiles_n) {
@@ -89,7 +89,7 @@ fn main(
     var acc7 = vec4<f32>();
     for (var q0 = 0u; q0 < k_quads; q0 = q0 + QUADS) {
         for (var i = lane; i < BM * QUADS; i = i + WG) {
-            let row = min(m0 + i / QUADS, params.m - 1u);
+            let row = min(m0 + i / QUADS, rows - 1u);
             a_tile[(i / QUADS) * STRIDE + i % QUADS] = tile4(x[row * k_quads + q0 + i % QUADS]);
         }
         for (var i = lane; i < BN * QUADS; i = i + WG) {

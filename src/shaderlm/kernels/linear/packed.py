@@ -1,7 +1,7 @@
-"""What linear, its fusions and linear_q4gsw share: GEMV, shared-memory tile and plain rows over any weight format.
+"""What linear and linear_q4gsw share: GEMV, shared-memory tile and plain rows over any weight format.
 
-Weights lie on the GPU as 16-byte words per row and, beside them, scales per row (`formats`). What becomes of the sums
-is the epilogue's business (`epilogue.wgsl`).
+Weights lie on the GPU as 16-byte words per row and, beside them, scales per row (`formats`). What is done with x before
+the product is the prologue, what is done with the sums the epilogue: attributes of the op `linear`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,19 @@ import numpy as np
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
-from ..route import Array, Dims, Dispatch, LaunchList, ceil_div, f32, part, row_ranges
+from ..route import (
+    Array,
+    Dims,
+    Dispatch,
+    LaunchList,
+    WeightPart,
+    batch_bytes,
+    ceil_div,
+    f32,
+    part,
+    row_count,
+    row_ranges,
+)
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS, Format
 
@@ -32,19 +44,6 @@ class Layout:
     constants: Mapping[str, Constant]
 
 
-@dataclass(frozen=True)
-class Epilogue:
-    """What is done with the sums besides adding a bias: a residual added, or silu(even row) · (odd row)."""
-
-    residual: bool = False
-    gated: bool = False
-
-    def columns(self, rows: int) -> int:
-        """How many results the rows of a weight make."""
-        return rows // 2 if self.gated else rows
-
-
-PLAIN = Epilogue()
 LEAST_GROUPS = 16  # of a config that is worth timing: fewer workgroups leave most of a GPU idle
 
 
@@ -77,6 +76,26 @@ def ranges(dims: Dims, caps: DeviceCaps) -> list[tuple[int, int]]:
     return row_ranges(dims["N"], max(lay.row_bytes, lay.groups * lay.group_bytes), caps, 2)
 
 
+def weight_parts(dims: Dims, caps: DeviceCaps) -> dict[str, WeightPart]:
+    """The buffers of a weight and its bias, by the names in launch lists."""
+    form, found = _format(dims), {}
+    for i, (first, end) in enumerate(ranges(dims, caps)):
+        found[part("weight", i)] = WeightPart(first, end, "words", form.layout)
+        found[part("scales", i)] = WeightPart(first, end, "scales", form.layout)
+        found[part("bias", i)] = WeightPart(first, end, "vector", {})
+    return found
+
+
+def gated(dims: Dims) -> bool:
+    """Does the epilogue multiply rows of the weight in pairs?"""
+    return dims.get("epilogue") == "silu_mul"
+
+
+def columns(dims: Dims, rows: int) -> int:
+    """How many results the rows of a weight make."""
+    return rows // 2 if gated(dims) else rows
+
+
 def pairs_are_whole(dims: Dims, caps: DeviceCaps) -> str | None:
     """What the gated epilogue wants of the row ranges."""
     if any(first % 2 for first, _ in ranges(dims, caps)):
@@ -106,48 +125,55 @@ def pack_bias(bias: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
     return split_rows("bias", bias, dims, caps)
 
 
+# Bits of the parameter `epilogue` (epilogue.wgsl).
+_BIAS, _RESIDUAL, _GATED = 1, 2, 4
+
+
 def over_ranges(
     kernel: Kernel,
     constants: Mapping[str, Constant],
     workgroups: Callable[[int], int],
     dims: Dims,
     caps: DeviceCaps,
-    epilogue: Epilogue,
     more_params: Mapping[str, float] | None = None,
+    always_unbind: bool = False,
 ) -> LaunchList:
-    """One dispatch per row range; `workgroups` counts them from the rows of the range."""
+    """One dispatch per row range; `workgroups` counts them from the rows of the range.
+
+    Operands that are not there have no binding in specialised shaders, or where `always_unbind` says so; elsewhere an
+    empty buffer is bound, so that one compiled shader serves all.
+    """
     lay, k = layout(dims), padded_k(dims)
     constants = {**lay.constants, **constants}
-    out = dims["M"] * epilogue.columns(dims["N"])
-    buffers = {"x": f32(dims["M"] * k), "residual": f32(out) if epilogue.residual else 0, "out": f32(out)}
-    there = {"bias": dims["bias"], "residual": epilogue.residual, "scales": lay.groups}
-    unbound = tuple(name for name, found in there.items() if not found)
+    residual, tokens = dims.get("epilogue") == "add", dims["tokens"]
+    out = tokens * columns(dims, dims["N"])
+    there = {"bias": dims["bias"], "scales": lay.groups}
+    buffers = {"x": f32(tokens * k), "out": f32(out), **batch_bytes(dims)}
+    if "linear/epilogue" in kernel.include:
+        there["residual"] = residual
+        buffers["residual"] = f32(out) if residual else 0
+    # Matrices times one row are what a model decodes with, always of the same shapes.
+    specialised = tokens == 1 and caps.policy.specialise_constants
+    unbound = tuple(name for name, found in there.items() if not found) if specialised or always_unbind else ()
     dispatches = []
     for i, (first, end) in enumerate(ranges(dims, caps)):
         rows = end - first
         buffers[part("weight", i)] = rows * lay.row_bytes
         buffers[part("scales", i)] = rows * lay.groups * lay.group_bytes
         buffers[part("bias", i)] = f32(rows) if dims["bias"] else 0
+        params = {
+            "tokens": tokens,
+            "k": k,
+            "n": rows,
+            "groups": lay.groups,
+            "n_first": columns(dims, first),
+            "n_total": columns(dims, dims["N"]),
+            "epilogue": dims["bias"] * _BIAS + residual * _RESIDUAL + gated(dims) * _GATED,
+            **(more_params or {}),
+        }
+        bind = {name: part(name, i) for name in ("weight", "scales", "bias")}
         dispatches.append(
-            Dispatch(
-                kernel,
-                workgroups(rows),
-                {
-                    "m": dims["M"],
-                    "k": k,
-                    "n": rows,
-                    "groups": lay.groups,
-                    "n_first": epilogue.columns(first),
-                    "n_total": epilogue.columns(dims["N"]),
-                    "epilogue": dims["bias"] * 1 + epilogue.residual * 2 + epilogue.gated * 4,
-                    **(more_params or {}),
-                },
-                constants,
-                {name: part(name, i) for name in ("weight", "scales", "bias")},
-                # Matrices times one row are what a model writes tokens with, always of the same shapes.
-                specialised=dims["M"] == 1 and not caps.software,
-                unbound=unbound,
-            )
+            Dispatch(kernel, workgroups(rows), params, constants, bind, specialised=specialised, unbound=unbound)
         )
     return LaunchList(tuple(dispatches), buffers)
 
@@ -177,18 +203,17 @@ class Gemv:
 _GEMV_THREADS = 56_000
 
 
-def gemv_shape(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> Gemv:
+def gemv_shape(dims: Dims, caps: DeviceCaps) -> Gemv:
     """The launch configuration for a shape: short teams for many rows, long ones for few."""
     k, n, integer_rows = dims["K"], dims["N"], _format(dims).integer_rows
     threads = min(256, caps.max_invocations)
     stage = 128 if k > 2048 and caps.max_workgroup_memory >= 32 << 10 else 64
-    # Metal has no instruction for dot products of bytes.
-    if integer_rows and caps.backend != "Metal" and n >= 4096:
+    if integer_rows and caps.dot4 and n >= 4096:
         arithmetic, rows = "fixed", integer_rows
         team = power_of_two(_GEMV_THREADS * rows / n, 8 if k >= 1024 else 4, 64)
     else:
         arithmetic = "f32"
-        rows = 2 if epilogue.gated or (k >= 4096 and dims.get("format") != "f32") else 1
+        rows = 2 if gated(dims) or (k >= 4096 and dims.get("format") != "f32") else 1
         team = 64 if k >= 4096 else 32
     reduction = "team_subgroup" if caps.subgroups else "team_tree"
     return Gemv(threads, min(team, threads), rows, reduction, arithmetic, stage)
@@ -199,70 +224,76 @@ def power_of_two(wanted: float, least: int, most: int) -> int:
     return max(least, min(most, 1 << round(math.log2(max(wanted, 1)))))
 
 
-def gemv_launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> LaunchList:
-    """M = 1: teams of lanes share the K of their rows."""
-    return gemv_with(gemv_shape(dims, caps, epilogue), dims, caps, epilogue)
+def gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """One row: teams of lanes share the K of their rows."""
+    return gemv_with(gemv_shape(dims, caps), dims, caps)
 
 
-def gemv_candidates(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> Mapping[str, Callable[[], LaunchList]]:
+def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other threads, teams and rows, by name."""
-    usual = gemv_shape(dims, caps, epilogue)
+    usual = gemv_shape(dims, caps)
     found = {}
     for threads, team, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // team)
-        if threads <= caps.max_invocations and groups >= LEAST_GROUPS and not (epilogue.gated and rows == 1):
+        if threads <= caps.max_invocations and groups >= LEAST_GROUPS and not (gated(dims) and rows == 1):
             config = replace(usual, threads=threads, team=team, rows=rows)
-            found[f"{threads}x{team}x{rows}"] = partial(gemv_with, config, dims, caps, epilogue)
+            found[f"{threads}x{team}x{rows}"] = partial(gemv_with, config, dims, caps)
     return found
 
 
-def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> LaunchList:
+def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The GEMV with a given config."""
     arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}", layout(dims).file)
-    include = (*arithmetic, "linear/store_rows", "linear/epilogue")
+    include = (*arithmetic, "linear/store_rows", "linear/epilogue", "shared/silu", row_count(dims))
     kernel = Kernel("linear/linear_gemv_staged", include, config.needs)
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     per_group = config.rows * config.threads // config.team
-    return over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, epilogue)
+    return over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps)
 
 
-def tile_shared_launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN, half: bool = False) -> LaunchList:
-    """Any M: tiles of 64 or 128 × 64 staged in workgroup memory. The sizes were measured on an H200."""
-    tm = 8 if dims["M"] >= 256 and ceil_div(dims["M"], 128) * ceil_div(dims["N"], 64) >= 1024 else 4
-    tiles = ceil_div(dims["M"], 16 * tm) * ceil_div(dims["N"], 64)
+def tile_shared_launch_list(dims: Dims, caps: DeviceCaps, half: bool = False) -> LaunchList:
+    """Any number of rows: tiles of 64 or 128 × 64 staged in workgroup memory. The sizes were measured on an H200."""
+    tm = 8 if dims["tokens"] >= 256 and ceil_div(dims["tokens"], 128) * ceil_div(dims["N"], 64) >= 1024 else 4
+    tiles = ceil_div(dims["tokens"], 16 * tm) * ceil_div(dims["N"], 64)
     # Few tiles leave room for longer steps, which wait less often; many tiles want the memory for each other.
     quads = 8 if tiles <= 256 and 9 * 128 * (8 if half else 16) <= caps.max_workgroup_memory else 4
     needs = frozenset({"f16"}) if half else frozenset[str]()
-    kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, "linear/epilogue"), needs)
+    kernel = Kernel(
+        "linear/linear_tile_shared", (layout(dims).file, "linear/epilogue", "shared/silu", row_count(dims)), needs
+    )
     constants: dict[str, Constant] = {"TM": tm, "QUADS": quads, "tile4": "vec4<f16>" if half else "vec4<f32>"}
-    tiles_m = ceil_div(dims["M"], 16 * tm)
-    return over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 64), dims, caps, epilogue)
+    tiles_m = ceil_div(dims["tokens"], 16 * tm)
+    return over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 64), dims, caps)
 
 
-def tile_shared_f16_launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> LaunchList:
+def tile_shared_f16_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The same with both operands stored as f16 in workgroup memory; products and sums stay f32."""
-    return tile_shared_launch_list(dims, caps, epilogue, half=True)
+    return tile_shared_launch_list(dims, caps, half=True)
 
 
-def rows_launch_list(dims: Dims, caps: DeviceCaps, epilogue: Epilogue = PLAIN) -> LaunchList:
-    """Any M: each thread up to 2 × 8 results by itself, without barriers. The sizes were measured on SwiftShader."""
-    x_rows = min(dims["M"], 2)
+def rows_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """Any number of rows: each thread up to 2 × 8 results by itself, without barriers.
+
+    The sizes were measured on SwiftShader.
+    """
+    x_rows = min(dims["tokens"], 2)
     inputs, needs = ("quad", frozenset({"subgroups"})) if caps.subgroups else ("each", frozenset[str]())
-    kernel = Kernel("linear/linear_rows", (f"linear/inputs_{inputs}", layout(dims).file, "linear/epilogue"), needs)
+    include = (f"linear/inputs_{inputs}", layout(dims).file, "linear/epilogue", "shared/silu", row_count(dims))
+    kernel = Kernel("linear/linear_rows", include, needs)
     threads = compose(kernel).workgroup_size
-    tiles_m = ceil_div(dims["M"], x_rows)
+    tiles_m = ceil_div(dims["tokens"], x_rows)
 
     def workgroups(rows: int) -> int:
         return ceil_div(tiles_m * 4 * ceil_div(rows, 32), threads)
 
-    return over_ranges(kernel, {"X_ROWS": x_rows}, workgroups, dims, caps, epilogue)
+    return over_ranges(kernel, {"X_ROWS": x_rows}, workgroups, dims, caps)
 
 
 def on_a_cpu(dims: Dims, caps: DeviceCaps) -> bool:
     """Where `rows_launch_list` is the one to prefer."""
-    return caps.software
+    return caps.policy.prefer_few_barriers
 
 
 def one_row(dims: Dims) -> str | None:
     """GEMV's first precondition."""
-    return f"M must be 1, M is {dims['M']}" if dims["M"] != 1 else None
+    return f"tokens must be 1, tokens is {dims['tokens']}" if dims["tokens"] != 1 else None

@@ -1,12 +1,20 @@
-"""Routes of rms_norm and of its fusions: the same two strategies for each."""
+"""Routes of rms_norm and of its fusions: the same two strategies, with what is normed and the weights included."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, Dispatch, LaunchList, Route, always, ceil_div, f32, reduction
-from ..wgsl import Kernel
+from ..route import Dims, Dispatch, LaunchList, Route, always, batch_bytes, ceil_div, f32, reduction, row_count
+from ..wgsl import Constant, Kernel
+
+# What each op includes, and its operands of [tokens, heads, width].
+_INCLUDES = {
+    "rms_norm": ("norm/input_x", "norm/weight_none"),
+    "rms_norm_mul": ("norm/input_x", "norm/weight_vector"),
+    "add_rms_norm": ("norm/input_sum", "norm/weight_vector"),
+}
+_ROWS = {"rms_norm": ("x", "out"), "rms_norm_mul": ("x", "out"), "add_rms_norm": ("a", "b", "sum", "out")}
 
 
 def _kept(quads: int) -> int:
@@ -16,39 +24,38 @@ def _kept(quads: int) -> int:
 
 def _launch_list(op: str, strategy: str) -> Callable[[Dims, DeviceCaps], LaunchList]:
     def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-        rows, width = dims["rows"], dims["width"]
+        rows, width = dims["tokens"] * dims["heads"], dims["width"]
+        needs: frozenset[str] = frozenset()
         if strategy == "scalar":  # the baseline: 64 lanes and a tree, on every device
-            kernel, constants = Kernel(f"norm/{op}_scalar", ("shared/reduce_tree",)), {"WG": 64}
+            sums, constants = "shared/reduce_tree", {"WG": 64}
         else:
-            include, needs = reduction(caps)
+            sums, needs = reduction(caps)
             lanes = 64 if width <= 1024 else 256
-            kernel = Kernel(f"norm/{op}_vec4", (include,), needs)
             # A CPU has the row in its cache anyway, and takes half the time to compile the kernel.
-            keep = 1 if caps.software else _kept(ceil_div(width, 4 * lanes))
+            keep = _kept(ceil_div(width, 4 * lanes)) if caps.policy.specialise_constants else 1
             constants = {"WG": lanes, "KEEP": keep}
-        buffers = {"x": rows * width, "weight": width, "a": rows * width, "b": rows * width}
-        buffers |= {"sum": rows * width, "out": rows * width}
-        return LaunchList(
-            (Dispatch(kernel, rows, {"rows": rows, "width": width, "eps": dims["eps"]}, constants),),
-            {name: f32(count) for name, count in buffers.items() if name in _OPERANDS[op]},
-        )
+        kernel = Kernel(f"norm/rms_norm_{strategy}", (*_INCLUDES[op], sums, row_count(dims)), needs)
+        params: Mapping[str, int | float] = {
+            "tokens": dims["tokens"],
+            "heads": dims["heads"],
+            "width": width,
+            "eps": dims["eps"],
+        }
+        buffers = dict.fromkeys(_ROWS[op], f32(rows * width)) | batch_bytes(dims)
+        if op != "rms_norm":
+            buffers["weight"] = f32(width)
+        named: dict[str, Constant] = dict(constants)
+        return LaunchList((Dispatch(kernel, rows, params, named),), buffers)
 
     return launch_list
-
-
-_OPERANDS = {
-    "rms_norm": ("x", "out"),
-    "rms_norm_mul": ("x", "weight", "out"),
-    "add_rms_norm": ("a", "b", "weight", "sum", "out"),
-}
 
 
 def _vec4_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return f"width % 4 must be 0, width is {dims['width']}" if dims["width"] % 4 else None
 
 
-ROUTES = tuple(
+ROUTES: tuple[Route, ...] = tuple(
     Route(op, strategy, _launch_list(op, strategy), unsupported_reason)
-    for op in _OPERANDS
+    for op in _INCLUDES
     for strategy, unsupported_reason in (("vec4", _vec4_unsupported_reason), ("scalar", always))
 )

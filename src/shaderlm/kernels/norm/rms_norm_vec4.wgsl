@@ -1,19 +1,21 @@
-// out[r, i] = x[r, i] / sqrt(mean_i(x[r, i]²) + eps)
-// Grid: one workgroup per row, folded. Four elements per lane and step: width must be a multiple of 4.
-// The first KEEP steps stay in registers: most rows are read once.
+// out[r, i] = weight(i) · v[r, i] / sqrt(mean_i(v[r, i]²) + eps)        v and weight are included
+// A workgroup per row, four elements per lane and step: width must be a multiple of 4. The first KEEP steps stay in registers
+// and their weights are loaded while the row is summed: most rows are read once.
+// Grid: one workgroup per row of a token, folded.
 
 const WG: u32 = 64u;
 const KEEP: u32 = 4u;  // quads per lane in registers, 1 to 4
+alias value = vec4<f32>;
 
 struct Params {
-    rows: u32,
+    tokens: u32,
+    heads: u32,  // rows of a token
     width: u32,
     eps: f32,
 }
 
-@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;          // [rows, width / 4]
-@group(0) @binding(1) var<storage, read_write> out: array<vec4<f32>>;  // [rows, width / 4]
-@group(0) @binding(2) var<uniform> params: Params;
+@group(0) @binding(0) var<storage, read_write> out: array<value>;  // [tokens, heads, width / 4]
+@group(0) @binding(1) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -22,7 +24,7 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let row = group.x + group.y * groups.x;
-    if (row >= params.rows) {
+    if (row >= row_count() * params.heads) {
         return;
     }
     let quads = params.width / 4u;
@@ -32,41 +34,53 @@ fn main(
     let i2 = lane + 2u * WG;
     let i3 = lane + 3u * WG;
     // Lanes past the end read the last quad again; it counts for nothing.
-    let v0 = x[first + min(lane, last)];
+    let v0 = input_at(first + min(lane, last));
     var v1 = vec4<f32>();
     var v2 = vec4<f32>();
     var v3 = vec4<f32>();
+    let w0 = weight_at(min(lane, last));
+    var w1 = vec4<f32>();
+    var w2 = vec4<f32>();
+    var w3 = vec4<f32>();
     if (KEEP > 1u) {
-        v1 = x[first + min(i1, last)];
+        v1 = input_at(first + min(i1, last));
+        w1 = weight_at(min(i1, last));
     }
     if (KEEP > 2u) {
-        v2 = x[first + min(i2, last)];
+        v2 = input_at(first + min(i2, last));
+        w2 = weight_at(min(i2, last));
     }
     if (KEEP > 3u) {
-        v3 = x[first + min(i3, last)];
+        v3 = input_at(first + min(i3, last));
+        w3 = weight_at(min(i3, last));
     }
     var squares = select(0.0, dot(v0, v0), lane < quads)
         + select(0.0, dot(v1, v1), i1 < quads)
         + select(0.0, dot(v2, v2), i2 < quads)
         + select(0.0, dot(v3, v3), i3 < quads);
     for (var i = lane + KEEP * WG; i < quads; i = i + WG) {
-        let value = x[first + i];
-        squares = squares + dot(value, value);
+        let v = input_at(first + i);
+        squares = squares + dot(v, v);
     }
     let factor = inverseSqrt(workgroup_sum(squares, lane) / f32(params.width) + params.eps);
     if (lane < quads) {
-        out[first + lane] = v0 * factor;
+        store(first + lane, v0, factor * w0);
     }
     if (KEEP > 1u && i1 < quads) {
-        out[first + i1] = v1 * factor;
+        store(first + i1, v1, factor * w1);
     }
     if (KEEP > 2u && i2 < quads) {
-        out[first + i2] = v2 * factor;
+        store(first + i2, v2, factor * w2);
     }
     if (KEEP > 3u && i3 < quads) {
-        out[first + i3] = v3 * factor;
+        store(first + i3, v3, factor * w3);
     }
     for (var i = lane + KEEP * WG; i < quads; i = i + WG) {
-        out[first + i] = x[first + i] * factor;
+        store(first + i, input_at(first + i), factor * weight_at(i));
     }
+}
+
+fn store(i: u32, v: vec4<f32>, scale: vec4<f32>) {
+    keep_input(i, v);
+    out[i] = v * scale;
 }

@@ -1,1 +1,1 @@
-"""Element-wise ops, rope, embedding look-up and argmax."""
+"""Element-wise ops, rope and embedding look-up."""

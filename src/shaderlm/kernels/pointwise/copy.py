@@ -17,4 +17,4 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return f"count % 4 must be 0, count is {dims['count']}" if dims["count"] % 4 else None
 
 
-ROUTES = (Route("copy", "vec4", _launch_list, _unsupported_reason),)
+ROUTES: tuple[Route, ...] = (Route("copy", "vec4", _launch_list, _unsupported_reason),)

@@ -20,4 +20,4 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return f"count % {_VALUES} must be 0, count is {dims['count']}" if dims["count"] % _VALUES else None
 
 
-ROUTES = (Route("fma_chain", "vec4", _launch_list, _unsupported_reason),)
+ROUTES: tuple[Route, ...] = (Route("fma_chain", "vec4", _launch_list, _unsupported_reason),)

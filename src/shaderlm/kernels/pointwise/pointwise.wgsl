@@ -5,13 +5,14 @@ const WG: u32 = 256u;
 alias value = vec4<f32>;
 
 struct Params {
-    count: u32,   // values of a and out
-    period: u32,  // values of b
+    tokens: u32,
+    per_token: u32,  // values of a and out for each token
+    period: u32,     // values of b
 }
 
-@group(0) @binding(0) var<storage, read> a: array<value>;          // [count]
+@group(0) @binding(0) var<storage, read> a: array<value>;          // [tokens, per_token]
 @group(0) @binding(1) var<storage, read> b: array<value>;          // [period]
-@group(0) @binding(2) var<storage, read_write> out: array<value>;  // [count]
+@group(0) @binding(2) var<storage, read_write> out: array<value>;  // [tokens, per_token]
 @group(0) @binding(3) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
@@ -21,7 +22,7 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let index = (group.x + group.y * groups.x) * WG + lane;
-    if (index < params.count) {
+    if (index < row_count() * params.per_token) {
         out[index] = apply(a[index], b[index % params.period]);
     }
 }

@@ -1,4 +1,4 @@
-"""Route of rope: rotary positions from a table of (cos, sin)."""
+"""Route of rope: rotary positions, per row, from a table of (cos, sin)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from ..wgsl import Kernel
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    tokens, heads, width, rotary = dims["T"], dims["H"], dims["D"], dims["rotary"]
-    params = {"tokens": tokens, "heads": heads, "width": width, "rotary": rotary}
+    tokens, heads, width, rotary = dims["tokens"], dims["H"], dims["D"], dims["rotary"]
     count = tokens * heads * width
-    buffers = {
-        "x": f32(count),
-        "positions": f32(tokens),
-        "table": f32(dims["positions"] * rotary),
-        "out": f32(count),
-    }
-    constants = {"INTERLEAVED": dims["interleaved"]}
-    return LaunchList((covering(Kernel("pointwise/rope"), count // 2, params, constants),), buffers)
+    # The table has a row per position: at least one.
+    buffers = {"x": f32(count), "batch": 16 * (1 + tokens), "table": f32(rotary), "out": f32(count)}
+    params = {"heads": heads, "width": width, "rotary": rotary}
+    constants = {"ONE_ROW": tokens == 1, "INTERLEAVED": dims["interleaved"]}
+    kernel = Kernel("pointwise/rope", ("shared/batch",))
+    return LaunchList((covering(kernel, count // 2, params, constants),), buffers)
 
 
-ROUTES = (Route("rope", "pairs", _launch_list),)
+ROUTES: tuple[Route, ...] = (Route("rope", "pairs", _launch_list),)

@@ -1,4 +1,4 @@
-// Rotates pairs of a head by position: (u, v) → (u·cos − v·sin, u·sin + v·cos)
+// Rotates pairs of a head by the position of its row: (u, v) → (u·cos − v·sin, u·sin + v·cos)
 // half-split pairs element i with i + rotary / 2, interleaved 2i with 2i + 1; elements past `rotary` are copied.
 // (cos, sin) come from a table made in float64: sin of a large f32 angle is not accurate on GPUs.
 // Grid: one thread per pair of x, folded. Needs an even D.
@@ -7,15 +7,14 @@ const WG: u32 = 64u;
 const INTERLEAVED: bool = false;
 
 struct Params {
-    tokens: u32,
     heads: u32,
     width: u32,   // D
     rotary: u32,  // how many of D are rotated
 }
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;             // [tokens, heads, D]
-@group(0) @binding(1) var<storage, read> positions: array<u32>;     // [tokens], rows of the table
-@group(0) @binding(2) var<storage, read> table: array<vec2<f32>>;   // [rows, rotary / 2] of (cos, sin)
+@group(0) @binding(1) var<storage, read> batch: array<vec4<u32>>;   // [1 + tokens]
+@group(0) @binding(2) var<storage, read> table: array<vec2<f32>>;   // [positions, rotary / 2] of (cos, sin)
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;     // [tokens, heads, D]
 @group(0) @binding(4) var<uniform> params: Params;
 
@@ -31,7 +30,7 @@ fn main(
     let i = index % pairs;
     let head = index / pairs;
     let token = head / params.heads;
-    if (token >= params.tokens) {
+    if (token >= batch_rows()) {
         return;
     }
     let base = head * params.width;
@@ -42,7 +41,8 @@ fn main(
     }
     let first = base + select(i, 2u * i, INTERLEAVED);
     let second = first + select(rotated, 1u, INTERLEAVED);
-    let turn = table[positions[token] * rotated + i];
+    let position = min(batch_row(token).position, arrayLength(&table) / rotated - 1u);
+    let turn = table[position * rotated + i];
     let u = x[first];
     let v = x[second];
     out[first] = u * turn.x - v * turn.y;

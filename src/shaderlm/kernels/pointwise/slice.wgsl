@@ -1,17 +1,17 @@
-// out[r, i] = x[r, first + i]: some columns of a matrix, as a matrix of their own
+// out[t, i] = x[t, first + i]: some columns of a matrix, as a matrix of their own
 // Grid: one thread per value of out, folded.
 
 const WG: u32 = 64u;
 
 struct Params {
-    rows: u32,
+    tokens: u32,
     width: u32,  // columns of x
     first: u32,
     count: u32,  // columns of out
 }
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;          // [rows, width]
-@group(0) @binding(1) var<storage, read_write> out: array<f32>;  // [rows, count]
+@group(0) @binding(0) var<storage, read> x: array<f32>;          // [tokens, width]
+@group(0) @binding(1) var<storage, read_write> out: array<f32>;  // [tokens, count]
 @group(0) @binding(2) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
@@ -22,7 +22,7 @@ fn main(
 ) {
     let index = (group.x + group.y * groups.x) * WG + lane;
     let row = index / params.count;
-    if (row < params.rows) {
+    if (row < row_count()) {
         out[index] = x[row * params.width + params.first + index % params.count];
     }
 }
