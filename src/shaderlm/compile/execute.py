@@ -1,4 +1,4 @@
-"""Brings one op's launch_list and operands together into a program, and runs it. Knows no text and no models."""
+"""Runs one op: a graph of one node, lowered as a model's is, with operands packed as its route wants them."""
 
 from __future__ import annotations
 
@@ -8,52 +8,91 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import KernelError
-from ..gpu import Array, Device, DeviceCaps, Program, Slot, Step
+from ..errors import KernelError, RouteError
+from ..formats.blocks import nibbles_q4gsw
+from ..formats.unpack import unpack
+from ..gpu import Array, Device, DeviceCaps, Program
 from ..graph import OPS
-from ..kernels import Dims, Route, choose, fold, shader_of
+from ..graph.graph import Graph, Node, Tensor
+from ..kernels import Dims, LaunchList, Route, choose
 from ..kernels.wgsl import Target
+from .lowering import Lowering
+from .plan import Plan
 
 Operands = Mapping[str, Array | None]
 
 
-def lower(route: Route, dims: Dims, caps: DeviceCaps, operands: Operands, target: Target = "wgpu") -> Program:
-    """The program of one op: packed operands, scratch and result buffers, composed dispatches.
+def op_plan(
+    route: Route, dims: Dims, caps: DeviceCaps, target: Target = "wgpu", launch_list: LaunchList | None = None
+) -> Plan:
+    """The plan of one op: its operands are inputs, its results outputs."""
+    op = OPS[route.op]
+    launches = launch_list or route.launch_list(dims, caps)
+    there = {key.split(".")[0] for key, nbytes in launches.buffers.items() if nbytes}
+    inputs = {key: key for key in op.inputs if key in there}
+    outputs = {key: key for key in op.outputs if key in there}
+    tensors = {key: Tensor(key, (), "input") for key in inputs} | {key: Tensor(key, ()) for key in outputs}
+    graph = Graph(tensors, (Node(route.op, dims, inputs, outputs, route.op),), tuple(outputs))
+    lowering = Lowering(caps, target=target)
+    routed = lowering.routed(route, dims, launches)
+    return lowering.plan_of(route.op, graph, [(graph.nodes[0], routed)])
 
-    An operand that is None (no bias) is bound as an empty buffer; the kernel is specialised not to read it.
+
+def lower(
+    route: Route,
+    dims: Dims,
+    caps: DeviceCaps,
+    operands: Operands,
+    target: Target = "wgpu",
+    launch_list: LaunchList | None = None,
+) -> Program:
+    """The program of one op with packed operands in its buffers; others start as zeros.
+
+    An operand that is None (no bias) is bound as an empty buffer; the kernel does not read it.
     """
-    launch_list = route.launch_list(dims, caps)
-    contents: dict[str, Array | int] = dict(launch_list.buffers)
+    plan = op_plan(route, dims, caps, target, launch_list)
+    contents: dict[str, Array | int] = {
+        name: np.array(spec.source["words"], np.uint32) if spec.role == "params" else spec.nbytes
+        for name, spec in plan.buffers.items()
+    }
     for name, array in operands.items():
         if array is None:
             continue
         pack = route.pack.get(name)
         packed = pack(array, dims, caps) if pack else {name: array}
         for key, value in packed.items():
-            planned = launch_list.buffers.get(key)
-            if planned != value.nbytes:
+            planned = plan.buffers[key].nbytes if key in plan.buffers else 0
+            if value.nbytes < planned or (value.nbytes and not planned):
                 given = f"{key} has {value.nbytes} bytes"
-                raise KernelError(f"{route.op}/{route.name}: {given}, the launch_list says {planned}")
-            contents[key] = value if value.nbytes else 0
-    steps = []
-    for i, dispatch in enumerate(launch_list.dispatches):
-        shader = shader_of(dispatch, target)
-        slots = []
-        for name, access in shader.bindings:
-            buffer = f"params.{i}" if name == "params" else dispatch.bind.get(name, name)
-            if name == "params":
-                contents[buffer] = shader.pack_params(dispatch.params)
-            slots.append(Slot(buffer, access))
-        grid = fold(dispatch.workgroups, caps.max_workgroups)
-        assert grid is not None, "Route.reason refuses grids that do not fold"
-        steps.append(Step(dispatch.kernel.name, shader.source, tuple(slots), grid))
-    return Program(contents, tuple(steps), OPS[route.op].outputs)
+                raise KernelError(f"{route.op}/{route.name}: {given}, the launch list says {planned}")
+            if planned:
+                contents[key] = value
+    return Program(contents, plan.program.steps, plan.outputs)
 
 
-def run_op(device: Device, op: str, dims: Dims, operands: Operands, route: str | None) -> dict[str, NDArray[np.uint8]]:
-    """Route an op, run it once and return its outputs as raw bytes."""
+def run_op(
+    device: Device | None, op: str, dims: Dims, operands: Operands, route: str | None
+) -> dict[str, NDArray[np.uint8]]:
+    """Route an op, run it once and return its outputs as raw bytes. Without a device: its formula, in NumPy."""
+    if device is None:
+        return _computed(op, dims, operands, route)
     chosen = choose(op, dims, device.caps, route)
     return device.run(lower(chosen, dims, device.caps, operands))
+
+
+def _computed(op: str, dims: Dims, operands: Operands, route: str | None) -> dict[str, NDArray[np.uint8]]:
+    if route is not None:
+        raise RouteError(f"the device 'cpu' computes {op} in NumPy and has no routes, got {route!r}; leave route out")
+    given = {name: array for name, array in operands.items() if array is not None}
+    states = {name: given[name].copy() for name in OPS[op].outputs if name in given}
+    if "format" in dims:
+        given["weight"] = unpack(given["weight"], dims["format"])
+    elif op == "linear_q4gsw":
+        given["weight"] = nibbles_q4gsw(given["weight"])[:, : dims["K"]]
+    found = OPS[op].compute(dims, {**given, **states})
+    values = {name: array if array.dtype.kind in "iu" else array.astype(np.float32) for name, array in found.items()}
+    whole = {name: array.astype(np.uint32) if array.dtype.kind in "iu" else array for name, array in values.items()}
+    return {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in {**whole, **states}.items()}
 
 
 def read_as(raw: NDArray[np.uint8], dtype: Any, shape: tuple[int, ...]) -> Array:

@@ -51,7 +51,7 @@ def arena_of(graph: Graph, nodes: Sequence[tuple[Node, Mapping[str, int]]]) -> A
         for name in dict.fromkeys(node.outputs.values()):
             tensor = graph.tensors[name]
             if tensor.role == "hidden" and name not in graph.outputs:
-                slots[name] = pool.take(4 * tensor.size)
+                slots[name] = pool.take(tensor.nbytes)
         operands = {*node.inputs, *node.outputs, "weight", "scales", "bias", "residual"}
         own = [key for key in buffers if key.split(".")[0] not in operands]
         for key in own:

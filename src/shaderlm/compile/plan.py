@@ -1,26 +1,38 @@
-"""Graph → routed and placed → `Plan`: the frozen, printable list of dispatches of one step.
+"""A plan: all that a step runs, complete by itself. Frozen and printable; `plan_json` writes it out and reads it.
 
-A plan names its buffers and owns none: weights, caches, inputs and the arena belong to who runs it.
+It names its buffers and says what each holds: a runner needs the plan and the checkpoint's tensors, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
 
-from ..errors import ModelError, RouteError
-from ..gpu import Array, DeviceCaps, Program, Slot, Step
-from ..graph.cost import CACHES, flops, part
+from ..errors import DeviceError
+from ..gpu import DeviceCaps, Program, Step
+from ..graph import OPS
 from ..graph.fuse import RejectedFusion
-from ..graph.graph import Graph, Node, Tensor
-from ..kernels import Dispatch, LaunchList, Option, Route, choose, first_of, fold, shader_of
-from .placement import Arena, arena_of
-from .tuning import Tuning
+
+# weight: from the checkpoint. table: computed by a formula. state: the cache, kept from step to step. input and output:
+# written and read by the runner. scratch: between dispatches. params: the numbers of a dispatch.
+Role = Literal["weight", "table", "state", "input", "output", "scratch", "params"]
 
 NONE = "none"  # stands for an operand that is not there (no bias)
-_MOST_ROUTES = 512
-_BYTES = {"f32": 4, "f16": 2}
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A buffer of a plan. `source` says what it holds; its keys depend on the role.
+
+    weight: tensors (name, rows), interleaved, columns, format, rows (first, end), part and layout. table: formula and
+    its parameters. params: words. A state or a table has as many rows as the runner likes: `nbytes` is one row.
+    """
+
+    role: Role
+    nbytes: int
+    source: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -33,163 +45,97 @@ class Launch:
     step: Step
     buffers: tuple[str, ...]  # names in the graph (scratch in brackets), in binding order, without parameters
     dims: Mapping[str, Any]
-    operands: tuple[tuple[str, int], ...]  # every buffer but the parameters: operand ("" for scratch), bytes
+    operands: tuple[tuple[str, int], ...]  # every buffer but the parameters: operand ("" for scratch), bytes to count
     share: float  # of the op's arithmetic: an op may take several dispatches
-    config: str = ""  # of the route, where it was measured to be the fastest
+    config: str = ""  # launch configuration, where it was measured to be the fastest
+    workgroup_size: int = 0  # threads
 
     def work(self, position: int) -> tuple[int, int]:
-        """(bytes, flops) that this dispatch has to do when the first row stands at this position of the cache."""
-        touched = sum(nbytes * part(self.op, name, self.dims, position) for name, nbytes in self.operands)
-        return round(touched), round(self.share * flops(self.op, self.dims, position))
+        """(bytes, flops) that this dispatch has to do when the first row has this position."""
+        op = OPS[self.op]
+        touched = sum(nbytes * op.part(name, self.dims, position) for name, nbytes in self.operands)
+        return round(touched), round(self.share * op.flops(self.dims, position))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a device must have to run a plan: features by name, limits as numbers (the names of `DeviceCaps`)."""
+
+    features: tuple[str, ...]
+    limits: Mapping[str, int]
+
+    def unsupported_reason(self, caps: DeviceCaps) -> str | None:
+        """The first thing that a device does not have, in words."""
+        for name in self.features:
+            if not getattr(caps, name):
+                return f"the plan needs the feature {name}, which {caps.name} does not have"
+        for name, wanted in self.limits.items():
+            if getattr(caps, name) < wanted:
+                return f"the plan needs {name} of {wanted:,}; {caps.name} has {getattr(caps, name):,}"
+        return None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs for one step. `program` has every buffer by name; sizes of those that the arena gives."""
+    """What runs for one step of `tokens` rows. `target`: the WebGPU implementation that shaders are composed for."""
 
     name: str
-    rows: int
-    capacity: int
+    tokens: int
+    target: str
+    needs: Needs
+    buffers: Mapping[str, BufferSpec]
     launches: tuple[Launch, ...]
-    program: Program
-    params: Mapping[str, Array]
-    arena: Mapping[str, int]
-    rejected: tuple[RejectedFusion, ...]
+    outputs: tuple[str, ...]
+    rejected: tuple[RejectedFusion, ...] = ()
+
+    @cached_property
+    def program(self) -> Program:
+        """The dispatches alone, for a device."""
+        return Program(dict.fromkeys(self.buffers, 0), tuple(launch.step for launch in self.launches), self.outputs)
+
+    def to_json(self) -> str:
+        """The plan as JSON text, enough to run it."""
+        from .plan_json import to_json
+
+        return to_json(self)
+
+    def of_role(self, role: Role) -> dict[str, BufferSpec]:
+        """The buffers of one role."""
+        return {name: spec for name, spec in self.buffers.items() if spec.role == role}
+
+    def check(self, caps: DeviceCaps) -> None:
+        """Refuse a device that cannot run this plan."""
+        reason = self.needs.unsupported_reason(caps)
+        if reason:
+            raise DeviceError(f"the plan {self.name!r} cannot run here: {reason}")
 
 
-class Routed(NamedTuple):
-    """A route for a shape, its config and launch_list, and the share of the op's arithmetic that each dispatch has."""
-
-    route: Route
-    config: str
-    launch_list: LaunchList
-    shares: tuple[float, ...]
-
-
-class Lowering:
-    """Routes and lowers nodes; equal nodes of different layers are worked out once."""
-
-    def __init__(self, caps: DeviceCaps, precision: str = "exact", tuning: Tuning | None = None) -> None:
-        self.caps, self.precision, self.tuning = caps, precision, tuning
-        self._routes: dict[Any, Routed] = {}
-
-    def route(self, node: Node) -> Routed:
-        """The route that was measured to be the fastest for a node, else the first that applies."""
-        key = (node.op, tuple(node.dims.items()))
-        if key not in self._routes:
-            taken = self.tuning.option(node.op, node.dims, self.caps, self.precision) if self.tuning else None
-            route, config, launch_list = taken or self._first(node)
-            while len(self._routes) >= _MOST_ROUTES:
-                del self._routes[next(iter(self._routes))]
-            self._routes[key] = Routed(route, config, launch_list, _shares(launch_list))
-        return self._routes[key]
-
-    def _first(self, node: Node) -> Option:
-        try:
-            chosen = choose(node.op, node.dims, self.caps, None, self.precision)
-        except RouteError as problem:
-            raise ModelError(f"this device cannot run {node.op} of {node.layer}: {problem}") from problem
-        return Option(chosen, "", chosen.launch_list(node.dims, self.caps))
-
-    def unsupported_reason(self, node: Node) -> str | None:
-        """Why no route runs a node here; None if one does."""
-        if (node.op, tuple(node.dims.items())) in self._routes:
-            return None
-        found = first_of(node.op, node.dims, self.caps, self.precision)
-        return found if isinstance(found, str) else None
-
-    def plan(self, name: str, graph: Graph, rejected: tuple[RejectedFusion, ...], rows: int, capacity: int) -> Plan:
-        """Lower a whole graph."""
-        _whole_blocks(graph)
-        lowered = [(node, *self.route(node)) for node in graph.nodes]
-        arena = arena_of(graph, [(node, launch_list.buffers) for node, _, _, launch_list, _ in lowered])
-        params: dict[str, Array] = {}
-        names: dict[bytes, str] = {}
-        launches = []
-        for i, (node, route, config, launch_list, shares) in enumerate(lowered):
-            for dispatch, share in zip(launch_list.dispatches, shares, strict=True):
-                shader = shader_of(dispatch)
-                slots, shown, operands = [], [], []
-                for binding, access in shader.bindings:
-                    if binding == "params":
-                        packed = shader.pack_params(dispatch.params)
-                        buffer = names.setdefault(packed.tobytes(), f"params.{len(names)}")
-                        params[buffer] = packed
-                    else:
-                        wanted = dispatch.bind.get(binding, binding)
-                        buffer = _buffer(graph, node, wanted, launch_list.buffers[wanted], arena, i)
-                        if buffer != NONE:
-                            operands.append((_key(node, wanted), launch_list.buffers[wanted]))
-                            if not wanted.startswith("scales"):
-                                shown.append(_operand(node, wanted) or f"({wanted})")
-                    slots.append(Slot(buffer, access))
-                grid = fold(dispatch.workgroups, self.caps.max_workgroups)
-                assert grid is not None, "Route.reason refuses grids that do not fold"
-                step = Step(dispatch.kernel.name, shader.source, tuple(slots), grid)
-                about = (node.layer, node.op, route.name, step, tuple(shown))
-                launches.append(Launch(*about, node.dims, tuple(operands), share, config))
-        used = {slot.buffer for launch in launches for slot in launch.step.slots}
-        program = Program(dict.fromkeys(sorted(used), 0), tuple(launch.step for launch in launches), graph.outputs)
-        return Plan(name, rows, capacity, tuple(launches), program, params, arena.sizes, rejected)
+def joined(name: str, plans: Iterable[Plan]) -> Plan:
+    """Plans that run one after the other, as one. Scratch buffers of the same name are shared."""
+    parts = list(plans)
+    first = parts[0]
+    buffers: dict[str, BufferSpec] = {}
+    words: dict[tuple[int, ...], str] = {}
+    launches: list[Launch] = []
+    for plan in parts:
+        renamed: dict[str, str] = {}
+        for key, spec in plan.buffers.items():
+            if spec.role == "params":
+                renamed[key] = words.setdefault(tuple(spec.source["words"]), f"params.{len(words)}")
+            target = renamed.get(key, key)
+            before = buffers.get(target)
+            made_here = before is not None and before.role == "output" and spec.role == "input"
+            if before is None or (not made_here and spec.nbytes > before.nbytes):
+                buffers[target] = spec
+        launches += [_renamed(launch, renamed) for launch in plan.launches]
+    limits = {key: max(plan.needs.limits[key] for plan in parts) for key in first.needs.limits}
+    features = tuple(sorted({feature for plan in parts for feature in plan.needs.features}))
+    outputs = tuple(dict.fromkeys(output for plan in parts for output in plan.outputs))
+    rejected = tuple(each for plan in parts for each in plan.rejected)
+    needs = Needs(features, limits)
+    return Plan(name, first.tokens, first.target, needs, buffers, tuple(launches), outputs, rejected)
 
 
-def _shares(launch_list: LaunchList) -> tuple[float, ...]:
-    """An op's arithmetic is shared out by the bytes of matrices or caches that a dispatch reads; of all if none."""
-
-    def streamed(dispatch: Dispatch) -> int:
-        names = [name for name, _ in shader_of(dispatch).bindings if name != "params"]
-        keys = [dispatch.bind.get(name, name) for name in names]
-        return sum(launch_list.buffers[key] for key in keys if not large or key in large)
-
-    large = {key for key in launch_list.buffers if key.split(".")[0] in ("weight", *CACHES)}
-    sizes = [streamed(dispatch) for dispatch in launch_list.dispatches]
-    return tuple(size / (sum(sizes) or 1) for size in sizes)
-
-
-def _whole_blocks(graph: Graph) -> None:
-    """Kernels read inputs in blocks of 32: between nodes there is nobody to pad them."""
-    for node in graph.nodes:
-        if node.op.startswith("linear") and node.dims["K"] % 32:
-            raise ModelError(
-                f"{node.layer}: a matrix has {node.dims['K']} columns; on a GPU they must be a multiple of 32. "
-                "device='cpu' runs this model"
-            )
-        if node.op in ("attention", "kv_write") and node.dims["D"] % 4:
-            raise ModelError(
-                f"{node.layer}: heads have {node.dims['D']} values; on a GPU they must be a multiple of 4. "
-                "device='cpu' runs this model"
-            )
-
-
-def weight_buffer(tensor: Tensor, key: str) -> str:
-    """Name of one buffer of a weight: packed ones come as `weight.0`, `scales.0`, `weight.1`, …"""
-    return tensor.name if "." not in key else f"{tensor.name}/{key}"
-
-
-def _operand(node: Node, key: str) -> str | None:
-    """The tensor behind a buffer of a launch_list; None for scratch."""
-    base = _key(node, key)
-    return node.inputs.get(base) or node.outputs.get(base)
-
-
-def _key(node: Node, key: str) -> str:
-    """The operand that a buffer belongs to, as the op calls it; "" for scratch. Scales belong to the weight."""
-    base = key.split(".")[0]
-    base = "weight" if base == "scales" else base
-    return base if base in node.inputs or base in node.outputs else ""
-
-
-def _buffer(graph: Graph, node: Node, key: str, nbytes: int, arena: Arena, index: int) -> str:
-    name = _operand(node, key)
-    if name is None:
-        return NONE if nbytes == 0 else arena.scratch[index, key]
-    tensor = graph.tensors[name]
-    if tensor.role == "weight":
-        # A format without scales has an empty buffer for them.
-        return NONE if nbytes == 0 else weight_buffer(tensor, key)
-    return name if name in graph.outputs or tensor.role != "hidden" else arena.slots[name]
-
-
-def tensor_bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor that is not a weight: values in f32, ids in u32, caches in their format."""
-    return tensor.size * _BYTES[tensor.format]
+def _renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
+    slots = tuple(replace(slot, buffer=names.get(slot.buffer, slot.buffer)) for slot in launch.step.slots)
+    return replace(launch, step=replace(launch.step, slots=slots))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from ..graph.ops import label
 from .plan import Launch, Plan
 from .tuning import Entry, Tuning, key_of
 
@@ -26,8 +27,9 @@ def describe(plan: Plan) -> str:
         titles[len(rows)] = f"{same}: {len(launches)} dispatch{'es' if len(launches) > 1 else ''}"
         rows += [_row(launch) for launch in launches]
         i = end
-    head = f"{plan.name}: {plan.rows} row{'s' if plan.rows > 1 else ''}, room for {plan.capacity:,} positions, "
-    text = [head + f"{len(plan.launches)} dispatches, arena {sum(plan.arena.values()) / 1e6:.1f} MB"]
+    scratch = sum(spec.nbytes for spec in plan.of_role("scratch").values())
+    head = f"{plan.name}: {plan.tokens} token{'s' if plan.tokens > 1 else ''}, "
+    text = [head + f"{len(plan.launches)} dispatches, scratch {scratch / 1e6:.1f} MB"]
     widths = [max(len(row[c]) for row in (_COLUMNS, *rows)) for c in range(len(_COLUMNS) - 1)]
     text.append("  " + _line(_COLUMNS, widths))
     for at, row in enumerate(rows):
@@ -45,15 +47,17 @@ def _row(launch: Launch) -> tuple[str, ...]:
     grid = str(x) if y == 1 else f"{x} × {y}"
     own = [name.removeprefix(f"{launch.layer}.") for name in dict.fromkeys(launch.buffers)]
     route = f"{launch.route}/{launch.config}" if launch.config else launch.route
-    return launch.op, route, launch.step.label, grid, ", ".join(own)
+    return label(launch.op, launch.dims), route, launch.step.label, grid, ", ".join(own)
 
 
 def _signature(layer: str, launches: Sequence[Launch]) -> list[tuple[str, ...]]:
-    """What makes two layers alike: everything but their names. A layer may read what the one before it made."""
+    """What makes two layers alike: everything but their names, and those of what comes in from others and goes out."""
     rows = []
     for launch in launches:
         *what, _ = _row(launch)
         shown = [name if name.startswith(f"{layer}.") else "…" for name in launch.buffers]
+        if launch is launches[-1]:
+            shown[-1] = "…"
         rows.append((*what, *(name.removeprefix(layer) for name in shown), launch.step.source))
     return rows
 
@@ -78,7 +82,7 @@ def describe_choices(plan: Plan, tuning: Tuning, precision: str) -> str:
     text = [f"why these routes in a {plan.name} step ({precision}; {tuning.origin}):"]
     shown: dict[str, Launch] = {}
     for launch in plan.launches:
-        if "linear" in launch.op:
+        if launch.op == "linear":
             shown.setdefault(key_of(launch.op, launch.dims), launch)
     for key, launch in shown.items():
         taken = f"{launch.route}/{launch.config}" if launch.config else launch.route

@@ -9,22 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from ..gpu import Array, Device, Loaded, Program
+from ..gpu import Array, BoundProgram, Copy, Device, Program
 from ..graph import OPS, resolve
+from ..graph.batch import contiguous_batch
 from ..kernels import Dims, choose
 from .execute import lower
 
 ROTATE_BYTES = 256 << 20  # more than any GPU's cache, so that weights come from memory
-MOST_SETS = 64  # small operands, which are in a cache in a model too, rotate through less
+MAX_SETS = 64  # small operands, which are in a cache in a model too, rotate through less
 COPIED_BYTES = 1 << 20  # from here on, contents come from the first set instead of from the host again
 # A GPU clocks low when idle (an H200: 345 instead of 1,980 MHz) and takes its time to rise: each sample follows
 # on copies that keep the GPU busy this long, in the same submission.
-HEAT_SECONDS = 0.03
-HEAT_BYTES = 64 << 20  # copied at a time
+WARM_UP_SECONDS = 0.03
+WARM_UP_BYTES = 64 << 20  # copied at a time
 FIRST_SECONDS = 0.36  # of that before the first sample
-MOST_DISPATCHES = 3000  # per sample: recording one costs the host about 10 µs
+MAX_DISPATCHES = 3000  # per sample: recording one costs the host about 10 µs
 
-Sets = list[list[Loaded]]  # programs that run one after the other, over each set of operands
+Sets = list[list[BoundProgram]]  # programs that run one after the other, over each set of operands
 
 
 class Filler:
@@ -48,9 +49,10 @@ class Filler:
     def __call__(self, name: str, nbytes: int, dims: Dims) -> Array:
         """Contents for a buffer of this name."""
         kind = name.split(".")[0]
-        if kind == "positions":
-            return np.arange(nbytes // 4, dtype=np.uint32) + np.uint32(dims.get("pos", 0))
-        if kind == "weight" and "M" in dims:
+        if kind == "batch":
+            rows = nbytes // 16 - 1
+            return contiguous_batch(max(0, dims.get("keys", 0) - rows), rows).reshape(-1).view(np.uint8)
+        if kind == "weight" and "K" in dims:
             pool = self._bits
         elif kind == "scales" and dims.get("scales") == "f16":
             pool = self._halves
@@ -65,9 +67,9 @@ def inputs_of(op: str, program: Program) -> frozenset[str]:
     return frozenset(name for name in program.buffers if name.split(".")[0] in known)
 
 
-def sets_for(device: Device, streamed: int, most: int = MOST_SETS) -> int:
+def sets_for(device: Device, streamed: int, most: int = MAX_SETS) -> int:
     """How many sets of operands of this many bytes are more than a cache holds."""
-    return 2 if device.caps.software else min(most, max(2, -(-ROTATE_BYTES // max(1, streamed))))
+    return 2 if device.caps.policy.short_measurements else min(most, max(2, -(-ROTATE_BYTES // max(1, streamed))))
 
 
 class Operands:
@@ -82,7 +84,7 @@ class Operands:
 
     def bind(
         self, program: Program, dims: Dims, inputs: frozenset[str], keys: Mapping[str, str] | None = None
-    ) -> list[Loaded]:
+    ) -> list[BoundProgram]:
         """The program over each set. Programs share buffers that have the same key (default: the buffer's name)."""
         found = []
         for i in range(self._count):
@@ -90,7 +92,7 @@ class Operands:
             for name, contents in program.buffers.items():
                 key = keys.get(name, name) if keys else name
                 buffers[name] = self._buffer(i if name in inputs else 0, key, name, contents, dims)
-            found.append(self._device.load(program, buffers))
+            found.append(self._device.bind(program, buffers))
         return found
 
     def _buffer(self, i: int, key: str, name: str, contents: Array | int, dims: Dims) -> Any:
@@ -98,7 +100,7 @@ class Operands:
             nbytes = contents if isinstance(contents, int) else contents.nbytes
             if i and nbytes >= COPIED_BYTES:
                 native = self._device.buffer(nbytes)
-                self._device.copy(self._made[0, key], native, native.size)
+                self._device.copy(Copy(self._made[0, key], native, native.size))
             else:
                 data = self._fill(name, contents, dims) if isinstance(contents, int) else contents
                 native = self._device.buffer(data if nbytes else 16)
@@ -116,17 +118,17 @@ class Clock:
     """Times queues of programs on a GPU that is kept warm. Close it to give its buffers back."""
 
     def __init__(
-        self, device: Device, heat_seconds: float = HEAT_SECONDS, first_seconds: float = FIRST_SECONDS
+        self, device: Device, warm_up_seconds: float = WARM_UP_SECONDS, first_seconds: float = FIRST_SECONDS
     ) -> None:
         self.device = device
         self._time = device.time if device.caps.timestamps else device.time_wall
-        self._heat_seconds = heat_seconds
+        self._warm_up_seconds = warm_up_seconds
         self._each = 1.0  # seconds of a copy, not known yet
-        self._copy: Loaded | None = None
-        self._heat: list[Loaded] = []
-        if not device.caps.software:
-            dims = resolve("copy", {"count": min(HEAT_BYTES, device.caps.max_operand) // 4})
-            self._copy = device.load(lower(choose("copy", dims, device.caps, "vec4"), dims, device.caps, {}))
+        self._copy: BoundProgram | None = None
+        self._warm_up: list[BoundProgram] = []
+        if device.caps.policy.warm_up:
+            dims = resolve("copy", {"count": min(WARM_UP_BYTES, device.caps.max_operand) // 4})
+            self._copy = device.bind(lower(choose("copy", dims, device.caps, "vec4"), dims, device.caps, {}))
             self.warm(first_seconds)
 
     def warm(self, seconds: float) -> None:
@@ -134,24 +136,23 @@ class Clock:
         if self._copy is None:
             return
         each = self._each
-        for _ in range(max(1, round(seconds / HEAT_SECONDS))):  # the copies get faster as the clocks rise
-            count = int(min(MOST_DISPATCHES, 1 + min(seconds, HEAT_SECONDS) / each))
+        for _ in range(max(1, round(seconds / WARM_UP_SECONDS))):  # the copies get faster as the clocks rise
+            count = int(min(MAX_DISPATCHES, 1 + min(seconds, WARM_UP_SECONDS) / each))
             each = max(1e-7, self._time([self._copy] * 2, [self._copy] * count) / 2)
         self._each = each
-        self._heat = [self._copy] * int(min(MOST_DISPATCHES, 1 + self._heat_seconds / each))
+        self._warm_up = [self._copy] * int(min(MAX_DISPATCHES, 1 + self._warm_up_seconds / each))
 
-    def __call__(self, queue: Sequence[Loaded]) -> float:
+    def __call__(self, queue: Sequence[BoundProgram]) -> float:
         """Seconds for the queue."""
-        return self._time(queue, self._heat)
+        return self._time(queue, self._warm_up)
 
     def close(self) -> None:
         """Free the copies' buffers."""
         if self._copy is not None:
-            for native in self._copy.buffers.values():
-                native.destroy()
+            self._copy.release()
 
 
-def queue_of(sets: Sets, calls: int) -> list[Loaded]:
+def queue_of(sets: Sets, calls: int) -> list[BoundProgram]:
     """So many calls, each over the next set."""
     return [loaded for i in range(calls) for loaded in sets[i % len(sets)]]
 
@@ -159,7 +160,7 @@ def queue_of(sets: Sets, calls: int) -> list[Loaded]:
 def calls_for(sets: Sets, each: float, seconds: float, least: int) -> int:
     """How many calls of this many seconds each fill a sample."""
     steps = sum(len(loaded.program.steps) for loaded in sets[0])
-    return max(least, int(min(MOST_DISPATCHES / steps, seconds / max(each, 1e-7))))
+    return max(least, int(min(MAX_DISPATCHES / steps, seconds / max(each, 1e-7))))
 
 
 def sample_in_turns(clock: Clock, works: Sequence[tuple[Sets, int]], rounds: int) -> list[float]:

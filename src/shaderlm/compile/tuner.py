@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import KernelError
 from ..gpu import Device, DeviceCaps, Program
@@ -37,7 +37,7 @@ class Effort:
     sets: int
     first_seconds: float  # the GPU is warmed up for so long at the beginning,
     warm_seconds: float  # so long before the candidates of a shape, which took their time to compile,
-    heat_seconds: float  # and so long before each sample
+    warm_up_seconds: float  # and so long before each sample
 
 
 THOROUGH = Effort(0.002, 0.005, 9, 12, 64, 0.36, 0.1, 0.004)
@@ -46,13 +46,14 @@ QUICK = Effort(0.0008, 0.0015, 3, 4, 32, 0.1, 0.015, 0.001)
 
 def tunable(node: Node) -> bool:
     """A matmul of one row: what a decode step spends its time with."""
-    return "linear" in node.op and node.dims.get("M") == 1 and "format" in node.dims
+    return node.op == "linear" and node.dims["tokens"] == 1
 
 
-def shapes_of(graph: Graph, caps: DeviceCaps, precision: str) -> list[Node]:
+def shapes_of(graphs: Sequence[Graph], caps: DeviceCaps, precision: str) -> list[Node]:
     """One node of each shape that is worth tuning, those first whose weights are the most bytes of a step."""
-    counts = Counter(key_of(node.op, node.dims) for node in graph.nodes if tunable(node))
-    first = {key_of(node.op, node.dims): node for node in reversed(graph.nodes) if tunable(node)}
+    nodes = [node for graph in graphs for node in graph.nodes if tunable(node)]
+    counts = Counter(key_of(node.op, node.dims) for node in nodes)
+    first = {key_of(node.op, node.dims): node for node in reversed(nodes)}
 
     def nbytes(node: Node) -> int:
         launch_list = choose(node.op, node.dims, caps, None, precision).launch_list(node.dims, caps)
@@ -75,7 +76,7 @@ class Tuner:
         self._end = None if seconds is None else _now() + seconds
         self._longest = 0.0  # of a batch so far
         self._fill = Filler()
-        self._clock = Clock(device, effort.heat_seconds, effort.first_seconds)
+        self._clock = Clock(device, effort.warm_up_seconds, effort.first_seconds)
 
     def tune(self, op: str, dims: Dims) -> Entry | None:
         """The entry of a shape, or None if there was no time for it."""
@@ -118,7 +119,7 @@ class Tuner:
         bound: dict[str, Sets] = {}
         looks: dict[str, float] = {}
         calls, sampled = 1, 1
-        least = 1 if device.caps.software else 2
+        least = 1 if device.caps.policy.short_measurements else 2
         for batch in self._batches(found):
             programs = self._compiled({option.name: _program(option, dims, device.caps) for option in batch})
             self._clock.warm(effort.warm_seconds)
@@ -166,7 +167,7 @@ class Tuner:
 
 
 def _program(option: Option, dims: Dims, caps: DeviceCaps) -> Program:
-    return lower(replace(option.route, launch_list=lambda *_: option.launch_list), dims, caps, {})
+    return lower(option.route, dims, caps, {}, launch_list=option.launch_list)
 
 
 def tune_shapes(
@@ -181,18 +182,18 @@ def tune_shapes(
         tuner.close()
 
 
-def tuned(device: Device, graph: Graph, precision: str) -> Tuning:
+def tuned(device: Device, graphs: Sequence[Graph], precision: str) -> Tuning:
     """What is known for the shapes of a decode step; what is not is measured as far as the budget goes, and kept.
 
-    Software adapters are not measured: nothing is gained there. Whatever goes wrong, the built-in order is there.
+    Nothing is measured where the device's policy says so. Whatever goes wrong, the built-in order is there.
     """
     tuning = read(device.caps)
-    if device.caps.software or BUDGET_SECONDS <= 0:
+    if not device.caps.policy.tune or BUDGET_SECONDS <= 0:
         return tuning
     started = _now()
     found: dict[tuple[str, str], Entry] = {}
     try:
-        shapes = shapes_of(graph, device.caps, precision)
+        shapes = shapes_of(graphs, device.caps, precision)
         missing = [node for node in shapes if tuning.entry(node.op, node.dims, precision) is None]
         if not missing:
             return tuning

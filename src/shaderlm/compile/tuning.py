@@ -9,26 +9,26 @@ import hashlib
 import json
 import logging
 import math
-import os
 import re
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from .. import kernels
 from ..errors import ModelError
-from ..formats.embedded import cache_folder
+from ..files import atomic_write_text, cache_directory
 from ..gpu import DeviceCaps
 from ..kernels import Dims, Option, all_routes, option
 
 FORMAT = 1
-# What does not shape the work of a matmul: one entry holds for every capacity of the cache.
-_LEFT_OUT = ("C", "positions", "pos", "eps", "scale")
+# What does not shape the work of a matmul.
+_LEFT_OUT = ("eps", "scale", "batched")
+_OF_HEADS = ("Hq", "Hkv", "D", "rotary", "cache")  # of a product with rope
 _log = logging.getLogger("shaderlm")
 _saving = threading.Lock()  # of two processes that save at once, one may lose entries, which are timed again then
 
@@ -49,8 +49,11 @@ class Entry:
 
 
 def key_of(op: str, dims: Dims) -> str:
-    """A shape in words: linear_add M=1 K=2048 N=2048 format=q4_0 bias=False."""
-    return " ".join([op, *(f"{name}={value}" for name, value in dims.items() if name not in _LEFT_OUT)])
+    """A shape in words: linear tokens=1 K=2048 N=2048 format=q4_0 bias=False epilogue=add. What is off is left out."""
+    absent = _LEFT_OUT if dims.get("Hq") else (*_LEFT_OUT, *_OF_HEADS)
+    return " ".join(
+        [op, *(f"{name}={value}" for name, value in dims.items() if name not in absent and value != "none")]
+    )
 
 
 class Tuning:
@@ -96,7 +99,7 @@ def kernels_version() -> str:
 def path_of(caps: DeviceCaps) -> Path:
     """Where the tuning of a device is kept. A ModelError where there is no place for caches."""
     slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend}".lower()).strip("-")[:100]
-    return cache_folder().parent / "tuning" / f"{slug}.json"
+    return cache_directory() / "tuning" / f"{slug}.json"
 
 
 def _stamp(caps: DeviceCaps) -> dict[str, Any]:
@@ -170,18 +173,12 @@ def save(caps: DeviceCaps, entries: Mapping[tuple[str, str], Entry]) -> Path | N
             with suppress(OSError, ValueError, RecursionError):  # what is of no use is replaced
                 known = _parse(path.read_bytes(), caps)
             text = json.dumps(_record(caps, {**known, **entries}), indent=1) + "\n"
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            try:
-                temporary.write_text(text, encoding="utf-8")
-                os.replace(temporary, path)
-            finally:
-                with suppress(OSError):
-                    temporary.unlink()
+            atomic_write_text(path, text)
         return path
     except ModelError as problem:
         reason: Any = problem
     except OSError as problem:
-        reason = f"{problem.filename}: {problem.strerror}"
+        reason = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
     _log.warning("the tuning could not be kept (%s)", reason)
     return None
 
@@ -196,4 +193,4 @@ def _record(caps: DeviceCaps, entries: Mapping[tuple[str, str], Entry]) -> dict[
             "thorough": entry.thorough,
             "microseconds": {name: max(0.001, round(value, 3)) for name, value in times},
         }
-    return {**_stamp(caps), "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "entries": shapes}
+    return {**_stamp(caps), "date": datetime.now(UTC).isoformat(timespec="seconds"), "entries": shapes}

@@ -1,0 +1,268 @@
+"""Graph → routed and placed → `Plan`. One lowering for models, for single ops and for benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..errors import ModelError, RouteError
+from ..gpu import DeviceCaps, Slot, Step
+from ..graph.cost import CACHES
+from ..graph.fuse import RejectedFusion
+from ..graph.graph import Graph, Node, Tensor
+from ..kernels import Dispatch, LaunchList, Option, Route, Shader, Target, choose, first_of, fold, shader_of
+from ..kernels.route import WeightPart
+from .placement import Arena, arena_of
+from .plan import NONE, BufferSpec, Launch, Needs, Plan, Role
+from .tuning import Tuning
+
+_MAX_ROUTES = 512
+
+
+class Routed(NamedTuple):
+    """A route for a shape, its configuration and launch list, and each dispatch's share of the op's arithmetic."""
+
+    route: Route
+    config: str
+    launch_list: LaunchList
+    shares: tuple[float, ...]
+    weight_parts: Mapping[str, WeightPart]
+
+
+class Lowering:
+    """Routes and lowers nodes; equal nodes of different layers are worked out once."""
+
+    def __init__(
+        self, caps: DeviceCaps, precision: str = "exact", tuning: Tuning | None = None, target: Target = "wgpu"
+    ) -> None:
+        self.caps, self.precision, self.tuning, self.target = caps, precision, tuning, target
+        self._routes: dict[Any, Routed] = {}
+        self._reasons: dict[Any, str | None] = {}
+
+    def route(self, node: Node) -> Routed:
+        """The route that was measured to be the fastest for a node, else the first that applies."""
+        key = (node.op, tuple(node.dims.items()))
+        if key not in self._routes:
+            taken = self.tuning.option(node.op, node.dims, self.caps, self.precision) if self.tuning else None
+            route, config, launch_list = taken or self._first(node)
+            while len(self._routes) >= _MAX_ROUTES:
+                del self._routes[next(iter(self._routes))]
+            self._routes[key] = self.routed(route, node.dims, launch_list, config)
+        return self._routes[key]
+
+    def routed(self, route: Route, dims: Mapping[str, Any], launch_list: LaunchList, config: str = "") -> Routed:
+        """A route that was chosen for a shape."""
+        parts = route.weight_parts(dims, self.caps) if route.weight_parts else {}
+        return Routed(route, config, launch_list, shares(launch_list), parts)
+
+    def _first(self, node: Node) -> Option:
+        try:
+            chosen = choose(node.op, node.dims, self.caps, None, self.precision)
+        except RouteError as problem:
+            raise ModelError(f"this device cannot run {node.op} of {node.layer}: {problem}") from problem
+        return Option(chosen, "", chosen.launch_list(node.dims, self.caps))
+
+    def unsupported_reason(self, node: Node) -> str | None:
+        """Why no route runs a node here; None if one does."""
+        key = (node.op, tuple(node.dims.items()))
+        if key not in self._reasons:
+            found = first_of(node.op, node.dims, self.caps, self.precision)
+            if len(self._reasons) >= _MAX_ROUTES:
+                self._reasons.clear()
+            self._reasons[key] = found if isinstance(found, str) else None
+        return self._reasons[key]
+
+    def plan(
+        self,
+        name: str,
+        graph: Graph,
+        rejected: tuple[RejectedFusion, ...] = (),
+        tokens: int = 1,
+        tables: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Plan:
+        """Lower a whole graph. `tables` has the formulas of its tables by name."""
+        _check_shapes(graph)
+        routed = [(node, self.route(node)) for node in graph.nodes]
+        return self.plan_of(name, graph, routed, rejected, tokens, tables or {})
+
+    def plan_of(
+        self,
+        name: str,
+        graph: Graph,
+        routed: list[tuple[Node, Routed]],
+        rejected: tuple[RejectedFusion, ...] = (),
+        tokens: int = 1,
+        tables: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Plan:
+        """The same with routes already chosen."""
+        arena = arena_of(graph, [(node, taken.launch_list.buffers) for node, taken in routed])
+        work = _Work(graph, arena, tables or {})
+        for i, (node, taken) in enumerate(routed):
+            for dispatch, share in zip(taken.launch_list.dispatches, taken.shares, strict=True):
+                work.add(i, node, taken, dispatch, share, self)
+        largest = max((spec.nbytes for spec in work.buffers.values()), default=0)
+        needs = Needs(tuple(sorted(work.features)), {**work.limits, "max_binding": largest})
+        buffers = dict(sorted(work.buffers.items()))
+        return Plan(name, tokens, self.target, needs, buffers, tuple(work.launches), graph.outputs, rejected)
+
+
+class _Work:
+    """A plan in the making."""
+
+    def __init__(self, graph: Graph, arena: Arena, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        self.graph, self.arena, self.tables = graph, arena, tables
+        self.buffers: dict[str, BufferSpec] = {}
+        self.launches: list[Launch] = []
+        self.features: set[str] = set()
+        names = ("max_invocations", "max_workgroup_memory", "max_storage_buffers", "max_workgroups")
+        self.limits = dict.fromkeys(names, 0)
+        self._params: dict[bytes, str] = {}
+
+    def add(self, index: int, node: Node, taken: Routed, dispatch: Dispatch, share: float, lowering: Lowering) -> None:
+        shader = shader_of(dispatch, lowering.target)
+        slots, shown = [], []
+        operands: list[tuple[str, int]] = []
+        for binding, access in shader.bindings:
+            if binding == "params":
+                slots.append(Slot(self._parameters(shader, dispatch), access))
+                continue
+            wanted = dispatch.bind.get(binding, binding)
+            nbytes = taken.launch_list.buffers[wanted]
+            buffer = self._buffer(index, node, taken, wanted, nbytes)
+            slots.append(Slot(buffer, access))
+            if buffer != NONE:
+                tensor = self._tensor(node, wanted)
+                operands.append((_operand(node, wanted), _counted(taken.launch_list, dispatch, wanted, tensor, nbytes)))
+                if not wanted.startswith("scales"):
+                    shown.append(tensor.name if tensor is not None else f"({wanted})")
+        grid = fold(dispatch.workgroups, lowering.caps.max_workgroups)
+        assert grid is not None, "Route.reason refuses grids that do not fold"
+        self._count(shader, dispatch, max(grid))
+        step = Step(dispatch.kernel.name, shader.source, tuple(slots), grid)
+        about = (node.layer, node.op, taken.route.name, step, tuple(shown))
+        threads = shader.workgroup_size
+        self.launches.append(Launch(*about, node.dims, tuple(operands), share, taken.config, threads))
+
+    def _parameters(self, shader: Shader, dispatch: Dispatch) -> str:
+        packed = shader.pack_params(dispatch.params)
+        name = self._params.setdefault(packed.tobytes(), f"params.{len(self._params)}")
+        words = tuple(int(word) for word in packed.view("<u4"))
+        self.buffers[name] = BufferSpec("params", packed.nbytes, {"words": words})
+        return name
+
+    def _tensor(self, node: Node, key: str) -> Tensor | None:
+        """The tensor behind a buffer of a launch list; None for scratch."""
+        base = _operand(node, key)
+        name = node.inputs.get(base) or node.outputs.get(base)
+        return self.graph.tensors[name] if name else None
+
+    def _buffer(self, index: int, node: Node, taken: Routed, key: str, nbytes: int) -> str:
+        tensor = self._tensor(node, key)
+        if nbytes == 0:  # no bias; no scales
+            name, spec = NONE, BufferSpec("scratch", 16)
+        elif tensor is None:
+            name = self.arena.scratch[index, key]
+            spec = BufferSpec("scratch", self.arena.sizes[name])
+        elif tensor.role == "weight":
+            name, spec = (
+                weight_buffer(tensor, key),
+                BufferSpec("weight", nbytes, _source(tensor, taken.weight_parts, key)),
+            )
+        elif tensor.role in ("state", "table"):
+            source = self.tables.get(tensor.name, {}) if tensor.role == "table" else {"format": tensor.format}
+            name, spec = tensor.name, BufferSpec(tensor.role, tensor.nbytes, source)
+        elif tensor.role == "input" or tensor.name in self.graph.outputs:
+            role: Role = "output" if tensor.name in self.graph.outputs else "input"
+            name, spec = key if "." in key else tensor.name, BufferSpec(role, nbytes)
+        else:
+            name = self.arena.slots[tensor.name]
+            spec = BufferSpec("scratch", self.arena.sizes[name])
+        known = self.buffers.get(name)
+        if known is None or spec.nbytes > known.nbytes:
+            self.buffers[name] = spec
+        return name
+
+    def _count(self, shader: Shader, dispatch: Dispatch, side: int) -> None:
+        self.features |= dispatch.kernel.needs
+        found = {
+            "max_invocations": shader.workgroup_size,
+            "max_workgroup_memory": shader.workgroup_memory,
+            "max_storage_buffers": sum(access != "uniform" for _, access in shader.bindings),
+            "max_workgroups": side,
+        }
+        for name, value in found.items():
+            self.limits[name] = max(self.limits[name], value)
+
+
+def shares(launch_list: LaunchList) -> tuple[float, ...]:
+    """An op's arithmetic is shared out by the bytes of matrices or caches that a dispatch reads; of all if none."""
+
+    def streamed(dispatch: Dispatch) -> int:
+        bound = [] if dispatch.idle else _bound(dispatch)
+        return sum(launch_list.buffers[key] for key in bound if not large or key in large)
+
+    large = {key for key in launch_list.buffers if key.split(".")[0] in ("weight", *CACHES)}
+    sizes = [streamed(dispatch) for dispatch in launch_list.dispatches]
+    return tuple(size / (sum(sizes) or 1) for size in sizes)
+
+
+def _bound(dispatch: Dispatch) -> list[str]:
+    """The buffers of the launch list that a dispatch binds."""
+    return [dispatch.bind.get(name, name) for name, _ in shader_of(dispatch).bindings if name != "params"]
+
+
+def _counted(launch_list: LaunchList, dispatch: Dispatch, key: str, tensor: Tensor | None, nbytes: int) -> int:
+    """The bytes of a buffer that count for a dispatch; of a state or a table, of one row.
+
+    Dispatches that read the same cache do so for different rows of the step: each counts its share of it.
+    """
+    if dispatch.idle:
+        return 0
+    if tensor is not None and tensor.role in ("state", "table"):
+        nbytes = tensor.nbytes
+    if key not in CACHES:
+        return nbytes
+    readers = [each for each in launch_list.dispatches if not each.idle and key in _bound(each)]
+    at = next(i for i, each in enumerate(readers) if each is dispatch)
+    return nbytes * (at + 1) // len(readers) - nbytes * at // len(readers)
+
+
+def _check_shapes(graph: Graph) -> None:
+    """Kernels read inputs in blocks of 32: between nodes there is nobody to pad them."""
+    for node in graph.nodes:
+        if node.op == "linear" and node.dims["K"] % 32:
+            raise ModelError(
+                f"{node.layer}: a matrix has {node.dims['K']} columns; on a GPU they must be a multiple of 32. "
+                "device='cpu' runs this model"
+            )
+        if node.op in ("attention", "kv_write") and node.dims["D"] % 4:
+            raise ModelError(
+                f"{node.layer}: heads have {node.dims['D']} values; on a GPU they must be a multiple of 4. "
+                "device='cpu' runs this model"
+            )
+
+
+def weight_buffer(tensor: Tensor, key: str) -> str:
+    """Name of one buffer of a tensor: packed weights come as `weight.0`, `scales.0`, `weight.1`, …"""
+    return tensor.name if "." not in key else f"{tensor.name}/{key}"
+
+
+def _operand(node: Node, key: str) -> str:
+    """The operand that a buffer belongs to, as the op calls it; "" for scratch. Scales belong to the weight."""
+    base = key.split(".")[0]
+    base = "weight" if base == "scales" and "scales" not in node.inputs else base
+    return base if base in node.inputs or base in node.outputs else ""
+
+
+def _source(tensor: Tensor, parts: Mapping[str, WeightPart], key: str) -> dict[str, Any]:
+    """Where a weight's bytes come from, in the layout that the route wants."""
+    source: dict[str, Any] = {
+        "tensors": [list(part) for part in zip(tensor.parts, tensor.part_rows, strict=True)],
+        "interleaved": tensor.interleaved,
+    }
+    if key not in parts:
+        return {**source, "part": "vector"}
+    part = parts[key]
+    source |= {"format": tensor.format, "columns": tensor.shape[-1] if len(tensor.shape) > 1 else 1}
+    layout = {key: list(value) if isinstance(value, tuple) else value for key, value in part.layout.items()}
+    return {**source, "rows": [part.first, part.end], "part": part.part, "layout": layout}

@@ -1,0 +1,99 @@
+"""Plans as JSON, out and in. What is written is enough to run a plan: see `docs/plans.md`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..errors import InputError
+from ..gpu import Slot, Step
+from ..graph.fuse import RejectedFusion
+from .plan import BufferSpec, Launch, Needs, Plan
+
+FORMAT = 1
+
+
+def to_json(plan: Plan) -> str:
+    """The plan as JSON text. Each shader is written once, as a list of lines."""
+    shaders: dict[str, int] = {}
+    listed: list[dict[str, Any]] = []
+    steps = []
+    for launch in plan.launches:
+        step = launch.step
+        if step.source not in shaders:
+            shaders[step.source] = len(listed)
+            size = launch.workgroup_size
+            about = {"label": step.label, "entry": "main", "workgroup_size": size, "wgsl": step.source.splitlines()}
+            listed.append(about)
+        steps.append(_step(launch, shaders[step.source]))
+    found = {
+        "format": FORMAT,
+        "name": plan.name,
+        "tokens": plan.tokens,
+        "target": plan.target,
+        "features": list(plan.needs.features),
+        "limits": dict(plan.needs.limits),
+        "buffers": {
+            name: {"role": spec.role, "bytes": spec.nbytes, **spec.source} for name, spec in plan.buffers.items()
+        },
+        "outputs": list(plan.outputs),
+        "steps": steps,
+        "shaders": listed,
+        "rejected": [[each.fusion, each.layer, each.reason] for each in plan.rejected],
+    }
+    return json.dumps(found, indent=1)
+
+
+def _step(launch: Launch, shader: int) -> dict[str, Any]:
+    bindings = []
+    for slot in launch.step.slots:
+        part = {"offset": slot.offset, "size": slot.size} if slot.offset or slot.size is not None else {}
+        bindings.append({"buffer": slot.buffer, "access": slot.access, **part})
+    about = {"layer": launch.layer, "op": launch.op, "route": launch.route, "config": launch.config}
+    cost = {"dims": dict(launch.dims), "operands": [list(each) for each in launch.operands], "share": launch.share}
+    run = {"shader": shader, "bindings": bindings, "grid": list(launch.step.grid)}
+    return {**run, **about, "names": list(launch.buffers), **cost}
+
+
+def from_json(text: str) -> Plan:
+    """The plan that `to_json` wrote. An InputError where the text is something else."""
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            given = found.get("format") if isinstance(found, dict) else type(found).__name__
+            raise InputError(f"expected a plan of format {FORMAT}, got {given!r}; write it again with this version")
+        buffers = {name: _buffer(about) for name, about in found["buffers"].items()}
+        launches = tuple(_launch(step, found["shaders"]) for step in found["steps"])
+        unknown = {slot.buffer for launch in launches for slot in launch.step.slots} - set(buffers)
+        if unknown:
+            raise InputError(f"the plan binds buffers that it does not list: {', '.join(sorted(unknown))}")
+        needs = Needs(tuple(found["features"]), found["limits"])
+        rejected = tuple(RejectedFusion(*each) for each in found["rejected"])
+        name, tokens, target = found["name"], found["tokens"], found["target"]
+        return Plan(name, tokens, target, needs, buffers, launches, tuple(found["outputs"]), rejected)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as problem:
+        if isinstance(problem, InputError):
+            raise
+        raise InputError(f"this is not the JSON of a plan: {type(problem).__name__} {problem}") from problem
+
+
+def _buffer(about: dict[str, Any]) -> BufferSpec:
+    source = {key: value for key, value in about.items() if key not in ("role", "bytes")}
+    if "words" in source:  # hashed where equal parameters are shared
+        source["words"] = tuple(source["words"])
+    return BufferSpec(about["role"], about["bytes"], source)
+
+
+def _launch(step: dict[str, Any], shaders: list[dict[str, Any]]) -> Launch:
+    shader = shaders[step["shader"]]
+    slots = tuple(
+        Slot(each["buffer"], each["access"], each.get("offset", 0), each.get("size")) for each in step["bindings"]
+    )
+    source = "\n".join(shader["wgsl"]) + "\n"
+    grid = tuple(step["grid"])
+    if len(grid) != 3:
+        raise InputError(f"a grid has three sides, got {step['grid']}")
+    made = Step(shader["label"], source, slots, grid)
+    about = (step["layer"], step["op"], step["route"], made, tuple(step["names"]), step["dims"])
+    operands = tuple((name, nbytes) for name, nbytes in step["operands"])
+    return Launch(*about, operands, step["share"], step["config"], shader["workgroup_size"])

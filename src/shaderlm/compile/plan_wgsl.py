@@ -1,0 +1,56 @@
+"""The kernels of plans as WGSL: each variant once, with what it is used for.
+
+A kernel is specialised for shapes and formats, so one name may stand for several texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .plan import Plan
+from .tuning import key_of
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One text of a kernel, and the dispatches that run it, in words."""
+
+    source: str
+    uses: tuple[str, ...]
+
+
+def kernels_of(plans: Sequence[Plan]) -> list[str]:
+    """The names of all kernels, sorted."""
+    return sorted({launch.step.label for plan in plans for launch in plan.launches})
+
+
+def variants_of(plans: Sequence[Plan], kernel: str) -> list[Variant]:
+    """The texts of a kernel in the order of their first dispatch."""
+    found: dict[str, dict[str, int]] = {}
+    for plan in plans:
+        for launch in plan.launches:
+            if launch.step.label == kernel:
+                route = f"{launch.route}/{launch.config}" if launch.config else launch.route
+                use = f"{plan.name} {key_of(launch.op, launch.dims)}, route {route}"
+                counts = found.setdefault(launch.step.source, {})
+                counts[use] = counts.get(use, 0) + 1
+    return [
+        Variant(source, tuple(f"{use}, {n} dispatch{'es' if n > 1 else ''}" for use, n in counts.items()))
+        for source, counts in found.items()
+    ]
+
+
+def labelled(kernel: str, target: str, variants: Sequence[Variant], number: int) -> str:
+    """Variant `number`, counted from 1, under a comment that lists all of them."""
+    which = f"variant {number} of {len(variants)}" if len(variants) > 1 else "the only variant"
+    lines = [f"{kernel} for {target}: {which}"]
+    for i, variant in enumerate(variants, 1):
+        lines += [f"  {i if first else ' '}  {use}" for first, use in _marked(variant.uses)]
+    if len(variants) > 1:
+        lines.append("--variant N prints another one")
+    return "\n".join([*(f"// {line}" for line in lines), "", variants[number - 1].source])
+
+
+def _marked(uses: Sequence[str]) -> list[tuple[bool, str]]:
+    return [(i == 0, use) for i, use in enumerate(uses)]

@@ -1,0 +1,129 @@
+"""The plans of a model's step: from a batch to hidden states, and from there to logits and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..graph.fuse import RejectedFusion, fuse
+from ..graph.graph import Graph, Node, Tensor
+from ..graph.ops import resolve
+from ..graph.sampling import MAX_LOGPROBS
+from ..models.architecture import Architecture, Config, Step
+from .lowering import Lowering
+from .plan import Plan, joined
+
+
+class Head(NamedTuple):
+    """What a head is made for: rows that it gives, rows of the step, and what is done with them.
+
+    kind: "hidden" (no logits: the states after the output norm), "logits" (nothing is done with them), "greedy" (every
+    row takes the largest), "sample" (each row as its record says), "adjusted" (sampled after penalties, biases and
+    masks, and counted for penalties; log probabilities of the logits as they were).
+    """
+
+    rows: int
+    tokens: int
+    kind: str
+    paged: bool = True
+
+
+def step_name(tokens: int) -> str:
+    """What people call a step."""
+    return "decode" if tokens == 1 else "prefill"
+
+
+def body_plan(
+    lowering: Lowering, graph: Graph, rejected: tuple[RejectedFusion, ...], step: Step, config: Config
+) -> Plan:
+    """The plan of a step's fused graph."""
+    return lowering.plan(step_name(step.tokens), graph, rejected, step.tokens, rope_tables(config))
+
+
+def head_plan(
+    lowering: Lowering, graph: Graph, rejected: tuple[RejectedFusion, ...], head: Head, config: Config
+) -> Plan:
+    """The plan of a head's fused graph, with the sampler that its kind asks for."""
+    if head.kind == "adjusted":
+        graph = with_logprobs(with_sampler(with_adjustments(graph, head, config), head, config), head, config)
+    elif head.kind not in ("logits", "hidden"):
+        graph = with_sampler(graph, head, config)
+    return lowering.plan("head", graph, rejected, head.tokens)
+
+
+def step_plan(
+    lowering: Lowering,
+    architecture: Architecture,
+    config: Config,
+    step: Step,
+    head: Head,
+    fusions: Sequence[str] | None = None,
+) -> Plan:
+    """The whole plan of a step, from the batch to the tokens, as one."""
+    tail = architecture.head(config, head.rows, head.tokens, logits=head.kind != "hidden")
+    graphs = (architecture.build(config, step), tail)
+    (body, left), (ending, over) = (fuse(graph, fusions, lowering.unsupported_reason) for graph in graphs)
+    parts = (body_plan(lowering, body, left, step, config), head_plan(lowering, ending, over, head, config))
+    return joined(step_name(step.tokens), parts)
+
+
+def rope_tables(config: Config) -> Mapping[str, Mapping[str, Any]]:
+    """The formula of the rope table: row p has (cos, sin) of p / linear_scale · theta^(−2i / rotary) / factors[i]."""
+    rope = config.rope
+    about = {"rotary": rope.rotary, "theta": rope.theta, "linear_scale": rope.linear_scale, "factors": rope.factors}
+    return {"rope_table": {"formula": "rope", **about}}
+
+
+def with_sampler(graph: Graph, head: Head, config: Config) -> Graph:
+    """A head's graph, and tokens sampled from its logits. Records of sampled rows move on to the next position."""
+    tensors = dict(graph.tensors)
+    tensors["batch"] = Tensor("batch", (1 + head.tokens, 4), "state", "u32")
+    tensors["outputs"] = Tensor("outputs", (head.rows, 8), "input", "u32")
+    tensors["tokens"] = Tensor("tokens", (1,), "state", "u32")
+    dims = {"rows": head.rows, "width": config.vocabulary, "greedy": head.kind == "greedy", "advance": True}
+    dims |= {"tokens": head.tokens, "slots": 1, "pages": 1}
+    counted = head.kind == "adjusted"
+    inputs = {"logits": "adjusted" if counted else "logits", "outputs": "outputs", "batch": "batch", "tokens": "tokens"}
+    if head.paged:
+        tensors["page_table"] = Tensor("page_table", (1,), "input", "u32")
+        inputs["page_table"] = "page_table"
+    dims["paged"] = head.paged
+    outputs = {"tokens": "tokens", "batch": "batch"}
+    if counted:
+        dims["counted"] = True
+        inputs["counts"] = outputs["counts"] = "counts"
+    node = Node("sample", resolve("sample", dims), inputs, outputs, "sample")
+    return Graph(tensors, (*graph.nodes, node), graph.outputs).check()
+
+
+def with_adjustments(graph: Graph, head: Head, config: Config) -> Graph:
+    """A head's graph, and its logits after penalties, biases and masks: `adjusted` [rows, vocabulary]."""
+    tensors = {**graph.tensors, **_records(head)}
+    tensors["counts"] = Tensor("counts", (1, config.vocabulary), "state", "u32")
+    tensors["biases"] = Tensor("biases", (1, 2), "input", "u32")
+    tensors["masks"] = Tensor("masks", (1, -(-config.vocabulary // 32)), "input", "u32")
+    tensors["adjusted"] = Tensor("adjusted", (head.rows, config.vocabulary), "hidden")
+    dims = {"rows": head.rows, "width": config.vocabulary, "tokens": head.tokens, "slots": 1}
+    names = ("logits", "outputs", "adjustments", "batch", "counts", "biases", "masks")
+    inputs = dict(zip(names, names, strict=True))
+    node = Node("adjust_logits", resolve("adjust_logits", dims), inputs, {"out": "adjusted"}, "sample")
+    return Graph(tensors, (*graph.nodes, node), graph.outputs).check()
+
+
+def with_logprobs(graph: Graph, head: Head, config: Config) -> Graph:
+    """A graph that samples, and log probabilities of the logits as they were: `logprobs` [rows, 1 + 20, 2]."""
+    tensors = {**graph.tensors, "logprobs": Tensor("logprobs", (head.rows, 1 + MAX_LOGPROBS, 2), "hidden", "u32")}
+    dims = {"rows": head.rows, "width": config.vocabulary, "tokens": head.tokens, "slots": 1}
+    names = ("logits", "outputs", "adjustments", "batch", "tokens")
+    inputs = dict(zip(names, names, strict=True))
+    node = Node("logprobs", resolve("logprobs", dims), inputs, {"out": "logprobs"}, "sample")
+    return Graph(tensors, (*graph.nodes, node), (*graph.outputs, "logprobs")).check()
+
+
+def _records(head: Head) -> dict[str, Tensor]:
+    """What every op of a sampler reads of a step, and the records of adjustments."""
+    return {
+        "batch": Tensor("batch", (1 + head.tokens, 4), "state", "u32"),
+        "outputs": Tensor("outputs", (head.rows, 8), "input", "u32"),
+        "adjustments": Tensor("adjustments", (head.rows, 8), "input", "u32"),
+    }

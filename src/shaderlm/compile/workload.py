@@ -1,0 +1,94 @@
+"""Times workloads: a few routed ops that run one after the other, over rotating inputs, in turns with others.
+
+What `bench kernels` compares and the roofs of `profile` are measured here. Knows no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..gpu import Device, Program
+from ..graph import resolve
+from ..kernels import choose
+from .execute import lower
+from .timing import Clock, Filler, Operands, Sets, calls_for, inputs_of, queue_of, sample_in_turns, sets_for
+
+SAMPLE_SECONDS = 0.02  # queued work per sample
+SAMPLES = 5
+SHORT_SAMPLES = 3
+COPY_BYTES = 256 << 20
+SHORT_COPY_BYTES = 4 << 20
+SOFTWARE_WARNING = (
+    "This is a software adapter: it computes on the CPU. The numbers are right, but their times and ratios say "
+    "nothing about GPUs."
+)
+
+
+@dataclass(frozen=True)
+class RoutedOp:
+    """One op of a workload. `alias` renames buffers, so that ops can hand results on."""
+
+    op: str
+    route: str
+    dims: Mapping[str, Any]
+    alias: Mapping[str, str] = field(default_factory=dict)
+    only: str = ""  # time just the dispatches of kernels whose name starts so
+
+
+Workload = tuple[RoutedOp, ...]
+
+
+def time_in_turns(clock: Clock, workloads: Sequence[Workload], fill: Filler) -> list[float]:
+    """Median seconds per call of workloads, sampled in turns."""
+    short = clock.device.caps.policy.short_measurements
+    loaded: list[tuple[Sets, int]] = []
+    owned: list[Operands] = []
+    try:
+        for workload in workloads:
+            sets, operands = _bound(clock.device, workload, fill)
+            owned.append(operands)
+            guess = clock(queue_of(sets, 2)) / 2  # also touches everything
+            if not short:
+                guess = clock(queue_of(sets, 4)) / 4
+            loaded.append((sets, 2 if short else calls_for(sets, guess, SAMPLE_SECONDS, 2)))
+        return sample_in_turns(clock, loaded, SHORT_SAMPLES if short else SAMPLES)
+    finally:
+        for operands in owned:
+            operands.close()
+
+
+def copy_bandwidth(clock: Clock, fill: Filler) -> float:
+    """Bytes read and written per second by the copy kernel on buffers far larger than a cache."""
+    caps = clock.device.caps
+    count = (SHORT_COPY_BYTES if caps.policy.short_measurements else min(caps.max_operand, COPY_BYTES)) // 16 * 4
+    (seconds,) = time_in_turns(clock, [(RoutedOp("copy", "vec4", resolve("copy", {"count": count})),)], fill)
+    return 2 * 4 * count / seconds
+
+
+def _bound(device: Device, workload: Workload, fill: Filler) -> tuple[Sets, Operands]:
+    """The programs of a workload over several sets of inputs, and their buffers."""
+    programs: list[tuple[RoutedOp, Program, frozenset[str]]] = []
+    streamed = 0
+    for routed in workload:
+        route = choose(routed.op, routed.dims, device.caps, routed.route)
+        program = lower(route, routed.dims, device.caps, {})
+        if routed.only:
+            kept = tuple(step for step in program.steps if step.label.startswith(routed.only))
+            program = replace(program, steps=kept)
+        used = {slot.buffer for step in program.steps for slot in step.slots}
+        program = replace(program, buffers={n: c for n, c in program.buffers.items() if n in used})
+        inputs = inputs_of(routed.op, program) - set(routed.alias)
+        streamed += sum(size for n in inputs if isinstance(size := program.buffers[n], int))
+        programs.append((routed, program, inputs))
+    operands = Operands(device, fill, sets_for(device, streamed))
+    try:
+        bound = []
+        for i, (routed, program, inputs) in enumerate(programs):
+            keys = {name: routed.alias.get(name, f"{i}.{name}") for name in program.buffers}
+            bound.append(operands.bind(program, routed.dims, inputs, keys))
+    except BaseException:
+        operands.close()
+        raise
+    return [list(each) for each in zip(*bound, strict=True)], operands
