@@ -1,24 +1,22 @@
 """Weights from a checkpoint to where they are used: packed into GPU buffers piece by piece, or dense in memory.
 
-The source gives rows of the checkpoint's tensors; a graph's weight may consist of several of them, stacked or row by
-row in turns. Never more than one piece of a weight is held beside the file.
+The plan says for each buffer which rows of which tensors it holds and in which layout. A weight may consist of several
+tensors, stacked or row by row in turns. Never more than one piece of a weight is held beside the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..compile.plan import weight_buffer
-from ..gpu import Array, Device, DeviceCaps
-from ..graph.graph import Graph, Tensor
-from ..kernels.linear import packed
-from ..kernels.linear.formats import FORMATS
-from ..kernels.route import part
+from ..compile.plan import BufferSpec
+from ..gpu import Array, Device
+from ..graph.graph import Tensor
+from ..kernels.linear.formats import repack
 
 PIECE_BYTES = 16 << 20
 FLUSH_BYTES = 64 << 20
@@ -48,97 +46,69 @@ class Piece:
     data: Array
 
 
-def buffer_sizes(graph: Graph, caps: DeviceCaps) -> dict[str, int]:
-    """Bytes of every buffer that the graph's weights need, by the names that plans use."""
-    sizes: dict[str, int] = {}
-    for tensor, key, dims in _operands(graph):
-        if key == "plain":
-            sizes[tensor.name] = 4 * tensor.size
-            continue
-        lay = packed.layout(dims)
-        for i, (first, end) in enumerate(packed.ranges(dims, caps)):
-            if key == "bias":
-                sizes[weight_buffer(tensor, part("bias", i))] = 4 * (end - first)
-            else:
-                sizes[weight_buffer(tensor, part("weight", i))] = (end - first) * lay.row_bytes
-                sizes[weight_buffer(tensor, part("scales", i))] = (end - first) * lay.groups * lay.group_bytes
-    return {name: size for name, size in sizes.items() if size}
+def pieces(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Piece]:
+    """The contents of weight buffers, piece by piece."""
+    for name, spec in buffers.items():
+        part = spec.source["part"]
+        if part == "vector":
+            whole = _vector(spec.source, source)
+            first, end = spec.source.get("rows", (0, len(whole)))
+            yield Piece(name, 0, whole[first:end])
+        elif part == "words":
+            scales = name.replace("/weight.", "/scales.")
+            yield from _matrix(name, spec, scales, buffers.get(scales), source)
 
 
-def pieces(graph: Graph, caps: DeviceCaps, source: Source) -> Iterator[Piece]:
-    """The contents of those buffers, piece by piece."""
-    for tensor, key, dims in _operands(graph):
-        if key == "plain":
-            yield Piece(tensor.name, 0, _vector(tensor, source))
-        elif key == "bias":
-            whole = _vector(tensor, source)
-            for i, (first, end) in enumerate(packed.ranges(dims, caps)):
-                yield Piece(weight_buffer(tensor, part("bias", i)), 0, whole[first:end])
-        else:
-            yield from _matrix(tensor, dims, caps, source)
-
-
-def _operands(graph: Graph) -> Iterator[tuple[Tensor, str, dict[str, Any]]]:
-    """Each weight once: the tensor, "plain", "bias" or "weight", and the dims of the matrix it belongs to."""
-    seen: set[str] = set()
-    for node in graph.nodes:
-        for key, name in node.inputs.items():
-            tensor = graph.tensors[name]
-            if tensor.role != "weight" or name in seen:
-                continue
-            seen.add(name)
-            if key in ("weight", "bias") and "format" in node.dims:
-                yield tensor, key, {name: node.dims[name] for name in ("N", "K", "format")}
-            else:
-                yield tensor, "plain", {}
-
-
-def _vector(tensor: Tensor, source: Source) -> Array:
-    parts = [source.vector(name) for name in tensor.parts]
-    joined = np.stack(parts, axis=1) if tensor.interleaved else np.concatenate(parts)
+def _vector(about: Mapping[str, Any], source: Source) -> Array:
+    parts = [source.vector(name) for name, _ in about["tensors"]]
+    joined = np.stack(parts, axis=1) if about["interleaved"] else np.concatenate(parts)
     return np.ascontiguousarray(joined.reshape(-1), np.float32)
 
 
-def _matrix(tensor: Tensor, dims: dict[str, Any], caps: DeviceCaps, source: Source) -> Iterator[Piece]:
-    form, lay = FORMATS[tensor.format], packed.layout(dims)
-    step = max(2, PIECE_BYTES // (lay.row_bytes + lay.groups * lay.group_bytes) // 2 * 2)
-    for i, (start, stop) in enumerate(packed.ranges(dims, caps)):
-        for first in range(start, stop, step):
-            end = min(first + step, stop)
-            words, scales = form.repack(_rows(tensor, first, end, source))
-            yield Piece(weight_buffer(tensor, part("weight", i)), (first - start) * lay.row_bytes, words)
-            if scales.size:
-                at = (first - start) * lay.groups * lay.group_bytes
-                yield Piece(weight_buffer(tensor, part("scales", i)), at, scales)
+def _matrix(name: str, spec: BufferSpec, scales: str, beside: BufferSpec | None, source: Source) -> Iterator[Piece]:
+    """The words of some rows, and the scales that lie beside them."""
+    about = spec.source
+    start, stop = about["rows"]
+    row_bytes = spec.nbytes // (stop - start)
+    scale_bytes = beside.nbytes // (stop - start) if beside else 0
+    step = max(2, PIECE_BYTES // (row_bytes + scale_bytes) // 2 * 2)
+    for first in range(start, stop, step):
+        end = min(first + step, stop)
+        words, beside_words = repack(about["layout"], rows_of(about, first, end, source))
+        yield Piece(name, (first - start) * row_bytes, words)
+        if beside is not None:
+            yield Piece(scales, (first - start) * scale_bytes, beside_words)
 
 
-def _rows(tensor: Tensor, first: int, end: int, source: Source) -> Array:
+def rows_of(about: Mapping[str, Any], first: int, end: int, source: Source) -> Array:
     """Rows of a weight that may be stacked of several tensors, or have their rows in turns."""
-    count = len(tensor.parts)
-    if count == 1:
-        return source.rows(tensor.parts[0], tensor.format, first, end)
-    if tensor.interleaved:
-        each = [source.rows(name, tensor.format, first // count, end // count) for name in tensor.parts]
+    tensors, kind = about["tensors"], about["format"]
+    if len(tensors) == 1:
+        return source.rows(tensors[0][0], kind, first, end)
+    if about["interleaved"]:
+        count = len(tensors)
+        each = [source.rows(name, kind, first // count, end // count) for name, _ in tensors]
         return np.stack(each, axis=1).reshape(end - first, -1)
     found, at = [], 0
-    for name, rows in zip(tensor.parts, tensor.part_rows, strict=True):
+    for name, rows in tensors:
         a, b = max(first, at), min(end, at + rows)
         if a < b:
-            found.append(source.rows(name, tensor.format, a - at, b - at))
+            found.append(source.rows(name, kind, a - at, b - at))
         at += rows
     return np.concatenate(found)
 
 
-def upload(device: Device, graph: Graph, source: Source, progress: Progress | None = None) -> dict[str, Any]:
+def upload(
+    device: Device, buffers: Mapping[str, BufferSpec], source: Source, progress: Progress | None = None
+) -> dict[str, Any]:
     """Weights into buffers on the device. What was already made is given back if anything fails."""
-    sizes = buffer_sizes(graph, device.caps)
-    total, done, waiting = sum(sizes.values()), 0, 0
-    buffers: dict[str, Any] = {}
+    total, done, waiting = sum(spec.nbytes for spec in buffers.values()), 0, 0
+    made: dict[str, Any] = {}
     try:
-        for name, size in sizes.items():
-            buffers[name] = device.buffer(size)
-        for piece in pieces(graph, device.caps, source):
-            device.write(buffers[piece.buffer], piece.data, piece.offset)
+        for name, spec in buffers.items():
+            made[name] = device.buffer(spec.nbytes)
+        for piece in pieces(buffers, source):
+            device.write(made[piece.buffer], piece.data, piece.offset)
             done, waiting = done + piece.data.nbytes, waiting + piece.data.nbytes
             if waiting >= FLUSH_BYTES:  # what is written lies in host memory until the queue has run
                 device.flush()
@@ -147,29 +117,31 @@ def upload(device: Device, graph: Graph, source: Source, progress: Progress | No
                 progress(done, total)
         device.flush()
     except BaseException:
-        for native in buffers.values():
-            native.destroy()
+        for buffer in made.values():
+            buffer.destroy()
         raise
-    return buffers
+    return made
 
 
-def dense(graph: Graph, source: Source, progress: Progress | None = None) -> dict[str, Array]:
-    """Weights as f32 arrays in memory, for the interpreter. The graph's weights must all be of the format f32."""
-    weights = graph.weights()
-    found: dict[str, Array] = {tensor.name: np.empty(tensor.shape, np.float32) for tensor in weights}
-    total, done = sum(4 * tensor.size for tensor in weights), 0
+def dense(weights: Iterable[Tensor], source: Source, progress: Progress | None = None) -> dict[str, Array]:
+    """Weights as f32 arrays in memory, for the interpreter. They must all be of the format f32."""
+    known = {tensor.name: tensor for tensor in weights}
+    found: dict[str, Array] = {name: np.empty(tensor.shape, np.float32) for name, tensor in known.items()}
+    total, done = sum(4 * tensor.size for tensor in known.values()), 0
 
     def fill(piece: tuple[Tensor, int, int]) -> int:
         tensor, first, end = piece
+        tensors = tuple(zip(tensor.parts, tensor.part_rows, strict=True))
+        about = {"tensors": tensors, "interleaved": tensor.interleaved, "format": "f32"}
         if len(tensor.shape) == 1:
-            found[tensor.name][:] = _vector(tensor, source)
+            found[tensor.name][:] = _vector(about, source)
         else:
-            found[tensor.name][first:end] = _rows(tensor, first, end, source)
+            found[tensor.name][first:end] = rows_of(about, first, end, source)
         return found[tensor.name][first:end].nbytes
 
     # Pieces that stay in a core's cache, on all cores: NumPy lets go of Python's lock while it computes.
     with ThreadPoolExecutor() as pool:
-        for nbytes in pool.map(fill, [piece for tensor in weights for piece in _small_pieces(tensor)]):
+        for nbytes in pool.map(fill, [piece for tensor in known.values() for piece in _small_pieces(tensor)]):
             done += nbytes
             if progress:
                 progress(done, total)

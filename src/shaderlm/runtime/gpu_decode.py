@@ -1,0 +1,148 @@
+"""Sequences that decode together on a GPU.
+
+As long as the same sequences go on, the records of the next step are made on the device by the sampler, so that the
+host writes nothing: command buffers are recorded ahead by other threads, and a step is one submission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import TYPE_CHECKING
+
+from ..compile.steps import Head
+from ..gpu import BoundProgram, CommandBuffer, CommandBufferPool, PendingReadBack
+from ..graph.batch import CONTEXTS, PAGE, context_class, last_key
+from ..models.architecture import Step
+from .adjusted import Adjusted, Wanted
+from .runner import DecodeBatch, Part, bucket, head_kind, padded_batch
+
+if TYPE_CHECKING:
+    from .gpu_runner import GpuRunner, GpuTokens
+
+
+class GpuDecode(DecodeBatch):
+    """Made by `GpuRunner.decode_batch`."""
+
+    def __init__(self, runner: GpuRunner, parts: List[Part]) -> None:
+        self._runner, self._parts = runner, tuple(parts)
+        self._sequences = [part.sequence for part in parts]
+        self._kind = head_kind(parts)
+        self._adjusted: Adjusted | None = None
+        self._reports: tuple[Wanted, ...] | None = None  # where log probabilities come back with the tokens
+        self._lengths: list[int] = []  # as the records on the device have them
+        self._keys: tuple[Step, Head] | None = None
+        self._programs: list[BoundProgram] = []
+        self._last_key = 0  # of the context class
+        self._prepare_at = 0  # the length at which the plan of the next class is wanted soon
+        self._pool: CommandBufferPool[CommandBuffer] | None = None
+
+    def step(self) -> GpuTokens:
+        """Run one step without waiting for it."""
+        from .gpu_runner import GpuTokens
+
+        runner = self._runner
+        with runner.lock:
+            runner._check_open()
+            lengths = [sequence.length for sequence in self._sequences]
+            written = runner.written_by is self and lengths == self._lengths
+            if not written or self._pages_end(lengths):
+                runner._check_parts(self._parts)
+                self._extend()
+                self._choose()
+            elif self._keys is None or max(lengths) >= self._last_key:
+                self._choose()
+            if not written:
+                self._write()
+            if max(lengths) >= self._prepare_at:
+                self._prepare_next()
+            self._lengths = []  # if this fails, nobody knows what the records on the device are
+            pending = self._submit()
+            for sequence in self._sequences:
+                sequence.length += 1
+            self._lengths = [length + 1 for length in lengths]
+            return GpuTokens(pending, self._reports)
+
+    def _pages_end(self, lengths: List[int]) -> bool:
+        """Does a sequence lack the page of the position after the next? The sampler looks it up for the next record.
+
+        True too where the context is full, which is refused.
+        """
+        context = self._runner.config.context
+        pairs = zip(self._sequences, lengths, strict=True)
+        return any(length >= context or len(each.pages) * PAGE < min(length + 2, context) for each, length in pairs)
+
+    def _extend(self) -> None:
+        context = self._runner.config.context
+        self._runner._reserve([(each, min(2, context - each.length)) for each in self._sequences])
+        if self._kind == "adjusted":
+            self._adjusted = self._runner._adjusted(self._parts)
+            self._reports = self._adjusted.wanted
+            self._runner.reserve_adjusted(self._adjusted, [each.slot for each in self._sequences])
+
+    def _write(self) -> None:
+        """The records of this step, where the device does not have them."""
+        runner = self._runner
+        assert self._keys is not None
+        records, outputs = runner._records(self._parts), runner._outputs(self._parts)
+        runner.written_by = None
+        runner.write_batch(padded_batch(records, self._keys[0].tokens, len(outputs)), outputs, self._adjusted)
+        runner.written_by = self
+        runner._end_histories(self._parts)
+
+    def _choose(self) -> None:
+        """The plans for the lengths as they are, bound to today's buffers."""
+        runner = self._runner
+        width = runner.config.head_width
+        context = context_class(max(sequence.length for sequence in self._sequences) + 1, width)
+        tokens = bucket(len(self._parts))
+        paged = tokens > 1 or not self._sequences[0].contiguous
+        wanted = (Step(tokens, context, runner.cache, paged), runner.head(tokens, tokens, self._kind, paged))
+        programs = runner.bound_all(wanted)
+        if wanted != self._keys or any(a is not b for a, b in zip(programs, self._programs, strict=False)):
+            self.drop_pool()
+        self._keys, self._programs = wanted, programs
+        self._last_key = last_key(context, width)
+        # A quarter of the class is left then: a tenth of a second, which is what making and compiling a plan takes. It
+        # takes the recording threads' time, so that short generations do without.
+        self._prepare_at = self._last_key * 3 // 4
+
+    def _prepare_next(self) -> None:
+        self._prepare_at = 1 << 31
+        assert self._keys is not None
+        step = self._keys[0]
+        following = CONTEXTS[CONTEXTS.index(step.context) + 1 :]
+        if following:
+            self._runner.prepare(step._replace(context=following[0]))
+
+    def _submit(self) -> PendingReadBack:
+        runner = self._runner
+        device = runner.device
+        if self._pool is None or self._pool.closed:
+            region = runner.token_region(self._reports)
+            self._pool = device.command_pool(self._programs, region)
+            if self._pool is None:
+                pending = device.submit(self._programs, region)
+                assert pending is not None
+                return pending
+        try:
+            pending = device.submit_from(self._pool)
+            assert pending is not None
+            return pending
+        except BaseException:  # Ctrl-C too: the pool may be one short
+            self.drop_pool()
+            raise
+
+    def drop_pool(self) -> None:
+        """Nothing is recorded ahead any more, until the next step."""
+        pool, self._pool = self._pool, None
+        self._keys = None
+        if pool is not None:
+            pool.close()
+
+    def close(self) -> None:
+        """Nothing is recorded ahead any more."""
+        with self._runner.lock:
+            self.drop_pool()
+            self._programs = []
+            if self._runner.written_by is self:
+                self._runner.written_by = None

@@ -1,0 +1,438 @@
+"""A model on a GPU: weights and the pool of pages in buffers, plans by bucket of rows, and steps that run them.
+
+A step is two plans: from the batch to hidden states, for a bucket of rows and a context class; and from there to logits
+and tokens, for a bucket of outputs. What a step needs is written to the same few buffers each time, in the order of
+submissions. No plan depends on the length of a prompt or on the size of the pool.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as List
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..compile.lowering import Lowering
+from ..compile.plan import NONE, BufferSpec, Launch, Plan
+from ..compile.steps import Head, body_plan, head_plan
+from ..compile.tuner import tuned
+from ..errors import DeviceError, KernelError, ShaderlmError
+from ..gpu import BoundProgram, Buffer, Copy, Device, DeviceCaps, PendingReadBack, Program
+from ..graph.batch import CONTEXTS, PAGE, context_class
+from ..graph.graph import Graph
+from ..graph.sampling import ADJUSTMENT
+from ..models.architecture import Architecture, Config, Step
+from .adjusted import REPORT, Adjusted, Logprobs, Wanted, read_report
+from .gpu_decode import GpuDecode
+from .pages import MAX_SEQUENCES, Reserved, Sequence
+from .runner import (
+    F32,
+    FIRST_PAGES,
+    MAX_OUTPUTS,
+    U32,
+    DecodeBatch,
+    Part,
+    Runner,
+    SamplerSettings,
+    StepResult,
+    bucket,
+    head_kind,
+    padded_batch,
+)
+from .weights import Progress, Source, upload
+
+FIRST_POSITIONS = 2048  # of the rope table
+# Compiled while weights are uploaded, with that of decoding: a short question in a chat template takes 33 to 64 tokens,
+# and most kernels serve other buckets too.
+_FIRST_BUCKET = 64
+
+
+def cache_format(caps: DeviceCaps) -> str:
+    """The format of keys and values in the cache, unless another one is asked for."""
+    return "f16" if caps.policy.half_cache else "f32"
+
+
+def cache_row(config: Config, cache: str) -> int:
+    """Bytes of one position in the cache of a layer's keys, or of its values."""
+    return config.kv_heads * config.head_width * (2 if cache == "f16" else 4)
+
+
+def power_of_two(most: int) -> int:
+    """The largest one up to `most`, and at least 1."""
+    return 1 << (max(1, most).bit_length() - 1)
+
+
+def max_context(config: Config, caps: DeviceCaps, cache: str) -> int:
+    """Positions for which the cache of a layer and the rope table still fit one binding."""
+    per_position = (cache_row(config, cache), 4 * config.rope.rotary)
+    return caps.max_operand // max(per_position) // PAGE * PAGE
+
+
+def max_tokens(config: Config, caps: DeviceCaps) -> int:
+    """Rows of a step: a power of two, no more than the policy's and than lets every hidden tensor fit one binding."""
+    widest = max(config.hidden, 2 * config.ffn, (config.heads + 2 * config.kv_heads) * config.head_width)
+    return power_of_two(min(caps.policy.max_prefill_tokens, caps.max_operand // (4 * widest)))
+
+
+@dataclass
+class GpuTokens:
+    """Tokens on their way from the GPU. Waited for once; kept for those who ask again."""
+
+    pending: PendingReadBack
+    wanted: tuple[Wanted, ...] | None = None  # of every output, where log probabilities come back too
+    found: U32 | None = None
+    reports: dict[int, Logprobs] = field(default_factory=dict)
+
+    def wait(self) -> U32:
+        """Tokens by sequence slot."""
+        if self.found is None:
+            words = self.pending.wait().view(np.uint32)
+            if self.wanted is not None:
+                words, self.reports = read_report(words, self.wanted)
+            self.found = words
+        return self.found
+
+    def logprobs(self, slot: int) -> Logprobs | None:
+        """What the settings of a sequence ask for, by its slot."""
+        self.wait()
+        return self.reports.get(slot)
+
+    def discard(self) -> None:
+        """Nobody wants them any more."""
+        if self.found is None:
+            self.pending.discard()
+
+
+class GpuRunner(Runner):
+    """Weights, the pool and everything that sequences share."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: Config,
+        source: Source,
+        device: Device,
+        *,
+        fusions: List[str] | None = None,
+        cache: str | None = None,
+        precision: str = "fast",
+        progress: Progress | None = None,
+        tune: bool = False,
+    ) -> None:
+        factors = source.vector(config.rope.factors) if config.rope.factors else None
+        self.device = device
+        self.cache = cache or cache_format(device.caps)
+        self._lowering = Lowering(device.caps, precision)
+        fitting = replace(config, context=min(config.context, max_context(config, device.caps, self.cache)))
+        super().__init__(architecture, fitting, factors, fusions, self._lowering.unsupported_reason)
+        self.max_tokens = max_tokens(config, device.caps)
+        self.max_outputs = power_of_two(min(MAX_OUTPUTS, device.caps.max_operand // (4 * config.vocabulary)))
+        self.max_pages = device.caps.max_operand // (cache_row(config, self.cache) * PAGE)
+        # Without subgroups a context class reads as many keys as its rows may have, of runs too.
+        self.runs_have_any_length = device.caps.subgroups
+        self.steps_ahead = device.caps.policy.steps_ahead
+        self._plans: dict[Step | Head, Plan] = {}
+        self._planning = threading.RLock()
+        self._background: threading.Thread | None = None
+        self._bound: dict[Step | Head, BoundProgram] = {}
+        self._decodes: weakref.WeakSet[GpuDecode] = weakref.WeakSet()
+        self._buffers: dict[str, Any] = {}  # inputs, pools, tables, scratch and parameters, by the names in plans
+        self.plans_made = 0
+        if tune:  # while nothing else keeps the GPU busy
+            self._lowering.tuning = tuned(device, self._decode_graphs(), precision)
+        # Says what this device cannot do before anything is uploaded.
+        first = min(_FIRST_BUCKET, self.max_tokens)
+        plans = [self.plan(Step(1, CONTEXTS[0], self.cache)), self.plan(self.head(1, 1, "greedy", paged=False))]
+        plans += [self.plan(Step(first, CONTEXTS[0], self.cache, True)), self.plan(self.head(1, first, "greedy"))]
+        self._weights: dict[str, Any] = {}
+        with ThreadPoolExecutor(1, "compile") as pool:
+            compiled = pool.submit(device.compile, [launch.step for plan in plans for launch in plan.launches])
+            try:
+                self._weights = upload(device, weights_of(plans), source, progress)
+                self._make_inputs()
+                compiled.result()
+            except BaseException:
+                with suppress(BaseException):
+                    compiled.result()
+                self.close()
+                raise
+
+    def _decode_graphs(self) -> list[Graph]:
+        return [self.graph(Step(1, CONTEXTS[0], self.cache))[0], self.head_graph(1, 1)[0]]
+
+    def _make_inputs(self) -> None:
+        sizes = {
+            NONE: 16,
+            "batch": 16 * (1 + self.max_tokens),
+            "outputs": 32 * self.max_outputs,
+            "hidden": 4 * self.max_tokens * self.config.hidden,
+            "tokens": 4 * MAX_SEQUENCES,
+            "page_table": 4 * MAX_SEQUENCES * self.pool.pages_per_sequence,
+        }
+        for name, size in sizes.items():
+            self._buffers[name] = self.device.buffer(size)
+        self._reserve_positions(1)
+        self._grow(FIRST_PAGES)
+
+    # plans -----------------------------------------------------------------------------------------------
+
+    def plan(self, key: Step | Head) -> Plan:
+        """The plan of a step or of a head, made once."""
+        with self._planning:
+            if key not in self._plans:
+                if isinstance(key, Step):
+                    graph, rejected = self.graph(key)
+                    made = body_plan(self._lowering, graph, rejected, key, self.config)
+                else:
+                    graph, rejected = self.head_graph(key.rows, key.tokens, logits=key.kind != "hidden")
+                    made = head_plan(self._lowering, graph, rejected, key, self.config)
+                self._plans[key] = made
+                self.plans_made += 1
+            return self._plans[key]
+
+    def warm_up(self) -> None:
+        """Make and compile every plan that any step can want. Takes seconds: for servers and tests."""
+        buckets = [1 << i for i in range(self.max_tokens.bit_length())]
+        steps = [Step(tokens, context, self.cache, True) for tokens in reversed(buckets) for context in CONTEXTS]
+        steps += [Step(1, context, self.cache) for context in CONTEXTS]
+        kinds = ("greedy", "sample", "adjusted", "logits", "hidden")
+        rows = [1 << i for i in range(self.max_outputs.bit_length())]
+        heads = [self.head(count, 2, kind) for kind in kinds for count in rows]
+        heads += [self.head(1, 1, kind, paged) for kind in kinds for paged in (False, True)]
+        wanted: list[Step | Head] = [*steps, *heads]
+        for key in wanted:
+            self.device.compile([launch.step for launch in self.plan(key).launches])
+
+    def head(self, rows: int, tokens: int, kind: str, paged: bool = True) -> Head:
+        """The head of a step: of one row, or of any number of them."""
+        return Head(bucket(rows), 1 if tokens == 1 else self.max_tokens, kind, paged)
+
+    def prepare(self, step: Step) -> None:
+        """Have the plan of a step made and compiled by another thread, for when a conversation gets there."""
+        busy = self._background is not None and self._background.is_alive()
+        if step not in self._plans and not busy and self.device.policy.record_ahead:
+            self._background = threading.Thread(target=self._prepare, args=(step,), name="plan")
+            self._background.start()
+
+    def _prepare(self, step: Step) -> None:
+        with suppress(ShaderlmError):  # whoever wants the plan is told
+            self.device.compile([launch.step for launch in self.plan(step).launches])
+
+    def launches(self, program: Program) -> tuple[str, int, tuple[Launch, ...]]:
+        """The name, the rows and the dispatches of a plan of this model, by its program."""
+        with self._planning:
+            plans = list(self._plans.values())
+        plan = next(plan for plan in plans if plan.program is program)
+        return plan.name, plan.tokens, plan.launches
+
+    # buffers ---------------------------------------------------------------------------------------------
+
+    def bound(self, key: Step | Head) -> BoundProgram:
+        """A plan with its buffers, kept until a buffer is replaced."""
+        if key not in self._bound:
+            plan = self.plan(key)
+            buffers = {name: self._buffer(name, spec) for name, spec in plan.buffers.items()}
+            self._bound[key] = self.device.bind(plan.program, buffers)
+        return self._bound[key]
+
+    def bound_all(self, keys: Iterable[Step | Head]) -> list[BoundProgram]:
+        """Several plans with their buffers. Binding one may replace a buffer of another, which is then bound again."""
+        wanted = list(keys)
+        for key in wanted:
+            self.bound(key)
+        return [self.bound(key) for key in wanted]
+
+    def _buffer(self, name: str, spec: BufferSpec) -> Any:
+        if spec.role == "weight":
+            return self._weights[name]
+        if spec.role == "params":
+            name = f"params {spec.source['words']}"
+            if name not in self._buffers:
+                self._buffers[name] = self.device.buffer(np.array(spec.source["words"], np.uint32))
+            return self._buffers[name]
+        known = self._buffers.get(name)
+        if spec.role in ("scratch", "output") and (known is None or known.size < spec.nbytes):
+            self._replace({name: self.device.buffer(spec.nbytes)})
+        elif known is None:
+            raise KernelError(f"a plan wants the buffer {name!r}, which nobody made")
+        return self._buffers[name]
+
+    def _replace(self, buffers: Mapping[str, Any]) -> None:
+        """Other buffers under known names. What was bound to the old ones is bound again when it is wanted."""
+        for decode in list(self._decodes):
+            decode.drop_pool()
+        self._bound.clear()
+        old = [self._buffers[name] for name in buffers if name in self._buffers]
+        self._buffers.update(buffers)
+        for buffer in old:
+            buffer.destroy()
+
+    def _grow(self, pages: int) -> None:
+        plan = self.plan(Step(1, CONTEXTS[0], self.cache))
+        grown: dict[str, Any] = {}
+        try:
+            for name, spec in plan.of_role("state").items():
+                grown[name] = self.device.buffer(spec.nbytes * pages * PAGE)
+                if name in self._buffers:
+                    self.device.copy(Copy(self._buffers[name], grown[name], self._buffers[name].size))
+        except BaseException:
+            for buffer in grown.values():
+                buffer.destroy()
+            raise
+        self._replace(grown)
+        self.pool.grow(pages)
+
+    def _write_counts(self, slot: int, counts: U32) -> None:
+        self._reserve_counts(slot)
+        self.device.write(self._buffers["counts"], counts, slot * counts.nbytes)
+
+    def _reserve_counts(self, slot: int) -> None:
+        """Counts of tokens for every sequence slot up to this one. Most models never need any."""
+        row, known = 4 * self.config.vocabulary, self._buffers.get("counts")
+        if known is not None and known.size >= (slot + 1) * row:
+            return
+        most = self.device.caps.max_operand // row
+        if slot >= most:
+            holds = f"this device counts the tokens of {most} sequences at a time"
+            raise DeviceError(f"{holds}, and penalties or log probabilities want more. Free a sequence first")
+        grown = self.device.buffer(min(bucket(slot + 1), most) * row)
+        if known is not None:
+            self.device.copy(Copy(known, grown, known.size))
+        self._replace({"counts": grown})
+
+    def reserve_adjusted(self, made: Adjusted, slots: Iterable[int]) -> None:
+        """Buffers for what is done with logits. They are made when they are first wanted, and grow."""
+        sizes = {"adjustments": ADJUSTMENT.itemsize * self.max_outputs}
+        sizes |= {"biases": made.biases.nbytes, "masks": made.masks.nbytes}
+        small = {name: size for name, size in sizes.items() if self._size(name) < size}
+        for name, size in small.items():
+            self._replace({name: self.device.buffer(bucket(size))})
+        self._reserve_counts(max(slots))
+
+    def _size(self, name: str) -> int:
+        size: int = self._buffers[name].size if name in self._buffers else 0
+        return size
+
+    def _reserve_positions(self, positions: int) -> None:
+        row = 4 * self.config.rope.rotary
+        known = self._buffers.get("rope_table")
+        if known is None or known.size < positions * row:
+            wanted = min(self.config.context, max(FIRST_POSITIONS, 2 * positions))
+            self._replace({"rope_table": self.device.buffer(self.rope_table(wanted))})
+
+    def _apply(self, changed: List[Reserved]) -> None:
+        plan = self.plan(Step(1, CONTEXTS[0], self.cache))
+        copies = []
+        for source, target in (copied for reserved in changed for copied in reserved.copies):
+            for name, spec in plan.of_role("state").items():
+                pool, nbytes = self._buffers[name], spec.nbytes * PAGE
+                copies.append(Copy(pool, pool, nbytes, source * nbytes, target * nbytes))
+        if copies:  # before the table changes: copying takes memory, of which there may be none
+            self.device.copy(*copies)
+        for reserved in changed:
+            for first, pages in _together(reserved.entries):
+                self.device.write(self._buffers["page_table"], np.array(pages, np.uint32), 4 * first)
+
+    # steps -----------------------------------------------------------------------------------------------
+
+    def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: List[Part]) -> StepResult:
+        tokens = bucket(len(records))
+        context = context_class(keys, self.config.head_width)
+        wanted: list[Step | Head] = [Step(tokens, context, self.cache, True)]
+        given, kind, made = {part.gives for part in parts}, head_kind(parts), None
+        if "hidden" in given:  # first: a sampler moves the records on
+            wanted.append(self.head(len(outputs), tokens, "hidden"))
+        if given - {"nothing", "hidden"}:
+            wanted.append(self.head(len(outputs), tokens, kind))
+        if kind == "adjusted":
+            made = self._adjusted(parts)
+            self.reserve_adjusted(made, outputs["slot"].tolist())
+        programs = self.bound_all(wanted)
+        self.written_by = None
+        self.write_batch(padded_batch(records, tokens, len(outputs)), outputs, made)
+        reports = made.wanted if made is not None else None
+        pending = self.device.submit(programs, self.token_region(reports) if "token" in given else None)
+        found = GpuTokens(pending, reports) if pending is not None else None
+        # Copied before any later step writes others; waited for by whoever asks, without the lock.
+        logits = self._rows_of("logits", outputs) if given & {"logits", "all logits"} else None
+        return StepResult(found, logits, self._rows_of("states", outputs) if "hidden" in given else None)
+
+    def _rows_of(self, name: str, outputs: NDArray[Any]) -> Callable[[], F32]:
+        """What a head gave for the outputs of the step that was submitted last, on its way."""
+        rows, width = len(outputs), self.config.vocabulary if name == "logits" else self.config.hidden
+        pending = self.device.submit([], (self._buffers[name], 4 * rows * width))
+        assert pending is not None
+        return lambda: pending.wait().view(np.float32).reshape(rows, width)
+
+    def decode_batch(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> DecodeBatch:
+        """Sequences to decode together."""
+        made = GpuDecode(self, [Part(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)])
+        self._decodes.add(made)
+        return made
+
+    def write_batch(self, batch: U32, outputs: NDArray[Any], made: Adjusted | None = None) -> None:
+        """The records of a step, in the order of submissions."""
+        self.device.write(self._buffers["batch"], batch)
+        if len(outputs):
+            self.device.write(self._buffers["outputs"], outputs.view(np.uint32))
+        if made is not None:
+            for name, array in (("adjustments", made.records), ("biases", made.biases), ("masks", made.masks)):
+                self.device.write(self._buffers[name], array.view(np.uint32))
+
+    def token_region(self, reports: List[Wanted] | None = None) -> tuple[Buffer, int]:
+        """Where the tokens of a step lie: a buffer, and how many of its bytes.
+
+        The last token of every sequence slot; where outputs report log probabilities, the tokens come with these.
+        """
+        if reports is None:
+            return self._buffers["tokens"], 4 * MAX_SEQUENCES
+        return self._buffers["logprobs"], REPORT * len(reports)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        with self.lock:
+            self.closed = True
+            for decode in list(self._decodes):
+                decode.drop_pool()
+        if self._background is not None:
+            self._background.join()
+        with self.lock:
+            self._bound.clear()
+            for kept in (self._weights, self._buffers):
+                for buffer in kept.values():
+                    buffer.destroy()
+                kept.clear()
+
+    def report(self) -> Mapping[str, Any]:
+        """Where it runs, and how much memory its weights take."""
+        caps = self.device.caps
+        held = sum(buffer.size for buffer in self._weights.values())
+        return {
+            "device": f"{caps.name} ({caps.backend})",
+            "weight_bytes": held,
+            "cache": self.cache,
+            "precision": self._lowering.precision if caps.policy.round_inputs else "exact",
+        }
+
+
+def weights_of(plans: Iterable[Plan]) -> dict[str, BufferSpec]:
+    """Every weight that some plans read."""
+    return {name: spec for plan in plans for name, spec in plan.of_role("weight").items()}
+
+
+def _together(entries: List[tuple[int, int]]) -> list[tuple[int, list[int]]]:
+    """Entries with neighbouring indices as (first index, values)."""
+    found: list[tuple[int, list[int]]] = []
+    for index, value in entries:
+        if found and found[-1][0] + len(found[-1][1]) == index:
+            found[-1][1].append(value)
+        else:
+            found.append((index, [value]))
+    return found

@@ -1,0 +1,220 @@
+"""A model in the NumPy interpreter: the same graphs, weights dense in memory. The oracle, and a way without a GPU."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as List
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from ..graph import interpret
+from ..graph.batch import PAGE
+from ..graph.graph import Graph
+from ..graph.sampling import MAX_LOGPROBS, adjust_logits, logprobs, sample
+from ..models.architecture import Architecture, Config, Step
+from .adjusted import Logprobs, read_report
+from .pages import MAX_SEQUENCES, Reserved, Sequence
+from .runner import (
+    F32,
+    MAX_OUTPUTS,
+    U32,
+    DecodeBatch,
+    Part,
+    Runner,
+    SamplerSettings,
+    StepResult,
+    head_kind,
+    padded_batch,
+)
+from .weights import Progress, Source, dense
+
+_KEPT_GRAPHS = 8
+_FEW_ROWS = 8  # up to which the threads of a BLAS wait for each other more than they compute
+_blas_lock = threading.Lock()
+
+
+@functools.cache
+def _blas() -> Any:
+    return ThreadpoolController()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """BLAS with one thread. The setting belongs to the whole process, so models take turns with it.
+
+    With one row at a time the threads of a BLAS wait for each other after each of 120 small products: with one thread a
+    token took 41 ms on two busy cores (Neoverse N1), with two 365 ms.
+    """
+    with _blas_lock, _blas().limit(limits=1, user_api="blas"):
+        yield
+
+
+@dataclass(frozen=True)
+class Here:
+    """Tokens that are already here."""
+
+    tokens: U32
+    reports: Mapping[int, Logprobs] = field(default_factory=dict)
+
+    def wait(self) -> U32:
+        """The last token of every sequence slot."""
+        return self.tokens
+
+    def logprobs(self, slot: int) -> Logprobs | None:
+        """What the settings of a sequence ask for, by its slot."""
+        return self.reports.get(slot)
+
+    def discard(self) -> None:
+        """Nothing is under way."""
+
+
+class NumpyRunner(Runner):
+    """Weights in f32, the pool of pages, and the graphs of the steps that were run."""
+
+    max_tokens = 512
+    max_outputs = MAX_OUTPUTS
+    max_pages = 1 << 31
+    steps_ahead = 1
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: Config,
+        source: Source,
+        *,
+        fusions: List[str] | None = None,
+        cache: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        factors = source.vector(config.rope.factors) if config.rope.factors else None
+        super().__init__(architecture, config, factors, fusions)
+        self.cache = cache or "f32"
+        self._graphs: dict[tuple[Any, ...], Graph] = {}
+        body, head = self.graph_of(1), self.head_of(1, 1)
+        self.weights = dense((*body.weights(), *head.weights()), source, progress)
+        self._states = {name: tensor for name, tensor in body.tensors.items() if tensor.role == "state"}
+        self._pools: dict[str, NDArray[Any]] = {}
+        self._table: F32 = np.zeros((0, 1, 2), np.float32)
+        self._page_table = np.zeros(MAX_SEQUENCES * self.pool.pages_per_sequence, np.uint32)
+        self._tokens = np.zeros(MAX_SEQUENCES, np.uint32)
+        self._counts: U32 | None = None  # [sequence slots, vocabulary], once a step counts tokens
+
+    def graph_of(self, tokens: int) -> Graph:
+        """The fused graph of so many rows, kept for the next time; a few of them."""
+        return self._kept(("step", tokens), lambda: self.graph(Step(tokens, cache=self.cache, paged=True))[0])
+
+    def head_of(self, rows: int, tokens: int, *, logits: bool = True) -> Graph:
+        """The fused graph from hidden states to logits, or to the output norm; kept too."""
+        return self._kept(("head", rows, tokens, logits), lambda: self.head_graph(rows, tokens, logits=logits)[0])
+
+    def _kept(self, key: tuple[Any, ...], make: Any) -> Graph:
+        if key not in self._graphs:
+            while len(self._graphs) >= _KEPT_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            self._graphs[key] = make()
+        return self._graphs[key]
+
+    def _grow(self, pages: int) -> None:
+        pools = {}
+        for name, tensor in self._states.items():
+            dtype = np.float16 if tensor.format == "f16" else np.float32
+            pools[name] = np.zeros((pages * PAGE, *tensor.shape[1:]), dtype)
+            if name in self._pools:
+                pools[name][: len(self._pools[name])] = self._pools[name]
+        self._pools = pools  # all or nothing
+        self.pool.grow(pages)
+
+    def _apply(self, changed: List[Reserved]) -> None:
+        for reserved in changed:
+            for source, target in reserved.copies:
+                for pool in self._pools.values():
+                    pool[target * PAGE : (target + 1) * PAGE] = pool[source * PAGE : (source + 1) * PAGE]
+            for index, page in reserved.entries:
+                self._page_table[index] = page
+
+    def _reserve_positions(self, positions: int) -> None:
+        if len(self._table) < positions:
+            self._table = self.rope_table(min(self.config.context, max(256, 2 * positions)))
+
+    def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: List[Part]) -> StepResult:
+        rows = len(records)
+        values: dict[str, Any] = {
+            **self.weights,
+            **self._pools,
+            "batch": padded_batch(records, rows, len(outputs)),
+            "page_table": self._page_table,
+            "tokens": self._tokens,
+            "rope_table": self._table,
+            "outputs": outputs,
+        }
+        given = {part.gives for part in parts}
+        with one_blas_thread() if rows <= _FEW_ROWS else nullcontext():
+            values["hidden"] = interpret.run(self.graph_of(rows), values)["hidden"]
+            states = self._head(values, outputs, "states") if "hidden" in given else None
+            logits = self._head(values, outputs, "logits") if given - {"nothing", "hidden"} else None
+        found = None
+        if "token" in given:
+            assert logits is not None
+            found = self._sampled(logits, outputs, values["batch"], parts)
+        wait_for_logits = (lambda: logits) if logits is not None else None
+        return StepResult(found, wait_for_logits, (lambda: states) if states is not None else None)
+
+    def _head(self, values: dict[str, Any], outputs: NDArray[Any], name: str) -> F32:
+        graph = self.head_of(len(outputs), len(values["hidden"]), logits=name == "logits")
+        return np.asarray(interpret.run(graph, dict(values))[name])
+
+    def _sampled(self, logits: F32, outputs: NDArray[Any], batch: U32, parts: List[Part]) -> Here:
+        self._tokens = self._tokens.copy()  # who has the old ones keeps them
+        if head_kind(parts) != "adjusted":
+            sample(logits, outputs, batch, self._tokens)
+            return Here(self._tokens)
+        made, counts = self._adjusted(parts), self._all_counts()
+        adjusted = adjust_logits(logits, outputs, made.records, counts, made.biases, made.masks)
+        sample(adjusted, outputs, batch, self._tokens, counts=counts)
+        if made.wanted is None:
+            return Here(self._tokens)
+        words = np.zeros((len(outputs), 1 + MAX_LOGPROBS, 2), np.uint32)
+        logprobs(logits, outputs, made.records, self._tokens, words)
+        return Here(self._tokens, read_report(words, made.wanted)[1])
+
+    def _all_counts(self) -> U32:
+        if self._counts is None:
+            self._counts = np.zeros((MAX_SEQUENCES, self.config.vocabulary), np.uint32)
+        return self._counts
+
+    def _write_counts(self, slot: int, counts: U32) -> None:
+        self._all_counts()[slot] = counts
+
+    def decode_batch(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> DecodeBatch:
+        """Sequences to decode together."""
+        return _Decode(self, [Part(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)])
+
+    def close(self) -> None:
+        """Let go of weights and cache."""
+        self.closed = True
+        self.weights, self._pools = {}, {}
+
+    def report(self) -> Mapping[str, Any]:
+        """Where it runs, and how much memory its weights take."""
+        held = sum(array.nbytes for array in self.weights.values())
+        return {"device": "cpu (NumPy)", "weight_bytes": held, "cache": self.cache, "precision": "exact"}
+
+
+class _Decode(DecodeBatch):
+    def __init__(self, runner: NumpyRunner, parts: List[Part]) -> None:
+        self._runner, self._parts = runner, parts
+
+    def step(self) -> Here:
+        found = self._runner.step(self._parts).tokens
+        assert isinstance(found, Here)
+        return found
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,157 @@
+"""Pages of the KV cache: which are free, who uses them, and what must be copied before it is written.
+
+A pool of pages of `PAGE` positions serves all sequences. A fork shares its parent's pages; a page that is shared is
+copied before one of them writes to it. Knows neither GPU nor arrays.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..errors import InputError
+from ..graph.batch import PAGE
+
+MAX_SEQUENCES = 256  # at the same time: each has a row of the page table and a place for its last token
+
+
+def pages_for(positions: int) -> int:
+    """Pages that hold so many positions."""
+    return -(-positions // PAGE)
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One sequence: its place in the tables, its pages in order, and how many positions are filled."""
+
+    slot: int
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
+    freed: bool = False
+    has_history: bool = False  # its tokens are counted, for penalties
+
+    @property
+    def contiguous(self) -> bool:
+        """Are its pages the pool from the first one on?"""
+        return all(page == i for i, page in enumerate(self.pages))
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """What a reservation changed: pages to copy (from, to), and entries of the page table (index in it, page)."""
+
+    copies: tuple[tuple[int, int], ...]
+    entries: tuple[tuple[int, int], ...]
+
+
+class PagePool:
+    """Hands out pages, the lowest free one first, so that a sequence that is alone lies in one piece."""
+
+    def __init__(self, context: int) -> None:
+        self.pages_per_sequence = pages_for(context)
+        self.pages = 0  # there are so many; `grow` adds some
+        self._free: list[int] = []
+        self._users: list[int] = []
+        self._slots = list(range(MAX_SEQUENCES))
+
+    @property
+    def free(self) -> int:
+        """How many pages nobody uses."""
+        return len(self._free)
+
+    def grow(self, pages: int) -> None:
+        """So many pages in all."""
+        for page in range(self.pages, pages):
+            heapq.heappush(self._free, page)
+            self._users.append(0)
+        self.pages = max(self.pages, pages)
+
+    def table_index(self, sequence: Sequence) -> int:
+        """Where a sequence's entries begin in the page table."""
+        return sequence.slot * self.pages_per_sequence
+
+    # sequences -------------------------------------------------------------------------------------------
+
+    def add(self) -> Sequence:
+        """A new, empty sequence."""
+        if not self._slots:
+            raise InputError(f"there are {MAX_SEQUENCES} sequences already, which is the most; free one first")
+        return Sequence(heapq.heappop(self._slots))
+
+    def fork(self, parent: Sequence) -> tuple[Sequence, Reserved]:
+        """A sequence that begins with all of another, and shares its pages."""
+        child = self.add()
+        child.pages, child.length = list(parent.pages[: pages_for(parent.length)]), parent.length
+        for page in child.pages:
+            self._users[page] += 1
+        first = self.table_index(child)
+        return child, Reserved((), tuple((first + i, page) for i, page in enumerate(child.pages)))
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget what comes after the first `length` positions, and give pages back that are empty now."""
+        if not 0 <= length <= sequence.length:
+            raise InputError(f"a sequence of {sequence.length} positions cannot be truncated to {length}")
+        sequence.length = length
+        kept = pages_for(length)
+        self._release(sequence.pages[kept:])
+        del sequence.pages[kept:]
+
+    def remove(self, sequence: Sequence) -> None:
+        """Give all pages of a sequence back. Twice does no harm."""
+        if not sequence.freed:
+            sequence.freed = True
+            self._release(sequence.pages)
+            sequence.pages = []
+            heapq.heappush(self._slots, sequence.slot)
+
+    def _release(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._users[page] -= 1
+            if self._users[page] == 0:
+                heapq.heappush(self._free, page)
+
+    # pages -----------------------------------------------------------------------------------------------
+
+    def missing(self, wanted: Iterable[tuple[Sequence, int]]) -> int:
+        """How many pages more than are free it takes to write so many positions to each sequence."""
+        needed = sum(len(self._new(sequence, count)) + len(self._shared(sequence, count)) for sequence, count in wanted)
+        return max(0, needed - self.free)
+
+    def reserve(self, sequence: Sequence, count: int) -> Reserved:
+        """Pages of its own for the next `count` positions of a sequence. Call `missing` and `grow` first."""
+        first = self.table_index(sequence)
+        copies, entries = [], []
+        for i in self._shared(sequence, count):
+            page = self._take()
+            copies.append((sequence.pages[i], page))
+            self._release([sequence.pages[i]])
+            sequence.pages[i] = page
+            entries.append((first + i, page))
+        for i in self._new(sequence, count):
+            sequence.pages.append(self._take())
+            entries.append((first + i, sequence.pages[i]))
+        return Reserved(tuple(copies), tuple(entries))
+
+    def revert(self, sequence: Sequence, reserved: Reserved) -> None:
+        """Undo a reservation that nothing was written to yet. Of several, the last one first."""
+        first, kept = self.table_index(sequence), len(sequence.pages) + len(reserved.copies) - len(reserved.entries)
+        self._release(sequence.pages[kept:])
+        del sequence.pages[kept:]
+        for (shared, page), (index, _) in zip(reserved.copies, reserved.entries, strict=False):
+            sequence.pages[index - first] = shared
+            self._users[shared] += 1
+            self._release([page])
+
+    def _take(self) -> int:
+        page = heapq.heappop(self._free)
+        self._users[page] = 1
+        return page
+
+    def _new(self, sequence: Sequence, count: int) -> range:
+        return range(len(sequence.pages), pages_for(sequence.length + count))
+
+    def _shared(self, sequence: Sequence, count: int) -> list[int]:
+        """Pages that will be written and belong to others too."""
+        end = min(len(sequence.pages), pages_for(sequence.length + count))
+        return [i for i in range(sequence.length // PAGE, end) if self._users[sequence.pages[i]] > 1]

@@ -1,0 +1,465 @@
+"""A model that runs steps of a token batch: rows of any number of sequences at once, on a GPU or in NumPy.
+
+A step takes parts: the next tokens of a sequence (of a prompt, or the token that was sampled last), and what its last
+row gives: nothing, logits, its final hidden state, or a sampled token, which stays on the device as the next input and
+comes back later. Steps may be submitted before the tokens of earlier ones are known.
+
+Locks: `lock` covers the pool, the tables and everything that is submitted; nobody holds it while waiting for a token.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DeviceError, InputError
+from ..graph.batch import LAST, NONE, PAGE, RUN, RUN_ROWS
+from ..graph.fuse import RejectedFusion, fuse
+from ..graph.graph import Graph, Node
+from ..graph.reference import rope_table
+from ..graph.sampling import OUTPUT
+from ..models.architecture import Architecture, Config, Step
+from .adjusted import Adjusted, Logprobs, adjusted, check_settings
+from .pages import PagePool, Reserved, Sequence
+
+if TYPE_CHECKING:
+    from .session import Session
+
+F32 = NDArray[np.float32]
+U32 = NDArray[np.uint32]
+Gives = Literal["nothing", "token", "logits", "all logits", "hidden"]
+FIRST_PAGES = 4  # of the pool: 512 positions, the least that attention over a contiguous cache expects
+MAX_OUTPUTS = 64  # rows of logits at once
+
+
+class SamplerSettings(NamedTuple):
+    """How the device samples a row. Temperature 0 takes the largest logit. The random number of a token depends on the
+    seed and the row's position alone.
+
+    Applied in this order: penalties on the tokens of the sequence's history (`Runner.set_history`), bias, mask,
+    temperature, top_k, top_p, min_p. Log probabilities are those of the logits before all of it.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()  # tokens, and what is added to their logits
+    logprobs: int | None = None  # of how many of the most likely tokens to report; 0: of the sampled one alone
+    mask: bytes | None = None  # a bit per token in u32 words, the lowest first; 1: allowed
+
+    @property
+    def greedy(self) -> bool:
+        """Takes the largest logit."""
+        return self.temperature == 0
+
+    @property
+    def penalizes(self) -> bool:
+        """Do the tokens so far change the logits?"""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def adjusted(self) -> bool:
+        """Is anything done with the logits but sampling?"""
+        return self.penalizes or bool(self.bias) or self.mask is not None or self.logprobs is not None
+
+
+GREEDY = SamplerSettings()
+
+
+@dataclass(frozen=True)
+class Part:
+    """The next tokens of one sequence in a step. `ids` None: the token that was sampled last for it."""
+
+    sequence: Sequence
+    ids: List[int] | None
+    gives: Gives = "token"
+    settings: SamplerSettings = GREEDY
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch that it takes."""
+        return 1 if self.ids is None else len(self.ids)
+
+
+class Token(Protocol):
+    """A sampled token that is on its way."""
+
+    def wait(self) -> int:
+        """The token's id."""
+        ...
+
+    def logprobs(self) -> Logprobs | None:
+        """Log probabilities of the token and of the most likely ones, if its settings ask for them. Waits for it."""
+        ...
+
+    def discard(self) -> None:
+        """Nobody wants it any more."""
+        ...
+
+
+class Tokens(Protocol):
+    """The tokens of a step, on their way: by sequence slot."""
+
+    def wait(self) -> U32:
+        """Tokens by sequence slot, of the sequences that got one in this step. May be called again."""
+        ...
+
+    def logprobs(self, slot: int) -> Logprobs | None:
+        """What the settings of a sequence ask for, by its slot; None: nothing."""
+        ...
+
+    def discard(self) -> None:
+        """Nobody wants them any more."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenOf:
+    """One sequence's token among those of a step."""
+
+    tokens: Tokens
+    slot: int
+
+    def wait(self) -> int:
+        """The token's id."""
+        return int(self.tokens.wait()[self.slot])
+
+    def logprobs(self) -> Logprobs | None:
+        """Log probabilities of the token and of the most likely ones, if its settings ask for them."""
+        return self.tokens.logprobs(self.slot)
+
+    def discard(self) -> None:
+        """Nobody wants it any more."""
+        self.tokens.discard()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Of a step: the tokens that were sampled, if any, and the logits and hidden states that were asked for.
+
+    They may be on their way.
+    """
+
+    tokens: Tokens | None = None
+    wait_for_logits: Callable[[], F32] | None = None
+    wait_for_hidden: Callable[[], F32] | None = None
+
+    @cached_property
+    def logits(self) -> F32 | None:
+        """[rows, vocabulary], in the order of the step's outputs. Waits for them the first time."""
+        return self.wait_for_logits() if self.wait_for_logits is not None else None
+
+    @cached_property
+    def hidden(self) -> F32 | None:
+        """Final hidden states, after the output norm: [rows, hidden], in the same order. Waits for them, too."""
+        return self.wait_for_hidden() if self.wait_for_hidden is not None else None
+
+    def token(self, sequence: Sequence) -> Token:
+        """The token of one sequence."""
+        assert self.tokens is not None, "no part of this step gives a token"
+        return TokenOf(self.tokens, sequence.slot)
+
+
+class DecodeBatch(ABC):
+    """Sequences that decode together: every step runs the last token of each and samples the next one."""
+
+    @abstractmethod
+    def step(self) -> Tokens:
+        """Run one step without waiting for it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Nothing is recorded ahead any more. The sequences stay."""
+
+
+class Runner(ABC):
+    """What both kinds of runner share: config, graphs, sequences and the records of a step."""
+
+    max_tokens: int  # rows of a step
+    max_outputs: int  # rows of logits of a step
+    max_pages: int  # of the pool
+    runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
+    steps_ahead: int  # steps worth submitting before the first of them is waited for
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: Config,
+        factors: Any,
+        fusions: List[str] | None,
+        unsupported_reason: Callable[[Node], str | None] | None = None,
+    ) -> None:
+        self.config = config
+        self.lock = threading.RLock()
+        self.closed = False
+        self.pool = PagePool(config.context)
+        self.written_by: object = None  # whose records are in the batch, as the device has moved them on
+        self._architecture, self._factors, self._fusions = architecture, factors, fusions
+        self._unsupported_reason = unsupported_reason
+        self._last_graph: tuple[Step, tuple[Graph, tuple[RejectedFusion, ...]]] | None = None
+
+    # graphs ----------------------------------------------------------------------------------------------
+
+    def graph(self, step: Step) -> tuple[Graph, tuple[RejectedFusion, ...]]:
+        """The fused graph of a step, to the hidden states. The last one is kept: it is asked for twice."""
+        known = self._last_graph
+        if known is None or known[0] != step:
+            made = fuse(self._architecture.build(self.config, step), self._fusions, self._unsupported_reason)
+            self._last_graph = known = (step, made)
+        return known[1]
+
+    def head_graph(self, rows: int, tokens: int, *, logits: bool = True) -> tuple[Graph, tuple[RejectedFusion, ...]]:
+        """The fused graph from the hidden states of `tokens` rows to the logits of `rows` of them, or to the norm."""
+        made = self._architecture.head(self.config, rows, tokens, logits=logits)
+        return fuse(made, self._fusions, self._unsupported_reason)
+
+    def rope_table(self, positions: int) -> F32:
+        """(cos, sin) [positions, rotary / 2, 2]."""
+        rope = self.config.rope
+        where = np.arange(positions, dtype=np.float64) / rope.linear_scale
+        return rope_table(where, rope.rotary, rope.theta, self._factors).astype(np.float32)
+
+    # sequences -------------------------------------------------------------------------------------------
+
+    def add(self) -> Sequence:
+        """A new, empty sequence."""
+        with self.lock:
+            self._check_open()
+            return self.pool.add()
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """A sequence that begins with all of another. Pages are shared until one of them writes.
+
+        Its history, which penalties read, is not the other's: `set_history` gives it one.
+        """
+        with self.lock:
+            self._check_open()
+            self._check_there(sequence)
+            child, changed = self.pool.fork(sequence)
+            try:
+                self._apply([changed])
+            except BaseException:
+                self.pool.remove(child)
+                raise
+            self.written_by = None  # what the device would write next may be shared now
+            return child
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget what comes after the first `length` positions of a sequence."""
+        with self.lock:
+            sequence.has_history = sequence.has_history and length == sequence.length
+            self.pool.truncate(sequence, length)
+
+    def set_history(self, sequence: Sequence, ids: List[int]) -> None:
+        """Penalties of a sequence count these tokens, and those that are sampled with penalties from now on.
+
+        Tokens that are only run are not counted: give all that is to count when a generation starts. A sequence that
+        is new, forked or truncated has no history, and one loses it that gives anything without penalties.
+        """
+        with self.lock:
+            self._check_open()
+            self._check_there(sequence)
+            self.check_ids(ids)
+            counts = np.bincount(np.asarray(ids, np.int64), minlength=self.config.vocabulary)
+            self._write_counts(sequence.slot, counts.astype(np.uint32))
+            sequence.has_history = True
+
+    def free(self, sequence: Sequence) -> None:
+        """Give the pages of a sequence back."""
+        with self.lock:
+            self.pool.remove(sequence)
+            self.written_by = None  # the device must not go on with a sequence whose pages are others' now
+
+    def session(self) -> Session:
+        """A new, empty conversation."""
+        from .session import Session
+
+        return Session(self)
+
+    # steps -----------------------------------------------------------------------------------------------
+
+    def step(self, parts: List[Part]) -> StepResult:
+        """Run one step. Its rows are those of the parts, in this order; their sequences must differ."""
+        with self.lock:
+            self._check_open()
+            self._check_parts(parts)
+            self._reserve([(part.sequence, part.rows) for part in parts])
+            records = self._records(parts)
+            outputs = self._outputs(parts)
+            counted = [part for part in parts if part.rows < RUN_ROWS or not self.runs_have_any_length]
+            keys = max((part.sequence.length + part.rows for part in counted), default=1)
+            result = self._run(records, outputs, keys, parts)
+            for part in parts:
+                part.sequence.length += part.rows
+            self._end_histories(parts)
+            return result
+
+    def _end_histories(self, parts: List[Part]) -> None:
+        """What these sequences give is counted, or their histories are not complete any more."""
+        for part in parts:
+            if part.gives != "nothing" and not (part.gives == "token" and part.settings.penalizes):
+                part.sequence.has_history = False
+
+    @abstractmethod
+    def decode_batch(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> DecodeBatch:
+        """Sequences to decode together. Each must have a token that was sampled for it."""
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InputError("this model is closed; load it again")
+
+    def _check_there(self, sequence: Sequence) -> None:
+        if sequence.freed:
+            raise InputError("this sequence was freed; add another one")
+
+    def _check_parts(self, parts: List[Part]) -> None:
+        for part in parts:
+            if part.ids is not None:
+                self.check_ids(part.ids)
+        rows = sum(part.rows for part in parts)
+        if not 1 <= rows <= self.max_tokens:
+            raise InputError(f"a step takes 1 to {self.max_tokens} rows, got {rows}")
+        if len({part.sequence.slot for part in parts}) < len(parts):
+            raise InputError("a sequence may have one part in a step")
+        for part in parts:
+            self._check_there(part.sequence)
+            self._check_length(part.sequence.length, part.rows)
+            if part.settings.adjusted:
+                check_settings(part.settings, self.config.vocabulary, part.sequence.has_history)
+        outputs = sum(part.rows if part.gives == "all logits" else part.gives != "nothing" for part in parts)
+        if outputs > self.max_outputs:
+            most = f"at most {self.max_outputs} rows"
+            raise InputError(f"a step gives the logits or tokens of {most}, asked for {outputs}")
+
+    def check_ids(self, ids: List[int]) -> None:
+        """Token ids that the model has."""
+        if not len(ids):
+            raise InputError("expected at least one token, got none")
+        wrong = next((i for i in ids if not 0 <= i < self.config.vocabulary), None)
+        if wrong is not None:
+            raise InputError(f"a token id must lie in 0 … {self.config.vocabulary - 1}, got {wrong}")
+
+    def _check_length(self, length: int, more: int) -> None:
+        if length + more > self.config.context:
+            raise InputError(
+                f"the context holds {self.config.context:,} tokens; {length:,} are there and {more:,} more "
+                "were given. Shorten the prompt, or load the model with a longer context"
+            )
+
+    def _reserve(self, wanted: List[tuple[Sequence, int]]) -> None:
+        """Pages for what a step writes. All or nothing: the pool grows first."""
+        missing = self.pool.missing(wanted)
+        if missing:
+            pages = self.pool.pages + missing
+            if pages > self.max_pages:
+                holds = f"{self.max_pages * PAGE:,} tokens of all sequences"
+                raise DeviceError(f"the cache holds {holds} on this device, and it is full. Free a sequence first")
+            self._grow(min(self.max_pages, max(pages, 2 * self.pool.pages, FIRST_PAGES)))
+        self._reserve_positions(max(sequence.length + count for sequence, count in wanted))
+        changed = [self.pool.reserve(sequence, count) for sequence, count in wanted]
+        try:
+            self._apply(changed)
+        except BaseException:
+            for (sequence, _), reserved in reversed(list(zip(wanted, changed, strict=True))):
+                self.pool.revert(sequence, reserved)
+            raise
+
+    def _records(self, parts: List[Part]) -> U32:
+        """The records of a step's rows, [rows, 4]."""
+        records = np.empty((sum(part.rows for part in parts), 4), np.uint32)
+        at = 0
+        for part in parts:
+            rows, first = records[at : at + part.rows], part.sequence.length
+            positions = np.arange(first, first + part.rows, dtype=np.uint32)
+            pages = np.asarray(part.sequence.pages, np.uint32)
+            rows[:, 0] = LAST | part.sequence.slot if part.ids is None else part.ids
+            rows[:, 1] = positions
+            rows[:, 2] = pages[positions // PAGE] * np.uint32(PAGE) + positions % PAGE
+            rows[:, 3] = self.pool.table_index(part.sequence) | (RUN if part.rows >= RUN_ROWS else 0)
+            at += part.rows
+        return records
+
+    def _outputs(self, parts: List[Part]) -> NDArray[Any]:
+        """The records of a step's outputs."""
+        found, at = [], 0
+        for part in parts:
+            rows = range(at, at + part.rows) if part.gives == "all logits" else [at + part.rows - 1]
+            found += [output_record(row, part.sequence, part.settings) for row in rows if part.gives != "nothing"]
+            at += part.rows
+        return np.array(found, OUTPUT)
+
+    def _adjusted(self, parts: List[Part]) -> Adjusted:
+        """What is done with the logits of a step's outputs beside sampling."""
+        rows = [(part, part.rows if part.gives == "all logits" else int(part.gives != "nothing")) for part in parts]
+        outputs = [part for part, count in rows for _ in range(count)]
+        slots = [part.sequence.slot for part in outputs]
+        return adjusted([part.settings for part in outputs], slots, self.config.vocabulary)
+
+    @abstractmethod
+    def _write_counts(self, slot: int, counts: U32) -> None:
+        """How often each token is in the history of a sequence slot, [vocabulary]."""
+
+    @abstractmethod
+    def _grow(self, pages: int) -> None:
+        """So many pages in the pool; what was in it stays. All or nothing."""
+
+    @abstractmethod
+    def _apply(self, changed: List[Reserved]) -> None:
+        """Copy pages and write entries of the page table."""
+
+    @abstractmethod
+    def _reserve_positions(self, positions: int) -> None:
+        """A rope table for so many positions."""
+
+    @abstractmethod
+    def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: List[Part]) -> StepResult:
+        """Run rows of which the longest that is in no run sees so many keys."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give all memory back."""
+
+    @abstractmethod
+    def report(self) -> Mapping[str, Any]:
+        """Where it runs, and how much memory its weights take."""
+
+
+def output_record(row: int, sequence: Sequence, settings: SamplerSettings) -> tuple[Any, ...]:
+    """A row of the array of outputs."""
+    seed = settings.seed % (1 << 64)
+    return (row, sequence.slot, *settings[:4], seed & 0xFFFF_FFFF, seed >> 32)
+
+
+def head_kind(parts: List[Part]) -> str:
+    """What is done with the logits of a step (`compile.steps.Head`)."""
+    settings = [part.settings for part in parts if part.gives == "token"]
+    if any(each.adjusted for each in settings):
+        return "adjusted"
+    return "logits" if not settings else "greedy" if all(each.greedy for each in settings) else "sample"
+
+
+def bucket(rows: int) -> int:
+    """The number of rows that a plan is made for: the next power of two."""
+    return 1 << (rows - 1).bit_length()
+
+
+def padded_batch(records: U32, tokens: int, outputs: int) -> U32:
+    """The batch as kernels read it: counts, records, and rows that write nothing."""
+    batch = np.zeros((1 + tokens, 4), np.uint32)
+    batch[0] = (len(records), outputs, 0, 0)
+    batch[1 : 1 + len(records)] = records
+    batch[1 + len(records) :, 2] = NONE
+    return batch
