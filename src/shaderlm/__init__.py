@@ -13,22 +13,37 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from .engine import Completion, LanguageModel, Stream, load
+    from .engine import Completion, GenerationOptions, LanguageModel, Stream, TokenLogprob, load
     from .engine.tokenizer import Tokenizer
 
-# Imported when they are first used: `import shaderlm` and `shaderlm --help` stay quick.
-_HOMES = {
+# Name → module, imported when the name is first used: `import shaderlm` and `shaderlm --help` stay quick.
+_MODULES = {
     "Completion": ".engine",
+    "GenerationOptions": ".engine",
     "LanguageModel": ".engine",
     "Stream": ".engine",
+    "TokenLogprob": ".engine",
     "Tokenizer": ".engine.tokenizer",
     "load": ".engine",
 }
 
-__all__ = ["Completion", "LanguageModel", "Stream", "Tokenizer", "__version__", "load"]
+__all__ = [
+    "Completion",
+    "GenerationOptions",
+    "LanguageModel",
+    "Stream",
+    "TokenLogprob",
+    "Tokenizer",
+    "__version__",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'shaderlm' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name], __name__), name)
+    return getattr(importlib.import_module(_MODULES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

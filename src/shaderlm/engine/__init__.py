@@ -1,8 +1,9 @@
-"""Loading, prefill, decode, sampling, stopping. Knows no HTTP."""
+"""Loading, prefill, decode, sampling, stopping: the Python API. Knows no HTTP."""
 
-from .answer import Completion, Stream, TokenLogprob
+from .completion import Completion, Stream, TokenLogprob
 from .language_model import LanguageModel
 from .loading import load
-from .sampling import Sampling
+from .options import GenerationOptions
+from .sampling import SamplingParams
 
-__all__ = ["Completion", "LanguageModel", "Sampling", "Stream", "TokenLogprob", "load"]
+__all__ = ["Completion", "GenerationOptions", "LanguageModel", "SamplingParams", "Stream", "TokenLogprob", "load"]

@@ -1,156 +1,210 @@
-"""One answer: the prompt is fed, then tokens are chosen until something ends it.
+"""One generation: the prompt is fed, then tokens are sampled until something ends it.
 
-Where tokens are chosen on the device, the next step is under way before the last token has come back.
+The device samples. The next steps are submitted before the last token has come back, and before its text is made: the
+device does not wait for text.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 
-from ..runtime.session import Choice, Session, Token
+from ..errors import DeviceError
+from ..runtime.runner import Token
+from ..runtime.session import Session
 from ..text import TextStream, Tokenizer
-from .answer import Completion, Timing, TokenLogprob
-from .sampling import Sampling, choose, device_choice, log_probabilities, uniforms
+from .completion import Completion, Timing, TokenLogprob
+from .sampling import SamplingParams, settings_of
+
+Turn = AbstractContextManager[object]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted of one answer."""
+    """What one generation is to do."""
 
     prompt_ids: Sequence[int]
+    sampling: SamplingParams
     max_tokens: int
-    sampling: Sampling
-    stop: Sequence[str]
-    stop_ids: frozenset[int]
-    context: int
-    closed: threading.Event = field(default_factory=threading.Event)  # set to end the answer early
+    context: int  # tokens of prompt and generation together, the last one excepted: it is never run
+    stop: Sequence[str] = ()
+    stop_ids: frozenset[int] = frozenset()
 
 
-class _OnDevice:
-    """Tokens that the device chooses; `ahead` of them are under way at a time."""
+class _Tokens:
+    """Tokens that the device samples; up to `session.steps_ahead` of them are under way at a time."""
 
-    def __init__(self, session: Session, request: Request) -> None:
-        self._session, self._sampling = session, request.sampling
-        self._uniforms = uniforms(request.sampling.seed)
-        # The last token that is chosen is never run.
-        self._left = min(request.max_tokens, request.context - session.length + 1)
+    logprob: TokenLogprob | None = None  # of the last token, where the request wants it
+
+    def __init__(self, session: Session, request: Request, turn: Turn) -> None:
+        self._session, self._turn, self._settings = session, turn, settings_of(request.sampling)
+        self._prompt_ids, self._stop_ids = request.prompt_ids, request.stop_ids
+        self._left = min(request.max_tokens, request.context - len(request.prompt_ids) + 1)  # steps to submit
         self._pending: deque[Token] = deque()
 
-    def first(self) -> tuple[int, None]:
-        self._pending.append(self._session.choose(self._choice()))
+    def start(self, ids: Sequence[int]) -> None:
+        """Submit the first steps, with what is left of the prompt. Penalties count all of it."""
+        if self._settings.penalizes:
+            self._session.set_history(self._prompt_ids)
+        self._pending.append(self._session.sample(ids, self._settings))
         self._left -= 1
-        return self.next()
+        if self._session.steps_ahead > 1:
+            self._fill()
 
-    def next(self) -> tuple[int, None]:
-        while len(self._pending) < self._session.ahead and self._left > 0:
-            self._pending.append(self._session.advance(self._choice()))
-            self._left -= 1
-        return self._pending.popleft().wait(), None
-
-    def _choice(self) -> Choice:
-        return None if self._sampling.greedy else device_choice(self._sampling, next(self._uniforms))
-
-
-class _OnHost:
-    """Tokens that are chosen here, from logits that are read back: penalties, biases, log probabilities."""
-
-    def __init__(self, session: Session, request: Request) -> None:
-        self._session, self._sampling = session, request.sampling
-        self._uniforms = uniforms(request.sampling.seed)
-        self._history = Counter(request.prompt_ids)
-        self._last = -1
-
-    def first(self) -> tuple[int, TokenLogprob | None]:
-        logits = self._session.logits()
-        self._last = choose(logits, self._sampling, self._history, next(self._uniforms))
-        self._history[self._last] += 1
-        if self._sampling.logprobs is None:
-            return self._last, None
-        chosen, top = log_probabilities(logits, self._last, self._sampling.logprobs)
-        return self._last, TokenLogprob(self._last, chosen, top)
-
-    def next(self) -> tuple[int, TokenLogprob | None]:
-        self._session.feed([self._last])
-        return self.first()
-
-
-class Answer:
-    """One answer as it comes about. `pieces` may be read once; the completion goes into `result`."""
-
-    def __init__(self, session: Session, tokenizer: Tokenizer, request: Request, known: int) -> None:
-        self._session, self._request, self._known = session, request, known
-        self._text = TextStream(tokenizer, request.stop)
-        self._source: _OnDevice | _OnHost | None = None
-        self._pieces: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
-        self.ids: list[int] = []
-        self._started = self._first = self._last = time.perf_counter()
-
-    def pieces(self, turn: Callable[[], AbstractContextManager[None]], result: list[Completion]) -> Iterator[str]:
-        """Pieces of text. The first `known` tokens of the prompt are in the cache.
-
-        `turn` gives the device to this answer: it is held while the device is asked for something, not while the caller
-        has a piece of text; and it refuses once the model is closed.
-        """
-        reason = "length"
-        try:
-            while len(self.ids) < self._request.max_tokens and not self._request.closed.is_set():
-                with turn():
-                    token = self._next()
-                if token is None:
-                    break
-                if token in self._request.stop_ids:
-                    reason = "stop"
-                    break
-                self.ids.append(token)
-                yield from self._told(self._text.push(token))
-                if self._text.stopped:
-                    reason = "stop"
-                    break
-            yield from self._told(self._text.finish())
-            if self._request.closed.is_set():
-                reason = "closed"
-        except GeneratorExit:
-            reason = "closed"
-            raise
-        except BaseException:
-            reason = ""
-            raise
-        finally:
-            # Steps that were under way when the answer ended are forgotten.
-            self._session.rewind(min(self._session.length, len(self._request.prompt_ids) + len(self.ids)))
-            if reason:
-                result.append(self._completion(reason))
-
-    def _told(self, piece: str) -> Iterator[str]:
-        if piece:
-            self._pieces.append(piece)
-            yield piece
-
-    def _next(self) -> int | None:
-        """The next token; None where the context is full."""
-        request = self._request
-        if self._source is None:
-            self._session.feed(request.prompt_ids[self._known :])
-            kind = _OnDevice if request.sampling.on_device else _OnHost
-            self._source = kind(self._session, request)
-            token, logprob = self._source.first()
-            self._first = time.perf_counter()
-        elif len(request.prompt_ids) + len(self.ids) > request.context:
-            return None
-        else:
-            token, logprob = self._source.next()
-        self._last = time.perf_counter()
-        if logprob is not None and token not in request.stop_ids:
-            self._logprobs.append(logprob)
+    def next(self) -> int | None:
+        """The next token; None at max_tokens, or where the context is full. No lock is held while it is awaited."""
+        pending = self._pending
+        if not pending:
+            if self._left <= 0:
+                return None
+            with self._turn:
+                self._fill()
+        token = pending[0].wait()
+        logprobs = pending[0].logprobs() if self._settings.logprobs is not None else None
+        pending.popleft()
+        self.logprob = TokenLogprob(token, *logprobs) if logprobs is not None else None
+        # Before the text of this token is made. Nothing is gained by that where one step at a time is under way.
+        if self._left > 0 and self._session.steps_ahead > 1 and token not in self._stop_ids:
+            with self._turn:
+                self._fill()
         return token
 
-    def _completion(self, reason: str) -> Completion:
-        timing = Timing(self._first - self._started, self._last - self._first, max(0, len(self.ids) - 1))
-        wanted = self._logprobs if self._request.sampling.logprobs is not None else None
-        return Completion.of("".join(self._pieces), self.ids, list(self._request.prompt_ids), reason, wanted, timing)
+    def _fill(self) -> None:
+        while self._left > 0 and len(self._pending) < self._session.steps_ahead:
+            self._pending.append(self._session.advance(self._settings))
+            self._left -= 1
+
+    def close(self) -> None:
+        """Give back what steps that nobody waits for any more would have returned."""
+        while self._pending:
+            with suppress(DeviceError):  # a lost device has nothing to give back
+                self._pending.popleft().discard()
+
+
+class Generation:
+    """One generation as it comes about: `next_delta` until it returns None. Then `completion` has all of it.
+
+    `open_session` gives a session and how many tokens of the prompt are in its cache already. `close_session` gets it
+    back once, with the completion, or None after an error. Both the opening and every submission happen inside `turn`,
+    which gives the device to one thread. A lock of its own lets one thread at a time read a generation.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        open_session: Callable[[], tuple[Session, int]],
+        close_session: Callable[[Session, Completion | None], None] = lambda session, completion: None,
+        turn: Turn | None = None,
+    ) -> None:
+        self.completion: Completion | None = None
+        self._request, self._turn = request, turn or nullcontext()
+        self._open_session, self._close_session = open_session, close_session
+        self._text = TextStream(tokenizer, request.stop)
+        self._source: _Tokens | None = None
+        self._session: Session | None = None
+        self._deltas: list[str] = []
+        self._logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
+        self._ids: list[int] = []
+        self._started = self._first = self._last = 0.0
+        self._ended = self._cancelled = self._running = False
+        self._error: BaseException | None = None
+        # Reentrant: a signal handler may close the stream that its own thread is reading.
+        self._lock = threading.RLock()
+
+    def next_delta(self) -> str | None:
+        """The next text that is certain: whole characters, no part of a stop string. None after the last."""
+        with self._lock:
+            if self._ended:
+                error, self._error = self._error, None
+                if error is not None:
+                    raise error
+                return None
+            self._running = True
+            try:
+                delta = self._advance()
+            except BaseException:
+                self._end(None)
+                raise
+            finally:
+                self._running = False
+        if self._cancelled and not self._ended:  # by a thread that did not get the lock
+            self.close()
+        return delta
+
+    def _advance(self) -> str | None:
+        source = self._source or self._start()
+        while not self._cancelled:
+            token = source.next()
+            if token is None:
+                return self._finish("length")
+            self._last = time.perf_counter()
+            if not self._ids:
+                self._first = self._last
+            if token in self._request.stop_ids:
+                return self._finish("stop")
+            self._ids.append(token)
+            if self._logprobs is not None and source.logprob is not None:
+                self._logprobs.append(source.logprob)
+            delta = self._text.push(token)
+            if self._text.stopped:
+                return self._finish("stop", delta)
+            if delta:
+                self._deltas.append(delta)
+                return delta
+        return self._finish("closed")
+
+    def _start(self) -> _Tokens:
+        self._started = self._first = self._last = time.perf_counter()
+        request = self._request
+        with self._turn:
+            self._session, cached = self._open_session()
+            self._source = _Tokens(self._session, request, self._turn)
+            self._source.start(request.prompt_ids[cached:])
+        return self._source
+
+    def _finish(self, reason: str, delta: str = "") -> str | None:
+        """End with this reason; the last text, if there is any."""
+        delta += self._text.finish()
+        if delta:
+            self._deltas.append(delta)
+        self._end(reason)
+        return delta or None
+
+    def _end(self, reason: str | None) -> None:
+        """Give the session back; after an error (None) there is no completion."""
+        self._ended = True
+        source, self._source = self._source, None
+        session, self._session = self._session, None
+        if reason is not None and self._started:
+            timing = Timing(self._first - self._started, self._last - self._first, max(0, len(self._ids) - 1))
+            prompt = list(self._request.prompt_ids)
+            text = "".join(self._deltas)
+            self.completion = Completion.of(text, self._ids, prompt, reason, self._logprobs, timing)
+        try:
+            if source is not None:
+                source.close()
+        finally:
+            if session is not None:
+                self._close_session(session, self.completion)
+
+    def close(self) -> None:
+        """End early: now, or after the token that another thread is waiting for."""
+        self._cancelled = True
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._ended and not self._running:
+                    self._end("closed")
+            finally:
+                self._lock.release()
+
+    def abort(self, error: BaseException) -> None:
+        """End with an error, which the next read raises. Waits for the thread that is reading, if there is one."""
+        with self._lock:
+            if not self._ended and not self._running:
+                self._error = error
+                self._end(None)

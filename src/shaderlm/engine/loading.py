@@ -1,4 +1,4 @@
-"""From what a user typed to a model that answers: file, tokenizer, device, weights."""
+"""Loading: from the name of a model to a `LanguageModel`: file, tokenizer, device, weights."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, InputError, ModelError
+from ..errors import DeviceError, InputError
 from ..formats.convert import device_format, rows_for_device
 from ..formats.find import find
 from ..formats.gguf import GgufFile
-from ..gpu import Array, Device, adapters, open_device
-from ..models.architecture import Architecture, Config, architecture
-from ..runtime.gpu_model import GpuModel
-from ..runtime.interpreter import Interpreter
+from ..gpu import Array, Device, begin_opening, open_device, preferred_adapter
+from ..models.architecture import Architecture, Config
+from ..models.checkpoint import architecture_of, read_config
+from ..runtime.gpu_runner import GpuRunner
+from ..runtime.numpy_runner import NumpyRunner
 from ..text import Vocabulary
 from .language_model import LanguageModel
 from .report import LoadReport
 from .tokenizer import Tokenizer
 
-Progress = Callable[[str, int, int], None]  # what is going on, bytes done, bytes in all
+Progress = Callable[[str, int, int], None]  # what is copied, bytes done, bytes in total
 
 PRECISIONS = ("fast", "exact")
 _log = logging.getLogger("shaderlm")
@@ -40,61 +41,90 @@ def load(
     context: int | None = None,
     progress: Progress | None = None,
     precision: str = "fast",
+    tune: bool = True,
+    ignore_keys: Collection[str] = (),
+) -> LanguageModel:
+    """Load a model: a .gguf path, "hf:ORG/REPO/FILE", or a name (default: smollm2-135m, downloaded once).
+
+    device: "auto" (default) takes a GPU, or the CPU with a warning where there is none; "cpu" computes in NumPy;
+    anything else names an adapter (`shaderlm devices` lists them) and is never replaced by another.
+    context: the largest number of tokens of a conversation (default: the model's own).
+    progress: called as progress(label, done, total), in bytes, while files and weights are copied.
+    precision: "fast" (default) lets a GPU round the inputs of matrix products to 16 bits while it decodes, where that
+    is faster; "exact" does not.
+    tune: use the kernels that were measured to be the fastest on this GPU, and measure new shapes for at most 2 s;
+    False uses the built-in choice.
+    ignore_keys: metadata keys such as "llama.attention.sliding_window" to read as if the file did not have them. A key
+    that would change what is computed, and is not supported, is otherwise refused.
+    """
+    return load_with(
+        model,
+        device=device,
+        context=context,
+        progress=progress,
+        precision=precision,
+        tune=tune,
+        ignore_keys=ignore_keys,
+    )
+
+
+def load_with(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    device: str | int | Device | None = None,
+    context: int | None = None,
+    progress: Progress | None = None,
+    precision: str = "fast",
+    tune: bool = True,
+    ignore_keys: Collection[str] = (),
     fusions: Sequence[str] | None = None,
     cache: str | None = None,
-    tune: bool = True,
 ) -> LanguageModel:
-    """Load a model: a .gguf path, "hf:ORG/REPO/FILE", or a name (default: smollm2-135m, fetched once).
+    """`load` with two more arguments, for tests and comparisons.
 
-    device: "auto" (default) takes a real GPU, or the CPU where there is none and says so; "cpu" computes in NumPy;
-    anything else names an adapter (see `shaderlm devices`) and is never replaced by another. context: the most tokens
-    of a conversation (default: the model's own). progress(label, done, total) is called while files and weights move.
-    precision: "fast" (default) lets a GPU round the inputs of matrix products to 16 bits while it writes tokens, where
-    that is faster; "exact" does not.
-    tune: take the kernels that were measured to be the fastest on this GPU, and measure for shapes that are new, for at
-    most 2 s; False takes the built-in ones.
-    fusions (names, () for none) and cache ("f32" or "f16") are for tests and comparisons.
+    fusions: names of those to apply (default: all; () for none). cache: "f32" or "f16" keys and values.
     """
     if cache not in (None, "f32", "f16"):
         raise InputError(f"cache must be 'f32' or 'f16', got {cache!r}")
     check_precision(precision)
+    if not isinstance(device, Device):
+        begin_opening(device)  # drivers take up to a second to start
     path = find(model, progress)
     started = time.perf_counter()
-    # Drivers take up to a second to start; the file's header and tokenizer are read meanwhile.
-    with GgufFile.open(path) as file, ThreadPoolExecutor(1, "device") as pool:
+    # The file's header and tokenizer are read meanwhile.
+    with GgufFile.open(path) as file, file.named_in_errors(), ThreadPoolExecutor(1, "device") as pool:
         opening = pool.submit(choose_device, device)
+        kind = architecture_of(file)
         tokenizer = Tokenizer(Vocabulary.from_metadata(file.metadata))
-        kind = architecture(file.metadata)
+        own = read_config(kind, file, ignore_keys).context
+        check_context(context, own)
         target = opening.result()
-        config = config_of_file(kind, file, context, dense=target is None)
-        if len(tokenizer.vocabulary.tokens) != config.vocabulary:
-            raise ModelError(
-                f"{path}: the tokenizer has {len(tokenizer.vocabulary.tokens):,} tokens, the embedding matrix "
-                f"{config.vocabulary:,} rows"
-            )
+        config = config_of_file(kind, file, context, dense=target is None, ignore_keys=ignore_keys)
         moved = (lambda done, total: progress("loading weights", done, total)) if progress else None
         source = _File(file)
-        runner: GpuModel | Interpreter
+        runner: GpuRunner | NumpyRunner
         if target is None:
-            runner = Interpreter(kind, config, source, fusions=fusions, cache=cache, progress=moved)
+            runner = NumpyRunner(kind, config, source, fusions=fusions, cache=cache, progress=moved)
         else:
             options: dict[str, Any] = {"fusions": fusions, "cache": cache, "precision": precision, "tune": tune}
-            runner = GpuModel(kind, config, source, target, progress=moved, **options)
+            runner = GpuRunner(kind, config, source, target, progress=moved, **options)
+        limit = own
         if runner.config.context < config.context:
-            given = f"the model's {config.context:,} tokens to {runner.config.context:,}"
-            _log.warning("the context is cut from %s: a longer cache does not fit one binding of this device", given)
-        report = _report(file, runner.config, runner.report(), time.perf_counter() - started)
+            limit = runner.config.context
+            given = f"from {config.context:,} to {limit:,} tokens"
+            _log.warning("the context is reduced %s: a longer cache does not fit one binding of this device", given)
+        report = _report(file, runner.config, runner.report(), limit, time.perf_counter() - started)
     return LanguageModel(runner, tokenizer, report)
 
 
 def check_precision(given: str) -> None:
-    """ "fast" or "exact"."""
+    """It must be one of PRECISIONS."""
     if given not in PRECISIONS:
         raise InputError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {given!r}")
 
 
 def choose_device(device: str | int | Device | None) -> Device | None:
-    """An open device, or None for the interpreter. Only "auto" may end on the CPU, and it says so."""
+    """An open device, or None for the interpreter. Only "auto" falls back to the CPU, with a warning."""
     if isinstance(device, Device):
         return device
     word = device.strip().lower() if isinstance(device, str) else device
@@ -103,19 +133,19 @@ def choose_device(device: str | int | Device | None) -> Device | None:
     if word not in (None, "auto"):
         return open_device(device)
     try:
-        found = adapters()
+        found = preferred_adapter()
     except DeviceError as problem:
         _log.warning("no GPU can be used (%s); computing on the CPU with NumPy", problem)
         return None
-    if found and not found[0].caps.software:
-        return open_device(found[0].number)
+    if found and not found.caps.software:
+        return open_device(found)
     if not found:
-        _log.warning("no GPU was found; computing on the CPU with NumPy. `shaderlm devices` says what to install")
+        _log.warning("no GPU was found; computing on the CPU with NumPy. `shaderlm devices` lists what to install")
         return None
-    adapter = found[0].caps.name.lower()
+    adapter = found.caps.name.lower()
     word = next((known for known in ("swiftshader", "llvmpipe") if known in adapter), "software")
     _log.warning(
-        "no GPU was found; computing on the CPU with NumPy. --device %s runs the WGSL kernels in software", word
+        'no GPU was found; computing on the CPU with NumPy. device="%s" runs the WGSL kernels in software', word
     )
     return None
 
@@ -133,29 +163,39 @@ class _File:
         return self._file.dense(name)
 
 
-def config_of_file(kind: Architecture, file: GgufFile, context: int | None, *, dense: bool) -> Config:
-    """A model's sizes and formats from its file; `dense` as the CPU has them."""
-    shapes = {name: info.shape for name, info in file.tensors.items()}
-    config = kind.read(file.metadata, shapes, dict.fromkeys(shapes, "f32"))
+def config_of_file(
+    kind: Architecture, file: GgufFile, context: int | None, *, dense: bool, ignore_keys: Collection[str] = ()
+) -> Config:
+    """A model's sizes and formats from its file; `dense`: all weights in f32, as the CPU has them."""
+    config = read_config(kind, file, ignore_keys)
     if not dense:
-        config = replace(config, formats={name: device_format(file, name) for name in shapes})
+        config = replace(config, formats={name: device_format(file, name) for name in config.shapes})
     if context is None:
         return config
-    if isinstance(context, bool) or not isinstance(context, (int, np.integer)) or not 1 <= context <= config.context:
-        raise InputError(f"context must be a whole number from 1 to the model's {config.context:,}, got {context!r}")
+    check_context(context, config.context)
     return replace(config, context=int(context))
 
 
-def _report(file: GgufFile, config: Config, ran: Any, seconds: float) -> LoadReport:
+def check_context(given: Any, limit: int) -> None:
+    """None, or a whole number up to the model's own context."""
+    if given is None:
+        return
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or not 1 <= given <= limit:
+        raise InputError(f"context must be a whole number from 1 to the model's {limit:,}, got {given!r}")
+
+
+def _report(file: GgufFile, config: Config, ran: Any, max_context: int, seconds: float) -> LoadReport:
     matrices = [(info.kind, config.formats[name]) for name, info in file.tensors.items() if len(info.shape) > 1]
     changed = {kind: form for kind, form in matrices if kind != form}
     return LoadReport(
         name=str(file.metadata.get("general.name") or file.path.stem),
         path=file.path,
         file_bytes=file.size,
+        tensor_bytes=sum(info.nbytes for info in file.tensors.values()),
         architecture=config.architecture,
         parameters=sum(math.prod(info.shape) for info in file.tensors.values()),
         context=config.context,
+        max_context=max_context,
         types=dict(Counter(info.kind for info in file.tensors.values()).most_common()),
         converted=changed,
         device=ran["device"],

@@ -1,41 +1,64 @@
-"""What can be known of a model on a device without its weights: its plans, and which routes are the fastest there."""
+"""Plans and tuning of a model on a device, from its header: no weight is loaded."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ..compile.plan import Lowering, Plan
+from ..compile.lowering import Lowering
+from ..compile.plan import Plan
+from ..compile.steps import Head, step_plan
 from ..compile.tuner import shapes_of, tune_shapes
 from ..compile.tuning import Entry, Tuning, key_of, path_of, read, save
 from ..errors import DeviceError, InputError
 from ..formats.find import find
 from ..formats.gguf import GgufFile
-from ..gpu import Device, open_device
+from ..gpu import WEBGPU_DEFAULT, Device, DeviceCaps, open_device
+from ..graph.batch import CONTEXTS, context_class
 from ..graph.fuse import fuse
 from ..graph.graph import Node
-from ..models.architecture import Architecture, Config, Step, architecture
-from ..runtime.gpu_model import cache_format, plan_of
-from ..runtime.session import FIRST_CAPACITY
-from .loading import check_precision, config_of_file
-from .synthetic import PREFIX, config_of, parse
+from ..models.architecture import Architecture, Config, Step
+from ..models.checkpoint import architecture_of
+from ..runtime.gpu_runner import cache_format, max_tokens
+from ..runtime.runner import bucket
+from .loading import Progress, check_precision, config_of_file
+
+PREFILL_TOKENS = 128  # of a plan, unless others are asked for
+LARGE_GPU = replace(
+    WEBGPU_DEFAULT,
+    name="a large GPU",
+    kind="discrete",
+    backend="Vulkan",
+    f16=True,
+    subgroups=True,
+    timestamps=True,
+    max_binding=(2 << 30) - 4,
+    max_buffer=4 << 30,
+    max_invocations=1024,
+    max_workgroup_memory=48 << 10,
+    max_storage_buffers=16,
+)
+# Devices that plans can be made for on any machine: there need not be one like it.
+TARGETS: Mapping[str, DeviceCaps] = {"large-gpu": LARGE_GPU, "webgpu-default": WEBGPU_DEFAULT}
 
 
-def described(model: str | os.PathLike[str] | None) -> tuple[Architecture, Config]:
-    """A model's architecture and sizes, from its file's header or from the name of a synthetic one."""
-    if isinstance(model, str) and model.startswith(PREFIX):
-        return config_of(*parse(model))
-    with GgufFile.open(find(model)) as file:
-        kind = architecture(file.metadata)
-        return kind, config_of_file(kind, file, None, dense=False)
+def read_header(
+    model: str | os.PathLike[str] | None, progress: Progress | None = None, ignore_keys: Collection[str] = ()
+) -> tuple[Architecture, Config]:
+    """The architecture and sizes of a model file, from its header. `progress` is told of files that are fetched."""
+    with GgufFile.open(find(model, progress)) as file, file.named_in_errors():
+        kind = architecture_of(file)
+        return kind, config_of_file(kind, file, None, dense=False, ignore_keys=ignore_keys)
 
 
-def adapter(device: str | int | Device | None, what: str) -> Device:
-    """An open device, which is not the CPU; `what` is what the CPU does not have."""
+def open_adapter(device: str | int | Device | None, purpose: str) -> Device:
+    """An open device, which is not "cpu"; `purpose` is what needs it."""
     if isinstance(device, str) and device.strip().lower() == "cpu":
         raise InputError(
-            f"{what} is for a GPU, real or in software; the device 'cpu' has none, it runs the graph in NumPy"
+            f"{purpose} needs a WebGPU adapter, real or in software; 'cpu' computes in NumPy and has no dispatches. "
+            "`shaderlm devices` lists adapters"
         )
     return device if isinstance(device, Device) else open_device(None if is_auto(device) else device)
 
@@ -46,29 +69,42 @@ def is_auto(device: str | int | Device | None) -> bool:
 
 
 def plans(
-    model: str | os.PathLike[str] | None = None,
+    kind: Architecture,
+    config: Config,
+    caps: DeviceCaps,
     *,
-    device: str | int | Device | None = None,
-    rows: int | None = None,
-    capacity: int | None = None,
+    tokens: int | None = None,
+    depth: int = 0,
     fusions: Sequence[str] | None = None,
     precision: str = "fast",
     tuning: Tuning | None = None,
 ) -> list[Plan]:
-    """The plans of a prefill and of a decode step on a device, from the file's header alone."""
-    target = adapter(device, "a plan")
-    kind, config = described(model)
-    room = min(max(256, rows or 0), config.context) if capacity is None else capacity
-    prefill = min(128, room) if rows is None else rows
-    if not prefill <= room <= config.context:
+    """The plans of a prefill of so many tokens and of a decode step, greedy, for a device.
+
+    Before them, `depth` tokens are in the cache. A plan is made for the next power of two of tokens, and for a class of
+    contexts.
+    """
+    largest = max_tokens(config, caps)
+    if tokens is None:
+        tokens = max(2, min(PREFILL_TOKENS, largest, config.context - depth))
+    if not 2 <= tokens <= largest:
+        raise InputError(f"a prefill takes 2 to {largest:,} tokens at once on {caps.name}, got {tokens:,}")
+    if depth + tokens > config.context:
         raise InputError(
-            f"rows ≤ capacity ≤ the model's context of {config.context:,} must hold, got {prefill:,} and {room:,}"
+            f"{depth:,} tokens in the cache and {tokens:,} more do not fit the model's context of {config.context:,}"
         )
-    return [plan_of(kind, config, target.caps, n, room, fusions, None, precision, tuning) for n in (prefill, 1)]
+    lowering = Lowering(caps, precision, tuning)
+
+    def made(rows: int, keys: int, paged: bool) -> Plan:
+        step = Step(rows, context_class(keys, config.head_width), cache_format(caps), paged)
+        return step_plan(lowering, kind, config, step, Head(1, rows, "greedy", paged), fusions)
+
+    return [made(bucket(tokens), depth + tokens, True), made(1, depth + 1, False)]
 
 
 def tune(
-    model: str | os.PathLike[str] | None = None,
+    kind: Architecture,
+    config: Config,
     *,
     device: str | int | Device | None = None,
     precision: str = "fast",
@@ -77,32 +113,32 @@ def tune(
 ) -> Iterator[tuple[str, Entry | None, Path | None]]:
     """Time the candidates of each matmul of a decode step, thoroughly: shapes in words, what was found, where it is.
 
-    Entries are kept as they are found. Those that are known are not timed unless `again`. `say` is told what is next.
+    Entries are kept as they are found. Those that were timed before are not timed again unless `again`. `say` is told
+    what is next.
     """
     check_precision(precision)
-    target = adapter(device, "tuning")
+    target = open_adapter(device, "tuning")
     caps = target.caps
     path = path_of(caps)  # before anything is timed: there may be no place for caches
-    if caps.software and is_auto(device):
+    if not caps.policy.tune and is_auto(device):
         raise DeviceError(
             "no GPU was found, and tuning a software adapter gains nothing; --device software does it nevertheless"
         )
-    kind, config = described(model)
-    step = Step(1, min(FIRST_CAPACITY, config.context), cache_format(caps))
-    graph, _ = fuse(kind.build(config, step), None, Lowering(caps, precision).unsupported_reason)
-    known = Tuning() if again else read(caps)
-    shapes = shapes_of(graph, caps, precision)
-    unknown = []
-    for node in shapes:
-        entry = known.entry(node.op, node.dims, precision)
+    unsupported_reason = Lowering(caps, precision).unsupported_reason
+    built = (kind.build(config, Step(1, CONTEXTS[0], cache_format(caps))), kind.head(config, 1, 1))
+    graphs = [fuse(graph, None, unsupported_reason)[0] for graph in built]
+    tuned = Tuning() if again else read(caps)
+    untuned = []
+    for node in shapes_of(graphs, caps, precision):
+        entry = tuned.entry(node.op, node.dims, precision)
         if entry is not None and entry.thorough:
             yield key_of(node.op, node.dims), entry, path
         else:
-            unknown.append(node)
+            untuned.append(node)
 
     def announced() -> Iterator[Node]:
-        for i, node in enumerate(unknown, 1):
-            say(f"{i} of {len(unknown)}: {key_of(node.op, node.dims)}")
+        for i, node in enumerate(untuned, 1):
+            say(f"{i} of {len(untuned)}: {key_of(node.op, node.dims)}")
             yield node
 
     for node, entry in tune_shapes(target, announced(), precision):

@@ -1,4 +1,4 @@
-"""What was loaded, onto what, and what was changed on the way."""
+"""`LoadReport`: what was loaded, onto which device, and what was converted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class LoadReport:
-    """DeviceCaps of a loaded model, for `--verbose` and for Python."""
+    """What was loaded, onto which device, for `--verbose` and for Python."""
 
     name: str
     path: Path
@@ -24,6 +24,8 @@ class LoadReport:
     precision: str
     weight_bytes: int  # on the device
     seconds: float
+    tensor_bytes: int = 0  # of all tensors, in the formats of the file
+    max_context: int = 0  # the largest `context=` that the model takes on this device; 0: not known
 
     def lines(self) -> list[str]:
         """The report in a few lines."""
@@ -37,5 +39,5 @@ class LoadReport:
         ]
         if self.converted:
             changed = ", ".join(f"{kind} → {to}" for kind, to in self.converted.items())
-            found.insert(3, f"changed  {changed} (matrices; what the device computes with)")
+            found.insert(3, f"formats  {changed} (matrices, from the file to the device)")
         return found

@@ -1,4 +1,4 @@
-"""The public tokenizer: that of the text room, made from a file."""
+"""The public tokenizer: that of the package `text`, made from a file."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class Tokenizer(text.Tokenizer):
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """The tokenizer of a GGUF file, also of one that holds only a vocabulary."""
-        with GgufFile.open(path) as file:
+        with GgufFile.open(path) as file, file.named_in_errors():
             return cls(text.Vocabulary.from_metadata(file.metadata))

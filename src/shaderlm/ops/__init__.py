@@ -1,14 +1,15 @@
 """The kernels, NumPy in and out.
 
-Every function takes `route` (one of `routes(op)`; default: the first that applies) and `device` (a kind, a
-number, part of an adapter's name, or an open device; default: the best adapter). A route that does not apply
-is an error, never another route.
+Every function takes `route` (one of `routes(op)`; default: the first that applies) and `device` (a kind, a number, part
+of an adapter's name, or an open device; default: the best adapter; "cpu": the formula in NumPy). A route that does not
+apply is an error, never another route.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..errors import InputError
 from ..formats.blocks import pack_q4_0, pack_q4gsw, pack_q8_0
 from ..graph import resolve
 from ..kernels import Verdict, routes_of, verdicts
@@ -56,7 +57,10 @@ def routes(op: str) -> list[str]:
 def explain(op: str, *, device: Any = None, **shape: Any) -> Explanation:
     """For every route of an op: does it apply to this shape on this device, and if not, why.
 
-    >>> print(explain("linear_q4gsw", M=1, K=2048, N=8192, group_size=32))  # doctest: +SKIP
+    >>> print(explain("linear_q4gsw", tokens=1, K=2048, N=8192, group_size=32))  # doctest: +SKIP
     """
     dims = resolve(op, shape)
-    return Explanation(verdicts(op, dims, checks.device_of(device).caps))
+    on = checks.device_of(device)
+    if on is None:
+        raise InputError(f"the device 'cpu' computes {op} in NumPy: it has no routes to explain")
+    return Explanation(verdicts(op, dims, on.caps))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..compile import run_op
 from ..compile.execute import read_as
-from ..errors import InputError
-from ..gpu import Array
+from ..errors import InputError, RouteError
+from ..gpu import Array, Device
 from ..graph import resolve
+from ..graph.batch import contiguous_batch
 from ..graph.reference import rope_table
+from ..kernels import choose
 from . import checks
 
 
@@ -39,7 +42,7 @@ def sdpa_kv(
     """Write k and v [S, Hkv, D] into the caches [C, Hkv, D] at `pos`, in place, and attend over them.
 
     Query s sees the keys up to pos + s. q and the result are float32 [S, Hq, D]; the caches may be float32
-    or float16. The scale is 1/sqrt(D) unless given.
+    or float16. The scale is 1/sqrt(D) unless given. `route` names one of `attention`.
     """
     op = "sdpa_kv"
     q = checks.floats(op, "q", q, 3, "[S, Hq, D]")
@@ -48,8 +51,8 @@ def sdpa_kv(
     S, Hq, D = q.shape
     checks.shape(op, "k", k, (S, k.shape[1], D), "[S, Hkv, D] with S and D of q")
     checks.shape(op, "v", v, k.shape, "the shape of k")
-    k_cache = _cache(op, "k_cache", k_cache, k.shape[1], D)
-    v_cache = _cache(op, "v_cache", v_cache, k.shape[1], D)
+    Hkv = k.shape[1]
+    k_cache, v_cache = _cache(op, "k_cache", k_cache, Hkv, D), _cache(op, "v_cache", v_cache, Hkv, D)
     if k_cache.shape != v_cache.shape or k_cache.dtype != v_cache.dtype:
         raise InputError(
             f"{op}: k_cache and v_cache must be alike, got {k_cache.dtype} {list(k_cache.shape)} and "
@@ -61,26 +64,37 @@ def sdpa_kv(
             raise InputError(f"{op}: {name} must be finite in the cache's {k_cache.dtype}, its largest is {largest:g}")
     if np.shares_memory(k_cache, v_cache):
         raise InputError(f"{op}: k_cache and v_cache must be two arrays, they share memory")
-    dims = resolve(
-        op,
-        {
-            "Hq": Hq,
-            "Hkv": k.shape[1],
-            "D": D,
-            "S": S,
-            "C": k_cache.shape[0],
-            "pos": checks.whole(op, "pos", pos, 0),
-            "cache": "f16" if k_cache.dtype == np.float16 else "f32",
-            "scale": None if scale is None else checks.number(op, "scale", scale),
-        },
-    )
-    positions = np.arange(dims["pos"], dims["pos"] + S, dtype=np.uint32)
-    operands = {"q": q, "k": k, "v": v, "positions": positions, "k_cache": k_cache, "v_cache": v_cache}
-    raw = run_op(checks.device_of(device), op, dims, operands, route)
-    rows = slice(dims["pos"], dims["pos"] + S)
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        cache[rows] = read_as(raw[name], cache.dtype, (*cache.shape[:2], -1))[rows, :, :D]
-    return np.ascontiguousarray(read_as(raw["out"], np.float32, (S, Hq, -1))[:, :, :D])
+    if Hq % Hkv:
+        raise InputError(f"{op}: the query heads must be a multiple of the kv heads, got Hq={Hq}, Hkv={Hkv}")
+    pos, C = checks.whole(op, "pos", pos, 0), len(k_cache)
+    if pos + S > C:
+        raise InputError(f"{op}: the cache holds C={C} positions; pos={pos} + S={S} needs {pos + S}")
+    factor = None if scale is None else checks.number(op, "scale", scale)
+    kept = {"tokens": S, "Hkv": Hkv, "D": D, "cache": "f16" if k_cache.dtype == np.float16 else "f32"}
+    attended = resolve("attention", {**kept, "Hq": Hq, "scale": factor, "keys": pos + S})
+    batch, on = contiguous_batch(pos, S), checks.device_of(device)
+    caches = {"k_cache": k_cache, "v_cache": v_cache}
+    try:
+        if on is not None:
+            chosen = choose("attention", attended, on.caps, route)
+            _fits(caches, chosen.launch_list(attended, on.caps).buffers, on)
+            route = chosen.name
+        raw = run_op(on, "kv_write", resolve("kv_write", kept), {"k": k, "v": v, "batch": batch, **caches}, None)
+        written = {name: read_as(raw[name], cache.dtype, (C, Hkv, -1))[..., :D] for name, cache in caches.items()}
+        out = run_op(on, "attention", attended, {"q": q, "batch": batch, **written}, route)["out"]
+    except RouteError as problem:
+        raise RouteError(f"{op}: {problem}") from problem
+    for name, cache in caches.items():
+        cache[pos : pos + S] = written[name][pos : pos + S]
+    return np.ascontiguousarray(read_as(out, np.float32, (S, Hq, -1))[..., :D])
+
+
+def _fits(caches: Mapping[str, Array], least: Mapping[str, int], device: Device) -> None:
+    """A launch list says how many bytes of a cache it needs: the caches that were given may be larger."""
+    for name, cache in caches.items():
+        nbytes, limit = max(cache.nbytes, least[name]), device.caps.max_operand
+        if nbytes > limit:
+            raise RouteError(f"{name} takes {nbytes:,} bytes, one binding holds {limit:,} on {device.caps.name}")
 
 
 def _flag(op: str, interleaved: Any) -> bool:
@@ -111,7 +125,7 @@ def rope(
     positions = checks.ids(op, "positions", positions, 1, 1 << 31, "[T]")
     checks.shape(op, "positions", positions, (T,), "[T]")
     rotary = D if rotary is None else checks.whole(op, "rotary", rotary, 2)
-    dims = resolve(op, {"T": T, "H": H, "D": D, "rotary": rotary, "interleaved": _flag(op, interleaved)})
+    dims = resolve(op, {"tokens": T, "H": H, "D": D, "rotary": rotary, "interleaved": _flag(op, interleaved)})
     if checks.number(op, "theta", theta) <= 0:
         raise InputError(f"{op}: theta must be above 0, got {theta!r}")
     if factors is not None:
@@ -120,6 +134,7 @@ def rope(
         if not (np.isfinite(factors) & (factors > 0)).all():
             raise InputError(f"{op}: factors must be finite and above 0, got {factors.tolist()}")
     table = rope_table(positions, rotary, theta, factors).astype(np.float32)
-    operands = {"x": x, "positions": np.arange(T, dtype=np.uint32), "table": table}
+    # A table of the positions that there are: row t is that of x[t].
+    operands = {"x": x, "batch": contiguous_batch(0, T), "table": table}
     raw = run_op(checks.device_of(device), op, dims, operands, route)
     return read_as(raw["out"], np.float32, x.shape)

@@ -64,10 +64,12 @@ def ids(op: str, name: str, value: Any, ndim: int, limit: int, layout: str) -> A
     return checked.astype(np.uint32)
 
 
-def device_of(device: Any) -> Device:
-    """A device from what the caller gave: none, a name, or an open device."""
+def device_of(device: Any) -> Device | None:
+    """A device from what the caller gave: none, a name, or an open device. None for "cpu", which is NumPy."""
     if isinstance(device, Device):
         return device
+    if isinstance(device, str) and device.strip().lower() == "cpu":
+        return None
     if device is None or (isinstance(device, (str, int)) and not isinstance(device, bool)):
         return open_device(device)
     raise InputError(f"device must be None, a name, a number or an open device, got {type(device).__name__}")

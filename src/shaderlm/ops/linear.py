@@ -8,11 +8,11 @@ import numpy as np
 
 from ..compile import run_op
 from ..compile.execute import read_as
-from ..errors import InputError
-from ..formats.blocks import BLOCKS
+from ..errors import InputError, RouteError
+from ..formats.weight_formats import BLOCK_FORMATS, DEVICE_FORMATS
 from ..gpu import Array
 from ..graph import resolve
-from ..graph.ops import FORMATS
+from ..graph.batch import contiguous_batch
 from . import checks
 
 
@@ -59,7 +59,7 @@ def linear_q4gsw(
         bad = "only NaN" if np.isnan(scales).all() else "NaN or infinity"
         raise InputError(f"{op}: scales must be finite, got {bad}")
     bias = _bias(op, bias, n)
-    given_dims = {"M": x.size // k, "K": k, "N": n, "group_size": group_size, "bias": bias is not None}
+    given_dims = {"tokens": x.size // k, "K": k, "N": n, "group_size": group_size, "bias": bias is not None}
     dims = resolve(op, {**given_dims, "scales": "f16" if scales.dtype == np.float16 else "f32"})
     operands = {"x": x.reshape(-1, k), "weight": weight, "scales": scales, "bias": bias}
     raw = run_op(checks.device_of(device), op, dims, operands, route)
@@ -77,25 +77,25 @@ def _zero_past(weight: Array, k: int, width: int) -> Array:
 
 def _weight(op: str, weight: Any, kind: str | None) -> tuple[Array, str, int]:
     """The weight, its format and its K."""
-    by_dtype = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+    by_dtype = {np.dtype(form.dtype): name for name, form in DEVICE_FORMATS.items() if form.dtype is not None}
     if kind is None:
         if not isinstance(weight, np.ndarray) or weight.dtype not in by_dtype:
             given = weight.dtype if isinstance(weight, np.ndarray) else type(weight).__name__
             raise InputError(
                 f"{op}: weight must be float32 or float16 [N, K], or uint8 GGUF blocks with a format "
-                f"({', '.join(BLOCKS)}); got {given}"
+                f"({', '.join(BLOCK_FORMATS)}); got {given}"
             )
         kind = by_dtype[weight.dtype]
-    if kind not in FORMATS:
-        raise InputError(f"{op}: format must be one of {', '.join(FORMATS)}, got {kind!r}")
-    if kind in BLOCKS:
-        weights, size = BLOCKS[kind]
+    if kind not in DEVICE_FORMATS:
+        raise InputError(f"{op}: format must be one of {', '.join(DEVICE_FORMATS)}, got {kind!r}")
+    form = DEVICE_FORMATS[kind]
+    if form.dtype is None:
+        weights, size = form.block_weights, form.block_bytes
         weight = checks.array(op, "weight", weight, (np.uint8,), 2, f"[N, K/{weights} · {size}]")
         if weight.shape[1] % size:
             raise InputError(f"{op}: a {kind} row must be a multiple of {size} bytes, got {weight.shape[1]}")
         return weight, kind, weight.shape[1] // size * weights
-    dtype = np.float32 if kind == "f32" else np.float16
-    weight = checks.array(op, "weight", weight, (dtype,), 2, "[N, K]")
+    weight = checks.array(op, "weight", weight, (np.dtype(form.dtype),), 2, "[N, K]")
     return weight, kind, weight.shape[1]
 
 
@@ -109,13 +109,20 @@ def _linear(
         raise InputError(f"{op}: x must be [..., K] with K = {k} as in weight, got {list(x.shape)}")
     n = weight.shape[0]
     bias = _bias(op, bias, n)
-    dims = resolve(op, {"M": x.size // k, "K": k, "N": n, "format": kind, "bias": bias is not None})
+    given = {"tokens": x.size // k, "K": k, "N": n, "format": kind, "bias": bias is not None}
+    epilogue = op.removeprefix("linear_") if op != "linear" else "none"
     operands = {"x": x.reshape(-1, k), "weight": weight, "bias": bias}
     if op == "linear_add":
         residual = checks.floats(op, "residual", residual, None, "[..., N]")
         checks.shape(op, "residual", residual, (*x.shape[:-1], n), "[..., N]")
         operands["residual"] = residual.reshape(-1, n)
-    raw = run_op(checks.device_of(device), op, dims, operands, route)
+    try:
+        dims = resolve("linear", {**given, "epilogue": epilogue})
+        raw = run_op(checks.device_of(device), "linear", dims, operands, route)
+    except (InputError, RouteError) as problem:
+        if op == "linear":
+            raise
+        raise type(problem)(f"{op}: {problem}") from problem  # the name that the caller knows
     return read_as(raw["out"], np.float32, (*x.shape[:-1], -1))
 
 
@@ -174,6 +181,7 @@ def embedding(
     op = "embedding"
     weight, kind, k = _weight(op, weight, format)
     ids = checks.ids(op, "ids", ids, 1, weight.shape[0], "[T]")
-    dims = resolve(op, {"T": ids.size, "N": weight.shape[0], "K": k, "format": kind})
-    raw = run_op(checks.device_of(device), op, dims, {"ids": ids, "weight": weight}, route)
+    dims = resolve(op, {"tokens": ids.size, "N": weight.shape[0], "K": k, "format": kind})
+    operands = {"batch": contiguous_batch(0, ids.size, ids), "tokens": np.zeros(1, np.uint32), "weight": weight}
+    raw = run_op(checks.device_of(device), op, dims, operands, route)
     return np.ascontiguousarray(read_as(raw["out"], np.float32, (ids.size, -1))[:, :k])

@@ -8,18 +8,29 @@ import numpy as np
 
 from ..compile import run_op
 from ..compile.execute import read_as
+from ..errors import InputError
 from ..gpu import Array
 from ..graph import resolve
 from . import checks
 
 
-def _dims(op: str, x: Array, eps: Any) -> dict[str, Any]:
+def _dims(called: str, op: str, x: Array, eps: Any) -> dict[str, Any]:
     given = {
-        "rows": x.size // x.shape[-1],
+        "tokens": x.size // x.shape[-1],
         "width": x.shape[-1],
-        "eps": checks.number(op, "eps", eps, positive=True),
+        "eps": checks.number(called, "eps", eps, positive=True),
     }
     return resolve(op, given)
+
+
+def _rows(op: str, name: str, x: Any) -> Array:
+    """Rows whose squares add up to a number that f32 holds; above that a norm would be 0."""
+    found = checks.floats(op, name, x, None, "[..., width]")
+    limit = float(np.sqrt(np.finfo(np.float32).max / found.shape[-1]))
+    largest = float(np.abs(found[np.isfinite(found)]).max(initial=0.0))
+    if largest > limit:
+        raise InputError(f"{op}: the squares of {name} must fit float32: at most {limit:.3g} here, got {largest:.3g}")
+    return found
 
 
 def _weight(op: str, weight: Any, x: Array) -> Array:
@@ -28,20 +39,26 @@ def _weight(op: str, weight: Any, x: Array) -> Array:
     return given
 
 
-def rms_norm(x: Any, weight: Any, eps: float = 1e-6, *, route: str | None = None, device: Any = None) -> Array:
+def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6, *, route: str | None = None, device: Any = None) -> Array:
     """weight · x / sqrt(mean(x²) + eps) over the last axis, in one dispatch; weight None leaves it out."""
-    if weight is not None:
-        return rms_norm_mul(x, weight, eps, route=route, device=device)
-    x = checks.floats("rms_norm", "x", x, None, "[..., width]")
-    raw = run_op(checks.device_of(device), "rms_norm", _dims("rms_norm", x, eps), {"x": x}, route)
-    return read_as(raw["out"], np.float32, x.shape)
+    return _norm("rms_norm", x, weight, eps, route, device)
 
 
 def rms_norm_mul(x: Any, weight: Any, eps: float = 1e-6, *, route: str | None = None, device: Any = None) -> Array:
     """The fusion of rms_norm and mul: weight · x / sqrt(mean(x²) + eps) over the last axis."""
-    x = checks.floats("rms_norm_mul", "x", x, None, "[..., width]")
-    operands = {"x": x, "weight": _weight("rms_norm_mul", weight, x)}
-    raw = run_op(checks.device_of(device), "rms_norm_mul", _dims("rms_norm_mul", x, eps), operands, route)
+    if weight is None:
+        raise InputError("rms_norm_mul: weight must be a NumPy array, got None; rms_norm takes none")
+    return _norm("rms_norm_mul", x, weight, eps, route, device)
+
+
+def _norm(called: str, x: Any, weight: Any, eps: float, route: str | None, device: Any) -> Array:
+    """rms_norm with or without weights; errors name the function that was called."""
+    x = _rows(called, "x", x)
+    op, operands = "rms_norm", {"x": x}
+    if weight is not None:
+        op, operands = "rms_norm_mul", {"x": x, "weight": _weight(called, weight, x)}
+    dims = _dims(called, op, x, eps)
+    raw = run_op(checks.device_of(device), op, dims, operands, route)
     return read_as(raw["out"], np.float32, x.shape)
 
 
@@ -50,9 +67,8 @@ def add_rms_norm(
 ) -> tuple[Array, Array]:
     """(a + b, weight · rms_norm(a + b)) in one dispatch: a residual add and the norm that reads it."""
     op = "add_rms_norm"
-    a = checks.floats(op, "a", a, None, "[..., width]")
-    b = checks.floats(op, "b", b, None, "[..., width]")
+    a, b = _rows(op, "a", a), _rows(op, "b", b)
     checks.shape(op, "b", b, a.shape, "the shape of a")
     operands = {"a": a, "b": b, "weight": _weight(op, weight, a)}
-    raw = run_op(checks.device_of(device), op, _dims(op, a, eps), operands, route)
+    raw = run_op(checks.device_of(device), op, _dims(op, op, a, eps), operands, route)
     return read_as(raw["sum"], np.float32, a.shape), read_as(raw["out"], np.float32, a.shape)

@@ -1,24 +1,16 @@
-"""A checkpoint's chat template, rendered in a sandbox: templates come from files that anyone may have made.
-
-What templates expect beyond Jinja is here too: `raise_exception`, `strftime_now`, `tojson` as JSON is (Jinja's own is
-for HTML), `{% break %}` and `{% continue %}`, and `{% generation %}` blocks, which matter to training only.
-"""
+"""A checkpoint's chat template, rendered in a sandbox: templates come from files that anyone may have made."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    import jinja2
 
 ROLES = ("system", "user", "assistant", "tool")
 _LONGEST_PROBLEM = 300  # characters of a template's own words in an error
@@ -52,13 +44,35 @@ class ChatTemplate:
         except Exception as problem:  # it is a program, and may fail like one
             raise ModelError(f"the chat template of this model failed: {_one_line(problem)}") from problem
 
+    def render_marked(self, messages: Sequence[Mapping[str, Any]], special: Collection[str]) -> tuple[str, str]:
+        """The same, with a mark inside every special token that the contents hold; and the mark, a character.
+
+        So the template's own special tokens can be told from text of the messages (`Tokenizer.encode_marked`).
+        """
+        _check(messages)
+        contents = "".join(message["content"] for message in messages)
+        mark = next(chr(code) for code in range(0xF0000, 0xFFFFD) if chr(code) not in contents)  # private use
+        present = [text for text in special if len(text) > 1 and text in contents]
+        if not present:
+            return self.render(messages), mark
+        pattern = re.compile("|".join(map(re.escape, present)))
+
+        def marked(content: str) -> str:
+            while pattern.search(content):  # again: special tokens may overlap
+                content = pattern.sub(lambda found: found[0][0] + mark + found[0][1:], content)
+            return content
+
+        return self.render([{**message, "content": marked(message["content"])} for message in messages]), mark
+
     @cached_property
     def _template(self) -> jinja2.Template:
         if not isinstance(self._source, str):
             given = type(self._source).__name__
             raise ModelError(f"tokenizer.chat_template must be a string, the file has a value of type {given}")
+        from .jinja import environment  # late: Jinja takes 30 ms to import
+
         try:
-            return _environment().from_string(self._source)
+            return environment(_refuse).from_string(self._source)
         except Exception as problem:  # beside syntax errors, whatever computing its constants may raise
             raise ModelError(f"the chat template of this model is broken: {_one_line(problem)}") from problem
 
@@ -76,42 +90,9 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
             raise InputError(f"chat: message {i} must have a content that is a str, got {message.get('content')!r}")
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
-    environment.filters["tojson"] = _tojson
-    return environment
-
-
-class _Generation(Extension):
-    """`{% generation %}` … `{% endgeneration %}` marks what a model says, for training; it is rendered as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 def _refuse(message: object) -> None:
     """What templates call to say that they cannot render a conversation."""
     raise InputError(f"the chat template refuses this conversation: {_one_line(message)}")
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _one_line(problem: object) -> str:

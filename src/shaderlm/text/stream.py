@@ -1,4 +1,4 @@
-"""Text as it comes: whole characters only, and nothing that may still become a stop string."""
+"""Generated text: whole characters only, and nothing that may still become a stop string."""
 
 from __future__ import annotations
 
@@ -12,37 +12,43 @@ class TextStream:
     """Turns token ids into text, one at a time, and ends at the first stop string, also across tokens."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._bytes = tokenizer.bytes_by_token
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self._stop = [text for text in stop if text]
-        self._held = ""
+        self._held = ""  # the end of the text, where it may be the beginning of a stop string
         self.stopped = False
 
     def push(self, token: int) -> str:
         """The text that this token makes certain; "" while a character or a stop string is incomplete."""
         if self.stopped:
             return ""
-        self._held += self._utf8.decode(self._tokenizer.token_bytes(token))
-        return self._release(final=False)
+        text = self._decode(self._bytes[token])
+        return self._release(text) if self._stop else text
 
     def finish(self) -> str:
-        """What was held back and is not going to change any more."""
-        if self.stopped:
-            return ""
-        self._held += self._utf8.decode(b"", final=True)
-        return self._release(final=True)
+        """The text that was held back. The beginning of a character whose end never came is left out."""
+        text, self._held = self._held, ""
+        return text
 
-    def _release(self, *, final: bool) -> str:
-        ends = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
+    def _release(self, text: str) -> str:
+        """What of the held text and this text is certain, and neither a stop string nor the beginning of one."""
+        text = self._held + text
+        ends = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
         if ends:
             self.stopped = True
-            text, self._held = self._held[: min(ends)], ""
-            return text
-        keep = 0 if final else max((_overlap(self._held, text) for text in self._stop), default=0)
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return text
+            self._held = ""
+            return text[: min(ends)]
+        keep = max(_overlap(text, stop) for stop in self._stop)
+        certain = len(text) - keep
+        self._held = text[certain:]
+        return text[:certain]
 
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a beginning of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while at >= 0:
+        if stop.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(stop[0], at + 1)
+    return 0

@@ -1,11 +1,12 @@
-"""Text → token ids with the `tokenizers` package, and token ids → bytes with a table of our own."""
+"""Text → token ids with the `tokenizers` package, and token ids → bytes with a table."""
 
 from __future__ import annotations
 
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tokenizers
@@ -14,7 +15,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from ..errors import InputError, ModelError
 from .vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
 
-# How checkpoints cut text into words before byte-pair merging, by GGUF's tokenizer.ggml.pre.
+# How checkpoints split text into words before byte-pair merging, by GGUF's tokenizer.ggml.pre.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -51,8 +52,11 @@ class Tokenizer:
         self._bytes = _token_bytes(vocabulary)
         self._stop_ids = _stop_ids(vocabulary)
         build = _byte_level if vocabulary.kind == "bpe" else _sentence_piece
-        # Two of them: special tokens in the text are either text or tokens, and the switch is not per call.
-        self._plain, self._special = build(vocabulary), build(vocabulary)
+        # Two of them: whether special tokens in the text are text or tokens cannot be chosen per call. The model, which
+        # takes 0.1 s to make, is shared; tokens that are added are not part of it.
+        self._plain = build(vocabulary)
+        self._special = tokenizers.Tokenizer(self._plain.model)
+        self._special.pre_tokenizer, self._special.normalizer = self._plain.pre_tokenizer, self._plain.normalizer
         texts = vocabulary.tokens
         for encoder, kinds in ((self._plain, {USER_DEFINED}), (self._special, {USER_DEFINED, CONTROL})):
             added = [texts[i] for i, kind in enumerate(vocabulary.types) if kind in kinds and texts[i]]
@@ -60,12 +64,27 @@ class Tokenizer:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: EOS, and the end-of-turn tokens that chat checkpoints use beside it."""
+        """Tokens that end a generation: EOS, and the end-of-turn tokens that chat checkpoints use beside it."""
         return self._stop_ids
 
-    def encode(self, text: str, add_special: bool = False, *, parse_special: bool = False) -> list[int]:
-        """Token ids of a text. `add_special` puts BOS and EOS where the checkpoint wants them; `parse_special`
-        reads the text of special tokens as those tokens, which is for chat templates, not for users' words."""
+    @property
+    def bytes_by_token(self) -> Sequence[bytes]:
+        """The bytes of every token; special tokens have none."""
+        return self._bytes
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Texts of the special tokens (GGUF's control tokens) and their ids, longest first."""
+        vocabulary = self.vocabulary
+        found = {vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == CONTROL}
+        return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+
+    def encode(self, text: str, add_special: bool = False, *, parse_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        add_special: put BOS and EOS where the checkpoint wants them. parse_special: read the text of a special token,
+        such as <|im_end|>, as that token (default); False reads it as plain text.
+        """
         if not isinstance(text, str):
             raise InputError(f"encode: text must be a str, got {type(text).__name__}")
         if any("\ud800" <= character <= "\udfff" for character in text):
@@ -79,8 +98,23 @@ class Tokenizer:
             ids = [*ids, vocabulary.eos]
         return ids
 
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Token ids of a text in which `mark`, a character, keeps apart what only looks like a special token.
+
+        Special tokens without a mark in them are tokens; the marks are left out.
+        """
+        if not self.special_tokens:
+            return self.encode(text.replace(mark, ""), parse_special=False)
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, self.special_tokens))})", text):
+            if part in self.special_tokens:
+                ids.append(self.special_tokens[part])
+            elif part:
+                ids.extend(self.encode(part.replace(mark, ""), parse_special=False))
+        return ids
+
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; special tokens stand for none."""
+        """The bytes of a token; special tokens have none."""
         try:
             at = operator.index(token)
         except TypeError:
@@ -92,7 +126,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, special tokens left out. Broken UTF-8 becomes U+FFFD."""
         if not isinstance(ids, Iterable):
-            raise InputError(f"decode: token ids must be a list of them, got {type(ids).__name__}")
+            raise InputError(f"decode: ids must be a list of token ids, got {type(ids).__name__}")
         text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
         # The space that was put before the first word when it was encoded.
         return text[1:] if self.vocabulary.add_space_prefix and text.startswith(" ") else text
@@ -103,15 +137,19 @@ def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
         known = ", ".join(_PRE_TOKENIZERS)
         raise ModelError(f"tokenizer.ggml.pre {reprlib.repr(vocabulary.pre)} is not known; it must be one of {known}")
     ids = {text: i for i, text in enumerate(vocabulary.tokens)}
-    model = models.BPE(vocab=ids, merges=_merges(vocabulary, ids), ignore_merges=vocabulary.pre in _WHOLE_WORDS_FIRST)
+    pairs: Any = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
+    try:
+        model = models.BPE(vocab=ids, merges=pairs, ignore_merges=vocabulary.pre in _WHOLE_WORDS_FIRST)
+    except Exception:
+        _check_merges(vocabulary, ids)  # takes 50 ms: only where something is wrong
+        raise
     encoder = tokenizers.Tokenizer(model)
     encoder.pre_tokenizer = _PRE_TOKENIZERS[vocabulary.pre]()
     return encoder
 
 
-def _merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Pairs of tokens that make a token; `tokenizers` takes no other, and says so with a bare Exception."""
-    pairs = []
+def _check_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> None:
+    """They must be pairs of tokens that make a token: `tokenizers` takes no other, and says so in a bare Exception."""
     for merge in vocabulary.merges:
         left, space, right = merge.partition(" ")
         if not space:
@@ -122,8 +160,6 @@ def _merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, s
                 f"tokenizer.ggml.merges must make tokens of tokens, the file has {reprlib.repr(merge)} but no token "
                 f"{reprlib.repr(missing)}"
             )
-        pairs.append((left, right))
-    return pairs
 
 
 def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
@@ -162,7 +198,8 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _token_bytes(vocabulary: Vocabulary) -> list[bytes]:
-    alphabet = _byte_alphabet()
+    # As Latin-1, a character is the byte of its number; those that are not in the alphabet are made to fail.
+    table = dict.fromkeys(range(256), 0x400) | {ord(shown): byte for shown, byte in _byte_alphabet().items()}
     found = []
     for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
         if kind in (CONTROL, UNKNOWN):
@@ -177,10 +214,13 @@ def _token_bytes(vocabulary: Vocabulary) -> list[bytes]:
             found.append(bytes.fromhex(match[1]))
         elif vocabulary.kind == "spm":
             found.append(text.replace("▁", " ").encode())
-        elif kind == USER_DEFINED or any(character not in alphabet for character in text):
+        elif kind == USER_DEFINED:
             found.append(text.encode())
         else:
-            found.append(bytes(alphabet[character] for character in text))
+            try:
+                found.append(text.translate(table).encode("latin-1"))
+            except UnicodeEncodeError:
+                found.append(text.encode())
     return found
 
 

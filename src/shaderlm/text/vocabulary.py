@@ -97,9 +97,9 @@ def _list(
         return default
     if not isinstance(value, list) or (default is None and not value):
         raise _wrong(name, f"a list of {of}", value)
-    for i, item in enumerate(value):
-        if not right(item):
-            raise ModelError(f"{_PREFIX}{name} must be a list of {of}, the file has {reprlib.repr(item)} at {i}")
+    if not all(map(right, value)):  # in C: there are 100,000 of them
+        i, item = next((i, item) for i, item in enumerate(value) if not right(item))
+        raise ModelError(f"{_PREFIX}{name} must be a list of {of}, the file has {reprlib.repr(item)} at {i}")
     return value
 
 

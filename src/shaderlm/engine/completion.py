@@ -1,0 +1,110 @@
+"""What a generation returns: `Completion`, text with its tokens and timing; `Stream`, text as it is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class TokenLogprob(NamedTuple):
+    """Log probability of the sampled token, and the most likely tokens, best first."""
+
+    id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds until the first token (the prompt is read), and for all the others."""
+
+    prompt_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    decoded: int = 0  # tokens after the first
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode speed; 0 where nothing was decoded."""
+        return self.decoded / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+
+class Completion(str):
+    """Generated text: a str with its tokens, the reason why it ended, and its timing.
+
+    finish_reason is "stop" (the model ended its turn, or a stop string came), "length" (max_tokens, or a full
+    context) or "closed" (the stream was closed before either).
+    """
+
+    ids: list[int]
+    prompt_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprob] | None
+    timing: Timing
+
+    @classmethod
+    def of(
+        cls,
+        text: str,
+        ids: list[int],
+        prompt_ids: list[int],
+        finish_reason: str,
+        logprobs: list[TokenLogprob] | None,
+        timing: Timing,
+    ) -> Completion:
+        """Text with everything that belongs to it."""
+        made = cls(text)
+        made.ids, made.prompt_ids, made.finish_reason = ids, prompt_ids, finish_reason
+        made.logprobs, made.timing = logprobs, timing
+        return made
+
+
+class Deltas(Protocol):
+    """What a stream reads: `engine.generate.Generation`."""
+
+    completion: Completion | None
+
+    def next_delta(self) -> str | None:
+        """More text; None after the last."""
+        ...
+
+    def close(self) -> None:
+        """End it early."""
+        ...
+
+
+class Stream(Iterator[str]):
+    """Text as it is generated, in deltas of whole characters. After the last one, `completion` has all of it.
+
+    Close it (or leave a `with` block) to stop early. Any thread may close it, also while another one reads it.
+    """
+
+    def __init__(self, generation: Deltas) -> None:
+        self._generation = generation
+        self._next_delta = generation.next_delta
+
+    def __next__(self) -> str:
+        delta = self._next_delta()
+        if delta is None:
+            raise StopIteration
+        return delta
+
+    @property
+    def completion(self) -> Completion | None:
+        """The whole generation; None until it is finished, and after an error."""
+        return self._generation.completion
+
+    def close(self) -> None:
+        """Stop: now, or after the token that another thread is waiting for."""
+        self._generation.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at exit, what it uses may be gone
+            self.close()

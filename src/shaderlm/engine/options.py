@@ -1,0 +1,111 @@
+"""The options of `generate`, `stream`, `chat` and `stream_chat`: their names, types, defaults and checks.
+
+`GenerationOptions` is what editors and type checkers see. Defaults are those of `GenerationParams` and
+`SamplingParams`, which check the values. A test keeps the names of all three together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypedDict
+
+import numpy as np
+
+from ..errors import InputError
+from .sampling import SamplingParams
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Keyword arguments of `generate`, `stream`, `chat` and `stream_chat`. Any of them may be left out."""
+
+    max_tokens: int
+    """Tokens to generate at most (default: 256)."""
+    stop: str | Sequence[str] | None
+    """Strings that end the generation. They are left out of the text."""
+    ignore_eos: bool
+    """Go on after the model's end-of-turn token (default: False)."""
+    parse_special: bool
+    """Read the text of a special token, such as <|im_end|>, as that token (default: True). With False it is plain
+    text; in a chat that holds for the messages' contents, not for the template around them."""
+    temperature: float
+    """0 (default): greedy, the most likely token. Larger values sample more evenly."""
+    top_k: int
+    """Sample from the k most likely tokens (default: 0, all)."""
+    top_p: float
+    """Sample from the most likely tokens whose probabilities add up to p (default: 1, all)."""
+    min_p: float
+    """Sample from tokens with at least this fraction of the largest probability (default: 0, all)."""
+    repetition_penalty: float
+    """Divide positive logits of tokens seen before by it, multiply negative ones with it (default: 1, off)."""
+    presence_penalty: float
+    """Subtract it once from the logit of a token seen before (default: 0)."""
+    frequency_penalty: float
+    """Subtract it from a token's logit each time that the token was seen (default: 0)."""
+    logit_bias: Mapping[int, float]
+    """Token id → number that is added to its logit; −inf excludes the token."""
+    seed: int | None
+    """The same seed gives the same text on the same device (default: None, a different one each time)."""
+    logprobs: int | None
+    """Report the log probability of each token and of this many alternatives, 0 to 20 (default: None, no report)."""
+
+
+@dataclass(frozen=True)
+class GenerationParams:
+    """What was asked of a generation, checked."""
+
+    max_tokens: int = 256
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    parse_special: bool = True
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        limit = self.max_tokens
+        if isinstance(limit, bool) or not isinstance(limit, (int, np.integer)) or limit < 1:
+            raise InputError(f"max_tokens must be a whole number of at least 1, got {limit!r}")
+        for name in ("ignore_eos", "parse_special"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        object.__setattr__(self, "max_tokens", int(limit))
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+
+
+def _stop_strings(given: Any) -> tuple[str, ...]:
+    strings = [given] if isinstance(given, str) else [] if given is None else given
+    if not isinstance(strings, (list, tuple)) or any(not isinstance(text, str) for text in strings):
+        raise InputError(f"stop must be a str or a list of them, got {given!r}")
+    return tuple(strings)
+
+
+_SAMPLING = {field.name: field for field in fields(SamplingParams)}
+_OWN = {field.name: field for field in fields(GenerationParams) if field.name != "sampling"}
+OPTION_NAMES = (*_OWN, *_SAMPLING)
+
+
+def generation_params(options: Mapping[str, Any]) -> GenerationParams:
+    """The options as checked values. An unknown name, or a value out of range, is an InputError."""
+    for name in options:
+        if name not in OPTION_NAMES:
+            close = difflib.get_close_matches(name, OPTION_NAMES, 1)
+            hint = f", did you mean {close[0]!r}?" if close else "."
+            raise InputError(f"unknown option {name!r}{hint} The options are {', '.join(OPTION_NAMES)}")
+    sampling = SamplingParams(**{name: value for name, value in options.items() if name in _SAMPLING})
+    return GenerationParams(**{name: value for name, value in options.items() if name in _OWN}, sampling=sampling)
+
+
+def show_options(method: Any) -> None:
+    """Show the options, with their defaults, in `help()` and in editors that ask the running program."""
+    signature = inspect.signature(method)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=field.type)
+        for name, field in {**_OWN, **_SAMPLING}.items()
+    ]
+    method.__signature__ = signature.replace(parameters=[*own, *options])
+
+
+def _default(field: Any) -> Any:
+    return field.default_factory() if field.default is MISSING else field.default
