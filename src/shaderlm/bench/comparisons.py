@@ -1,144 +1,109 @@
-"""What `bench kernels` compares: for each result the baseline and the new route, on real models' shapes."""
+"""What `bench kernels` compares: two routes of an op, or an op and its fusion, on the shapes of real models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from ..compile.workload import RoutedOp, Workload
 from ..graph import resolve
 from ..models.shapes import MODELS, ModelShape
 
-PREFILL_LINEAR = 128  # rows: where S1 makes its claim
+PREFILL_LINEAR = 128  # rows
 PREFILL = 512
 DEPTH = 4096
 BUSY_ROWS = 16384  # enough rows of a norm to fill any GPU
 
 
 @dataclass(frozen=True)
-class Part:
-    """One routed op of a piece of work. `alias` renames buffers, so that parts can hand results on."""
+class Comparison:
+    """A baseline and a new route. `change` names both; `operand` says which matrix, where there are several."""
 
     op: str
-    route: str
-    dims: Mapping[str, Any]
-    alias: Mapping[str, str] = field(default_factory=dict)
-    only: str = ""  # time just the dispatches of kernels whose name starts so
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A baseline, a new route, and what was claimed for the step from one to the other."""
-
-    result: str
-    what: str
+    change: str
+    operand: str
     model: str
     phase: str
     shape: str
-    before: tuple[Part, ...]
-    after: tuple[Part, ...]
-    claimed: float | None
+    before: Workload
+    after: Workload
     nbytes: int  # least traffic: inputs read once, outputs written once
     flops: int
+
+    @property
+    def what(self) -> str:
+        """The change, with the operand in front of it."""
+        return f"{self.operand}: {self.change}" if self.operand else self.change
 
 
 def _norms(model: ModelShape) -> Iterator[Comparison]:
     for phase, rows in (("decode", 1), ("prefill", PREFILL), ("busy", BUSY_ROWS)):
         width = model.hidden
-        dims = resolve("rms_norm_mul", {"rows": rows, "width": width})
-        shape, nbytes = f"{rows}×{width}", 4 * (2 * rows * width + width)
-        pair = {route: (Part("rms_norm_mul", route, dims),) for route in ("scalar", "vec4")}
-        yield Comparison(
-            "S0",
-            "rms_norm: scalar → vec4",
-            model.name,
-            phase,
-            shape,
-            pair["scalar"],
-            pair["vec4"],
-            1.33,
-            nbytes,
-            0,
-        )
+        dims = resolve("rms_norm_mul", {"tokens": rows, "width": width})
+        fused = {route: (RoutedOp("rms_norm_mul", route, dims),) for route in ("scalar", "vec4")}
         unfused = (
-            Part("rms_norm", "vec4", dims, {"out": "normed"}),
-            Part("mul", "vec4", resolve("mul", {"count": rows * width, "period": width}), {"a": "normed"}),
+            RoutedOp("rms_norm", "vec4", dims, {"out": "normed"}),
+            RoutedOp("mul", "vec4", resolve("mul", {"count": rows * width, "period": width}), {"a": "normed"}),
         )
-        yield Comparison(
-            "S3",
-            "rms_norm, mul → fused",
-            model.name,
-            phase,
-            shape,
-            unfused,
-            pair["vec4"],
-            1 / 0.57,
-            nbytes,
-            0,
-        )
+        about = (model.name, phase, f"{rows}×{width}")
+        work = (4 * (2 * rows * width + width), 0)
+        yield Comparison("rms_norm", "scalar → vec4", "", *about, fused["scalar"], fused["vec4"], *work)
+        yield Comparison("rms_norm", "norm, mul → fused", "", *about, unfused, fused["vec4"], *work)
 
 
 def _linear(K: int, N: int, M: int, before: str, after: str) -> Mapping[str, Any]:
-    old = resolve("linear_q4gsw", {"M": M, "K": K, "N": N})
+    old = resolve("linear_q4gsw", {"tokens": M, "K": K, "N": N})
     # The prepacked routes keep scales as f16; the others read them as they come, f32.
     new = {**old, "scales": "f16"} if after.endswith("packed") or "shared" in after else old
     scale_bytes = 2 if new["scales"] == "f16" else 4
     return {
+        "op": "linear_q4gsw",
+        "change": f"{before} → {after}",
         "shape": f"{M}×{K}×{N}",
-        "before": (Part("linear_q4gsw", before, {**old, "scales": "f32"}),),
-        "after": (Part("linear_q4gsw", after, new),),
+        "before": (RoutedOp("linear_q4gsw", before, {**old, "scales": "f32"}),),
+        "after": (RoutedOp("linear_q4gsw", after, new),),
         "nbytes": N * (K // 2 + scale_bytes * (K // 32)) + 4 * M * (K + N),
         "flops": 2 * M * K * N,
     }
 
 
 def _linears(model: ModelShape) -> Iterator[Comparison]:
-    rows = PREFILL_LINEAR
-    prefill = {name: model.matrices[name] for name in ("qkv", "gate/up", "down")}
-    if model.name == "llama-3.2-1b":  # the shape at which the claim of S1 was made
-        prefill["gate"] = (model.hidden, model.ffn)
-    for name, (K, N) in prefill.items():
-        parts = _linear(K, N, rows, "naive", "tile")
-        yield Comparison("S1", f"{name}: naive → tile", model.name, "prefill", **parts, claimed=3.4)
-        if name != "gate":
-            parts = _linear(K, N, rows, "tile", "tile_shared")
-            yield Comparison("S1+", f"{name}: tile → tile_shared", model.name, "prefill", **parts, claimed=1.75)
     for name, (K, N) in model.matrices.items():
-        parts = _linear(K, N, 1, "tile", "gemv")
-        yield Comparison("S1b", f"{name}: tile → gemv", model.name, "decode", **parts, claimed=None)
-        parts = _linear(K, N, 1, "gemv_bytes", "gemv_packed")
-        yield Comparison("S4", f"{name}: bytes → packed", model.name, "decode", **parts, claimed=1.96)
+        about: dict[str, Any] = {"operand": name, "model": model.name}
+        if name in ("qkv", "gate/up", "down"):
+            yield Comparison(**about, phase="prefill", **_linear(K, N, PREFILL_LINEAR, "naive", "tile"))
+            yield Comparison(**about, phase="prefill", **_linear(K, N, PREFILL_LINEAR, "tile", "tile_shared"))
+        yield Comparison(**about, phase="decode", **_linear(K, N, 1, "tile", "gemv"))
+        yield Comparison(**about, phase="decode", **_linear(K, N, 1, "gemv_bytes", "gemv_packed"))
 
 
 def _attention(model: ModelShape) -> Iterator[Comparison]:
     heads = {"Hq": model.Hq, "Hkv": model.Hkv, "D": model.D}
     S = PREFILL
-    dims = resolve("sdpa_kv", {**heads, "S": S, "C": S})
-    values = {route: (Part("sdpa_kv", route, dims, only="attention_values"),) for route in ("strided", "coalesced")}
+    dims = resolve("attention", {**heads, "tokens": S, "keys": S})
+    values = {
+        route: (RoutedOp("attention", route, dims, only="attention_values"),) for route in ("strided", "coalesced")
+    }
     # Causal: on average half of the context is read.
     nbytes = 4 * (model.Hq * S * (S + 1) // 2 + S * model.Hkv * model.D + S * model.Hq * model.D)
     flops = 2 * model.Hq * S * (S + 1) // 2 * model.D
-    shape = f"{model.Hq}/{model.Hkv}×{model.D} S{S}"
-    yield Comparison(
-        "S2", "A·V: strided → coalesced", model.name, "prefill", shape, values["strided"], values["coalesced"], 1.24,
-        nbytes, flops,
-    )  # fmt: skip
-    dims = resolve("sdpa_kv", {**heads, "S": 1, "C": DEPTH, "pos": DEPTH - 1})
-    whole = {route: (Part("sdpa_kv", route, dims),) for route in ("strided", "split")}
+    about = (model.name, "prefill", f"{model.Hq}/{model.Hkv}×{model.D} S{S}")
+    pair = (values["strided"], values["coalesced"])
+    yield Comparison("attention", "strided → coalesced", "values", *about, *pair, nbytes, flops)
+    dims = resolve("attention", {**heads, "tokens": 1, "keys": DEPTH})
+    whole = {route: (RoutedOp("attention", route, dims),) for route in ("strided", "flash")}
     nbytes = 4 * (2 * DEPTH * model.Hkv * model.D + 2 * model.Hq * model.D)
-    shape = f"{model.Hq}/{model.Hkv}×{model.D} C{DEPTH}"
-    yield Comparison(
-        "S2+", "decode: strided → split", model.name, "decode", shape, whole["strided"], whole["split"], 2.78,
-        nbytes, 4 * DEPTH * model.Hq * model.D,
-    )  # fmt: skip
+    about = (model.name, "decode", f"{model.Hq}/{model.Hkv}×{model.D} C{DEPTH}")
+    flops = 4 * DEPTH * model.Hq * model.D
+    yield Comparison("attention", "strided → flash", "", *about, whole["strided"], whole["flash"], nbytes, flops)
 
 
-def comparisons(models: tuple[str, ...] = tuple(MODELS)) -> list[Comparison]:
-    """Every comparison on these models' shapes, in the order of the results."""
-    found = [
-        comparison
-        for name in models
-        for family in (_norms, _linears, _attention)
-        for comparison in family(MODELS[name])
-    ]
-    return sorted(found, key=lambda comparison: comparison.result)
+FAMILIES = {"rms_norm": _norms, "linear_q4gsw": _linears, "attention": _attention}
+
+
+def comparisons(models: tuple[str, ...] = tuple(MODELS), ops: tuple[str, ...] = tuple(FAMILIES)) -> list[Comparison]:
+    """Every comparison of these ops on these models' shapes; equal changes stand together."""
+    found = [comparison for op in ops for name in models for comparison in FAMILIES[op](MODELS[name])]
+    order = list(dict.fromkeys((comparison.op, comparison.change) for comparison in found))
+    return sorted(found, key=lambda comparison: order.index((comparison.op, comparison.change)))

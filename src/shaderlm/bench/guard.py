@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InputError
-from .saving import write_whole
+from ..files import write_named
 from .speed import Trial, mean
 
 _SHOWN = 4  # values of a list in a message
@@ -82,7 +82,7 @@ def parse(text: str, name: str) -> list[Speed]:
 
 def save(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write records, all or nothing."""
-    write_whole(path, json.dumps(rows, indent=2, allow_nan=False) + "\n")
+    write_named(path, json.dumps(rows, indent=2, allow_nan=False) + "\n")
 
 
 def _refuse(constant: str) -> Any:
@@ -126,6 +126,7 @@ _FIELDS: Mapping[str, tuple[tuple[Callable[[object], bool], str], object]] = {
     "type_k": (_TEXT, ""),
     "type_v": (_TEXT, ""),
     "precision": (_TEXT, ""),
+    "n_parallel": ((lambda value: _is_count(value) and value != 0, "a whole number of at least 1"), 1),
     "with_text": ((lambda value: isinstance(value, bool), "true or false"), False),
     "avg_ns": (_POSITIVE, 1),
     "samples_ns": (_LIST, [1]),
@@ -146,7 +147,7 @@ def speed(record: Mapping[str, Any], where: str) -> Speed:
         if not right(value):
             raise InputError(f"{where}: {name} must be {expected}, got {reprlib.repr(value)}")
         row[name] = " ".join(value.split()) if isinstance(value, str) else value  # notes are lines
-    test = Trial(row["n_prompt"], row["n_gen"], row["n_depth"], row["with_text"])
+    test = Trial(row["n_prompt"], row["n_gen"], row["n_depth"], row["with_text"], row["n_parallel"])
     if not test.tokens:
         raise InputError(f"{where}: n_prompt or n_gen must be above 0, both are 0")
     file = str(row["model_filename"]).replace("\\", "/").rsplit("/", 1)[-1]

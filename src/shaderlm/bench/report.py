@@ -10,12 +10,15 @@ from rich import box
 from rich.table import Table
 
 from .. import __version__
+from ..compile.workload import SOFTWARE_WARNING
 from ..gpu import DeviceCaps
 from .measure import Row
 
-SOFTWARE_WARNING = (
-    "This is a software adapter: it computes on the CPU. The numbers are right, but their times and ratios say "
-    "nothing about GPUs."
+COLUMNS = ("op", "model", "phase", "what", "shape", "before µs", "after µs", "ratio", "rate", "% copy")
+WIDE = 104  # columns of a terminal that hold the whole table
+LEGEND = (
+    "before, after: medians of one call of either route; ratio: before / after; rate: of the new route, each byte "
+    "counted once; % copy: that rate, of the bandwidth of a copy on this device."
 )
 
 
@@ -26,46 +29,20 @@ def rate_text(row: Row) -> str:
     return f"{rate / 1e9:,.{0 if rate >= 1e10 else 1}f} {unit}"
 
 
-def verdict(row: Row, caps: DeviceCaps) -> str:
-    """The claimed ratio and, on a GPU, whether it was met."""
-    if row.comparison.claimed is None:
-        return "–"
-    mark = "" if caps.software else " ✓" if row.ratio >= row.comparison.claimed else " ✗"
-    return f"{row.comparison.claimed:.2f}{mark}"
-
-
-COLUMNS = (
-    "result",
-    "model",
-    "phase",
-    "what",
-    "shape",
-    "before µs",
-    "after µs",
-    "ratio",
-    "claimed",
-    "rate",
-    "% copy",
-)
-
-
-def cells(row: Row, caps: DeviceCaps) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
     """One row as text, in the order of COLUMNS."""
     c = row.comparison
     share = row.bandwidth / row.copy_bandwidth
     return (
-        c.result, c.model, c.phase, c.what, c.shape, f"{row.before * 1e6:,.1f}", f"{row.after * 1e6:,.1f}",
-        f"{row.ratio:.2f}", verdict(row, caps), rate_text(row), f"{share:.0%}",
+        c.op, c.model, c.phase, c.what, c.shape, f"{row.before * 1e6:,.1f}", f"{row.after * 1e6:,.1f}",
+        f"{row.ratio:.2f}", rate_text(row), f"{share:.0%}",
     )  # fmt: skip
-
-
-WIDE = 104  # columns of a terminal that hold the whole table
 
 
 def tables(rows: list[Row], caps: DeviceCaps, width: int) -> list[Table]:
     """A table per model for people. A terminal narrower than WIDE gets it without its last two columns."""
     copied = f"{rows[0].copy_bandwidth / 1e9:,.0f} GB/s copied" if rows else "nothing measured"
-    names = ("result", *COLUMNS[3:]) if width >= WIDE else ("result", *COLUMNS[3:-2])
+    names = ("op", *COLUMNS[3:]) if width >= WIDE else ("op", *COLUMNS[3:-2])
     shown = []
     for model in dict.fromkeys(row.comparison.model for row in rows):
         title = f"{model} shapes · {caps.name} · {copied}"
@@ -74,35 +51,35 @@ def tables(rows: list[Row], caps: DeviceCaps, width: int) -> list[Table]:
             table.add_column(name, justify="left" if i < 3 else "right", no_wrap=i != 1)
         for row in rows:
             if row.comparison.model == model:
-                result, _, phase, *rest = cells(row, caps)
-                table.add_row(*(f"{result} {phase}", *rest)[: len(names)])
+                op, _, phase, *rest = cells(row)
+                table.add_row(*(f"{op} {phase}", *rest)[: len(names)])
         shown.append(table)
     return shown
 
 
-def markdown(rows: list[Row], caps: DeviceCaps) -> str:
+def markdown(rows: list[Row]) -> str:
     """The same table for a document."""
     lines = [" | ".join(COLUMNS), " | ".join("---" if i < 5 else "---:" for i in range(len(COLUMNS)))]
-    lines += [" | ".join(cells(row, caps)) for row in rows]
+    lines += [" | ".join(cells(row)) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 
 def records(rows: list[Row], caps: DeviceCaps) -> dict[str, Any]:
     """Everything, for programs."""
+    named = ("op", "change", "operand", "model", "phase", "shape")
     return {
         "version": __version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": asdict(caps),
         "warning": SOFTWARE_WARNING if caps.software else None,
         "clock": "timestamps" if caps.timestamps else "wall",
         "copy_bandwidth": rows[0].copy_bandwidth if rows else None,
         "rows": [
             {
-                **{key: getattr(row.comparison, key) for key in ("result", "what", "model", "phase", "shape")},
+                **{key: getattr(row.comparison, key) for key in named},
                 "before_us": row.before * 1e6,
                 "after_us": row.after * 1e6,
                 "ratio": row.ratio,
-                "claimed": row.comparison.claimed,
                 "gb_per_s": row.bandwidth / 1e9,
                 "gflop_per_s": row.rate / 1e9,
                 "copy_share": row.bandwidth / row.copy_bandwidth,

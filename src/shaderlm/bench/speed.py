@@ -3,7 +3,8 @@
 A test is pp (prompt tokens), tg (generated tokens) or both, after `depth` tokens that are already in the cache and do
 not count. Tokens are random; sampling and text are left out, except that the next token is chosen on the device
 (argmax), because it stays there. A test with text is what a user waits for: the prompt is a text that is tokenised,
-tokens are sampled and become text again, by the engine's own `Answer`.
+tokens are sampled and become text again, by the engine's own `Generation`. A tg test may run several sequences at
+once; its tokens per second are those of all of them.
 """
 
 from __future__ import annotations
@@ -12,43 +13,54 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
-from ..engine.answer import Completion
-from ..engine.generate import Answer, Request
+from ..engine.generate import Generation, Request
 from ..engine.language_model import LanguageModel
-from ..engine.sampling import Sampling
+from ..engine.sampling import SamplingParams
 from ..errors import InputError
-from ..runtime.session import Runner, Session, Token
+from ..runtime.runner import MAX_OUTPUTS, Runner, Token
+from ..runtime.session import Session
 from ..text import Tokenizer
+from .parallel import decode_parallel
 
-SAMPLING = Sampling(temperature=0.8, top_p=0.95, seed=1)  # of tests with text
+SAMPLING = SamplingParams(temperature=0.8, top_p=0.95, seed=1)  # of tests with text
 _MORE_WORDS = 16  # how often words are added to a text that has too few tokens
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is timed: `prompt` tokens read, then `generated` tokens written, at `depth`, with or without their text."""
+    """What is timed: `prompt` tokens read, then `generated` tokens written, at `depth`, with or without their text.
+
+    `parallel` sequences at once, each of them with that many tokens at that depth.
+    """
 
     prompt: int
     generated: int
     depth: int = 0
     text: bool = False
+    parallel: int = 1
 
     @property
-    def name(self) -> str:
+    def test(self) -> str:
         """pp512, tg128, pp512+tg128; with @ d4096 where the cache is not empty, and +text where text is timed too."""
         parts = [f"pp{self.prompt}"] * (self.prompt > 0) + [f"tg{self.generated}"] * (self.generated > 0)
         return "+".join(parts) + (f" @ d{self.depth}" if self.depth else "") + (" +text" if self.text else "")
 
     @property
+    def name(self) -> str:
+        """The test; with × 8 for eight sequences at once."""
+        return self.test + (f" × {self.parallel}" if self.parallel > 1 else "")
+
+    @property
     def tokens(self) -> int:
         """What tokens per second count."""
-        return self.prompt + self.generated
+        return self.parallel * (self.prompt + self.generated)
 
 
 @dataclass(frozen=True)
@@ -77,22 +89,28 @@ def deviation(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
-def check(runner: Runner, tests: Sequence[Trial]) -> None:
-    """Every test must fit the context, before the first one runs."""
+def check(context: int, tests: Sequence[Trial]) -> None:
+    """Every test must fit the context and a step, before the first one runs."""
     for test in tests:
         # Without a prompt there is a token to go on from: the last of the depth, or one more.
-        needed = max(test.depth, 0 if test.prompt else 1) + test.tokens
-        if needed > runner.config.context:
-            raise InputError(f"{test.name} needs {needed:,} positions, the context holds {runner.config.context:,}")
+        needed = max(test.depth, 0 if test.prompt else 1) + test.prompt + test.generated
+        if needed > context:
+            raise InputError(f"{test.name} needs {needed:,} positions, the context holds {context:,}")
+        if test.parallel > MAX_OUTPUTS:
+            raise InputError(f"{test.name}: a step samples for at most {MAX_OUTPUTS} sequences at once")
 
 
 def run(
     runner: Runner, test: Trial, repetitions: int, warmup: bool = True, model: LanguageModel | None = None
 ) -> Iterator[Result]:
-    """The result so far after each repetition. One session serves them all; its cache is rewound between them.
+    """The result so far: without samples when the warm-up is over, then after each repetition.
 
-    `model` is whose runner it is: tests with text need its tokenizer.
+    One session serves them all; its cache is rewound between them. `model` is whose runner it is: tests with text need
+    its tokenizer.
     """
+    if test.parallel > 1:
+        yield from _run_parallel(runner, test, repetitions, warmup)
+        return
     session = runner.session()
     generator = np.random.default_rng(1)
     try:
@@ -103,14 +121,27 @@ def run(
         if test.text:
             assert model is not None, "text needs a tokenizer"
             once = partial(_once_with_text, session, model, test, generator, filled)
-        if warmup:  # compiles what is not compiled, makes room in the cache, wakes the GPU up
+        if warmup:  # compiles what is not compiled, grows the cache, lets the GPU's clocks rise
             once()
+            yield Result(test, ())
         samples: list[int] = []
         for _ in range(repetitions):
             samples.append(once())
             yield Result(test, tuple(samples))
     finally:
         session.close()
+
+
+def _run_parallel(runner: Runner, test: Trial, repetitions: int, warmup: bool) -> Iterator[Result]:
+    assert (test.prompt, test.text) == (0, False), "only tg tests run several sequences"
+    with closing(decode_parallel(runner, test.parallel, test.generated, test.depth)) as times:
+        if warmup:
+            next(times)
+            yield Result(test, ())
+        samples: list[int] = []
+        for ns in islice(times, repetitions):
+            samples.append(ns)
+            yield Result(test, tuple(samples))
 
 
 def _random(generator: np.random.Generator, runner: Runner, count: int) -> list[int]:
@@ -124,17 +155,12 @@ def _once(session: Session, runner: Runner, test: Trial, generator: np.random.Ge
     if not test.prompt:
         # A token to go on from. It is not timed, and one position of the cache is given back for it.
         session.rewind(max(0, test.depth - 1))
-        session.feed(first)
-        session.choose(None).wait()
+        session.sample(first).wait()
     start = time.perf_counter_ns()
-    if test.prompt:
-        session.feed(first)
-        pending = deque([session.choose(None)])
-    else:
-        pending = deque[Token]()
+    pending = deque[Token]([session.sample(first)] if test.prompt else [])
     for _ in range(test.generated):
-        pending.append(session.advance(None))
-        if len(pending) > session.ahead:
+        pending.append(session.advance())
+        if len(pending) > session.steps_ahead:
             pending.popleft().wait()
     while pending:
         pending.popleft().wait()
@@ -150,21 +176,22 @@ def _once_with_text(
     one, the first step is that of the token to go on from.
     """
     context = model.config.context
-    known = test.depth if test.prompt else max(0, test.depth - 1)
-    session.rewind(known)
+    cached = test.depth if test.prompt else max(0, test.depth - 1)
+    session.rewind(cached)
     words = random_text(generator, model.tokenizer, test.prompt) if test.prompt else ""
     before = filled if test.prompt or filled else _random(generator, model.runner, 1)
     wanted = test.generated + (1 if test.prompt else 0)
-    result: list[Completion] = []
     start = time.perf_counter_ns()
-    ids = model.prompt_ids(words)[: test.prompt] if test.prompt else []
-    request = Request([*before, *ids], wanted, SAMPLING, (), frozenset(), context)
-    for _ in Answer(session, model.tokenizer, request, known).pieces(nullcontext, result):
+    ids = model.tokenize(words)[: test.prompt] if test.prompt else []
+    request = Request([*before, *ids], SAMPLING, wanted, context)
+    generation = Generation(request, model.tokenizer, lambda: (session, cached))
+    while generation.next_delta() is not None:
         pass
     taken = time.perf_counter_ns() - start
     if len(ids) < test.prompt:
         raise InputError(f"{test.name}: special tokens in the random text left {len(ids):,} of {test.prompt:,} tokens")
-    assert len(result[0].ids) == wanted
+    assert generation.completion is not None
+    assert len(generation.completion.ids) == wanted
     return taken
 
 
@@ -177,9 +204,9 @@ def random_text(generator: np.random.Generator, tokenizer: Tokenizer, count: int
     text = ""
     for _ in range(_MORE_WORDS):  # special tokens have no text, and neighbours may become one token
         text += tokenizer.decode(generator.integers(0, len(tokenizer.vocabulary.tokens), count).tolist())
-        ids = tokenizer.encode(text)
+        ids = tokenizer.encode(text, parse_special=False)
         for end in (count, count + 1, count + 2, count + count // 8, len(ids)):  # where it is cut, tokens may merge
             cut = tokenizer.decode(ids[:end])
-            if len(tokenizer.encode(cut)) >= count:
+            if len(tokenizer.encode(cut, parse_special=False)) >= count:
                 return cut
     raise InputError(f"no text of {count:,} tokens was found: hardly a token of this model's vocabulary has text")

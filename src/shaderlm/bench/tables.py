@@ -48,6 +48,7 @@ def record(subject: Subject, result: Result, when: str) -> dict[str, Any]:
         "n_prompt": result.test.prompt,
         "n_gen": result.test.generated,
         "n_depth": result.test.depth,
+        "n_parallel": result.test.parallel,
         "with_text": result.test.text,
         "test_time": when,
         "avg_ns": round(mean(result.samples_ns)),
@@ -59,8 +60,7 @@ def record(subject: Subject, result: Result, when: str) -> dict[str, Any]:
     }
 
 
-_COLUMNS = ("model", "size", "params", "backend", "device", "test", "t/s")
-_WIDTHS = (30, 10, 10, 10, 24, 20, 20)
+_WIDTHS = {"model": 30, "size": 10, "params": 10, "backend": 10, "device": 24, "parallel": 8, "test": 20, "t/s": 20}
 
 
 def _size(nbytes: int) -> str:
@@ -71,27 +71,42 @@ def _params(count: int) -> str:
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
 
 
-def _markdown_row(row: Mapping[str, Any]) -> str:
-    name = Trial(row["n_prompt"], row["n_gen"], row["n_depth"], row["with_text"]).name
-    cells = (
-        row["model_type"],
-        _size(row["model_size"]),
-        _params(row["model_n_params"]),
-        row["backends"],
-        row["gpu_info"],
-        name,
-        f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
-    )
-    return _line(cells)
+def _trial(row: Mapping[str, Any]) -> Trial:
+    return Trial(row["n_prompt"], row["n_gen"], row["n_depth"], row["with_text"], row["n_parallel"])
 
 
-def _line(cells: Sequence[str], widths: Sequence[int] = _WIDTHS) -> str:
-    left, right = cells[0], cells[1:]
+def _markdown(row: Mapping[str, Any], first: bool, parallel: bool) -> str:
+    """A row of the table, under its head if it is the first. The column `parallel` is there where it was asked for."""
+    cells = {
+        "model": row["model_type"],
+        "size": _size(row["model_size"]),
+        "params": _params(row["model_n_params"]),
+        "backend": row["backends"],
+        "device": row["gpu_info"],
+        "parallel": str(row["n_parallel"]),
+        "test": _trial(row).test,
+        "t/s": f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+    }
+    widths = {name: width for name, width in _WIDTHS.items() if parallel or name != "parallel"}
+    head = f"{_line(tuple(widths), tuple(widths.values()))}\n{_rule(tuple(widths.values()))}\n" if first else ""
+    return head + _line([cells[name] for name in widths], tuple(widths.values())) + "\n"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    left, *right = (_fitted(cell, width) for cell, width in zip(cells, widths, strict=True))
     padded = [left.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(right, widths[1:], strict=True))]
     return "| " + " | ".join(padded) + " |"
 
 
-def _rule(widths: Sequence[int] = _WIDTHS) -> str:
+def _fitted(text: str, width: int) -> str:
+    """The beginning and the end of a text that is too long for its column: its end tells formats apart."""
+    if len(text) <= width:
+        return text
+    end = width // 3
+    return f"{text[: width - end - 1]}…{text[-end:]}"
+
+
+def _rule(widths: Sequence[int]) -> str:
     return "| " + " | ".join(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]) + " |"
 
 
@@ -146,10 +161,12 @@ class Format:
     end: str = ""
 
 
-FORMATS: Mapping[str, Format] = {
-    "md": Format(lambda row, i: ("" if i else f"{_line(_COLUMNS)}\n{_rule()}\n") + _markdown_row(row) + "\n"),
-    "csv": Format(lambda row, i: _csv([row], header=i == 0)),
-    "json": Format(lambda row, i: ("[\n" if i == 0 else ",\n") + json.dumps(row, indent=2), "\n]\n"),
-    "jsonl": Format(lambda row, i: json.dumps(row) + "\n"),
-    "sql": Format(lambda row, i: ("" if i else _sql_table(row)) + _sql(row)),
-}
+def formats(*, parallel: bool = False) -> Mapping[str, Format]:
+    """Formats by name; `parallel`: tests may run several sequences at once, and the table says how many."""
+    return {
+        "md": Format(lambda row, i: _markdown(row, i == 0, parallel)),
+        "csv": Format(lambda row, i: _csv([row], header=i == 0)),
+        "json": Format(lambda row, i: ("[\n" if i == 0 else ",\n") + json.dumps(row, indent=2), "\n]\n"),
+        "jsonl": Format(lambda row, i: json.dumps(row) + "\n"),
+        "sql": Format(lambda row, i: ("" if i else _sql_table(row)) + _sql(row)),
+    }

@@ -1,4 +1,4 @@
-"""The command line. Thin: each command checks its arguments, calls one room, and prints.
+"""The command line. Thin: each command checks its arguments, calls one package, and prints.
 
 Modules here import heavy things inside their functions, so that `shaderlm --help` is quick.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sys
 
 import click
@@ -35,12 +36,19 @@ for command in (generate, chat, info, devices, plan, tune, bench, profile):
     app.add_command(command)
 
 
-class _Notes(logging.Handler):
-    """What the rooms below have to say, each as one line on stderr."""
+class _Warnings(logging.Handler):
+    """Warnings of the packages below, each as one line on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record."""
-        print("shaderlm:", " ".join(record.getMessage().split()), file=sys.stderr, flush=True)
+        print("shaderlm:", with_flags(" ".join(record.getMessage().split())), file=sys.stderr, flush=True)
+
+
+def with_flags(message: str) -> str:
+    """A message for Python's users with its keyword arguments as flags: `device="x"` becomes `--device x`."""
+    return re.sub(
+        r'\b(device|context)=(?:"([^"]*)")?', lambda found: f"--{found[1]} {found[2] or ''}".rstrip(), message
+    )
 
 
 def main() -> None:
@@ -48,11 +56,11 @@ def main() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may be cp1252, which has no →
             stream.reconfigure(encoding="utf-8", errors="replace")
-    logging.getLogger("shaderlm").handlers[:] = [_Notes(logging.WARNING)]
+    logging.getLogger("shaderlm").handlers[:] = [_Warnings(logging.WARNING)]
     try:
         with LostInterrupts() as lost:
             code = _run(lost)
-    except KeyboardInterrupt:  # while the last words were said
+    except KeyboardInterrupt:  # while an error was printed
         code = 130
     sys.exit(code)
 
@@ -70,7 +78,7 @@ def _run(lost: LostInterrupts) -> int:
     except click.Abort:
         return 130
     except ShaderlmError as problem:
-        print(f"shaderlm: {problem}", file=sys.stderr)
+        print(f"shaderlm: {with_flags(str(problem))}", file=sys.stderr)
         return 2 if isinstance(problem, InputError) else 1
     except BrokenPipeError:  # click ends as quietly, with the same code, when a command meets one
         # Whoever read has seen enough. What is still buffered has no reader, and Python must not try at its exit.

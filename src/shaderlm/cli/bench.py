@@ -19,19 +19,12 @@ if TYPE_CHECKING:
     from ..bench.measure import Row
     from ..gpu import Device
 
-# What --op takes, and the results that it selects.
-_OPS = {
-    "rms_norm": ("S0", "S3"),
-    "linear_q4gsw": ("S1", "S1+", "S1b", "S4"),
-    "sdpa_kv": ("S2", "S2+"),
-}
-
 
 @click.group(invoke_without_command=True)
 @speed_options
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
-    """Measure how fast models read and write on this machine: prompt and generation tests like llama-bench's.
+    """Measure the speed of models, with the tests of llama-bench.
 
     `bench kernels` compares single kernels with their baselines instead.
     """
@@ -41,16 +34,24 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
         raise click.UsageError("options of `bench` say nothing to `bench kernels`; give them after its name", ctx)
 
 
+def _ops(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The ops that were named, or all of them."""
+    from ..bench.comparisons import FAMILIES
+
+    for op in given:
+        if op not in FAMILIES:
+            raise click.BadParameter(f"{op!r} is not one of {', '.join(map(repr, FAMILIES))}", ctx, param)
+    return given or tuple(FAMILIES)
+
+
 def _select(ops: tuple[str, ...], models: tuple[str, ...], quick: bool) -> list[Comparison]:
     from ..bench.comparisons import comparisons
 
-    names = models or (("smollm2-135m",) if quick else tuple(MODELS))
-    wanted = {result for op in (ops or _OPS) for result in _OPS[op]}
-    found = [c for c in comparisons(names) if c.result in wanted]
-    if quick:  # the first of each result and phase
-        first: dict[tuple[str, str], Comparison] = {}
+    found = comparisons(models or (("smollm2-135m",) if quick else tuple(MODELS)), ops)
+    if quick:  # the first of each change and phase
+        first: dict[tuple[str, ...], Comparison] = {}
         for comparison in found:
-            first.setdefault((comparison.result, comparison.phase), comparison)
+            first.setdefault((comparison.op, comparison.change, comparison.phase), comparison)
         found = list(first.values())
     return found
 
@@ -69,17 +70,17 @@ def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[R
             for row in measure.measure(device, chosen):
                 c = row.comparison
                 if isinstance(row, measure.LeftOut):
-                    err.print(f"left out: {c.result} {c.what}, {c.model} {c.shape}: {row.reason}", markup=False)
+                    err.print(f"left out: {c.op} {c.what}, {c.model} {c.shape}: {row.reason}", markup=False)
                 else:
                     rows.append(row)
-                progress.update(task, advance=1, description=f"{c.result} {c.model}")
+                progress.update(task, advance=1, description=f"{c.op} {c.model}")
         except KeyboardInterrupt:
             return rows, True
     return rows, False
 
 
 @bench.command()
-@click.option("--op", "ops", multiple=True, type=click.Choice(list(_OPS)), help="Only this op. May be repeated.")
+@click.option("--op", "ops", multiple=True, callback=_ops, help="Only rms_norm, linear_q4gsw or attention. Repeatable.")
 @click.option(
     "--model",
     "models",
@@ -87,7 +88,7 @@ def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[R
     type=click.Choice(list(MODELS)),
     help="Only its shapes. May be repeated.",
 )
-@click.option("--quick", is_flag=True, help="One shape per result, of the smallest model.")
+@click.option("--quick", is_flag=True, help="One shape per comparison, of the smallest model.")
 @click.option("--device", help="Adapter: a kind (discrete, integrated, software), a number or part of its name.")
 @click.option("--everything", is_flag=True, help="Also the large shapes on a software adapter (minutes to hours).")
 @click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
@@ -100,10 +101,14 @@ def kernels(
     everything: bool,
     form: str | None,
 ) -> None:
-    """Time every result's baseline and new route with GPU timestamps, over rotating weights."""
+    """Compare kernels with their baselines.
+
+    A baseline and a newer route of an op are timed in turns, by GPU timestamps and over rotating weights.
+    """
     from rich.console import Console
 
     from ..bench import measure, report
+    from ..compile.workload import SOFTWARE_WARNING
     from ..gpu import open_device
 
     err = Console(stderr=True)
@@ -111,7 +116,7 @@ def kernels(
     opened = open_device(device)
     caps = opened.caps
     if caps.software:
-        err.print(report.SOFTWARE_WARNING, style="yellow")
+        err.print(SOFTWARE_WARNING, style="yellow")
         large = [c for c in chosen if measure.too_large(c)] if not everything else []
         if large:
             chosen = [c for c in chosen if c not in large]
@@ -125,12 +130,13 @@ def kernels(
     if form == "json":
         print(json.dumps(report.records(rows, caps), indent=2))
     elif form == "markdown":
-        print(report.markdown(rows, caps))
+        print(report.markdown(rows))
     else:
-        # A pipe has no width: give the tables the room they need instead of folding them to 80 columns.
+        # A pipe has no width: do not fold the tables to 80 columns.
         out = Console(width=None if Console().is_terminal else 120)
         for table in report.tables(rows, caps, out.width):
             out.print(table)
+        print(report.LEGEND)
         if out.width < report.WIDE:
             err.print(f"{report.WIDE} columns would also show the rate and its share of copy; so does --json.")
     if interrupted:

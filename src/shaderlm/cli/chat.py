@@ -1,4 +1,4 @@
-"""`shaderlm chat`: a conversation, line by line, at a terminal or through a pipe.
+"""`shaderlm chat`: a conversation at a terminal or through a pipe.
 
 Answers go to stdout and everything else to stderr, so that a pipe gets the answers alone.
 """
@@ -18,13 +18,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError, ModelError
+from ..files import atomic_write_text
 from .loading import load_model
-from .options import answer_options, model_options, sampling_options
+from .options import generation_options, model_options, sampling_options
+from .streaming import write_stream
 
 if TYPE_CHECKING:
-    from ..engine import Completion, LanguageModel, Stream
+    from ..engine import GenerationOptions, LanguageModel
 
-_FULL = "the conversation is full: {used:,} tokens, the context holds {most:,}. /reset starts a new one"
+_FULL = "the conversation is full: {used:,} tokens, the context holds {limit:,}. /reset starts a new one"
+_TOO_LONG = "this message is too long: {used:,} tokens, the context holds {limit:,}"
+_QUOTES = '"""'
 
 
 @click.command()
@@ -37,26 +41,45 @@ def chat(
     context: int | None,
     precision: str,
     no_tune: bool,
+    ignore_keys: tuple[str, ...],
     system: str | None,
     **given: Any,
 ) -> None:
-    """Hold a conversation. /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends."""
-    options = answer_options(given)
-    with load_model(model, device, context, precision, not no_tune) as loaded:
+    """Chat with a model.
+
+    /help lists the commands. Ctrl-C stops an answer, Ctrl-D ends the chat. A message of several lines is pasted, or
+    begins and ends with three quotes.
+    """
+    options = generation_options(given, model)
+    if _interactive():
+        _import_readline()
+    with load_model(model, device, context, precision, not no_tune, ignore_keys) as loaded:
         if not loaded.has_chat_template:
             raise ModelError(
-                f"{loaded.report.name} has no chat template: it continues text; use `shaderlm generate` for that"
+                f"{loaded.report.name} has no chat template; use `shaderlm generate`, which continues a text"
             )
         conversation = Conversation(loaded, options, system)
-        if _typed():
+        if _interactive():
             _tell(f"{loaded.report.name} on {loaded.report.device}. /help lists the commands")
-            with suppress(ImportError):  # not on Windows
-                import readline  # noqa: F401  input() has a history once it is imported
         _loop(conversation)
 
 
-def _typed() -> bool:
-    """Does somebody sit at the keyboard, and not a pipe?"""
+def _import_readline() -> None:
+    """Give input() line editing and a history. To be called before any adapter is opened.
+
+    Opening adapters may load Mesa, which loads LLVM and with it libedit. If that comes first, readline's functions are
+    libedit's, and a long line corrupts the heap.
+    """
+    with suppress(ImportError):  # not on Windows
+        import readline
+
+        # Python switches it off. With it a paste of several lines is one message.
+        if os.environ.get("TERM", "dumb") != "dumb":
+            readline.parse_and_bind("set enable-bracketed-paste on")
+
+
+def _interactive() -> bool:
+    """Is stdin a keyboard, and not a pipe?"""
     return sys.stdin.isatty()
 
 
@@ -66,10 +89,10 @@ def _tell(text: str) -> None:
 
 @dataclass
 class Conversation:
-    """What was said so far, and who answers."""
+    """The messages so far, and the model that answers."""
 
     model: LanguageModel
-    options: dict[str, Any]
+    options: GenerationOptions
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
 
@@ -81,36 +104,26 @@ class Conversation:
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def say(self, text: str) -> None:
-        """Answer on stdout. A message that could not be answered, or was stopped before that, is forgotten again."""
-        asked = [*self.messages, {"role": "user", "content": text}]
-        used, most = len(self.model.chat_ids(asked)), self.model.config.context
-        if used > most:
-            _tell(_FULL.format(used=used, most=most))
+        """Answer on stdout. A message without an answer, because it does not fit or was stopped, is forgotten."""
+        message = {"role": "user", "content": text}
+        asked = [*self.messages, message]
+        used, limit = self._tokens(asked), self.model.config.context
+        if used > limit:
+            alone = self._tokens([*(m for m in self.messages[:1] if m["role"] == "system"), message])
+            _tell((_TOO_LONG if alone > limit else _FULL).format(used=alone if alone > limit else used, limit=limit))
             return
-        answer, completion = _stream(self.model.stream_chat(asked, **self.options))
+        stream = self.model.stream_chat(asked, **self.options)
+        answer, interrupted = write_stream(stream)
+        completion = None if interrupted else stream.completion
         if answer or completion is not None:
             self.messages = [*asked, {"role": "assistant", "content": answer}]
         if completion is not None and completion.finish_reason == "length":
-            limit = self.options["max_tokens"]
-            cut = f"the answer was cut after {limit:,} tokens; --max-tokens allows more"
-            _tell(cut if len(completion.ids) == limit else _FULL.format(used=most, most=most))
+            max_tokens = self.options["max_tokens"]
+            cut = f"answer cut after {max_tokens:,} tokens; --max-tokens (-n) allows more"
+            _tell(cut if len(completion.ids) == max_tokens else _FULL.format(used=limit, limit=limit))
 
-
-def _stream(stream: Stream) -> tuple[str, Completion | None]:
-    """Write an answer as it comes: the text that was written, and the completion unless Ctrl-C stopped it."""
-    written: list[str] = []
-    completion = None
-    try:
-        with stream:
-            for piece in stream:
-                written.append(piece)
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-        completion = stream.completion
-    except KeyboardInterrupt:
-        pass
-    print(flush=True)
-    return "".join(written), completion
+    def _tokens(self, messages: list[dict[str, str]]) -> int:
+        return len(self.model.chat_ids(messages, parse_special=self.options["parse_special"]))
 
 
 # The loop ------------------------------------------------------------------------------------------------
@@ -119,30 +132,47 @@ def _stream(stream: Stream) -> tuple[str, Completion | None]:
 def _loop(conversation: Conversation) -> None:
     while True:
         try:
-            line = _read_line()
-            if line.startswith("/"):
-                if not _command(conversation, line):
+            text, command = _read_message()
+            if command:
+                if not _command(conversation, text):
                     return
-            elif line.strip():
-                conversation.say(line)
+            elif text.strip():
+                conversation.say(text)
         except EOFError:
-            if _typed():
+            if _interactive():
                 _tell("")
             return
         except InputError as problem:  # the template refuses a message, or half a character was typed
             _tell(f"shaderlm: {problem}")
         except KeyboardInterrupt:
-            if not _typed():  # nobody would type /quit
+            if not _interactive():  # nobody would type /quit
                 raise
-            _tell("\n/quit or Ctrl-D ends")
+            _tell("\n/quit or Ctrl-D ends the chat")
 
 
-def _read_line() -> str:
+def _read_message() -> tuple[str, bool]:
+    """A message, and whether it is a command; EOFError after the last one.
+
+    It is a line, pasted lines, or the lines between three quotes and three quotes.
+    """
+    line = _read_line("> ")
+    if not line.startswith(_QUOTES):
+        return line, line.startswith("/") and "\n" not in line
+    lines = [line.removeprefix(_QUOTES)]
+    with suppress(EOFError):  # what was begun is a message too
+        while not lines[-1].rstrip().endswith(_QUOTES):
+            lines.append(_read_line("... "))
+    lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
+    # A line that has nothing but the quotes is not part of the message.
+    return "\n".join(lines).removeprefix("\n").removesuffix("\n"), False
+
+
+def _read_line(prompt: str) -> str:
     """The next line without its end; EOFError after the last one."""
-    if _typed():
+    if _interactive():
         if sys.stdout.isatty():
-            return input("> ")
-        print("> ", end="", file=sys.stderr, flush=True)  # input() would write it to stdout
+            return input(prompt)
+        print(prompt, end="", file=sys.stderr, flush=True)  # input() would write it to stdout
     line = sys.stdin.readline()
     if not line:
         raise EOFError
@@ -154,45 +184,48 @@ def _read_line() -> str:
 
 def _reset(conversation: Conversation, argument: str) -> None:
     conversation.reset()
-    _tell("a new conversation")
+    _tell("new conversation")
 
 
 def _save(conversation: Conversation, argument: str) -> None:
+    _save_to(conversation, "/save", argument)
+
+
+def _save_over(conversation: Conversation, argument: str) -> None:
+    _save_to(conversation, "/save!", argument)
+
+
+def _save_to(conversation: Conversation, command: str, argument: str) -> None:
     if not argument:
-        _tell("/save needs the name of a file, such as /save conversation.json")
+        _tell(f"{command} needs the name of a file, such as {command} conversation.json")
         return
     try:
         path = Path(argument).expanduser().resolve()
-        _write(path, json.dumps(conversation.messages, ensure_ascii=False, indent=2) + "\n")
+        if command == "/save" and path.is_file():
+            _tell(f"{path} exists; /save! {argument} overwrites it")
+            return
+        atomic_write_text(path, json.dumps(conversation.messages, ensure_ascii=False, indent=2) + "\n")
     except (OSError, RuntimeError, ValueError) as problem:  # an unknown ~user, a NUL
         _tell(f"{argument} cannot be written: {getattr(problem, 'strerror', None) or problem}")
         return
     _tell(f"saved {len(conversation.messages)} messages to {path}")
 
 
-def _write(path: Path, text: str) -> None:
-    """All or nothing: a file that was there stays whole until the new one is."""
-    fresh = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        os.replace(fresh, path)
-    except BaseException:
-        with suppress(OSError):
-            fresh.unlink()
-        raise
-
-
 def _help(conversation: Conversation, argument: str) -> None:
     for usage, (_, meaning) in COMMANDS.items():
-        _tell(f"{usage:<11} {meaning}")
-    _tell("Ctrl-C stops an answer. A message that begins with / needs a space before it.")
+        _tell(f"{usage:<12} {meaning}")
+    _tell(
+        f"Ctrl-C stops an answer. {_QUOTES} begins a message of several lines, which ends with {_QUOTES}.\n"
+        "A space before a / makes the line a message."
+    )
 
 
 COMMANDS: dict[str, tuple[Callable[[Conversation, str], None] | None, str]] = {
-    "/reset": (_reset, "forget the conversation"),
+    "/reset": (_reset, "start a new conversation"),
     "/save FILE": (_save, "write the conversation to FILE, as JSON messages"),
-    "/help": (_help, "this list"),
-    "/quit": (None, "end; so does Ctrl-D"),
+    "/save! FILE": (_save_over, "the same, also if FILE exists"),
+    "/help": (_help, "show this list"),
+    "/quit": (None, "end the chat (so does Ctrl-D)"),
 }
 
 
@@ -202,7 +235,7 @@ def _command(conversation: Conversation, line: str) -> bool:
     known = {usage.split()[0]: run for usage, (run, _) in COMMANDS.items()}
     if word not in known:
         close = difflib.get_close_matches(word.lower(), known, 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+        hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(known)}"
         _tell(f"{word} is not a command; {hint}")
         return True
     run = known[word]

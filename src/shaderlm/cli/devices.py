@@ -42,7 +42,7 @@ def _properties(caps: DeviceCaps) -> dict[str, str]:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def devices(as_json: bool) -> None:
-    """List the adapters that wgpu finds, the one taken by default first."""
+    """List the WebGPU adapters of this machine, the default first."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`shaderlm generate`: one prompt, one answer, streamed."""
+"""`shaderlm generate`: one prompt, one generation, streamed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import click
 
 from ..errors import InputError
 from .loading import load_model
-from .options import answer_options, model_options, sampling_options
+from .options import generation_options, model_options, sampling_options
+from .streaming import write_stream
 
 if TYPE_CHECKING:
-    from ..engine import Completion, LanguageModel, Stream, TokenLogprob
+    from ..engine import Completion, GenerationOptions, LanguageModel, Stream, TokenLogprob
+    from ..gpu import Device
 
 CHECKED_TOKENS = 8
 
@@ -25,13 +27,13 @@ CHECKED_TOKENS = 8
 @sampling_options(max_tokens=256, temperature=0.0, top_p=1.0)
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
-@click.option("--logprobs", type=int, metavar="N", help="Log probabilities of the tokens and their N alternatives.")
+@click.option("--logprobs", type=int, metavar="N", help="Print log probabilities: of each token and of the N best.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
-@click.option("-v", "--verbose", is_flag=True, help="Also say what was loaded and how fast it was, on stderr.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print what was loaded and how fast it ran, on stderr.")
 @click.option(
     "--check-with",
     metavar="DEVICE",
-    help=f"Afterwards compute the first {CHECKED_TOKENS} tokens again on DEVICE and say whether they are the same.",
+    help=f"Afterwards compute the first {CHECKED_TOKENS} tokens again on DEVICE, and compare them.",
 )
 def generate(
     prompt: str,
@@ -40,6 +42,7 @@ def generate(
     context: int | None,
     precision: str,
     no_tune: bool,
+    ignore_keys: tuple[str, ...],
     system: str | None,
     raw: bool,
     as_json: bool,
@@ -47,36 +50,49 @@ def generate(
     check_with: str | None,
     **given: Any,
 ) -> None:
-    """Answer a prompt, or continue it.
+    """Answer a prompt, or continue a text.
 
-    PROMPT `-` reads standard input. A model with a chat template answers through it unless --raw is given.
+    PROMPT `-` reads standard input. A model with a chat template answers through it; --raw continues the text instead.
     """
-    options = answer_options(given)
+    from ..gpu import begin_opening
+
+    begin_opening(device)  # drivers start while modules are imported and files are read
+    options = generation_options(given, model)
     if raw and system is not None:
-        raise click.UsageError("--system is part of a conversation; leave out --raw.")
+        raise click.UsageError("--system needs a chat template; leave out --raw.")
     if check_with is not None and options["temperature"] != 0:
-        raise click.UsageError("--check-with compares greedy answers; leave out --temperature.")
+        raise click.UsageError("--check-with compares greedy generations; leave out --temperature.")
     text = _prompt(prompt)
+    other = None if check_with is None else _check_device(check_with)
 
     def ask(asked: LanguageModel, max_tokens: int) -> Stream:
         return _ask(asked, text, raw, system, {**options, "max_tokens": max_tokens})
 
-    with load_model(model, device, context, precision, not no_tune) as loaded:
+    with load_model(model, device, context, precision, not no_tune, ignore_keys) as loaded:
         if verbose:
             _note(*loaded.report.lines())
-        completion = _answer(ask(loaded, options["max_tokens"]), streamed=not as_json)
+        completion = _generate(ask(loaded, options["max_tokens"]), streamed=not as_json)
         if as_json:
             print(json.dumps(_record(loaded, completion), ensure_ascii=False, indent=2), flush=True)
         elif completion.logprobs is not None:
             _note(*(_logprob_line(loaded, entry) for entry in completion.logprobs))
         if verbose:
             _note(*_timing_lines(completion))
-    if check_with is not None:
+        if completion.finish_reason == "length" and not as_json and (verbose or sys.stderr.isatty()):
+            _note(_cut(loaded, completion, options["max_tokens"]))
+    if other is not None:
         count = min(CHECKED_TOKENS, options["max_tokens"])
         _note(f"computing the first {count} tokens again on {check_with} …")  # software adapters take seconds
-        with load_model(model, check_with, context, precision, not no_tune) as other:
-            again = _answer(ask(other, count), streamed=False)
-            _compare(other, completion.ids[:count], again.ids)
+        with load_model(model, other, context, precision, not no_tune, ignore_keys) as second:
+            again = _generate(ask(second, count), streamed=False)
+            _compare(second, completion.ids[:count], again.ids)
+
+
+def _check_device(name: str) -> str | Device:
+    """The device of --check-with, opened: one that does not exist is an error before anything is loaded."""
+    from ..engine.loading import choose_device
+
+    return choose_device(name) or "cpu"
 
 
 def _prompt(given: str) -> str:
@@ -92,7 +108,7 @@ def _prompt(given: str) -> str:
     return text
 
 
-def _ask(model: LanguageModel, text: str, raw: bool, system: str | None, options: dict[str, Any]) -> Stream:
+def _ask(model: LanguageModel, text: str, raw: bool, system: str | None, options: GenerationOptions) -> Stream:
     if raw or not model.has_chat_template:
         if system is not None:
             raise InputError(f"{model.report.name} has no chat template to put a system message in; leave out --system")
@@ -101,19 +117,19 @@ def _ask(model: LanguageModel, text: str, raw: bool, system: str | None, options
     return model.stream_chat([*first, {"role": "user", "content": text}], **options)
 
 
-def _answer(stream: Stream, *, streamed: bool) -> Completion:
-    """The whole answer, written to stdout piece by piece if it is streamed. Ctrl-C ends the line and the program."""
-    try:
-        with stream:
-            for piece in stream:
-                if streamed:
-                    sys.stdout.write(piece)
-                    sys.stdout.flush()
-    except KeyboardInterrupt:
-        print(file=sys.stdout if streamed else sys.stderr, flush=True)
-        sys.exit(130)
+def _generate(stream: Stream, *, streamed: bool) -> Completion:
+    """The whole generation, on stdout as it comes if it is streamed. Ctrl-C ends the line and the program."""
     if streamed:
-        print(flush=True)
+        _, interrupted = write_stream(stream)
+        if interrupted:
+            sys.exit(130)
+    else:
+        try:
+            for _ in stream:
+                pass
+        except KeyboardInterrupt:
+            print(file=sys.stderr, flush=True)
+            sys.exit(130)
     assert stream.completion is not None
     return stream.completion
 
@@ -131,7 +147,7 @@ def _compare(model: LanguageModel, expected: list[int], found: list[int]) -> Non
     sys.exit(1)
 
 
-# What is told besides the answer ---------------------------------------------------------------------------
+# What is printed besides the text ---------------------------------------------------------------------------
 
 
 def _note(*lines: str) -> None:
@@ -143,9 +159,15 @@ def _timing_lines(completion: Completion) -> list[str]:
     timing = completion.timing
     return [
         f"prompt   {len(completion.prompt_ids):,} tokens, {timing.prompt_seconds:.2f} s to the first token",
-        f"answer   {len(completion.ids):,} tokens, {timing.tokens_per_second:.1f} tok/s; "
-        f"ended by {completion.finish_reason}",
+        f"output   {len(completion.ids):,} tokens, {timing.tokens_per_second:.1f} tok/s; "
+        f"finish reason: {completion.finish_reason}",
     ]
+
+
+def _cut(model: LanguageModel, completion: Completion, max_tokens: int) -> str:
+    if len(completion.ids) == max_tokens:
+        return f"output cut after {max_tokens:,} tokens; --max-tokens (-n) allows more"
+    return f"output cut: the context of {model.config.context:,} tokens is full"
 
 
 def _record(model: LanguageModel, completion: Completion) -> dict[str, Any]:
@@ -174,7 +196,10 @@ def _logprob_record(model: LanguageModel, entry: TokenLogprob) -> dict[str, Any]
 
 
 def _logprob_line(model: LanguageModel, entry: TokenLogprob) -> str:
+    """The sampled token, then its alternatives."""
+
     def one(token: int, logprob: float) -> str:
         return f"{logprob:8.3f} {model.detokenize([token])!r}"
 
-    return " | ".join([one(entry.id, entry.logprob), *(one(*pair) for pair in entry.top)])
+    others = (one(*pair) for pair in entry.top if pair[0] != entry.id)
+    return " | ".join([one(entry.id, entry.logprob), *others])

@@ -1,18 +1,18 @@
-"""`shaderlm info`: what a GGUF file says about itself. Reads its header, loads no weights, touches no GPU."""
+"""`shaderlm info`: what a GGUF file holds, and whether it runs. Reads its header, loads no weights, touches no GPU."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ShaderlmError
+from ..errors import ModelError
 from .devices import size
 from .loading import progress_bar
-from .options import model_argument, one_model
+from .options import ignore_key_option, model_argument, one_model
 
 if TYPE_CHECKING:
     from ..formats.gguf import GgufFile, TensorInfo
@@ -39,11 +39,19 @@ _TOKENS = 1000  # that the cache is given for
 
 @click.command()
 @model_argument
+@ignore_key_option
 @click.option("--metadata", "with_metadata", is_flag=True, help="Also list all metadata.")
 @click.option("--tensors", "with_tensors", is_flag=True, help="Also list all tensors.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(given: tuple[str, ...], model: str | None, with_metadata: bool, with_tensors: bool, as_json: bool) -> None:
-    """Show what a model file says of itself.
+def info(
+    given: tuple[str, ...],
+    model: str | None,
+    ignore_keys: tuple[str, ...],
+    with_metadata: bool,
+    with_tensors: bool,
+    as_json: bool,
+) -> None:
+    """Show what a model file holds, and whether it runs.
 
     MODEL is a path, a name or hf:ORG/REPO/FILE.gguf (default: smollm2-135m).
     """
@@ -53,15 +61,15 @@ def info(given: tuple[str, ...], model: str | None, with_metadata: bool, with_te
     with progress_bar() as progress:
         path = find(one_model(given, model), progress)
     with GgufFile.open(path) as file:
-        caps = _facts(file)
+        found = _gathered(file, ignore_keys)
         metadata = dict(file.metadata) if with_metadata else {}
         tensors = list(file.tensors.values()) if with_tensors else []
     if as_json:
-        caps |= {"metadata": {key: _json_value(value) for key, value in metadata.items()}} if with_metadata else {}
-        caps |= {"tensors": [_json_tensor(info) for info in tensors]} if with_tensors else {}
-        print(json.dumps(caps, ensure_ascii=False, indent=2))
+        found |= {"metadata": {key: _json_value(value) for key, value in metadata.items()}} if with_metadata else {}
+        found |= {"tensors": [_json_tensor(info) for info in tensors]} if with_tensors else {}
+        print(json.dumps(found, ensure_ascii=False, indent=2))
         return
-    for name, text in _lines(caps):
+    for name, text in _lines(found):
         print(f"{name:<14} {_printable(text)}".rstrip())
     for key, value in metadata.items():
         print(f"{_printable(key)} = {_short(value)}")
@@ -73,16 +81,18 @@ def info(given: tuple[str, ...], model: str | None, with_metadata: bool, with_te
 # Gathering -----------------------------------------------------------------------------------------------
 
 
-def _facts(file: GgufFile) -> dict[str, Any]:
+def _gathered(file: GgufFile, ignore_keys: Collection[str]) -> dict[str, Any]:
     metadata = file.metadata
     name = metadata.get("general.architecture")
     numbers = {key: _json_value(metadata.get(f"{name}.{there}")) for key, there in _NUMBERS.items()}
+    reason = _unsupported_reason(file, ignore_keys)
     return {
         "name": str(metadata.get("general.name") or file.path.stem),
         "path": str(file.path),
         "file_bytes": file.size,
         "architecture": _json_value(name),
-        "not_supported": _unsupported_reason(file),
+        "runs": reason is None,
+        "unsupported_reason": reason,
         "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
         **_completed(numbers),
         "vocabulary": _vocabulary(file),
@@ -106,23 +116,18 @@ def _completed(numbers: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _unsupported_reason(file: GgufFile) -> str | None:
-    """Why this file cannot be run, in words; None if it can, as far as its header tells."""
-    from ..formats.gguf import SUPPORTED
-    from ..models.architecture import architecture
+def _unsupported_reason(file: GgufFile, ignore_keys: Collection[str]) -> str | None:
+    """Why this file cannot be run, in the order in which `load` would find it; None if it can."""
+    from ..models.checkpoint import architecture_of, read_config
 
-    if not file.tensors:
-        return "it holds only a vocabulary: it can turn text into tokens, not answer"
-    strange = sorted({tensor.kind for tensor in file.tensors.values()} - set(SUPPORTED))
-    if strange:
-        return f"tensors of the types {', '.join(strange)}; supported are {', '.join(SUPPORTED)}"
-    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     try:
-        architecture(file.metadata).read(file.metadata, shapes, dict.fromkeys(shapes, "f32"))
-    except ShaderlmError as problem:
-        return str(problem)
-    problem_of_text: str | None = _tokenizer(file.metadata)["problem"]
-    return problem_of_text
+        kind = architecture_of(file)
+        problem: str | None = _tokenizer(file.metadata)["problem"]
+        if problem is None:
+            read_config(kind, file, ignore_keys)
+    except ModelError as refused:
+        return str(refused)
+    return problem
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +136,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
     problem = None
     try:
         Tokenizer(Vocabulary.from_metadata(metadata))
-    except ShaderlmError as failure:
+    except ModelError as failure:
         problem = str(failure)
     model, pre = (_json_value(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre"))
     return {"model": model, "pre": pre, "problem": problem}
@@ -146,11 +151,12 @@ def _vocabulary(file: GgufFile) -> int | None:
 
 def _types(file: GgufFile) -> dict[str, dict[str, Any]]:
     """Per type of the matrices and vectors: how many, their bytes, and what matrices become on a GPU."""
-    from ..formats.convert import ON_DEVICE
+    from ..formats.weight_formats import WEIGHT_FORMATS
 
     found: dict[str, dict[str, Any]] = {}
     for tensor in file.tensors.values():
-        entry = found.setdefault(tensor.kind, {"tensors": 0, "bytes": 0, "on_gpu": ON_DEVICE.get(tensor.kind)})
+        on_gpu = WEIGHT_FORMATS[tensor.kind].on_device if tensor.kind in WEIGHT_FORMATS else None
+        entry = found.setdefault(tensor.kind, {"tensors": 0, "bytes": 0, "on_gpu": on_gpu})
         entry["tensors"] += 1
         entry["bytes"] += tensor.nbytes
     return found
@@ -158,16 +164,16 @@ def _types(file: GgufFile) -> dict[str, dict[str, Any]]:
 
 def _gpu_bytes(file: GgufFile) -> int | None:
     """Bytes of all weights in their formats on a GPU; None where there are none, or of types without a format."""
-    from ..formats.convert import ON_DEVICE
+    from ..formats.weight_formats import WEIGHT_FORMATS
     from ..kernels.linear.packed import layout
 
     total = 0
     for tensor in file.tensors.values():
         if len(tensor.shape) == 1:
             total += 4 * tensor.shape[0]
-        elif len(tensor.shape) == 2 and tensor.kind in ON_DEVICE:
+        elif len(tensor.shape) == 2 and tensor.kind in WEIGHT_FORMATS:
             n, k = tensor.shape
-            lay = layout({"N": n, "K": k, "format": ON_DEVICE[tensor.kind]})
+            lay = layout({"N": n, "K": k, "format": WEIGHT_FORMATS[tensor.kind].on_device})
             total += n * (lay.row_bytes + lay.groups * lay.group_bytes)
         else:
             return None
@@ -186,40 +192,46 @@ def _cache_bytes(numbers: Mapping[str, Any]) -> dict[str, int] | None:
 # Showing -------------------------------------------------------------------------------------------------
 
 
-def _lines(caps: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rope, tokenizer, cache = caps["rope"], caps["tokenizer"], caps["cache_bytes_per_1000_tokens"]
-    lines = [("name", caps["name"]), ("file", f"{caps['path']} ({size(caps['file_bytes'])})")]
-    lines.append(("architecture", _shown(caps["architecture"])))
-    if caps["not_supported"]:
-        lines.append(("not supported", caps["not_supported"]))
-    if caps["parameters"]:
-        lines.append(("parameters", f"{caps['parameters'] / 1e6:,.1f} M"))
+def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    tokenizer, cache = found["tokenizer"], found["cache_bytes_per_1000_tokens"]
+    lines = [("name", found["name"]), ("file", f"{found['path']} ({size(found['file_bytes'])})")]
+    lines.append(("architecture", _shown(found["architecture"])))
+    lines.append(("runs", "yes" if found["runs"] else f"no: {found['unsupported_reason']}"))
+    if found["parameters"]:
+        lines.append(("parameters", f"{found['parameters'] / 1e6:,.1f} M"))
     for name in ("context", "layers", "hidden"):
-        lines.append((name, _shown(caps[name])))
-    lines.append(("heads", f"{_shown(caps['heads'])}, {_shown(caps['kv_heads'])} of keys and values"))
-    lines.append(("head width", _shown(caps["head_width"])))
-    lines.append(("FFN", _shown(caps["ffn"])))
-    lines.append(("vocabulary", _shown(caps["vocabulary"])))
-    scaled = f", scaling {rope['scaling']}" if rope["scaling"] not in (None, "none") else ""
-    scaled += f" by {rope['factor']:g}" if scaled and isinstance(rope["factor"], (int, float)) else ""
-    lines.append(("rope", f"{_shown(rope['dimensions'])} dimensions, base {_shown(rope['base'])}{scaled}"))
+        lines.append((name, _shown(found[name])))
+    lines.append(("heads", f"{_shown(found['heads'])}, {_shown(found['kv_heads'])} of keys and values"))
+    lines.append(("head width", _shown(found["head_width"])))
+    lines.append(("FFN", _shown(found["ffn"])))
+    lines.append(("vocabulary", _shown(found["vocabulary"])))
+    lines.append(("rope", _rope(found["rope"])))
     problem = f" ({tokenizer['problem']})" if tokenizer["problem"] else ""
-    words = f", words cut like {tokenizer['pre']}" if tokenizer["pre"] is not None else ""
+    words = f", pre-tokenizer {tokenizer['pre']}" if tokenizer["pre"] is not None else ""
     lines.append(("tokenizer", f"{_shown(tokenizer['model'])}{words}{problem}"))
-    lines.append(("chat template", "yes" if caps["chat_template"] else "no"))
-    for kind, entry in caps["types"].items():
-        turned = f"; as {entry['on_gpu']} on a GPU" if entry["on_gpu"] not in (None, kind) else ""
-        lines.append((f"tensors {kind}", f"{entry['tensors']}, {size(entry['bytes'])}{turned}"))
-    if caps["gpu_weight_bytes"]:
-        lines.append(("on a GPU", f"about {size(caps['gpu_weight_bytes'])} of weights"))
+    lines.append(("chat template", "yes" if found["chat_template"] else "no"))
+    for kind, entry in found["types"].items():
+        converted = f"; converted to {entry['on_gpu']} for a GPU" if entry["on_gpu"] not in (None, kind) else ""
+        lines.append((f"tensors {kind}", f"{entry['tensors']}, {size(entry['bytes'])}{converted}"))
+    if found["gpu_weight_bytes"]:
+        lines.append(("on a GPU", f"about {size(found['gpu_weight_bytes'])} of weights"))
     if cache:
-        lines.append(("cache", f"{size(cache['f16'])} per {_TOKENS:,} tokens ({size(cache['f32'])} without f16)"))
+        lines.append(("cache", f"{size(cache['f16'])} per {_TOKENS:,} tokens in f16, {size(cache['f32'])} in f32"))
     return lines
+
+
+def _rope(rope: Mapping[str, Any]) -> str:
+    kind, factor = rope["scaling"], rope["factor"]
+    if kind is None and factor:
+        kind = "linear"  # what a factor without a type means
+    scaled = f", scaling {kind}" if kind not in (None, "none") else ""
+    scaled += f" by {factor:g}" if scaled and isinstance(factor, (int, float)) else ""
+    return f"{_shown(rope['dimensions'])} dimensions, base {_shown(rope['base'])}{scaled}"
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return "not said" if value is None else str(value)
+        return "not given" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 

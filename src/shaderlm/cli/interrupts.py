@@ -10,6 +10,7 @@ import _thread
 import sys
 import threading
 import time
+from queue import SimpleQueue
 from typing import Any
 
 _AGAIN_SECONDS = 0.05
@@ -21,7 +22,7 @@ class LostInterrupts:
 
     def __init__(self) -> None:
         self._lost_at = float("-inf")
-        self._timer: threading.Timer | None = None
+        self._lost: SimpleQueue[bool] = SimpleQueue()  # False: nothing more will be lost
 
     def just_now(self) -> bool:
         """Was one lost a moment ago, so that an exception is likely to come from it?"""
@@ -31,16 +32,29 @@ class LostInterrupts:
         if not issubclass(report.exc_type, KeyboardInterrupt):
             self._before(report)
             return
-        self._lost_at = time.monotonic()
-        self._timer = threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main)
-        self._timer.daemon = True
-        self._timer.start()
+        # Nothing here waits: on a busy machine the next interrupt could come before the hook has ended.
+        try:
+            self._lost_at = time.monotonic()
+            self._lost.put(True)
+        except KeyboardInterrupt:
+            self._lost.put(True)
+
+    def _raise_again(self) -> None:
+        lost = self._lost.get()
+        while lost:
+            time.sleep(_AGAIN_SECONDS)
+            # One Ctrl-C may be reported more than once: by a callback, and by what handles the callback's errors.
+            while lost and not self._lost.empty():
+                lost = self._lost.get()
+            if lost:
+                _thread.interrupt_main()
+                lost = self._lost.get()
 
     def __enter__(self) -> LostInterrupts:
+        threading.Thread(target=self._raise_again, name="interrupts", daemon=True).start()
         self._before, sys.unraisablehook = sys.unraisablehook, self._hook
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.unraisablehook = self._before
-        if self._timer is not None:
-            self._timer.cancel()
+        self._lost.put(False)

@@ -1,16 +1,19 @@
-"""Loading for the commands: a bar on the terminal while files and weights move, nothing in a pipe."""
+"""Loading for the commands: a progress bar where it takes more than a second, nothing in a pipe."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..engine import LanguageModel
+    from ..gpu import Device
 
 Progress = Callable[[str, int, int], None]
+DELAY_SECONDS = 1.0  # a bar that comes and goes within a second is noise
 
 
 @contextmanager
@@ -19,28 +22,78 @@ def progress_bar() -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    tasks: dict[str, TaskID] = {}
-    # stdout is left alone: what is written there is the answer, and not for rich to wrap.
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bars:
-
-        def update(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label)
-            bars.update(tasks[label], completed=done, total=total)
-
-        yield update
+    bar = _DelayedBar()
+    timer = threading.Timer(DELAY_SECONDS, bar.show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield bar.update
+    finally:
+        timer.cancel()
+        bar.close()
 
 
-def load_model(model: str | None, device: str, context: int | None, precision: str, tune: bool) -> LanguageModel:
+class _DelayedBar:
+    """Remembers the progress, and draws it once `show` has been called, by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._progress: dict[str, tuple[int, int]] = {}
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._closed = False
+
+    def update(self, label: str, done: int, total: int) -> None:
+        with self._lock:
+            self._progress[label] = (done, total)
+            if self._bars is not None:
+                self._draw(label)
+
+    def show(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+        with self._lock:
+            if self._closed:
+                return
+            # stdout is left alone: what is written there is the generated text, and not for rich to wrap.
+            self._bars = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+            if not self._progress:
+                self._progress["loading"] = (0, 0)  # no bytes are copied yet: the bar only moves
+            for label in self._progress:
+                self._draw(label)
+            self._bars.start()
+
+    def _draw(self, label: str) -> None:
+        done, total = self._progress[label]
+        if label != "loading" and "loading" in self._tasks:
+            self._bars.remove_task(self._tasks.pop("loading"))
+        if label not in self._tasks:
+            self._tasks[label] = self._bars.add_task(label)
+        self._bars.update(self._tasks[label], completed=done, total=total or None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._bars is not None:
+                self._bars.stop()
+
+
+def load_model(
+    model: str | None,
+    device: str | Device,
+    context: int | None,
+    precision: str,
+    tune: bool,
+    ignore_keys: Sequence[str],
+) -> LanguageModel:
     """The model, loaded under a progress bar."""
     from ..engine import load
 
     with progress_bar() as progress:
-        return load(model, device=device, context=context, precision=precision, tune=tune, progress=progress)
+        options: dict[str, Any] = {"precision": precision, "tune": tune, "ignore_keys": ignore_keys}
+        return load(model, device=device, context=context, progress=progress, **options)
 
 
 @contextmanager

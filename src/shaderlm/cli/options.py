@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..engine import GenerationOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,26 +36,35 @@ def _applied(options: Sequence[Callable[[Command], Command]], command: Command) 
 
 def precision_option(command: Command) -> Command:
     """--precision, as the argument `precision`."""
-    words = "exact: no rounding of the inputs of matrix products to 16 bits, which GPUs do for speed."
-    return click.option("--precision", type=click.Choice(["fast", "exact"]), default="fast", help=words)(command)
+    words = "fast: a GPU may round the inputs of matrix products to 16 bits while it decodes. exact: it may not."
+    options = {"type": click.Choice(["fast", "exact"]), "default": "fast", "show_default": True}
+    return click.option("--precision", help=words, **options)(command)  # type: ignore[arg-type]
 
 
 def tune_option(command: Command) -> Command:
     """--no-tune, as the argument `no_tune`."""
-    words = "Take the built-in routes, not those that were timed on this device; time none."
+    words = "Use the built-in kernels: ignore earlier measurements on this device, and measure nothing."
     return click.option("--no-tune", is_flag=True, help=words)(command)
 
 
+def ignore_key_option(command: Command) -> Command:
+    """--ignore-key, as the argument `ignore_keys`."""
+    words = "Read the file as if it had no metadata key NAME, which is refused otherwise. May be repeated."
+    return click.option("--ignore-key", "ignore_keys", multiple=True, metavar="NAME", help=words)(command)
+
+
 def model_options(command: Command) -> Command:
-    """--model, --device, --context, --precision and --no-tune, as arguments of these names."""
-    named = "Path of a .gguf file, hf:ORG/REPO/FILE.gguf, or a name (default: smollm2-135m, fetched once)."
-    where = "auto (default: a GPU, or else the CPU), cpu, or an adapter: a kind, a number or part of its name."
+    """--model, --device, --context, --precision, --no-tune and --ignore-key, as arguments of these names."""
+    named = "Path of a .gguf file, hf:ORG/REPO/FILE.gguf, or a name.  [default: smollm2-135m, downloaded once]"
+    where = "auto (a GPU, or the CPU if there is none), cpu, or an adapter: its number, kind, or part of its name."
+    context = "Largest number of tokens of a conversation.  [default: the model's own]"
     options = [
         click.option("-m", "--model", help=named),
-        click.option("--device", default="auto", help=where),
-        click.option("--context", type=click.IntRange(1), help="Most tokens of a conversation (default: the model's)."),
+        click.option("--device", default="auto", show_default=True, help=where),
+        click.option("--context", type=click.IntRange(1), metavar="N", help=context),
         precision_option,
         tune_option,
+        ignore_key_option,
     ]
     return _applied(options, command)
 
@@ -73,35 +85,62 @@ def one_model(given: Sequence[str], model: str | None) -> str | None:
 
 
 def sampling_options(*, max_tokens: int, temperature: float, top_p: float) -> Callable[[Command], Command]:
-    """How much is answered and how tokens are chosen: together what `answer_options` takes."""
+    """Length, sampling and stopping: together what `generation_options` takes."""
+
+    def number(name: str, default: float, words: str, short: str | None = None) -> Callable[[Command], Command]:
+        names = [name] if short is None else [short, name]
+        return click.option(*names, type=float, default=default, show_default=True, metavar="X", help=words)
+
+    limit = "Largest number of tokens to generate."
     options = [
         click.option(
-            "-n", "--max-tokens", type=click.IntRange(1), default=max_tokens, help="Most tokens.", show_default=True
+            "-n", "--max-tokens", type=click.IntRange(1), default=max_tokens, metavar="N", help=limit, show_default=True
         ),
-        click.option("-t", "--temperature", type=float, default=temperature, help="0 is greedy.", show_default=True),
-        click.option("--top-k", type=int, default=0, help="Only the K likeliest tokens (0: all)."),
-        click.option("--top-p", type=float, default=top_p, help="Only the likeliest that reach P.", show_default=True),
-        click.option("--min-p", type=float, default=0.0, help="Only those with this part of the likeliest's share."),
-        click.option("--repetition-penalty", type=float, default=1.0, help="Divides logits of tokens seen before."),
-        click.option("--presence-penalty", type=float, default=0.0, help="Subtracted once from tokens seen before."),
-        click.option("--frequency-penalty", type=float, default=0.0, help="Subtracted per time a token was seen."),
+        number("--temperature", temperature, "Randomness; 0 always takes the most likely token.", "-t"),
+        click.option(
+            "--top-k", type=int, default=0, metavar="K", help="Sample from the K most likely tokens (0: all)."
+        ),
+        number("--top-p", top_p, "Sample from the most likely tokens whose probabilities add up to X."),
+        number("--min-p", 0.0, "Sample from tokens with at least X times the largest probability."),
+        number("--repetition-penalty", 1.0, "Lower the logits of tokens seen before, by this factor."),
+        number("--presence-penalty", 0.0, "Subtract X from the logits of tokens seen before."),
+        number("--frequency-penalty", 0.0, "Subtract X from a token's logit for each time it was seen."),
         click.option(
             "--logit-bias",
             multiple=True,
             callback=_biases,
             metavar="ID=VALUE",
-            help="Added to a token's logit. May be repeated.",
+            help="Add VALUE to the logit of token ID; -inf excludes it. May be repeated.",
         ),
-        click.option("--seed", type=int, help="The same seed gives the same answer."),
-        click.option("--stop", multiple=True, metavar="TEXT", help="Ends the answer. May be repeated."),
-        click.option("--ignore-eos", is_flag=True, help="Go on past the model's end."),
+        click.option("--seed", type=int, metavar="N", help="Seed of the sampler: the same seed gives the same text."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text. May be repeated."),
+        click.option("--ignore-eos", is_flag=True, help="Continue after the model's end-of-turn token."),
+        click.option(
+            "--parse-special/--no-parse-special",
+            default=True,
+            show_default=True,
+            help="Read the text of a special token, such as <|im_end|>, as that token.",
+        ),
     ]
     return lambda command: _applied(options, command)
 
 
-def answer_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Keywords for `LanguageModel.stream`, checked: a wrong one is an InputError now and not after a long load."""
-    from ..engine import Sampling
+def _vocabulary_size(model: str | None) -> int:
+    """From the header of the file."""
+    from ..formats.find import find
+    from ..formats.gguf import GgufFile
+    from ..text import Vocabulary
 
-    Sampling(**{name: value for name, value in given.items() if name not in ("max_tokens", "stop", "ignore_eos")})
-    return given
+    with GgufFile.open(find(model)) as file, file.named_in_errors():
+        return len(Vocabulary.from_metadata(file.metadata).tokens)
+
+
+def generation_options(given: dict[str, Any], model: str | None) -> GenerationOptions:
+    """Keywords for `LanguageModel.stream`, checked: a wrong one is an InputError now and not after a long load."""
+    from ..engine.options import generation_params
+
+    checked = generation_params(given)
+    if checked.sampling.logit_bias:
+        checked.sampling.check_vocabulary(_vocabulary_size(model))
+    options: GenerationOptions = given  # type: ignore[assignment]  # the names were checked
+    return options

@@ -2,50 +2,129 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import click
 
+from .models import described
 from .options import model_argument, one_model, precision_option, tune_option
+
+if TYPE_CHECKING:
+    from ..compile.plan import Plan
+    from ..compile.tuning import Tuning
+    from ..gpu import DeviceCaps
+
+_TARGET_HELP = "Plan for a GPU that need not be here: large-gpu, or webgpu-default, what every browser grants."
 
 
 @click.command()
 @model_argument
 @click.option("--device", default=None, help="Adapter to plan for: a kind, a number or part of a name.")
-@click.option("--rows", type=click.IntRange(2), help="Tokens of the prefill; 128, or the context if that is shorter.")
-@click.option("--capacity", type=click.IntRange(1), help="Positions in the cache; 256, or the context.")
+@click.option("--target", metavar="NAME", help=_TARGET_HELP)
+@click.option("--tokens", type=click.IntRange(2), help="Tokens of the prefill; 128, or as many as fit.")
+@click.option("--depth", type=click.IntRange(0), default=0, show_default=True, help="Tokens already in the cache.")
 @click.option("--unfused", is_flag=True, help="Without any fusion.")
 @precision_option
 @tune_option
 @click.option("--why", is_flag=True, help="Also say which routes were timed for each matmul, and who won.")
 @click.option("--wgsl", metavar="KERNEL", help="Print the composed WGSL of this kernel instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plans as JSON: enough to run them.")
+@click.option("--variant", type=click.IntRange(1), metavar="N", help="Of the texts that --wgsl lists, the N-th.")
 def plan(
     given: tuple[str, ...],
     model: str | None,
     device: str | None,
-    rows: int | None,
-    capacity: int | None,
-    unfused: bool,
-    precision: str,
+    target: str | None,
     no_tune: bool,
     why: bool,
     wgsl: str | None,
+    as_json: bool,
+    variant: int | None,
+    unfused: bool,
+    **options: Any,
 ) -> None:
-    """Print the plans of MODEL (default: smollm2-135m): which kernels run, in which order, on what."""
+    """Print the plans of a model: which kernels run, and in which order.
+
+    MODEL is a path or a name (default: smollm2-135m), or synthetic:SHAPE:FORMAT, as for `bench`. A kernel of --wgsl
+    that this machine's adapter does not use is composed for a target that does, unless --device or --target is given.
+    """
     from ..compile.plan_text import describe, describe_choices
-    from ..compile.tuning import Tuning, read
-    from ..engine.planning import adapter, plans
+    from ..engine.planning import plans
     from ..errors import InputError
 
-    fusions = () if unfused else None
-    sizes = {"rows": rows, "capacity": capacity}
-    named = one_model(given, model)
-    target = adapter(device, "a plan")
-    tuning = Tuning(origin="--no-tune") if no_tune else read(target.caps)
-    made = plans(named, device=target, **sizes, fusions=fusions, precision=precision, tuning=tuning)
-    if wgsl is None:
-        reasons = [describe_choices(made[-1], tuning, precision)] if why else []
-        print("\n\n".join([*map(describe, made), *reasons]))
+    if device is not None and target is not None:
+        raise InputError("--device and --target both say what to plan for; give one of them")
+    if variant is not None and wgsl is None:
+        raise InputError("--variant chooses among the texts of a kernel; give --wgsl KERNEL too")
+    if as_json and (wgsl is not None or why):
+        raise InputError("--json prints plans; leave out --wgsl and --why")
+    about = described(one_model(given, model))
+    options["fusions"] = () if unfused else None
+    if wgsl is not None:
+        print(_wgsl(wgsl, variant, _made(about, _wanted(device, target, others=True), no_tune, options)))
         return
-    sources = {launch.step.label: launch.step.source for plan in made for launch in plan.launches}
-    if wgsl not in sources:
-        raise InputError(f"no kernel {wgsl!r} in these plans; there are {', '.join(sorted(sources))}")
-    print(sources[wgsl])
+    caps = next(_wanted(device, target))
+    tuning = _tuning(caps, no_tune)
+    made = plans(*about, caps, tuning=tuning, **options)
+    if as_json:
+        print(f"[{','.join(plan.to_json() for plan in made)}]")
+        return
+    reasons = [describe_choices(made[-1], tuning, options["precision"])] if why else []
+    print("\n\n".join([*map(describe, made), *reasons]))
+
+
+def _wanted(device: str | None, target: str | None, others: bool = False) -> Iterator[DeviceCaps]:
+    """What to plan for: the target or the device that was named, else the best adapter and, if asked, all targets."""
+    from ..engine.planning import TARGETS, open_adapter
+    from ..errors import DeviceError, InputError
+
+    if target is not None:
+        if target not in TARGETS:
+            raise InputError(f"no target {target!r}; --target takes {' or '.join(TARGETS)}")
+        yield TARGETS[target]
+        return
+    try:
+        yield open_adapter(device, "a plan").caps
+    except DeviceError as problem:
+        if device is not None:
+            raise
+        if not others:
+            raise DeviceError(
+                f"{problem}\n--target {next(iter(TARGETS))} plans for a GPU that is not here"
+            ) from problem
+    if device is None and others:
+        yield from TARGETS.values()
+
+
+def _tuning(caps: DeviceCaps, no_tune: bool) -> Tuning:
+    from ..compile.tuning import Tuning, read
+
+    return Tuning(origin="--no-tune") if no_tune else read(caps)
+
+
+def _made(
+    about: tuple[Any, Any], wanted: Iterator[DeviceCaps], no_tune: bool, options: dict[str, Any]
+) -> Iterator[tuple[str, list[Plan]]]:
+    from ..engine.planning import plans
+
+    for caps in wanted:
+        yield caps.name, plans(*about, caps, tuning=_tuning(caps, no_tune), **options)
+
+
+def _wgsl(kernel: str, number: int | None, made: Iterator[tuple[str, list[Plan]]]) -> str:
+    """The text of a kernel for the first of these that uses it."""
+    from ..compile.plan_wgsl import kernels_of, labelled, variants_of
+    from ..errors import InputError
+
+    names: set[str] = set()
+    tried: list[str] = []
+    for target, found in made:
+        variants = variants_of(found, kernel)
+        if variants and (number or 1) > len(variants):
+            raise InputError(f"--variant {number}: {kernel} has {len(variants)} for {target}")
+        if variants:
+            return labelled(kernel, target, variants, number or 1)
+        names.update(kernels_of(found))
+        tried.append(target)
+    raise InputError(f"no kernel {kernel!r} in the plans for {', '.join(tried)}; there are {', '.join(sorted(names))}")

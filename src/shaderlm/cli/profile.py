@@ -7,25 +7,24 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from .. import __version__
-from .loading import progress_bar, spoken
+from .loading import spoken
+from .models import described, opened
 from .options import model_argument, one_model, precision_option, tune_option
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..gpu import Device
     from ..profile.files import Profile
     from ..profile.measure import Event, Phase
-    from ..runtime.gpu_model import GpuModel
-    from ..runtime.session import Runner
+    from ..runtime.gpu_runner import GpuRunner
 
 PLAIN_WIDTH = 120  # of tables in a pipe, which has no width of its own
 
@@ -68,15 +67,19 @@ def profile(
     page: Path | None,
     compare: tuple[Path, Path] | None,
 ) -> None:
-    """Time every dispatch of reading a prompt and of writing tokens with MODEL (default: smollm2-135m).
+    """Time every dispatch of a prefill and of decoding.
 
-    MODEL may be synthetic:SHAPE:FORMAT, random weights of that shape, as for `bench`.
+    MODEL is a path or a name (default: smollm2-135m), or synthetic:SHAPE:FORMAT, random weights of that shape, as for
+    `bench`.
     """
     from rich.console import Console
 
+    from ..engine.planning import open_adapter
     from ..errors import InputError
+    from ..profile.measure import check
+    from ..runtime.gpu_runner import GpuRunner
 
-    # A pipe has no width: give the tables the room they need instead of folding them to 80 columns.
+    # A pipe has no width: do not fold the tables to 80 columns.
     out = Console(width=None if Console().is_terminal else PLAIN_WIDTH, soft_wrap=False)
     if compare is not None:
         _refuse_others(ctx)
@@ -86,11 +89,16 @@ def profile(
         raise InputError("nothing to profile: -p and -n are both 0")
     fusions = _kept(unfused)
     wanted = [path for path in (saved, traced, page) if path is not None]
-    _check_places(wanted)
-    with _opened(one_model(given, model), device, fusions, precision, not no_tune) as (runner, name):
-        found, events, interrupted = _measured(runner, name, prompt, generated, depth, repetitions, unfused)
+    _check_files(wanted)
+    named = one_model(given, model)
+    check(described(named)[1].context, prompt, generated, depth)
+    adapter = open_adapter(device, "profiling")
+    with opened(named, adapter, fusions=fusions, precision=precision, tune=not no_tune) as loaded:
+        assert isinstance(loaded.runner, GpuRunner), "an open device was given"
+        counts = (prompt, generated, depth, repetitions)
+        found, events, interrupted = _measured(loaded.runner, loaded.name, *counts, unfused)
+    _write(found, events, saved, traced, page)  # first: who reads what is printed may go away
     _print(out, found)
-    _write(found, events, saved, traced, page)
     if interrupted:
         print("interrupted; what was measured is above", file=sys.stderr)
         sys.exit(130)
@@ -116,55 +124,18 @@ def _kept(unfused: Sequence[str]) -> list[str] | None:
     return [name for name in names if name not in unfused and "all" not in unfused] if unfused else None
 
 
-def _check_places(paths: Sequence[Path]) -> None:
-    from ..bench.saving import check_place
+def _check_files(paths: Sequence[Path]) -> None:
     from ..errors import InputError
+    from ..files import check_writable
 
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise InputError("--json, --trace and --html must name different files")
     for path in paths:
-        check_place(path)
-
-
-@contextmanager
-def _opened(
-    model: str | None, device: str | None, fusions: Sequence[str] | None, precision: str, tune: bool
-) -> Iterator[tuple[GpuModel, str]]:
-    """A model on an adapter, closed afterwards, and its name."""
-    from ..engine import load
-    from ..engine.synthetic import PREFIX, load_synthetic
-    from ..runtime.gpu_model import GpuModel
-
-    opened = _adapter(device)
-    runner: Runner
-    options: dict[str, Any] = {"progress": None, "fusions": fusions, "precision": precision, "tune": tune}
-    with progress_bar() as options["progress"]:
-        if model is not None and model.startswith(PREFIX):
-            runner, report = load_synthetic(model, opened, **options)
-            name, close = report.name, runner.close
-        else:
-            loaded = load(model, device=opened, **options)
-            runner, close = loaded.runner, loaded.close
-            name = f"{loaded.report.name} {next(iter(loaded.report.types)).upper()}"
-    assert isinstance(runner, GpuModel), "an open device was given"
-    try:
-        yield runner, name
-    finally:
-        close()
-
-
-def _adapter(device: str | None) -> Device:
-    from ..errors import InputError
-    from ..gpu import open_device
-
-    word = device.strip().lower() if device else None
-    if word == "cpu":
-        raise InputError("'cpu' computes in NumPy and has no dispatches; name an adapter, real or in software")
-    return open_device(None if word == "auto" else device)
+        check_writable(path)
 
 
 def _measured(
-    runner: GpuModel,
+    runner: GpuRunner,
     name: str,
     prompt: int,
     generated: int,
@@ -172,23 +143,23 @@ def _measured(
     repetitions: int,
     unfused: Sequence[str],
 ) -> tuple[Profile, list[tuple[str, list[Event]]], bool]:
-    from ..bench.build import commit
     from ..profile.files import Profile
     from ..profile.measure import check
     from ..profile.measure import profile as measure
     from ..profile.roofline import measure_roofline
+    from .build import commit
 
     phases: list[Phase] = []
     events: list[tuple[str, list[Event]]] = []
     interrupted = False
     caps = runner.device.caps
-    check(runner, prompt, generated, depth)
+    check(runner.config.context, prompt, generated, depth)  # a device may hold less than the model's
     with spoken() as say:
         say("copy bandwidth and arithmetic")
         roofline = measure_roofline(runner.device)
         # Phases report by themselves that they were interrupted; here between them.
         with suppress(KeyboardInterrupt):
-            for found in measure(runner, prompt, generated, depth, repetitions, roofline.stamp_us, say):
+            for found in measure(runner, prompt, generated, depth, repetitions, roofline.timestamp_us, say):
                 phase, traced, interrupted = found
                 phases.append(phase)
                 events.append((phase.name, traced))
@@ -200,22 +171,26 @@ def _measured(
         software=caps.software,
         package=__version__,
         commit=commit(),
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=shlex.join(["shaderlm", *sys.argv[1:]]),
         clock=runner.device.clock,
-        notes=tuple(_notes(runner, unfused)),
+        notes=tuple(_notes(runner, prompt, unfused)),
         roofline=roofline,
         phases=tuple(phases),
     )
     return result, events, interrupted or len(phases) < bool(prompt) + bool(generated)
 
 
-def _notes(runner: GpuModel, unfused: Sequence[str]) -> Iterator[str]:
-    from ..bench.report import SOFTWARE_WARNING
-    from ..gpu.watch import BY_PASS, WALL
+def _notes(runner: GpuRunner, prompt: int, unfused: Sequence[str]) -> Iterator[str]:
+    from ..compile.workload import SOFTWARE_WARNING
+    from ..gpu.tracer import BY_PASS, WALL
+    from ..runtime.runner import bucket
 
     if runner.device.caps.software:
         yield SOFTWARE_WARNING
+    rows = prompt % runner.max_tokens
+    if rows and bucket(rows) != rows:
+        yield f"{rows} tokens run in a plan for {bucket(rows)}: bytes and FLOP of the prefill are counted for so many"
     if unfused:
         yield f"without the fusions {', '.join(unfused)}"
     if runner.device.clock == WALL:
@@ -224,7 +199,10 @@ def _notes(runner: GpuModel, unfused: Sequence[str]) -> Iterator[str]:
             "with the way there and back"
         )
     if runner.device.clock == BY_PASS:
-        yield "this device stamps passes only: each dispatch ran in a pass of its own, which takes longer"
+        yield (
+            "this device has timestamps for whole passes only: each dispatch ran in a pass of its own, "
+            "which takes longer"
+        )
 
 
 def _print(out: Console, found: Profile) -> None:
@@ -253,7 +231,7 @@ def _write(
     traced: Path | None,
     page: Path | None,
 ) -> None:
-    from ..bench.saving import write_whole
+    from ..files import write_named
     from ..profile.files import trace
     from ..profile.page import page as page_of
 
@@ -266,5 +244,5 @@ def _write(
     )
     for path, text in texts:
         if path is not None:
-            write_whole(path, text())
+            write_named(path, text())
             print(f"wrote {path}", file=sys.stderr)

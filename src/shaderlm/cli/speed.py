@@ -5,31 +5,33 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from .. import __version__
-from .loading import progress_bar
-from .options import precision_option, tune_option
+from .models import Opened, check_device, described, is_synthetic, opened
+from .options import ignore_key_option, precision_option, tune_option
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from ..bench.guard import Speed
     from ..bench.speed import Trial
     from ..bench.tables import Subject
-    from ..engine import LanguageModel
-    from ..engine.report import LoadReport
-    from ..runtime.session import Runner
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
 THRESHOLD = 5.0
 _REDRAW_SECONDS = 0.1
+_CLOCK_SECONDS = 1.0
+_SLOW_SECONDS = 5.0  # of a warm-up: from here on, a bar that is redrawn once a second takes no time that counts
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, given: str) -> tuple[int, ...]:
@@ -65,6 +67,7 @@ def speed_options(command: Command) -> Command:
     listed = click.Choice(FORMATS)
     file = click.Path(path_type=Path)
     text = "Time tokenising, sampling (temperature 0.8, top-p 0.95) and detokenising too: what a user waits for."
+    at_once = "Sequences that are generated at once, each with -n tokens; t/s are those of all of them."
     against = "Compare with the rows of FILE, from --save or -o json; exit code 1 if one is slower."
     slower = f"How much slower than --against a row may be.  [default: {THRESHOLD:g}]"
     options = (
@@ -72,12 +75,14 @@ def speed_options(command: Command) -> Command:
         click.option("-p", "--n-prompt", "prompts", default="512", callback=_numbers, help="Prompt tokens: 1,128,512."),
         click.option("-n", "--n-gen", "generated", default="128", callback=_numbers, help="Generated tokens: 1,128."),
         click.option("-pg", "both", multiple=True, callback=_pairs, help="PROMPT,GENERATED, timed as one. Repeatable."),
+        click.option("--parallel", default="1", callback=_numbers, metavar="1,2,4", help=at_once),
         click.option("-d", "--n-depth", "depths", default="0", callback=_numbers, help="Tokens already in the cache."),
         click.option("-r", "--repetitions", default=5, show_default=True, type=click.IntRange(1, 1000)),
         click.option("-o", "--output", default="md", show_default=True, type=listed, help="Format of the results."),
         click.option("--device", "devices", multiple=True, help=where),
         precision_option,
         tune_option,
+        ignore_key_option,
         click.option("--no-warmup", is_flag=True, help="Time the first run too."),
         click.option("--with-text", is_flag=True, help=text),
         click.option("--save", type=file, metavar="FILE", help="Write the rows there as JSON, for --against."),
@@ -94,6 +99,7 @@ def measure_models(
     prompts: Sequence[int],
     generated: Sequence[int],
     both: Sequence[tuple[int, int]],
+    parallel: Sequence[int],
     depths: Sequence[int],
     with_text: bool,
     models: Sequence[str],
@@ -106,17 +112,17 @@ def measure_models(
 ) -> None:
     """Run every test on every model and device; print a row as soon as there is one, then save and compare them."""
     from ..bench import guard
-    from ..bench.saving import check_place
+    from ..files import check_writable
 
-    trials = _trials(prompts, generated, both, depths, with_text)
+    trials = _trials(prompts, generated, both, parallel, depths, with_text)
     subjects = list(itertools.product(models or (None,), devices or ("auto",)))
-    _check(models, with_text)
     if threshold is not None and against is None:
         raise click.UsageError("--threshold is how much slower than --against FILE a row may be; give that too")
     saved = guard.read(against) if against else None
     if save:
-        check_place(save)
-    rows = _Rows(output)
+        check_writable(save)
+    _check(models, devices, trials, repeated["ignore_keys"])
+    rows = _Rows(output, parallel != (1,))
     interrupted = False
     try:
         _measure(subjects, trials, rows, **repeated)
@@ -135,36 +141,57 @@ def measure_models(
 
 
 def _trials(
-    prompts: Sequence[int], generated: Sequence[int], both: Sequence[tuple[int, int]], depths: Sequence[int], text: bool
+    prompts: Sequence[int],
+    generated: Sequence[int],
+    both: Sequence[tuple[int, int]],
+    parallel: Sequence[int],
+    depths: Sequence[int],
+    text: bool,
 ) -> list[Trial]:
     from ..bench.speed import Trial
     from ..errors import InputError
 
-    pairs = [(p, 0) for p in prompts if p] + [(0, n) for n in generated if n] + list(both)
-    if not pairs:
+    several = max(parallel) > 1
+    if min(parallel) < 1:
+        raise InputError(f"--parallel counts sequences: numbers above 0, got {','.join(map(str, parallel))}")
+    if several and text:
+        raise InputError("--with-text times one sequence; leave it out, or --parallel")
+    if several and not any(generated):
+        raise InputError("--parallel is for generated tokens, and -n is 0")
+    shapes = [(p, 0, 1) for p in prompts if p]
+    shapes += [(0, n, sequences) for n in generated if n for sequences in parallel]
+    shapes += [(p, n, 1) for p, n in both]
+    if not shapes:
         raise InputError("nothing to measure: -p and -n are 0, and there is no -pg")
-    return [Trial(p, n, depth, text) for depth in depths for p, n in pairs]
+    return [Trial(p, n, depth, text, sequences) for depth in depths for p, n, sequences in shapes]
 
 
-def _check(models: Sequence[str], with_text: bool) -> None:
-    """What can be known to be wrong before anything is loaded."""
-    from ..engine.synthetic import PREFIX
+def _check(models: Sequence[str], devices: Sequence[str], trials: Sequence[Trial], ignore_keys: Sequence[str]) -> None:
+    """What can be known to be wrong before any weight is loaded, of all models and devices."""
+    from ..bench.speed import check
     from ..errors import InputError
 
-    without = next((model for model in models if model.startswith(PREFIX)), None)
-    if with_text and without is not None:
+    without = next((model for model in models if is_synthetic(model)), None)
+    if trials[0].text and without is not None:
         raise InputError(f"{without} has no tokenizer, so there is no text to time; leave out --with-text")
+    if ignore_keys and without is not None:
+        raise InputError(f"{without} has no metadata; leave out --ignore-key")
+    for device in devices:
+        check_device(device)
+    for model in models or (None,):
+        _, config = described(model, ignore_keys)
+        check(config.context, trials)
 
 
 class _Rows:
     """Rows as they are found: printed at once, and kept."""
 
-    def __init__(self, output: str) -> None:
-        from ..bench.tables import FORMATS as TABLES
+    def __init__(self, output: str, parallel: bool) -> None:
+        from ..bench.tables import formats
 
         self.for_people = output == "md"
         self.found: list[dict[str, Any]] = []
-        self._table = TABLES[output]
+        self._table = formats(parallel=parallel)[output]
 
     def add(self, row: dict[str, Any]) -> None:
         self.found.append(row)  # before it is printed, which may fail
@@ -184,6 +211,7 @@ def _measure(
     no_warmup: bool,
     precision: str,
     no_tune: bool,
+    ignore_keys: Sequence[str],
 ) -> None:
     from ..bench.speed import check, run
     from ..bench.tables import record
@@ -191,17 +219,19 @@ def _measure(
     started, total = time.monotonic(), len(subjects) * len(trials) * repetitions
     done = itertools.count(0, repetitions)
     for name, device in subjects:
-        with _opened(name, device, precision, not no_tune) as (runner, subject, model):
-            check(runner, trials)
+        with opened(name, device, precision=precision, tune=not no_tune, ignore_keys=ignore_keys) as loaded:
+            runner, subject, model = loaded.runner, _subject(loaded), loaded.model
+            check(runner.config.context, trials)  # a device may hold less than the model's
+            _warn_if_long(loaded, trials, repetitions + (not no_warmup))
             for trial in trials:
                 result = None
                 try:
-                    with _bar(trial.name, next(done), total, started) as repeated:
+                    with _bar(trial.name, next(done), total, started, warming=not no_warmup) as repeated:
                         for result in run(runner, trial, repetitions, not no_warmup, model):
                             repeated(len(result.samples_ns))
                 finally:  # also what there is of a trial that was interrupted
-                    if result is not None:
-                        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                    if result is not None and result.samples_ns:
+                        when = datetime.now(UTC).isoformat(timespec="seconds")
                         rows.add(record(subject, result, when))
 
 
@@ -218,11 +248,36 @@ def _compare(saved: Sequence[Speed], rows: _Rows, percent: float) -> None:
         sys.exit(1)
 
 
+# Multiply-adds per second on a CPU, roughly: NumPy and SwiftShader on 2 cores of a Neoverse N1, with SmolLM2.
+_CPU_FLOPS = {"NumPy": 6e9, "WGSL kernels in software": 0.6e9}
+_LONG_SECONDS = 120
+
+
+def _warn_if_long(loaded: Opened, trials: Sequence[Trial], runs: int) -> None:
+    """Where the CPU computes, say roughly how long it will take."""
+    from ..runtime.gpu_runner import GpuRunner
+
+    runner = loaded.runner
+    on_gpu = isinstance(runner, GpuRunner)
+    if isinstance(runner, GpuRunner) and not runner.device.caps.software:
+        return
+    how = "WGSL kernels in software" if on_gpu else "NumPy"
+    tokens = runs * sum(trial.depth + trial.tokens for trial in trials)
+    seconds = 2 * loaded.report.parameters * tokens / _CPU_FLOPS[how]
+    if seconds >= _LONG_SECONDS:
+        print(
+            f"shaderlm: the CPU computes ({how}): this takes {seconds / 60:,.0f} minutes, very roughly. "
+            "Fewer tokens take less: -p 32 -n 16 -r 1",
+            file=sys.stderr,
+        )
+
+
 @contextmanager
-def _bar(name: str, before: int, total: int, started: float) -> Iterator[Callable[[int], None]]:
+def _bar(name: str, before: int, total: int, started: float, *, warming: bool) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal's standard error; the function is told how many repetitions are done. Gone afterwards.
 
-    Drawn by hand, between repetitions and not after each of a thousand short ones: no thread takes time from them.
+    While it warms up, and where a repetition takes seconds, a thread redraws the bar once a second, so that its clock
+    runs. Otherwise it is drawn between repetitions: no thread takes time from short ones.
     """
     if not sys.stderr.isatty():
         yield lambda done: None
@@ -233,55 +288,49 @@ def _bar(name: str, before: int, total: int, started: float) -> Iterator[Callabl
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     quiet: dict[str, bool] = {"auto_refresh": False, "transient": True, "redirect_stdout": False}
     bars = Progress(*columns, console=Console(stderr=True), get_time=time.monotonic, **quiet)
-    task = bars.add_task(name, completed=before, total=total)
+    task = bars.add_task(f"{name}: warming up" if warming else name, completed=before, total=total)
     bars.tasks[0].start_time = started
-    drawn = -math.inf
+    began, drawn = time.monotonic(), -math.inf
+    over = threading.Event()
+    clock = threading.Thread(target=_redraw, args=(bars, over), name="bar", daemon=True)
 
     def repeated(done: int) -> None:
         nonlocal drawn
-        bars.update(task, completed=before + done)
+        if done == 0 and time.monotonic() - began < _SLOW_SECONDS:
+            over.set()
+            clock.join()
+        bars.update(task, completed=before + done, description=name)
         if time.monotonic() - drawn >= _REDRAW_SECONDS:
             bars.refresh()
             drawn = time.monotonic()
 
     with bars:
-        yield repeated
+        if warming:
+            clock.start()
+        try:
+            yield repeated
+        finally:
+            over.set()
+            if warming:
+                clock.join()
 
 
-@contextmanager
-def _opened(
-    model: str | None, device: str, precision: str, tune: bool
-) -> Iterator[tuple[Runner, Subject, LanguageModel | None]]:
-    """The runner of a model on a device, closed afterwards; and the whole model, if it is one with text."""
-    from ..engine import load
-    from ..engine.synthetic import PREFIX, load_synthetic
-
-    loaded: LanguageModel | None = None
-    with progress_bar() as progress:
-        if model is not None and model.startswith(PREFIX):
-            synthetic, report = load_synthetic(model, device, progress, precision=precision, tune=tune)
-            runner: Runner = synthetic
-            close = synthetic.close
-        else:
-            loaded = load(model, device=device, precision=precision, tune=tune, progress=progress)
-            runner, report, close = loaded.runner, loaded.report, loaded.close
-    try:
-        yield runner, _subject(runner, report), loaded
-    finally:
-        close()
+def _redraw(bars: Progress, over: threading.Event) -> None:
+    while not over.wait(_CLOCK_SECONDS):
+        bars.refresh()
 
 
-def _subject(runner: Runner, report: LoadReport) -> Subject:
-    from ..bench.build import commit
+def _subject(loaded: Opened) -> Subject:
     from ..bench.tables import Subject
-    from ..runtime.gpu_model import GpuModel
+    from ..runtime.gpu_runner import GpuRunner
+    from .build import commit
 
-    caps = runner.device.caps if isinstance(runner, GpuModel) else None
-    most = next(iter(report.types))
+    runner, report = loaded.runner, loaded.report
+    caps = runner.device.caps if isinstance(runner, GpuRunner) else None
     return Subject(
         model_filename=str(report.path),
-        model_type=f"{report.name} {most.upper()}" if report.path.suffix == ".gguf" else report.name,
-        model_size=report.file_bytes,
+        model_type=loaded.name,
+        model_size=report.tensor_bytes,
         model_n_params=report.parameters,
         backend=caps.backend if caps else "CPU",
         device=caps.name if caps else "NumPy",

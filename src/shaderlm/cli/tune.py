@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .loading import spoken
+from .models import described
 from .options import model_argument, one_model, precision_option
 
 if TYPE_CHECKING:
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 @precision_option
 @click.option("--again", is_flag=True, help="Also what was tuned before.")
 def tune(given: tuple[str, ...], model: str | None, device: str | None, precision: str, again: bool) -> None:
-    """Time the routes and tile sizes for each matmul of MODEL's decode step (default: smollm2-135m) on this device.
+    """Find the fastest kernels for a model on this device.
 
-    No weight is loaded. MODEL may be synthetic:SHAPE:FORMAT, as for `bench`. The winners are kept in the cache
-    directory; `plan --why` shows them.
+    Times the routes and tile sizes of each matmul of MODEL's decode step (default: smollm2-135m). No weight is loaded.
+    MODEL may be synthetic:SHAPE:FORMAT, as for `bench`. The winners are kept in the cache directory; `plan --why` shows
+    them.
     """
     from rich.console import Console
     from rich.table import Table
@@ -32,9 +34,10 @@ def tune(given: tuple[str, ...], model: str | None, device: str | None, precisio
     from ..engine import planning
 
     named = one_model(given, model)
-    opened = planning.adapter(device, "tuning")
+    opened = planning.open_adapter(device, "tuning")
+    about = described(named)
     explicit = not planning.is_auto(device)
-    if opened.caps.software and explicit:
+    if explicit and not opened.caps.policy.tune:
         print("shaderlm: nothing is gained by tuning a software adapter; it is done all the same", file=sys.stderr)
     found: list[tuple[str, Entry | None]] = []
     kept: Path | None = None
@@ -42,7 +45,7 @@ def tune(given: tuple[str, ...], model: str | None, device: str | None, precisio
     with spoken() as say:
         try:
             target = opened if explicit else device
-            for key, entry, path in planning.tune(named, device=target, precision=precision, again=again, say=say):
+            for key, entry, path in planning.tune(*about, device=target, precision=precision, again=again, say=say):
                 found.append((key, entry))
                 kept = path or kept
         except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from ..errors import InputError
 from .measure import Event, Phase, Timed
 from .roofline import Roofline
 
-KIND, VERSION = "shaderlm-profile", 1
+KIND, VERSION = "shaderlm-profile", 2
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,11 @@ def read(path: Path) -> Profile:
     except (ValueError, RecursionError) as problem:
         raise InputError(f"{path} is not JSON: {problem}") from problem
     if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise InputError(f"{path} is no profile; `shaderlm profile --json {path}` writes one")
+        raise InputError(f"{path} is JSON, but not a profile; `shaderlm profile --json FILE` writes one")
     if found.get("version") != VERSION:
-        raise InputError(f"{path} is a profile of version {found.get('version')!r}; this program reads {VERSION}")
+        raise InputError(
+            f"{path} is a profile of version {found.get('version')!r}; this program reads {VERSION}. Profile again"
+        )
     try:
         return _profile(found)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
@@ -71,11 +73,10 @@ def _profile(found: Mapping[str, Any]) -> Profile:
 def _phase(found: Mapping[str, Any]) -> Phase:
     for key in ("wall_us", "scale"):
         _number(found[key])
-    for key in ("gpu_us", "gap_us", "stamped_us", "watched_us"):
+    for key in ("gpu_us", "gap_us", "timestamped_us", "traced_wall_us"):
         if found[key] is not None:
             _number(found[key])
-    # Profiles from before steps were recorded ahead have no word of it.
-    for us in (*found["host_us"].values(), *found.get("ahead_us", {}).values()):
+    for us in (*found["host_us"].values(), *found["ahead_us"].values()):
         _number(us)
     dispatches = tuple(_timed(timed) for timed in found["dispatches"])
     return Phase(**{**found, "dispatches": dispatches, "timeline": tuple(found["timeline"])})

@@ -1,8 +1,8 @@
 """Where a step's time goes: on the GPU by dispatch, on the host by what it does, and idle in between.
 
 A phase is measured three times after a warm-up: by the host's clock alone (wall time, and the host's share), with two
-timestamps per submission (GPU busy and idle), and with a timestamp after every dispatch. The last are dear (5 µs each
-on an H200, twice what a small dispatch takes): what one costs is measured on dispatches that do nothing and taken off
+timestamps per submission (GPU busy and idle), and with a timestamp after every dispatch. A timestamp takes time itself
+(5 µs on an H200, twice what a small dispatch takes): its cost is measured on dispatches that do nothing and taken off
 each, and what remains is scaled so that the dispatches add up to the GPU time of the run without them.
 """
 
@@ -17,9 +17,12 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import InputError
-from ..gpu.watch import WALL, Grain, Submission
-from ..runtime.gpu_model import GpuModel
-from ..runtime.session import Session, Token
+from ..gpu import Program
+from ..gpu.tracer import WALL, Grain, Submission
+from ..graph.ops import label
+from ..runtime.gpu_runner import GpuRunner
+from ..runtime.runner import Token
+from ..runtime.session import Session
 
 Host = list[tuple[str, float, float]]  # what, from, to
 SHOWN_STEPS = 4  # of the timeline
@@ -50,15 +53,15 @@ class Phase:
     depth: int
     steps: int
     wall_us: float
-    watched_us: float | None  # wall time of the run in which GPU time was taken
+    traced_wall_us: float | None  # wall time of the run in which GPU time was taken
     gpu_us: float | None
     gap_us: float | None
-    stamped_us: float | None  # GPU time with a stamp after each dispatch
-    scale: float  # of what remained of them after the stamps' cost was taken off, to add up to gpu_us
+    timestamped_us: float | None  # GPU time with a timestamp after each dispatch
+    scale: float  # of what remained of them after the timestamps' cost was taken off, to add up to gpu_us
     host_us: dict[str, float]  # of the thread that asks for steps
+    ahead_us: dict[str, float]  # of other threads, which record steps ahead
     dispatches: tuple[Timed, ...]
     timeline: tuple[dict[str, Any], ...] = field(repr=False)
-    ahead_us: dict[str, float] = field(default_factory=dict)  # of other threads, which record steps ahead
 
     @property
     def host_us_per_dispatch(self) -> float | None:
@@ -69,7 +72,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Event:
-    """A piece of a trace, in microseconds since the phase began."""
+    """One span of a trace, in microseconds since the phase began."""
 
     track: Literal["host", "GPU"]
     name: str
@@ -114,24 +117,24 @@ class _Run:
         return (self.steps[-1].end - self.steps[0].begin) / 1e3 / len(self.steps)
 
 
-def check(model: GpuModel, prompt: int, generated: int, depth: int) -> None:
+def check(context: int, prompt: int, generated: int, depth: int) -> None:
     """Everything must fit the context. Writing tokens begins with one that is already there."""
     needed = max(depth + prompt, max(1, depth) + generated if generated else 0)
-    if needed > model.config.context:
-        raise InputError(f"{needed:,} positions are needed, the context holds {model.config.context:,}")
+    if needed > context:
+        raise InputError(f"{needed:,} positions are needed, the context holds {context:,}")
 
 
 def profile(
-    model: GpuModel,
+    model: GpuRunner,
     prompt: int,
     generated: int,
     depth: int,
     repetitions: int,
-    stamp_us: float,
+    timestamp_us: float,
     say: Callable[[str], None],
 ) -> Iterator[tuple[Phase, list[Event], bool]]:
     """Each phase as it is measured, with its trace, and whether it was interrupted; the last one then."""
-    check(model, prompt, generated, depth)
+    check(model.config.context, prompt, generated, depth)
     session = model.session()
     try:
         if depth:
@@ -140,7 +143,7 @@ def profile(
         for name, count in (("prefill", prompt), ("decode", generated)):
             if count:
                 work = _Prefill(model, session, depth, prompt, repetitions) if name == "prefill" else None
-                found = _measure(work or _Decode(model, session, depth, generated), stamp_us, say)
+                found = _measure(work or _Decode(model, session, depth, generated), timestamp_us, say)
                 if found is not None:
                     yield found
                 if found is None or found[2]:
@@ -149,7 +152,7 @@ def profile(
         session.close()
 
 
-def _random(model: GpuModel, count: int) -> list[int]:
+def _random(model: GpuRunner, count: int) -> list[int]:
     found: list[int] = np.random.default_rng(1).integers(0, model.config.vocabulary, count).tolist()
     return found
 
@@ -159,7 +162,7 @@ class _Prefill:
 
     name: Literal["prefill", "decode"] = "prefill"
 
-    def __init__(self, model: GpuModel, session: Session, depth: int, prompt: int, repetitions: int) -> None:
+    def __init__(self, model: GpuRunner, session: Session, depth: int, prompt: int, repetitions: int) -> None:
         self.model, self.session, self.depth, self.rows = model, session, depth, prompt
         self.ids, self.repetitions = _random(model, prompt), repetitions
 
@@ -167,12 +170,12 @@ class _Prefill:
         """All repetitions, each waited for."""
         steps: list[_Step] = []
         try:
-            self.session.choose(None).wait()  # from here on the GPU waits for the first step
+            self.session.rewind(self.depth)
+            self.session.sample(self.ids[:1]).wait()  # from here on the GPU waits for the first step
             for _ in range(self.repetitions):
                 begin = time.perf_counter_ns()
                 self.session.rewind(self.depth)
-                self.session.feed(self.ids)
-                token = self.session.choose(None)
+                token = self.session.sample(self.ids)
                 waiting = time.perf_counter_ns()
                 token.wait()
                 end = time.perf_counter_ns()
@@ -185,12 +188,12 @@ class _Prefill:
 class _Decode:
     """Tokens one after the other, as many under way as in `generate`.
 
-    A step before the first makes whatever is made once: the stock of recorded steps, for each way to watch them.
+    A step before the first makes whatever is made once: the pool of command buffers, for each kind of tracing.
     """
 
     name: Literal["prefill", "decode"] = "decode"
 
-    def __init__(self, model: GpuModel, session: Session, depth: int, count: int) -> None:
+    def __init__(self, model: GpuRunner, session: Session, depth: int, count: int) -> None:
         self.model, self.session, self.depth, self.rows, self.count = model, session, depth, 1, count
 
     def run(self) -> _Run:
@@ -199,15 +202,14 @@ class _Decode:
         pending = deque[Token]()
         try:
             session.rewind(max(0, self.depth - 1))
-            session.feed([1])
-            session.choose(None).wait()
-            session.advance(None).wait()
+            session.sample([1]).wait()
+            session.advance().wait()
             session.rewind(session.length - 1)
             for _ in range(self.count):
                 begin = time.perf_counter_ns()
-                pending.append(session.advance(None))
+                pending.append(session.advance())
                 waiting = end = time.perf_counter_ns()
-                if len(pending) > session.ahead:
+                if len(pending) > session.steps_ahead:
                     pending.popleft().wait()
                     end = time.perf_counter_ns()
                 steps.append(_Step(begin, [], [(waiting, end)], end))
@@ -221,12 +223,12 @@ class _Decode:
 
 
 def _measure(
-    work: _Prefill | _Decode, stamp_us: float, say: Callable[[str], None]
+    work: _Prefill | _Decode, timestamp_us: float, say: Callable[[str], None]
 ) -> tuple[Phase, list[Event], bool] | None:
     """None if Ctrl-C left nothing to report."""
     device = work.model.device
     say(f"{work.name}: warming up")
-    warm = time.perf_counter() + (0 if device.caps.software else WARM_SECONDS)
+    warm = time.perf_counter() + (WARM_SECONDS if device.caps.policy.warm_up else 0)
     while True:
         if work.run().interrupted:
             return None
@@ -240,9 +242,9 @@ def _measure(
     )
     for grain, words in grains:
         say(f"{work.name}: {words}")
-        with device.watched(grain) as watch:
+        with device.traced(grain) as tracer:
             runs.append(work.run())
-        _assign(runs[-1], watch.collect())
+        _assign(runs[-1], tracer.collect())
         if runs[-1].interrupted:
             break
     plain, coarse, fine = ([run if run.steps else None for run in runs] + [None] * 3)[:3]
@@ -250,18 +252,18 @@ def _measure(
         return None
     busy, idle = _busy_and_idle(coarse) if coarse and device.clock != WALL else (None, None)
     dispatches = _dispatches(work, fine) if fine else ()
-    stamped = sum(timed.us for timed in dispatches) if dispatches else None
-    dispatches, scale = _without_stamps(dispatches, stamp_us, busy)
+    timestamped = sum(timed.us for timed in dispatches) if dispatches else None
+    dispatches, scale = _without_timestamps(dispatches, timestamp_us, busy)
     phase = Phase(
         name=work.name,
         rows=work.rows,
         depth=work.depth,
         steps=len(plain.steps),
         wall_us=plain.wall_us,
-        watched_us=coarse.wall_us if coarse else None,
+        traced_wall_us=coarse.wall_us if coarse else None,
         gpu_us=busy,
         gap_us=idle,
-        stamped_us=stamped,
+        timestamped_us=timestamped,
         scale=scale,
         host_us=_host(plain),
         ahead_us=_ahead(plain),
@@ -271,14 +273,14 @@ def _measure(
     return phase, _events(fine, dispatches, device.clock) if fine else [], runs[-1].interrupted
 
 
-def _without_stamps(
-    dispatches: tuple[Timed, ...], stamp_us: float, busy: float | None
+def _without_timestamps(
+    dispatches: tuple[Timed, ...], timestamp_us: float, busy: float | None
 ) -> tuple[tuple[Timed, ...], float]:
-    """Dispatches as they are without stamps, and by how much they were scaled for that."""
+    """Dispatches as they are without timestamps, and by how much they were scaled for that."""
     if busy is None or not dispatches:
         return dispatches, 1.0
-    # Something must remain of a dispatch that happened to be shorter than a stamp takes.
-    left = [max(timed.us - stamp_us, timed.us / 20) for timed in dispatches]
+    # Something must remain of a dispatch that happened to be shorter than a timestamp takes.
+    left = [max(timed.us - timestamp_us, timed.us / 20) for timed in dispatches]
     scale = busy / (sum(left) or 1)
     return tuple(replace(timed, us=us * scale) for timed, us in zip(dispatches, left, strict=True)), scale
 
@@ -295,7 +297,7 @@ def _assign(run: _Run, seen: Sequence[Submission]) -> None:
 
 
 def _busy_and_idle(run: _Run) -> tuple[float, float]:
-    """Microseconds per step between the stamps around submissions, and from the last stamp of one to the next."""
+    """Microseconds per step within submissions, and from the end of each to the begin of the next."""
     assert run.before is not None, "a run begins with a submission that no step owns"
     spans = np.array([run.before.ends, *(s.ends for step in run.steps for s in step.submissions)])
     busy, idle = spans[1:, 1] - spans[1:, 0], spans[1:, 0] - spans[:-1, 1]
@@ -321,19 +323,29 @@ def _ahead(run: _Run) -> dict[str, float]:
     return total
 
 
+def _programs(step: _Step) -> list[Program]:
+    return [bound.program for submission in step.submissions for bound in submission.programs]
+
+
+def _alike(run: _Run) -> list[_Step]:
+    """The steps that run what the middle one runs: a longer context may take other kernels."""
+    wanted = _programs(run.steps[len(run.steps) // 2])
+    return [step for step in run.steps if _programs(step) == wanted]
+
+
 def _dispatches(work: _Prefill | _Decode, run: _Run) -> tuple[Timed, ...]:
-    programs = [[loaded.program for s in step.submissions for loaded in s.queue] for step in run.steps]
-    assert all(program is first for step in programs for program, first in zip(step, programs[0], strict=True))
-    times = np.array([np.concatenate([np.diff(s.ends) for s in step.submissions]) for step in run.steps])
+    steps = _alike(run)
+    times = np.array([np.concatenate([np.diff(s.ends) for s in step.submissions]) for step in steps])
     means = iter((times.mean(0) / 1e3).tolist())
     position = work.depth + (len(run.steps) // 2 if work.name == "decode" else 0)
     found = []
-    for program in programs[0]:
+    for program in _programs(steps[0]):
         plan, rows, launches = work.model.launches(program)
         for launch in launches:
             nbytes, operations = launch.work(position)
             grid = launch.step.grid
-            about = (launch.layer, launch.op, launch.route, launch.step.label, grid[0] * grid[1] * grid[2])
+            op = label(launch.op, launch.dims)
+            about = (launch.layer, op, launch.route, launch.step.label, grid[0] * grid[1] * grid[2])
             found.append(Timed(*about, tuple(dict.fromkeys(launch.buffers)), next(means), nbytes, operations))
         position += rows if plan == "prefill" else 0
     return tuple(found)
@@ -358,8 +370,8 @@ def _timeline(run: _Run, clock: str) -> tuple[dict[str, Any], ...]:
 
     found = []
     for step in shown:
-        stamps = [s.ends + offset for s in step.submissions if s.ends.size]
-        gpu = [us(float(stamps[0][0])), us(float(stamps[-1][-1]))] if stamps else None
+        ends = [s.ends + offset for s in step.submissions if s.ends.size]
+        gpu = [us(float(ends[0][0])), us(float(ends[-1][-1]))] if ends else None
         found.append({"host": [[name, us(begin), us(end)] for name, begin, end in step.host()], "gpu": gpu})
     return tuple(found)
 
@@ -367,11 +379,11 @@ def _timeline(run: _Run, clock: str) -> tuple[dict[str, Any], ...]:
 def _events(run: _Run, dispatches: Sequence[Timed], clock: str) -> list[Event]:
     offset, zero = _offset(run, clock), run.steps[0].begin
     found = []
-    for step in run.steps:
+    for step in _alike(run):
         for name, begin, end in step.host():
             found.append(Event("host", name, (begin - zero) / 1e3, (end - begin) / 1e3, {}))
         ends = [(s.ends + offset - zero) / 1e3 for s in step.submissions]
-        spans = [span for stamps in ends for span in zip(stamps[:-1].tolist(), stamps[1:].tolist(), strict=True)]
+        spans = [span for times in ends for span in zip(times[:-1].tolist(), times[1:].tolist(), strict=True)]
         for timed, (begin, end) in zip(dispatches, spans, strict=True):
             details = {key: getattr(timed, key) for key in ("layer", "op", "route", "workgroups", "bytes", "flops")}
             found.append(Event("GPU", timed.kernel, begin, end - begin, details))

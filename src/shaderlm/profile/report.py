@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import InputError
 from .files import Profile
@@ -13,6 +13,9 @@ from .roofline import Roofline
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+WALLS_DIFFER = 0.1  # from here on, wall times of two runs deserve a remark
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def head(profile: Profile) -> list[str]:
     return [
         f"{profile.model} on {profile.device} ({profile.backend}), shaderlm {profile.package}, {profile.date}",
         f"this device at best: copies {rate(roofs.bytes_per_second)}B/s, multiplies and adds "
-        f"{rate(roofs.flops_per_second)}FLOP/s, {roofs.dispatch_us:.2f} µs per dependent dispatch (all measured)",
+        f"{rate(roofs.flops_per_second)}FLOP/s, {duration(roofs.dispatch_us)} per dependent dispatch (all measured)",
         *(f"note: {note}" for note in profile.notes),
     ]
 
@@ -66,34 +69,37 @@ def summary(phase: Phase, roofline: Roofline) -> list[str]:
     rows = f"{phase.rows} token{'s' if phase.rows > 1 else ''} per step"
     found = [
         f"{phase.name}: {rows}, {phase.depth:,} in the cache before, {phase.steps} steps",
-        f"  wall    {phase.wall_us:,.0f} µs per step, {phase.rows * 1e6 / phase.wall_us:,.1f} tokens/s",
+        f"  wall    {duration(phase.wall_us)} per step, {phase.rows * 1e6 / phase.wall_us:,.1f} tokens/s",
     ]
-    if phase.gpu_us is not None and phase.gap_us is not None and phase.watched_us:
-        both = phase.gpu_us + phase.gap_us
+    if phase.gpu_us is not None and phase.gap_us is not None and phase.traced_wall_us:
+        busy = 100 * phase.gpu_us / phase.traced_wall_us
         found.append(
-            f"  GPU     {phase.gpu_us:,.0f} µs busy + {phase.gap_us:,.0f} µs idle = {both:,.0f} µs "
-            f"({100 * both / phase.watched_us:.1f} % of {phase.watched_us:,.0f} µs wall in that run)"
+            f"  GPU     {duration(phase.gpu_us)} busy + {duration(phase.gap_us)} idle; busy for {busy:.1f} % of the "
+            f"{duration(phase.traced_wall_us)} per step of that run"
         )
+        if abs(phase.traced_wall_us / phase.wall_us - 1) > WALLS_DIFFER:
+            found.append("          its wall time differs: the machine had other work to do, or its clocks changed")
     if phase.host_us:
         each = phase.host_us_per_dispatch
-        outside = f"; without waiting {each:.2f} µs per dispatch" if each is not None else ""
-        found.append(f"  host    {_parts(phase.host_us)} µs{outside}")
+        outside = f"; without waiting {duration(each)} per dispatch" if each is not None else ""
+        found.append(f"  host    {_parts(phase.host_us)}{outside}")
     if phase.ahead_us:
         found.append(
             f"  ahead   recorded ahead by other threads: {_parts(phase.ahead_us)}, "
-            f"together {sum(phase.ahead_us.values()):,.0f} µs per step"
+            f"together {duration(sum(phase.ahead_us.values()))} per step"
         )
     if phase.dispatches:
         count = len(phase.dispatches)
         launching = count * roofline.dispatch_us
         found.append(
-            f"  launch  {count} dispatches × {roofline.dispatch_us:.2f} µs = {launching:,.0f} µs, "
+            f"  launch  {count} dispatches × {duration(roofline.dispatch_us)} = {duration(launching)}, "
             "which only fewer dispatches would save"
         )
-    if phase.stamped_us is not None and phase.gpu_us:
+    if phase.timestamped_us is not None and phase.gpu_us:
         found.append(
-            f"  stamps  with one after each dispatch {phase.stamped_us:,.0f} µs; {roofline.stamp_us:.1f} µs are taken "
-            f"off each, and the rest is scaled by {phase.scale:.2f} to the GPU time above"
+            f"  traced  with a timestamp after each dispatch {duration(phase.timestamped_us)}; "
+            f"{duration(roofline.timestamp_us)} are taken off each, and the rest is scaled by {phase.scale:.2f} to the "
+            "GPU time above"
         )
     if not phase.dispatches:
         found.append("  interrupted before single dispatches were timed")
@@ -101,7 +107,7 @@ def summary(phase: Phase, roofline: Roofline) -> list[str]:
 
 
 def _parts(times: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {us:,.0f}" for name, us in times.items())
+    return ", ".join(f"{name} {duration(us)}" for name, us in times.items())
 
 
 def tables(phase: Phase, roofline: Roofline) -> Iterator[Table]:
@@ -129,14 +135,16 @@ def _table(
     if largest_first:
         groups.sort(key=lambda group: -group.us)
     total = sum(group.us for group in groups)
-    table = new_table(title, first, "calls", "µs", "share", "µs each", "GB/s", "GFLOP/s", "% of roof")
+    whole, each = unit_of(max(group.us for group in groups)), unit_of(max(group.us / group.calls for group in groups))
+    times = (whole.name, "share", f"{each.name} each")
+    table = new_table(title, first, "calls", *times, "GB/s", "GFLOP/s", "% of roof")
     for group in groups:
         table.add_row(
             Text(group.name),  # names come from files: no markup
             str(group.calls),
-            f"{group.us:,.1f}",
+            f"{group.us / whole.us:,.1f}",
             f"{100 * group.us / total:.1f} %" if total else "–",
-            f"{group.us / group.calls:,.1f}",
+            f"{group.us / group.calls / each.us:,.1f}",
             f"{group.bytes / group.us / 1e3:,.1f}" if group.bytes and group.us else "–",
             f"{group.flops / group.us / 1e3:,.1f}" if group.flops and group.us else "–",
             f"{group.roof:.1f}",
@@ -154,6 +162,28 @@ def new_table(title: str, first: str, *numbers: str) -> Table:
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+class Unit(NamedTuple):
+    """A unit of time, in microseconds."""
+
+    name: str
+    us: float
+
+
+UNITS = (Unit("s", 1e6), Unit("ms", 1e3), Unit("µs", 1.0))
+
+
+def unit_of(us: float) -> Unit:
+    """The unit in which a time is short."""
+    return next((unit for unit in UNITS if us >= unit.us), UNITS[-1])
+
+
+def duration(us: float) -> str:
+    """1.194 ms, 951.3 µs: four digits."""
+    unit = unit_of(us)
+    value = us / unit.us
+    return f"{value:,.{3 if value < 10 else 2 if value < 100 else 1}f} {unit.name}"
 
 
 def rate(per_second: float) -> str:
@@ -192,26 +222,28 @@ def _compared(before: Profile, after: Profile, old: Phase, new: Phase) -> Table:
     news = {g.name: g for g in grouped(new.dispatches, after.roofline, lambda timed: timed.op)}
     sums = sum(g.us for g in olds.values()), sum(g.us for g in news.values())
     calls = ("calls", "calls after")
-    table = new_table(f"{old.name}, µs per step", "op", *calls, "before", "after", "change", "share", "share after")
+    unit = unit_of(max(old.wall_us, new.wall_us))
+    title = f"{old.name}, {unit.name} per step"
+    table = new_table(title, "op", *calls, "before", "after", "change", "share", "share after")
     names = sorted({*olds, *news}, key=lambda name: -max(g.us for g in (olds.get(name), news.get(name)) if g))
     for name in names:
         pair = (olds.get(name), news.get(name))
         table.add_row(
             Text(name),
             *(str(g.calls) if g else "–" for g in pair),
-            *(f"{g.us:,.1f}" if g else "–" for g in pair),
+            *(f"{g.us / unit.us:,.1f}" if g else "–" for g in pair),
             change(*(g.us if g else None for g in pair)),
             *(f"{100 * g.us / total:.1f} %" if g and total else "–" for g, total in zip(pair, sums, strict=True)),
         )
     table.add_section()
     counts = (str(len(old.dispatches)), str(len(new.dispatches)))
-    table.add_row("all dispatches", *counts, *(f"{total:,.1f}" for total in sums), change(*sums), "", "")
+    table.add_row("all dispatches", *counts, *(f"{total / unit.us:,.1f}" for total in sums), change(*sums), "", "")
     for name, key in (("GPU busy", "gpu_us"), ("GPU idle", "gap_us"), ("wall", "wall_us")):
         one, other = getattr(old, key), getattr(new, key)
-        values = (f"{value:,.1f}" if value is not None else "–" for value in (one, other))
+        values = (f"{value / unit.us:,.1f}" if value is not None else "–" for value in (one, other))
         table.add_row(name, "", "", *values, change(one, other), "", "")
     hosts = old.host_us_per_dispatch, new.host_us_per_dispatch
-    values = (f"{value:,.2f}" if value is not None else "–" for value in hosts)
+    values = (duration(value) if value is not None else "–" for value in hosts)
     table.add_row("host per dispatch", "", "", *values, change(*hosts), "", "")
     return table
 

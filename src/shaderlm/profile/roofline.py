@@ -6,30 +6,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..bench.comparisons import Part
-from ..bench.measure import copy_bandwidth, time_in_turns
 from ..compile import lower
 from ..compile.timing import Clock, Filler
-from ..gpu import Device, release
-from ..gpu.watch import WALL
-from ..graph import resolve
-from ..graph.cost import flops
+from ..compile.workload import RoutedOp, copy_bandwidth, time_in_turns
+from ..gpu import Device
+from ..gpu.tracer import WALL
+from ..graph import OPS, resolve
 from ..kernels import Dims, choose
 
 FMA_VALUES, FMA_ROUNDS = 1 << 22, 512
-SOFTWARE_FMA_VALUES, SOFTWARE_FMA_ROUNDS = 1 << 16, 16
+SHORT_FMA_VALUES, SHORT_FMA_ROUNDS = 1 << 16, 16
 LAUNCH_VALUES = 4  # copied by a dispatch that does next to nothing
-STAMPED_DISPATCHES, STAMPED_ROUNDS = 200, 10
+TIMESTAMPED_DISPATCHES, TIMESTAMPED_ROUNDS = 200, 10
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Copy bandwidth, f32 multiply-adds, one small dispatch that waits for the one before, and a stamp after it."""
+    """Copy bandwidth, f32 multiply-adds, one small dispatch that waits for the one before, and a timestamp after it."""
 
     bytes_per_second: float
     flops_per_second: float
     dispatch_us: float
-    stamp_us: float
+    timestamp_us: float
 
     def floor_us(self, nbytes: int, operations: int) -> float:
         """The least that this work takes by the two roofs, launching left aside."""
@@ -40,30 +38,30 @@ def measure_roofline(device: Device) -> Roofline:
     """A second or so of copies, multiply-adds and empty dispatches."""
     fill = Filler()
     clock = Clock(device)
-    software = device.caps.software
-    count, rounds = (SOFTWARE_FMA_VALUES, SOFTWARE_FMA_ROUNDS) if software else (FMA_VALUES, FMA_ROUNDS)
+    short = device.caps.policy.short_measurements
+    count, rounds = (SHORT_FMA_VALUES, SHORT_FMA_ROUNDS) if short else (FMA_VALUES, FMA_ROUNDS)
     chain = resolve("fma_chain", {"count": count, "rounds": rounds})
     small = resolve("copy", {"count": LAUNCH_VALUES})
     try:
         bandwidth = copy_bandwidth(clock, fill)
-        works = [(Part("fma_chain", "vec4", chain),), (Part("copy", "vec4", small),)]
+        works = [(RoutedOp("fma_chain", "vec4", chain),), (RoutedOp("copy", "vec4", small),)]
         chained, launched = time_in_turns(clock, works, fill)
     finally:
         clock.close()
-    operations = flops("fma_chain", chain, 0)
-    return Roofline(bandwidth, operations / chained, launched * 1e6, _stamp_us(device, small, launched * 1e6))
+    operations = OPS["fma_chain"].flops(chain, 0)
+    return Roofline(bandwidth, operations / chained, launched * 1e6, _timestamp_us(device, small, launched * 1e6))
 
 
-def _stamp_us(device: Device, dims: Dims, dispatch_us: float) -> float:
+def _timestamp_us(device: Device, dims: Dims, dispatch_us: float) -> float:
     """What a timestamp adds to a small dispatch."""
     if device.clock == WALL:
         return 0.0
-    loaded = device.load(lower(choose("copy", dims, device.caps, None), dims, device.caps, {}))
+    bound = device.bind(lower(choose("copy", dims, device.caps, None), dims, device.caps, {}))
     try:
-        with device.watched("dispatch") as watch:
-            for _ in range(STAMPED_ROUNDS):
-                device.submit([loaded] * STAMPED_DISPATCHES)
-        *_, last = watch.collect()  # the first ones wake the GPU up
+        with device.traced("dispatch") as tracer:
+            for _ in range(TIMESTAMPED_ROUNDS):
+                device.submit([bound] * TIMESTAMPED_DISPATCHES)
+        *_, last = tracer.collect()  # the first ones wake the GPU up
     finally:
-        release(loaded)
+        bound.release()
     return max(0.0, float(np.median(np.diff(last.ends))) / 1e3 - dispatch_us)

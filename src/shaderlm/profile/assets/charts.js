@@ -6,10 +6,12 @@ const HOST = {
   encode: ["fill f-host s1", "recording the step's dispatches"],
   finish: ["fill f-host s3", "closing the command buffer: validation by WebGPU"],
   submit: ["fill f-host s2", "handing the command buffer to the driver"],
-  wait: ["idle", "waiting for the GPU's answer"],
+  wait: ["idle", "waiting for the GPU"],
 };
 const hostClass = (name) => (HOST[name] || ["fill f-other s1"])[0];
-const hostTip = (name, us) => () => [name, [["time", micro(us)], ...(HOST[name] ? [["what", HOST[name][1]]] : [])]];
+const hostTip = (name, us) => () => [name, [["time", duration(us)], ...(HOST[name] ? [["what", HOST[name][1]]] : [])]];
+
+const WALLS_DIFFER = 0.1; // from here on, wall times of two runs deserve a remark
 
 // One step ------------------------------------------------------------------------------------------------
 
@@ -26,12 +28,12 @@ function gpuBar(figures, classes) {
     value: group.us * scale, classes: classes.get(group.name), label: group.name, kernel: group.name, lights: true,
     share: group.share, tip: () => kernelTip(group),
   }));
-  const idle = figures.gpu === null ? 0 : figures.phase.wall_us - figures.gpu;
+  const idle = figures.gpu === null ? 0 : figures.wall - figures.gpu;
   if (idle > 0) {
     const gap = figures.phase.gap_us ?? null;
     items.push({
       value: idle, classes: "idle", label: "idle",
-      tip: () => ["GPU idle", [["wall − busy", micro(idle)], ["between steps, by timestamps", micro(gap)]]],
+      tip: () => ["GPU idle", [["wall − busy", duration(idle)], ["between steps, by timestamps", duration(gap)]]],
     });
   }
   return stacked(items);
@@ -45,13 +47,16 @@ function hostBar(phase) {
 
 function stepLead(figures) {
   const { phase, gpu, ideal, missing } = figures;
-  const wall = `A step takes ${micro(phase.wall_us)}`;
-  const roofs = ideal ? ` At the measured roofs the same work would take ${micro(ideal)}.` : "";
+  const wall = `A step takes ${duration(phase.wall_us)}`;
+  const roofs = ideal ? ` At the measured roofs the same work would take ${duration(ideal)}.` : "";
   if (gpu === null) {
     return `${wall}. ${missing}, so how long the GPU was busy is not known; the upper bar is the sum of the ` +
       `dispatches, timed one by one, and need not add up to the step.${roofs}`;
   }
-  return `${wall}; the GPU works for ${micro(gpu)} of it (${percent(figures.busy)}).${roofs}`;
+  const differs = Math.abs(figures.wall / phase.wall_us - 1) > WALLS_DIFFER
+    ? " The two runs differ: the machine had other work to do, or its clocks changed." : "";
+  return `${wall}. In the run with timestamps it took ${duration(figures.wall)}, and the GPU worked for ` +
+    `${duration(gpu)} of that (${percent(figures.busy)}).${differs}${roofs}`;
 }
 
 function drawStep(figures, classes, width) {
@@ -63,15 +68,15 @@ function drawStep(figures, classes, width) {
   const named = figures.gpu === null ? "Dispatches" : "GPU";
   byId("step").replaceChildren(
     ...heading("One step", stepLead(figures)),
-    make("div", { class: "bars" }, gpu.length ? lane(named, draw(gpu), micro(end(gpu))) : "",
-      host.length ? lane("Host", draw(host), micro(end(host))) : "", axis(most, trackWidth(width))),
+    make("div", { class: "bars" }, gpu.length ? lane(named, draw(gpu), duration(end(gpu))) : "",
+      host.length ? lane("Host", draw(host), duration(end(host))) : "", axis(most, trackWidth(width))),
     gpu.length ? make("p", { class: "legend-title" }, figures.gpu === null ? "Dispatches by kernel" : "GPU by kernel") : "",
     legend(gpu.map((item) => ({
       classes: item.classes, name: item.label, kernel: item.kernel, tip: item.tip,
-      value: item.kernel === undefined ? micro(item.value) : `${micro(item.value)} · ${percent(item.share)}`,
+      value: item.kernel === undefined ? duration(item.value) : `${duration(item.value)} · ${percent(item.share)}`,
     }))),
     host.length ? make("p", { class: "legend-title" }, "Host") : "",
-    legend(host.map((item) => ({ classes: item.classes, name: item.label, value: micro(item.value), tip: item.tip }))),
+    legend(host.map((item) => ({ classes: item.classes, name: item.label, value: duration(item.value), tip: item.tip }))),
   );
 }
 
@@ -84,10 +89,10 @@ function layerRow(layer, figures, classes, axisEnd, width) {
   let at = 0;
   const segments = figures.dispatches.filter((d) => d.layer === layer.name).map((d) => segment({
     classes: classes.get(d.kernel), start: at, end: (at += d.us), most, width, kernel: d.kernel,
-    tip: () => dispatchTip(d), data: { "data-dispatch": d.index, role: "img", "aria-label": `${d.layer} ${d.op} ${d.kernel} ${micro(d.us)}` },
+    tip: () => dispatchTip(d), data: { "data-dispatch": d.index, role: "img", "aria-label": `${d.layer} ${d.op} ${d.kernel} ${duration(d.us)}` },
   }));
   const grid = broken ? [] : gridlines(most, width);
-  return lane(layer.name, [...grid, ...segments, ...(broken ? [make("div", { class: "break" })] : [])], micro(layer.us));
+  return lane(layer.name, [...grid, ...segments, ...(broken ? [make("div", { class: "break" })] : [])], duration(layer.us));
 }
 
 // One stop of the Tab key for the whole chart; the arrow keys walk through its dispatches.
@@ -168,7 +173,7 @@ function drawSteps(figures, width) {
     segment({ ...at(start, end), classes: hostClass(name), label: name, tip: hostTip(name, end - start) })));
   const busy = steps.map((step, i) => step.gpu && segment({
     ...at(...step.gpu), classes: "fill f-linear", label: `step ${i + 1}`,
-    tip: () => [`step ${i + 1}`, [["GPU busy", micro(step.gpu[1] - step.gpu[0])]]],
+    tip: () => [`step ${i + 1}`, [["GPU busy", duration(step.gpu[1] - step.gpu[0])]]],
   })).filter(Boolean);
   const marks = stepMarks(steps, zero, most, trackWidth(width));
   section.append(

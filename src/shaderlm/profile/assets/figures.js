@@ -12,7 +12,11 @@ function sig(value) {
 const whole = (value) => (Number.isFinite(value) ? value.toLocaleString("en-US") : "–");
 // A unit stays on the line of its number: the spaces are no-break spaces.
 const percent = (value) => (Number.isFinite(value) ? `${value.toFixed(value >= 9.95 ? 0 : 1)}\u00a0%` : "–");
-const micro = (value) => (Number.isFinite(value) ? `${sig(value)}\u00a0µs` : "–");
+
+// Times come in µs and are written in the unit in which they are short. 999.5 µs would be rounded to 1,000 of them.
+const UNITS = [{ name: "s", us: 1e6 }, { name: "ms", us: 1e3 }, { name: "µs", us: 1 }];
+const unitOf = (us) => UNITS.find((unit) => Math.abs(us) >= unit.us * 0.9995) || UNITS[UNITS.length - 1];
+const duration = (us) => (Number.isFinite(us) ? `${sig(us / unitOf(us).us)}\u00a0${unitOf(us).name}` : "–");
 
 // 4.25e12 → "4.25 T": for axes and roofs, whose range is wide.
 function si(value) {
@@ -72,12 +76,14 @@ function figuresOf(phase, roofs, clock) {
   const gpu = phase.gpu_us ?? null;
   return {
     phase, dispatches, total, gpu, ideal: sum("ideal"),
-    stamped: phase.stamped_us ?? total,
+    timestamped: phase.timestamped_us ?? total,
     // Why there is no GPU time, where there is none.
     missing: clock === "wall clock" ? "This device gave no timestamps" : "GPU time was not taken",
     kernels: group((d) => d.kernel), ops: group((d) => d.op), layers: group((d) => d.layer),
     rate: (phase.rows * 1e6) / phase.wall_us,
-    busy: gpu === null ? null : Math.min(100, (100 * gpu) / phase.wall_us),
+    // Of the run in which GPU time was taken: another run may have taken longer.
+    wall: phase.traced_wall_us ?? phase.wall_us,
+    busy: gpu === null ? null : Math.min(100, (100 * gpu) / (phase.traced_wall_us ?? phase.wall_us)),
     gbs: bytes ? bytes / phase.wall_us / 1e3 : null,
     bandwidth: roofs && bytes ? (100 * bytes) / (phase.wall_us * 1e-6) / roofs.bytes_per_second : null,
   };

@@ -47,13 +47,22 @@ function headline(figures) {
 
 // Tables --------------------------------------------------------------------------------------------------
 
+// Name, key, and how a value is written. Of a time, the name with a unit: each column takes that of its largest value.
 const COLUMNS = [
-  ["calls", "calls", whole], ["total µs", "us", sig], ["share of GPU time", "share", percent], ["µs per call", "each", sig],
-  ["GB/s", "gbs", sig], ["GFLOP/s", "gflops", sig], ["% of roofline", "roof", percent], ["µs above roof", "above", sig],
+  ["calls", "calls", whole], [(unit) => `total ${unit}`, "us", null], ["share of GPU time", "share", percent], [(unit) => `${unit} per call`, "each", null],
+  ["GB/s", "gbs", sig], ["GFLOP/s", "gflops", sig], ["% of roofline", "roof", percent], [(unit) => `${unit} above roof`, "above", null],
 ];
 
-function tableRow(group, swatch) {
-  const cells = COLUMNS.map(([, key, write]) => (key === "share"
+function columnsFor(groups, renamed) {
+  return COLUMNS.map(([name, key, write]) => {
+    if (write) return [renamed[key] || name, key, write];
+    const unit = unitOf(Math.max(0, ...groups.map((group) => Math.abs(group[key] ?? 0))));
+    return [name(unit.name), key, (value) => sig(Number.isFinite(value) ? value / unit.us : null)];
+  });
+}
+
+function tableRow(group, columns, swatch) {
+  const cells = columns.map(([, key, write]) => (key === "share"
     ? make("td", { class: "share", style: { "--share": Math.min(1, (group.share || 0) / 100) } }, write(group.share))
     : make("td", {}, write(group[key]))));
   return make("tr", { "data-name": group.name },
@@ -70,9 +79,10 @@ function compare(a, b, key, sign) {
 
 function sortable(id, title, groups, classes, renamed = {}) {
   const body = make("tbody");
-  const rows = new Map(groups.map((group) => [group, tableRow(group, classes && classes.get(group.name))]));
-  const heads = [[title, "name"], ...COLUMNS].map(([name, key]) => {
-    const button = make("button", { type: "button" }, renamed[key] || name);
+  const columns = columnsFor(groups, renamed);
+  const rows = new Map(groups.map((group) => [group, tableRow(group, columns, classes && classes.get(group.name))]));
+  const heads = [[title, "name"], ...columns].map(([name, key]) => {
+    const button = make("button", { type: "button" }, name);
     const head = make("th", { scope: "col", "data-key": key }, button);
     // Names start from a, figures from the largest.
     const first = key === "name" ? 1 : -1;
@@ -107,18 +117,18 @@ function drawTables(figures, classes) {
 
 // How to read it ------------------------------------------------------------------------------------------
 
-function stampCost(figures) {
+function timestampCost(figures) {
   if (figures.gpu === null) {
     return `${figures.missing}, so GPU busy and the gaps between steps are missing from this page. Dispatches that ` +
       "are timed by the wall clock each include a submission.";
   }
-  const cost = roofs && Number.isFinite(roofs.stamp_us) ? ` (${micro(roofs.stamp_us)} each on this device)` : "";
-  const dear = "Wall time was measured without timestamps, GPU time with two a step. A timestamp after every dispatch " +
-    `is dear${cost}: with them the dispatches of a step took ${micro(figures.stamped)} instead of ${micro(figures.gpu)}.`;
+  const cost = roofs && Number.isFinite(roofs.timestamp_us) ? ` (${duration(roofs.timestamp_us)} each on this device)` : "";
+  const costly = "Wall time was measured without timestamps, GPU time with two a step. A timestamp after every " +
+    `dispatch takes time itself${cost}: with them the dispatches of a step took ${duration(figures.timestamped)} instead of ${duration(figures.gpu)}.`;
   const { scale } = figures.phase;
-  if (!Number.isFinite(scale)) return `${dear} The layers and tables add up to ${micro(figures.total)}.`;
-  return `${dear} That cost is taken off each, and what remains is scaled by ${sig(scale)} to add up to the GPU time ` +
-    "without stamps.";
+  if (!Number.isFinite(scale)) return `${costly} The layers and tables add up to ${duration(figures.total)}.`;
+  return `${costly} That cost is taken off each, and what remains is scaled by ${sig(scale)} to add up to the GPU time ` +
+    "without timestamps.";
 }
 
 function drawReading(figures) {
@@ -126,7 +136,7 @@ function drawReading(figures) {
   byId("reading").replaceChildren(
     make("h2", {}, "How to read this"),
     part("Time.", "A dispatch's time runs from the end of the one before it to its own end, so it includes its launch."),
-    part("Stamps.", stampCost(figures)),
+    part("Timestamps.", timestampCost(figures)),
     part("Bytes and FLOP.", "Counted from the shapes, not measured: each byte that a dispatch reads or writes counts " +
       "once, however often it is loaded. GB = 10⁹ bytes."),
     part("Percent of roofline.", "The time that the measured bandwidth or the measured arithmetic allows at best, " +

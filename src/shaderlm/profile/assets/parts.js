@@ -87,15 +87,15 @@ function rateRows(item) {
 
 function kernelTip(group) {
   return [group.name, [
-    ["per step", micro(group.us)], ["share of GPU time", percent(group.share)],
-    ["calls", whole(group.calls)], ["per call", micro(group.each)], ...rateRows(group),
+    ["per step", duration(group.us)], ["share of GPU time", percent(group.share)],
+    ["calls", whole(group.calls)], ["per call", duration(group.each)], ...rateRows(group),
   ]];
 }
 
 function dispatchTip(d) {
   return [d.kernel, [
     ["layer", d.layer], ["op", d.op], ["route", d.route], ["workgroups", whole(d.workgroups)],
-    ["operands", (d.operands || []).join(", ") || "–"], ["time", micro(d.us)], ...rateRows(d),
+    ["operands", (d.operands || []).join(", ") || "–"], ["time", duration(d.us)], ...rateRows(d),
   ]];
 }
 
@@ -124,9 +124,10 @@ const axisTicks = (most, width) => ticks(most, Math.max(2, Math.min(8, width / 7
 
 function axis(most, width) {
   const marks = axisTicks(most, width);
+  const unit = unitOf(most);
   return lane("", marks.map((value) => make("span", {
     class: "tick", style: { left: `${(100 * value) / most}%` },
-  }, value === 0 ? "0 µs" : Number(value.toPrecision(6)).toLocaleString("en-US"))), "", "axis");
+  }, value === 0 ? `0 ${unit.name}` : Number((value / unit.us).toPrecision(6)).toLocaleString("en-US"))), "", "axis");
 }
 
 const gridlines = (most, width) => axisTicks(most, width)

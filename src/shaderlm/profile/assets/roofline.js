@@ -110,7 +110,7 @@ function roofLegend(roofs, left_out) {
   const items = [
     make("li", {}, make("span", { class: "key full" }), "a kernel; its area is its share of GPU time"),
     launch ? make("li", {}, make("span", { class: "key" }),
-      `mean under ${LAUNCH_BOUND} × ${micro(roofs.dispatch_us)}, the cost of an empty dispatch: launch limits it, not a roof`) : null,
+      `mean under ${LAUNCH_BOUND} × ${duration(roofs.dispatch_us)}, the cost of an empty dispatch: launch limits it, not a roof`) : null,
   ];
   const names = left_out.map((group) => group.name).join(", ");
   return [

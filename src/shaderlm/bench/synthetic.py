@@ -1,0 +1,167 @@
+"""Models of a known shape with random weights: speed does not depend on the values, and nothing has to be fetched.
+
+`synthetic:llama-3.2-1b:q4_0`. The weights are blocks of one small random pool, packed and uploaded a few rows at a
+time, as those of a file are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..engine.loading import Progress, check_precision, choose_device
+from ..engine.report import LoadReport
+from ..errors import InputError
+from ..formats.weight_formats import WEIGHT_FORMATS
+from ..gpu import Array, Device
+from ..models.architecture import EMBEDDING, OUTPUT, Architecture, Config, architecture
+from ..models.shapes import SYNTHETIC, ModelShape
+from ..runtime.gpu_runner import GpuRunner
+from ..runtime.numpy_runner import NumpyRunner
+
+PREFIX = "synthetic:"
+
+
+def _mixed(plain: str, embedding: str) -> Callable[[str, int, int], str]:
+    return lambda name, layer, layers: embedding if name in ("token_embd", "output") else plain
+
+
+def _q4_k_m(name: str, layer: int, layers: int) -> str:
+    """Half of the layers, the first and last eighth and every third between, have finer values and down projections."""
+    if name in ("token_embd", "output"):
+        return "q6_k"
+    finer = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    return "q6_k" if finer and name in ("attn_v", "ffn_down") else "q4_k"
+
+
+# The format of a matrix by its name and layer.
+MIXES: Mapping[str, Callable[[str, int, int], str]] = {
+    "q4_0": _mixed("q4_0", "q8_0"),
+    "q4_k_m": _q4_k_m,
+    "q8_0": _mixed("q8_0", "q8_0"),
+    "f16": _mixed("f16", "f16"),
+}
+
+
+def parse(spec: str) -> tuple[ModelShape, str]:
+    """The shape and the mix of formats that `synthetic:SHAPE:MIX` names."""
+    name, _, mix = spec.removeprefix(PREFIX).lower().partition(":")
+    for given, names, what in ((name, SYNTHETIC, "model"), (mix or "q4_0", MIXES, "format")):
+        if given not in names:
+            close = difflib.get_close_matches(given, names, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise InputError(f"no synthetic {what} {given!r}.{hint} There are {', '.join(names)}")
+    return SYNTHETIC[name], mix or "q4_0"
+
+
+def config_of(shape: ModelShape, mix: str) -> tuple[Architecture, Config]:
+    """A config as a file of this shape would give it."""
+    kind = architecture(shape.metadata)
+    outer = (EMBEDDING,) if shape.tied else (EMBEDDING, OUTPUT)
+    shapes = kind.tensors(shape.metadata, dict.fromkeys(outer, (shape.vocab, shape.hidden)))
+    formats = {name: _format(name, size, mix, shape.layers) for name, size in shapes.items()}
+    return kind, kind.read(shape.metadata, shapes, formats)
+
+
+def _format(name: str, size: tuple[int, ...], mix: str, layers: int) -> str:
+    """By the parts of a name: blk.3.attn_v.weight, token_embd.weight."""
+    *layer, matrix, _ = name.removeprefix("blk.").split(".")
+    return MIXES[mix](matrix, int(layer[0]) if layer else 0, layers) if len(size) > 1 else "f32"
+
+
+def load_synthetic(
+    spec: str,
+    device: str | int | Device | None,
+    progress: Progress | None = None,
+    fusions: Sequence[str] | None = None,
+    precision: str = "fast",
+    tune: bool = True,
+) -> tuple[GpuRunner | NumpyRunner, LoadReport]:
+    """A runner for a synthetic model, and what was loaded."""
+    shape, mix = parse(spec)
+    check_precision(precision)
+    started = time.perf_counter()
+    kind, config = config_of(shape, mix)
+    target = choose_device(device)
+    moved = (lambda done, total: progress("making weights", done, total)) if progress else None
+    runner: GpuRunner | NumpyRunner
+    if target is None:
+        dense = replace(config, formats=dict.fromkeys(config.shapes, "f32"))
+        runner = NumpyRunner(kind, dense, RandomWeights(dense), fusions=fusions, progress=moved)
+    else:
+        options: dict[str, Any] = {"fusions": fusions, "precision": precision, "tune": tune}
+        runner = GpuRunner(kind, config, RandomWeights(config), target, progress=moved, **options)
+    ran = runner.report()
+    report = LoadReport(
+        name=f"{shape.name} {mix}",
+        path=Path(spec),
+        file_bytes=0,  # there is none
+        tensor_bytes=tensor_bytes(config),
+        architecture=config.architecture,
+        parameters=sum(math.prod(size) for size in config.shapes.values()),
+        context=runner.config.context,
+        types=dict(Counter(config.formats.values()).most_common()),
+        converted={},
+        device=ran["device"],
+        cache=ran["cache"],
+        precision=ran["precision"],
+        weight_bytes=ran["weight_bytes"],
+        seconds=time.perf_counter() - started,
+    )
+    return runner, report
+
+
+def tensor_bytes(config: Config) -> int:
+    """What the tensors would take in a file."""
+    total = 0
+    for name, shape in config.shapes.items():
+        form = WEIGHT_FORMATS[config.formats[name]]
+        total += math.prod(shape) // form.block_weights * form.block_bytes
+    return total
+
+
+class RandomWeights:
+    """A source of weights: rows cut from pools of random blocks with small scales. The same rows again and again."""
+
+    def __init__(self, config: Config) -> None:
+        self._shapes = config.shapes
+
+    def rows(self, name: str, kind: str, first: int, end: int) -> Array:
+        """Rows in a device's format."""
+        rows: Array = _pool(kind, end - first, self._shapes[name][1])
+        return rows
+
+    def vector(self, name: str) -> Array:
+        """Norms: ones."""
+        return np.ones(self._shapes[name][0], np.float32)
+
+
+# Where the f16 scales of a block lie.
+_SCALES = {"q4_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
+
+
+@lru_cache(maxsize=4)
+def _pool(kind: str, rows: int, k: int) -> Any:
+    """[rows, …] in a format; standard deviations are of the order of 1/sqrt(k)."""
+    rng = np.random.default_rng(rows * k)
+    form = WEIGHT_FORMATS[kind]
+    if form.dtype is not None:
+        block = (rng.standard_normal(min(rows * k, 1 << 20)) / np.sqrt(k)).astype(np.float32)
+        return np.resize(block.astype(form.dtype), (rows, k))
+    weights, nbytes = form.block_weights, form.block_bytes
+    count = rows * k // weights
+    raw = np.resize(rng.integers(0, 256, (min(count, 1 << 16), nbytes), np.uint8), (count, nbytes))
+    unit = {"q4_0": 4.6, "q8_0": 74.0, "q4_k": 170.0, "q6_k": 1370.0}[kind]  # deviation at a scale of 1
+    scale = np.array([1 / (unit * np.sqrt(k))], np.float16).view(np.uint8)
+    for at in _SCALES[kind]:
+        raw[:, at : at + 2] = scale
+    return raw.reshape(rows, -1)
