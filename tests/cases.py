@@ -14,28 +14,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shaderlm.formats.weight_formats import DEVICE_FORMATS
 from shaderlm.graph import resolve
-from shaderlm.graph.ops import FORMATS
 from shaderlm.kernels import Route
 
+from .attention_cases import F16_SHAPES
+from .attention_cases import ROWS as ATTENTION
+from .attention_operands import Stretch
 from .operands import MAKERS, Arrays
+from .sampling_operands import numbers
 from .weights import whole_k
 
 LONG_FLOPS = 500_000_000
-# The shapes matter to the kernels of attention, not to what a cache is made of: f32 has them all.
-_HEADS = ("Hq", "Hkv", "D", "S", "C", "pos")
-_F16_SHAPES = {
-    (6, 2, 8, 4, 16, 0), (9, 3, 64, 1, 300, 299), (9, 3, 64, 37, 64, 11), (1, 1, 1, 1, 1, 0), (7, 1, 5, 1, 70, 64),
-    (10, 5, 80, 9, 40, 30), (3, 3, 130, 2, 33, 31), (2, 1, 512, 1, 34, 32), (32, 8, 128, 1, 2100, 2099),
+# Ops that share kernels; the matrix products share them by format, and the rest are small.
+_FAMILIES = {
+    "rms_norm": "norm", "rms_norm_mul": "norm", "add_rms_norm": "norm", "linear_q4gsw": "q4gsw",
+    "attention": "attention", "kv_write": "attention", "rope_kv_write": "attention",
+    "sample": "sampling", "argmax": "sampling",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
-    """A shape of an op."""
+    """A shape of an op, and for attention over pages the rows of its batch."""
 
     op: str
     given: tuple[tuple[str, Any], ...]
+    stretches: tuple[Stretch, ...] = ()
 
     @property
     def dims(self) -> dict[str, Any]:
@@ -44,21 +49,35 @@ class Case:
     @property
     def flops(self) -> int:
         d = self.dims
-        if "M" in d:
-            return int(2 * d["M"] * d["K"] * d["N"])
-        if "S" in d:
-            return int(4 * d["S"] * d["Hq"] * d["D"] * (d["pos"] + (d["S"] + 1) / 2))
+        if "K" in d and "N" in d and self.op != "embedding":
+            return int(2 * d["tokens"] * d["K"] * d["N"])
+        if self.op == "attention":
+            one = ((0, max(d["keys"] - d["tokens"], 0), d["tokens"]),)
+            pairs = sum(rows * (first + (rows + 1) / 2) for _, first, rows in self.stretches or one)
+            return int(4 * d["Hq"] * d["D"] * pairs)
         return 0
 
     @property
     def long(self) -> bool:
         """Whether it runs with --all only: it takes a software adapter too long, or says what others say too."""
-        repeated = dict(self.given).get("cache") == "f16" and self.op == "sdpa_kv"
-        return self.flops > LONG_FLOPS or (repeated and tuple(self.dims[name] for name in _HEADS) not in _F16_SHAPES)
+        d = self.dims
+        repeated = self.op == "attention" and d["cache"] == "f16" and not self.stretches
+        shape = tuple(d[name] for name in ("Hq", "Hkv", "D", "tokens", "keys")) if repeated else ()
+        return self.flops > LONG_FLOPS or (repeated and shape not in F16_SHAPES)
+
+    @property
+    def group(self) -> str:
+        """The kernels that it shares with others: a worker compiles them once. A format makes another kernel."""
+        if self.op == "linear":
+            return f"kernels linear {self.dims['format']}"
+        if self.dims.get("paged") and self.op == "attention":
+            return "kernels paged attention"
+        return f"kernels {_FAMILIES.get(self.op, 'pointwise')}"
 
     @property
     def name(self) -> str:
-        return f"{self.op}-" + "-".join(f"{key}{value}" for key, value in self.given)
+        rows = [f"{sequence}.{first}+{rows}" for sequence, first, rows in self.stretches]
+        return "-".join([self.op, *(f"{key}{value}" for key, value in self.given), *rows])
 
 
 def _cases(op: str, names: str, rows: Iterable[tuple[Any, ...]]) -> list[Case]:
@@ -67,7 +86,7 @@ def _cases(op: str, names: str, rows: Iterable[tuple[Any, ...]]) -> list[Case]:
 
 
 _WIDTHS = (1, 2, 32, 63, 64, 65, 100, 128, 130, 252, 256, 576, 896, 1028, 2048, 4096, 8192, 12004)
-_NORM_SHAPES = [(3, width) for width in _WIDTHS] + [(1, 576), (1, 4096), (1024, 64), (257, 130), (70_001, 4)]
+_NORM_SHAPES = [(3, width) for width in _WIDTHS] + [(1, 576), (1, 4096), (1024, 64), (257, 130)]
 
 _LINEAR_SHAPES = ((1, 576, 97), (5, 96, 67), (1, 32, 1), (1, 2048, 130), (1, 64, 4100), (1, 4160, 41), (66, 64, 65))
 # The kernels are concatenated with a format's functions: the shapes matter to them, not to the format.
@@ -75,10 +94,13 @@ _ALL_SHAPES = ("f32", "q8_0", "q4_0", "q4_1")
 INT16 = ("q8_0", "q4_0", "q4_1", "q4_k", "q6_k")  # the formats that are multiplied with inputs of 16 bits
 
 CASES: list[Case] = [
-    *(case for op in ("rms_norm", "rms_norm_mul", "add_rms_norm") for case in _cases(op, "rows width", _NORM_SHAPES)),
+    *(case for op in ("rms_norm", "rms_norm_mul", "add_rms_norm") for case in _cases(op, "tokens width", _NORM_SHAPES)),
+    *_cases("rms_norm_mul", "tokens width", [(70_001, 4)]),  # more workgroups than a side of the grid holds
+    *_cases("rms_norm_mul", "tokens heads width batched", [(5, 3, 64, True), (4, 1, 130, True)]),
+    *_cases("add_rms_norm", "tokens heads width batched", [(5, 1, 64, True), (6, 2, 33, True)]),
     *_cases(
         "linear_q4gsw",
-        "M K N group_size bias scales",
+        "tokens K N group_size bias scales",
         [
             # The shapes of the specification.
             (1, 2048, 2048), (1, 2048, 512), (1, 2048, 8192), (128, 2048, 8192), (130, 4096, 2056), (96, 2048, 256),
@@ -93,10 +115,10 @@ CASES: list[Case] = [
     ),
     *_cases(
         "linear",
-        "M K N format bias",
+        "tokens K N format bias",
         [
             (M, whole_k(K, kind), N, kind, i % 2 == 0)
-            for kind in FORMATS
+            for kind in DEVICE_FORMATS
             for i, (M, K, N) in enumerate(_LINEAR_SHAPES if kind in _ALL_SHAPES else _LINEAR_SHAPES[:2])
         ] + [(1, 37, 11, "f32", False), (3, 101, 7, "f16", False), (300, 64, 70, "q8_0", False),
            # What large models' shapes are cut into: tall tiles, long stages, short and middling teams.
@@ -107,115 +129,93 @@ CASES: list[Case] = [
     ),
     *(
         case
-        for odd, op in enumerate(("linear_add", "linear_silu_mul"))
+        for odd, epilogue in enumerate(("add", "silu_mul"))
         for case in _cases(
-            op,
-            "M K N format bias",
-            # Every format, at M = 1 with one of the two and at M = 5 with the other.
+            "linear",
+            "tokens K N format bias epilogue batched",
+            # Every format, at one token with one of the two and at five with the other.
             [
-                (M, whole_k(96, kind), 70, kind, M == 1)
-                for i, kind in enumerate(FORMATS) for M in (1 if i % 2 == odd else 5,)
-            ] + [(66, 32, 130, "q4_1", True)],
+                (tokens, whole_k(96, kind), 70, kind, tokens == 1, epilogue)
+                for i, kind in enumerate(DEVICE_FORMATS) for tokens in (1 if i % 2 == odd else 5,)
+            ] + [(66, 32, 130, "q4_1", True, epilogue), (70, 64, 66, "q8_0", True, epilogue, True)],
         )
     ),
     *(
         case
-        for odd, op in enumerate(("rms_norm_linear", "rms_norm_linear_silu_mul"))
+        for odd, epilogue in enumerate(("none", "silu_mul"))
         for case in _cases(
-            op,
-            "M K N format bias eps",
-            [(1, whole_k(96, kind), 70, kind, i % 2 == odd, 1e-5) for i, kind in enumerate(INT16)]
+            "linear",
+            "tokens K N format bias eps epilogue prologue",
+            [(1, whole_k(96, kind), 70, kind, i % 2 == odd, 1e-5, epilogue, "rms_norm") for i, kind in enumerate(INT16)]
             # Short and long teams, one stage and several.
-            + [(1, 2048, 38, "q4_0", True, 1e-6), (1, 4160, 34, "q8_0", False, 1e-6), (1, 64, 16390, "q4_0", False, 1e-6)],
+            + [(1, 2048, 38, "q4_0", True, 1e-6, epilogue, "rms_norm"), (1, 4160, 34, "q8_0", False, 1e-6, epilogue, "rms_norm"),
+               (1, 64, 16390, "q4_0", False, 1e-6, epilogue, "rms_norm")],
         )
     ),
     *_cases(
-        "rms_norm_linear_rope_kv_write",
-        "M K N format bias eps Hq Hkv D C rotary positions cache",
-        [(1, whole_k(96, kind), 40, kind, kind == "q4_0", 1e-5, 3, 1, 8, 5, 4, 7, "f32") for kind in ("q4_0", "q6_k")]
-        + [(1, 576, 960, "q4_1", False, 1e-5, 9, 3, 64, 17, 64, 17, cache) for cache in ("f32", "f16")],
+        "linear",
+        "tokens K N format bias eps Hq Hkv D rotary cache prologue epilogue",
+        [(1, whole_k(96, kind), 40, kind, kind == "q4_0", 1e-5, 3, 1, 8, 4, "f32", prologue, "rope_kv_write")
+         for kind in ("q4_0", "q6_k") for prologue in ("none", "rms_norm")]
+        + [(1, 576, 960, "q4_1", False, 1e-5, 9, 3, 64, 64, cache, "rms_norm", "rope_kv_write") for cache in ("f32", "f16")],
     ),
     # Fixed point, long rows, tall tiles.
-    *_cases("linear_add", "M K N format bias", [(1, 64, 4102, "q8_0", True)]),
+    *_cases("linear", "tokens K N format bias epilogue", [(1, 64, 4102, "q8_0", True, "add")]),
     *_cases(
-        "linear_silu_mul",
-        "M K N format bias",
-        [(1, 64, 4102, "q4_0", True), (1, 4128, 38, "q4_1", True), (1025, 32, 7240, "q4_0", False)],
+        "linear",
+        "tokens K N format bias epilogue",
+        [(1, 64, 4102, "q4_0", True, "silu_mul"), (1, 4128, 38, "q4_1", True, "silu_mul"),
+         (1025, 32, 7240, "q4_0", False, "silu_mul")],
     ),
     *_cases(
         "embedding",
-        "T N K format",
-        [(T, N, whole_k(K, kind), kind) for kind in FORMATS for T, N, K in ((1, 3, 32), (7, 129, 576), (65, 11, 64))]
+        "tokens N K format",
+        [(T, N, whole_k(K, kind), kind) for kind in DEVICE_FORMATS for T, N, K in ((1, 3, 32), (7, 129, 576), (65, 11, 64))]
         + [(5, 9, 35, "f32"), (4, 6, 100, "f16")],
     ),
-    *_cases(
-        "sdpa_kv",
-        "Hq Hkv D S C pos cache scale",
-        [
-            shape
-            for cache in ("f32", "f16")
-            for shape in (
-                (6, 2, 8, 4, 16, 0, cache), (4, 4, 16, 3, 8, 0, cache), (8, 4, 4, 5, 16, 0, cache), (6, 2, 8, 2, 16, 2, cache),
-                (24, 8, 128, 128, 256, 0, cache), (32, 8, 64, 1, 4096, 4095, cache), (32, 8, 64, 1, 8192, 8191, cache),
-                (32, 8, 64, 128, 512, 0, cache), (32, 8, 64, 512, 512, 0, cache), (32, 8, 64, 2048, 2048, 0, cache),
-                (9, 3, 64, 1, 300, 299, cache), (9, 3, 64, 37, 64, 11, cache), (9, 3, 64, 1, 1, 0, cache),
-                (1, 1, 1, 1, 1, 0, cache), (7, 1, 5, 1, 70, 64, cache), (20, 2, 12, 1, 129, 128, cache),
-                (10, 5, 80, 9, 40, 30, cache, 0.25), (3, 3, 130, 2, 33, 31, cache), (2, 1, 512, 1, 34, 32, cache),
-                (16, 1, 256, 1, 65, 63, cache), (32, 8, 128, 1, 512, 511, cache), (32, 8, 128, 1, 2100, 2099, cache), (32, 8, 128, 1, 64, 63, cache),
-                (32, 8, 64, 1, 64, 63, cache), (32, 8, 64, 1, 700, 699, cache),
-            )
-        ] + [
-            (2, 1, 516, 2, 3, 1, "f32"),
-            # Contexts that models' decode steps are cut by.
-            (9, 3, 64, 1, 1024, 1023, "f32"), (9, 3, 64, 1, 4096, 4095, "f32"), (32, 8, 64, 1, 128, 127, "f32"),
-            (32, 8, 128, 1, 128, 127, "f32"), (32, 8, 128, 1, 1, 0, "f32"),
-        ],
-    ),
-    *_cases(
-        "attention",
-        "Hq Hkv D S C pos cache",
-        [(9, 3, 64, 1, 300, 170, "f32"), (9, 3, 64, 37, 64, 11, "f32"), (6, 2, 8, 4, 16, 0, "f16")],
-    ),
-    *_cases(
-        "kv_write",
-        "Hq Hkv D S C pos cache",
-        [(1, 1, 1, 1, 1, 0, "f32"), (9, 3, 64, 5, 40, 33, "f32"), (6, 2, 10, 4, 16, 3, "f16")],
-    ),
-    *_cases(
-        "rope_kv_write",
-        "T Hq Hkv D C rotary positions interleaved cache q_first q_stride k_first k_stride v_first v_stride",
-        [
-            (1, 9, 3, 64, 17, 64, 17, True, "f32"), (5, 6, 2, 8, 9, 8, 12, False, "f32"),
-            (3, 4, 4, 12, 7, 4, 7, True, "f16"), (7, 2, 1, 20, 30, 8, 30, False, "f16"),
-            (4, 9, 3, 64, 70, 64, 70, True, "f32", 0, 960, 576, 960, 768, 960),
-            (2, 4, 2, 16, 5, 16, 5, False, "f16", 0, 96, 64, 96, 0, 32),
-        ],
-    ),
-    *_cases("columns", "rows width first count", [(1, 1, 0, 1), (3, 70, 13, 57), (65, 96, 64, 32), (1, 70_001, 5, 69_996)]),
-    *_cases(
-        "rope",
-        "T H D rotary positions interleaved",
-        [(T, H, D, rotary, T, order) for order in (False, True) for T, H, D, rotary in (
-            (1, 1, 2, 2), (5, 3, 16, 12), (1, 9, 64, 64), (70, 2, 130, 64), (3, 32, 128, 128),
-        )],
-    ),
+    *(Case(*row) for row in ATTENTION),
+    *_cases("slice", "tokens width first count batched", [(1, 1, 0, 1), (3, 70, 13, 57), (65, 96, 64, 32, True), (1, 70_001, 5, 69_996)]),
+    *_cases("take_rows", "tokens rows width", [(1, 1, 1), (7, 3, 130), (64, 64, 33)]),
     *(
         case
         for op in ("add", "mul", "silu_mul")
         for case in _cases(op, "count period", [(1,), (4,), (255,), (1028, 4), (1530, 90), (576 * 7, 576), (70_000,)])
     ),
+    *_cases("add", "tokens count batched", [(5, 5 * 96, True), (3, 21, True)]),
+    *_cases("silu_mul", "tokens count batched", [(9, 9 * 64, True)]),
     *_cases("copy", "count", [(4,), (1020,), (70_000,)]),
     *_cases("fma_chain", "count rounds", [(16, 1), (4112, 2), (65_536, 1)]),
     *_cases("argmax", "rows width", [(1, 1), (3, 63), (2, 64), (5, 65), (300, 7), (1, 2048), (2, 2049), (1, 49152), (3, 128256)]),
-    # Dawn runs the first: one where every filter is on.
-    *_cases("sample", "width", [(1000,), (1,), (2,), (63,), (256,), (257,), (4099,), (49152,), (128256,)]),
-    *_cases("next_position", "by", [(1,), (3,)]),
+    *_cases(
+        "sample",
+        "rows width greedy advance paged tokens slots pages",
+        [
+            (1, 1000), (1, 1), (1, 2), (3, 63), (4, 256), (7, 257), (5, 4099, False, True), (16, 300), (1, 49152, False, True),
+            (6, 2500, False, True, True, 9, 11, 40), (2, 128256), (1, 600_001),
+            (1, 1, True), (16, 65, True), (1, 49152, True, True), (5, 4099, True, True, True, 9, 11, 40), (3, 128256, True),
+        ],
+    ),
+    *_cases(
+        "sample",
+        "rows width greedy advance paged counted tokens slots pages",
+        [(3, 100, False, True, True, True, 4, 5, 40), (1, 2100, True, True, True, True, 1, 1, 40), (2, 77, True, False, False, True, 2, 9)],
+    ),
+    *_cases(
+        "adjust_logits",
+        "rows width tokens slots biases masks",
+        [(1, 1), (3, 31), (4, 33, 4, 9, 20, 3), (16, 70), (5, 2500, 6, 7, 300, 2), (2, 49152, 3, 4, 5, 6)],
+    ),
+    *_cases("count_tokens", "tokens width slots", [(1, 1), (5, 70, 3), (900, 300, 2), (7, 49152, 4)]),
+    *_cases(
+        "logprobs", "rows width tokens slots", [(1, 1), (5, 7), (6, 30, 8, 9), (16, 257), (5, 2060), (6, 4100, 6, 8), (2, 128256)]
+    ),
 ]  # fmt: skip
 
 
 def make(case: Case) -> tuple[Arrays, Arrays]:
     """Operands and expected results, the same for every run of a case."""
-    return MAKERS[case.op](np.random.default_rng(zlib.crc32(case.name.encode())), case.dims)
+    given = {**case.dims, "stretches": case.stretches} if case.stretches else case.dims
+    return MAKERS[case.op](np.random.default_rng(zlib.crc32(case.name.encode())), given)
 
 
 # Results -------------------------------------------------------------------------------------------------
@@ -225,23 +225,25 @@ def tolerance(case: Case, route: Route, output: str) -> str:
     """The row of the table of tolerances for one result of a case."""
     if case.op.endswith("norm") or case.op == "rms_norm_mul":
         return "norm"
-    if "linear" in case.op:
+    if case.op.startswith("linear"):
         if case.dims.get("cache") == "f16" and output != "out":
             return "attention f16"
         if not route.exact and not route.fast:
             return "linear f16" if case.op == "linear_q4gsw" else "linear f16, formats"
         return "linear deep" if case.dims["K"] >= 8192 else "linear"
-    if case.op in ("sdpa_kv", "attention"):
-        return "exact" if output != "out" else "attention f16" if case.dims["cache"] == "f16" else "attention"
+    if case.op == "attention":
+        return "attention f16" if case.dims["cache"] == "f16" else "attention"
     if case.op == "rope_kv_write":
         return "attention f16" if output == "k_cache" and case.dims["cache"] == "f16" else "pointwise"
-    moves = ("embedding", "copy", "argmax", "sample", "columns", "kv_write", "next_position")
+    moves = ("embedding", "copy", "argmax", "sample", "count_tokens", "slice", "take_rows", "kv_write")
     return "exact" if case.op in moves else "pointwise"
 
 
 def result(case: Case, name: str, raw: NDArray[np.uint8], expected: NDArray[Any]) -> NDArray[Any]:
     """Raw bytes of an output as an array of the expected shape, padding of the last axis taken off."""
-    dtype: Any = np.uint32 if case.op in ("argmax", "sample", "next_position") else np.float32
+    if case.op == "logprobs":
+        return numbers(raw, case.dims["rows"])
+    dtype: Any = np.uint32 if case.op in ("argmax", "sample", "count_tokens") else np.float32
     if name.endswith("_cache"):
         dtype = expected.dtype
     wide: NDArray[Any] = raw.view(dtype).reshape(*expected.shape[:-1], -1)

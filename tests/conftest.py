@@ -15,39 +15,60 @@ from shaderlm.errors import DeviceError, ModelError
 from shaderlm.formats.embedded import cache_folder
 from shaderlm.gpu import Device, open_device
 
-from .scheduling import group_of, in_order
+# Tests of a group run in one worker, and a worker compiles its own kernels and loads its own models: what needs the
+# same ones is one group. A file is a group, unless `pytest.mark.xdist_group` says otherwise. These groups take the
+# longest and begin, so that the workers end together.
+_BEGIN = (
+    "test_smollm2",
+    "kernels attention",
+    "kernels paged attention",
+    "tiny q8_0",
+    "kernels linear q4_0",
+    "test_batches",
+    "tiny f32",
+    "test_attention",
+    "test_sample",
+    "tiny models",
+    "test_plan_runner",
+    "kernels q4gsw",
+    "test_int16",
+    "test_equalities",
+    "test_plans_without_lengths",
+    "test_docs",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only the smoke tests: a minute on two cores")
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
     parser.addoption("--dawn", action="store_true", help="also compile and run every kernel under Dawn")
     parser.addoption("--browser", action="store_true", help="also open pages in Chromium")
     parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in a hook of this name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long, Dawn and browser tests are left out of the collection, not skipped, unless they were asked for."""
+    """Leave out what was not asked for, and group and order the rest. What is left out is not skipped."""
+    wanted = [item for item in items if _is_wanted(config, item)]
+    if len(wanted) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+    for item in wanted:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items[:] = sorted(wanted, key=_place)
+
+
+def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     asked = {"long": "--all", "dawn": "--dawn", "browser": "--browser"}
-    unwanted = {mark for mark, option in asked.items() if not config.getoption(option)}
-    left_out = [item for item in items if unwanted & {mark.name for mark in item.iter_markers()}]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
-    if hasattr(config, "workerinput"):
-        items[:] = in_order(items)
+    left_out = any(item.get_closest_marker(mark) and not config.getoption(option) for mark, option in asked.items())
+    return not left_out and (item.get_closest_marker("smoke") is not None or not config.getoption("--quick"))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests are shared out by group (scheduling.py), where `--dist loadgroup` asks for groups."""
-    if config.getoption("dist") != "loadgroup":
-        return None
-    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
-
-    config.option.loadscopereorder = False  # the workers' order stays
-    scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = group_of
-    return scheduler
+def _place(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("xdist_group")
+    assert mark is not None
+    group: str = mark.args[0]
+    return _BEGIN.index(group) if group in _BEGIN else len(_BEGIN)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-BANDWIDTH, PEAK, LAUNCH_US, STAMP_US = 4.25e12, 5.9e13, 1.95, 5.0
+BANDWIDTH, PEAK, LAUNCH_US, TIMESTAMP_US = 4.25e12, 5.9e13, 1.95, 5.0
 WIDTH, HIDDEN, VOCAB = 2048, 8192, 128_256
 Q4 = 0.5625  # bytes per weight
 
@@ -14,8 +14,8 @@ _DECODE = (
     ("rms_norm_mul", "vec4", "rms_norm_mul_vec4", None, 0.6),
     ("linear", "gemv", "linear_q4_gemv", WIDTH * 3072, 0.62),
     ("rope_kv_write", "quads", "rope_kv_write", None, 0.6),
-    ("attention", "split", "attention_decode_split", None, 0.3),
-    ("attention", "split", "attention_decode_merge", None, 0.3),
+    ("attention", "flash", "attention_split", None, 0.3),
+    ("attention", "flash", "attention_merge", None, 0.3),
     ("linear_add", "gemv", "linear_q4_gemv", WIDTH * WIDTH, 0.6),
     ("rms_norm_mul", "vec4", "rms_norm_mul_vec4", None, 0.6),
     ("linear_silu_mul", "gemv", "linear_q4_gemv_pair", WIDTH * 2 * HIDDEN, 0.74),
@@ -90,13 +90,13 @@ def phase(name: str = "decode", layers: int = 16, timestamps: bool = True) -> di
     wall = round(gpu + gap + 6, 1)
     if not timestamps:  # the wall clock adds a submission to each
         dispatches = [d | {"us": d["us"] + 46} for d in dispatches]
-    stamped = sum(d["us"] for d in dispatches) + (STAMP_US * len(dispatches) if timestamps else 0)
+    stamped = sum(d["us"] for d in dispatches) + (TIMESTAMP_US * len(dispatches) if timestamps else 0)
     host = {"prepare": 18.0, "encode": 0.9 * len(dispatches), "finish": 1.2 * len(dispatches), "submit": 34.0}
     host["wait"] = round(max(5.0, wall - sum(host.values())), 1)
     return {
-        "name": name, "rows": rows, "depth": depth, "steps": steps, "wall_us": wall, "watched_us": wall + 12,
+        "name": name, "rows": rows, "depth": depth, "steps": steps, "wall_us": wall, "traced_wall_us": wall + 12,
         "gpu_us": gpu if timestamps else None, "gap_us": gap if timestamps else None,
-        "stamped_us": stamped, "scale": 0.98 if timestamps else 1.0,
+        "timestamped_us": stamped, "scale": 0.98 if timestamps else 1.0,
         "host_us": host, "dispatches": dispatches,
         "timeline": _timeline(host, gpu, gap + 6) if timestamps else [
             {"host": step["host"], "gpu": None} for step in _timeline(host, gpu, gap)
@@ -108,12 +108,29 @@ def phase(name: str = "decode", layers: int = 16, timestamps: bool = True) -> di
 def profile(*phases: dict[str, Any], **changed: Any) -> dict[str, Any]:
     """A profile of these phases (by default prefill and decode), with some fields changed."""
     return {
-        "kind": "shaderlm-profile", "version": 1, "model": "llama-3.2-1b q4_0", "device": "NVIDIA H200",
+        "kind": "shaderlm-profile", "version": 2, "model": "llama-3.2-1b q4_0", "device": "NVIDIA H200",
         "backend": "Vulkan", "driver": "570.133.20", "software": False, "package": "0.2.0", "commit": "abc1234",
         "date": "2026-11-15T09:00:00+00:00", "clock": "timestamps in the pass",
         "command": "shaderlm profile -m llama-3.2-1b-q4_0.gguf --html report.html",
         "notes": ["Made-up figures: this profile was not measured."],
         "roofline": {"bytes_per_second": BANDWIDTH, "flops_per_second": PEAK,
-                     "dispatch_us": LAUNCH_US, "stamp_us": STAMP_US},
+                     "dispatch_us": LAUNCH_US, "timestamp_us": TIMESTAMP_US},
         "phases": list(phases) or [phase("prefill"), phase("decode")],
     } | changed  # fmt: skip
+
+
+def slowed(given: dict[str, Any], times: int) -> dict[str, Any]:
+    """The same profile with every time multiplied."""
+
+    def of_phase(phase: dict[str, Any]) -> dict[str, Any]:
+        us = {key: phase[key] * times for key in phase if key.endswith("_us") and isinstance(phase[key], float)}
+        parts = {key: {name: us * times for name, us in phase[key].items()} for key in ("host_us", "ahead_us")}
+        dispatches = [each | {"us": each["us"] * times} for each in phase["dispatches"]]
+        timeline = [
+            {"host": [[name, a * times, b * times] for name, a, b in step["host"]],
+             "gpu": step["gpu"] and [at * times for at in step["gpu"]]}
+            for step in phase["timeline"]
+        ]  # fmt: skip
+        return phase | us | parts | {"dispatches": dispatches, "timeline": timeline}
+
+    return given | {"phases": [of_phase(phase) for phase in given["phases"]]}

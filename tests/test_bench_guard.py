@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shaderlm.bench import guard, tables
-from shaderlm.bench.saving import check_place
+from shaderlm.bench import guard, speed, tables
 from shaderlm.bench.speed import Result, Trial
-from shaderlm.errors import InputError
+from shaderlm.errors import DeviceError, InputError
+from shaderlm.files import check_writable
 
 from .command_line import shaderlm, start
 from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("tiny q8_0")
 
 PP8 = Trial(8, 0)
 SUBJECT = tables.Subject("/models/m.gguf", "M Q4_0", 100, 50, "Vulkan", "Card", "driver 1", "0.1", "abc", "f16", "fast")
@@ -105,6 +107,7 @@ def test_a_row_that_is_there_twice_counts_by_its_mean() -> None:
         ({"n_gen": 1}, "tests 'pp8+tg1' → 'pp8'"),
         ({"n_depth": 1}, "tests 'pp8 @ d1' → 'pp8'"),
         ({"with_text": True}, "tests 'pp8 +text' → 'pp8'"),
+        ({"n_parallel": 4}, "tests 'pp8 × 4' → 'pp8'"),
         ({"model_n_params": 51}, "each part is in both"),
     ],
 )
@@ -155,6 +158,7 @@ def test_what_does_not_keep_rows_apart() -> None:
         (json.dumps([record(samples_ns=[1, 0])]), "samples_ns must be a list of numbers above 0"),
         (json.dumps([record(samples_ts=[])]), "samples_ts must be a list of numbers above 0"),
         (json.dumps([record(n_prompt=-1)]), "n_prompt must be a whole number of at least 0, got -1"),
+        (json.dumps([record(n_parallel=0)]), "n_parallel must be a whole number of at least 1, got 0"),
         (json.dumps([record(n_gen=1.5)]), "n_gen must be a whole number"),
         (json.dumps([record(n_prompt=0)]), "n_prompt or n_gen must be above 0"),
         (json.dumps([record(with_text="yes")]), "with_text must be true or false"),
@@ -222,16 +226,16 @@ def test_saving_is_all_or_nothing(tmp_path: Path) -> None:
 
 
 def test_places_that_cannot_be_written_are_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_place(tmp_path / "new.json")
+    check_writable(tmp_path / "new.json")
     assert not os.listdir(tmp_path)
     for wrong in (tmp_path, tmp_path / "none" / "rows.json", Path(os.devnull)):
         with pytest.raises(InputError, match="cannot write"):
-            check_place(wrong)
+            check_writable(wrong)
     guard.save(tmp_path / "old.json", [record()])
-    check_place(tmp_path / "old.json")
+    check_writable(tmp_path / "old.json")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(InputError, match="permission denied"):
-        check_place(tmp_path / "old.json")
+        check_writable(tmp_path / "old.json")
 
 
 # The command -----------------------------------------------------------------------------------------------
@@ -323,12 +327,35 @@ def test_nothing_is_saved_where_nothing_was_measured(tmp_path: Path) -> None:
     assert path.read_text() == "kept"
 
 
-def test_rows_before_an_error_are_saved_and_whole(tiny: Path, tmp_path: Path) -> None:
+def test_rows_before_an_error_are_saved_and_whole(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.json"
-    models = ("-m", tiny, "-m", "/nowhere/none.gguf")
-    done = shaderlm("bench", *models, "--device", "cpu", "-p", 8, "-n", 0, "-o", "json", "--save", path)
-    assert (done.code, "/nowhere/none.gguf does not exist" in done.err) == (1, True)
+    real = speed.run
+
+    def run(runner: Any, test: Trial, *rest: Any) -> Iterator[Result]:
+        if test.generated:
+            raise DeviceError("the device is lost")
+        return real(runner, test, *rest)
+
+    monkeypatch.setattr(speed, "run", run)
+    done = shaderlm("bench", "-m", tiny, "--device", "cpu", "-p", 8, "-n", 4, "-o", "json", "--save", path)
+    assert (done.code, done.err) == (1, "shaderlm: the device is lost\n")
+    assert [row["n_prompt"] for row in json.loads(done.out)] == [8]
     assert json.loads(done.out) == json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "words"),
+    [
+        (("-m", "/nowhere/none.gguf"), 1, "/nowhere/none.gguf does not exist"),
+        (("--device", "unobtainium"), 1, "no adapter matches 'unobtainium'"),
+    ],
+)
+def test_a_second_model_or_device_that_is_not_there_is_known_before_the_first_is_measured(
+    wrong: tuple[str, ...], code: int, words: str, tiny: Path
+) -> None:
+    done = shaderlm("bench", "-m", tiny, "--device", "cpu", "-p", 8, "-n", 0, *wrong)
+    assert (done.code, done.out) == (code, "")
+    assert words in done.err
 
 
 def test_ctrl_c_saves_what_there_is(tiny: Path, tmp_path: Path) -> None:

@@ -1,36 +1,32 @@
-"""`shaderlm bench`: llama-bench's tests and formats, and synthetic models."""
+"""`shaderlm bench`: llama-bench's tests and formats, several sequences, and text."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import re
 import signal
 import sqlite3
 import subprocess
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shaderlm.bench import speed
 from shaderlm.bench.speed import Result, Trial, deviation, mean, random_text, run
+from shaderlm.bench.tables import Subject, formats, record
 from shaderlm.engine import load
-from shaderlm.engine.synthetic import MIXES, RandomWeights, config_of, load_synthetic, parse
 from shaderlm.engine.tokenizer import Tokenizer
 from shaderlm.errors import InputError
-from shaderlm.gpu import Device
-from shaderlm.models.architecture import Step
-from shaderlm.models.shapes import MODELS, SYNTHETIC, ModelShape
-from shaderlm.runtime.interpreter import _Session
-from shaderlm.runtime.weights import buffer_sizes
+from shaderlm.runtime.numpy_runner import NumpyRunner
+from shaderlm.runtime.runner import Part
 
-from .command_line import Recorder, shaderlm, start
-from .test_plan import LARGE_GPU
+from .command_line import shaderlm, start
 from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("tiny q8_0")
 
 KEYS = [
     "build_commit",
@@ -110,6 +106,11 @@ def test_every_format_says_the_same(tiny: Path) -> None:
         (("-p", "0", "-n", "128"), "tg128 needs 129 positions"),
         (("-m", "synthetic:llama-3.2-2b:q4_0"), "Did you mean 'llama-3.2-1b'?"),
         (("-m", "synthetic:smollm2-135m:q4_2"), "no synthetic format 'q4_2'. Did you mean 'q4_0'?"),
+        (("--parallel", "0,2"), "--parallel counts sequences: numbers above 0, got 0,2"),
+        (("-p", "0", "-n", "4", "--parallel", "65"), "a step samples for at most 64 sequences at once"),
+        (("--parallel", "2", "--with-text"), "--with-text times one sequence"),
+        (("--parallel", "2", "-n", "0"), "--parallel is for generated tokens, and -n is 0"),
+        (("-m", "synthetic:smollm2-135m", "-m", "synthetic:nope"), "no synthetic model 'nope'"),
         (("-p", "8", "kernels"), "say nothing to `bench kernels`"),
     ],
 )
@@ -138,6 +139,18 @@ def test_ctrl_c_prints_what_there_is(tiny: Path) -> None:
     assert b"interrupted" in (err if isinstance(err, bytes) else err.encode())
 
 
+def test_long_names_stay_inside_their_columns() -> None:
+    long = "A Model With A Very Long Name Instruct 8B Q4_K"
+    subject = Subject("m.gguf", long, 1, 1, "Vulkan", "SwiftShader Device (Subzero) 5.0", "", "0", "c", "f16", "fast")
+    row = record(subject, Result(Trial(8, 0), (1,)), "now")
+    (head, rule, line) = formats()["md"].row(row, 0).splitlines()
+    assert len(head) == len(rule) == len(line)
+    model, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+    assert model.startswith("A Model With")
+    assert model.endswith("… 8B Q4_K"[1:])
+    assert json.loads(formats()["jsonl"].row(row, 0))["model_type"] == long
+
+
 def test_statistics() -> None:
     result = Result(Trial(10, 0), (1_000_000_000, 2_000_000_000))
     assert result.samples_ts == (10.0, 5.0)
@@ -148,51 +161,90 @@ def test_statistics() -> None:
     assert Trial(512, 0, 0, text=True).name == "pp512 +text"
 
 
-class Watched:
+class FakeSession:
     """A session that writes down what it is asked to do."""
 
     def __init__(self) -> None:
-        self.length, self.ahead, self.said = 0, 2, list[Any]()
+        self.length, self.steps_ahead, self.log = 0, 2, list[Any]()
 
     def rewind(self, length: int) -> None:
         self.length = length
 
     def feed(self, ids: list[int]) -> None:
         self.length += len(ids)
-        self.said.append(("feed", len(ids), self.length))
+        self.log.append(("feed", len(ids), self.length))
 
-    def choose(self, choice: None) -> Watched:
+    def sample(self, ids: list[int]) -> FakeSession:
+        self.feed(ids)
         return self
 
-    def advance(self, choice: None) -> Watched:
+    def advance(self) -> FakeSession:
         self.length += 1
         return self
 
     def wait(self) -> int:
-        self.said.append(("wait", self.length))
+        self.log.append(("wait", self.length))
         return 0
 
     def close(self) -> None:
-        self.said.append("closed")
+        self.log.append("closed")
 
 
 def test_what_is_run_at_a_depth() -> None:
     """Every repetition begins at the depth, tokens are waited for with two under way, and the session is closed."""
-
-    class Runner:
-        config = type("Config", (), {"vocabulary": 100, "context": 1000})
-
-        def __init__(self) -> None:
-            self.watched = Watched()
-
-        def session(self) -> Watched:
-            return self.watched
-
-    runner: Any = Runner()
+    session = FakeSession()
+    config = SimpleNamespace(vocabulary=100, context=1000)
+    runner: Any = SimpleNamespace(config=config, session=lambda: session)
     results = list(run(runner, Trial(0, 4, 10), 2, warmup=False))
     assert [len(result.samples_ns) for result in results] == [1, 2]
     once = [("feed", 1, 10), ("wait", 10), ("wait", 13), ("wait", 14), ("wait", 14), ("wait", 14)]
-    assert runner.watched.said == [("feed", 10, 10), *once, *once, "closed"]
+    assert session.log == [("feed", 10, 10), *once, *once, "closed"]
+
+
+# Several sequences ---------------------------------------------------------------------------------------
+
+
+def test_parallel_sequences_are_counted_together(tiny: Path) -> None:
+    rows = json.loads(bench(tiny, "-p", 8, "-n", 4, "-pg", "6,3", "-d", "0,5", "--parallel", "1,3", "-o", "json"))
+    shapes = [(row["n_prompt"], row["n_gen"], row["n_depth"], row["n_parallel"]) for row in rows]
+    assert shapes == [(p, n, d, b) for d in (0, 5) for p, n, b in ((8, 0, 1), (0, 4, 1), (0, 4, 3), (6, 3, 1))]
+    for row in rows:
+        tokens = row["n_parallel"] * (row["n_prompt"] + row["n_gen"])
+        assert row["samples_ts"] == pytest.approx([tokens * 1e9 / ns for ns in row["samples_ns"]])
+
+
+def test_the_table_has_a_column_for_parallel_sequences_where_they_are_asked_for(tiny: Path) -> None:
+    lines = bench(tiny, "-p", 0, "-n", 4, "--parallel", "1,2").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0][5:7] == ["parallel", "test"]
+    assert [row[5:7] for row in cells[2:]] == [["1", "tg4"], ["2", "tg4"]]
+    assert len({len(line) for line in lines}) == 1
+
+
+@pytest.mark.parametrize("depth", [0, 5, 70])
+def test_parallel_sequences_are_all_run_from_their_depth(
+    depth: int, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three repetitions, of which the first warms up: each runs a token per sequence by itself, then four of all."""
+    steps: list[list[tuple[int, int, str]]] = []
+    real = NumpyRunner.step
+
+    def spy(self: NumpyRunner, parts: Any) -> Any:
+        steps.append([(part.sequence.length, part.rows, part.gives) for part in parts])
+        return real(self, parts)
+
+    monkeypatch.setattr(NumpyRunner, "step", spy)
+    monkeypatch.setattr(NumpyRunner, "max_tokens", 64)
+    with load(tiny, device="cpu") as model:
+        runner = model.runner
+        results = list(run(runner, Trial(0, 4, depth, parallel=3), 2))
+        assert runner.pool.free == runner.pool.pages, "every page was given back"
+    assert [len(result.samples_ns) for result in results] == [0, 1, 2]
+    assert results[-1].test.name == "tg4" + (f" @ d{depth}" if depth else "") + " × 3"
+    chunks = [[(0, min(64, max(1, depth)), "nothing")]] + [[(64, depth - 64, "nothing")]] * (depth > 64)
+    first = max(0, depth - 1)
+    once = [[(first, 1, "token")]] * 3 + [[(first + 1 + i, 1, "token")] * 3 for i in range(4)]
+    assert steps == chunks * 3 + once * 3
 
 
 # Text ----------------------------------------------------------------------------------------------------
@@ -217,28 +269,24 @@ def test_text_is_timed_over_as_many_steps(
 ) -> None:
     """A repetition runs as many tokens as one without text, samples them, and begins with BOS where a prompt does."""
     path = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"tokenizer.ggml.add_bos_token": bos})
-    fed: list[list[int]] = []
-    choices = []
-    real_run, real_choose = _Session._run, _Session.choose
+    steps: list[Part] = []
+    real = NumpyRunner.step
 
-    def spy_run(self: _Session, ids: Any, *, last: bool) -> None:
-        fed.append(ids.tolist())
-        real_run(self, ids, last=last)
+    def spy(self: NumpyRunner, parts: Any) -> Any:
+        steps.extend(parts)
+        return real(self, parts)
 
-    def spy_choose(self: _Session, choice: Any) -> Any:
-        choices.append(choice)
-        return real_choose(self, choice)
-
-    monkeypatch.setattr(_Session, "_run", spy_run)
-    monkeypatch.setattr(_Session, "choose", spy_choose)
+    monkeypatch.setattr(NumpyRunner, "step", spy)
     with load(path, device="cpu") as model:
         (*_, result) = run(model.runner, test, 2, warmup=False, model=model)
         starts = model.tokenizer.vocabulary.bos
     assert len(result.samples_ns) == 2
-    assert [len(ids) for ids in fed] == [test.depth] * (test.depth > 0) + runs * 2
-    assert len(choices) == 2 * len(runs)
-    assert all(choice is not None for choice in choices)
-    first = fed[1 if test.depth else 0]
+    assert [part.rows for part in steps] == [test.depth] * (test.depth > 0) + runs * 2
+    sampled = [part for part in steps if part.gives == "token"]
+    assert len(sampled) == 2 * len(runs)
+    assert not any(part.settings.greedy for part in sampled)
+    first = steps[1 if test.depth else 0].ids
+    assert first is not None
     assert bool(bos and test.prompt) == (first[0] == starts)
 
 
@@ -257,78 +305,3 @@ def test_a_vocabulary_without_text_cannot_make_a_prompt(tiny: Path) -> None:
 
     with pytest.raises(InputError, match="no text of 8 tokens was found"):
         random_text(np.random.default_rng(0), Mute.from_file(tiny), 8)
-
-
-# The bar -------------------------------------------------------------------------------------------------
-
-
-def test_the_bar_is_on_a_terminals_standard_error_only(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Recorder, "isatty", lambda self: True)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("TERM", "xterm")
-    drawing: set[str] = set()
-    done = Recorder()
-    real = speed._once
-
-    def watched(*arguments: Any) -> int:
-        for thread in set(threading.enumerate()) - before:
-            thread.join(1)  # that of the bar of loading has been told to end
-            drawing.update([thread.name] * thread.is_alive())
-        return real(*arguments)
-
-    before = set(threading.enumerate())
-    monkeypatch.setattr(speed, "_once", watched)
-    command = ("bench", "-m", tiny, "--device", "cpu", "-p", "8", "-n", "4", "-r", "3", "-o", "jsonl")
-    ended = shaderlm(*command, out=done)
-    assert [json.loads(line)["n_prompt"] for line in done.text().splitlines()] == [8, 0]
-    said = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", ended.err)
-    assert re.search(r"pp8 \S+ +3/6 \d:\d\d:\d\d", said)
-    assert re.search(r"tg4 \S+ +6/6 \d:\d\d:\d\d", said)
-    assert not drawing, "threads that draw while something is timed"
-
-
-# Synthetic models ----------------------------------------------------------------------------------------
-
-SMALL = ModelShape("small", 2, 256, 4, 2, 64, 512, 300, tied=False)
-
-
-@pytest.mark.parametrize("mix", MIXES)
-def test_synthetic_weights_are_of_the_size_of_real_ones(
-    mix: str, device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(SYNTHETIC, "small", SMALL)
-    runner, report = load_synthetic(f"synthetic:small:{mix}", device)
-    try:
-        session = runner.session()
-        session.feed(list(range(20)))
-        logits = session.logits()
-        assert np.isfinite(logits).all()
-        assert 0.1 < logits.std() < 10
-        session.close()
-        assert report.parameters == sum(int(np.prod(size)) for size in runner.config.shapes.values())
-    finally:
-        runner.close()
-
-
-@pytest.mark.parametrize(("name", "mix", "gigabytes"), [("llama-3.2-1b", "q4_0", 0.83), ("llama-3.1-8b", "q4_0", 5.04)])
-def test_synthetic_models_are_as_large_as_they_should_be(name: str, mix: str, gigabytes: float) -> None:
-    kind, config = config_of(*parse(f"synthetic:{name}:{mix}"))
-    graph = kind.build(config, Step(1, 1))
-    assert sum(buffer_sizes(graph, LARGE_GPU).values()) / 1e9 == pytest.approx(gigabytes, abs=0.01)
-
-
-def test_a_mix_has_finer_layers() -> None:
-    _, config = config_of(MODELS["llama-3.1-8b"], "q4_k_m")
-    finer = sum(config.formats[f"blk.{i}.attn_v.weight"] == "q6_k" for i in range(32))
-    assert finer == 16
-    assert config.formats["blk.0.attn_q.weight"] == "q4_k"
-    assert config.formats["output.weight"] == "q6_k"
-
-
-def test_random_rows_are_cut_to_size() -> None:
-    _, config = config_of(MODELS["smollm2-135m"], "q4_0")
-    source = RandomWeights(config)
-    rows = source.rows("blk.3.ffn_up.weight", "q4_0", 10, 20)
-    assert rows.shape == (10, 576 // 32 * 18)
-    with pytest.raises(InputError, match="no synthetic model 'nope'"):
-        parse("synthetic:nope")

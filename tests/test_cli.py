@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -17,7 +18,8 @@ from click.testing import CliRunner
 
 from shaderlm import __version__
 from shaderlm.bench import comparisons, measure
-from shaderlm.cli import app, main
+from shaderlm.cli import app, main, with_flags
+from shaderlm.cli.interrupts import LostInterrupts
 from shaderlm.gpu import adapters
 
 from .command_line import COMMAND, shaderlm
@@ -35,6 +37,20 @@ def test_version_and_help() -> None:
         assert "Usage:" in done.output
 
 
+def test_the_summaries_of_commands_are_whole_sentences() -> None:
+    for arguments in (["--help"], ["bench", "--help"]):
+        listed = CliRunner().invoke(app, arguments, terminal_width=80).output.split("Commands:")[1]
+        assert "..." not in listed
+        assert all(line.endswith(".") for line in listed.strip().splitlines())
+
+
+def test_python_keywords_in_messages_become_flags() -> None:
+    assert with_flags('use device="swiftshader", or raise context= (up to 9)') == (
+        "use --device swiftshader, or raise --context (up to 9)"
+    )
+    assert with_flags("device must be given") == "device must be given"
+
+
 def test_help_is_quick_because_nothing_heavy_is_imported_for_it() -> None:
     heavy = ["numpy", "wgpu", "rich", "tokenizers", "jinja2", "gguf"]
     code = f"import sys, shaderlm.cli; print([name for name in {heavy} if name in sys.modules])"
@@ -45,8 +61,8 @@ def test_help_is_quick_because_nothing_heavy_is_imported_for_it() -> None:
 def test_devices_lists_every_adapter() -> None:
     done = _run("devices")
     assert done.returncode == 0, done.stderr
-    for adapter in adapters():
-        assert f"{adapter.number}:" in done.stdout
+    for number, adapter in enumerate(adapters()):
+        assert f"{number}:" in done.stdout
         assert adapter.caps.backend in done.stdout
 
 
@@ -84,7 +100,8 @@ def test_mistakes_are_one_clear_message(arguments: tuple[str, ...], code: int, w
 def test_quick_bench_prints_a_table_and_warns_on_software() -> None:
     done = _run("bench", "kernels", "--quick", "--op", "rms_norm")
     assert done.returncode == 0, done.stderr
-    assert "rms_norm: scalar → vec4" in done.stdout
+    assert "scalar → vec4" in done.stdout
+    assert "ratio: before / after" in done.stdout, "columns are explained"
     assert "1×576" in done.stdout
     assert "copied" in done.stdout
     if adapters()[0].caps.software:
@@ -116,24 +133,35 @@ def test_an_interrupted_bench_prints_what_it_has(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(measure, "measure", interrupted)
     done = CliRunner().invoke(app, ["bench", "kernels", "--quick", "--op", "rms_norm"])
     assert done.exit_code == 130
-    assert "S0 decode" in done.output
+    assert "rms_norm decode" in done.output
     assert "interrupted after 1 of" in done.output
+
+
+# Interrupts itself when the second workload is about to be timed; the first is the copy.
+CHILD = """
+import signal
+from shaderlm.bench import measure
+from shaderlm.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have tests in the background ignore it
+real = measure.time_in_turns
+
+def interrupted(*given):
+    signal.raise_signal(signal.SIGINT)
+    return real(*given)
+
+measure.time_in_turns = interrupted
+main()
+"""
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_ctrl_c_leaves_no_traceback() -> None:
-    command = [*COMMAND, "bench", "kernels", "--everything"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stderr
-    software = adapters()[0].caps.software
-    if software:
-        child.stderr.readline()  # its warning: from here on it measures
-    time.sleep(0.5 if software else 3)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == 130
-    assert "interrupted" in err
-    assert "Traceback" not in err
+    command = [sys.executable, "-c", CHILD, "bench", "kernels", "--quick", "--op", "rms_norm"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert "interrupted after 0 of" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_expected_problems_have_no_traceback(
@@ -150,3 +178,29 @@ def test_expected_problems_have_no_traceback(
         main()
     assert caught.value.code == 2
     assert capsys.readouterr().err == "shaderlm: x must be even, got 3\n"
+
+
+def test_an_interrupt_that_was_lost_is_raised_again_without_waiting_in_the_hook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hook runs where the next interrupt may come at any moment: it must not start a thread, or wait."""
+    raised: SimpleQueue[None] = SimpleQueue()
+    monkeypatch.setattr("_thread.interrupt_main", lambda: raised.put(None))
+
+    def lose_one() -> None:
+        sys.unraisablehook(SimpleNamespace(exc_type=KeyboardInterrupt))
+
+    with LostInterrupts() as lost:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread was started"))
+            lose_one()
+        assert lost.just_now()
+        raised.get(timeout=20)
+        for _ in range(3):  # reports of one Ctrl-C
+            lose_one()
+        raised.get(timeout=20)
+        with pytest.raises(Empty):  # it is raised once
+            raised.get(timeout=0.2)
+        lose_one()
+    with pytest.raises(Empty):  # the program ends
+        raised.get(timeout=0.2)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import shaderlm as package
+from shaderlm.errors import InputError
 
 from .command_line import COMMAND, Done, Recorder, shaderlm, start
 from .tiny_models import write_tiny_llama
@@ -43,13 +44,13 @@ def saved(path: Path) -> list[dict[str, str]]:
     return found
 
 
-def conversation(model: Path, *said: str, system: str | None = None) -> list[dict[str, str]]:
+def conversation(model: Path, *said: str, system: str | None = None, max_tokens: int = 6) -> list[dict[str, str]]:
     """What Python makes of the same messages."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     with package.load(model, device="cpu") as loaded:
         for text in said:
             messages.append({"role": "user", "content": text})
-            messages.append({"role": "assistant", "content": str(loaded.chat(messages, max_tokens=6))})
+            messages.append({"role": "assistant", "content": str(loaded.chat(messages, max_tokens=max_tokens))})
     return messages
 
 
@@ -64,7 +65,8 @@ def test_answers_come_line_by_line_and_the_history_is_kept(tiny: Path, tmp_path:
     assert ">" not in done.err, "no prompts in a pipe"
 
 
-def test_pieces_are_flushed(tiny: Path) -> None:
+def test_text_is_flushed_as_it_comes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shaderlm.cli.streaming.FLUSH_SECONDS", 0.0)
     out = Recorder()
     shaderlm("chat", "-m", tiny, "--device", "cpu", "-n", 8, "-t", 0, given="Hello\n", out=out)
     assert len(set(out.flushed)) >= 8
@@ -79,7 +81,7 @@ def test_reset_forgets_all_but_the_system_message(tiny: Path, tmp_path: Path) ->
 def test_quit_ends_and_help_lists_every_command(tiny: Path) -> None:
     done = chat(tiny, "/help\n/quit\nHello\n")
     assert (done.code, done.out) == (0, "")
-    assert all(name in done.err for name in ("/reset", "/save FILE", "/help", "/quit"))
+    assert all(name in done.err for name in ("/reset", "/save FILE", "/save! FILE", "/help", "/quit"))
 
 
 @pytest.mark.parametrize(
@@ -87,9 +89,10 @@ def test_quit_ends_and_help_lists_every_command(tiny: Path) -> None:
     [
         ("/rest", "/rest is not a command; did you mean /reset?"),
         ("/Quit", "did you mean /quit?"),
-        ("/zzz", "there are /reset, /save, /help, /quit"),
-        ("/", "there are /reset"),
+        ("/zzz", "the commands are /reset, /save, /save!, /help, /quit"),
+        ("/", "the commands are /reset"),
         ("/save", "/save needs the name of a file"),
+        ("/save!", "/save! needs the name of a file"),
     ],
 )
 def test_a_wrong_command_says_so_and_the_chat_goes_on(tiny: Path, line: str, words: str) -> None:
@@ -122,11 +125,33 @@ def test_saving_replaces_a_file_as_a_whole(tiny: Path, tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", refused)
-        assert "cannot be written: no" in chat(tiny, f"Hello\n/save {path}\n").err
+        assert "cannot be written: no" in chat(tiny, f"Hello\n/save! {path}\n").err
     assert path.read_text(encoding="utf-8") == "before"
-    chat(tiny, f"Hello\n/save {path}\n")
+    assert f"{path} exists; /save! {path} overwrites it" in chat(tiny, f"Hello\n/save {path}\n").err
+    assert path.read_text(encoding="utf-8") == "before"
+    chat(tiny, f"Hello\n/save! {path}\n")
     assert saved(path) == conversation(tiny, "Hello")
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('"""\none\n\ntwo\n"""\n', "one\n\ntwo"),
+        ('"""one\n  two  \nthree"""\n', "one\n  two  \nthree"),
+        ('"""/reset"""\n', "/reset"),
+        ('"""  \n/quit\n"""  \n', "  \n/quit"),
+        ('"""one\ntwo', "one\ntwo"),
+        ('""""""\n"""\n\n"""\none\n', "one"),
+    ],
+)
+def test_three_quotes_begin_a_message_of_several_lines(tiny: Path, tmp_path: Path, lines: str, message: str) -> None:
+    path = tmp_path / "talk.json"
+    ended = lines.endswith("\n")
+    done = chat(tiny, lines + (f"/save {path}\n" if ended else ""))
+    expected = conversation(tiny, message)
+    assert done.out == expected[1]["content"] + "\n"
+    assert not ended or saved(path) == expected
 
 
 def test_a_full_conversation_says_reset_and_forgets_the_message(tiny: Path, tmp_path: Path) -> None:
@@ -140,11 +165,22 @@ def test_a_full_conversation_says_reset_and_forgets_the_message(tiny: Path, tmp_
     assert done.out == f"{first[1]['content']}\n" * 2
 
 
+def test_a_first_message_beyond_the_context_is_too_long(tiny: Path, tmp_path: Path) -> None:
+    """/reset does not help then."""
+    path = tmp_path / "talk.json"
+    for system in ((), ("--system", "Be brief")):
+        done = chat(tiny, "x" * 200 + f"\nHello\n/save! {path}\n", *system)
+        assert "this message is too long: 2" in done.err
+        assert "tokens, the context holds 128\n" in done.err
+        assert "/reset" not in done.err
+        assert len(saved(path)) == 2 + len(system) // 2, "it is forgotten"
+
+
 def test_an_answer_that_fills_the_context_says_so(tiny: Path) -> None:
     done = chat(tiny, "x" * 80, "-n", 100)
     assert "the conversation is full: 128 tokens" in done.err
     assert "cut after" not in done.err
-    assert "the answer was cut after 6 tokens; --max-tokens allows more" in chat(tiny, "Hello").err
+    assert "answer cut after 6 tokens; --max-tokens (-n) allows more" in chat(tiny, "Hello").err
 
 
 def test_what_the_template_refuses_is_one_line(tmp_path: Path) -> None:
@@ -235,14 +271,19 @@ class Terminal:
                     self.seen += os.read(self._control, 4096).decode(errors="replace")
         self.seen = self.seen.split(words, 1)[1]
 
+    def read(self) -> None:
+        """What is on the screen by now, so that the other side can go on writing."""
+        while select.select([self._control], [], [], 0.05)[0]:
+            self.seen += os.read(self._control, 65536).decode(errors="replace")
+
 
 @contextmanager
-def terminal(*arguments: object) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+def terminal(*arguments: object, term: str = "dumb") -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     import pty
 
     control, far = pty.openpty()
     options: dict[str, Any] = {"stdin": far, "stdout": far, "stderr": far, "start_new_session": True}
-    child = subprocess.Popen([*COMMAND, *map(str, arguments)], env={**os.environ, "TERM": "dumb"}, **options)
+    child = subprocess.Popen([*COMMAND, *map(str, arguments)], env={**os.environ, "TERM": term}, **options)
     os.close(far)
     try:
         yield Terminal(control), child
@@ -273,10 +314,67 @@ def test_at_a_terminal(slow: Path, ending: str) -> None:
         assert "Traceback" not in screen.seen
 
 
+def paste(screen: Terminal, text: str) -> None:
+    """As terminals do that know bracketed paste."""
+    screen.type(f"\x1b[200~{text}\x1b[201~")
+
+
+@posix
+def test_a_paste_of_several_lines_is_one_message(tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("readline")
+    path = tmp_path / "talk.json"
+    with terminal("chat", "-m", tiny, "--device", "cpu", "-t", 0, "-n", 4, term="xterm") as (screen, child):
+        screen.wait_for("> ")
+        time.sleep(0.3)  # readline shows the prompt a moment before it listens
+        paste(screen, "one\ntwo\n/quit")
+        screen.type("\n")
+        screen.wait_for("answer cut after 4")
+        screen.wait_for("> ")
+        screen.type(f"/save {path}\n")
+        screen.wait_for("saved 2 messages")
+        screen.type("\x04")
+        assert child.wait(60) == 0
+    assert saved(path) == conversation(tiny, "one\ntwo\n/quit", max_tokens=4)
+
+
+@posix
+def test_a_long_line_does_not_abort(tiny: Path, tmp_path: Path) -> None:
+    """Looking for adapters loads Mesa and with it libedit; readline must be there before, or the heap is corrupted."""
+    pytest.importorskip("readline")
+    with terminal("chat", "-m", tiny, "-t", 0, "-n", 2, term="xterm") as (screen, child):
+        screen.wait_for("> ")
+        time.sleep(0.3)  # readline shows the prompt a moment before it listens
+        for _ in range(20):
+            screen.type("ab" * 500)
+            screen.read()
+        screen.type("\n")
+        screen.wait_for("this message is too long: 20,0")
+        screen.wait_for("> ")
+        screen.type("Hello\n")
+        screen.wait_for("answer cut after 2")
+        screen.type("/quit\n")
+        assert child.wait(60) == 0
+
+
+def test_readline_comes_before_adapters(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    module = sys.modules["shaderlm.cli.chat"]
+
+    def load(*_: object) -> None:
+        order.append("load")
+        raise InputError("enough")
+
+    monkeypatch.setattr(module, "_interactive", lambda: True)
+    monkeypatch.setattr(module, "_import_readline", lambda: order.append("readline"))
+    monkeypatch.setattr(module, "load_model", load)
+    chat(tiny, "/quit\n")
+    assert order == ["readline", "load"]
+
+
 def test_the_prompt_does_not_go_into_a_file(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard input is a terminal, standard output is not."""
     module = sys.modules["shaderlm.cli.chat"]
-    monkeypatch.setattr(module, "_typed", lambda: True)
+    monkeypatch.setattr(module, "_interactive", lambda: True)
     done = chat(tiny, "Hello\n")
     assert done.out == conversation(tiny, "Hello")[1]["content"] + "\n"
     assert done.err.count("> ") == 2

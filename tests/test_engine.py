@@ -1,7 +1,8 @@
-"""The Python door: what generate, stream, chat, logits and load promise, on a tiny model."""
+"""The Python API: what generate, stream, chat, logits and load promise, on a tiny model."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ import pytest
 
 import shaderlm
 from shaderlm.engine import LanguageModel, load
-from shaderlm.engine.loading import choose_device
+from shaderlm.engine.loading import choose_device, load_with
 from shaderlm.errors import DeviceError, InputError, ModelError
 from shaderlm.gpu import Device, adapters
 
 from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("tiny q8_0")
 
 CHAT = [{"role": "user", "content": "hello"}]
 
@@ -30,9 +33,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["cpu", "gpu", "gpu, three steps ahead"])
 def model(request: pytest.FixtureRequest, tiny: Path) -> Iterator[LanguageModel]:
     where: Any = "cpu" if request.param == "cpu" else request.getfixturevalue("device")
-    with shaderlm.load(tiny, device=where, cache="f32") as loaded:
+    with load_with(tiny, device=where, cache="f32") as loaded:
         if "ahead" in request.param:
-            loaded._runner.ahead = 3  # type: ignore[attr-defined]
+            loaded.runner.steps_ahead = 3
         yield loaded
 
 
@@ -69,6 +72,17 @@ def test_a_stream_can_be_left_early(model: LanguageModel) -> None:
     assert model.generate("the owl", max_tokens=3)  # the model goes on
 
 
+def test_an_unfinished_character_at_the_end_is_left_out(model: LanguageModel) -> None:
+    """Cut after the first two bytes of €. A byte that is no character is U+FFFD as before."""
+    tokens = model.tokenizer.vocabulary.tokens
+    first, second = (tokens.index(letter) for letter in "âĤ")  # bytes e2, 82
+    forced: Any = {"logit_bias": {first: 50, second: 45}, "presence_penalty": 50}
+    cut = model.generate("the", max_tokens=2, **forced)
+    assert (cut.ids, str(cut), cut.finish_reason) == ([first, second], "", "length")
+    assert "".join(model.stream("the", max_tokens=2, **forced)) == ""
+    assert "\ufffd" in model.generate("the", max_tokens=4, logit_bias={first: 100})
+
+
 def test_a_stop_string_ends_the_answer_also_across_tokens(model: LanguageModel) -> None:
     whole = str(model.generate("the", max_tokens=20))
     stop = whole[4:9]
@@ -103,8 +117,8 @@ def test_greedy_settings_are_greedy(model: LanguageModel) -> None:
     assert model.generate("the", max_tokens=10, temperature=0.001, seed=9) == greedy
 
 
-def test_sampling_on_the_device_is_sampling_on_the_host(model: LanguageModel) -> None:
-    """A bias of 0 changes nothing but where the token is chosen."""
+def test_a_bias_of_0_changes_nothing(model: LanguageModel) -> None:
+    """But the plan that samples."""
     options: dict[str, Any] = {"max_tokens": 12, "temperature": 0.9, "top_p": 0.9, "seed": 4}
     assert model.generate("an owl", **options).ids == model.generate("an owl", logit_bias={3: 0}, **options).ids
 
@@ -115,6 +129,16 @@ def test_penalties_and_biases_change_the_answer(model: LanguageModel) -> None:
     assert plain.ids[0] not in banned.ids
     once = model.generate("the", max_tokens=12, presence_penalty=100)
     assert len(set(once.ids)) == len(once.ids)
+
+
+def test_penalties_count_a_cached_prefix(model: LanguageModel) -> None:
+    """All of the prompt, whether it is run or in the cache of the conversation before."""
+    options: dict[str, Any] = {"max_tokens": 8, "presence_penalty": 100, "ignore_eos": True}
+    first = model.chat(CHAT, max_tokens=4, ignore_eos=True)
+    longer = [*CHAT, {"role": "assistant", "content": str(first)}, {"role": "user", "content": "the"}]
+    found = model.chat(longer, **options)
+    assert not set(found.ids) & set(found.prompt_ids)
+    assert found.ids == model.generate(found.prompt_ids, **options).ids
 
 
 def test_log_probabilities(model: LanguageModel) -> None:
@@ -131,7 +155,7 @@ def test_log_probabilities(model: LanguageModel) -> None:
 def test_chat_uses_the_models_template(model: LanguageModel) -> None:
     found = model.chat(CHAT, max_tokens=3)
     text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-    assert found.prompt_ids == model.tokenizer.encode(text, parse_special=True)
+    assert found.prompt_ids == model.tokenizer.encode(text)
     assert found == model.generate(text, max_tokens=3)
     assert "".join(model.stream_chat(CHAT, max_tokens=3)) == found
 
@@ -150,45 +174,6 @@ def test_answers_from_several_threads(model: LanguageModel) -> None:
     for thread in threads:
         thread.join()
     assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1, got 0"),
-        ({"max_tokens": 2.5}, "max_tokens must be a whole number"),
-        ({"stop": [3]}, "stop must be a str or a list of them"),
-        ({"stop": 5}, "stop must be a str or a list of them, got 5"),
-        ({"temperature": -1}, "temperature must be"),
-        ({"temprature": 1}, "temprature.*options are temperature"),
-        ({"logit_bias": {10**6: 1}}, "logit_bias has token 1000000"),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, Any], message: str, model: LanguageModel) -> None:
-    with pytest.raises(InputError, match=message):
-        model.generate("the", **options)
-
-
-def test_wrong_prompts_are_named(model: LanguageModel) -> None:
-    nothing: list[str | list[int]] = ["", []]
-    for prompt in nothing:
-        with pytest.raises(InputError, match="the prompt is empty"):
-            model.generate(prompt)
-    with pytest.raises(InputError, match="a token id must lie in 0 … 266, got 267"):
-        model.generate([1, 267])
-    with pytest.raises(InputError, match="expected at least one token"):
-        model.logits([])
-    with pytest.raises(InputError, match="role"):
-        model.chat([{"role": "owner", "content": "x"}])
-    wrong: list[Any] = [3, b"hello", ["a"], [None], [1.5], np.zeros((2, 2), int)]
-    for given in wrong:
-        with pytest.raises(InputError, match="prompt must be a text or token ids"):
-            model.generate(given)
-        with pytest.raises(InputError, match="ids must be"):
-            model.logits(given)
-    with pytest.raises(InputError, match="ids must be"):
-        model.detokenize(["a"])  # type: ignore[list-item]
-    assert model.generate(np.array([1, 2]), max_tokens=1, stop=None).prompt_ids == [1, 2]  # type: ignore[arg-type]
 
 
 def test_a_model_without_template_cannot_chat(tmp_path: Path) -> None:
@@ -223,6 +208,40 @@ def test_the_report_says_what_was_loaded(tiny: Path, device: Device) -> None:
     assert "128 tokens" in text
 
 
+def test_a_prompt_beyond_the_context_says_what_helps(tiny: Path) -> None:
+    with load(tiny, device="cpu", context=16) as model:
+        assert model.report.max_context == 128
+        for call in (lambda: model.generate("x" * 20), lambda: model.logits([1] * 20)):
+            with pytest.raises(InputError, match=r"20 tokens, the context holds 16\..* raise context= \(up to 128\)"):
+                call()
+    with load(tiny, device="cpu") as model, pytest.raises(InputError, match="use a model with a longer context"):
+        model.generate("x" * 200)
+
+
+def test_a_wrong_context_is_an_error(tiny: Path) -> None:
+    for context in (0, 129, 1.5, True):
+        with pytest.raises(InputError, match="context must be a whole number from 1 to the model's 128"):
+            load(tiny, device="cpu", context=context)  # type: ignore[arg-type]
+
+
+def test_test_knobs_are_not_part_of_the_public_load(tiny: Path) -> None:
+    assert set(inspect.signature(load).parameters) >= {"model", "device", "context", "progress", "precision", "tune"}
+    for name in ("fusions", "cache"):
+        assert name not in inspect.signature(load).parameters
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"general.architecture": "klingon"}, {"tokenizer.ggml.pre": "klingon"}, {"tokenizer.ggml.model": "x"}]
+)
+def test_a_model_that_is_not_supported_is_named(tmp_path: Path, metadata: dict[str, str]) -> None:
+    path = write_tiny_llama(tmp_path / "strange.gguf", metadata=metadata)
+    with pytest.raises(ModelError, match=r"strange\.gguf"):
+        load(path, device="cpu")
+    if "general.architecture" not in metadata:
+        with pytest.raises(ModelError, match=r"strange\.gguf"):
+            shaderlm.Tokenizer.from_file(path)
+
+
 def test_progress_reaches_the_end(tiny: Path, device: Device) -> None:
     seen: list[tuple[str, int, int]] = []
     for where in ("cpu", device):
@@ -254,16 +273,17 @@ def test_auto_prefers_a_real_gpu_and_says_when_there_is_none(caplog: pytest.LogC
         assert chosen is None
         assert len(caplog.records) == 1
         assert "computing on the CPU" in caplog.text
-        assert "--device " in caplog.text
+        assert 'device="' in caplog.text
+        assert "--device" not in caplog.text, "there is no flag in Python"
 
 
 def test_auto_without_any_adapter(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> Any:
         raise DeviceError("the wgpu package cannot be loaded: no such file")
 
-    for fake, words in ((list, "shaderlm devices"), (broken, "no GPU can be used")):
+    for fake, words in ((lambda: None, "shaderlm devices"), (broken, "no GPU can be used")):
         caplog.clear()
-        monkeypatch.setattr("shaderlm.engine.loading.adapters", fake)
+        monkeypatch.setattr("shaderlm.engine.loading.preferred_adapter", fake)
         assert choose_device(None) is None
         assert words in caplog.text
 

@@ -15,6 +15,7 @@ from shaderlm.formats import blocks
 from shaderlm.formats.unpack import unpack
 from shaderlm.gpu import Device, open_device
 from shaderlm.graph import reference, resolve
+from shaderlm.graph.batch import contiguous_batch
 from shaderlm.kernels import routes_of
 
 from .compare import assert_close
@@ -68,22 +69,15 @@ def replay(
     out, pos = [], 0
     for step in steps:
         rows = slice(pos, pos + step)
-        shape = {
-            "Hq": q.shape[1],
-            "Hkv": k.shape[1],
-            "D": q.shape[2],
-            "S": step,
-            "C": caches.shape[1],
-            "pos": pos,
-        }
-        said = ops.explain("sdpa_kv", device=on, cache="f16" if dtype is F16 else "f32", **shape)
+        shape = {"Hq": q.shape[1], "Hkv": k.shape[1], "D": q.shape[2], "tokens": step, "keys": pos + step}
+        said = ops.explain("attention", device=on, cache="f16" if dtype is F16 else "f32", **shape)
         taken = route if route in [verdict.route for verdict in said if verdict.applies] else None
         out.append(ops.sdpa_kv(q[rows], k[rows], v[rows], caches[0], caches[1], pos, route=taken, device=on))
         pos += step
     return np.concatenate(out), caches
 
 
-@pytest.mark.parametrize("route", [None, "split", "coalesced", "strided"])
+@pytest.mark.parametrize("route", [None, "flash", "coalesced", "strided"])
 @pytest.mark.parametrize("steps", [SHORT, LONG], ids=["short", "long"])
 @pytest.mark.parametrize(("heads", "dtype"), [((9, 3, 64), F32), ((4, 4, 3), F16)])
 def test_cache_replay(
@@ -101,8 +95,8 @@ def test_cache_replay(
         assert_close(stepwise[rows], at_once[rows], tolerance, f"sdpa_kv/{route}: {step} rows at {pos}")
         pos += step
     np.testing.assert_array_equal(caches, full, err_msg="the caches")
-    empty = np.zeros_like(full)
-    expected = reference.sdpa_kv(q, k, v, empty[0], empty[1], 0)
+    keys, values = full[:, :total]
+    expected = reference.attention(q, keys, values, contiguous_batch(0, total))
     assert_close(at_once, expected, tolerance, "sdpa_kv at once")
 
 
@@ -119,9 +113,9 @@ def test_queries_in_chunks(route: str, pytestconfig: pytest.Config, device: Devi
     """Where the scores of all queries do not fit one binding, the passes run over chunks of them."""
     small = open_device(pytestconfig.getoption("--device"), limits={"max_binding": 1 << 14})
     q, k, v = floats(0, 101, 4, 8), floats(1, 101, 2, 8), floats(2, 101, 2, 8)
-    dims = resolve("sdpa_kv", {"Hq": 4, "Hkv": 2, "D": 8, "S": 101, "C": 110, "pos": 0})
-    chosen = next(found for found in routes_of("sdpa_kv") if found.name == route)
-    assert len(chosen.launch_list(dims, small.caps).dispatches) >= 1 + 3 * 11, "at least 11 chunks of queries"
+    dims = resolve("attention", {"Hq": 4, "Hkv": 2, "D": 8, "tokens": 101, "keys": 101})
+    chosen = next(found for found in routes_of("attention") if found.name == route)
+    assert len(chosen.launch_list(dims, small.caps).dispatches) >= 3 * 11, "at least 11 chunks of queries"
     whole, _ = replay((101,), q, k, v, F32, route, device)
     chunked, _ = replay((101,), q, k, v, F32, route, small)
     assert_close(chunked, whole, "attention", f"sdpa_kv/{route} in chunks")
@@ -161,7 +155,7 @@ def test_routes_of_linear_q4gsw_agree(m: int, subgroups: bool, device: Device, p
     on = device if subgroups else plain_device
     x, bias = floats(0, m, 256) * F32(0.1), floats(1, 77)
     weight, scales = ops.pack_q4gsw(floats(2, 77, 256) * 0.05, 64)
-    names = list(applicable("linear_q4gsw", on, M=m, K=256, N=77, group_size=64, bias=True))
+    names = list(applicable("linear_q4gsw", on, tokens=m, K=256, N=77, group_size=64, bias=True))
     exact = {"naive", "tile", "tile_shared"} | ({"gemv", "gemv_bytes", "gemv_packed"} if m == 1 else set())
     assert exact <= set(names)
     results = {name: ops.linear_q4gsw(x, weight, scales, 64, bias, route=name, device=on) for name in names}
@@ -175,7 +169,7 @@ def test_routes_of_linear_agree(kind: str, device: Device) -> None:
         kind, lambda: getattr(ops, f"pack_{kind}")(dense)
     )()
     x = floats(0, 1, 256) * F32(0.1)
-    names = applicable("linear", device, M=1, K=256, N=77, format=kind)
+    names = applicable("linear", device, tokens=1, K=256, N=77, format=kind)
     results = {name: ops.linear(x, weight, format=kind, route=name, device=device) for name in names}
     every_pair(results, "linear", f"linear {kind}")
 

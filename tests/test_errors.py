@@ -143,7 +143,7 @@ BAD: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("rms_norm", {"eps": None}, ("eps", "number", "None")),
     ("rms_norm", {"eps": 1e39}, ("eps", "1e+39")),
     ("rms_norm_mul", {"weight": floats(1, 8)}, ("weight", "[width]", "[1, 8]")),
-    ("rms_norm_mul", {"weight": None}, ("weight", "NoneType")),
+    ("rms_norm_mul", {"weight": None}, ("weight", "got None", "rms_norm takes none")),
     ("add_rms_norm", {"b": floats(3, 4)}, ("b", "[3, 8]", "got [3, 4]")),
     ("add_rms_norm", {"b": floats(8)}, ("b", "[3, 8]", "got [8]")),
     ("add_rms_norm", {"weight": floats(3)}, ("weight", "[8]", "got [3]")),
@@ -235,7 +235,6 @@ BAD: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("rope", {"factors": np.zeros(4, np.float32)}, ("factors", "0")),
     ("rope", {"factors": np.full(4, np.nan, np.float32)}, ("factors", "nan")),
     ("rope", {"interleaved": 1}, ("interleaved", "True or False", "1")),
-    ("argmax", {"x": np.array([[1, np.nan]], np.float32)}, ("NaN", "got 1")),
 ]
 
 

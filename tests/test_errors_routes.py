@@ -31,10 +31,10 @@ NOT_HERE: list[tuple[str, dict[str, Any], str, str]] = [
     ("add", {"a": floats(3, 3), "b": floats(3)}, "vec4", "count % 4 must be 0, count is 9"),
     ("mul", {"a": floats(4, 3), "b": floats(3)}, "vec4", "period % 4 must be 0, period is 3"),
     ("argmax", {}, "split", "width must be above 2048"),
-    ("linear", {}, "gemv", "M must be 1, M is 2"),
-    ("linear_q4gsw", {}, "gemv", "M must be 1, M is 2"),
-    ("linear_q4gsw", {}, "gemv_packed", "M must be 1, M is 2"),
-    ("linear_q4gsw", {}, "gemv_bytes", "M must be 1, M is 2"),
+    ("linear", {}, "gemv", "tokens must be 1, tokens is 2"),
+    ("linear_q4gsw", {}, "gemv", "tokens must be 1, tokens is 2"),
+    ("linear_q4gsw", {}, "gemv_packed", "tokens must be 1, tokens is 2"),
+    ("linear_q4gsw", {}, "gemv_bytes", "tokens must be 1, tokens is 2"),
     ("linear_q4gsw", {}, "tile_shared", "K % 32 must be 0, K is 16"),
     (
         "linear_q4gsw",
@@ -56,10 +56,9 @@ NOT_HERE: list[tuple[str, dict[str, Any], str, str]] = [
         "group_size % 8 must be 0, group_size is 5",
     ),
     ("linear_q4gsw", {"x": floats(1, 15), **q4(5, 15, 8)}, "gemv_bytes", "K must be even, K is 15"),
-    ("sdpa_kv", {}, "split", "S must be 1 (decode), S is 2"),
     ("sdpa_kv", kv(2, 4, 2, 8, np.float16), "strided", "the cache is f16"),
-    ("sdpa_kv", kv(1, 17, 1, 8), "split", "at most 16 query heads may share a kv head, 17 do"),
-    ("sdpa_kv", kv(1, 1, 1, 516), "split", "D must be at most 512, D is 516"),
+    ("sdpa_kv", kv(1, 1, 1, 516), "coalesced", "D must be at most 512, D is 516"),
+    ("sdpa_kv", kv(1, 1, 1, 1028), "flash", "D must be at most 1024, D is 1028"),
 ]
 
 
@@ -78,7 +77,8 @@ def test_a_feature_that_the_device_lacks(op: str, plain_device: Device) -> None:
 @pytest.mark.parametrize("op", GOOD)
 @pytest.mark.parametrize("route", ["", "auto", "nope", 3])
 def test_an_unknown_route_lists_the_known_ones(op: str, route: Any, device: Device) -> None:
-    known = ops.routes("rms_norm_mul" if op == "rms_norm" else op)
+    declared = {"rms_norm": "rms_norm_mul", "sdpa_kv": "attention", "linear_add": "linear", "linear_silu_mul": "linear"}
+    known = ops.routes(declared.get(op, op))
     refuse(op, {"route": route}, (op, f"no route {route!r}", ", ".join(known)), RouteError, device)
 
 
@@ -96,30 +96,42 @@ def test_a_near_miss_of_a_route_is_answered_with_a_suggestion(op: str, near: str
 
 # explain, routes -----------------------------------------------------------------------------------------
 
-_LINEAR = {"M": 1, "K": 32, "N": 4}
-_SDPA = {"Hq": 4, "Hkv": 2, "D": 8, "S": 1, "C": 4}
+_LINEAR = {"tokens": 1, "K": 32, "N": 4}
+_ATTENTION = {"Hq": 4, "Hkv": 2, "D": 8, "tokens": 2}
 UNEXPLAINED: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [
     ("linear_q4gws", {}, ("unknown op 'linear_q4gws'", "Did you mean 'linear_q4gsw'?")),
     ("xyz", {}, ("unknown op 'xyz'", "linear_q4gsw, linear,")),
     (None, {}, ("unknown op None",)),
-    ("linear", {"M": 1}, ("linear needs K, N", "given: M")),
-    ("linear", {}, ("linear needs M, K, N", "given: nothing")),
-    ("linear", {**_LINEAR, "group": 3}, ("no dimension 'group'", "M, K, N, format, bias")),
-    ("linear", {**_LINEAR, "M": 0}, ("M", "at least 1", "got 0")),
-    ("linear", {**_LINEAR, "M": 1.5}, ("M", "whole number", "1.5")),
-    ("linear", {**_LINEAR, "M": True}, ("M", "whole number", "True")),
-    ("linear", {**_LINEAR, "m": 2}, ("M",)),
+    ("linear", {"tokens": 1}, ("linear needs K, N", "given: tokens")),
+    ("linear", {}, ("linear needs tokens, K, N", "given: nothing")),
+    ("linear", {**_LINEAR, "group": 3}, ("no dimension 'group'", "tokens, K, N, format, bias, prologue, epilogue")),
+    ("linear", {**_LINEAR, "tokens": 0}, ("tokens", "at least 1", "got 0")),
+    ("linear", {**_LINEAR, "tokens": 1.5}, ("tokens", "whole number", "1.5")),
+    ("linear", {**_LINEAR, "tokens": True}, ("tokens", "whole number", "True")),
+    ("linear", {**_LINEAR, "Tokens": 2}, ("tokens is given twice",)),
     ("linear", {**_LINEAR, "format": "q3"}, ("format", "f32, f16, q8_0, q4_0", "'q3'")),
     ("linear", {**_LINEAR, "bias": 1}, ("bias", "True or False", "1")),
+    ("linear", {**_LINEAR, "prologue": "softmax"}, ("prologue", "none, rms_norm", "'softmax'")),
+    ("linear", {**_LINEAR, "epilogue": "gelu"}, ("epilogue", "none, add, silu_mul, rope_kv_write", "'gelu'")),
+    ("linear", {**_LINEAR, "N": 5, "epilogue": "silu_mul"}, ("N must be even", "got 5")),
+    (
+        "linear",
+        {**_LINEAR, "Hq": 2, "Hkv": 1, "D": 4, "epilogue": "rope_kv_write"},
+        ("(Hq + 2 Hkv) · D = 16", "got 4"),
+    ),
+    ("slice", {"tokens": 1, "width": 8, "first": 6, "count": 3}, ("8 columns", "6 … 8")),
+    ("add", {"count": 12, "period": 5}, ("count must be a multiple of period", "12 and 5")),
     ("linear", {**_LINEAR, "format": "q8_0", "K": 33}, ("K", "32", "33")),
     ("linear", {**_LINEAR, "format": "q4_k", "K": 128}, ("K", "multiple of 256 for q4_k", "128")),
-    ("rms_norm", {"rows": 1, "width": 4, "eps": "x"}, ("eps", "number", "'x'")),
-    ("sdpa_kv", {**_SDPA, "Hq": 3}, ("Hq=3", "Hkv=2")),
-    ("sdpa_kv", {**_SDPA, "pos": 4}, ("C=4", "pos=4", "needs 5")),
-    ("sdpa_kv", {**_SDPA, "pos": -1}, ("pos", "at least 0", "-1")),
-    ("sdpa_kv", {**_SDPA, "cache": "f64"}, ("cache", "f32, f16", "'f64'")),
-    ("rope", {"T": 1, "H": 1, "D": 7}, ("even", "7")),
-    ("rope", {"T": 1, "H": 1, "D": 4, "rotary": 6}, ("rotary", "6")),
+    ("rms_norm", {"tokens": 1, "width": 4, "eps": "x"}, ("eps", "number", "'x'")),
+    ("attention", {**_ATTENTION, "Hq": 3}, ("Hq=3", "Hkv=2")),
+    ("attention", {**_ATTENTION, "keys": 1}, ("keys", "at least tokens=2", "got 1")),
+    ("attention", {**_ATTENTION, "keys": -1}, ("keys", "at least 0", "-1")),
+    ("attention", {**_ATTENTION, "cache": "f64"}, ("cache", "f32, f16", "'f64'")),
+    ("attention", {**_ATTENTION, "context": "alone"}, ("context", "single_pass, split, long_split", "'alone'")),
+    ("attention", {**_ATTENTION, "paged": 1}, ("paged", "True or False", "1")),
+    ("rope", {"tokens": 1, "H": 1, "D": 7}, ("even", "7")),
+    ("rope", {"tokens": 1, "H": 1, "D": 4, "rotary": 6}, ("rotary", "6")),
 ]
 
 
@@ -253,8 +265,9 @@ def test_rebind_of_an_unknown_constant() -> None:
 
 def test_params_must_be_complete() -> None:
     shader = compose(Kernel("norm/rms_norm_scalar", ("shared/reduce_tree",)))
-    for values in ({"rows": 1, "width": 4}, {"rows": 1, "width": 4, "eps": 0.0, "more": 1}):
-        with pytest.raises(KernelError, match=r"rows.*width.*eps.*given"):
+    sizes = {"tokens": 1, "heads": 1, "width": 4}
+    for values in (sizes, {**sizes, "eps": 0.0, "more": 1}):
+        with pytest.raises(KernelError, match=r"tokens.*heads.*width.*eps.*given"):
             shader.pack_params(values)
 
 

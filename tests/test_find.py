@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from shaderlm.errors import InputError, ModelError
+from shaderlm.formats import find as find_module
 from shaderlm.formats.find import find
 
 
@@ -88,14 +91,19 @@ def test_the_hub_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'shaderlm[hf]'" in rejection("hf:a/b/c.gguf")
 
 
-def hub(monkeypatch: pytest.MonkeyPatch, download: Callable[..., str]) -> None:
+def hub(monkeypatch: pytest.MonkeyPatch, download: Callable[..., str], answers: bool = True) -> None:
+    monkeypatch.setattr(find_module, "_hub_answers", lambda: answers)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(name=name))
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
 
 
 def test_a_file_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub(monkeypatch, lambda repo_id, filename: f"/cache/{repo_id}|{filename}")
-    assert find("hf:org/repo/sub/file.Q4_0.gguf") == Path("/cache/org/repo|sub/file.Q4_0.gguf")
+    def download(repo_id: str, filename: str, local_files_only: bool) -> str:
+        return f"/{'cache' if local_files_only else 'hub'}/{repo_id}|{filename}"
+
+    for answers, place in ((True, "hub"), (False, "cache")):
+        hub(monkeypatch, download, answers)
+        assert find("hf:org/repo/sub/file.Q4_0.gguf") == Path(f"/{place}/org/repo|sub/file.Q4_0.gguf")
 
 
 @pytest.mark.parametrize(
@@ -122,8 +130,24 @@ def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, kinds: tuple[str,
     assert said in rejection("hf:org/repo/f.gguf")
 
 
-def test_the_hub_really_offline(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
+def test_the_hub_out_of_reach_is_one_line_at_once(tmp_path: Path, given: dict[str, str]) -> None:
     code = "from shaderlm.formats.find import find; find('hf:org/repo/f.gguf')"
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    environment = {**kept, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), **given}
+    started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert time.monotonic() - started < 15, "the package's own attempts take 23 s"
     assert "ModelError: hf:org/repo/f.gguf: the hub cannot be reached" in done.stderr.splitlines()[-1]
+    assert "Retry" not in done.stderr
+
+
+def test_whether_the_hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}/mirror")
+        assert find_module._hub_answers()
+    assert not find_module._hub_answers()
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert find_module._hub_answers(), "a proxy may reach it"

@@ -11,23 +11,33 @@ import pytest
 
 from shaderlm.errors import InputError, KernelError
 from shaderlm.graph import interpret
+from shaderlm.graph.batch import contiguous_batch, make_batch
 from shaderlm.graph.fuse import FUSIONS, fuse
 from shaderlm.graph.graph import Builder, Graph, Node, Rewrite
+from shaderlm.graph.ops import label
 from shaderlm.graph.reference import rope_table
 from shaderlm.models.architecture import Step
 
 from .architectures import TINY, llama
 
+pytestmark = pytest.mark.smoke
+
 NAMES = [fusion.name for fusion in FUSIONS]
 
 
 def ops(graph: Graph) -> Counter[str]:
-    return Counter(node.op for node in graph.nodes)
+    """Nodes by op, products with their prologue and epilogue."""
+    return Counter(label(node.op, node.dims) for node in graph.nodes)
 
 
-def build(rows: int = 3, **options: Any) -> Graph:
+def build(tokens: int = 3, **options: Any) -> Graph:
     made, config = llama(**options)
-    return made.build(config, Step(rows, 8))
+    return made.build(config, Step(tokens))
+
+
+def head(tokens: int = 3, rows: int = 1) -> Graph:
+    made, config = llama()
+    return made.head(config, rows, tokens)
 
 
 def test_a_layer_becomes_five_nodes() -> None:
@@ -36,21 +46,31 @@ def test_a_layer_becomes_five_nodes() -> None:
     assert rejected == ()
     assert ops(graph) == {
         "embedding": 1,
-        "rms_norm_linear_rope_kv_write": layers,  # q, k and v as one
-        "rms_norm_linear": 1,  # the output matrix
+        "rms_norm+linear+rope_kv_write": layers,  # q, k and v as one
         "attention": layers,
-        "linear_add": 2 * layers,
-        "rms_norm_linear_silu_mul": layers,
-        "columns": 1,  # the last row
+        "linear+add": 2 * layers,
+        "rms_norm+linear+silu_mul": layers,
     }
+
+
+@pytest.mark.parametrize(("tokens", "nodes"), [(1, {}), (3, {"take_rows": 1})])
+def test_a_head_becomes_one_product_of_the_rows_that_give_logits(tokens: int, nodes: dict[str, int]) -> None:
+    graph, rejected = fuse(head(tokens))
+    assert rejected == ()
+    assert ops(graph) == {"rms_norm+linear": 1, **nodes}
 
 
 def test_what_cannot_be_run_is_not_fused() -> None:
     """The one who will run the graph may refuse a node, and is quoted."""
-    graph, rejected = fuse(build(), unsupported_reason=lambda node: "no" if node.op == "rms_norm_linear" else None)
-    assert ops(graph)["rms_norm_linear"] == ops(graph)["rms_norm_linear_rope_kv_write"] == 0
-    assert ops(graph)["rms_norm_linear_silu_mul"] == TINY[0]
-    assert [(r.fusion, r.reason) for r in rejected] == [("rms_norm_linear", "no")] * (TINY[0] + 1)
+
+    def unsupported_reason(node: Node) -> str | None:
+        return "no" if label(node.op, node.dims) == "rms_norm+linear" else None
+
+    graph, rejected = fuse(build(), unsupported_reason=unsupported_reason)
+    assert ops(graph)["rms_norm+linear"] == ops(graph)["rms_norm+linear+rope_kv_write"] == 0
+    assert ops(graph)["rms_norm+linear+silu_mul"] == TINY[0]
+    assert [(r.fusion, r.reason) for r in rejected] == [("rms_norm_linear", "no")] * TINY[0]
+    assert [(r.fusion, r.reason) for r in fuse(head(), None, unsupported_reason)[1]] == [("rms_norm_linear", "no")]
 
 
 def test_a_norm_that_others_read_too_is_not_folded() -> None:
@@ -60,8 +80,8 @@ def test_a_norm_that_others_read_too_is_not_folded() -> None:
     b.tensor("w", 8, 32, role="weight")
     for name, width in (("normed", 32), ("y", 8), ("sum", 32)):
         b.tensor(name, 1, width)
-    b.add("rms_norm_mul", {"rows": 1, "width": 32}, {"x": "x", "weight": "n"}, "l", out="normed")
-    b.add("linear", {"M": 1, "K": 32, "N": 8}, {"x": "normed", "weight": "w"}, "l", out="y")
+    b.add("rms_norm_mul", {"tokens": 1, "width": 32}, {"x": "x", "weight": "n"}, "l", out="normed")
+    b.add("linear", {"tokens": 1, "K": 32, "N": 8}, {"x": "normed", "weight": "w"}, "l", out="y")
     graph, rejected = fuse(b.graph("y", "normed"))
     assert [node.op for node in graph.nodes] == ["rms_norm_mul", "linear"]
     b.add("add", {"count": 32}, {"a": "normed", "b": "x"}, "l", out="sum")
@@ -75,36 +95,107 @@ def test_without_fusions_the_graph_stays() -> None:
     assert fuse(graph, ())[0] == graph
 
 
-def values(graph: Graph, rows: int) -> dict[str, Any]:
+POOL = 8  # rows
+
+
+def values(graph: Graph, tokens: int) -> dict[str, Any]:
     """Random inputs, weights (by part, so that fused and unfused graphs get the same) and states."""
 
     def part(name: str, shape: tuple[int, ...]) -> Any:
         seed = sum(map(ord, name)) * 7919 % 2**32
         return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) / 8
 
-    found: dict[str, Any] = {"ids": np.arange(rows) * 7 % TINY[-1], "positions": np.arange(rows)}
-    found["rope_table"] = rope_table(np.arange(8), TINY[4]).astype(np.float32)
+    ids = np.arange(tokens) * 7 % TINY[-1]
+    found: dict[str, Any] = {"batch": contiguous_batch(0, tokens, ids, outputs=1), "tokens": np.zeros(1, np.uint32)}
+    found["rope_table"] = rope_table(np.arange(POOL), TINY[4]).astype(np.float32)
+    found["hidden"] = part("hidden", (tokens, TINY[1]))
+    found["outputs"] = np.zeros((1, 8), np.uint32)
+    found["outputs"][0, 0] = tokens - 1
     for tensor in graph.tensors.values():
         if tensor.role == "weight":
             pieces = [part(n, (r, *tensor.shape[1:])) for n, r in zip(tensor.parts, tensor.part_rows, strict=True)]
             whole = np.stack(pieces, axis=1) if tensor.interleaved else np.concatenate(pieces)
             found[tensor.name] = whole.reshape(tensor.shape)
         elif tensor.role == "state":
-            found[tensor.name] = np.zeros(tensor.shape, np.float32)
+            found[tensor.name] = np.zeros((POOL, *tensor.shape[1:]), np.float32)
     return found
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_every_subset_of_fusions_computes_the_same(rows: int) -> None:
-    graph = build(rows)
-    expected = interpret.run(graph, values(graph, rows))["logits"]
-    assert expected.shape == (1, TINY[-1])
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("part", ["build", "head"])
+def test_every_subset_of_fusions_computes_the_same(part: str, tokens: int) -> None:
+    graph, out = (build(tokens), "hidden") if part == "build" else (head(tokens), "logits")
+    given = values(graph, tokens)
+    expected = interpret.run(graph, given)[out]
+    assert expected.shape == ((tokens, TINY[1]) if part == "build" else (1, TINY[-1]))
     assert np.abs(expected).max() > 0.1
     subsets = [s for n in range(1, len(NAMES) + 1) for s in itertools.combinations(NAMES, n)]
+    states = [name for name, tensor in graph.tensors.items() if tensor.role == "state"]
     for subset in subsets:
         fused = fuse(graph, subset)[0]
-        actual = interpret.run(fused, values(fused, rows))["logits"]
+        own = values(fused, tokens)
+        actual = interpret.run(fused, own)[out]
         np.testing.assert_allclose(actual, expected, atol=1e-5, err_msg=str(subset))
+        for name in states:
+            np.testing.assert_allclose(own[name], given[name], atol=1e-5, err_msg=f"{name} after {subset}")
+
+
+def test_fused_rows_go_by_the_positions_and_slots_of_their_own() -> None:
+    """Rows of several sequences, at other positions than the first row's: rope and cache writes are per row."""
+    graph = build(3)
+    fused = fuse(graph)[0]
+    batch = make_batch([5, 0, 2], [4, 7, 1], 0, [3, 9, 40])
+    results = []
+    for each in (graph, fused):
+        given = values(each, 3) | {"batch": batch}
+        results.append((interpret.run(each, given)["hidden"], given["blk.0.k_cache"], given["blk.0.v_cache"]))
+    for plain, other in zip(*results, strict=True):
+        np.testing.assert_allclose(other, plain, atol=1e-5)
+    assert sorted(np.flatnonzero(results[1][1].any(axis=(1, 2)))) == [1, 4, 7]
+
+
+def _rotated(queries: str, keys: str, written: str) -> Graph:
+    """q and k are rotated and k is written, each by the batch of this name."""
+    b = Builder()
+    for name in dict.fromkeys((queries, keys, written)):
+        b.tensor(name, 3, 4, role="input", format="u32")
+    for name in ("q", "k", "v"):
+        b.tensor(name, 2, 1, 16, role="input")
+    b.tensor("table", 1, 8, 2, role="table")
+    for name in ("k_cache", "v_cache"):
+        b.tensor(name, 1, 1, 16, role="state")
+    dims = {"tokens": 2, "H": 1, "D": 16}
+    for name, batch in (("q", queries), ("k", keys)):
+        b.tensor(f"{name}_rotated", 2, 1, 16)
+        b.add("rope", dims, {"x": name, "batch": batch, "table": "table"}, "l", out=f"{name}_rotated")
+    caches = {"k_cache": "k_cache", "v_cache": "v_cache"}
+    b.add(
+        "kv_write",
+        {"tokens": 2, "Hkv": 1, "D": 16},
+        {"k": "k_rotated", "v": "v", "batch": written, **caches},
+        "l",
+        **caches,
+    )
+    b.tensor("out", 2, 16)
+    inputs = {"q": "q_rotated", **caches, "batch": written}
+    b.add("attention", {"tokens": 2, "Hq": 1, "Hkv": 1, "D": 16}, inputs, "l", out="out")
+    return b.graph("out")
+
+
+@pytest.mark.parametrize(
+    ("batches", "reason"),
+    [
+        (("one", "one", "one"), None),
+        (("one", "two", "two"), "queries and keys are rotated differently: batch"),
+        (("one", "one", "two"), "keys are rotated by one and written by two"),
+    ],
+)
+def test_rope_and_cache_writes_are_fused_where_they_read_the_same_rows(
+    batches: tuple[str, str, str], reason: str | None
+) -> None:
+    graph, rejected = fuse(_rotated(*batches))
+    assert [each.reason for each in rejected] == ([reason] if reason else [])
+    assert ops(graph)["rope_kv_write"] == (0 if reason else 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,7 +203,7 @@ def test_each_fusion_changes_the_graph(name: str) -> None:
     before_it = {
         "add_rms_norm": ["rms_norm_mul"],
         "rms_norm_linear": ["rms_norm_mul"],
-        "rms_norm_linear_rope_kv_write": ["rms_norm_mul", "linear_merge", "rope_kv_write", "rms_norm_linear"],
+        "linear_rope_kv_write": ["rms_norm_mul", "linear_merge", "rope_kv_write", "rms_norm_linear"],
     }
     needs = [*before_it.get(name, []), name]
     before = fuse(build(), needs[:-1])[0]
@@ -122,8 +213,8 @@ def test_each_fusion_changes_the_graph(name: str) -> None:
 def test_mixed_formats_merge_what_they_can_and_say_what_not() -> None:
     graph, rejected = fuse(build(formats={"attn_v": "f16", "ffn_up": "f16"}))
     count = ops(graph)
-    assert count["linear_silu_mul"] == count["rms_norm_linear_silu_mul"] == 0
-    assert count["rms_norm_linear"] == TINY[0] * 4 + 1  # q+k, v, gate, up in each layer; the output matrix
+    assert count["linear+silu_mul"] == count["rms_norm+linear+silu_mul"] == 0
+    assert count["rms_norm+linear"] == TINY[0] * 4  # q+k, v, gate, up in each layer
     assert count["rope_kv_write"] == TINY[0]
     said = [f"{rejection.fusion} {rejection.layer} {rejection.reason}" for rejection in rejected]
     gate = "blk.1.ffn_gate.weight is q4_0, blk.1.ffn_up.weight is f16"
@@ -145,7 +236,7 @@ def test_a_tensor_that_others_read_is_not_fused_away() -> None:
     b.tensor("w", 8, role="weight")
     for name in ("n", "m", "twice"):
         b.tensor(name, 2, 8)
-    b.add("rms_norm", {"rows": 2, "width": 8}, {"x": "x"}, "l", out="n")
+    b.add("rms_norm", {"tokens": 2, "width": 8}, {"x": "x"}, "l", out="n")
     b.add("mul", {"count": 16, "period": 8}, {"a": "n", "b": "w"}, "l", out="m")
     b.add("add", {"count": 16}, {"a": "n", "b": "m"}, "l", out="twice")
     graph, rejected = fuse(b.graph("twice"))
@@ -186,9 +277,3 @@ def test_an_operand_must_be_declared() -> None:
     b = Builder()
     with pytest.raises(KernelError, match="copy has no operands"):
         b.add("copy", {"count": 4}, {"y": "x"}, "l", out="y")
-
-
-def test_the_interpreter_has_a_formula_for_every_op_of_a_graph() -> None:
-    seen = {node.op for subset in ((), NAMES) for node in fuse(build(), subset)[0].nodes}
-    assert seen | {"add_rms_norm"} <= set(interpret.FORMULAS)
-    assert isinstance(fuse(build())[0].nodes[0], Node)

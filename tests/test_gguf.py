@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shaderlm.errors import InputError, ModelError
-from shaderlm.formats.gguf import SUPPORTED, GgufFile
-from shaderlm.formats.gguf_header import TYPES
+from shaderlm.formats.gguf import GgufFile
+from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.text import Vocabulary
 
 from .gguf_files import KINDS, entry, one_of_each, pair, text, whole, write_gguf
@@ -49,10 +49,12 @@ def each(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_types_are_those_of_the_gguf_package() -> None:
-    assert set(SUPPORTED) == set(KINDS)
-    for number, (name, block, size) in TYPES.items():
-        kind = gguf.GGMLQuantizationType(number)
-        assert (kind.name.lower(), *gguf.GGML_QUANT_SIZES[kind]) == (name, block, size)
+    assert set(WEIGHT_FORMATS) == set(KINDS)
+    for name, form in WEIGHT_FORMATS.items():
+        kind = gguf.GGMLQuantizationType(form.gguf_type)
+        assert (kind.name.lower(), *gguf.GGML_QUANT_SIZES[kind]) == (name, form.block_weights, form.block_bytes)
+        assert WEIGHT_FORMATS[form.on_device].on_device == form.on_device
+        assert form.dtype is None or np.dtype(form.dtype).itemsize == form.block_bytes
 
 
 @pytest.mark.parametrize("name", [*KINDS, "norm"])
@@ -335,7 +337,7 @@ def opens_or_is_refused(path: Path, content: bytes) -> bool:
         with GgufFile.open(path) as file:
             assert file.size == len(content)
             for name, info in file.tensors.items():
-                if info.kind in SUPPORTED:
+                if info.kind in WEIGHT_FORMATS:
                     assert file.raw(name).size == info.nbytes
                     assert file.dense(name).size == math.prod(info.shape)
     except ModelError as refused:

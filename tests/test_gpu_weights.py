@@ -41,7 +41,7 @@ def test_linear_q4gsw_over_several_bindings(m: int, k: int, full: int, small_dev
     expected = reference.linear(x, dense, bias)
     exact = {"tile_shared", "rows", "tile", "naive"} | ({"gemv_packed", "gemv", "gemv_bytes"} if m == 1 else set())
     for n, count in ((full - 1, 1), (full, 1), (full + 1, 2), (2 * full, 2), (2 * full + 1, 3)):
-        shape = {"M": m, "K": k, "N": n, "group_size": 32, "bias": True}
+        shape = {"tokens": m, "K": k, "N": n, "group_size": 32, "bias": True}
         said = ops.explain("linear_q4gsw", device=small_device, **shape)
         names = [verdict.route for verdict in said if verdict.applies]
         assert exact <= set(names), str(said)
@@ -60,7 +60,7 @@ def test_scales_that_outweigh_the_weights(small_device: Device) -> None:
     weight, scales = ops.pack_q4gsw(floats(1, 33, k) * 0.02, 2)
     expected = reference.linear(x, blocks.unpack_q4gsw(weight, scales, 2, k))
     for route in ("naive", "gemv_bytes"):
-        assert parts("linear_q4gsw", route, small_device, M=1, K=k, N=33, group_size=2) == 3
+        assert parts("linear_q4gsw", route, small_device, tokens=1, K=k, N=33, group_size=2) == 3
         actual = ops.linear_q4gsw(x, weight, scales, 2, route=route, device=small_device)
         assert_close(actual, expected, "linear", f"linear_q4gsw/{route}")
 
@@ -86,7 +86,7 @@ def test_linear_over_several_bindings(kind: str, full: int, m: int, small_device
     weight, dense = weight_of(kind, 2 * full + 1, k)
     x, bias = floats(0, m, k) * F32(0.05), floats(2, 2 * full + 1)
     for n, count in ((full, 1), (full + 1, 2), (2 * full + 1, 3)):
-        shape = {"M": m, "K": k, "N": n, "format": kind, "bias": True}
+        shape = {"tokens": m, "K": k, "N": n, "format": kind, "bias": True}
         said = ops.explain("linear", device=small_device, **shape)
         names = [verdict.route for verdict in said if verdict.applies]
         assert {"tile_shared", "rows", *(["gemv"] if m == 1 else [])} <= set(names), str(said)
@@ -114,15 +114,17 @@ def test_fused_linears_over_several_bindings(kind: str, k: int, full: int, m: in
     n = 2 * full + 2
     weight, dense = weight_of(kind, n, k)
     x, bias, residual = floats(0, m, k) * F32(0.05), floats(2, n), floats(3, m, n)
-    shape = {"M": m, "K": k, "N": n, "format": kind, "bias": True}
+    shape = {"tokens": m, "K": k, "N": n, "format": kind, "bias": True}
     for route in ("tile_shared", "rows", *(["gemv"] if m == 1 else [])):
-        for op in ("linear_add", "linear_silu_mul"):
-            assert parts(op, route, small_device, **shape) == 3
+        for epilogue in ("add", "silu_mul"):
+            assert parts("linear", route, small_device, **shape, epilogue=epilogue) == 3
         on: dict[str, Any] = {"format": kind, "route": route, "device": small_device}
         added = ops.linear_add(x, weight, residual, bias, **on)
-        assert_close(added, reference.linear_add(x, dense, residual, bias), "linear", f"linear_add/{route} {kind}")
+        sums = reference.linear(x, dense, bias)
+        assert_close(added, residual + sums, "linear", f"linear_add/{route} {kind}")
         gated = ops.linear_silu_mul(x, weight, bias, **on)
-        assert_close(gated, reference.linear_silu_mul(x, dense, bias), "linear", f"linear_silu_mul/{route} {kind}")
+        expected = reference.silu_mul(sums[:, 0::2], sums[:, 1::2])
+        assert_close(gated, expected, "linear", f"linear_silu_mul/{route} {kind}")
 
 
 def test_a_pair_of_rows_that_does_not_fit_a_binding_is_refused(small_device: Device) -> None:

@@ -11,16 +11,18 @@ import pytest
 
 import shaderlm
 from shaderlm.compile import lower
+from shaderlm.compile.steps import Head
 from shaderlm.engine import LanguageModel
+from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device, open_device
 from shaderlm.graph import reference, resolve
-from shaderlm.kernels import Route, choose
-from shaderlm.kernels.linear import int16, packed
-from shaderlm.kernels.linear.linear import pack_weight
+from shaderlm.graph.ops import label
+from shaderlm.kernels import choose, routes_of
+from shaderlm.kernels.linear import int16
 from shaderlm.models.architecture import Step
 from shaderlm.models.shapes import SYNTHETIC
-from shaderlm.runtime.gpu_model import GpuModel
+from shaderlm.runtime.gpu_runner import GpuRunner
 
 from .cases import INT16
 from .compare import assert_close
@@ -32,19 +34,12 @@ ROOT = Path(__file__).parents[1]
 
 
 def product(
-    device: Device,
-    config: int16.LaunchConfig,
-    x: Any,
-    weight: Any,
-    dims: dict[str, Any],
-    norm_weight: Any = None,
-    gated: bool = False,
+    device: Device, config: int16.LaunchConfig, x: Any, weight: Any, dims: dict[str, Any], norm_weight: Any = None
 ) -> Any:
-    epilogue, norm = packed.Epilogue(gated=gated), norm_weight is not None
-    launch_list = lambda d, f: int16.launch_list_with(config, dims, f, epilogue, norm)  # noqa: E731
-    route = Route("linear", "config", launch_list, pack={"x": packed.pack_x, "weight": pack_weight})
-    operands = {"x": x, "weight": weight} | ({"norm_weight": norm_weight} if norm else {})
-    return device.run(lower(route, dims, device.caps, operands))["out"].view(np.float32)
+    launch_list = int16.launch_list_with(config, dims, device.caps)
+    route = next(found for found in routes_of("linear") if found.name == "gemv_int16")
+    operands = {"x": x, "weight": weight} | ({"norm_weight": norm_weight} if norm_weight is not None else {})
+    return device.run(lower(route, dims, device.caps, operands, launch_list=launch_list))["out"].view(np.float32)
 
 
 def candidates() -> list[int16.LaunchConfig]:
@@ -53,9 +48,9 @@ def candidates() -> list[int16.LaunchConfig]:
     found = []
     for shape in SYNTHETIC.values():
         for name, (K, N) in shape.matrices.items():
-            config = int16.config_for(
-                {"K": K, "N": N, "format": "q4_0"}, caps, packed.Epilogue(gated=name == "gate/up")
-            )
+            epilogue = "silu_mul" if name == "gate/up" else "none"
+            dims = resolve("linear", {"tokens": 1, "K": K, "N": N, "format": "q4_0", "epilogue": epilogue})
+            config = int16.config_for(dims, caps)
             found.append(replace(config, stage=2 * config.team))
     return list(dict.fromkeys([*found, int16.LaunchConfig(64, 4, 1, 4), int16.LaunchConfig(32, 32, 4, 32)]))
 
@@ -65,7 +60,8 @@ def test_every_config(config: int16.LaunchConfig, norm: bool, gpu: Device) -> No
     """Several stages, of which the last is not full, and rows that do not fill the last team."""
     rng = np.random.default_rng(config.team)
     K, N = 32 * (2 * config.stage + 3), 2 * config.threads // config.team * config.rows + 1
-    dims = {**resolve("linear", {"M": 1, "K": K, "N": N, "format": "q4_0"}), "eps": EPS}
+    how = {"prologue": "rms_norm" if norm else "none", "eps": EPS}
+    dims = resolve("linear", {"tokens": 1, "K": K, "N": N, "format": "q4_0", **how})
     weight, dense = make_weight(rng, "q4_0", N, K)
     x = rng.standard_normal((1, K)).astype(np.float32)
     norm_weight = rng.standard_normal(K).astype(np.float32) if norm else None
@@ -80,7 +76,7 @@ def test_odd_numbers(kind: str, gpu: Device) -> None:
     """Zeros, numbers near the smallest and the largest, and one that is far larger than its neighbours."""
     rng = np.random.default_rng(5)
     K, N, config = whole_k(128, kind), 9, int16.LaunchConfig(64, 8, 1, 64)
-    dims = resolve("linear", {"M": 1, "K": K, "N": N, "format": kind})
+    dims = resolve("linear", {"tokens": 1, "K": K, "N": N, "format": kind})
     weight, dense = make_weight(rng, kind, N, K)
     ordinary = rng.standard_normal((1, K)).astype(np.float32)
     assert not product(gpu, config, np.zeros_like(ordinary), weight, dims).any()
@@ -94,7 +90,7 @@ def test_odd_numbers(kind: str, gpu: Device) -> None:
 
 
 def test_only_models_on_a_gpu_round_without_being_asked(device: Device, gpu: Device) -> None:
-    dims = resolve("linear", {"M": 1, "K": 2048, "N": 2048, "format": "q4_0"})
+    dims = resolve("linear", {"tokens": 1, "K": 2048, "N": 2048, "format": "q4_0"})
     assert choose("linear", dims, gpu.caps, None).name == "gemv"
     assert choose("linear", dims, gpu.caps, None, "fast").name == "gemv_int16"
     assert choose("linear", dims, replace(gpu.caps, kind="software"), None, "fast").name == "rows"
@@ -116,8 +112,7 @@ def decoded(model: LanguageModel, ids: list[int]) -> Any:
     session = model.runner.session()
     found = []
     for token in ids:
-        session.feed([token])
-        found.append(session.logits().copy())
+        found.append(session.logits([token]).copy())
     session.close()
     return np.array(found)
 
@@ -126,18 +121,19 @@ def test_precision_is_a_choice(tiny: Path, gpu: Device) -> None:
     ids = [3, 11, 60, 7, 19]
     with shaderlm.load(tiny, device="cpu") as reference_model:
         expected = decoded(reference_model, ids)
-    with shaderlm.load(tiny, device=gpu, precision="exact", cache="f32") as exact:
+    with load_with(tiny, device=gpu, precision="exact", cache="f32") as exact:
         assert exact.report.precision == "exact"
         np.testing.assert_allclose(decoded(exact, ids), expected, atol=2e-4)
-    with shaderlm.load(tiny, device=gpu, cache="f32") as fast:
+    with load_with(tiny, device=gpu, cache="f32") as fast:
         assert fast.report.precision == "fast"
-        assert isinstance(fast.runner, GpuModel)
-        launches = fast.runner.plan(Step(1, 256, "f32")).launches
+        assert isinstance(fast.runner, GpuRunner)
+        launches = fast.runner.plan(Step(1, cache="f32")).launches
         assert sum(launch.layer == "blk.0" for launch in launches) == 5
-        assert {launch.op for launch in launches if launch.route == "gemv_int16"} == {
-            "rms_norm_linear",
-            "rms_norm_linear_rope_kv_write",
-            "rms_norm_linear_silu_mul",
+        launches += fast.runner.plan(Head(1, 1, "logits")).launches
+        assert {label(launch.op, launch.dims) for launch in launches if launch.route == "gemv_int16"} == {
+            "rms_norm+linear",
+            "rms_norm+linear+rope_kv_write",
+            "rms_norm+linear+silu_mul",
         }
         rounded = decoded(fast, ids)
         assert 0 < np.abs(rounded - expected).max() < 1e-3 * expected.std()
@@ -158,11 +154,9 @@ def quality(gpu: Device, positions: int) -> tuple[float, float]:
         on_gpu, on_cpu = fast.runner.session(), exact.runner.session()
         for first in range(0, positions, 50):
             chunk = ids[first : first + 50]
-            expected = on_cpu.feed_all(chunk).astype(np.float64)
-            rounded = []
-            for token in chunk:  # one at a time: prompts are not rounded
-                on_gpu.feed([token])
-                rounded.append(on_gpu.logits().astype(np.float64))
+            expected = on_cpu.all_logits(chunk).astype(np.float64)
+            # One at a time: prompts are not rounded.
+            rounded = [on_gpu.logits([token]).astype(np.float64) for token in chunk]
             p, q = (x - np.logaddexp.reduce(x, axis=1, keepdims=True) for x in (expected, np.array(rounded)))
             divergences += (np.exp(p) * (p - q)).sum(1).tolist()
             same += (p.argmax(1) == q.argmax(1)).tolist()

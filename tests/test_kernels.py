@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +15,7 @@ from shaderlm.compile import lower
 from shaderlm.errors import RouteError
 from shaderlm.gpu import WEBGPU_DEFAULT, Device, DeviceCaps
 from shaderlm.graph import resolve
+from shaderlm.graph.batch import CONTEXTS
 from shaderlm.kernels import Kernel, LaunchList, Route, all_routes, choose, routes_of, verdicts
 from shaderlm.models.shapes import MODELS, ModelShape
 
@@ -32,7 +34,7 @@ def _plans(device: Device, plain_device: Device) -> dict[str, tuple[Device, Devi
         "as a GPU": (device, replace(device.caps, kind="discrete")),
         "as it is": (device, device.caps),
         "as the least GPU": (plain_device, replace(plain_device.caps, kind="discrete", **least)),
-        "as Metal": (device, replace(device.caps, kind="integrated", backend="Metal")),
+        "without dot4": (device, replace(device.caps, kind="integrated", dot4=False)),
     }
 
 
@@ -45,15 +47,23 @@ def _by_default(case: Case, caps: DeviceCaps) -> set[str]:
     return found
 
 
-def unwritten(launch_list: LaunchList) -> LaunchList:
-    """With the parameters in a buffer: one kernel for all shapes, where writing them in makes one for each."""
+def unspecialised(launch_list: LaunchList) -> LaunchList:
+    """With the parameters in a buffer: one kernel for all shapes, where specialising makes one for each."""
     return replace(launch_list, dispatches=tuple(replace(each, specialised=False) for each in launch_list.dispatches))
+
+
+_TAKEN_FLOPS = 2_000_000
 
 
 @cache
 def _small(op: str) -> Case | None:
-    """A case of several workgroups that is quick: the ops with routes that write their parameters in have one."""
-    return next((c for c in CASES if c.op == op and c.dims.get("M") == 1 < c.dims["N"] // 32 and c.flops < 1e6), None)
+    """A case of several workgroups that is quick: the ops with routes that are specialised have one."""
+
+    def quick(case: Case) -> bool:
+        d = case.dims
+        return d.get("tokens") == 1 and d.get("N", 0) >= 64 and case.flops < 1e6
+
+    return next((case for case in CASES if case.op == op and quick(case)), None)
 
 
 def _runs(
@@ -61,37 +71,49 @@ def _runs(
 ) -> Iterator[tuple[Route, str, Device, DeviceCaps]]:
     """Every route that applies, once per plan that makes a difference.
 
-    Compiling takes a software adapter a second, so that `everything` is for --all. Otherwise parameters are written
-    into the source only where a GPU would take the route, and by all routes and plans for one case of each op; and
-    the least GPU gets two formats: what it lacks matters to the kernels, not to the functions of a format. It and Metal
-    get those shapes with one row that are below 1 MFLOP, which take several workgroups, stages and splits already.
+    Compiling takes a software adapter a second, so that `everything` is for --all. Otherwise kernels are specialised
+    only where a GPU would take the route, and by all routes and plans for one case of each op; and
+    the least GPU gets two formats: what it lacks matters to the kernels, not to the functions of a format. It and the
+    one without dot4 get those shapes with one row that are below 1 MFLOP, which take several workgroups, stages and
+    splits already. Shapes from 2 MFLOP on are there for the routes that some device takes for them: those alone run
+    them.
     """
     everything = everything or case == _small(case.op)
     plans = _plans(device, plain_device)
     dims = case.dims
-    large = dims.get("M", dims.get("S")) == 1 and case.flops > 1e6
+    large = dims.get("tokens") == 1 and case.flops > 1e6
     formats = {dims.get(name, "f32") for name in ("format", "cache")}
     if not everything and (large or not formats <= {"f32", "q4_0"}):
         del plans["as the least GPU"]
     if not everything and large:
-        del plans["as Metal"]
+        del plans["without dot4"]
     for route in routes_of(case.op):
         seen: list[LaunchList] = []
         for plan, (chosen, caps) in plans.items():
             if route.reason(case.dims, caps) is None:
                 launch_list = route.launch_list(case.dims, caps)
-                plain = launch_list if everything else unwritten(launch_list)
+                plain = launch_list if everything else unspecialised(launch_list)
                 if plain not in seen:
                     seen.append(plain)
                     taken = plan != "as the least GPU" and route.name in _by_default(case, caps)
+                    if not everything and not taken and case.flops > _TAKEN_FLOPS:
+                        continue
                     run = launch_list if taken else plain
                     yield replace(route, launch_list=lambda *_, run=run: run), plan, chosen, caps
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, id=c.name, marks=[pytest.mark.long] if c.long else []) for c in CASES],
-)
+def _param(case: Case, *, smoke: bool = False) -> Any:
+    marks = [pytest.mark.xdist_group(case.group)]
+    marks += [pytest.mark.long] * case.long + [pytest.mark.smoke] * smoke
+    return pytest.param(case, id=case.name, marks=marks)
+
+
+# Of each family the first case of an op.
+_SMOKE_OPS = ("rms_norm_mul", "linear", "attention", "rope_kv_write", "silu_mul", "argmax", "sample")
+_SMOKE = {op: next(case for case in CASES if case.op == op and not case.long) for op in _SMOKE_OPS}
+
+
+@pytest.mark.parametrize("case", [_param(case, smoke=case == _SMOKE.get(case.op)) for case in CASES])
 def test_routes_match_the_reference(
     case: Case, device: Device, plain_device: Device, pytestconfig: pytest.Config
 ) -> None:
@@ -120,10 +142,12 @@ def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> Non
     assert declared - reached == set()
 
 
-@pytest.mark.parametrize("op", ["linear", "linear_add", "linear_silu_mul", "linear_q4gsw"])
-def test_an_adapter_on_the_cpu_gets_rows_and_a_gpu_does_not(op: str) -> None:
-    for M, on_gpu in ((1, ("gemv", "gemv_packed")), (9, ("tile_shared",))):
-        dims = resolve(op, {"M": M, "K": 64, "N": 64})
+@pytest.mark.parametrize(
+    ("op", "more"), [*(("linear", {"epilogue": how}) for how in ("none", "add", "silu_mul")), ("linear_q4gsw", {})]
+)
+def test_an_adapter_on_the_cpu_gets_rows_and_a_gpu_does_not(op: str, more: dict[str, str]) -> None:
+    for tokens, on_gpu in ((1, ("gemv", "gemv_packed")), (9, ("tile_shared",))):
+        dims = resolve(op, {"tokens": tokens, "K": 64, "N": 64, **more})
         assert choose(op, dims, replace(WEBGPU_DEFAULT, kind="software"), None).name == "rows"
         assert choose(op, dims, WEBGPU_DEFAULT, None).name in on_gpu
         assert choose(op, dims, WEBGPU_DEFAULT, "rows").name == "rows", "named, it runs anywhere"
@@ -133,7 +157,7 @@ def test_an_adapter_on_the_cpu_gets_rows_and_a_gpu_does_not(op: str) -> None:
 
 @pytest.fixture(scope="module")
 def folding_device(device: Device) -> Device:
-    """At most 13 workgroups a side: nearly every grid folds. (A device that really allows no more: test_gpu_room.)"""
+    """At most 13 workgroups a side: nearly every grid folds. (A device that really allows no more: test_gpu_device.)"""
     return taken_for(device, kind="discrete", max_workgroups=13)
 
 
@@ -150,17 +174,15 @@ def _folding_cases() -> list[Case]:
     return list(dict.fromkeys(chosen.values()))
 
 
-@pytest.mark.parametrize("case", _folding_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [_param(case) for case in _folding_cases()])
 def test_grids_fold(case: Case, folding_device: Device) -> None:
     operands, expected = make(case)
     caps = folding_device.caps
     count = 0
     for route in routes_of(case.op):
         if route.reason(case.dims, caps) is None:
-            launch_list = unwritten(route.launch_list(case.dims, caps))
-            program = lower(
-                replace(route, launch_list=lambda *_, launch_list=launch_list: launch_list), case.dims, caps, operands
-            )
+            launch_list = unspecialised(route.launch_list(case.dims, caps))
+            program = lower(route, case.dims, caps, operands, launch_list=launch_list)
             assert max(side for step in program.steps for side in step.grid) <= 13
             raw = folding_device.run(program)
             for name, wanted in expected.items():
@@ -171,7 +193,6 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
     assert count, "no route ran"
 
 
-# Left out below: what only a shape has, and the epilogues, which no config of the product depends on.
 _OF_A_SHAPE = ("HAS_BIAS", "GROUP_BLOCKS")
 
 
@@ -191,18 +212,20 @@ def test_what_a_model_launches_is_tested(model: ModelShape) -> None:
     caps = replace(caps, max_binding=2**31 - 4, max_buffer=2**32 - 4)
     wanted: set[tuple[Kernel, frozenset[tuple[str, Any]]]] = set()
     for K, N in model.matrices.values():
-        for M in (1, 128, 512):
-            for op in ("linear", "linear_add", "linear_silu_mul"):
-                wanted |= _variants(op, resolve(op, {"M": M, "K": K, "N": N, "format": "q4_0"}), caps)
-    for pos in (0, 127, 1023, 4095):
-        heads = {"Hq": model.Hq, "Hkv": model.Hkv, "D": model.D}
-        wanted |= _variants("sdpa_kv", resolve("sdpa_kv", {**heads, "S": 1, "C": 4096, "pos": pos}), caps)
-    wanted |= _variants("sdpa_kv", resolve("sdpa_kv", {**heads, "S": 512, "C": 512}), caps)
-    for rows in (1, 512):
-        dims = resolve("add_rms_norm", {"rows": rows, "width": model.hidden})
+        for tokens in (1, 128, 512):
+            for epilogue in ("none", "add", "silu_mul"):
+                dims = {"tokens": tokens, "K": K, "N": N, "format": "q4_0", "epilogue": epilogue}
+                wanted |= _variants("linear", resolve("linear", dims), caps)
+    heads = {"Hq": model.Hq, "Hkv": model.Hkv, "D": model.D}
+    for tokens, context in itertools.product((1, 512), CONTEXTS):
+        step = {"tokens": tokens, "context": context, "paged": tokens > 1}
+        wanted |= _variants("attention", resolve("attention", {**heads, **step}), caps)
+    for tokens in (1, 512):
+        dims = resolve("add_rms_norm", {"tokens": tokens, "width": model.hidden})
         wanted |= _variants("add_rms_norm", dims, caps)
     reached: set[tuple[Kernel, frozenset[tuple[str, Any]]]] = set()
     for case in CASES:
-        if case.op.startswith("linear") or case.op in ("sdpa_kv", "add_rms_norm"):
-            reached |= _variants(case.op, case.dims, caps)
+        if case.op in ("linear", "attention", "add_rms_norm"):
+            with suppress(RouteError):  # a prologue that only rounding routes have
+                reached |= _variants(case.op, case.dims, caps)
     assert wanted - reached == set()

@@ -11,12 +11,16 @@ import pytest
 
 import shaderlm
 from shaderlm.engine import LanguageModel
+from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
+from shaderlm.runtime.runner import SamplerSettings, Token
 
 from .tiny_models import KINDS, write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("tiny models")
 
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 256, 70)]
 
@@ -43,7 +47,7 @@ def oracle(tiny: Path) -> Iterator[LanguageModel]:
 
 @pytest.fixture(scope="module")
 def on_gpu(tiny: Path, device: Device) -> Iterator[LanguageModel]:
-    with shaderlm.load(tiny, device=device, cache="f32") as model:
+    with load_with(tiny, device=device, cache="f32") as model:
         yield model
 
 
@@ -54,10 +58,10 @@ def test_the_gpu_computes_what_the_interpreter_does(on_gpu: LanguageModel, oracl
 
 
 def test_a_cache_of_f16(tiny: Path, device: Device, oracle: LanguageModel) -> None:
-    with shaderlm.load(tiny, device="cpu", cache="f16") as model:
+    with load_with(tiny, device="cpu", cache="f16") as model:
         expected = model.logits(IDS)
     assert_logits(expected, oracle.logits(IDS), 5e-2, "f16 cache against f32")
-    with shaderlm.load(tiny, device=device, cache="f16") as model:
+    with load_with(tiny, device=device, cache="f16") as model:
         assert model.report.cache == "f16"
         assert_logits(model.logits(IDS), expected, 5e-3, "f16 cache")
 
@@ -81,7 +85,7 @@ def test_every_tensor_type_is_like_its_dequantised_twin(kind: str, tmp_path: Pat
         expected = model.logits(IDS[:9])
     with shaderlm.load(source, device="cpu") as model:
         assert_logits(model.logits(IDS[:9]), expected, 1e-5, f"{kind} in the interpreter")
-    with shaderlm.load(source, device=device, cache="f32") as model:
+    with load_with(source, device=device, cache="f32") as model:
         assert_logits(model.logits(IDS[:9]), expected, 5e-4, f"{kind} on the GPU")
         one = model.logits(IDS[:1])  # through the kernels of decoding
         assert_logits(one, expected[:1], 5e-4, f"{kind} on the GPU, one row")
@@ -113,11 +117,12 @@ def test_a_prompt_in_chunks_is_the_same_prompt(
     expected = oracle.logits(IDS)
     session = model._runner.session()
     try:
-        session.chunk = chunk
         for first in range(0, len(IDS), chunk):
-            session.feed(IDS[first : first + chunk])
+            found = session.logits(IDS[first : first + chunk])
             last = min(first + chunk, len(IDS)) - 1
-            assert_logits(session.logits(), expected[last], 5e-4, f"row {last} in chunks of {chunk} on {on}")
+            assert_logits(
+                found, expected[last], 2e-3, f"row {last} in chunks of {chunk} on {on}"
+            )  # the cache may be f16
     finally:
         session.close()
 
@@ -126,7 +131,7 @@ def test_a_prompt_in_chunks_is_the_same_prompt(
 def test_fused_is_unfused_on_the_gpu(
     fusions: tuple[str, ...], tiny: Path, device: Device, oracle: LanguageModel
 ) -> None:
-    with shaderlm.load(tiny, device=device, fusions=fusions, cache="f32") as model:
+    with load_with(tiny, device=device, fusions=fusions, cache="f32") as model:
         assert_logits(model.logits(IDS[:6]), oracle.logits(IDS[:6]), 2e-4, f"{fusions}, 6 rows")
         assert_logits(model.logits(IDS[:1]), oracle.logits(IDS[:1]), 2e-4, f"{fusions}, one row")
 
@@ -151,13 +156,13 @@ def test_a_conversation_that_goes_on_computes_only_what_is_new(on_gpu: LanguageM
     fed: list[int] = []
     assert on_gpu._idle is not None
     session = on_gpu._idle[0]
-    feed = session.feed
+    sample = session.sample
 
-    def watched(ids: Sequence[int]) -> None:
+    def watched(ids: Sequence[int], settings: SamplerSettings) -> Token:
         fed.extend(ids)
-        feed(ids)
+        return sample(ids, settings)
 
-    session.feed = watched  # type: ignore[method-assign]
+    session.sample = watched  # type: ignore[method-assign,assignment]
     again = on_gpu.chat(longer, max_tokens=6, ignore_eos=True)
     assert 0 < len(fed) < len(on_gpu.chat_ids(longer))
     fresh = on_gpu.generate(on_gpu.chat_ids(longer), max_tokens=6, ignore_eos=True)
@@ -165,12 +170,12 @@ def test_a_conversation_that_goes_on_computes_only_what_is_new(on_gpu: LanguageM
 
 
 def test_the_cache_grows(tmp_path: Path, device: Device) -> None:
-    """Past 256 positions the cache is moved to a larger one, in the middle of a prompt and of an answer."""
-    path = write_tiny_llama(tmp_path / "long.gguf", kind="q8_0", layers=1, context=600)
-    ids = [int(i) for i in np.random.default_rng(6).integers(0, 256, 300)]
-    with shaderlm.load(path, device="cpu") as oracle, shaderlm.load(path, device=device, cache="f32") as model:
-        assert_logits(model.logits(ids)[-1], oracle.logits(ids)[-1], 5e-4, "300 tokens")
-        text = [m.generate(ids[:250], max_tokens=10, ignore_eos=True) for m in (oracle, model)]
+    """Past 512 positions the pool is moved to a larger one, in the middle of a prompt and of a generation."""
+    path = write_tiny_llama(tmp_path / "long.gguf", kind="q8_0", layers=1, context=1200)
+    ids = [int(i) for i in np.random.default_rng(6).integers(0, 256, 556)]
+    with shaderlm.load(path, device="cpu") as oracle, load_with(path, device=device, cache="f32") as model:
+        assert_logits(model.logits(ids)[-1], oracle.logits(ids)[-1], 5e-4, "556 tokens")
+        text = [m.generate(ids[:506], max_tokens=10, ignore_eos=True) for m in (oracle, model)]
         assert text[0].ids == text[1].ids
         assert len(text[1].ids) == 10
 
@@ -188,7 +193,7 @@ def test_a_full_context_ends_the_answer(tmp_path: Path, device: Device) -> None:
             assert len(penalised.ids) == 4
             with pytest.raises(InputError, match="the prompt has 13 tokens, the context holds 12"):
                 model.generate(IDS[:13])
-            with pytest.raises(InputError, match="the context holds 12 tokens"):
+            with pytest.raises(InputError, match="the context holds 12"):
                 model.logits(IDS[:13])
 
 
@@ -228,7 +233,7 @@ def test_variants_of_the_architecture(name: str, tmp_path: Path, device: Device)
         expected = model.logits(IDS[:20])
     with shaderlm.load(plain, device="cpu") as model:
         assert np.abs(model.logits(IDS[:20]) - expected).max() > 1e-2, "the variant changes nothing"
-    with shaderlm.load(path, device=device, cache="f32") as model:
+    with load_with(path, device=device, cache="f32") as model:
         assert_logits(model.logits(IDS[:20]), expected, 2e-4, name)
         assert_logits(model.logits(IDS[:1]), expected[:1], 2e-4, f"{name}, one row")
 
@@ -244,8 +249,6 @@ def test_variants_of_the_architecture(name: str, tmp_path: Path, device: Device)
         ({"metadata": {"llama.feed_forward_length": 97}}, r"'blk.0.ffn_gate.weight' must be \[97, 64\]"),
         ({"metadata": {"llama.attention.layer_norm_rms_epsilon": -1.0}}, "must be a number above 0, the file has -1.0"),
         ({"metadata": {"llama.rope.dimension_count": 7}}, "must be even and at most 16, the file has 7"),
-        ({"metadata": {"llama.rope.scaling.type": "yarn"}}, "must be 'none' or 'linear', the file has 'yarn'"),
-        ({"metadata": {"llama.expert_count": 8}}, "8 experts; mixtures are not supported"),
         ({"metadata": {"llama.context_length": "long"}}, "llama.context_length must be a whole number"),
         ({"metadata": {"llama.attention.value_length": 8}}, "value_length differs from key_length"),
         ({"tensors": {"token_embd.weight": np.zeros((99, 64), np.float32)}}, "the tokenizer has 267 tokens"),

@@ -1,4 +1,4 @@
-"""`shaderlm profile`: what is timed and that it adds up, watching, files, comparisons, mistakes and Ctrl-C."""
+"""`shaderlm profile`: what is timed and that it adds up, tracing, files, comparisons, mistakes and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ import numpy as np
 import pytest
 
 from shaderlm.cli.profile import _notes
+from shaderlm.compile.steps import Head
 from shaderlm.engine import load
-from shaderlm.gpu import Device, open_device, release
-from shaderlm.gpu.watch import BY_PASS, IN_PASS, MOST_QUERIES, WALL
+from shaderlm.gpu import Device, open_device
+from shaderlm.gpu.tracer import BY_PASS, IN_PASS, MAX_QUERIES, WALL
+from shaderlm.graph.ops import label
 from shaderlm.models.architecture import Step
 from shaderlm.profile.files import trace
 from shaderlm.profile.measure import Event, Phase, profile
 from shaderlm.profile.roofline import Roofline, measure_roofline
-from shaderlm.runtime.gpu_model import GpuModel
-from shaderlm.runtime.gpu_session import GpuSession
+from shaderlm.runtime.gpu_runner import GpuRunner
+from shaderlm.runtime.session import Session
 
-from .test_gpu_room import adding, program
+from .gpu_programs import adding, program
 from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("tiny q8_0")
 
 PROMPT, GENERATED = 16, 48
 CONTEXT = 128
@@ -42,12 +46,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Taken:
     """A model on a device with one of the clocks, and a profile of it."""
 
-    model: GpuModel
+    model: GpuRunner
     phases: dict[str, Phase]
     events: dict[str, list[Event]]
 
 
-def measured(model: GpuModel, prompt: int, generated: int, repetitions: int = 3) -> list[tuple[Phase, list[Event]]]:
+def measured(model: GpuRunner, prompt: int, generated: int, repetitions: int = 3) -> list[tuple[Phase, list[Event]]]:
     found = list(profile(model, prompt, generated, 0, repetitions, 0.0, lambda text: None))
     assert not any(interrupted for _, _, interrupted in found)
     return [(phase, events) for phase, events, _ in found]
@@ -62,8 +66,8 @@ def clocked(device: Device, timeless_device: Device, pytestconfig: pytest.Config
 @pytest.fixture(scope="module", params=CLOCKS)
 def taken(request: pytest.FixtureRequest, clocked: dict[str, Device], tiny: Path) -> Iterator[Taken]:
     opened = clocked[request.param]
-    with load(tiny, device=opened) as loaded:
-        model: Any = loaded.runner
+    with load(tiny, device=opened) as bound:
+        model: Any = bound.runner
         found = measured(model, PROMPT, GENERATED)
         yield Taken(model, {p.name: p for p, _ in found}, {p.name: events for p, events in found})
 
@@ -77,15 +81,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # Dispatches and sums ------------------------------------------------------------------------------------------
 
 
-def planned(model: GpuModel, rows: int, logits: Any = "last") -> list[tuple[str, str, str, str]]:
-    launches = model.plan(Step(rows, CONTEXT, model.cache, logits)).launches
-    return [(launch.layer, launch.op, launch.route, launch.step.label) for launch in launches]
+def planned(model: GpuRunner, key: Step | Head) -> list[tuple[str, str, str, str]]:
+    launches = model.plan(key).launches
+    return [(each.layer, label(each.op, each.dims), each.route, each.step.label) for each in launches]
 
 
-def chosen(model: GpuModel, moving: bool = False) -> list[tuple[str, str, str, str]]:
-    launches = model._chooser_plan("argmax", moving).launches
-    assert [launch.op for launch in launches] == ["argmax", *["next_position"] * moving]
-    return [("choose", launch.op, launch.route, launch.step.label) for launch in launches]
+def prefill(model: GpuRunner, tokens: int, *, last: bool = True) -> list[tuple[str, str, str, str]]:
+    head = planned(model, Head(1, tokens, "greedy")) if last else []
+    return planned(model, Step(tokens, cache=model.cache, paged=True)) + head
+
+
+def decode(model: GpuRunner) -> list[tuple[str, str, str, str]]:
+    return planned(model, Step(1, cache=model.cache)) + planned(model, Head(1, 1, "greedy", paged=False))
 
 
 def names(phase: Phase) -> list[tuple[str, str, str, str]]:
@@ -98,22 +105,24 @@ def test_the_clocks(device: Device, taken: Taken) -> None:
     wanted = {IN_PASS: best, BY_PASS: BY_PASS if known.timestamps else WALL, WALL: WALL}
     without = tuple(name for name in ("pass_timestamps", "timestamps") if not getattr(taken.model.device.caps, name))
     assert taken.model.device.clock == wanted[WALL if "timestamps" in without else BY_PASS if without else IN_PASS]
-    said = " ".join(_notes(taken.model, ()))
+    said = " ".join(_notes(taken.model, PROMPT, ()))
+    assert "in a plan for 32" in " ".join(_notes(taken.model, 20, ()))
+    assert "in a plan for" not in said
     assert ("no timestamps" in said) == (taken.model.device.clock == WALL)
-    assert ("stamps passes only" in said) == (taken.model.device.clock == BY_PASS)
+    assert ("for whole passes only" in said) == (taken.model.device.clock == BY_PASS)
 
 
 def test_every_dispatch_is_timed_in_order(taken: Taken) -> None:
-    for name, rows in (("prefill", PROMPT), ("decode", 1)):
-        assert names(taken.phases[name]) == planned(taken.model, rows) + chosen(taken.model, name == "decode")
+    assert names(taken.phases["prefill"]) == prefill(taken.model, PROMPT)
+    assert names(taken.phases["decode"]) == decode(taken.model)
 
 
 def test_a_prompt_in_chunks(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three submissions and the choice; the later chunks see the keys of the ones before."""
+    """Three submissions; the later chunks see the keys of the ones before."""
     model = taken.model
-    monkeypatch.setattr(model, "chunk", 8)
+    monkeypatch.setattr(model, "max_tokens", 8)
     ((phase, _),) = measured(model, 20, 0)
-    chunks = [planned(model, 8, "none")] * 2 + [planned(model, 4), chosen(model)]
+    chunks = [prefill(model, 8, last=False)] * 2 + [prefill(model, 4)]
     assert names(phase) == [row for chunk in chunks for row in chunk]
     attended = sum(timed.flops for timed in phase.dispatches if timed.op == "attention")
     heads, width, layers = model.config.heads, model.config.head_width, model.config.layers
@@ -124,7 +133,7 @@ def test_times_add_up(taken: Taken) -> None:
     for phase in taken.phases.values():
         assert (phase.rows, phase.steps) == ((PROMPT, 3) if phase.name == "prefill" else (1, GENERATED))
         assert all(timed.us > 0 and timed.bytes > 0 and timed.flops >= 0 for timed in phase.dispatches)
-        ahead = phase.name == "decode" and taken.model.device.records_ahead
+        ahead = phase.name == "decode" and taken.model.device.policy.record_ahead
         here = ["take"] if ahead else ["encode", "finish"]
         assert list(phase.host_us) == ["prepare", *here, "submit", "wait"]
         assert list(phase.ahead_us) == (["encode", "finish"] if ahead else [])
@@ -133,7 +142,7 @@ def test_times_add_up(taken: Taken) -> None:
         total = sum(timed.us for timed in phase.dispatches)
         if taken.model.device.clock == WALL:
             assert (phase.gpu_us, phase.gap_us, phase.scale) == (None, None, 1.0)
-            assert total == pytest.approx(phase.stamped_us)
+            assert total == pytest.approx(phase.timestamped_us)
         else:
             assert phase.gpu_us is not None
             assert phase.gap_us is not None
@@ -144,8 +153,8 @@ def test_times_add_up(taken: Taken) -> None:
 def identity(phase: Phase) -> float:
     assert phase.gpu_us is not None
     assert phase.gap_us is not None
-    assert phase.watched_us is not None
-    return (phase.gpu_us + phase.gap_us) / phase.watched_us
+    assert phase.traced_wall_us is not None
+    return (phase.gpu_us + phase.gap_us) / phase.traced_wall_us
 
 
 @pytest.mark.parametrize("taken", [IN_PASS, BY_PASS], indirect=True)
@@ -159,64 +168,63 @@ def test_busy_and_idle_are_the_wall_time(taken: Taken) -> None:
 @pytest.mark.parametrize("taken", [IN_PASS, BY_PASS], indirect=True)
 def test_waiting_for_the_host_is_idle_before_the_first_step_too(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that takes 20 ms before each of three prompts leaves the GPU idle for 60, not for 40 and a guess."""
-    real = GpuSession.rewind
+    real = Session.rewind
 
-    def late(self: GpuSession, length: int) -> None:
+    def late(self: Session, length: int) -> None:
         time.sleep(0.02)
         real(self, length)
 
-    monkeypatch.setattr(GpuSession, "rewind", late)
+    monkeypatch.setattr(Session, "rewind", late)
     tries = [abs(identity(measured(taken.model, 2, 0)[0][0]) - 1) for _ in range(3)]
     assert min(tries) < 0.1, tries
 
 
-# Watching -----------------------------------------------------------------------------------------------------
+# Tracing -----------------------------------------------------------------------------------------------------
 
 
-def tokens(model: GpuModel) -> list[int]:
+def tokens(model: GpuRunner) -> list[int]:
     session = model.session()
     try:
-        session.feed([5, 9, 40, 77])
-        return [session.choose(None).wait(), *(session.advance(None).wait() for _ in range(6))]
+        return [session.sample([5, 9, 40, 77]).wait(), *(session.advance().wait() for _ in range(6))]
     finally:
         session.close()
 
 
-def test_watching_changes_no_result(taken: Taken) -> None:
+def test_tracing_changes_no_result(taken: Taken) -> None:
     plain = tokens(taken.model)
     assert len(set(plain)) > 1
     for grain in ("host", "submission", "dispatch"):
-        with taken.model.device.watched(grain) as watch:
+        with taken.model.device.traced(grain) as tracer:
             assert tokens(taken.model) == plain, grain
-        assert len(watch.collect()) == 8
-        assert watch.collect() == []
+        assert len(tracer.collect()) == 7
+        assert tracer.collect() == []
 
 
-def test_more_stamps_than_a_set_holds(taken: Taken) -> None:
+def test_more_timestamps_than_a_set_holds(taken: Taken) -> None:
     device = taken.model.device
-    loaded = device.load(program(adding("many"), steps=4))
+    bound = device.bind(program(adding("many"), steps=4))
     try:
-        with device.watched("dispatch") as watch:
+        with device.traced("dispatch") as tracer:
             for _ in range(5):
-                device.submit([loaded] * 250)
-        seen = watch.collect()
-        assert device.read(loaded.buffers["out"], 4).view(np.float32)[0] == 5000 > MOST_QUERIES
+                device.submit([bound] * 250)
+        seen = tracer.collect()
+        assert device.read(bound.buffers["out"], 4).view(np.float32)[0] == 5000 > MAX_QUERIES
     finally:
-        release(loaded)
+        bound.release()
     assert [len(submission.ends) for submission in seen] == [1001] * 5
     every = np.concatenate([submission.ends for submission in seen])
     assert (np.diff(every) >= 0).all()
     assert every[-1] > every[0] >= 0
 
 
-def test_a_watch_ends_with_an_exception(taken: Taken) -> None:
+def test_a_tracer_ends_with_an_exception(taken: Taken) -> None:
     device = taken.model.device
-    with pytest.raises(ZeroDivisionError), device.watched("dispatch"):
+    with pytest.raises(ZeroDivisionError), device.traced("dispatch"):
         raise ZeroDivisionError
-    with device.watched("submission") as watch:
+    with device.traced("submission") as tracer:
         tokens(taken.model)
     tokens(taken.model)
-    assert len(watch.collect()) == 8, "what runs after a watch is not seen by it"
+    assert len(tracer.collect()) == 7, "what runs after a tracer is not seen by it"
 
 
 # Roofs --------------------------------------------------------------------------------------------------------
@@ -226,8 +234,8 @@ def test_a_watch_ends_with_an_exception(taken: Taken) -> None:
 def test_roofs_are_measured(clock: str, clocked: dict[str, Device]) -> None:
     found = measure_roofline(clocked[clock])
     assert min(found.bytes_per_second, found.flops_per_second, found.dispatch_us) > 0
-    assert found.stamp_us >= 0
-    assert found.stamp_us == 0 or clock != WALL
+    assert found.timestamp_us >= 0
+    assert found.timestamp_us == 0 or clock != WALL
 
 
 def test_the_higher_roof_counts() -> None:
@@ -257,7 +265,6 @@ def test_a_trace_is_in_order(taken: Taken) -> None:
         step = [event["name"] for event in rows[2]][: len(phase.dispatches)]
         assert step == [timed.kernel for timed in phase.dispatches]
         submits = [event for event in rows[1] if event["name"] == "submit"]
-        sizes = [len(step) - 1, 1] if name == "prefill" else [len(step)]  # the choice of a prompt's token comes alone
-        owners = [submit for submit, size in zip(submits, sizes * phase.steps, strict=True) for _ in range(size)]
+        owners = [submit for submit in submits for _ in step]
         for event, submit in zip(rows[2], owners, strict=True):
             assert event["ts"] >= submit["ts"] - 0.001

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 
 from shaderlm.gpu import Device
-from shaderlm.gpu.watch import WALL, Watch
+from shaderlm.gpu.tracer import WALL, Tracer
 from shaderlm.profile.files import Profile, read
 from shaderlm.profile.roofline import Roofline
-from shaderlm.runtime.gpu_session import GpuSession
+from shaderlm.runtime.session import Session
 
 from .command_line import Done, shaderlm
 from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("tiny q8_0")
 
 CONTEXT = 128
 
@@ -77,19 +79,24 @@ def test_a_run_prints_tables(ran: tuple[Done, Path], device: Device) -> None:
     for phase in read(to / "a.json").phases:
         for word, key in (("kernel", "kernel"), ("op", "op"), ("layer", "layer")):
             rows = rows_of(done.out, f"{phase.name} by {word}")
-            assert rows.pop(word) == ["calls", "µs", "share", "µs each", "GB/s", "GFLOP/s", "% of roof"]
+            units = {"s": 1e6, "ms": 1e3, "µs": 1.0}
+            _, unit, _, each, *_ = head = rows.pop(word)
+            assert head == ["calls", unit, "share", each, "GB/s", "GFLOP/s", "% of roof"]
+            assert each.removesuffix(" each") in units
             assert {name: int(row[0]) for name, row in rows.items()} == Counter(
                 getattr(timed, key) for timed in phase.dispatches
             )
             assert all(len(row) == 7 for row in rows.values())
             assert sum(float(row[2].rstrip("% ")) for row in rows.values()) == pytest.approx(100, abs=0.05 * len(rows))
-            total = sum(float(row[1].replace(",", "")) for row in rows.values())
-            assert total == pytest.approx(sum(timed.us for timed in phase.dispatches), abs=0.05 * len(rows) + 0.1)
+            total = units[unit] * sum(float(row[1].replace(",", "")) for row in rows.values())
+            off = units[unit] * (0.05 * len(rows) + 0.1)  # one digit is shown
+            assert total == pytest.approx(sum(timed.us for timed in phase.dispatches), abs=off)
         assert re.search(rf"^{phase.name}: {phase.rows} tokens? per step, 0 in the cache before", done.out, re.M)
-    hosts = re.findall(r"^  host    (.*) µs; without waiting [\d.]+ µs per dispatch$", done.out, re.M)
+    hosts = re.findall(r"^  host    (.*); without waiting [\d.]+ .?s per dispatch$", done.out, re.M)
     here, taken = ["prepare", "encode", "finish", "submit", "wait"], ["prepare", "take", "submit", "wait"]
-    assert [re.findall("[a-z]+", host) for host in hosts] == [here, taken if device.records_ahead else here]
-    assert ("recorded ahead by other threads" in done.out) == device.records_ahead
+    named = [re.findall(r"([a-z]+) [\d.,]+ .?s", host) for host in hosts]
+    assert named == [here, taken if device.policy.record_ahead else here]
+    assert ("recorded ahead by other threads" in done.out) == device.policy.record_ahead
     assert max(map(len, done.out.splitlines())) <= 150
 
 
@@ -99,7 +106,8 @@ def test_a_run_compares_with_itself(ran: tuple[Done, Path]) -> None:
     assert (done.code, done.err) == (0, "")
     first, second = read(place).phases
     for phase in (first, second):
-        rows = rows_of(done.out, f"{phase.name}, µs per step")
+        (title,) = re.findall(rf"{phase.name}, .?s per step", done.out)
+        rows = rows_of(done.out, title)
         assert {timed.op for timed in phase.dispatches} < set(rows)
         changes = {row[4] for name, row in rows.items() if name in {timed.op for timed in phase.dispatches}}
         assert changes == {"+0.0 %"}
@@ -108,18 +116,35 @@ def test_a_run_compares_with_itself(ran: tuple[Done, Path]) -> None:
 def test_a_device_without_timestamps(
     tiny: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, timeless_device: Device
 ) -> None:
-    monkeypatch.setattr("shaderlm.gpu.open_device", lambda spec: timeless_device)
+    monkeypatch.setattr("shaderlm.engine.planning.open_device", lambda spec: timeless_device)
     files = ("--json", tmp_path / "a.json", "--trace", tmp_path / "t.json", "--html", tmp_path / "a.html")
     done = shaderlm("profile", tiny, "-p", 2, "-n", 2, "-r", 1, *files)
     assert done.code == 0
     assert "note: this device has no timestamps" in done.out
-    assert not re.search(r"^  (GPU|stamps) ", done.out, re.M)
+    assert not re.search(r"^  (GPU|traced) ", done.out, re.M)
     found = read(tmp_path / "a.json")
     assert found.clock == WALL
     for phase in found.phases:
         assert phase.gpu_us is phase.gap_us is None
         assert min(timed.us for timed in phase.dispatches) > 0
         assert {timed.kernel for timed in phase.dispatches} <= set(rows_of(done.out, f"{phase.name} by kernel"))
+
+
+def test_files_are_written_although_nobody_reads_the_tables(
+    tiny: Path, device: Device, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`shaderlm profile --json a.json | head`: what took minutes to measure is kept."""
+
+    def gone(found: Profile) -> list[str]:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("shaderlm.profile.report.head", gone)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # the standard output of the tests is needed further
+    out = tmp_path / "a.json"
+    with tmp_path.joinpath("out").open("w", encoding="utf-8") as stdout:  # has a descriptor
+        command = ("profile", "-m", tiny, "--device", device.caps.name, "-p", 2, "-n", 0, "-r", 1, "--json", out)
+        assert shaderlm(*command, out=stdout).code == 1
+    assert [phase.name for phase in read(out).phases] == ["prefill"]
 
 
 # Mistakes -----------------------------------------------------------------------------------------------------
@@ -129,8 +154,8 @@ def test_a_device_without_timestamps(
     ("arguments", "words"),
     [
         (("--unfused", "rms_nrom_mul"), "no fusion 'rms_nrom_mul'; --unfused takes all, "),
-        (("--device", "cpu"), "'cpu' computes in NumPy and has no dispatches"),
-        (("--device", " CPU "), "'cpu' computes in NumPy and has no dispatches"),
+        (("--device", "cpu"), "profiling needs a WebGPU adapter"),
+        (("--device", " CPU "), "profiling needs a WebGPU adapter"),
         (("--device", "unobtainium"), "unobtainium"),
         (("-p", 0, "-n", 0), "nothing to profile: -p and -n are both 0"),
         (("-p", -1), "-p"),
@@ -227,7 +252,7 @@ def test_ctrl_c_while_tokens_are_written(
 ) -> None:
     # Before the first step of a run there is one that is not timed.
     at = ["warming up", "wall time", "GPU time", "dispatches"].index(run) * (STEPS + 1) + 4
-    monkeypatch.setattr(GpuSession, "advance", interrupting(GpuSession.advance, at))
+    monkeypatch.setattr(Session, "advance", interrupting(Session.advance, at))
     done, found = interrupted(tiny, device, tmp_path)
     assert found is not None
     assert "interrupted; what was measured is above" in done.err
@@ -239,7 +264,7 @@ def test_ctrl_c_while_tokens_are_written(
     _, decode = found.phases
     assert re.search(r"^decode: ", done.out, re.M)
     assert decode.steps == (2 if run == "wall time" else STEPS)
-    assert (decode.watched_us is None) == (run == "wall time")
+    assert (decode.traced_wall_us is None) == (run == "wall time")
     assert bool(decode.dispatches) == (run == "dispatches") == ("decode by kernel" in done.out)
     assert ("interrupted before single dispatches were timed" in done.out) == (run != "dispatches")
 
@@ -247,7 +272,7 @@ def test_ctrl_c_while_tokens_are_written(
 def test_ctrl_c_before_anything_was_measured(
     tiny: Path, device: Device, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GpuSession, "feed", interrupting(GpuSession.feed, 1))
+    monkeypatch.setattr(Session, "sample", interrupting(Session.sample, 1))
     done, found = interrupted(tiny, device, tmp_path)
     assert found is None
     assert "by kernel" not in done.out
@@ -257,29 +282,31 @@ def test_ctrl_c_before_anything_was_measured(
 def test_ctrl_c_between_runs_keeps_the_phase_before(
     what: str, tiny: Path, device: Device, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading stamps and making sets of them take time too: the second watch of writing tokens is the fifth of all."""
-    monkeypatch.setattr(Watch, what, interrupting(getattr(Watch, what), 5))
+    """Reading timestamps and making sets of them takes time too: the second tracer of decoding is the fifth of all."""
+    monkeypatch.setattr(Tracer, what, interrupting(getattr(Tracer, what), 5))
     done, found = interrupted(tiny, device, tmp_path)
     assert found is not None
     assert found.phases[0].name == "prefill"
     assert "prefill by kernel" in done.out
 
 
-# Interrupts itself when the sixth submission under a watch is recorded but not yet submitted.
+# Interrupts itself when the sixth submission under a tracer is recorded but not yet submitted.
 CHILD = """
 import signal
+from dataclasses import replace
 from contextlib import contextmanager
-from wgpu.backends.wgpu_native import GPUCommandEncoder
+from shaderlm.gpu.wgpu_native.device import WgpuEncoder
 from shaderlm.profile import roofline
 from shaderlm.cli import main
 from shaderlm.gpu import Device
 
-watched, finish, left = Device.watched, GPUCommandEncoder.finish, [-1]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have tests in the background ignore it
+traced, finish, left = Device.traced, WgpuEncoder.finish, [-1]
 
 @contextmanager
-def watch(self, grain):
-    self.records_ahead = False  # a signal reaches the main thread alone
-    with watched(self, grain) as seen:
+def trace(self, grain):
+    self.policy = replace(self.policy, record_ahead=False)  # a signal reaches the main thread alone
+    with traced(self, grain) as seen:
         left[0] = 6 if grain == {grain!r} else -1
         yield seen
     left[0] = -1
@@ -291,14 +318,17 @@ def interrupted(self, *given, **named):
     return finish(self, *given, **named)
 
 roofline.measure_roofline = lambda device: roofline.Roofline(2e9, 1e10, 30.0, 0.0)
-Device.watched, GPUCommandEncoder.finish = watch, interrupted
+Device.traced, WgpuEncoder.finish = trace, interrupted
 main()
 """
 
 
-@pytest.mark.parametrize("grain", ["host", "submission", "dispatch"])
+@pytest.mark.parametrize(
+    "grain",
+    [pytest.param("host", marks=pytest.mark.long), pytest.param("submission", marks=pytest.mark.long), "dispatch"],
+)
 def test_ctrl_c_while_a_submission_is_recorded(grain: str, tiny: Path, device: Device, tmp_path: Path) -> None:
-    """Stamps that were never submitted must not be waited for. In a process of its own, which may be ended."""
+    """Timestamps that were never submitted must not be waited for. In a process of its own, which may be ended."""
     command = [sys.executable, "-c", CHILD.format(grain=grain), "profile", "-m", tiny, "-p", "0", "-n", "8"]
     command += ["--device", device.caps.name, "--json", tmp_path / "a.json"]
     ended = subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8", timeout=30, check=False)

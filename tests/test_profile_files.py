@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shaderlm.bench.saving import write_whole
-from shaderlm.engine import load
+from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError
+from shaderlm.files import write_named
 from shaderlm.gpu import Device
-from shaderlm.gpu.watch import IN_PASS
+from shaderlm.gpu.tracer import IN_PASS
 from shaderlm.profile.files import Profile, read
 from shaderlm.profile.measure import Phase, Timed, profile
-from shaderlm.profile.report import comparison, summary, tables
+from shaderlm.profile.report import comparison, duration, summary, tables
 from shaderlm.profile.roofline import Roofline
 
 from .command_line import shaderlm
@@ -41,7 +41,7 @@ def timed(op: str, us: float, **changed: Any) -> Timed:
 def phase_of(*dispatches: Timed, **changed: Any) -> Phase:
     total = sum(timed.us for timed in dispatches)
     timeline = ({"host": [["prepare", 0.0, 5.0]], "gpu": [5.0, 80.0]},)
-    made = Phase("decode", 1, 0, 8, 90.0, 95.0, total, 10.0, total, 1.0, {"wait": 80.0}, dispatches, timeline)
+    made = Phase("decode", 1, 0, 8, 90.0, 95.0, total, 10.0, total, 1.0, {"wait": 80.0}, {}, dispatches, timeline)
     return replace(made, **changed)
 
 
@@ -60,7 +60,7 @@ def unfused_and_fused(device: Device, tmp_path_factory: pytest.TempPathFactory) 
     path = write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
     found = []
     for fusions in ((), None):
-        with load(path, device=device, fusions=fusions) as loaded:
+        with load_with(path, device=device, fusions=fusions) as loaded:
             model: Any = loaded.runner
             found.append(made_up(*(phase for phase, *_ in profile(model, 4, 2, 0, 1, 0.0, lambda text: None))))
     return found
@@ -69,23 +69,6 @@ def unfused_and_fused(device: Device, tmp_path_factory: pytest.TempPathFactory) 
 def test_a_profile_comes_back_from_its_file(unfused_and_fused: list[Profile], tmp_path: Path) -> None:
     for found in (*unfused_and_fused, made_up(), made_up(phase_of(gpu_us=None))):
         assert read(saved(tmp_path / "a.json", found.record())) == found
-
-
-def test_a_profile_from_before_steps_were_recorded_ahead(tmp_path: Path) -> None:
-    """Its host's time per dispatch is compared with that of a new one."""
-    host = {"prepare": 5.0, "encode": 10.0, "finish": 10.0, "submit": 5.0, "wait": 50.0}
-    record = made_up(phase_of(timed("add", 60.0), timed("mul", 1.0), host_us=host)).record()
-    for phase in record["phases"]:
-        del phase["ahead_us"]
-    before = read(saved(tmp_path / "a.json", record))
-    assert before.phases[0].ahead_us == {}
-    ahead = {"encode": 7.0, "finish": 8.0}
-    host = {"prepare": 1.0, "take": 2.0, "submit": 3.0, "wait": 90.0}
-    new = phase_of(timed("add", 60.0), timed("mul", 1.0), host_us=host, ahead_us=ahead)
-    assert cells(printed(before, made_up(new)))["host per dispatch"] == ["15.00", "3.00", "-80.0 %"]
-    said = "\n".join(summary(new, ROOFS))
-    assert "host    prepare 1, take 2, submit 3, wait 90 µs; without waiting 3.00 µs per dispatch" in said
-    assert "recorded ahead by other threads: encode 7, finish 8, together 15 µs per step" in said
 
 
 def altered(record: Any, *path: Any, to: Any) -> Any:
@@ -116,7 +99,7 @@ DAMAGED: dict[str, Any] = {
     "deep": "[" * 100_000,
     "a list": "[]",
     "another kind": altered(RECORD, "kind", to="shaderlm-benchmark"),
-    "another version": altered(RECORD, "version", to=2),
+    "another version": altered(RECORD, "version", to=1),
     "no model": altered(RECORD, "model", to=...),
     "no phases": altered(RECORD, "phases", to=None),
     "roofs in a list": altered(RECORD, "roofline", to=[1.0, 2.0]),
@@ -169,7 +152,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     place = saved(tmp_path / "a.json", "before")
     monkeypatch.setattr(os, "replace", refused)
     with pytest.raises(InputError, match="No space left"):
-        write_whole(place, "after")
+        write_named(place, "after")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert place.read_text(encoding="utf-8") == "before"
 
@@ -224,14 +207,57 @@ def test_a_dispatch_too_short_for_the_clock() -> None:
 
 def test_a_summary_says_what_there_is() -> None:
     whole = "\n".join(summary(phase_of(timed("add", 60.0)), ROOFS))
-    assert "60 µs busy + 10 µs idle = 70 µs (73.7 % of 95 µs wall" in whole
-    assert "wait 80 µs" in whole
+    assert "60.00 µs busy + 10.00 µs idle; busy for 63.2 % of the 95.00 µs per step of that run" in whole
+    assert "wall time differs" not in whole
+    assert "wait 80.00 µs" in whole
     assert "interrupted" not in whole
-    nothing: dict[str, Any] = dict.fromkeys(("watched_us", "gpu_us", "gap_us", "stamped_us"))
+    nothing: dict[str, Any] = dict.fromkeys(("traced_wall_us", "gpu_us", "gap_us", "timestamped_us"))
     cut = "\n".join(summary(phase_of(**nothing), ROOFS))
-    assert "90 µs per step" in cut
+    assert "90.00 µs per step" in cut
     assert "interrupted before single dispatches were timed" in cut
     assert "busy" not in cut
+
+
+def test_a_summary_takes_the_busy_share_from_one_run() -> None:
+    """A machine with other work to do: the first run took 150 µs a step, the one with timestamps 95 µs."""
+    text = "\n".join(summary(phase_of(timed("add", 60.0), wall_us=150.0), ROOFS))
+    assert "wall    150.0 µs per step" in text
+    assert "busy for 63.2 % of the 95.00 µs per step of that run" in text
+    assert "its wall time differs: the machine had other work to do, or its clocks changed" in text
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [(0.0, "0.000 µs"), (1.9, "1.900 µs"), (951.26, "951.3 µs"), (1194.0, "1.194 ms"), (13_280_834.0, "13.28 s")],
+)
+def test_a_time_is_written_in_the_unit_in_which_it_is_short(us: float, text: str) -> None:
+    assert duration(us) == text
+
+
+def test_seconds_are_not_shown_as_microseconds() -> None:
+    slow = phase_of(timed("add", 4e6), timed("add", 4e6), timed("mul", 3e3), wall_us=9e6, traced_wall_us=9e6)
+    text = shown(slow)
+    rows = cells(text)
+    assert rows["op"][1:4] == ["s", "share", "s each"]
+    assert rows["add"][:4] == ["2", "8.0", "100.0 %", "4.0"]
+    assert "wall    9.000 s per step" in "\n".join(summary(slow, ROOFS))
+    compared = printed(made_up(slow), made_up(slow))
+    assert "decode, s per step" in compared
+    assert cells(compared)["wall"][:2] == ["9.0", "9.0"]
+
+
+def test_what_the_host_does_with_and_without_steps_recorded_ahead() -> None:
+    host = {"prepare": 5.0, "encode": 10.0, "finish": 10.0, "submit": 5.0, "wait": 50.0}
+    before = phase_of(timed("add", 60.0), timed("mul", 1.0), host_us=host)
+    ahead = {"encode": 7.0, "finish": 8.0}
+    host = {"prepare": 1.0, "take": 2.0, "submit": 3.0, "wait": 90.0}
+    after = phase_of(timed("add", 60.0), timed("mul", 1.0), host_us=host, ahead_us=ahead)
+    compared = cells(printed(made_up(before), made_up(after)))
+    assert compared["host per dispatch"] == ["15.00 µs", "3.000 µs", "-80.0 %"]
+    text = "\n".join(summary(after, ROOFS))
+    assert "wait 90.00 µs; without waiting 3.000 µs per dispatch" in text
+    assert "recorded ahead by other threads: encode 7.000 µs, finish 8.000 µs, together 15.00 µs per step" in text
+    assert "ahead" not in "\n".join(summary(before, ROOFS))
 
 
 def test_a_comparison_op_by_op() -> None:
@@ -262,10 +288,10 @@ def test_a_comparison_notes_what_else_differs() -> None:
 
 
 def test_unfused_against_fused(unfused_and_fused: list[Profile]) -> None:
-    prefill, decode = printed(*unfused_and_fused).split("decode, µs per step")
+    prefill, decode = re.split(r"decode, .?s per step", printed(*unfused_and_fused))
     for i, rows in enumerate((cells(prefill), cells(decode))):
         assert rows["silu_mul"][4] == "gone"
-        assert rows["linear_silu_mul"][4] == "new"
+        assert rows["linear+silu_mul"][4] == "new"
         # q, k, v, output, gate, up and down of two layers and the logits; fused, qkv of each and the logits.
         assert rows["linear"][:2] == ["15", "3"]
         counts = [str(len(found.phases[i].dispatches)) for found in unfused_and_fused]

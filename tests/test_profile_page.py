@@ -16,7 +16,7 @@ from shaderlm.profile.files import read
 from shaderlm.profile.page import page
 
 from .browser import Browser, pixels
-from .profiles import phase, profile
+from .profiles import phase, profile, slowed
 
 HOSTILE = "</script><b id=harm>{{style}}<img src=x onerror='document.title=1'>&lt;\u2028"
 SCHEMES = ("light", "dark")
@@ -59,7 +59,7 @@ def test_the_page_is_self_contained() -> None:
 
 
 def test_every_part_of_the_page_is_in_it() -> None:
-    folder = Path(__file__).parent.parent / "src" / "shaderlm" / "bench" / "page"
+    folder = Path(__file__).parent.parent / "src" / "shaderlm" / "profile" / "assets"
     text = page(profile())
     for path in folder.iterdir():
         content = path.read_text(encoding="utf-8")
@@ -125,13 +125,21 @@ def test_complaints_are_heard(chromium: Browser, tmp_path: Path) -> None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", [400, 1280])
-def test_the_page_fits_and_nothing_complains(show: Show, scheme: str, width: int) -> None:
-    browser = show(width=width, scheme=scheme)
+@pytest.mark.parametrize("width", [400, 500, 1280])
+@pytest.mark.parametrize("slower", [1, 10_000], ids=["GPU", "software"])
+def test_the_page_fits_and_nothing_complains(show: Show, scheme: str, width: int, slower: int) -> None:
+    """A software adapter takes thousands of times as long: times have as many digits all the same."""
+    browser = show(slowed(profile(), slower), width=width, scheme=scheme)
     for name in ("decode", "prefill"):
         choose(browser, name)
         assert browser.run("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+        assert browser.run(CLIPPED) == []
     assert browser.complaints() == []
+
+
+# Numbers that are wider than the place that they have.
+CLIPPED = """[...document.querySelectorAll('.total, .figure b, .tick, td:not(:first-child)')].filter(
+    node => node.clientWidth && node.scrollWidth > node.clientWidth + 1).map(node => node.textContent)"""
 
 
 @pytest.mark.browser
@@ -179,15 +187,21 @@ def test_figures_by_hand(show: Show) -> None:
         one | {"us": 10, "bytes": 4_000_000, "flops": 1e6},
         one | {"us": 30, "bytes": 1_000_000, "flops": 2e8},
     ]
-    step = phase(layers=1) | {"wall_us": 50, "gpu_us": 38, "stamped_us": 40, "dispatches": dispatches}
+    step = phase(layers=1) | {"wall_us": 50, "traced_wall_us": 40, "gpu_us": 38, "timestamped_us": 40}
+    step |= {"dispatches": dispatches}
     roofs = {"bytes_per_second": 1e12, "flops_per_second": 1e13, "dispatch_us": 10}
     browser = show(profile(step, roofline=roofs))
     figures = texts(browser, "#headline .figure")
-    # 1 token in 50 µs; 38 of 50 µs; 5 MB in 50 µs are 100 GB/s of 1000; 4 + 20 µs at best, of 38.
+    # 1 token in 50 µs; 38 of the 40 µs of the run with timestamps; 5 MB in 50 µs are 100 GB/s of 1000; 24 µs at best
+    # of 38.
     assert [re.sub(r"\s+", " ", text) for text in figures] == [
-        "20,000tokens/s", "76 %GPU busy", "2dispatches a step", "100GB/s over the step, 10 % of the bandwidth",
+        "20,000tokens/s", "95 %GPU busy", "2dispatches a step", "100GB/s over the step, 10 % of the bandwidth",
         "63 %of roofline while busy",
     ]  # fmt: skip
+    lead = texts(browser, "#step .lead")[0].replace("\u00a0", " ")
+    assert "A step takes 50.0 µs. In the run with timestamps it took 40.0 µs, and the GPU worked for 38.0 µs" in lead
+    assert "The two runs differ" in lead
+    assert "2.00 µs" in texts(browser, "#step .legend")[0].replace("\u00a0", " "), "idle in that run"
     # 5 MB and 201 MFLOP in 40 µs; (4 + 20) / 40.
     cells = ["k", "2", "40.0", "100 %", "20.0", "125", "5,025", "60 %", "16.0"]
     assert [cell.replace("\u00a0", " ") for cell in table(browser, "by-kernel")[0]] == cells
@@ -358,7 +372,7 @@ def test_without_timestamps_the_page_says_what_is_missing(show: Show) -> None:
 def test_a_profile_with_next_to_nothing_in_it(show: Show, width: int) -> None:
     one = {"layer": "choose", "op": "argmax", "route": "r", "kernel": "argmax", "workgroups": 1, "operands": []}
     bare = phase() | {"dispatches": [one | {"us": 0, "bytes": 0, "flops": 0}], "timeline": [], "host_us": {}}
-    cut_short = bare | {"name": "prefill", "dispatches": [], "gpu_us": None, "gap_us": None, "stamped_us": None}
+    cut_short = bare | {"name": "prefill", "dispatches": [], "gpu_us": None, "gap_us": None, "timestamped_us": None}
     browser = show(profile(bare, cut_short, roofline=None, notes=[]), width=width)
     assert table(browser, "by-kernel") == [["argmax", "1", "0.00", "–", "0.00", "–", "–", "–", "–"]]
     assert "no measured roofs" in texts(browser, "#roofline")[0]

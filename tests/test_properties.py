@@ -113,7 +113,7 @@ def test_linear_q4gsw(
     values = q4gsw_weight(weight, scales, group, k)
     x, offset = inputs(rng, m, values), floats(rng, n) if bias else None
     expected = x.astype(F64) @ values.T + (0 if offset is None else offset)
-    shape = {"M": m, "K": k, "N": n, "group_size": group, "bias": bias, "scales": "f16" if half else "f32"}
+    shape = {"tokens": m, "K": k, "N": n, "group_size": group, "bias": bias, "scales": "f16" if half else "f32"}
     for route in applicable("linear_q4gsw", device, **shape):
         given_x, given_weight, given_scales = (awkward(array, layout) for array in (x, weight, scales))
         actual = ops.linear_q4gsw(given_x, given_weight, given_scales, group, offset, route=route, device=device)
@@ -155,7 +155,7 @@ def test_linear(device: Device, kind: str, m: int, k: int, n: int, bias: bool, l
     weight, values = weight_of(rng, kind, n, k)
     x, offset = inputs(rng, m, values), floats(rng, n) if bias else None
     expected = x.astype(F64) @ values.T + (0 if offset is None else offset)
-    shape = {"M": m, "K": k, "N": n, "format": kind, "bias": bias}
+    shape = {"tokens": m, "K": k, "N": n, "format": kind, "bias": bias}
     for route in applicable("linear", device, **shape):
         operands = awkward(x, layout), awkward(weight, layout)
         actual = ops.linear(*operands, offset, format=kind, route=route, device=device)
@@ -206,7 +206,7 @@ def test_norms(device: Device, rows: int, width: int, eps: float, layout: int, s
         return x / np.sqrt((x * x).sum(axis=1, keepdims=True) / width + eps)
 
     a_, b_ = awkward(a, layout), awkward(b, layout)
-    for route in applicable("rms_norm", device, rows=rows, width=width):
+    for route in applicable("rms_norm", device, tokens=rows, width=width):
         say = f"{route} {rows}×{width} eps {eps}"
         on: dict[str, Any] = {"route": route, "device": device}
         assert_close(ops.rms_norm(a_, None, eps, **on), norm(a), "norm", f"rms_norm/{say}")
@@ -253,17 +253,21 @@ def test_silu_of_large_magnitudes(device: Device) -> None:
     width=st.one_of(st.integers(1, 300), st.integers(2047, 2051), st.integers(4095, 6150)),
     levels=st.integers(1, 4),
     infinite=st.booleans(),
+    with_nan=st.booleans(),
     seed=SEEDS,
 )
 def test_argmax_takes_the_lowest_of_equals(
-    device: Device, rows: int, width: int, levels: int, infinite: bool, seed: int
+    device: Device, rows: int, width: int, levels: int, infinite: bool, with_nan: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     values = np.array([-np.inf if infinite else -2.5, -0.0, 0.0, np.inf if infinite else 3e38], F32)
     x = rng.choice(values[:levels], (rows, width))
+    hidden = rng.random(x.shape) < (0.3 if with_nan else 0)
+    expected = np.argmax(np.where(hidden, -np.inf, x), axis=-1)
+    x[hidden] = np.nan
     for route in applicable("argmax", device, rows=rows, width=width):
         actual = ops.argmax(x, route=route, device=device)
-        np.testing.assert_array_equal(actual, np.argmax(x, axis=-1), err_msg=f"argmax/{route}")
+        np.testing.assert_array_equal(actual, expected, err_msg=f"argmax/{route}")
 
 
 # formats, grids ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,26 +12,33 @@ import numpy as np
 import pytest
 
 import shaderlm
+from shaderlm.bench.synthetic import MIXES, config_of, load_synthetic, parse
 from shaderlm.engine import LanguageModel
-from shaderlm.engine.synthetic import MIXES, config_of, load_synthetic, parse
+from shaderlm.engine.loading import load_with
 from shaderlm.errors import ModelError
 from shaderlm.gpu import Device
 from shaderlm.graph import interpret
+from shaderlm.graph.batch import contiguous_batch
 from shaderlm.graph.fuse import FUSIONS, fuse
+from shaderlm.graph.graph import Graph
+from shaderlm.graph.ops import label
+from shaderlm.graph.reference import rope_table
 from shaderlm.models.architecture import Rope, Step, architecture
 from shaderlm.models.shapes import SYNTHETIC, ModelShape
-from shaderlm.runtime.gpu_model import GpuModel
+from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.text import ChatTemplate, Tokenizer, Vocabulary
 
 from . import test_kernels as kernels
 from .architectures import TINY, model
 from .cases import CASES, Case
 from .qwen3_forward import F64, forward
-from .test_fuse import NAMES, ops, values
 from .test_models import assert_logits
 from .tiny_models import tiny_tokens, write_tiny_llama, write_tiny_qwen3
 
+pytestmark = pytest.mark.xdist_group("tiny models")
+
 IDS = [int(i) for i in np.random.default_rng(8).integers(0, 256, 40)]
+NAMES = [fusion.name for fusion in FUSIONS]
 
 
 # Tiny checkpoints ----------------------------------------------------------------------------------------
@@ -54,7 +62,7 @@ def on_cpu(tiny: Path) -> Iterator[LanguageModel]:
 
 @pytest.fixture(scope="module")
 def on_gpu(tiny: Path, device: Device) -> Iterator[LanguageModel]:
-    with shaderlm.load(tiny, device=device, cache="f32") as model:
+    with load_with(tiny, device=device, cache="f32") as model:
         yield model
 
 
@@ -77,7 +85,7 @@ def test_formats(kind: str, tmp_path: Path, device: Device) -> None:
     expected = forward(path, IDS[:9])
     with shaderlm.load(path, device="cpu") as model:
         assert_logits(model.logits(IDS[:9]), expected, 1e-4, f"{kind} in the interpreter")
-    with shaderlm.load(path, device=device, cache="f32") as model:
+    with load_with(path, device=device, cache="f32") as model:
         assert_logits(model.logits(IDS[:9]), expected, 5e-4, f"{kind} on the GPU")
         assert_logits(model.logits(IDS[:1]), expected[:1], 5e-4, f"{kind} on the GPU, one row")
 
@@ -87,11 +95,10 @@ def test_formats(kind: str, tmp_path: Path, device: Device) -> None:
 def test_decode_is_prefill(chunk: int, on: str, on_cpu: LanguageModel, on_gpu: LanguageModel, expected: F64) -> None:
     session = (on_cpu if on == "cpu" else on_gpu)._runner.session()
     try:
-        session.chunk = chunk
         for first in range(0, len(IDS), chunk):
-            session.feed(IDS[first : first + chunk])
+            found = session.logits(IDS[first : first + chunk])
             last = min(first + chunk, len(IDS)) - 1
-            assert_logits(session.logits(), expected[last], 5e-4, f"row {last} in chunks of {chunk} on {on}")
+            assert_logits(found, expected[last], 5e-4, f"row {last} in chunks of {chunk} on {on}")
     finally:
         session.close()
 
@@ -107,49 +114,77 @@ def test_greedy_answers(tiny: Path, on_cpu: LanguageModel, on_gpu: LanguageModel
 # Fusions -------------------------------------------------------------------------------------------------
 
 
-def build(rows: int = 3, **options: Any) -> Any:
+def build(rows: int = 3, **options: Any) -> Graph:
     made, config = model(name="qwen3", **options)
-    return made.build(config, Step(rows, 8))
+    return made.build(config, Step(rows))
+
+
+def labels(graph: Graph) -> Counter[str]:
+    return Counter(label(node.op, node.dims) for node in graph.nodes)
+
+
+def values(graph: Graph, rows: int) -> dict[str, Any]:
+    """A batch, random weights (by part, so that fused and unfused graphs get the same) and empty caches."""
+
+    def part(name: str, shape: tuple[int, ...]) -> Any:
+        seed = sum(map(ord, name)) * 7919 % 2**32
+        return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) / 8
+
+    found: dict[str, Any] = {"batch": contiguous_batch(2, rows, np.arange(rows) * 7 % TINY[-1])}
+    found |= {"tokens": np.zeros(1, np.uint32), "page_table": np.zeros(1, np.uint32)}
+    found["rope_table"] = rope_table(np.arange(8), TINY[4]).astype(np.float32)
+    for tensor in graph.tensors.values():
+        if tensor.role == "weight":
+            pieces = [part(n, (r, *tensor.shape[1:])) for n, r in zip(tensor.parts, tensor.part_rows, strict=True)]
+            whole = np.stack(pieces, axis=1) if tensor.interleaved else np.concatenate(pieces)
+            found[tensor.name] = whole.reshape(tensor.shape)
+        elif tensor.role == "state":  # two positions are there already
+            found[tensor.name] = part(tensor.name, (8, *tensor.shape[1:]))
+    return found
 
 
 def test_a_layer_becomes_ten_nodes() -> None:
-    """A llama's six; two norms of heads, and the columns of q and k that they read."""
+    """A llama's five; two norms of heads, the slices of q and k that they read, and a write of keys and values."""
     graph, rejected = fuse(build(rows=1))
     layers = TINY[0]
     assert rejected == ()
-    assert ops(graph) == {
+    assert labels(graph) == {
         "embedding": 1,
         "rms_norm_mul": 2 * layers,
-        "rms_norm_linear": layers + 1,
-        "columns": 2 * layers,  # those of v are read by rope_kv_write where they are
+        "rms_norm+linear": layers,
+        "slice": 2 * layers,  # those of v are read by rope_kv_write where they are
         "rope_kv_write": layers,
         "attention": layers,
-        "linear_add": 2 * layers,
-        "rms_norm_linear_silu_mul": layers,
+        "linear+add": 2 * layers,
+        "rms_norm+linear+silu_mul": layers,
     }
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_every_subset_of_fusions_computes_the_same(rows: int) -> None:
     graph = build(rows)
-    expected = interpret.run(graph, values(graph, rows))["logits"]
+    given = values(graph, rows)
+    caches = [name for name, tensor in graph.tensors.items() if tensor.role == "state"]
+    expected = interpret.run(graph, given)["hidden"]
     assert np.abs(expected).max() > 0.1
-    for subset in (s for n in range(1, len(NAMES) + 1) for s in itertools.combinations(NAMES, n)):
+    for subset in (s for n in range(1, len(FUSIONS) + 1) for s in itertools.combinations(NAMES, n)):
         fused = fuse(graph, subset)[0]
-        actual = interpret.run(fused, values(fused, rows))["logits"]
-        np.testing.assert_allclose(actual, expected, atol=1e-5, err_msg=str(subset))
+        mine = values(fused, rows)
+        np.testing.assert_allclose(interpret.run(fused, mine)["hidden"], expected, atol=1e-5, err_msg=str(subset))
+        for name in caches:
+            np.testing.assert_allclose(mine[name], given[name], atol=1e-5, err_msg=f"{name}, {subset}")
 
 
 @pytest.mark.parametrize("fusions", [(), *[(fusion.name,) for fusion in FUSIONS], ("rms_norm_mul", "rope_kv_write")])
 def test_fused_is_unfused_on_the_gpu(fusions: tuple[str, ...], tiny: Path, device: Device, expected: F64) -> None:
-    with shaderlm.load(tiny, device=device, fusions=fusions, cache="f32") as model:
+    with load_with(tiny, device=device, fusions=fusions, cache="f32") as model:
         assert_logits(model.logits(IDS[:6]), expected[:6], 2e-4, f"{fusions}, 6 rows")
         assert_logits(model.logits(IDS[:1]), expected[:1], 2e-4, f"{fusions}, one row")
 
 
 def test_formats_that_differ_are_merged_where_they_can_be() -> None:
     graph, rejected = fuse(build(formats={"attn_v": "f16"}))
-    assert ops(graph)["rms_norm_linear"] == 2 * TINY[0] + 1  # q and k, v; the output matrix
+    assert labels(graph)["rms_norm+linear"] == 2 * TINY[0]  # q and k, v
     assert {rejection.fusion for rejection in rejected} == {"linear_merge"}
     assert "attn_v.weight is f16" in rejected[0].reason
 
@@ -157,10 +192,10 @@ def test_formats_that_differ_are_merged_where_they_can_be() -> None:
 def test_halves_that_are_no_quads_keep_their_rope(tmp_path: Path, device: Device) -> None:
     path = write_tiny_qwen3(tmp_path / "narrow.gguf", heads=8, head_width=12)
     expected = forward(path, IDS[:6])
-    with shaderlm.load(path, device=device, cache="f32") as model:
-        assert isinstance(model._runner, GpuModel)
-        graph, rejected = model._runner.graph(Step(1, 8))
-        assert ops(graph)["rope"] == 4
+    with load_with(path, device=device, cache="f32") as model:
+        assert isinstance(model._runner, GpuRunner)
+        graph, rejected = model._runner.graph(Step(1))
+        assert labels(graph)["rope"] == 4
         assert "rotary of 8" in next(r.reason for r in rejected if r.fusion == "rope_kv_write")
         assert_logits(model.logits(IDS[:6]), expected, 2e-4, "heads of 12")
 
@@ -169,20 +204,35 @@ def test_halves_that_are_no_quads_keep_their_rope(tmp_path: Path, device: Device
 
 QWEN3 = SYNTHETIC["qwen3-0.6b"]
 # What its matrices and heads are cut into on a large GPU, and no model before it had.
+HEADS = (("Hq", 16), ("Hkv", 8), ("D", 128))
 OWN = [
     *(
-        Case(op, (("M", 1), ("K", K), ("N", N), ("format", "q4_0")))
-        for op, K, N in (("linear", 1056, 6150), ("linear", 3104, 1030), ("linear_silu_mul", 3104, 1030))
+        Case("linear", (("tokens", 1), ("K", K), ("N", N), ("format", "q4_0"), ("epilogue", epilogue)))
+        for K, N, epilogue in ((1056, 6150, "none"), (3104, 1030, "none"), (3104, 1030, "silu_mul"))
     ),
     *(
-        Case("sdpa_kv", (("Hq", 16), ("Hkv", 8), ("D", 128), ("S", 1), ("C", C), ("pos", C - 1), ("cache", cache)))
-        for C, caches in ((1, ["f32"]), (128, ["f32"]), (130, ["f32", "f16"]), (1024, ["f32"]), (4100, ["f32", "f16"]))
+        Case("attention", (*HEADS, ("tokens", 1), ("keys", keys), ("cache", cache)))
+        for keys, caches in (
+            (1, ["f32"]),
+            (128, ["f32"]),
+            (130, ["f32", "f16"]),
+            (1024, ["f32"]),
+            (4100, ["f32", "f16"]),
+        )
         for cache in caches
     ),
-    Case("rms_norm_mul", (("rows", 16), ("width", 128))),
+    *(  # a prompt beside rows of every length
+        Case("attention", (*HEADS, ("tokens", tokens), ("context", context), ("paged", True)), stretches)
+        for tokens, context, stretches in (
+            (24, "split", ((0, 590, 9), (1, 700, 1), (2, 11, 1), (3, 500, 9))),
+            (12, "long_split", ((0, 2100, 8), (1, 40, 1), (2, 2500, 1))),
+        )
+    ),
+    Case("rms_norm_mul", (("tokens", 1), ("heads", 16), ("width", 128))),
+    Case("rms_norm_mul", (("tokens", 3), ("heads", 8), ("width", 128), ("batched", True))),
     Case(
         "rope_kv_write",
-        (("T", 3), ("Hq", 16), ("Hkv", 8), ("D", 128), ("C", 9), ("v_first", 3072), ("v_stride", 4096)),
+        (("tokens", 3), *HEADS, ("v_first", 3072), ("v_stride", 4096)),
     ),
 ]
 
@@ -216,7 +266,8 @@ def test_a_synthetic_one(mix: str) -> None:
     assert sum(int(np.prod(size)) for size in config.shapes.values()) == 596_049_920
     assert config.formats["blk.0.attn_q_norm.weight"] == "f32"
     assert config.formats["blk.9.attn_q.weight"] == ("q4_k" if mix == "q4_k_m" else mix)
-    assert kind.build(config, Step(1, 8)).tensors["logits"].shape == (1, 151936)
+    assert kind.build(config, Step(1)).tensors["hidden"].shape == (1, 1024)
+    assert kind.head(config, 1, 1).tensors["logits"].shape == (1, 151936)
 
 
 def test_synthetic_weights_make_logits(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +277,7 @@ def test_synthetic_weights_make_logits(device: Device, monkeypatch: pytest.Monke
     for on in ("cpu", device):
         runner, report = load_synthetic("synthetic:small:q8_0", on)
         session = runner.session()
-        session.feed(list(range(20)))
-        made[report.device] = session.logits()
+        made[report.device] = session.logits(list(range(20)))
         session.close()
         assert report.architecture == "qwen3"
     assert len(made) == 2
@@ -249,9 +299,9 @@ def test_synthetic_weights_make_logits(device: Device, monkeypatch: pytest.Monke
         ({"metadata": {"qwen3.attention.key_length": 16, "qwen3.attention.value_length": 16}},
          r"'blk.0.attn_q_norm.weight' must be \[16\] by the metadata, it is \[32\]"),
         ({"metadata": {"qwen3.attention.layer_norm_rms_epsilon": None}}, "must be a number above 0, the file has not"),
-        ({"metadata": {"qwen3.rope.scaling.type": "yarn"}}, "qwen3.rope.scaling.type must be 'none' or 'linear'"),
+        ({"metadata": {"qwen3.rope.scaling.type": "yarn"}}, "qwen3.rope.scaling.type is 'yarn'"),
         ({"metadata": {"qwen3.rope.freq_base": -1.0}}, "qwen3.rope.freq_base must be a number above 0"),
-        ({"metadata": {"qwen3.expert_count": 8}}, "8 experts; mixtures are not supported"),
+        ({"metadata": {"qwen3.expert_count": 8}}, "qwen3.expert_count is 8: the feed-forward network consists of exp"),
         ({"metadata": {"general.architecture": "qwen3moe"}}, "is 'qwen3moe'; supported: llama, qwen3"),
         ({"tensors": {"blk.1.attn_k_norm.weight": np.ones(64, np.float32)}}, r"'blk.1.attn_k_norm.weight' must be \["),
         ({"tensors": {"blk.1.attn_q.weight": np.ones((64, 64), np.float32)}}, r"'blk.1.attn_q.weight' must be \[128"),

@@ -24,7 +24,16 @@ from shaderlm.gpu import Device
 RECORDED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "smollm2-135m-q4_1-greedy.json").read_text(encoding="utf-8")
 )
-PROMPTS = [entry["prompt"] for entry in RECORDED]
+CHAT, _, SHORT, _ = RECORDED
+
+
+def recorded(*, smoke: bool = False) -> pytest.MarkDecorator:
+    """A parameter `entry`: a chat and a short prompt, which may be a smoke test; with --all the others too."""
+    marks = {entry["prompt"]: [] if entry in (CHAT, SHORT) else [pytest.mark.long] for entry in RECORDED}
+    marks[SHORT["prompt"]] += [pytest.mark.smoke] * smoke
+    return pytest.mark.parametrize(
+        "entry", [pytest.param(entry, marks=marks[entry["prompt"]], id=entry["prompt"]) for entry in RECORDED]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,27 +66,26 @@ def check(found: shaderlm.Completion, entry: dict[str, Any], tokens: int) -> Non
     assert found
 
 
-@pytest.mark.parametrize("entry", RECORDED, ids=PROMPTS)
+@recorded(smoke=True)
 def test_recorded_answers_on_the_cpu(entry: dict[str, Any], oracle: LanguageModel) -> None:
     tokens = len(entry["greedy_ids"])
     check(answer(oracle, entry, tokens), entry, tokens)
 
 
-@pytest.mark.parametrize("entry", RECORDED, ids=PROMPTS)
-def test_recorded_answers_on_the_gpu(entry: dict[str, Any], on_gpu: LanguageModel) -> None:
-    check(answer(on_gpu, entry, 24), entry, 24)
+@recorded(smoke=True)
+def test_recorded_answers_on_the_gpu(entry: dict[str, Any], on_gpu: LanguageModel, pytestconfig: pytest.Config) -> None:
+    tokens = 24 if pytestconfig.getoption("--all") else 10  # a software adapter computes two or three a second
+    check(answer(on_gpu, entry, tokens), entry, tokens)
 
 
 def test_logits_of_the_last_row(on_gpu: LanguageModel, oracle: LanguageModel) -> None:
     """f32 path: within 2e-2 of the interpreter; after a prompt, and after a decode step."""
     bound = 2e-2 if on_gpu.report.cache == "f32" else 0.2
-    ids = RECORDED[0]["prompt_ids"] + RECORDED[0]["greedy_ids"][:3]
+    ids = SHORT["prompt_ids"] + SHORT["greedy_ids"][:3]
     sessions = [model._runner.session() for model in (on_gpu, oracle)]
     try:
         for part in (ids[:-1], ids[-1:]):
-            for session in sessions:
-                session.feed(part)
-            actual, expected = (session.logits() for session in sessions)
+            actual, expected = (session.logits(part) for session in sessions)
             assert np.abs(actual - expected).max() <= bound
             assert expected.std() > 1
     finally:
@@ -85,11 +93,11 @@ def test_logits_of_the_last_row(on_gpu: LanguageModel, oracle: LanguageModel) ->
             session.close()
 
 
-@pytest.mark.parametrize("entry", RECORDED, ids=PROMPTS)
+@recorded()
 def test_recorded_answers_on_the_command_line(entry: dict[str, Any], path: Path) -> None:
     raw = [] if entry["chat"] else ["--raw"]
     command = [sys.executable, "-m", "shaderlm", "generate", entry["prompt"], *raw, "-n", "24", "--device", "cpu"]
-    if entry is RECORDED[0]:  # as people see it; the others as programs do
+    if entry is CHAT:  # as people see it; the others as programs do
         done = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "PYTHONUTF8": "1"})
         text = done.stdout.decode("utf-8").rstrip("\n")
         assert len(text) > 40

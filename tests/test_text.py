@@ -1,4 +1,4 @@
-"""Text room: token ids as llama.cpp gives them, whole characters only, templates in a sandbox."""
+"""The package text: token ids as llama.cpp gives them, whole characters only, templates in a sandbox."""
 
 from __future__ import annotations
 
@@ -76,6 +76,41 @@ def test_a_stop_string_across_tokens_ends_the_stream() -> None:
     assert stream.finish() == ""
 
 
+def test_a_character_whose_end_never_comes_is_left_out() -> None:
+    words = tokenizer("gpt-2")
+    for text in ("a€", "ab😀"):
+        whole = text.encode()
+        for cut in range(1, len(whole)):
+            stream = TextStream(words)
+            ids = [words.bytes_by_token.index(bytes([byte])) for byte in whole[:cut]]
+            found = "".join(map(stream.push, ids)) + stream.finish()
+            assert found == whole[:cut].decode(errors="ignore")
+    stream = TextStream(words)
+    wrong = [words.bytes_by_token.index(bytes([byte])) for byte in b"a\xff\xe2b"]
+    assert "".join(map(stream.push, wrong)) + stream.finish() == "a\ufffd\ufffdb", "broken bytes before it are not"
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(text=st.text("ab#", max_size=30), stop=st.lists(st.text("ab#", min_size=1, max_size=5), max_size=3))
+def test_a_stop_string_is_never_sent_in_part(text: str, stop: list[str]) -> None:
+    words = tokenizer("gpt-2")
+    stream = TextStream(words, stop)
+    sent, shown = "", ""
+    for letter in text:
+        sent += letter
+        shown += stream.push(words.bytes_by_token.index(letter.encode()))
+        ends = [at for at in (sent.find(one) for one in stop) if at >= 0]
+        assert stream.stopped == bool(ends)
+        if ends:  # the first string that is complete ends the text; of several at once, the one that began first
+            assert shown == sent[: min(ends)]
+            break
+        held = sent[len(shown) :]
+        assert sent.startswith(shown)
+        assert not held or any(one.startswith(held) for one in stop), "no more is held back than may become a string"
+        assert not any(sent.endswith(one[:n]) for one in stop for n in range(len(held) + 1, len(one)))
+    assert shown + stream.finish() == (shown if stream.stopped else text)
+
+
 def test_what_only_looked_like_a_stop_string_comes_out_at_the_end() -> None:
     words = tokenizer("gpt-2")
     stream = TextStream(words, stop=["###"])
@@ -84,16 +119,31 @@ def test_what_only_looked_like_a_stop_string_comes_out_at_the_end() -> None:
     assert not stream.stopped
 
 
-def test_special_tokens_are_text_unless_they_are_asked_for() -> None:
+def test_special_tokens_are_parsed_unless_told_otherwise() -> None:
     phi = tokenizer("phi-3")
     end = phi.vocabulary.tokens.index("<|end|>")
-    assert end not in phi.encode("say <s> and stop")
-    assert phi.encode("<|end|>", parse_special=True)[-1] == end
-    assert phi.vocabulary.bos not in phi.encode("<s>")
+    assert phi.encode("<|end|>") == phi.encode("<|end|>", parse_special=True) == [end]
+    assert phi.encode("<s>") == [phi.vocabulary.bos]
+    assert end not in phi.encode("<|end|>", parse_special=False)
+    assert phi.vocabulary.bos not in phi.encode("say <s> and stop", parse_special=False)
     assert phi.encode("hi", add_special=True)[0] == phi.vocabulary.bos
     assert {end, phi.vocabulary.eos} <= phi.stop_ids
     assert phi.stop_ids is phi.stop_ids  # found once, not per answer: walking 128,000 tokens takes milliseconds
     assert phi.decode([end]) == ""
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(words=st.lists(st.sampled_from(["a", " the", "<|end|>", "<s>", "</s>", "<", "|end|>", "\n", "<|endoftext|>"])))
+def test_marked_text_is_plain_and_the_rest_is_parsed(name: str, words: list[str]) -> None:
+    """A mark inside every special token: as if none were parsed. No mark: as if all were."""
+    text, mark = "".join(words), "\U000f0000"
+    encoder = tokenizer(name)
+    assert encoder.encode_marked(text, mark) == encoder.encode(text)
+    template = ChatTemplate("{{ messages[0].content }}")
+    marked, chosen = template.render_marked([{"role": "user", "content": text}], encoder.special_tokens)
+    assert marked.replace(chosen, "") == text
+    assert encoder.encode_marked(marked, chosen) == encoder.encode(text, parse_special=False)
 
 
 def test_the_template_of_a_checkpoint() -> None:

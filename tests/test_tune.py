@@ -12,27 +12,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-import shaderlm
 from shaderlm.compile import lower, timing, tuner
 from shaderlm.compile.plan_text import describe, describe_choices
+from shaderlm.compile.steps import Head
 from shaderlm.compile.tuner import QUICK, THOROUGH, Tuner, shapes_of, tuned
 from shaderlm.compile.tuning import Entry, Tuning, key_of, read, save
+from shaderlm.engine.loading import load_with
+from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.gpu import Device
 from shaderlm.graph import resolve
 from shaderlm.graph.graph import Builder, Graph
+from shaderlm.graph.ops import label
 from shaderlm.kernels import Option, option, options
-from shaderlm.models.architecture import Step
-from shaderlm.runtime.gpu_model import GpuModel, plan_of
+from shaderlm.runtime.gpu_runner import GpuRunner
 
 from .architectures import SMOLLM2, model
 from .cases import Case, make, result, tolerance
 from .compare import assert_close
-from .test_plan import LARGE_GPU
+from .test_plan import plan_of
 from .timed_devices import TIMED_GPU, TimedDevice
 from .tiny_models import write_tiny_llama
 
-DIMS = resolve("linear", {"M": 1, "K": 2048, "N": 8192, "format": "q4_0"})
-KEY = "linear M=1 K=2048 N=8192 format=q4_0 bias=False"
+pytestmark = pytest.mark.xdist_group("tiny f32")
+
+DIMS = resolve("linear", {"tokens": 1, "K": 2048, "N": 8192, "format": "q4_0"})
+KEY = "linear tokens=1 K=2048 N=8192 format=q4_0 bias=False"
 BUILT_IN, *REST = [each.name for each in options("linear", DIMS, TIMED_GPU, "fast")]
 OTHER = next(name for name in REST if name.startswith("gemv/"))
 FOUND = Entry(OTHER, BUILT_IN, {OTHER: 4.0, BUILT_IN: 5.0}, True)
@@ -69,68 +73,80 @@ def test_the_first_option_is_the_built_in_choice_and_none_is_there_twice() -> No
     ("name", "precision", "words"),
     [
         ("gemm", "fast", "linear has no route 'gemm'"),
-        ("gemv/7x7x7", "fast", "gemv is not config as '7x7x7'"),
+        ("gemv/7x7x7", "fast", "gemv has no launch configuration '7x7x7'"),
         ("gemv_int16", "exact", "gemv_int16 rounds its inputs, which was not asked for"),
         ("tile_shared_f16", "fast", "tile_shared_f16 rounds its inputs, which was not asked for"),
     ],
 )
 def test_why_an_option_cannot_be_taken(name: str, precision: str, words: str) -> None:
     assert option("linear", name, DIMS, LARGE_GPU, precision) == words
-    prompt = option("linear", "gemv", {**DIMS, "M": 2}, LARGE_GPU, "fast")
-    assert prompt == "gemv does not apply: M must be 1, M is 2"
+    prompt = option("linear", "gemv", {**DIMS, "tokens": 2}, LARGE_GPU, "fast")
+    assert prompt == "gemv does not apply: tokens must be 1, tokens is 2"
 
 
-def test_an_entry_holds_for_every_capacity() -> None:
-    sizes = {"M": 1, "K": 64, "Hq": 4, "Hkv": 2, "D": 16}
-    keys = {key_of(op, resolve(op, {**sizes, "C": c})) for op in ("rms_norm_linear_rope_kv_write",) for c in (8, 4096)}
-    key = "rms_norm_linear_rope_kv_write M=1 K=64 N=128 format=f32 bias=False Hq=4 Hkv=2 D=16 rotary=16 cache=f32"
-    assert keys == {key}
+def test_a_shape_in_words_has_what_shapes_the_work() -> None:
+    """Attributes that are off are left out, and so is what no kernel depends on: eps, and whether rows are counted."""
+    sizes = {"tokens": 1, "K": 64, "N": 128, "Hq": 4, "Hkv": 2, "D": 16}
+    how = {"prologue": "rms_norm", "epilogue": "rope_kv_write"}
+    keys = {key_of("linear", resolve("linear", {**sizes, **how, "eps": eps})) for eps in (1e-5, 1e-6)}
+    key = "linear tokens=1 K=64 N=128 format=f32 bias=False prologue=rms_norm epilogue=rope_kv_write "
+    assert keys == {key + "Hq=4 Hkv=2 D=16 rotary=16 cache=f32"}
+    plain = {"tokens": 1, "K": 2048, "N": 8192, "format": "q4_0"}
+    assert {key_of("linear", resolve("linear", {**plain, "batched": batched})) for batched in (False, True)} == {KEY}
+    assert key_of("linear", resolve("linear", {**plain, "epilogue": "add"})) == f"{KEY} epilogue=add"
 
 
 # Long teams and short ones, one row and four, with rows left over; all of them with --all.
 _SHAPES: dict[str, dict[str, Any]] = {
     "linear": {"K": 96, "N": 1027, "format": "q4_0", "bias": True},
-    "linear_add": {"K": 96, "N": 523, "format": "q8_0", "bias": False},
-    "linear_silu_mul": {"K": 96, "N": 1030, "format": "q4_1", "bias": True},
-    "rms_norm_linear": {"K": 1056, "N": 531, "format": "q4_0", "bias": False},
-    "rms_norm_linear_silu_mul": {"K": 96, "N": 1030, "format": "q8_0", "bias": True},
-    "rms_norm_linear_rope_kv_write": {"K": 1056, "Hq": 13, "Hkv": 1, "D": 36, "C": 8, "format": "q4_0"},
+    "linear+add": {"K": 96, "N": 523, "format": "q8_0", "bias": False},
+    "linear+silu_mul": {"K": 96, "N": 1030, "format": "q4_1", "bias": True},
+    "rms_norm+linear": {"K": 1056, "N": 531, "format": "q4_0", "bias": False},
+    "rms_norm+linear+silu_mul": {"K": 96, "N": 1030, "format": "q8_0", "bias": True},
+    "rms_norm+linear+rope_kv_write": {"K": 1056, "N": 540, "Hq": 13, "Hkv": 1, "D": 36, "format": "q4_0"},
 }
 
 
-def _candidates(op: str, caps: Any) -> list[Option]:
-    dims = resolve(op, {"M": 1, **_SHAPES[op]})
-    return [each for each in options(op, dims, caps, "fast") if each.config]
+def _case(name: str) -> Case:
+    """The shape with the prologue and the epilogue that its name says."""
+    before, _, after = name.partition("linear")
+    how = {"prologue": before.rstrip("+") or "none", "epilogue": after.lstrip("+") or "none"}
+    return Case("linear", (("tokens", 1), *_SHAPES[name].items(), *how.items()))
 
 
-def _few(op: str, caps: Any) -> list[str]:
-    """The last config of each of the op's routes: compiling takes a software adapter a second each."""
-    return list({each.route.name: each.name for each in _candidates(op, caps)}.values())
+def _candidates(name: str, caps: Any) -> list[Option]:
+    return [each for each in options("linear", _case(name).dims, caps, "fast") if each.config]
 
 
-def _check_candidates(op: str, gpu: Device, names: list[str]) -> None:
-    case = Case(op, (("M", 1), *_SHAPES[op].items()))
+def _few(name: str, caps: Any) -> list[str]:
+    """The last config of each of the routes: compiling takes a software adapter a second each."""
+    return list({each.route.name: each.name for each in _candidates(name, caps)}.values())
+
+
+def _check_candidates(name: str, gpu: Device, names: list[str]) -> None:
+    case = _case(name)
+    assert label("linear", case.dims) == name
+    assert names
     operands, expected = make(case)
-    for name in names:
-        found = option(op, name, case.dims, gpu.caps, "fast")
+    for config in names:
+        found = option("linear", config, case.dims, gpu.caps, "fast")
         assert isinstance(found, Option), found
-        route = replace(found.route, launch_list=lambda *_, launch_list=found.launch_list: launch_list)
-        raw = gpu.run(lower(route, case.dims, gpu.caps, operands))
+        raw = gpu.run(lower(found.route, case.dims, gpu.caps, operands, launch_list=found.launch_list))
         for output, wanted in expected.items():
             assert wanted is not None
             actual = result(case, output, raw[output], wanted)
-            assert_close(actual, wanted, tolerance(case, found.route, output), f"{op}/{name} {output}")
+            assert_close(actual, wanted, tolerance(case, found.route, output), f"{name}/{config} {output}")
 
 
-@pytest.mark.parametrize("op", [op for op in _SHAPES if op not in ("linear_add", "rms_norm_linear_silu_mul")])
-def test_cuts_match_the_reference(op: str, gpu: Device) -> None:
-    _check_candidates(op, gpu, _few(op, gpu.caps))
+@pytest.mark.parametrize("name", [name for name in _SHAPES if name not in ("linear+add", "rms_norm+linear+silu_mul")])
+def test_candidates_match_the_reference(name: str, gpu: Device) -> None:
+    _check_candidates(name, gpu, _few(name, gpu.caps))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("op", _SHAPES)
-def test_all_cuts_match_the_reference(op: str, gpu: Device) -> None:
-    _check_candidates(op, gpu, [each.name for each in _candidates(op, gpu.caps)])
+@pytest.mark.parametrize("name", _SHAPES)
+def test_all_candidates_match_the_reference(name: str, gpu: Device) -> None:
+    _check_candidates(name, gpu, [each.name for each in _candidates(name, gpu.caps)])
 
 
 # Who wins ------------------------------------------------------------------------------------------------
@@ -211,27 +227,27 @@ def _graph(*widths: int) -> Graph:
     for i, width in enumerate(widths):
         builder.tensor(f"w{i}", width, 2048, role="weight", format="q4_0")
         builder.tensor(f"y{i}", 1, width)
-        dims = {"M": 1, "K": 2048, "N": width, "format": "q4_0"}
+        dims = {"tokens": 1, "K": 2048, "N": width, "format": "q4_0"}
         builder.add("linear", dims, {"x": "x", "weight": f"w{i}"}, "layer", out=f"y{i}")
     return builder.graph(*(f"y{i}" for i in range(len(widths))))
 
 
 def test_shapes_with_most_bytes_come_first_and_each_once() -> None:
-    found = shapes_of(_graph(4096, 2048, 8192, 2048, 2048, 2048, 2048), LARGE_GPU, "fast")
+    found = shapes_of([_graph(4096, 2048, 8192, 2048), _graph(2048, 2048, 2048)], LARGE_GPU, "fast")
     assert [node.dims["N"] for node in found] == [2048, 8192, 4096]
 
 
 def test_a_load_times_what_is_new_and_keeps_it(monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:
     monkeypatch.setattr(tuner, "BUDGET_SECONDS", 2.0)
     device = TimedDevice("linear", DIMS, lambda name: 1e-5 if name == OTHER else 2e-5)
-    found = tuned(device.device, _graph(8192), "fast")
+    found = tuned(device.device, [_graph(8192)], "fast")
     assert found.entries["fast", KEY].winner == OTHER
     assert read(TIMED_GPU).entries["fast", KEY].winner == OTHER
     device.timed.clear()
-    assert tuned(device.device, _graph(8192), "fast").entries["fast", KEY].winner == OTHER
+    assert tuned(device.device, [_graph(8192)], "fast").entries["fast", KEY].winner == OTHER
     assert device.timed == []
     device.know("linear", DIMS, "exact")
-    assert ("exact", KEY) in tuned(device.device, _graph(8192), "exact").entries
+    assert ("exact", KEY) in tuned(device.device, [_graph(8192)], "exact").entries
     assert set(read(TIMED_GPU).entries) == {("fast", KEY), ("exact", KEY)}
     assert lines() == []
 
@@ -242,9 +258,9 @@ def test_what_does_not_fit_the_budget_is_tried_at_the_next_load(monkeypatch: pyt
     device.know("linear", {**DIMS, "N": 4096}, "fast")
     now = _ticking(monkeypatch, device, 1.0)
     graph = _graph(8192, 4096)
-    assert {key.split("N=")[1][:4] for _, key in tuned(device.device, graph, "fast").entries} == {"8192"}
+    assert {key.split("N=")[1][:4] for _, key in tuned(device.device, [graph], "fast").entries} == {"8192"}
     assert now() <= 2.0
-    assert {key.split("N=")[1][:4] for _, key in tuned(device.device, graph, "fast").entries} == {"8192", "4096"}
+    assert {key.split("N=")[1][:4] for _, key in tuned(device.device, [graph], "fast").entries} == {"8192", "4096"}
     assert now() <= 4.0
 
 
@@ -253,21 +269,21 @@ def test_software_adapters_are_not_timed_but_their_file_is_read(monkeypatch: pyt
     device = TimedDevice("linear", DIMS, lambda name: 1e-5)
     device.caps = replace(TIMED_GPU, kind="software")
     save(device.caps, {("fast", KEY): FOUND})
-    assert set(tuned(device.device, _graph(8192, 4096), "fast").entries) == {("fast", KEY)}
+    assert set(tuned(device.device, [_graph(8192, 4096)], "fast").entries) == {("fast", KEY)}
     assert device.timed == []
 
 
 def test_a_load_survives_what_a_driver_says(monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:
     monkeypatch.setattr(tuner, "BUDGET_SECONDS", 2.0)
     device = TimedDevice("linear", DIMS, lambda name: 1 / 0)
-    assert tuned(device.device, _graph(8192), "fast").entries == {}
+    assert tuned(device.device, [_graph(8192)], "fast").entries == {}
     assert lines() == ["kernels could not be timed, the built-in order is taken: division by zero"]
     assert device.made == 0
 
 
 def test_a_real_device_is_timed(device: Device, timeless_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its timestamps and by the host's clock; few candidates: compiling takes a software adapter a second each."""
-    dims = resolve("linear", {"M": 1, "K": 64, "N": 267})
+    dims = resolve("linear", {"tokens": 1, "K": 64, "N": 267})
     monkeypatch.setattr(timing, "ROTATE_BYTES", 1 << 16)
     for chosen, count in ((device, 2), (timeless_device, 1)):
         few = [each for each in options("linear", dims, device.caps, "exact") if not each.config][:count]
@@ -284,15 +300,15 @@ def test_a_real_device_is_timed(device: Device, timeless_device: Device, monkeyp
 
 def test_a_load_takes_the_winners_and_says_the_same(tmp_path: Path, device: Device) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", kind="f32", layers=1)
-    dims = resolve("linear", {"M": 1, "K": 64, "N": 267})
+    dims = resolve("linear", {"tokens": 1, "K": 64, "N": 267})
     first, other = [each.name for each in options("linear", dims, device.caps, "fast") if not each.config][:2]
     save(device.caps, {("fast", key_of("linear", dims)): Entry(other, first, {other: 1.0, first: 2.0}, True)})
     routes, logits = [], []
     for tune in (False, True):
-        with shaderlm.load(path, device=device, tune=tune, cache="f32") as loaded:
-            assert isinstance(loaded.runner, GpuModel)
-            *_, last = loaded.runner.plan(Step(1, 128, "f32")).launches
-            routes.append(last.route)
+        with load_with(path, device=device, tune=tune, cache="f32") as loaded:
+            assert isinstance(loaded.runner, GpuRunner)
+            products = [each for each in loaded.runner.plan(Head(1, 1, "logits")).launches if each.op == "linear"]
+            routes += [launch.route for launch in products]
             logits.append(loaded.logits([5]))
     assert routes == [first, other]
     assert np.abs(logits[1] - logits[0]).max() < 1e-4
@@ -303,12 +319,12 @@ def test_a_load_takes_the_winners_and_says_the_same(tmp_path: Path, device: Devi
 
 def _smollm2(tuned_: Tuning | None, precision: str = "fast") -> Any:
     made, config = model(SMOLLM2, kind="q4_0")
-    return plan_of(made, config, LARGE_GPU, 1, 256, (), None, precision, tuned_)
+    return plan_of(made, config, LARGE_GPU, 1, (), precision=precision, tuning=tuned_)
 
 
 def _shape(n: int) -> tuple[str, str, str]:
     """A matmul of SmolLM2 in words, its built-in choice, and one of its candidates."""
-    dims = resolve("linear", {"M": 1, "K": 576, "N": n, "format": "q4_0"})
+    dims = resolve("linear", {"tokens": 1, "K": 576, "N": n, "format": "q4_0"})
     first, *rest = [each.name for each in options("linear", dims, LARGE_GPU, "fast")]
     return key_of("linear", dims), first, next(name for name in rest if "/" in name)
 
@@ -345,7 +361,7 @@ def test_a_built_in_choice_that_stays_is_explained() -> None:
     )
 
 
-def test_a_cut_that_there_is_not_is_ignored_with_one_line(lines: Any) -> None:
+def test_a_configuration_that_there_is_not_is_ignored_with_one_line(lines: Any) -> None:
     shapes = {n: _shape(n) for n in (192, 1536)}
     wrong = {
         ("fast", key): Entry("gemv/7x7x7", first, {"gemv/7x7x7": 4.0, first: 5.0}, True)
@@ -353,6 +369,6 @@ def test_a_cut_that_there_is_not_is_ignored_with_one_line(lines: Any) -> None:
     }
     known = Tuning(wrong, "FILE")
     assert describe(_smollm2(known)) == describe(_smollm2(None))
-    assert lines() == [f"tuning of {shapes[192][0]} is ignored: gemv is not config as '7x7x7'"]
+    assert lines() == [f"tuning of {shapes[192][0]} is ignored: gemv has no launch configuration '7x7x7'"]
     said = describe_choices(_smollm2(known), known, "fast")
     assert f"  {shapes[192][1]}, built-in order: gemv/7x7x7 won, but cannot be taken here" in said

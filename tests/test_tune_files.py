@@ -20,7 +20,7 @@ from shaderlm.compile.tuning import Entry, kernels_version, path_of, read, save
 
 from .timed_devices import TIMED_GPU
 
-KEY = "linear M=1 K=2048 N=8192 format=q4_0 bias=False"
+KEY = "linear tokens=1 K=2048 N=8192 format=q4_0 bias=False"
 FOUND = Entry("gemv/128x32x2", "gemv_int16", {"gemv/128x32x2": 4.0, "gemv_int16": 5.0, "gemv": 4.5}, True)
 
 
@@ -160,11 +160,10 @@ def test_a_file_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, 
     path = save(TIMED_GPU, {("fast", KEY): FOUND})
     assert path is not None
 
-    def full(self: Path, text: str, **_: Any) -> int:
-        self.write_bytes(text.encode()[:20])
-        raise OSError(28, "No space left on device", str(self))
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     assert save(TIMED_GPU, {("exact", KEY): FOUND}) is None
     assert "No space left on device" in lines()[0]
     assert read(TIMED_GPU).entries == {("fast", KEY): FOUND}

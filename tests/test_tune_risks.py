@@ -41,7 +41,7 @@ def test_auto_is_one_word_however_it_is_written(
     monkeypatch.setattr(planning, "tune_shapes", lambda *_: iter(()))
     monkeypatch.setattr(device, "caps", replace(device.caps, kind="software"))
     with pytest.raises(DeviceError, match="gains nothing"):
-        list(planning.tune(tiny, device=word))
+        list(planning.tune(*planning.read_header(tiny), device=word))
 
 
 def test_threads_that_keep_entries_at_once(device: Device, caplog: pytest.LogCaptureFixture) -> None:
@@ -49,7 +49,7 @@ def test_threads_that_keep_entries_at_once(device: Device, caplog: pytest.LogCap
 
     def keep(k: int) -> None:
         for n in range(1, 11):
-            save(device.caps, {("fast", f"linear M=1 K={32 * k} N={n} format=q4_0 bias=False"): ENTRY})
+            save(device.caps, {("fast", f"linear tokens=1 K={32 * k} N={n} format=q4_0 bias=False"): ENTRY})
 
     threads = [threading.Thread(target=keep, args=(k,)) for k in range(1, 5)]
     for thread in threads:

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from shaderlm.compile import lower
+from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import KernelError
-from shaderlm.gpu import Device, DeviceCaps, Program, Step
+from shaderlm.gpu import Copy, Device, DeviceCaps, Program, Step
 from shaderlm.kernels import Dims, Option, options
-
-from .test_plan import LARGE_GPU
 
 TIMED_GPU = replace(LARGE_GPU, name="Timed GPU 1", driver="driver 1")
 
@@ -37,8 +36,8 @@ class TimedDevice:
         """Recognise the programs of a shape."""
         found = options(op, dims, self.caps, precision)
         for option in found:
-            route = replace(option.route, launch_list=lambda *_, launch_list=option.launch_list: launch_list)
-            self._names[lower(route, dims, self.caps, {}).steps[0].source] = option.name
+            made = lower(option.route, dims, self.caps, {}, launch_list=option.launch_list)
+            self._names[made.steps[0].source] = option.name
         return found
 
     def compile(self, steps: Iterable[Step]) -> None:
@@ -55,15 +54,21 @@ class TimedDevice:
 
         return SimpleNamespace(size=contents if isinstance(contents, int) else contents.nbytes, destroy=destroy)
 
-    def copy(self, source: Any, target: Any, nbytes: int) -> None:
-        assert nbytes <= source.size
-        assert nbytes <= target.size
+    def copy(self, *copies: Copy) -> None:
+        for each in copies:
+            assert each.nbytes <= min(each.source.size, each.target.size)
 
-    def load(self, program: Program, shared: Any = None) -> Any:
+    def bind(self, program: Program, shared: Any = None) -> Any:
         own = {name: self.buffer(contents) for name, contents in program.buffers.items() if name not in (shared or {})}
-        return SimpleNamespace(program=program, buffers={**(shared or {}), **own})
+        buffers = {**(shared or {}), **own}
 
-    def time(self, queue: Sequence[Any], heat: Sequence[Any] = ()) -> float:
-        names = [self._names.get(loaded.program.steps[0].source, "") for loaded in queue]
+        def release() -> None:
+            for buffer in buffers.values():
+                buffer.destroy()
+
+        return SimpleNamespace(program=program, buffers=buffers, release=release)
+
+    def time(self, programs: Sequence[Any], warm_up: Sequence[Any] = ()) -> float:
+        names = [self._names.get(bound.program.steps[0].source, "") for bound in programs]
         self.timed += sorted(set(names) - {""})
         return sum(self._seconds(name) if name else 1e-4 for name in names)

@@ -90,6 +90,11 @@ def tiny_tokens() -> list[str]:
     return [*alphabet, *(merge.replace(" ", "") for merge in _MERGES), *SPECIAL]
 
 
+def tiny_metadata() -> dict[str, Any]:
+    """The metadata of a tiny llama, without a file."""
+    return _metadata("llama", {"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 96}, 2, 128, True)
+
+
 # What files of an architecture say beside what all of them do: as their converters write it.
 _OWN: Mapping[str, Callable[[Mapping[str, int]], dict[str, Any]]] = {
     "llama": lambda size: {

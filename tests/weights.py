@@ -9,15 +9,15 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
-from shaderlm.formats.blocks import BLOCKS
-from shaderlm.graph.ops import FORMATS
+from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 
 Array = NDArray[Any]
 
 
 def whole_k(k: int, kind: str) -> int:
     """K rounded up to what the format wants."""
-    return -(-k // FORMATS[kind]) * FORMATS[kind]
+    multiple = WEIGHT_FORMATS[kind].block_weights
+    return -(-k // multiple) * multiple
 
 
 def make_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> tuple[Array, Array]:
@@ -35,7 +35,7 @@ def make_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> tuple[Ar
 
 def _super_blocks(rng: np.random.Generator, kind: str, n: int, k: int) -> Array:
     """Random quants and scales under f16 factors that keep the weights small; not so small as to be subnormal."""
-    weights, nbytes = BLOCKS[kind]
+    weights, nbytes = WEIGHT_FORMATS[kind].block_weights, WEIGHT_FORMATS[kind].block_bytes
     raw = rng.integers(0, 256, (n, k // weights, nbytes), np.uint8)
     unit = max(1 / (256 * np.sqrt(k)), 2.0**-13)
     factors = rng.uniform(0.5 * unit, unit, (n, k // weights, 2)) * [1, 8]

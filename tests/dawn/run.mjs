@@ -1,4 +1,4 @@
-// Runs composed WGSL programs under Dawn, the WebGPU implementation in Chrome.
+// Runs plans saved as JSON (docs/plans.md) under Dawn, the WebGPU implementation in Chrome.
 //
 //   node run.mjs MANIFEST.json DATA.bin RESULTS.json RESULTS.bin
 //
@@ -6,13 +6,9 @@
 //   {"programs": [{
 //     "name": str,
 //     "mode": "run" | "compile",
-//     "features": [WebGPU feature names],
-//     "buffers": {name: {"size": bytes, "data": [offset, length] in DATA.bin | null}},
-//     "steps": [{"label": str, "source": WGSL with the entry point "main",
-//                "bindings": [{"buffer": name, "type": "read-only-storage" | "storage" | "uniform"}],
-//                "grid": [x, y, z]}],
-//     "outputs": [buffer names]}]}
-//   Bindings stand in the order of their numbers in group 0.
+//     "plan": a plan of format 1, composed for the target "browser",
+//     "data": {buffer name: [offset, length] in DATA.bin}}]}
+//   Buffers without data start as zeros; parameters are in the plan. A buffer is as long as its data, or as the plan says.
 //
 // RESULTS.json
 //   {"adapter": {vendor, architecture, device, description, features, limits},
@@ -33,6 +29,8 @@ Object.assign(globalThis, globals);
 // Workgroup memory is not zeroed first: no kernel may rely on that, and SwiftShader takes ten times as long to
 // compile the zeroing as the kernel.
 const BACKENDS = { run: ['enable-dawn-features=disable_workgroup_init'], compile: ['backend=null'] };
+const FORMAT = 1; // of plans
+const FEATURES = { f16: 'shader-f16', subgroups: 'subgroups' }; // as plans call them, as WebGPU does
 const BINDING_TYPES = ['read-only-storage', 'storage', 'uniform'];
 const SCOPES = ['validation', 'out-of-memory', 'internal'];
 const CONTEXT_LINES = 3;
@@ -164,10 +162,10 @@ async function makePipeline(device, { label, source, bindings }) {
   const groupLayout = await scoped(device, 'bind group layout', () =>
     device.createBindGroupLayout({
       label,
-      entries: bindings.map(({ type }, binding) => ({
+      entries: bindings.map(({ access }, binding) => ({
         binding,
         visibility: GPUShaderStage.COMPUTE,
-        buffer: { type },
+        buffer: { type: access },
       })),
     }),
   );
@@ -183,14 +181,34 @@ async function makePipeline(device, { label, source, bindings }) {
 
 /** The step's pipeline, from the cache when a step with this source and these binding types came before. */
 function pipelineFor({ device, pipelines }, step) {
-  const key = JSON.stringify([step.source, step.bindings.map(({ type }) => type)]);
+  const key = JSON.stringify([step.source, step.bindings.map(({ access }) => access)]);
   if (!pipelines.has(key)) pipelines.set(key, makePipeline(device, step));
   return pipelines.get(key); // A promise, so a failure is cached as well.
 }
 
 // ---- programs -------------------------------------------------------------------------------------
 
-/** Throws when the program asks for something the manifest format does not have. */
+/** What a plan runs: WebGPU's features, buffers with their contents, steps with their shaders. */
+function programOf({ mode, plan, data }) {
+  if (plan?.format !== FORMAT || plan.target !== 'browser') {
+    throw new Error(`expected a plan of format ${FORMAT} for "browser", got ${plan?.format} for "${plan?.target}"`);
+  }
+  const features = plan.features.map((name) => FEATURES[name]);
+  if (features.includes(undefined)) throw new Error(`the plan needs ${plan.features}; known: ${Object.keys(FEATURES)}`);
+  const buffers = {};
+  for (const [name, { bytes, words }] of Object.entries(plan.buffers)) {
+    const given = data[name] ?? null;
+    const size = Math.max(16, Math.ceil(Math.max(bytes, given ? given[1] : 0) / 16) * 16);
+    buffers[name] = { size, data: given, words };
+  }
+  const steps = plan.steps.map(({ shader, bindings, grid }) => {
+    const { label, wgsl } = plan.shaders[shader];
+    return { label, source: `${wgsl.join('\n')}\n`, bindings, grid };
+  });
+  return { mode, features, buffers, steps, outputs: mode === 'run' ? plan.outputs : [] };
+}
+
+/** Throws when the program asks for something that is not there. */
 function check({ mode, buffers, steps, outputs }) {
   if (!Object.hasOwn(BACKENDS, mode)) {
     throw new Error(`mode is ${JSON.stringify(mode)}; expected "run" or "compile"`);
@@ -198,10 +216,10 @@ function check({ mode, buffers, steps, outputs }) {
   const known = (name) => Object.hasOwn(buffers, name);
   const names = Object.keys(buffers).join(', ') || 'none';
   for (const { label, bindings } of steps) {
-    bindings.forEach(({ buffer, type }, i) => {
+    bindings.forEach(({ buffer, access }, i) => {
       const where = `step ${label}: binding ${i}`;
-      if (!BINDING_TYPES.includes(type)) {
-        throw new Error(`${where} has type ${JSON.stringify(type)}; expected ${BINDING_TYPES.join(', ')}`);
+      if (!BINDING_TYPES.includes(access)) {
+        throw new Error(`${where} has the access ${JSON.stringify(access)}; expected ${BINDING_TYPES.join(', ')}`);
       }
       if (mode === 'run' && !known(buffer)) {
         throw new Error(`${where} names the buffer ${JSON.stringify(buffer)}; the program has ${names}`);
@@ -252,10 +270,11 @@ async function execute(entry, program, pipelines, dataFd, sink) {
   };
   try {
     const buffers = {};
-    for (const [name, { size, data }] of Object.entries(program.buffers)) {
+    for (const [name, { size, data, words }] of Object.entries(program.buffers)) {
       await scoped(device, `buffer ${name}`, () => {
         buffers[name] = createBuffer(name, size, STORAGE | UNIFORM | COPY_SRC | COPY_DST);
         if (data) device.queue.writeBuffer(buffers[name], 0, readData(dataFd, data));
+        if (words) device.queue.writeBuffer(buffers[name], 0, new Uint32Array(words));
       });
     }
 
@@ -266,7 +285,10 @@ async function execute(entry, program, pipelines, dataFd, sink) {
         device.createBindGroup({
           label,
           layout: groupLayout,
-          entries: bindings.map(({ buffer }, binding) => ({ binding, resource: { buffer: buffers[buffer] } })),
+          entries: bindings.map(({ buffer, offset, size }, binding) => ({
+            binding,
+            resource: { buffer: buffers[buffer], offset, size },
+          })),
         }),
       );
       const dispatch = (pass) => {
@@ -311,7 +333,8 @@ function failIfStray(entry) {
   if (entry.stray.length) throw new Error(entry.stray.splice(0).join('\n'));
 }
 
-async function runProgram(program, dataFd, sink) {
+async function runProgram(given, dataFd, sink) {
+  const program = programOf(given);
   check(program);
   const entry = await deviceFor(program.mode, program.features);
   entry.stray.length = 0; // What an earlier program left behind is not this one's failure.

@@ -1,4 +1,4 @@
-"""Adapters, devices, limits, pipelines, time, threads, folded grids and weights over several bindings."""
+"""Adapters, devices, limits, pipelines, time, threads and folded grids."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any
+from copy import copy
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,16 +15,17 @@ import pytest
 from shaderlm import ops
 from shaderlm.errors import DeviceError, InputError, KernelError, RouteError
 from shaderlm.formats import blocks
-from shaderlm.gpu import Adapter, Device, Program, Slot, Step, adapters, open_device, release
-from shaderlm.gpu import device as device_module
+from shaderlm.gpu import Adapter, Device, adapters, open_device, opening, preferred_adapter
 from shaderlm.gpu.adapters import choose
-from shaderlm.gpu.caps import KINDS
-from shaderlm.gpu.mailbox import Mailbox, ThroughClasses, ThroughHandles
-from shaderlm.gpu.record import recorder, through_classes, through_handles
+from shaderlm.gpu.device import FEATURES
+from shaderlm.gpu.wgpu_native.adapter import _FEATURES, _LIMITS
+from shaderlm.gpu.wgpu_native.bindings import ffi
+from shaderlm.gpu.wgpu_native.library import library
 from shaderlm.graph import reference
 from shaderlm.kernels import fold
 
 from .compare import assert_close
+from .gpu_programs import adding, program
 
 F32, F16 = np.float32, np.float16
 
@@ -33,40 +34,37 @@ def floats(seed: int, *shape: int) -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(F32)
 
 
+def native_features(device: Device) -> set[str]:
+    """What the library says of a device."""
+    lib, handle = library(), cast("Any", device._native)._handle
+    return {name for name, feature in _FEATURES.items() if lib.wgpuDeviceHasFeature(handle, getattr(lib, feature))}
+
+
 @pytest.fixture
 def opened(pytestconfig: pytest.Config) -> Callable[..., Device]:
     """Opens the adapter that the tests run on, less something."""
     return lambda **less: open_device(pytestconfig.getoption("--device"), **less)
 
 
-def adding(label: str, one: str = "1.0", threads: str = "1u") -> str:
-    return f"""
-    @group(0) @binding(0) var<storage, read_write> out: array<f32>;
-    @compute @workgroup_size({threads})
-    fn main() {{ out[0] = out[0] + {one}; }}  // {label}
-    """
-
-
-def program(source: str, grid: tuple[int, int, int] = (1, 1, 1), nbytes: int = 16, steps: int = 1) -> Program:
-    step = Step("adding", source, (Slot("out", "storage"),), grid)
-    return Program({"out": nbytes}, (step,) * steps, ("out",))
-
-
 def forget_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if no device had been opened yet."""
-    for name in ("_by_number", "_number_of"):
-        monkeypatch.setattr(device_module, name, {})
+    for name in ("_open", "_chosen"):
+        monkeypatch.setattr(opening, name, {})
 
 
 # Choice --------------------------------------------------------------------------------------------------
 
 
 def test_adapters_come_best_first() -> None:
-    found = adapters()
-    assert [adapter.number for adapter in found] == list(range(len(found)))
-    kinds = [KINDS.index(adapter.caps.kind) for adapter in found]
-    assert kinds == sorted(kinds)
-    assert choose(None).caps == choose("auto").caps == found[0].caps
+    found = [adapter.caps for adapter in adapters()]
+    software = [caps.software for caps in found]
+    assert software == sorted(software)
+    for kind in (True, False):
+        opengl = [caps.backend == "OpenGL" for caps in found if caps.software is kind]
+        assert opengl == sorted(opengl), "the last resort of its kind"
+    best = preferred_adapter()
+    assert best is not None
+    assert choose(None).caps == choose("auto").caps == best.caps == found[0]
 
 
 def test_choice_by_number_kind_and_name() -> None:
@@ -111,7 +109,10 @@ def test_names_of_one_adapter_share_a_device() -> None:
 
 def test_two_adapters_of_one_model_are_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two equal cards have equal caps; the second number must not give the first card."""
-    twins = [Adapter(number, adapters()[0].caps, adapters()[0].native) for number in range(2)]
+    one, other = (copy(adapters()[0].native) for _ in range(2))
+    other.key = ("modern", 99)
+    twins = [Adapter(native.caps, native) for native in (one, other)]
+    monkeypatch.setattr(sys.modules[choose.__module__], "_modern", lambda: twins)
     monkeypatch.setattr(sys.modules[choose.__module__], "adapters", lambda: twins)
     forget_devices(monkeypatch)
     assert open_device("1") is not open_device("0")
@@ -123,11 +124,12 @@ def test_two_adapters_of_one_model_are_two_devices(monkeypatch: pytest.MonkeyPat
 def test_without_switches_features_off(opened: Callable[..., Device], device: Device) -> None:
     bare = opened(without=("subgroups", "f16", "timestamps"))
     assert (bare.caps.subgroups, bare.caps.f16, bare.caps.timestamps) == (False, False, False)
-    assert not {"subgroup", "shader-f16", "timestamp-query"} & set(bare._native.features)
-    loaded = bare.load(program(adding("no timestamps")))
+    assert not native_features(bare) & {"subgroups", "f16", "timestamps"}
+    assert native_features(device) == {name for name in FEATURES if getattr(device.caps, name)}
+    bound = bare.bind(program(adding("no timestamps")))
     with pytest.raises(DeviceError, match="no timestamp queries"):
-        bare.time([loaded])
-    release(loaded)
+        bare.time([bound])
+    bound.release()
     one = opened(without=("timestamps",))
     assert (one.caps.subgroups, one.caps.f16) == (device.caps.subgroups, device.caps.f16)
     assert ops.rms_norm(floats(0, 2, 8), None, device=bare).shape == (2, 8)
@@ -154,10 +156,11 @@ def test_limits_are_those_of_the_native_device(opened: Callable[..., Device], de
     limits = {"max_binding": 1 << 18, "max_buffer": 1 << 20, "max_workgroups": 9, "max_invocations": 64}
     limits |= {"max_workgroup_memory": 4096, "max_storage_buffers": 5}
     small = opened(limits=limits)
-    native = small._native.limits
+    native = ffi.new("WGPULimits *")
+    library().wgpuDeviceGetLimits(cast("Any", small._native)._handle, native)
     for name, value in limits.items():
         assert getattr(small.caps, name) == value
-        assert native[device_module._LIMITS[name]] == value
+        assert getattr(native, _LIMITS[name]) == value
     assert opened(limits={"max_binding": 1 << 62}).caps.max_binding == device.caps.max_binding
 
 
@@ -176,7 +179,7 @@ def test_lowered_limits_are_enforced(opened: Callable[..., Device]) -> None:
     small.run(program(adding("threads", threads="32u")))
     with pytest.raises(KernelError, match="adding"):
         small.run(program(adding("threads", threads="33u")))
-    shape = {"M": 5, "K": 64, "N": 8, "device": small}
+    shape = {"tokens": 5, "K": 64, "N": 8, "device": small}
     reasons = {verdict.route: verdict.reason for verdict in ops.explain("linear", **shape)}
     assert "threads per workgroup, the limit is 32" in reasons["tile_shared"]
 
@@ -184,7 +187,7 @@ def test_lowered_limits_are_enforced(opened: Callable[..., Device]) -> None:
 def test_workgroup_memory_is_a_reason_not_to_take_a_route(opened: Callable[..., Device]) -> None:
     """wgpu itself does not check this limit."""
     small = opened(limits={"max_workgroup_memory": 4096})
-    verdicts = ops.explain("linear", M=5, K=64, N=8, device=small)
+    verdicts = ops.explain("linear", tokens=5, K=64, N=8, device=small)
     reason = next(verdict.reason for verdict in verdicts if verdict.route == "tile_shared")
     assert "bytes of workgroup memory, the limit is 4,096" in reason
     with pytest.raises(RouteError, match="workgroup memory"):
@@ -234,13 +237,13 @@ def test_activations_up_to_a_limit_that_is_no_multiple_of_16(opened: Callable[..
 def test_a_source_is_compiled_once(opened: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = opened(without=("f16",))
     compiled: list[str] = []
-    inner = fresh._compile
+    inner = fresh._native.create_pipeline
 
-    def counting(step: Step) -> tuple[Any, Any]:
-        compiled.append(step.source)
-        return inner(step)
+    def counting(label: str, source: str, *given: Any) -> Any:
+        compiled.append(source)
+        return inner(label, source, *given)
 
-    monkeypatch.setattr(fresh, "_compile", counting)
+    monkeypatch.setattr(fresh._native, "create_pipeline", counting)
     one, two = adding("one"), adding("two")
     assert fresh.run(program(one, steps=3))["out"].view(F32)[0] == 3.0
     assert fresh.run(program(one))["out"].view(F32)[0] == 1.0
@@ -266,14 +269,14 @@ def test_time_is_positive_and_below_the_wall_clock(clock: str, device: Device) -
         out[id.x] = sum;
     }
     """
-    loaded = device.load(program(source, (16, 1, 1), nbytes=4 * 16 * 64))
+    bound = device.bind(program(source, (16, 1, 1), nbytes=4 * 16 * 64))
     measure = getattr(device, clock)
-    measure([loaded])  # compiles and warms up
+    measure([bound])  # compiles and warms up
     start = time.perf_counter()
-    once = measure([loaded])
+    once = measure([bound])
     wall = time.perf_counter() - start
-    one, sixteen = (min(measure([loaded] * count) for _ in range(3)) for count in (1, 16))
-    release(loaded)
+    one, sixteen = (min(measure([bound] * count) for _ in range(3)) for count in (1, 16))
+    bound.release()
     assert 0 < once <= wall
     # The host's clock also counts the submission, which on a fast GPU is most of it.
     assert sixteen > (2 * one if clock == "time" else 0), f"one program {one:.6f} s, sixteen {sixteen:.6f} s"
@@ -327,62 +330,26 @@ def test_grids_fold_on_a_small_device(small_device: Device) -> None:
         ops.rms_norm(floats(0, 50, 20), None, device=small_device)
 
 
-# Recording -----------------------------------------------------------------------------------------------
+# Early -----------------------------------------------------------------------------------------------------------
 
 
-def test_both_ways_of_recording_run_the_same(device: Device) -> None:
-    loaded = device.load(program(adding("recorded"), steps=3))
-    for way, expected in ((through_handles, 3.0), (through_classes, 6.0)):
-        recorded = way(loaded.steps)
-        assert recorded is not None
-        device.submit([replace(loaded, encode=recorded)])
-        assert device.read(loaded.buffers["out"], 4).view(np.float32)[0] == expected
-    release(loaded)
+def test_a_device_is_opened_early_once(
+    monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config, device: Device
+) -> None:
+    """Whoever opens it afterwards gets the same; what does not exist is an error there."""
+    spec = pytestconfig.getoption("--device") or device.caps.name
+    forget_devices(monkeypatch)
+    monkeypatch.setattr(opening, "_begun", set())
+    made: list[Device] = []
 
+    def counted(*given: Any, **named: Any) -> Device:
+        made.append(Device(*given, **named))
+        return made[-1]
 
-def test_a_wgpu_without_handles_is_recorded_through_its_classes() -> None:
-    """Objects that do not have wgpu's private handle: then the public functions are called."""
-    said: list[Any] = []
-
-    class Pass:
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *given: said.append((name, *given))
-
-    assert through_handles([("pipeline", "group", (1, 2, 3))]) is None
-    recorder([("pipeline", "group", (1, 2, 3))])(Pass())
-    wanted = [("set_pipeline", "pipeline"), ("set_bind_group", 0, "group"), ("dispatch_workgroups", 1, 2, 3)]
-    assert said == wanted
-
-
-# Letters -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", [ThroughHandles, ThroughClasses])
-def test_letters_bring_what_was_there_when_they_were_posted(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several under way, opened out of order, and buffers used again."""
-    device = Device(choose(None))
-    native = device._native
-    post = way(native) if way is ThroughHandles else way()
-    monkeypatch.setattr(device, "_mailbox", Mailbox(native, post))
-    loaded = device.load(program(adding("letters")))
-    try:
-        for first in (1.0, 5.0):
-            letters = [device.submit([loaded], post=loaded.buffers["out"]) for _ in range(4)]
-            opened = {i: letters[i].open().view(np.float32)[0] for i in (0, 2, 1, 3)}  # type: ignore[union-attr]
-            assert opened == {i: first + i for i in range(4)}
-    finally:
-        release(loaded)
-
-
-def test_a_wgpu_without_native_functions_posts_through_its_classes() -> None:
-    assert isinstance(Mailbox(object())._post, ThroughClasses)
-
-
-def test_a_letter_that_cannot_be_mapped_is_a_device_error(device: Device) -> None:
-    loaded = device.load(program(adding("lost letter")))
-    letter = device.submit([loaded], post=loaded.buffers["out"])
-    assert letter is not None
-    letter.open()
-    with pytest.raises(DeviceError, match="did not come back"):
-        letter.open()  # its buffer is no longer mapped
-    release(loaded)
+    monkeypatch.setattr(opening, "Device", counted)
+    for name in (spec, spec, "no such adapter", "cpu"):
+        opening.begin_opening(name)
+    assert open_device(spec) is open_device(spec)
+    assert len(made) == 1
+    with pytest.raises(DeviceError, match="no adapter matches"):
+        open_device("no such adapter")

@@ -1,0 +1,120 @@
+"""Shapes of the ops that read a token batch: dims, and for attention the rows of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .attention_operands import Stretch
+
+Row = tuple[str, tuple[tuple[str, Any], ...], tuple[Stretch, ...]]
+
+# Query heads, kv heads, values of a head, rows, keys of the last row; f32 and f16, a scale for some.
+_ONE_SEQUENCE: tuple[tuple[Any, ...], ...] = (
+    (6, 2, 8, 4, 4), (4, 4, 16, 3, 3), (8, 4, 4, 5, 5), (6, 2, 8, 2, 4), (24, 8, 128, 128, 128), (32, 8, 64, 1, 4096),
+    (32, 8, 64, 1, 8192), (32, 8, 64, 128, 128), (32, 8, 64, 512, 512), (32, 8, 64, 2048, 2048), (9, 3, 64, 1, 300),
+    (9, 3, 64, 37, 48), (9, 3, 64, 1, 1), (1, 1, 1, 1, 1), (7, 1, 5, 1, 65), (20, 2, 12, 1, 129),
+    (10, 5, 80, 9, 39, 0.25), (3, 3, 130, 2, 33), (2, 1, 512, 1, 33), (16, 1, 256, 1, 64), (32, 8, 128, 1, 512),
+    (32, 8, 128, 1, 2100), (32, 8, 128, 1, 64), (32, 8, 64, 1, 64), (32, 8, 64, 1, 700),
+)  # fmt: skip
+# The shapes matter to the kernels, not to what a cache is made of: f32 has them all, f16 these without --all.
+F16_SHAPES = {
+    (6, 2, 8, 4, 4), (9, 3, 64, 1, 300), (9, 3, 64, 37, 48), (1, 1, 1, 1, 1), (7, 1, 5, 1, 65), (10, 5, 80, 9, 39),
+    (3, 3, 130, 2, 33), (2, 1, 512, 1, 33), (32, 8, 128, 1, 2100),
+}  # fmt: skip
+_MORE: tuple[tuple[Any, ...], ...] = (
+    (2, 1, 516, 2, 3), (9, 3, 64, 1, 1024), (9, 3, 64, 1, 4096), (32, 8, 64, 1, 128), (32, 8, 128, 1, 128),
+    (32, 8, 128, 1, 1), (9, 3, 64, 1, 171), (2, 1, 512, 9, 33), (1, 1, 256, 17, 20), (2, 2, 4, 1, 8200),
+    (35, 1, 4, 3, 70), (4, 1, 128, 4, 300),
+)  # fmt: skip
+
+# Edges of pages, rows alone.
+_EDGES = ((0, 0, 1), (1, 126, 1), (2, 127, 1), (3, 128, 1))
+# A run that crosses a page and tiles of keys, rows that belong to none, and others of the same sequences.
+_RUNS = ((0, 120, 9), (1, 3, 1), (2, 129, 2), (1, 9, 1), (3, 0, 8))
+# Tiles of rows with several runs, which begin and end anywhere in them.
+_MANY = ((0, 0, 8), (1, 5, 1), (2, 60, 40), (3, 250, 10), (4, 63, 7), (5, 31, 1), (3, 300, 2), (6, 1, 19))
+_SPLIT = ((0, 600, 1), (1, 20, 1), (2, 511, 1), (3, 512, 1), (4, 2047, 1))
+_SPLIT_RUNS = ((0, 590, 9), (1, 700, 1), (2, 11, 1), (3, 500, 13))
+_LONG = ((0, 8300, 1), (1, 2500, 1), (2, 1000, 1), (3, 40, 1))
+_LONG_RUNS = ((0, 2500, 1), (1, 40, 1), (2, 2043, 9))
+_OF_MODELS = ((3, 1, 64), (4, 1, 64), (4, 1, 128))
+
+# Heads, rows that there is room for, context class, rows of the batch.
+_BATCHES: tuple[tuple[tuple[int, int, int], int, str, tuple[Stretch, ...], str], ...] = (
+    *(((9, 3, 64), 1, "single_pass", ((0, position, 1),), "f32") for position in (0, 127, 128, 300)),
+    ((9, 3, 64), 1, "single_pass", ((0, 129, 1),), "f16"),
+    ((6, 2, 8), 4, "single_pass", _EDGES, "f32"),
+    ((6, 2, 8), 7, "single_pass", _EDGES, "f16"),
+    ((4, 1, 80), 6, "single_pass", _EDGES, "f32"),
+    ((6, 2, 8), 25, "single_pass", _RUNS, "f32"),
+    ((7, 1, 64), 21, "single_pass", _RUNS, "f16"),
+    ((1, 1, 256), 22, "single_pass", _RUNS, "f32"),
+    ((2, 1, 512), 21, "single_pass", _RUNS, "f32"),
+    ((4, 4, 4), 90, "single_pass", _MANY, "f32"),
+    ((3, 1, 128), 90, "split", _MANY, "f32"),
+    ((16, 1, 20), 88, "single_pass", _MANY, "f16"),
+    ((4, 2, 16), 8, "split", _SPLIT, "f32"),
+    ((4, 2, 16), 1, "split", ((0, 700, 1),), "f32"),
+    ((6, 2, 8), 40, "split", _SPLIT_RUNS, "f32"),
+    ((2, 1, 4), 5, "long_split", _LONG, "f32"),
+    ((2, 2, 4), 1, "long_split", ((0, 8255, 1),), "f16"),
+    ((2, 1, 4), 1, "long_split", ((0, 2048, 1),), "f32"),
+    # The heads of models, a prompt beside rows of every length.
+    *((heads, 40, "split", _SPLIT_RUNS, "f32") for heads in _OF_MODELS),
+    *((heads, 12, "long_split", _LONG_RUNS, "f32") for heads in _OF_MODELS),
+    # The same with a cache as models have it.
+    ((4, 1, 64), 1, "split", ((0, 600, 1),), "f16"),
+    ((4, 1, 64), 1, "long_split", ((0, 2100, 1),), "f16"),
+    ((4, 1, 128), 1, "single_pass", ((0, 200, 1),), "f16"),
+    ((4, 1, 128), 1, "split", ((0, 300, 1),), "f16"),
+    ((4, 1, 128), 1, "long_split", ((0, 2100, 1),), "f16"),
+    ((4, 1, 128), 16, "long_split", _LONG_RUNS, "f16"),
+)
+
+
+def _one_sequence() -> Iterator[Row]:
+    names = ("Hq", "Hkv", "D", "tokens", "keys", "cache", "scale")
+    shapes = [(shape, "f32") for shape in (*_ONE_SEQUENCE, *_MORE)] + [(shape, "f16") for shape in _ONE_SEQUENCE]
+    for (hq, hkv, d, tokens, keys, *scale), cache in shapes:
+        yield "attention", tuple(zip(names, (hq, hkv, d, tokens, keys, cache, *scale), strict=False)), ()
+
+
+def _batches() -> Iterator[Row]:
+    names = ("Hq", "Hkv", "D", "tokens", "context", "cache", "paged")
+    for heads, tokens, context, stretches, cache in _BATCHES:
+        yield "attention", tuple(zip(names, (*heads, tokens, context, cache, True), strict=True)), stretches
+
+
+def _rows(op: str, names: str, rows: Iterable[tuple[Any, ...]]) -> Iterator[Row]:
+    for row in rows:
+        yield op, tuple(zip(names.split(), row, strict=False)), ()
+
+
+ROWS: list[Row] = [
+    *_one_sequence(),
+    *_batches(),
+    *_rows(
+        "kv_write",
+        "tokens Hkv D cache",
+        [(1, 1, 1, "f32"), (5, 3, 64, "f32"), (4, 2, 10, "f16"), (1, 2, 8, "f16"), (40, 3, 12, "f32")],
+    ),
+    *_rows(
+        "rope_kv_write",
+        "tokens Hq Hkv D rotary interleaved cache q_first q_stride k_first k_stride v_first v_stride",
+        [
+            (1, 9, 3, 64, 64, True, "f32"), (5, 6, 2, 8, 8, False, "f32"), (3, 4, 4, 12, 4, True, "f16"),
+            (7, 2, 1, 20, 8, False, "f16"), (4, 9, 3, 64, 64, True, "f32", 0, 960, 576, 960, 768, 960),
+            (2, 4, 2, 16, 16, False, "f16", 0, 96, 64, 96, 0, 32),
+        ],
+    ),
+    *_rows(
+        "rope",
+        "tokens H D rotary interleaved",
+        [
+            (*shape, order)
+            for order in (False, True)
+            for shape in ((1, 1, 2, 2), (5, 3, 16, 12), (1, 9, 64, 64), (70, 2, 130, 64), (3, 32, 128, 128))
+        ],
+    ),
+]  # fmt: skip

@@ -1,0 +1,63 @@
+"""`./dev`: what it prints while it sets things up. Nothing is installed: the environment's Python is a script."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PYTHON = """#!/bin/sh
+case "$*" in
+  *"-m pip install"*) echo "pip says a lot"; echo "pip warns" >&2; exit {code} ;;
+  *"-m pip --version"*) ;;
+  *"shaderlm.gpu.probe"*) echo "An Adapter (software, Vulkan)" ;;
+  *) exec "{real}" "$@" ;;
+esac
+"""
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="a shell script")
+
+
+def setup(tmp_path: Path, code: int) -> subprocess.CompletedProcess[str]:
+    """`./dev setup` in a folder where pip ends with this code."""
+    shutil.copy(ROOT / "dev", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON.format(code=code, real=sys.executable), encoding="utf-8")
+    python.chmod(0o755)
+    return subprocess.run([tmp_path / "dev", "setup"], capture_output=True, text=True, timeout=60)
+
+
+def test_pip_is_quiet_when_all_goes_well(tmp_path: Path) -> None:
+    done = setup(tmp_path, 0)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout == "== Installing shaderlm and its tools into .venv\nAn Adapter (software, Vulkan)\n"
+
+
+def test_what_pip_says_is_shown_when_it_fails(tmp_path: Path) -> None:
+    done = setup(tmp_path, 3)
+    assert done.returncode == 3
+    assert done.stderr.startswith("pip says a lot\npip warns\ndev: pip could not install what pyproject.toml names")
+    assert not (tmp_path / ".venv" / ".installed").exists(), "the next run tries again"
+
+
+def test_help_names_every_option_of_the_tests() -> None:
+    done = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    for option in ("--quick", "--all", "--dawn", "--browser"):
+        assert option in done.stdout
+
+
+def test_workers_see_the_groups_of_tests(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist adds a test's group to its name. With a pytest that it does not know, every test is for itself."""
+    worker = getattr(request.config, "workerinput", None)
+    if worker is not None and "loadgroup" in worker["mainargv"]:
+        reason = "this pytest ignores the groups of pytest-xdist; `./dev setup` installs one that does not"
+        assert request.node.nodeid.endswith("@test_dev"), reason

@@ -1,0 +1,219 @@
+"""Generations without a model: read-backs, locks, threads, and what text costs per token."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shaderlm.errors import DeviceError, InputError
+
+from .fake_sessions import FakeRunner, FakeToken, fake_model
+
+END = "<|im_end|>"
+TEXT = "the owl in the night"
+CHAT = [{"role": "user", "content": "hello"}]
+
+
+def fates(runner: FakeRunner) -> set[str]:
+    return {token.fate for token in runner.tokens}
+
+
+# Read-backs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+@pytest.mark.parametrize("chat", [False, True])
+def test_every_token_is_read_or_discarded(ahead: int, chat: bool) -> None:
+    """However the generation ends. What the device sampled beyond the end is discarded, once."""
+
+    def ended(text: str, **options: Any) -> FakeRunner:
+        model, runner = fake_model(text, ahead=ahead)
+        stream = model.stream_chat(CHAT, **options) if chat else model.stream("x", **options)
+        for _ in stream:
+            if options.get("seed") == 1:  # leave it
+                stream.close()
+        assert stream.completion is not None
+        assert fates(runner) <= {"read", "discarded"}
+        assert (len(runner.sessions), runner.sessions[0].closed) == (1, not chat)
+        if chat:  # what is kept is what was said
+            assert runner.sessions[0].length <= len(stream.completion.prompt_ids) + len(stream.completion.ids)
+        return runner
+
+    early = {"read", "discarded"} if ahead > 1 else {"read"}
+    assert fates(ended(TEXT + END, max_tokens=900)) == early
+    assert fates(ended(TEXT, max_tokens=900, stop="owl")) == early
+    assert fates(ended(TEXT, max_tokens=900, seed=1)) == early
+    limited = ended(TEXT, max_tokens=9)
+    assert fates(limited) == {"read"}
+    assert len(limited.tokens) == 9, "nothing beyond max_tokens is computed"
+
+
+@pytest.mark.parametrize("ahead", [2, 3])
+def test_nothing_is_submitted_after_a_stop_token(ahead: int) -> None:
+    model, runner = fake_model(TEXT + END, ahead=ahead)
+    found = model.generate("x")
+    assert (str(found), found.finish_reason) == (TEXT, "stop")
+    assert len(runner.tokens) == len(found.ids) + ahead  # its own, and those under way when it came
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_an_error_discards_what_is_under_way(ahead: int) -> None:
+    model, runner = fake_model(TEXT, ahead=ahead)
+
+    def lost(token: FakeToken) -> None:
+        if len(runner.tokens) > 4:
+            raise DeviceError("lost")
+
+    runner.awaited = lost  # type: ignore[method-assign]
+    stream = model.stream("x")
+    with pytest.raises(DeviceError, match="lost"):
+        list(stream)
+    assert stream.completion is None
+    assert fates(runner) == {"read", "discarded"}
+    assert runner.sessions[0].closed
+
+
+def test_a_stream_that_is_forgotten_gives_its_session_back() -> None:
+    model, runner = fake_model(TEXT)
+    stream = model.stream("x")
+    next(stream)
+    del stream
+    gc.collect()
+    assert runner.sessions[0].closed
+    assert fates(runner) == {"read", "discarded"}
+    model.stream("x")  # never read
+    gc.collect()
+    assert len(runner.sessions) == 1
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(1, 0), (2, 2), (3, 3)])
+def test_the_next_steps_are_submitted_before_the_text_is_made(ahead: int, expected: int) -> None:
+    model, runner = fake_model(TEXT, ahead=ahead)
+    with model.stream("x", max_tokens=100) as stream:
+        for _ in range(5):
+            next(stream)
+            assert [token.fate for token in runner.tokens].count("pending") == expected
+
+
+# Threads and locks ---------------------------------------------------------------------------------------
+
+
+def waiting(runner: FakeRunner) -> tuple[threading.Event, threading.Event]:
+    """Whoever waits for a token says so by the first event, and goes on after the second."""
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def awaited(token: FakeToken) -> None:
+        arrived.set()
+        assert go_on.wait(20)
+
+    runner.awaited = awaited  # type: ignore[method-assign]
+    return arrived, go_on
+
+
+def in_thread(run: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
+    found: list[Any] = []
+
+    def caught() -> None:
+        try:
+            found.append(run())
+        except Exception as problem:
+            found.append(problem)
+
+    thread = threading.Thread(target=caught, daemon=True)
+    thread.start()
+    return thread, found
+
+
+def test_no_lock_of_the_model_is_held_while_a_token_is_awaited() -> None:
+    model, runner = fake_model(TEXT)
+    arrived, go_on = waiting(runner)
+    first, found = in_thread(lambda: model.generate("x", max_tokens=5))
+    assert arrived.wait(20)
+    second, logits = in_thread(lambda: model.logits([1, 2]).shape)
+    second.join(20)
+    assert logits == [(2, 267)], "another thread has its turn"
+    go_on.set()
+    first.join(20)
+    assert len(found[0].ids) == 5
+
+
+def test_closing_waits_for_the_token_that_a_thread_awaits() -> None:
+    model, runner = fake_model(TEXT)
+    arrived, go_on = waiting(runner)
+    reader, read = in_thread(lambda: model.generate("x", max_tokens=50))
+    idle = model.stream("y")
+    assert arrived.wait(20)
+    closer, _ = in_thread(model.close)
+    time.sleep(0.05)
+    assert not runner.closed, "a token of this runner is awaited"
+    go_on.set()
+    for thread in (reader, closer):
+        thread.join(20)
+    assert runner.closed
+    assert isinstance(read[0], InputError)
+    assert "this model is closed" in str(read[0])
+    with pytest.raises(InputError, match="this model is closed"):
+        next(idle)
+    assert all(session.closed for session in runner.sessions)
+    assert fates(runner) <= {"read", "discarded"}
+
+
+def test_a_stream_is_closed_while_another_thread_waits() -> None:
+    model, runner = fake_model(TEXT)
+    arrived, go_on = waiting(runner)
+    stream = model.stream("x")
+    reader, read = in_thread(lambda: list(stream))
+    assert arrived.wait(20)
+    stream.close()
+    assert stream.completion is None
+    go_on.set()
+    reader.join(20)
+    assert stream.completion is not None
+    assert (stream.completion.finish_reason, len(stream.completion.ids)) == ("closed", 1)
+    assert read == [[str(stream.completion)]]
+    assert runner.sessions[0].closed
+
+
+def test_a_signal_handler_may_close_what_its_own_thread_reads() -> None:
+    model, runner = fake_model(TEXT)
+    stream = model.stream("x")
+    runner.awaited = lambda token: stream.close()  # type: ignore[method-assign]
+    assert len(list(stream)) == 1
+    assert stream.completion is not None
+    assert stream.completion.finish_reason == "closed"
+    runner.awaited = lambda token: model.close()  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="this model is closed"):
+        model.generate("x")
+
+
+def test_several_threads_may_read_one_stream() -> None:
+    model, _ = fake_model(TEXT)
+    stream = model.stream("x", max_tokens=500)
+    threads = [in_thread(lambda: list(stream)) for _ in range(3)]
+    for thread, _ in threads:
+        thread.join(20)
+    assert sum(len(found[0]) for _, found in threads) == 500
+
+
+# Speed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ["never", "<end>"]}, {"temperature": 0.8, "top_p": 0.9}], ids=str)
+def test_what_text_costs_per_token(options: dict[str, Any]) -> None:
+    """60 µs a token at most for everything but the device, on a machine that does other things: about 5 to 10 alone."""
+    model, _ = fake_model("The owl — “Über” 😀 — lived in the old oak tree. " * 8)
+    tokens = 2000
+
+    def once() -> float:
+        started = time.perf_counter()
+        for _ in model.stream("x", max_tokens=tokens, **options):
+            pass
+        return (time.perf_counter() - started) / tokens
+
+    assert min(once() for _ in range(7)) < 60e-6, statistics.median(once() for _ in range(3))

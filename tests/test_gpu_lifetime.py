@@ -1,0 +1,221 @@
+"""The bindings of wgpu-native, and devices that are closed or lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from shaderlm import gpu
+from shaderlm.engine import load
+from shaderlm.errors import DeviceError
+from shaderlm.gpu import Device, open_device
+from shaderlm.gpu.adapters import choose
+from shaderlm.gpu.policy import ON_GPU
+from shaderlm.gpu.wgpu_native import generate, library
+from shaderlm.gpu.wgpu_native.bindings import ffi
+
+from .gpu_programs import adding, number, program, uses
+from .tiny_models import write_tiny_llama
+
+SOURCE = Path(gpu.__file__).parent.parent
+
+
+@pytest.fixture
+def own(pytestconfig: pytest.Config) -> Iterator[Device]:
+    """A device of the test's own, to close or to lose."""
+    with Device(choose(pytestconfig.getoption("--device"))) as device:
+        yield device
+
+
+def lose(device: Device) -> None:
+    """Take the GPU away behind the device's back: the library finds out by itself, and says so."""
+    native = cast("Any", device._native)
+    library.library().wgpuDeviceDestroy(native._handle)
+    native._poll(native._handle, True, ffi.NULL)
+
+
+# Bindings ---------------------------------------------------------------------------------------------------------
+
+
+def test_bindings_are_those_of_the_declarations() -> None:
+    path = Path(generate.HERE) / "bindings.py"
+    assert path.read_text(encoding="utf-8") == generate.bindings(), f"run python {generate.__file__}"
+
+
+def test_declarations_are_those_of_the_whole_header() -> None:
+    """Sizes, offsets and numbers as the package wgpu declares them."""
+    from wgpu._coreutils import get_header_filename
+    from wgpu.backends.wgpu_native import ffi as whole
+    from wgpu.backends.wgpu_native import lib
+
+    declared = (Path(generate.HERE) / "declarations.h").read_text(encoding="utf-8")
+    structs = set(re.findall(r"\}\s*(WGPU\w+);", declared)) - {"WGPUNativeDisplayHandle", "WGPUXlibDisplayHandle"}
+    compared = 0
+    for name in sorted(structs):
+        ours, theirs = ffi.typeof(name), whole.typeof(name)
+        assert ffi.sizeof(ours) == whole.sizeof(theirs), name
+        if ours.kind == "struct":
+            assert [(n, f.offset) for n, f in ours.fields] == [(n, f.offset) for n, f in theirs.fields], name
+            compared += 1
+        else:
+            for member, value in ours.relements.items():
+                assert getattr(lib, member) == value, member
+    header = Path(get_header_filename("combined_header.h")).read_text(encoding="utf-8")
+    for member, text in re.findall(r"#define (WGPU\w+) (\w+)", declared):
+        (value,) = re.findall(rf"static const \w+ {member} = ([^;]+);", header)
+        left, _, right = value.partition("<<")
+        assert int(text, 0) == int(left, 0) << int(right or "0"), member
+    functions = set(re.findall(r"\b(wgpu[A-Z]\w+)\(", declared))
+    for name in functions:
+        ours, theirs = ffi.typeof(getattr(library.library(), name)), whole.typeof(getattr(lib, name))
+        assert [ffi.sizeof(a) for a in ours.args] == [whole.sizeof(a) for a in theirs.args], name
+    assert (compared > 25, len(functions) > 50) == (True, True)
+
+
+def test_nothing_else_touches_the_implementation() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"(import|from)\s+wgpu\b", text), path
+        if path.parent.name != "wgpu_native":
+            assert not re.search(r"\bffi\b|wgpu[A-Z]|_cffi_backend", text), path
+            if path.parent.name != "gpu":
+                assert "wgpu_native" not in text, path
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("/nowhere/libwgpu.so", "cannot be loaded"), ("libc.so.6", "cannot be loaded.*wgpuGetVersion")],
+)
+def test_a_library_that_is_not_the_right_one(given: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WGPU_LIB_PATH", given)
+    with pytest.raises(DeviceError, match=rf"{said}.*pip install 'wgpu"):
+        library._load()
+
+
+def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "VERSION", 30)
+    with pytest.raises(DeviceError, match=r"is wgpu-native 29, shaderlm needs 30"):
+        library._load()
+
+
+LOOKING = """
+import os, sys
+before = dict(os.environ)
+from shaderlm.gpu import adapters, open_device
+names = [adapter.caps.name for adapter in adapters()]
+open_device(0)
+print(dict(os.environ) == before, "wgpu" in sys.modules, "cffi" in sys.modules, len(names) > 0)
+"""
+
+
+@pytest.mark.parametrize("chosen", [None, ""])
+def test_looking_for_adapters_leaves_nothing_behind(chosen: str | None) -> None:
+    """Neither in the environment nor in a package of somebody else."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VK_")}
+    if chosen is not None:
+        environment["VK_ADD_DRIVER_FILES"] = chosen
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKING], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    assert done.stdout.split() == ["True", "False", "False", "True"]
+
+
+AT_ONCE = """
+import threading
+from shaderlm.gpu import adapters
+def look():
+    for _ in range(6):
+        adapters()  # and forget them
+threads = [threading.Thread(target=look) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(adapters()))
+"""
+
+
+def test_several_threads_may_look_for_adapters() -> None:
+    """The library aborts the process where an adapter of OpenGL is released while another thread uses OpenGL."""
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, int(done.stdout or 0) > 0) == (0, True), done.stderr
+
+
+# Closed and lost --------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_device_says_so(own: Device) -> None:
+    every = uses(own)
+    own.close()
+    own.close()
+    assert not own.usable
+    for name, use in every.items():
+        with pytest.raises(DeviceError, match=r"closed|recorded ahead"):
+            pytest.fail(f"{name}: {use()}")
+
+
+def test_a_lost_device_says_so_and_is_closed_in_peace(own: Device) -> None:
+    every = uses(own)
+    assert own.usable
+    lose(own)
+    for name, use in every.items():
+        with pytest.raises(DeviceError, match=r"^the GPU was lost: .+; load the model again$"):
+            pytest.fail(f"{name}: {use()}")
+    assert not own.usable
+    own.close()
+
+
+def test_a_loss_that_nobody_was_told_of(own: Device) -> None:
+    """The library refuses a call before it says that the device is lost."""
+    native, bound = cast("Any", own._native), own.bind(program(adding("untold")))
+    library.library().wgpuDeviceDestroy(native._handle)
+    with pytest.raises(DeviceError, match="lost"):
+        own.submit([bound])
+
+
+def test_a_result_under_way_when_the_device_is_lost(own: Device) -> None:
+    bound = own.bind(program(adding("under way")))
+    pending = own.submit([bound], (bound.buffers["out"], 16))
+    assert pending is not None
+    cast("Any", own._native)._state.lost = "out of order"  # what the library's callback does
+    with pytest.raises(DeviceError, match=r"did not come back from the GPU: the GPU was lost: out of order; load"):
+        pending.wait()
+
+
+def test_the_next_load_survives_a_loss(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """A model on the shared device; the device is lost; the same call gives a model that answers as before."""
+    spec = pytestconfig.getoption("--device") or device.caps.name
+    monkeypatch.setattr(sys.modules[open_device.__module__], "_open", {})
+    path = write_tiny_llama(tmp_path / "tiny.gguf")
+    first = load(path, device=spec)
+    expected = first.generate("hello", max_tokens=5, ignore_eos=True)
+    lost = open_device(spec)
+    lose(lost)
+    with pytest.raises(DeviceError, match=r"the GPU was lost: .*load the model again"):
+        first.generate("hello", max_tokens=5, ignore_eos=True)
+    first.close()
+    with load(path, device=spec) as second:
+        assert second.generate("hello", max_tokens=5, ignore_eos=True) == expected
+    assert open_device(spec) is not lost
+    open_device(spec).close()
+    assert open_device(spec).usable
+    open_device(spec).close()
+
+
+def test_a_closed_device_gives_its_threads_back(own: Device) -> None:
+    own.policy = ON_GPU
+    bound = own.bind(program(adding("threads")))
+    pool = own.command_pool([bound], (bound.buffers["out"], 4))
+    assert pool is not None
+    assert number(own.submit_from(pool)) == 1.0
+    own.close()
+    assert pool.closed
