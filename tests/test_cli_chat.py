@@ -332,7 +332,7 @@ def test_a_paste_of_several_lines_is_one_message(tiny: Path, tmp_path: Path) -> 
         screen.wait_for("> ")
         screen.type(f"/save {path}\n")
         screen.wait_for("saved 2 messages")
-        screen.type("\x04")
+        screen.type("/quit\n")  # not Ctrl-D: before readline listens, the terminal takes it for itself
         assert child.wait(60) == 0
     assert saved(path) == conversation(tiny, "one\ntwo\n/quit", max_tokens=4)
 
