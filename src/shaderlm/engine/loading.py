@@ -23,7 +23,7 @@ from ..models.architecture import Architecture, Config
 from ..models.checkpoint import architecture_of, read_config
 from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
-from ..text import Vocabulary
+from ..text import Vocabulary, check_vocabulary
 from .language_model import LanguageModel
 from .report import LoadReport
 from .tokenizer import Tokenizer
@@ -91,11 +91,13 @@ def load_with(
         begin_opening(device)  # drivers take up to a second to start
     path = find(model, progress)
     started = time.perf_counter()
-    # The file's header and tokenizer are read meanwhile.
-    with GgufFile.open(path) as file, file.named_in_errors(), ThreadPoolExecutor(1, "device") as pool:
+    # The header is read while a device is opened, and the tokenizer is built while weights are copied.
+    with GgufFile.open(path) as file, file.named_in_errors(), ThreadPoolExecutor(2, "load") as pool:
         opening = pool.submit(choose_device, device)
         kind = architecture_of(file)
-        tokenizer = Tokenizer(Vocabulary.from_metadata(file.metadata))
+        vocabulary = Vocabulary.from_metadata(file.metadata)
+        check_vocabulary(vocabulary)  # before weights are copied
+        building = pool.submit(Tokenizer, vocabulary)
         own = read_config(kind, file, ignore_keys).context
         check_context(context, own)
         target = opening.result()
@@ -108,6 +110,11 @@ def load_with(
         else:
             options: dict[str, Any] = {"fusions": fusions, "cache": cache, "precision": precision, "tune": tune}
             runner = GpuRunner(kind, config, source, target, progress=moved, **options)
+        try:
+            tokenizer = building.result()
+        except BaseException:
+            runner.close()
+            raise
         limit = own
         if runner.config.context < config.context:
             limit = runner.config.context

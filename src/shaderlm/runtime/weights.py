@@ -1,14 +1,17 @@
 """Weights from a checkpoint to where they are used: packed into GPU buffers piece by piece, or dense in memory.
 
 The plan says for each buffer which rows of which tensors it holds and in which layout. A weight may consist of several
-tensors, stacked or row by row in turns. Never more than one piece of a weight is held beside the file.
+tensors, stacked or row by row in turns. Never more than a few pieces of weights are held beside the file.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +24,7 @@ from ..kernels.linear.formats import repack
 PIECE_BYTES = 16 << 20
 FLUSH_BYTES = 64 << 20
 DENSE_PIECE_BYTES = 4 << 20
+THREADS = 4  # that repack ahead: more do not copy faster, and each holds a piece
 
 Progress = Callable[[int, int], None]  # done, total, in bytes
 
@@ -46,17 +50,24 @@ class Piece:
     data: Array
 
 
-def pieces(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Piece]:
-    """The contents of weight buffers, piece by piece."""
+Job = Callable[[], list[Piece]]
+
+
+def jobs(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Job]:
+    """What makes the contents of weight buffers, piece by piece. Each job can be done by any thread, in any order."""
     for name, spec in buffers.items():
         part = spec.source["part"]
         if part == "vector":
-            whole = _vector(spec.source, source)
-            first, end = spec.source.get("rows", (0, len(whole)))
-            yield Piece(name, 0, whole[first:end])
+            yield partial(_vector_piece, name, spec.source, source)
         elif part == "words":
             scales = name.replace("/weight.", "/scales.")
             yield from _matrix(name, spec, scales, buffers.get(scales), source)
+
+
+def _vector_piece(name: str, about: Mapping[str, Any], source: Source) -> list[Piece]:
+    whole = _vector(about, source)
+    first, end = about.get("rows", (0, len(whole)))
+    return [Piece(name, 0, whole[first:end])]
 
 
 def _vector(about: Mapping[str, Any], source: Source) -> Array:
@@ -65,19 +76,23 @@ def _vector(about: Mapping[str, Any], source: Source) -> Array:
     return np.ascontiguousarray(joined.reshape(-1), np.float32)
 
 
-def _matrix(name: str, spec: BufferSpec, scales: str, beside: BufferSpec | None, source: Source) -> Iterator[Piece]:
+def _matrix(name: str, spec: BufferSpec, scales: str, beside: BufferSpec | None, source: Source) -> Iterator[Job]:
     """The words of some rows, and the scales that lie beside them."""
     about = spec.source
     start, stop = about["rows"]
     row_bytes = spec.nbytes // (stop - start)
     scale_bytes = beside.nbytes // (stop - start) if beside else 0
     step = max(2, PIECE_BYTES // (row_bytes + scale_bytes) // 2 * 2)
-    for first in range(start, stop, step):
-        end = min(first + step, stop)
+
+    def packed(first: int, end: int) -> list[Piece]:
         words, beside_words = repack(about["layout"], rows_of(about, first, end, source))
-        yield Piece(name, (first - start) * row_bytes, words)
+        found = [Piece(name, (first - start) * row_bytes, words)]
         if beside is not None:
-            yield Piece(scales, (first - start) * scale_bytes, beside_words)
+            found.append(Piece(scales, (first - start) * scale_bytes, beside_words))
+        return found
+
+    for first in range(start, stop, step):
+        yield partial(packed, first, min(first + step, stop))
 
 
 def rows_of(about: Mapping[str, Any], first: int, end: int, source: Source) -> Array:
@@ -107,7 +122,7 @@ def upload(
     try:
         for name, spec in buffers.items():
             made[name] = device.buffer(spec.nbytes)
-        for piece in pieces(buffers, source):
+        for piece in _ahead(jobs(buffers, source)):
             device.write(made[piece.buffer], piece.data, piece.offset)
             done, waiting = done + piece.data.nbytes, waiting + piece.data.nbytes
             if waiting >= FLUSH_BYTES:  # what is written lies in host memory until the queue has run
@@ -121,6 +136,20 @@ def upload(
             buffer.destroy()
         raise
     return made
+
+
+def _ahead(todo: Iterator[Job]) -> Iterator[Piece]:
+    """The pieces of all jobs, in order; a few jobs are done ahead by other threads."""
+    with ThreadPoolExecutor(THREADS, "weights") as pool:
+        running = deque(pool.submit(job) for job in islice(todo, THREADS))
+        try:
+            while running:
+                found = running.popleft().result()
+                running.extend(pool.submit(job) for job in islice(todo, 1))
+                yield from found
+        finally:
+            for future in running:
+                future.cancel()
 
 
 def dense(weights: Iterable[Tensor], source: Source, progress: Progress | None = None) -> dict[str, Array]:

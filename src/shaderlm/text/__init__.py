@@ -2,7 +2,7 @@
 
 from .chat import ChatTemplate
 from .stream import TextStream
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, check_vocabulary
 from .vocabulary import Vocabulary
 
-__all__ = ["ChatTemplate", "TextStream", "Tokenizer", "Vocabulary"]
+__all__ = ["ChatTemplate", "TextStream", "Tokenizer", "Vocabulary", "check_vocabulary"]

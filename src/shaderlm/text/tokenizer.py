@@ -7,7 +7,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
@@ -49,7 +49,8 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._bytes = _token_bytes(vocabulary)
+        check_vocabulary(vocabulary)
+        self._bytes = _TokenBytes(vocabulary)
         self._stop_ids = _stop_ids(vocabulary)
         build = _byte_level if vocabulary.kind == "bpe" else _sentence_piece
         # Two of them: whether special tokens in the text are text or tokens cannot be chosen per call. The model, which
@@ -57,9 +58,8 @@ class Tokenizer:
         self._plain = build(vocabulary)
         self._special = tokenizers.Tokenizer(self._plain.model)
         self._special.pre_tokenizer, self._special.normalizer = self._plain.pre_tokenizer, self._plain.normalizer
-        texts = vocabulary.tokens
         for encoder, kinds in ((self._plain, {USER_DEFINED}), (self._special, {USER_DEFINED, CONTROL})):
-            added = [texts[i] for i, kind in enumerate(vocabulary.types) if kind in kinds and texts[i]]
+            added = [vocabulary.tokens[i] for i in vocabulary.not_normal if vocabulary.types[i] in kinds]
             encoder.add_tokens([AddedToken(text, normalized=False) for text in added])
 
     @property
@@ -76,7 +76,7 @@ class Tokenizer:
     def special_tokens(self) -> Mapping[str, int]:
         """Texts of the special tokens (GGUF's control tokens) and their ids, longest first."""
         vocabulary = self.vocabulary
-        found = {vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == CONTROL}
+        found = {vocabulary.tokens[i]: i for i in vocabulary.not_normal if vocabulary.types[i] == CONTROL}
         return dict(sorted(found.items(), key=lambda item: -len(item[0])))
 
     def encode(self, text: str, add_special: bool = False, *, parse_special: bool = True) -> list[int]:
@@ -132,10 +132,21 @@ class Tokenizer:
         return text[1:] if self.vocabulary.add_space_prefix and text.startswith(" ") else text
 
 
-def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    if vocabulary.pre not in _PRE_TOKENIZERS:
+def check_vocabulary(vocabulary: Vocabulary) -> None:
+    """Refuse what no tokenizer can be built for. (Its merges are checked while it is built.)"""
+    if vocabulary.kind == "bpe" and vocabulary.pre not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
         raise ModelError(f"tokenizer.ggml.pre {reprlib.repr(vocabulary.pre)} is not known; it must be one of {known}")
+    for i in vocabulary.not_normal:
+        text = vocabulary.tokens[i]
+        if vocabulary.types[i] == BYTE and not _BYTE_TOKEN.fullmatch(text):
+            raise ModelError(
+                "tokenizer.ggml.tokens must have '<0x00>' … '<0xFF>' where tokenizer.ggml.token_type says byte "
+                f"({BYTE}), the file has {reprlib.repr(text)} at {i}"
+            )
+
+
+def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     ids = {text: i for i, text in enumerate(vocabulary.tokens)}
     pairs: Any = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
     try:
@@ -197,34 +208,52 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def _token_bytes(vocabulary: Vocabulary) -> list[bytes]:
-    # As Latin-1, a character is the byte of its number; those that are not in the alphabet are made to fail.
-    table = dict.fromkeys(range(256), 0x400) | {ord(shown): byte for shown, byte in _byte_alphabet().items()}
-    found = []
-    for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
-        if kind in (CONTROL, UNKNOWN):
-            found.append(b"")
-        elif kind == BYTE:
-            match = _BYTE_TOKEN.fullmatch(text)
-            if match is None:
-                raise ModelError(
-                    "tokenizer.ggml.tokens must have '<0x00>' … '<0xFF>' where tokenizer.ggml.token_type says byte "
-                    f"({BYTE}), the file has {reprlib.repr(text)} at {len(found)}"
-                )
-            found.append(bytes.fromhex(match[1]))
-        elif vocabulary.kind == "spm":
-            found.append(text.replace("▁", " ").encode())
-        elif kind == USER_DEFINED:
-            found.append(text.encode())
-        else:
-            try:
-                found.append(text.translate(table).encode("latin-1"))
-            except UnicodeEncodeError:
-                found.append(text.encode())
-    return found
+class _TokenBytes(Sequence[bytes]):
+    """The bytes of every token, each worked out when it is first asked for: a generation sees few of them."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._known: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._vocabulary.tokens)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[bytes]: ...
+    def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        known = self._known.get(at)
+        if known is None:
+            if not -len(self) <= at < len(self):
+                raise IndexError(at)
+            known = self._known[at] = _token_bytes(self._vocabulary, at)
+        return known
+
+
+# As Latin-1, a character is the byte of its number; those that are not in the alphabet are made to fail.
+_TO_LATIN_1 = dict.fromkeys(range(256), 0x400) | {ord(shown): byte for shown, byte in _byte_alphabet().items()}
+
+
+def _token_bytes(vocabulary: Vocabulary, token: int) -> bytes:
+    text, kind = vocabulary.tokens[token], vocabulary.types[token]
+    if kind in (CONTROL, UNKNOWN):
+        return b""
+    if kind == BYTE:
+        return bytes.fromhex(text[3:5])  # `check_vocabulary` has seen it
+    if vocabulary.kind == "spm":
+        return text.replace("▁", " ").encode()
+    if kind == USER_DEFINED:
+        return text.encode()
+    try:
+        return text.translate(_TO_LATIN_1).encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode()
 
 
 def _stop_ids(vocabulary: Vocabulary) -> frozenset[int]:
-    kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
-    found = {i for i, (text, kind) in enumerate(kinds) if text in _TURN_ENDS and kind in (CONTROL, USER_DEFINED)}
+    ends = {i for i in vocabulary.not_normal if vocabulary.types[i] in (CONTROL, USER_DEFINED)}
+    found = {i for i in ends if vocabulary.tokens[i] in _TURN_ENDS}
     return frozenset(found | ({vocabulary.eos} if vocabulary.eos is not None else set()))
