@@ -102,7 +102,7 @@ CASES: list[Case] = [
         "linear_q4gsw",
         "tokens K N group_size bias scales",
         [
-            # The shapes of the specification.
+            # Shapes of language models.
             (1, 2048, 2048), (1, 2048, 512), (1, 2048, 8192), (128, 2048, 8192), (130, 4096, 2056), (96, 2048, 256),
             (70, 1024, 136), (4096, 2048, 512), (1, 2048, 128256), (1, 8192, 2048), (128, 8192, 2048),
             # Primes and edges: of K against words, blocks and groups, of M and N against tiles.

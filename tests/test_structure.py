@@ -6,7 +6,7 @@ import ast
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from shaderlm.graph.ops import _CHOICES, OPS, REQUIRED, resolve
 from shaderlm.kernels import LaunchList, Route, all_routes, compose
 from shaderlm.kernels.linear.formats import FORMATS, REPACK
 
+from .cases import CASES
+
 pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).parent.parent
@@ -31,11 +33,11 @@ WGSL = sorted(KERNELS.rglob("*.wgsl"))
 # Imports -------------------------------------------------------------------------------------------------
 
 LAYERS: tuple[str, ...] = ("errors", "files", "formats", "text", "graph", "gpu", "kernels", "models", "compile")
-LAYERS += ("runtime", "ops", "engine", "bench", "profile", "server", "cli")
+LAYERS += ("runtime", "ops", "engine", "bench", "profile", "cli")
 PEERS = (
     {"formats", "text", "graph", "gpu"},
     {"models", "kernels"},
-    {"server", "cli", "bench", "profile"},
+    {"cli", "bench", "profile"},
     {"runtime", "text"},
     {"compile", "text"},
 )
@@ -199,11 +201,17 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
     return {*OPS[op].inputs, *OPS[op].outputs} - absent
 
 
-def launch_lists(route: Route) -> Iterator[tuple[dict[str, Any], LaunchList]]:
-    """What the route makes of every shape on every kind of device."""
-    for dims, caps in itertools.product(shapes(route.op), _CAPS):
-        if route.unsupported_reason(dims, caps) is None:
-            yield dims, route.launch_list(dims, caps)
+def launch_lists(route: Route) -> list[tuple[dict[str, Any], LaunchList]]:
+    """What the route makes of every shape on every kind of device; if it takes none of them, of the cases of its op."""
+
+    def made(shapes: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], LaunchList]]:
+        return [
+            (dims, route.launch_list(dims, caps))
+            for dims, caps in itertools.product(shapes, _CAPS)
+            if route.unsupported_reason(dims, caps) is None
+        ]
+
+    return made(shapes(route.op)) or made(case.dims for case in CASES if case.op == route.op)
 
 
 ROUTES = [route for routes in all_routes().values() for route in routes]
@@ -215,8 +223,8 @@ def test_every_op_with_kernels_is_declared() -> None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.op}/{route.name}")
 def test_route(route: Route) -> None:
-    found = list(launch_lists(route))
-    assert found, "no shape of this file fits the route; widen _SIZES"
+    found = launch_lists(route)
+    assert found, "no case of tests/cases.py and no shape of this file fits the route: add a case"
     names = set(OPS[route.op].inputs) | set(OPS[route.op].outputs)
     for dims, launch_list in found:
         bound: set[str] = set()

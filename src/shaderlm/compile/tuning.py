@@ -35,7 +35,7 @@ _saving = threading.Lock()  # of two processes that save at once, one may lose e
 
 @dataclass(frozen=True)
 class Entry:
-    """What was found for a shape. Names are ROUTE or ROUTE/CUT; `thorough` by `shaderlm tune`, not at a load."""
+    """What was found for a shape. Names are ROUTE or ROUTE/CONFIG; `thorough` by `shaderlm tune`, not at a load."""
 
     winner: str
     built_in: str  # what would be taken without measuring

@@ -1,6 +1,6 @@
 """Block formats of weights in NumPy: pack and unpack, slowly and obviously.
 
-`q4gsw` is 4-bit groupwise symmetric (SPEC: nibble = q + 8, even k in the low nibble); `q8_0` and `q4_0` are
+`q4gsw` is 4-bit groupwise symmetric (nibble = q + 8, even k in the low nibble); `q8_0` and `q4_0` are
 GGUF's blocks of 32 with an f16 scale in front.
 """
 

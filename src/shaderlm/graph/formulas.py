@@ -1,7 +1,7 @@
 """What each op computes, in NumPy: from its dims and operands by name to its outputs by name.
 
 A state (the cache, the tokens of a sampler) is changed in place and is no output. Weights are dense arrays. `ops` has
-one of these for every op; the arithmetic itself is in `reference`.
+one of these for every op; arithmetic that takes more than a line is in `reference`.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def first_of(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> Route | s
 
 
 class Option(NamedTuple):
-    """A route in one of its candidates ("": as the route candidates by itself), and the launch_list for a shape."""
+    """A route in one of its launch configurations ("": the one it takes by itself), and the launch list for a shape."""
 
     route: Route
     config: str
@@ -111,7 +111,7 @@ class Option(NamedTuple):
 
     @property
     def name(self) -> str:
-        """ROUTE, or ROUTE/CUT."""
+        """ROUTE, or ROUTE/CONFIG."""
         return f"{self.route.name}/{self.config}" if self.config else self.route.name
 
 

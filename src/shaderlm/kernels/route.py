@@ -25,7 +25,7 @@ class Dispatch:
 
     `specialised` says that the parameters are constants of the source: for those that are the same in every step, on
     devices where compiling is quick. A compiler that knows how often a loop runs unrolls it. Operands that
-    are `unbound` have no binding. One that is `idle` has nothing to do when all rows are a run of one sequence.
+    are `unbound` have no binding. A dispatch is `idle` if it has nothing to do when all rows are a run of one sequence.
     """
 
     kernel: Kernel
