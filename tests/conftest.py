@@ -15,6 +15,8 @@ from shaderlm.errors import DeviceError, ModelError
 from shaderlm.formats.embedded import cache_folder
 from shaderlm.gpu import Device, open_device
 
+from .policies import with_policy
+
 # Tests of a group run in one worker, and a worker compiles its own kernels and loads its own models: what needs the
 # same ones is one group. A file is a group, unless `pytest.mark.xdist_group` says otherwise. These groups take the
 # longest and begin, so that the workers end together.
@@ -99,9 +101,12 @@ def device(pytestconfig: pytest.Config) -> Device:
 
 
 def taken_for(device: Device, **caps: Any) -> Device:
-    """The same open device under other caps: plans are made for these, what is compiled is shared."""
+    """The same open device under other caps: plans are made for these. How it compiles and submits stays."""
     other = copy.copy(device)
-    other.caps = replace(device.caps, **caps)
+    kept = device.caps.policy
+    other.caps = with_policy(
+        replace(device.caps, **caps), check_bounds=kept.check_bounds, record_ahead=kept.record_ahead
+    )
     return other
 
 

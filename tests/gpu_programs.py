@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from shaderlm.gpu import Copy, Device, PendingReadBack, Program, Slot, Step
+
+from .policies import with_policy
 
 
 def adding(label: str, one: str = "1.0", threads: str = "1u") -> str:
@@ -37,7 +38,7 @@ def uses(device: Device) -> dict[str, Callable[[], object]]:
     bound = device.bind(program(adding("used")))
     out = bound.buffers["out"]
     fresh = Step("fresh", adding(f"fresh {time.monotonic()}"), (Slot("out", "storage"),), (1, 1, 1))
-    device.policy = replace(device.policy, record_ahead=True)
+    device.caps = with_policy(device.caps, record_ahead=True)
     pool = device.command_pool([bound], (out, 16))
     assert pool is not None
     return {

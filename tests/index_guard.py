@@ -10,7 +10,6 @@ import numpy as np
 
 from shaderlm.gpu import Device, Program, Slot
 from shaderlm.gpu.adapters import choose as choose_adapter
-from shaderlm.gpu.policy import ON_GPU
 
 DECLARED = re.compile(r"@binding\((\d+)\)\s*var<storage[^>]*>\s*(\w+)\s*:\s*array<(.+)>;")
 SHARED = re.compile(r"var<workgroup>\s*(\w+)\s*:\s*array<(.+),\s*([^,;]+)>;")
@@ -70,7 +69,7 @@ fn guarded(i: u32, length: u32, bit: u32) -> u32 {{
 
 def unchecked_device(adapter: str | None) -> Device:
     """The adapter as a GPU is used: parameters written into the source, and no checks that would hide a bad index."""
-    device = Device(choose_adapter(adapter), without=("pass_timestamps",), policy=ON_GPU)
+    device = Device(choose_adapter(adapter), without=("pass_timestamps",))
     device.caps = replace(device.caps, kind="discrete")
     return device
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from shaderlm.runtime.runner import Part, Runner, SamplerSettings
 
 from .compare import assert_close
 from .host_sampling import log_probabilities, sample
+from .policies import with_policy
 from .runners import runner_of
 from .test_batches import random_ids
 from .tiny_models import write_tiny_llama
@@ -229,7 +229,7 @@ def test_recorded_ahead(
 ) -> None:
     """Command buffers come from a pool, nothing is written per step, and what they give is what the host gives."""
     path = write_tiny_llama(tmp_path_factory.mktemp("ahead") / "tiny.gguf", kind="q8_0", layers=1, context=CONTEXT)
-    monkeypatch.setattr(device, "policy", replace(device.policy, record_ahead=True))
+    monkeypatch.setattr(device, "caps", with_policy(device.caps, record_ahead=True))
     made, params, ids = runner_of(path, device, cache="f32"), ROWS[3], [4, 5, 6, 7]
     how, other = settings_of(params), made.add()
     sequence = made.add()

@@ -10,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.runner import FIRST_PAGES, GREEDY, SamplerSettings
 from shaderlm.runtime.session import Session
 
+from .policies import with_policy
 from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny f32")
@@ -67,7 +67,7 @@ def model(
     request: pytest.FixtureRequest, device: Device, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[GpuRunner]:
     monkeypatch.setattr(command_pool, "WORKERS", request.param)
-    monkeypatch.setattr(device, "policy", replace(device.policy, record_ahead=True))
+    monkeypatch.setattr(device, "caps", with_policy(device.caps, record_ahead=True))
     with load(tiny, device=device) as loaded:
         assert isinstance(loaded.runner, GpuRunner)
         yield loaded.runner
@@ -137,7 +137,7 @@ STEPS = 6 + 5 + 3 + 4 + 3 + 3 + 2 + 10 + 3 + 12  # of the story
 
 def story(model: GpuRunner, directly: bool) -> list[int]:
     """Everything that may come between two steps."""
-    model.device.policy = replace(model.device.policy, record_ahead=not directly)
+    model.device.caps = with_policy(model.device.caps, record_ahead=not directly)
     one, other = model.session(), model.session()
     found: list[int] = []
 
@@ -238,10 +238,10 @@ def test_nothing_is_recorded_before_the_first_step(session: Session, device: Dev
 
 
 def test_a_software_adapter_records_directly(device: Device, tiny: Path) -> None:
-    assert device.policy.record_ahead == (not device.caps.software)
+    assert device.caps.policy.record_ahead == (not device.caps.software)
     with load(tiny, device=device) as loaded, loaded.stream("hello", max_tokens=8, ignore_eos=True) as answer:
         assert len([*itertools.islice(answer, 3)]) == 3  # an answer that has ended has no threads on any device
-        assert bool(workers()) == device.policy.record_ahead
+        assert bool(workers()) == device.caps.policy.record_ahead
 
 
 def test_a_model_that_is_closed_has_no_threads(model: GpuRunner) -> None:
@@ -313,7 +313,7 @@ def rejection(session: Session, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_an_error_has_the_same_words(model: GpuRunner, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     for ahead in (False, True):
-        monkeypatch.setattr(device, "policy", replace(device.policy, record_ahead=ahead))
+        monkeypatch.setattr(device, "caps", with_policy(device.caps, record_ahead=ahead))
         session = model.session()
         said.append(rejection(session, monkeypatch))
         session.close()
@@ -349,11 +349,11 @@ def test_ctrl_c_leaves_the_session_usable(
 
 CHILD = """
 import sys
-from dataclasses import replace
 from shaderlm.gpu import open_device
 from tests.gpu_programs import adding, program
+from tests.policies import with_policy
 device = open_device(sys.argv[1])
-device.policy = replace(device.policy, record_ahead=True)
+device.caps = with_policy(device.caps, record_ahead=True)
 bound = device.bind(program(adding("at the end"), steps=200))
 pool = device.command_pool([bound], (bound.buffers["out"], 16))
 pending = [device.submit_from(pool) for _ in range(5)]

@@ -118,11 +118,11 @@ def test_nothing_is_taken_from_a_closed_pool() -> None:
 
 _COLLECTING = """
 import sys
-from dataclasses import replace
 from shaderlm.gpu import open_device
 from tests.gpu_programs import adding, program
+from tests.policies import with_policy
 device = open_device(sys.argv[1])
-device.policy = replace(device.policy, record_ahead=True)
+device.caps = with_policy(device.caps, record_ahead=True)
 bound = device.bind(program(adding("collected"), steps=3))
 with device.traced("submission") as tracer:
     for count in (1, 2):

@@ -17,11 +17,11 @@ from shaderlm.engine import load
 from shaderlm.errors import DeviceError
 from shaderlm.gpu import Device, open_device
 from shaderlm.gpu.adapters import choose
-from shaderlm.gpu.policy import ON_GPU
 from shaderlm.gpu.wgpu_native import generate, library
 from shaderlm.gpu.wgpu_native.bindings import ffi
 
 from .gpu_programs import adding, number, program, uses
+from .policies import with_policy
 from .tiny_models import write_tiny_llama
 
 SOURCE = Path(gpu.__file__).parent.parent
@@ -212,7 +212,7 @@ def test_the_next_load_survives_a_loss(
 
 
 def test_a_closed_device_gives_its_threads_back(own: Device) -> None:
-    own.policy = ON_GPU
+    own.caps = with_policy(own.caps, record_ahead=True)
     bound = own.bind(program(adding("threads")))
     pool = own.command_pool([bound], (bound.buffers["out"], 4))
     assert pool is not None

@@ -18,11 +18,11 @@ from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.lanes import judge
 from shaderlm.gpu.native import NativeError
 from shaderlm.gpu.pipelines import workgroup_size
-from shaderlm.gpu.policy import ON_GPU
 from shaderlm.gpu.wgpu_native import library
 from shaderlm.gpu.wgpu_native.bindings import ffi
 
 from .gpu_programs import adding, number, program, uses
+from .policies import with_policy
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_a_copy_beyond_the_end_is_a_device_error(device: Device) -> None:
 def test_a_buffer_that_was_given_back_is_an_error(own: Device) -> None:
     """The library ends the process where it is submitted."""
     every = uses(own)
-    own.policy = ON_GPU
+    own.caps = with_policy(own.caps, record_ahead=True)
     bound = own.bind(program(adding("given back")))
     pool = own.command_pool([bound], (bound.buffers["out"], 16))
     assert pool is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from shaderlm.runtime.runner import FIRST_PAGES, Part, Runner
 
 from .compare import assert_close
 from .conftest import taken_for
+from .policies import with_policy
 from .runners import runner_of
 from .tiny_models import write_tiny_llama
 
@@ -273,7 +273,7 @@ def test_plans_of_longer_contexts_are_there_before_they_are_wanted(
     runner: GpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Making and compiling one takes as long as hundreds of tokens of a small model."""
-    monkeypatch.setattr(runner.device, "policy", replace(runner.device.policy, record_ahead=True))
+    monkeypatch.setattr(runner.device, "caps", with_policy(runner.device.caps, record_ahead=True))
     following = Step(1, CONTEXTS[1], runner.cache)
     session = runner.session()
     session.sample([7] * (SOON - 2)).wait()
@@ -291,7 +291,7 @@ def test_nothing_is_prepared_where_steps_are_recorded_directly(
     runner: GpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A software adapter needs its cores for the tokens."""
-    monkeypatch.setattr(runner.device, "policy", replace(runner.device.policy, record_ahead=False))
+    monkeypatch.setattr(runner.device, "caps", with_policy(runner.device.caps, record_ahead=False))
     monkeypatch.setattr(runner, "_prepare", lambda step: pytest.fail("it was prepared"))
     session = runner.session()
     session.sample([7] * SOON).wait()
@@ -301,7 +301,7 @@ def test_nothing_is_prepared_where_steps_are_recorded_directly(
 
 
 def test_a_model_is_closed_while_a_plan_is_made(runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner.device, "policy", replace(runner.device.policy, record_ahead=True))
+    monkeypatch.setattr(runner.device, "caps", with_policy(runner.device.caps, record_ahead=True))
     begun, over = threading.Event(), []
 
     def compile_slowly(*_: Any) -> None:

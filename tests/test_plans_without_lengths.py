@@ -67,7 +67,7 @@ def some_ids(rng: np.random.Generator, count: int) -> list[int]:
 
 def slow(runner: GpuRunner) -> bool:
     """Is this a software adapter that was taken for a GPU?"""
-    return runner.device.policy.short_measurements and not runner.device.caps.software
+    return runner.device.caps.policy.check_bounds and not runner.device.caps.software
 
 
 def test_a_warm_up_makes_few_plans(runner: GpuRunner) -> None:

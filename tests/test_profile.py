@@ -133,7 +133,7 @@ def test_times_add_up(taken: Taken) -> None:
     for phase in taken.phases.values():
         assert (phase.rows, phase.steps) == ((PROMPT, 3) if phase.name == "prefill" else (1, GENERATED))
         assert all(timed.us > 0 and timed.bytes > 0 and timed.flops >= 0 for timed in phase.dispatches)
-        ahead = phase.name == "decode" and taken.model.device.policy.record_ahead
+        ahead = phase.name == "decode" and taken.model.device.caps.policy.record_ahead
         here = ["take"] if ahead else ["encode", "finish"]
         assert list(phase.host_us) == ["prepare", *here, "submit", "wait"]
         assert list(phase.ahead_us) == (["encode", "finish"] if ahead else [])

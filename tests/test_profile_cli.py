@@ -95,8 +95,8 @@ def test_a_run_prints_tables(ran: tuple[Done, Path], device: Device) -> None:
     hosts = re.findall(r"^  host    (.*); without waiting [\d.]+ .?s per dispatch$", done.out, re.M)
     here, taken = ["prepare", "encode", "finish", "submit", "wait"], ["prepare", "take", "submit", "wait"]
     named = [re.findall(r"([a-z]+) [\d.,]+ .?s", host) for host in hosts]
-    assert named == [here, taken if device.policy.record_ahead else here]
-    assert ("recorded ahead by other threads" in done.out) == device.policy.record_ahead
+    assert named == [here, taken if device.caps.policy.record_ahead else here]
+    assert ("recorded ahead by other threads" in done.out) == device.caps.policy.record_ahead
     assert max(map(len, done.out.splitlines())) <= 150
 
 
@@ -293,19 +293,19 @@ def test_ctrl_c_between_runs_keeps_the_phase_before(
 # Interrupts itself when the sixth submission under a tracer is recorded but not yet submitted.
 CHILD = """
 import signal
-from dataclasses import replace
 from contextlib import contextmanager
 from shaderlm.gpu.wgpu_native.device import WgpuEncoder
 from shaderlm.profile import roofline
 from shaderlm.cli import main
 from shaderlm.gpu import Device
+from tests.policies import with_policy
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have tests in the background ignore it
 traced, finish, left = Device.traced, WgpuEncoder.finish, [-1]
 
 @contextmanager
 def trace(self, grain):
-    self.policy = replace(self.policy, record_ahead=False)  # a signal reaches the main thread alone
+    self.caps = with_policy(self.caps, record_ahead=False)  # a signal reaches the main thread alone
     with traced(self, grain) as seen:
         left[0] = 6 if grain == {grain!r} else -1
         yield seen

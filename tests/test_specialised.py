@@ -12,11 +12,11 @@ from shaderlm.compile import lower
 from shaderlm.errors import KernelError
 from shaderlm.gpu import Device
 from shaderlm.gpu.adapters import choose as choose_adapter
-from shaderlm.gpu.policy import ON_GPU
 from shaderlm.graph import reference, resolve
 from shaderlm.kernels import Kernel, choose, compose, shader_of
 
 from .compare import assert_close
+from .policies import with_policy
 from .weights import make_weight
 
 COPY = Kernel("pointwise/copy_vec4")
@@ -83,7 +83,8 @@ def test_without_checks(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyP
     """The policy reaches the compiler, and the numbers are the same."""
     adapter = choose_adapter(pytestconfig.getoption("--device"))
     for checked in (False, True):
-        device = Device(adapter, policy=replace(ON_GPU, check_bounds=checked))
+        device = Device(adapter)
+        device.caps = with_policy(device.caps, check_bounds=checked)
         real, asked = device._native.create_pipeline, list[bool]()
 
         def spy(*given: Any, real: Any = real, asked: list[bool] = asked) -> Any:
@@ -98,7 +99,8 @@ def test_without_checks(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_wrong_with_a_source_is_said_without_checks_too(pytestconfig: pytest.Config) -> None:
-    device = Device(choose_adapter(pytestconfig.getoption("--device")), policy=ON_GPU)
+    device = Device(choose_adapter(pytestconfig.getoption("--device")))
+    device.caps = with_policy(device.caps, check_bounds=False)
     program = lower(choose("add", dims := resolve("add", {"count": 4}), device.caps, None), dims, device.caps, {})
     step = replace(program.steps[0], source=program.steps[0].source.replace("fn main", "fn mian", 1))
     with pytest.raises(KernelError, match="does not compile"):
@@ -107,5 +109,4 @@ def test_what_is_wrong_with_a_source_is_said_without_checks_too(pytestconfig: py
 
 def test_software_adapters_check_and_gpus_do_not(pytestconfig: pytest.Config) -> None:
     adapter = choose_adapter(pytestconfig.getoption("--device"))
-    assert Device(adapter).policy.check_bounds == adapter.caps.software
-    assert Device(adapter, policy=replace(ON_GPU, check_bounds=True)).policy.check_bounds
+    assert Device(adapter).caps.policy.check_bounds == adapter.caps.software

@@ -122,6 +122,14 @@ def test_policies_are_asked_by_name() -> None:
             assert not asking.search(path.read_text(encoding="utf-8")), f"{path} asks for a device's kind"
 
 
+def test_a_policy_has_one_place() -> None:
+    """`DeviceCaps.policy`: kernels see only the capabilities, so a second place could not reach them."""
+    elsewhere = re.compile(r"(?<!caps)\.policy\b(?! import)")
+    for path in PYTHON:
+        found = elsewhere.search(path.read_text(encoding="utf-8"))
+        assert found is None, f"{path} keeps a policy beside the capabilities"
+
+
 def test_no_must_match_comments() -> None:
     for path in (*PYTHON, *WGSL):
         text = path.read_text(encoding="utf-8").lower()

@@ -26,7 +26,6 @@ from .command_pool import CommandBufferPool
 from .lanes import with_probed_lanes
 from .native import Buffer, NativeError
 from .pipelines import Pipelines
-from .policy import DevicePolicy
 from .program import Array, Program, Slot, Step, as_bytes, padded
 from .queue import Queue
 from .read_back import PendingReadBack
@@ -58,7 +57,7 @@ class Copy(NamedTuple):
 class Device:
     """One adapter opened at its full limits and features, less what `without` and `limits` take away.
 
-    `policy`: how it compiles and submits, if not as its capabilities say. Close it, or share one by `open_device`.
+    Close it, or share one by `open_device`.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class Device:
         *,
         without: Sequence[str] = (),
         limits: Mapping[str, int] | None = None,
-        policy: DevicePolicy | None = None,
     ) -> None:
         lowered = dict(limits or {})
         for word, names, known in (("feature", without, FEATURES), ("limit", lowered, LIMITS)):
@@ -84,7 +82,6 @@ class Device:
         changes: dict[str, Any] = {**kept, **capped}
         native = adapter.native.open([name for name, on in kept.items() if on], capped)
         self._native, self._queue = native, Queue(native)
-        self.policy = policy or caps.policy
         self.caps: DeviceCaps = replace(caps, **changes)
         self._pipelines = Pipelines(native, self.caps)
         self._tracer: Tracer | None = None
@@ -198,7 +195,7 @@ class Device:
     def compile(self, steps: Iterable[Step]) -> None:
         """Compile what is not compiled yet, on all cores."""
         self._queue.check()
-        self._pipelines.compile(steps, self.policy.check_bounds)
+        self._pipelines.compile(steps, self.caps.policy.check_bounds)
 
     def bind(self, program: Program, shared: Mapping[str, Buffer] | None = None) -> BoundProgram:
         """Create (or take from `shared`) the buffers of a program, its pipelines and its bind groups."""
@@ -271,7 +268,7 @@ class Device:
         It serves as long as it is not closed: a tracer that begins or ends closes it too.
         """
         tracer, ring = self._tracer, self._queue.ring
-        if not self.policy.record_ahead or (tracer is not None and not tracer.takes_recorded):
+        if not self.caps.policy.record_ahead or (tracer is not None and not tracer.takes_recorded):
             return None
         record = partial(recorded, self._native, ring) if tracer is None else tracer.recorded
         turn = threading.Lock()

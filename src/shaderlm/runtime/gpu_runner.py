@@ -217,7 +217,7 @@ class GpuRunner(Runner):
     def prepare(self, step: Step) -> None:
         """Have the plan of a step made and compiled by another thread, for when a conversation gets there."""
         busy = self._background is not None and self._background.is_alive()
-        if step not in self._plans and not busy and self.device.policy.record_ahead:
+        if step not in self._plans and not busy and self.device.caps.policy.record_ahead:
             self._background = threading.Thread(target=self._prepare, args=(step,), name="plan")
             self._background.start()
 
