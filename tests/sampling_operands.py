@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shaderlm.graph import formulas, sampling
-from shaderlm.graph.batch import LAST, NONE, PAGE, make_batch
+from shaderlm.graph.batch import NONE, PAGE, make_batch
 from shaderlm.graph.sampling import BIAS, MAX_LOGPROBS, OUTPUT
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p")
@@ -90,21 +90,6 @@ def _adjust_logits(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arra
     return {**x}, {**formulas.adjust_logits(d, x)}
 
 
-def _count_tokens(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
-    """Ids that repeat, rows that have none, sequences that are not counted, and padding."""
-    tokens = d["tokens"]
-    there = tokens - tokens // 4
-    ids = rng.integers(0, min(d["width"], 5), tokens)
-    ids[rng.random(tokens) < 0.2] = LAST | 1
-    batch = make_batch(np.arange(there), np.arange(there), 0, ids[:there], tokens=tokens)
-    sequences = rng.integers(0, d["slots"], tokens).astype(np.uint32)
-    sequences[rng.random(tokens) < 0.2] = NONE
-    counts = rng.integers(0, 4, (d["slots"], d["width"])).astype(np.uint32)
-    after = counts.copy()
-    sampling.count_tokens(batch, sequences, after)
-    return {"batch": batch, "sequences": sequences, "counts": counts}, {"counts": after}
-
-
 def numbers(words: NDArray[Any], rows: int) -> NDArray[np.float64]:
     """The results of logprobs as numbers: [rows, 1 + 20, 2] of a token and its log-probability."""
     pairs = words.reshape(-1).view(np.uint32)[: rows * 2 * (1 + MAX_LOGPROBS)].reshape(rows, -1, 2)
@@ -125,6 +110,5 @@ def _logprobs(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, A
 MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "sample": _sample,
     "adjust_logits": _adjust_logits,
-    "count_tokens": _count_tokens,
     "logprobs": _logprobs,
 }

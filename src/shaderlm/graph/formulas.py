@@ -111,12 +111,6 @@ def adjust_logits(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": out}
 
 
-def count_tokens(d: Dims, x: Operands) -> dict[str, Array]:
-    """The ids of the rows, for the penalties of their sequences."""
-    sampling.count_tokens(x["batch"], x["sequences"], x["counts"])
-    return {}
-
-
 def logprobs(d: Dims, x: Operands) -> dict[str, Array]:
     """Log-probabilities that the outputs want; zeros where they want none."""
     out = np.zeros((d["rows"], 1 + sampling.MAX_LOGPROBS, 2), np.uint32)

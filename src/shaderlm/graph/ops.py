@@ -280,16 +280,6 @@ _TABLE = (
         cost.per_value(5, "rows", "width"),
     ),
     Op(
-        "count_tokens",
-        "counts[sequence of row t, id of row t] + 1",
-        ("batch", "sequences", "counts"),
-        ("counts",),
-        {"tokens": REQUIRED, "width": REQUIRED, "slots": 1},
-        formulas.count_tokens,
-        cost.nothing,  # of floating point
-        {"counts": cost.ratio("tokens", "width")},
-    ),
-    Op(
         "logprobs",
         "log softmax(logits[r]) of the token of output r, and of the most likely ones that it wants",
         ("logits", "outputs", "adjustments", "batch", "tokens"),

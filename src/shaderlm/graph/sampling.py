@@ -197,13 +197,6 @@ def adjust_logits(logits: Any, outputs: Any, records: Any, counts: Any, biases: 
     return out
 
 
-def count_tokens(batch: Any, sequences: Any, counts: Any) -> None:
-    """One more of each id that a row has of its own, in the counts of its sequence (NONE: not counted), in place."""
-    for record, slot in zip(batch[1 : 1 + int(batch[0, 0])], sequences, strict=False):
-        if record[0] < counts.shape[1] and slot != NONE:
-            counts[slot, record[0]] += 1
-
-
 def log_softmax(logits: Any) -> F64:
     """[width] → [width]. −inf throughout where there is no other logit."""
     x = finite(logits)
