@@ -15,7 +15,7 @@ from shaderlm.graph.batch import PAGE
 from shaderlm.models.architecture import Step
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.pages import MAX_SEQUENCES, Sequence
-from shaderlm.runtime.runner import Part, Runner, SamplerSettings
+from shaderlm.runtime.runner import GREEDY, Part, Runner, SamplerSettings, TokenOf
 
 from .compare import assert_close
 from .runners import runner_of
@@ -238,6 +238,39 @@ def test_a_step_can_be_submitted_before_the_last_token_is_known(runner: Runner) 
     session.close()
     runner.free(a)
     runner.free(b)
+
+
+def test_discarding_a_token_leaves_those_of_other_sequences(runner: Runner) -> None:
+    """Of a step and of a batch that decodes. What no sequence wants is not read back."""
+    one, other = runner.add(), runner.add()
+    expected = []
+    for discarded in (False, True):
+        for sequence in (one, other):
+            runner.truncate(sequence, 0)
+        step = runner.step([Part(one, [5, 6, 7]), Part(other, [8, 9])])
+        first, second = step.token(one), step.token(other)
+        if discarded:
+            first.discard()
+            first.discard()
+            with pytest.raises(InputError, match="this token was discarded"):
+                first.wait()
+        found = [second.wait()]
+        batch = runner.decode_batch([one, other], [GREEDY, GREEDY])
+        tokens = batch.step()
+        mine, others = TokenOf(tokens, one.slot), TokenOf(tokens, other.slot)
+        if discarded:
+            mine.discard()
+        found.append(others.wait())
+        batch.close()
+        expected.append(found)
+    assert expected[0] == expected[1]
+    if isinstance(runner, GpuRunner):
+        token, given_back = runner.step([Part(one, [3])]).token(one), runner.device._queue.ring._discarded
+        before = len(given_back)
+        token.discard()
+        assert len(given_back) == before + 1, "what nobody wants is given back at once"
+    for sequence in (one, other):
+        runner.free(sequence)
 
 
 def test_mistakes_are_refused_and_change_nothing(runner: Runner) -> None:

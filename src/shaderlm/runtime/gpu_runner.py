@@ -104,11 +104,6 @@ class GpuTokens:
         self.wait()
         return self.reports.get(slot)
 
-    def discard(self) -> None:
-        """Nobody wants them any more."""
-        if self.found is None:
-            self.pending.discard()
-
 
 class GpuRunner(Runner):
     """Weights, the pool and everything that sequences share."""

@@ -71,9 +71,6 @@ class Here:
         """What the settings of a sequence ask for, by its slot."""
         return self.reports.get(slot)
 
-    def discard(self) -> None:
-        """Nothing is under way."""
-
 
 class NumpyRunner(Runner):
     """Weights in f32, the pool of pages, and the graphs of the steps that were run."""

@@ -106,12 +106,12 @@ class Token(Protocol):
         ...
 
     def discard(self) -> None:
-        """Nobody wants it any more."""
+        """Nobody wants it any more. The tokens of other sequences of its step still come."""
         ...
 
 
 class Tokens(Protocol):
-    """The tokens of a step, on their way: by sequence slot."""
+    """The tokens of a step, on their way: by sequence slot. What nobody refers to any more is not read back."""
 
     def wait(self) -> U32:
         """Tokens by sequence slot, of the sequences that got one in this step. May be called again."""
@@ -121,29 +121,30 @@ class Tokens(Protocol):
         """What the settings of a sequence ask for, by its slot; None: nothing."""
         ...
 
-    def discard(self) -> None:
-        """Nobody wants them any more."""
-        ...
 
-
-@dataclass(frozen=True)
+@dataclass
 class TokenOf:
-    """One sequence's token among those of a step."""
+    """One sequence's token among those of a step; `tokens` is None once it was discarded."""
 
-    tokens: Tokens
+    tokens: Tokens | None
     slot: int
+
+    def _found(self) -> Tokens:
+        if self.tokens is None:
+            raise InputError("this token was discarded; wait for it first")
+        return self.tokens
 
     def wait(self) -> int:
         """The token's id."""
-        return int(self.tokens.wait()[self.slot])
+        return int(self._found().wait()[self.slot])
 
     def logprobs(self) -> Logprobs | None:
         """Log probabilities of the token and of the most likely ones, if its settings ask for them."""
-        return self.tokens.logprobs(self.slot)
+        return self._found().logprobs(self.slot)
 
     def discard(self) -> None:
-        """Nobody wants it any more."""
-        self.tokens.discard()
+        """Nobody wants it any more. The read-back of the step ends with the last of its tokens, not with this one."""
+        self.tokens = None
 
 
 @dataclass(frozen=True)
