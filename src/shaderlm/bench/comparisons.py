@@ -99,7 +99,16 @@ def _attention(model: ModelShape) -> Iterator[Comparison]:
     yield Comparison("attention", "strided → flash", "", *about, whole["strided"], whole["flash"], nbytes, flops)
 
 
-FAMILIES = {"rms_norm": _norms, "linear_q4gsw": _linears, "attention": _attention}
+def _sampling(model: ModelShape) -> Iterator[Comparison]:
+    """Not a newer route: what sampling costs beside the largest logit."""
+    dims = {"rows": 1, "width": model.vocab}
+    greedy = (RoutedOp("sample", "greedy", resolve("sample", {**dims, "greedy": True})),)
+    sampled = (RoutedOp("sample", "histogram", resolve("sample", dims)),)
+    about = (model.name, "decode", f"1×{model.vocab}")
+    yield Comparison("sample", "greedy → top_k, top_p, min_p", "", *about, greedy, sampled, 4 * model.vocab, 0)
+
+
+FAMILIES = {"rms_norm": _norms, "linear_q4gsw": _linears, "attention": _attention, "sample": _sampling}
 
 
 def comparisons(models: tuple[str, ...] = tuple(MODELS), ops: tuple[str, ...] = tuple(FAMILIES)) -> list[Comparison]:

@@ -80,7 +80,7 @@ def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[R
 
 
 @bench.command()
-@click.option("--op", "ops", multiple=True, callback=_ops, help="Only rms_norm, linear_q4gsw or attention. Repeatable.")
+@click.option("--op", "ops", multiple=True, callback=_ops, help="Only rms_norm, linear_q4gsw, attention or sample.")
 @click.option(
     "--model",
     "models",

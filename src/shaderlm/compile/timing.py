@@ -12,6 +12,7 @@ import numpy as np
 from ..gpu import Array, BoundProgram, Copy, Device, Program
 from ..graph import OPS, resolve
 from ..graph.batch import contiguous_batch
+from ..graph.sampling import OUTPUT
 from ..kernels import Dims, choose
 from .execute import lower
 
@@ -23,13 +24,14 @@ COPIED_BYTES = 1 << 20  # from here on, contents come from the first set instead
 WARM_UP_SECONDS = 0.03
 WARM_UP_BYTES = 64 << 20  # copied at a time
 FIRST_SECONDS = 0.36  # of that before the first sample
+SAMPLED = (0.8, 40, 0.95, 0.05)  # temperature, top_k, top_p and min_p: every limit has work to do
 MAX_DISPATCHES = 3000  # per sample: recording one costs the host about 10 µs
 
 Sets = list[list[BoundProgram]]  # programs that run one after the other, over each set of operands
 
 
 class Filler:
-    """Random contents for buffers: bits for weights, small finite numbers for everything else."""
+    """Random contents for buffers: bits for weights, usual settings for samplers, small finite numbers elsewhere."""
 
     def __init__(self) -> None:
         self._generator = np.random.default_rng(7)
@@ -52,6 +54,9 @@ class Filler:
         if kind == "batch":
             rows = nbytes // 16 - 1
             return contiguous_batch(max(0, dims.get("keys", 0) - rows), rows).reshape(-1).view(np.uint8)
+        if kind == "outputs":
+            rows = np.arange(nbytes // OUTPUT.itemsize)
+            return np.array([(row, row, *SAMPLED, row, 0) for row in rows], OUTPUT).view(np.uint8)
         if kind == "weight" and "K" in dims:
             pool = self._bits
         elif kind == "scales" and dims.get("scales") == "f16":
