@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -20,7 +21,9 @@ from shaderlm import __version__
 from shaderlm.bench import comparisons, measure
 from shaderlm.cli import app, main, with_flags
 from shaderlm.cli.interrupts import LostInterrupts
+from shaderlm.compile.timing import SAMPLED, Filler
 from shaderlm.gpu import adapters
+from shaderlm.graph.sampling import OUTPUT
 
 from .command_line import COMMAND, shaderlm
 
@@ -39,7 +42,10 @@ def test_version_and_help() -> None:
 
 def test_the_summaries_of_commands_are_whole_sentences() -> None:
     for arguments in (["--help"], ["bench", "--help"]):
-        listed = CliRunner().invoke(app, arguments, terminal_width=80).output.split("Commands:")[1]
+        # Not CliRunner: click then uses two columns more than it does at a terminal of that width.
+        environment = {**os.environ, "COLUMNS": "80"}
+        done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=environment)
+        listed = done.stdout.split("Commands:")[1]
         assert "..." not in listed
         assert all(line.endswith(".") for line in listed.strip().splitlines())
 
@@ -115,6 +121,18 @@ def test_bench_json_holds_every_number() -> None:
     for row in report["rows"]:
         assert row["ratio"] == pytest.approx(row["before_us"] / row["after_us"])
         assert row["copy_share"] == pytest.approx(row["gb_per_s"] * 1e9 / report["copy_bandwidth"])
+
+
+def test_bench_times_sampling_with_settings_that_have_work_to_do() -> None:
+    """Random bits for temperature and top_k would time something else."""
+    (row,) = json.loads(shaderlm("bench", "kernels", "--quick", "--op", "sample", "--json").out)["rows"]
+    assert (row["op"], row["shape"]) == ("sample", "1×49152")
+    assert min(row["before_us"], row["after_us"]) > 0
+    filled = Filler()("outputs", 2 * OUTPUT.itemsize, {}).view(OUTPUT)
+    assert filled["row"].tolist() == [0, 1]
+    assert {tuple(each) for each in filled[["temperature", "top_k", "top_p", "min_p"]].tolist()} == {
+        tuple(np.array(SAMPLED, np.float32).tolist())
+    }
 
 
 def test_bench_markdown_is_a_table() -> None:

@@ -44,7 +44,7 @@ def plan(
     unfused: bool,
     **options: Any,
 ) -> None:
-    """Print the plans of a model: which kernels run, and in which order.
+    """Print the plans of a model: its kernels in their order.
 
     MODEL is a path or a name (default: smollm2-135m), or synthetic:SHAPE:FORMAT, as for `bench`. A kernel of --wgsl
     that this machine's adapter does not use is composed for a target that does, unless --device or --target is given.
