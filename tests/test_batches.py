@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from shaderlm.graph.batch import PAGE
 from shaderlm.models.architecture import Step
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.pages import MAX_SEQUENCES, Sequence
-from shaderlm.runtime.runner import GREEDY, Part, Runner, SamplerSettings, TokenOf
+from shaderlm.runtime.runner import GREEDY, Part, Runner, SamplerSettings, StepResult, TokenOf
 
 from .compare import assert_close
 from .runners import runner_of
@@ -238,6 +239,33 @@ def test_a_step_can_be_submitted_before_the_last_token_is_known(runner: Runner) 
     session.close()
     runner.free(a)
     runner.free(b)
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_long_prompt_is_waited_for_as_it_goes(ahead: int, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is submitted cannot be cancelled: Ctrl-C would be heard when all of the prompt was run."""
+    session, under_way, most = runner.session(), set[int](), list[int]()
+    expected = session.logits([7] * 9)
+    session.rewind(0)
+    session.steps_ahead = ahead
+    monkeypatch.setattr(runner, "max_tokens", 2)
+    step, numbers = runner.step, iter(range(9))
+
+    def watched(parts: list[Part]) -> StepResult:
+        result, number = step(parts), next(numbers)
+        under_way.add(number)
+        most.append(len(under_way))
+
+        def wait() -> None:
+            result.wait()
+            under_way.remove(number)
+
+        return replace(result, wait_for_rows=wait)
+
+    monkeypatch.setattr(runner, "step", watched)
+    assert_close(session.logits([7] * 9), expected, "model", "in steps of two rows")
+    assert most == [min(i, ahead) for i in range(1, 6)]
+    session.close()
 
 
 def test_discarding_a_token_leaves_those_of_other_sequences(runner: Runner) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 import shaderlm as package
 from shaderlm.errors import InputError
+from shaderlm.runtime.session import Session
 
 from .command_line import COMMAND, Done, Recorder, shaderlm, start
 from .tiny_models import write_tiny_llama
@@ -235,7 +236,27 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(slow: Path, tmp_path: Path,
     _, err = child.communicate("/quit\n", timeout=120)
     assert child.returncode == 0
     assert saved(path) == [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": out[:-1]}]
+    assert err.count("cancelled: the answer ends here, and is part of the conversation as far as it came\n") == 2
     assert "Traceback" not in err
+
+
+def test_ctrl_c_before_the_answer_says_that_the_message_is_dropped(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sample, expected = tmp_path / "talk.json", Session.sample, conversation(tiny, "Again")
+    presses = iter([True, False])
+
+    def interrupted(*given: Any) -> Any:
+        if next(presses):
+            raise KeyboardInterrupt
+        return sample(*given)
+
+    monkeypatch.setattr(Session, "sample", interrupted)
+    done = chat(tiny, f"Hello\nAgain\n/save {path}\n")
+    assert done.out == expected[1]["content"] + "\n", "no empty line for what has no answer"
+    assert saved(path) == expected
+    said = "cancelled: there is no answer yet, and your message is not part of the conversation"
+    assert done.err.splitlines()[0] == said
 
 
 @posix

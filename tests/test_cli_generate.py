@@ -17,6 +17,7 @@ import shaderlm as package
 from shaderlm.cli import streaming
 from shaderlm.engine import loading
 from shaderlm.gpu import adapters
+from shaderlm.runtime.session import Session
 
 from .command_line import Done, Recorder, shaderlm, start
 from .tiny_models import tiny_tokens, write_tiny_llama
@@ -226,6 +227,36 @@ def test_a_bar_on_the_terminal_where_loading_takes_long(tiny: Path, monkeypatch:
     assert shown() == "output cut after 4 tokens; --max-tokens (-n) allows more\n"
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_line_on_the_terminal_where_the_prompt_takes_long(
+    tiny: Path, form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None in a pipe and none where it is quick. It is gone before the text comes, and stdout has nothing of it."""
+    sample, asked = Session.sample, "generating …" if form else "reading the prompt …"
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.4)
+        return sample(*given)
+
+    def shown() -> str:
+        done = generate(tiny, "Hello", "-n", 4, *form)
+        expected = greedy(tiny, "Hello", max_tokens=4)
+        assert (json.loads(done.out)["text"] if form else done.out.removesuffix("\n")) == expected
+        return done.err
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("shaderlm.cli.loading.DELAY_SECONDS", 0.05)
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "sample", slow)
+        assert shown() == "", "a pipe"
+    monkeypatch.setattr(Recorder, "isatty", lambda self: True)
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "sample", slow)
+        assert asked in shown()
+    monkeypatch.setattr("shaderlm.cli.loading.DELAY_SECONDS", 1000.0)
+    assert "…" not in shown()
+
+
 def test_a_bar_waits_for_a_second() -> None:
     from shaderlm.cli.loading import DELAY_SECONDS
 
@@ -278,7 +309,18 @@ def test_ctrl_c_ends_the_answer_with_a_newline(slow: Path, device: str) -> None:
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert (first + out).endswith("\n")
-    assert not err
+    assert err == "cancelled: the text ends here and is not complete\n"
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_ctrl_c_before_the_first_text_says_so(
+    tiny: Path, form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "sample", interrupted)
+    assert generate(tiny, "x", *form) == Done(130, "", "cancelled: there is no text yet\n")
 
 
 def test_ctrl_c_while_loading(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,13 +21,15 @@ from ..errors import InputError, ModelError
 from ..files import atomic_write_text
 from .loading import load_model
 from .options import generation_options, model_options, sampling_options
-from .streaming import write_stream
+from .streaming import tell_cancelled, write_stream
 
 if TYPE_CHECKING:
     from ..engine import GenerationOptions, LanguageModel
 
 _FULL = "the conversation is full: {used:,} tokens, the context holds {limit:,}. /reset starts a new one"
 _TOO_LONG = "this message is too long: {used:,} tokens, the context holds {limit:,}"
+_DROPPED = "there is no answer yet, and your message is not part of the conversation"
+_STOPPED = "the answer ends here, and is part of the conversation as far as it came"
 _QUOTES = '"""'
 
 
@@ -117,6 +119,8 @@ class Conversation:
         completion = None if interrupted else stream.completion
         if answer or completion is not None:
             self.messages = [*asked, {"role": "assistant", "content": answer}]
+        if interrupted:
+            tell_cancelled(_STOPPED if answer else _DROPPED, answer)
         if completion is not None and completion.finish_reason == "length":
             max_tokens = self.options["max_tokens"]
             cut = f"answer cut after {max_tokens:,} tokens; --max-tokens (-n) allows more"

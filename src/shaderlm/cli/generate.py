@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from .loading import load_model
+from .loading import load_model, status
 from .options import generation_options, model_options, sampling_options
-from .streaming import write_stream
+from .streaming import tell_cancelled, write_stream
 
 if TYPE_CHECKING:
     from ..engine import Completion, GenerationOptions, LanguageModel, Stream, TokenLogprob
@@ -119,17 +119,19 @@ def _ask(model: LanguageModel, text: str, raw: bool, system: str | None, options
 
 def _generate(stream: Stream, *, streamed: bool) -> Completion:
     """The whole generation, on stdout as it comes if it is streamed. Ctrl-C ends the line and the program."""
+    text, interrupted = "", False
     if streamed:
-        _, interrupted = write_stream(stream)
-        if interrupted:
-            sys.exit(130)
+        text, interrupted = write_stream(stream)
     else:
         try:
-            for _ in stream:
-                pass
+            with status("generating"):
+                for _ in stream:
+                    pass
         except KeyboardInterrupt:
-            print(file=sys.stderr, flush=True)
-            sys.exit(130)
+            interrupted = True
+    if interrupted:
+        tell_cancelled("the text ends here and is not complete" if text else "there is no text yet", text)
+        sys.exit(130)
     assert stream.completion is not None
     return stream.completion
 

@@ -1,9 +1,10 @@
-"""Loading for the commands: a progress bar where it takes more than a second, nothing in a pipe."""
+"""What a terminal shows while a command is busy for more than a second: a bar or a line. Nothing in a pipe."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,14 +24,62 @@ def progress_bar() -> Iterator[Progress | None]:
         yield None
         return
     bar = _DelayedBar()
-    timer = threading.Timer(DELAY_SECONDS, bar.show)
+    with _later(bar.show, bar.close):
+        yield bar.update
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """A line on the terminal with what is being done and for how long. It is gone afterwards."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    line = _DelayedLine(text)
+    with _later(line.show, line.close):
+        yield
+
+
+@contextmanager
+def _later(show: Callable[[], None], close: Callable[[], None]) -> Iterator[None]:
+    timer = threading.Timer(DELAY_SECONDS, show)
     timer.daemon = True
     timer.start()
     try:
-        yield bar.update
+        yield
     finally:
         timer.cancel()
-        bar.close()
+        close()
+
+
+class _DelayedLine:
+    """Is drawn once `show` has been called, by any thread."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._began = text, time.monotonic()
+        self._lock = threading.Lock()
+        self._live: Any = None
+        self._closed = False
+
+    def show(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        def line() -> Text:
+            return Text(f"{self._text} … {time.monotonic() - self._began:.0f} s (Ctrl-C cancels)")
+
+        with self._lock:
+            if not self._closed:
+                # stdout is left alone: what is written there is the generated text.
+                options: dict[str, Any] = {"transient": True, "refresh_per_second": 2, "redirect_stdout": False}
+                self._live = Live(get_renderable=line, console=Console(stderr=True), **options)
+                self._live.start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._live is not None:
+                self._live.stop()
 
 
 class _DelayedBar:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import chain
 from typing import TYPE_CHECKING
+
+from .loading import status
 
 if TYPE_CHECKING:
     from ..engine import Stream
@@ -14,15 +17,27 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 0.01
 
 
+def tell_cancelled(what: str, text: str) -> None:
+    """One line on stderr after Ctrl-C. Where no text and so no newline was written, a terminal still shows ^C."""
+    if not text and sys.stderr.isatty():
+        print(file=sys.stderr)
+    print(f"cancelled: {what}", file=sys.stderr, flush=True)
+
+
 def write_stream(stream: Stream) -> tuple[str, bool]:
-    """Write a stream to stdout, and a newline: the text that was written, and whether Ctrl-C ended it."""
+    """Write a stream to stdout, and a newline: the text that was written, and whether Ctrl-C ended it.
+
+    Until the first text comes, a terminal shows that the prompt is read. Ctrl-C before that writes nothing.
+    """
     write, flush, clock = sys.stdout.write, sys.stdout.flush, time.perf_counter
     written: list[str] = []
     flushed = float("-inf")
     interrupted = False
     try:
         with stream:
-            for delta in stream:
+            with status("reading the prompt"):
+                first = next(stream, None)
+            for delta in () if first is None else chain((first,), stream):
                 written.append(delta)
                 write(delta)
                 now = clock()
@@ -31,6 +46,7 @@ def write_stream(stream: Stream) -> tuple[str, bool]:
                     flushed = now
     except KeyboardInterrupt:
         interrupted = True
-    write("\n")
-    flush()
+    if written or not interrupted:
+        write("\n")
+        flush()
     return "".join(written), interrupted

@@ -55,8 +55,8 @@ class Filler:
             rows = nbytes // 16 - 1
             return contiguous_batch(max(0, dims.get("keys", 0) - rows), rows).reshape(-1).view(np.uint8)
         if kind == "outputs":
-            rows = np.arange(nbytes // OUTPUT.itemsize)
-            return np.array([(row, row, *SAMPLED, row, 0) for row in rows], OUTPUT).view(np.uint8)
+            records = [(row, row, *SAMPLED, row, 0) for row in range(nbytes // OUTPUT.itemsize)]
+            return np.array(records, OUTPUT).view(np.uint8)
         if kind == "weight" and "K" in dims:
             pool = self._bits
         elif kind == "scales" and dims.get("scales") == "f16":

@@ -353,6 +353,9 @@ class GpuRunner(Runner):
         self.written_by = None
         self.write_batch(padded_batch(records, tokens, len(outputs)), outputs, made)
         reports = made.wanted if made is not None else None
+        if given == {"nothing"}:  # something must come back for who waits
+            rows = self.device.submit(programs, (self._buffers["tokens"], 4))
+            return StepResult(wait_for_rows=None if rows is None else rows.wait)
         pending = self.device.submit(programs, self.token_region(reports) if "token" in given else None)
         found = GpuTokens(pending, reports) if pending is not None else None
         # Copied before any later step writes others; waited for by whoever asks, without the lock.

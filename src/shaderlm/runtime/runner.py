@@ -157,6 +157,7 @@ class StepResult:
     tokens: Tokens | None = None
     wait_for_logits: Callable[[], F32] | None = None
     wait_for_hidden: Callable[[], F32] | None = None
+    wait_for_rows: Callable[[], object] | None = None  # of a step on its way that gives nothing else to wait for
 
     @cached_property
     def logits(self) -> F32 | None:
@@ -167,6 +168,11 @@ class StepResult:
     def hidden(self) -> F32 | None:
         """Final hidden states, after the output norm: [rows, hidden], in the same order. Waits for them, too."""
         return self.wait_for_hidden() if self.wait_for_hidden is not None else None
+
+    def wait(self) -> None:
+        """Until the rows of a step that gives nothing are run."""
+        if self.wait_for_rows is not None:
+            self.wait_for_rows()
 
     def token(self, sequence: Sequence) -> Token:
         """The token of one sequence."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as List
 
 import numpy as np
@@ -70,13 +71,17 @@ class Session:
         self._runner._check_length(self.length, len(ids))
 
     def _in_steps(self, ids: List[int], gives: Gives, settings: SamplerSettings = GREEDY) -> StepResult:
+        """A long prompt is waited for as it goes: what is submitted cannot be cancelled by Ctrl-C."""
         self._check(ids)
         most = self._runner.max_tokens
+        under_way: deque[StepResult] = deque()
         for first in range(0, len(ids), most):
             last = first + most >= len(ids)
+            if len(under_way) == self.steps_ahead:
+                under_way.popleft().wait()
             part = Part(self.sequence, ids[first : first + most], gives if last else "nothing", settings)
-            result = self._runner.step([part])
-        return result
+            under_way.append(self._runner.step([part]))
+        return under_way[-1]
 
     def _end_decode(self) -> None:
         if self._decode is not None:
