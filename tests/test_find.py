@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import subprocess
@@ -86,14 +85,8 @@ def test_malformed_hub_names(given: str) -> None:
     assert "must have the form hf:ORG/REPO/FILE.gguf" in rejection(given, InputError)
 
 
-def test_the_hub_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'shaderlm[hf]'" in rejection("hf:a/b/c.gguf")
-
-
 def hub(monkeypatch: pytest.MonkeyPatch, download: Callable[..., str], answers: bool = True) -> None:
     monkeypatch.setattr(find_module, "_hub_answers", lambda: answers)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(name=name))
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
 
 

@@ -6,8 +6,11 @@ import ast
 import itertools
 import json
 import re
+import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,26 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             parts = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join((*parts, *([node.module] if node.module else [])))
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def _package(requirement: str) -> str:
+    found = re.match(r"[\w.-]+", requirement)
+    assert found
+    return found[0].lower().replace("-", "_")
+
+
+def test_dependencies_are_declared() -> None:
+    """What is imported is a dependency or belongs to an extra. No extra has what a dependency brings anyway."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {_package(each) for each in project["dependencies"]}
+    extras = project["optional-dependencies"].items()
+    optional = {_package(each) for name, listed in extras if name != "dev" for each in listed}
+    imported = {name.split(".")[0] for path in PYTHON for _, name in imports(path)} - set(sys.stdlib_module_names)
+    unknown = imported - needed - optional - {"shaderlm", "_cffi_backend"}
+    assert not unknown, f"imported, but not in pyproject.toml: {sorted(unknown)}"
+    for package in sorted(needed):
+        brought = {_package(each) for each in requires(package) or [] if "extra ==" not in each}
+        assert not brought & optional, f"{package} brings {sorted(brought & optional)}: no extra is needed"
 
 
 # Of a package below, the one module that may be imported: plain data.

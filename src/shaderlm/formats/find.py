@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import logging
 import os
 import socket
@@ -84,8 +83,6 @@ def _from_hub(text: str) -> Path:
     parts = text.removeprefix(_HF).split("/")
     if len(parts) < 3 or any(part.strip() in ("", ".", "..") for part in parts) or not text.lower().endswith(".gguf"):
         raise InputError(f"{text!r} must have the form {_HF_FORM}")
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise ModelError(f"{text} needs the package huggingface_hub: run `pip install 'shaderlm[hf]'`")
     return _hub_file(text, "/".join(parts[:2]), "/".join(parts[2:]))
 
 
