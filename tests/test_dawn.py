@@ -1,6 +1,6 @@
 """A second compiler: every composed shader, as a browser would get it, under Dawn's analysis and default limits.
 
-Plans are made for the limits that WebGPU grants without asking and for the target "browser", written as JSON, run by
+Plans are made for the limits that WebGPU grants without asking and for the target "dawn", written as JSON, run by
 Node (`tests/dawn/run.mjs`) and compared with the same references as everywhere else. Shaders that need f16, which
 software adapters do not have, are compiled on Dawn's null backend.
 """
@@ -32,12 +32,13 @@ from .test_kernels import unspecialised
 
 pytestmark = pytest.mark.dawn
 _HERE = Path(__file__).parent / "dawn"
+_BROWSER = replace(WEBGPU_DEFAULT, implementation="dawn")
 _CAPS = {
-    "subgroups": replace(WEBGPU_DEFAULT, subgroups=True),
-    "plain": WEBGPU_DEFAULT,
-    "software": replace(WEBGPU_DEFAULT, kind="software"),
-    "without dot4": replace(WEBGPU_DEFAULT, dot4=False),
-    "f16": replace(WEBGPU_DEFAULT, f16=True),
+    "subgroups": replace(_BROWSER, subgroups=True),
+    "plain": _BROWSER,
+    "software": replace(_BROWSER, kind="software"),
+    "without dot4": replace(_BROWSER, dot4=False),
+    "f16": replace(_BROWSER, f16=True),
 }
 
 
@@ -69,15 +70,15 @@ def _plan_all() -> Iterator[Planned]:
                     continue
                 # With specialised parameters every shape has shaders of its own: one of each kind will do.
                 launch_list = unspecialised(route.launch_list(case.dims, caps))
-                plain = op_plan(route, case.dims, caps, "browser", launch_list)
+                plain = op_plan(route, case.dims, caps, launch_list)
                 shaders = {launch.step.source for launch in plain.launches}
                 if not shaders - seen:
                     continue
                 seen |= shaders
                 operands = operands or make(case)[0]
-                plan = op_plan(route, case.dims, caps, "browser")
+                plan = op_plan(route, case.dims, caps)
                 plan.check(caps)
-                packed = lower(route, case.dims, caps, operands, "browser")
+                packed = lower(route, case.dims, caps, operands)
                 yield Planned(f"{case.name} {route.name} {name}", case, route, plan, packed)
 
 

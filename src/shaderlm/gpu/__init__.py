@@ -26,7 +26,7 @@ Lowest first: `program` (plain data), `policy`, `caps`, `native` (the interface 
 """
 
 from .adapters import WHAT_TO_INSTALL, Adapter, adapters, preferred_adapter
-from .caps import WEBGPU_DEFAULT, DeviceCaps
+from .caps import WEBGPU_DEFAULT, DeviceCaps, Implementation, MatrixShape
 from .command_pool import CommandBufferPool
 from .device import Copy, Device
 from .native import Buffer
@@ -49,6 +49,8 @@ __all__ = [
     "Device",
     "DeviceCaps",
     "DevicePolicy",
+    "Implementation",
+    "MatrixShape",
     "PendingReadBack",
     "Program",
     "Region",
