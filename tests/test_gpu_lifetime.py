@@ -38,7 +38,7 @@ def lose(device: Device) -> None:
     """Take the GPU away behind the device's back: the library finds out by itself, and says so."""
     native = cast("Any", device._native)
     library.library().wgpuDeviceDestroy(native._handle)
-    native._poll(native._handle, True, ffi.NULL)
+    native._poll(native.handle, True, ffi.NULL)
 
 
 # Bindings ---------------------------------------------------------------------------------------------------------

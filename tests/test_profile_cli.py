@@ -295,13 +295,13 @@ CHILD = """
 import signal
 from dataclasses import replace
 from contextlib import contextmanager
-from shaderlm.gpu.wgpu_native.device import WgpuEncoder
+from shaderlm.gpu.webgpu_h import CEncoder
 from shaderlm.profile import roofline
 from shaderlm.cli import main
 from shaderlm.gpu import Device
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have tests in the background ignore it
-traced, finish, left = Device.traced, WgpuEncoder.finish, [-1]
+traced, finish, left = Device.traced, CEncoder.finish, [-1]
 
 @contextmanager
 def trace(self, grain):
@@ -318,7 +318,7 @@ def interrupted(self, *given, **named):
     return finish(self, *given, **named)
 
 roofline.measure_roofline = lambda device: roofline.Roofline(2e9, 1e10, 30.0, 0.0)
-Device.traced, WgpuEncoder.finish = trace, interrupted
+Device.traced, CEncoder.finish = trace, interrupted
 main()
 """
 

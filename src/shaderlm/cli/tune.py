@@ -10,18 +10,22 @@ import click
 
 from .loading import spoken
 from .models import described
-from .options import model_argument, one_model, precision_option
+from .options import backend_option, model_argument, one_model, precision_option
 
 if TYPE_CHECKING:
     from ..compile.tuning import Entry
+    from ..gpu import Backend
 
 
 @click.command()
 @model_argument
 @click.option("--device", default=None, help="Adapter: a kind, a number or part of a name (default: the best one).")
+@backend_option
 @precision_option
 @click.option("--again", is_flag=True, help="Also what was tuned before.")
-def tune(given: tuple[str, ...], model: str | None, device: str | None, precision: str, again: bool) -> None:
+def tune(
+    given: tuple[str, ...], model: str | None, device: str | None, backend: Backend, precision: str, again: bool
+) -> None:
     """Find the fastest kernels for a model on this device.
 
     Times the routes and tile sizes of each matmul of MODEL's decode step (default: smollm2-135m). No weight is loaded.
@@ -34,7 +38,7 @@ def tune(given: tuple[str, ...], model: str | None, device: str | None, precisio
     from ..engine import planning
 
     named = one_model(given, model)
-    opened = planning.open_adapter(device, "tuning")
+    opened = planning.open_adapter(device, "tuning", backend)
     about = described(named)
     explicit = not planning.is_auto(device)
     if explicit and not opened.caps.policy.tune:

@@ -15,7 +15,7 @@ from ..compile.tuning import Entry, Tuning, key_of, path_of, read, save
 from ..errors import DeviceError, InputError
 from ..formats.find import find
 from ..formats.gguf import GgufFile
-from ..gpu import WEBGPU_DEFAULT, Device, DeviceCaps, open_device
+from ..gpu import WEBGPU_DEFAULT, Backend, Device, DeviceCaps, open_device
 from ..graph.batch import CONTEXTS, context_class
 from ..graph.fuse import fuse
 from ..graph.graph import Node
@@ -53,14 +53,14 @@ def read_header(
         return kind, config_of_file(kind, file, None, dense=False, ignore_keys=ignore_keys)
 
 
-def open_adapter(device: str | int | Device | None, purpose: str) -> Device:
+def open_adapter(device: str | int | Device | None, purpose: str, backend: Backend = "auto") -> Device:
     """An open device, which is not "cpu"; `purpose` is what needs it."""
     if isinstance(device, str) and device.strip().lower() == "cpu":
         raise InputError(
             f"{purpose} needs a WebGPU adapter, real or in software; 'cpu' computes in NumPy and has no dispatches. "
             "`shaderlm devices` lists adapters"
         )
-    return device if isinstance(device, Device) else open_device(None if is_auto(device) else device)
+    return device if isinstance(device, Device) else open_device(None if is_auto(device) else device, backend=backend)
 
 
 def is_auto(device: str | int | Device | None) -> bool:

@@ -36,7 +36,7 @@ class Pipelines:
     def __len__(self) -> int:
         return len(self._made)
 
-    def compile(self, steps: Iterable[Step], check_bounds: bool) -> None:
+    def compile(self, steps: Iterable[Step]) -> None:
         """Compile what is not compiled yet, and wait for what other threads compile."""
         wanted = {key_of(step): step for step in steps}
         mine: dict[Key, Future[Any]] = {}
@@ -47,10 +47,10 @@ class Pipelines:
                 futures = [self._made[key] for key in wanted]
             if len(mine) == 1:
                 ((key, future),) = mine.items()
-                future.set_result(self._compile(wanted[key], check_bounds))
+                future.set_result(self._compile(wanted[key]))
             elif mine:
                 with ThreadPoolExecutor(min(len(mine), os.cpu_count() or 1), "compile") as pool:
-                    made = pool.map(lambda key: self._compile(wanted[key], check_bounds), mine)
+                    made = pool.map(lambda key: self._compile(wanted[key]), mine)
                     for future, pipeline in zip(mine.values(), made, strict=True):
                         future.set_result(pipeline)
         except BaseException as problem:  # those that wait for it are told, and it may be tried again
@@ -63,9 +63,9 @@ class Pipelines:
         for future in futures:
             future.result()
 
-    def _compile(self, step: Step, check_bounds: bool) -> Any:
+    def _compile(self, step: Step) -> Any:
         try:
-            return self._native.create_pipeline(step.label, step.source, key_of(step)[1], check_bounds)
+            return self._native.create_pipeline(step.label, step.source, key_of(step)[1])
         except NativeError as problem:
             raise KernelError(explain(step.label, step.source, str(problem), self._caps)) from problem
 
