@@ -13,7 +13,7 @@ import pytest
 from shaderlm.compile import tuner
 from shaderlm.errors import DeviceError, ModelError
 from shaderlm.formats.embedded import cache_folder
-from shaderlm.gpu import Device, open_device
+from shaderlm.gpu import Device, Implementation, backends, dawn, open_device
 
 # Tests of a group run in one worker, and a worker compiles its own kernels and loads its own models: what needs the
 # same ones is one group. A file is a group, unless `pytest.mark.xdist_group` says otherwise. These groups take the
@@ -38,10 +38,15 @@ _BEGIN = (
 )
 
 
+# Fixtures that open a device.
+_DEVICES = {"device", "gpu", "timeless_device", "plain_device", "small_device", "opened", "unchecked"}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only the smoke tests: a minute on two cores")
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
-    parser.addoption("--dawn", action="store_true", help="also compile and run every kernel under Dawn")
+    parser.addoption("--backend", choices=("wgpu", "dawn"), default="wgpu", help="implementation of WebGPU")
+    parser.addoption("--on-device", action="store_true", help="only tests that use a device of the fixtures")
     parser.addoption("--browser", action="store_true", help="also open pages in Chromium")
     parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
 
@@ -59,8 +64,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
-    asked = {"long": "--all", "dawn": "--dawn", "browser": "--browser"}
+    asked = {"long": "--all", "browser": "--browser"}
     left_out = any(item.get_closest_marker(mark) and not config.getoption(option) for mark, option in asked.items())
+    if config.getoption("--on-device"):
+        left_out |= not _DEVICES.intersection(getattr(item, "fixturenames", ()))
     return not left_out and (item.get_closest_marker("smoke") is not None or not config.getoption("--quick"))
 
 
@@ -72,7 +79,7 @@ def _place(item: pytest.Item) -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_cache(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[None]:
     """A cache directory of the tests' own, in which only the models are the user's; and loads that time no kernels."""
     folder = tmp_path_factory.mktemp("cache")
     with suppress(OSError, ModelError):  # without links, or without a home, models are fetched again
@@ -82,12 +89,22 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHADERLM_CACHE", str(folder))
         patch.setattr(tuner, "BUDGET_SECONDS", 0.0)
+        _prefer(request.config.getoption("--backend"))
         yield
+
+
+def _prefer(implementation: Implementation) -> None:
+    """Where a test leaves the choice of an implementation open, in this process or another one, it is this one."""
+    if dawn.missing() is None:
+        for adapter in dawn.adapters():
+            backends.save(adapter.caps, {name: float(1 + (name != implementation)) for name in backends.PACKAGES})
+    elif implementation == "dawn":
+        pytest.exit(f"--backend dawn: {dawn.missing()}", 4)
 
 
 def _open(config: pytest.Config, **options: Any) -> Device:
     try:
-        return open_device(config.getoption("--device"), **options)
+        return open_device(config.getoption("--device"), backend=config.getoption("--backend"), **options)
     except DeviceError as problem:
         pytest.fail(f"the tests need a WebGPU adapter: {problem}")
 

@@ -115,8 +115,8 @@ def test_two_adapters_of_one_model_are_two_devices(monkeypatch: pytest.MonkeyPat
     one, other = (copy(adapters()[0].native) for _ in range(2))
     other.key = ("modern", 99)
     twins = [Adapter(native.caps, native) for native in (one, other)]
-    monkeypatch.setattr(sys.modules[choose.__module__], "_modern", lambda: twins)
-    monkeypatch.setattr(sys.modules[choose.__module__], "adapters", lambda: twins)
+    monkeypatch.setattr(sys.modules[choose.__module__], "_modern", lambda *_: twins)
+    monkeypatch.setattr(sys.modules[choose.__module__], "adapters", lambda *_: twins)
     forget_devices(monkeypatch)
     assert open_device("1") is not open_device("0")
 
@@ -164,7 +164,8 @@ def test_limits_are_those_of_the_native_device(opened: Callable[..., Device], de
     native.lib.wgpuDeviceGetLimits(native.handle, found)
     for name, value in limits.items():
         assert getattr(small.caps, name) == value
-        assert getattr(found, LIMITS[name]) == value
+        if device.caps.implementation == "wgpu":  # Dawn grants WebGPU's default limits where lower ones are asked for
+            assert getattr(found, LIMITS[name]) == value
     assert opened(limits={"max_binding": 1 << 62}).caps.max_binding == device.caps.max_binding
 
 

@@ -213,6 +213,11 @@ class Device:
         dispatches = []
         for step in program.steps:
             pipeline = self._pipelines[step]
+            if max(step.grid) > self.caps.max_workgroups:
+                raise DeviceError(
+                    f"{step.label} has a grid of {' × '.join(map(str, step.grid))} workgroups; {self.caps.name} allows "
+                    f"{self.caps.max_workgroups:,} in each dimension"
+                )
             with self._translated(f"bind the buffers of {step.label}"):
                 ranges = [self._range(step, slot, buffers[slot.buffer]) for slot in step.slots]
                 dispatches.append((pipeline, self._native.create_bind_group(pipeline, ranges), step.grid))
@@ -224,6 +229,10 @@ class Device:
             raise DeviceError(
                 f"{step.label} binds {slot.buffer} from byte {slot.offset:,}; {self.caps.name} wants a multiple of "
                 f"{self.caps.offset_alignment}"
+            )
+        if slot.access != "uniform" and size > self.caps.max_binding:
+            raise DeviceError(
+                f"{step.label} binds {size:,} bytes of {slot.buffer}; {self.caps.name} allows {self.caps.max_binding:,}"
             )
         buffer.check()
         return buffer, slot.offset, size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -64,6 +65,10 @@ class Pipelines:
             future.result()
 
     def _compile(self, step: Step) -> Any:
+        sizes = workgroup_size(step.source).split(" × ")
+        if all(map(str.isdecimal, sizes)) and math.prod(map(int, sizes)) > self._caps.max_invocations:
+            # Dawn knows no limit that is lower than WebGPU's default.
+            raise KernelError(explain(step.label, step.source, "too many threads per workgroup", self._caps))
         try:
             return self._native.create_pipeline(step.label, step.source, key_of(step)[1])
         except NativeError as problem:
@@ -83,7 +88,7 @@ def explain(label: str, source: str, message: str, caps: DeviceCaps) -> str:
         around = range(max(1, line - 3), min(len(lines), line + 3) + 1)
         excerpt = "\n".join(f"{'>' if n == line else ' '}{n:5} | {lines[n - 1]}" for n in around)
         return f"kernel {label} does not compile, line {line}:\n{excerpt}\n{message}"
-    if re.search("workgroup size|invocation|threads?(group| per)", message, re.I):
+    if re.search("workgroup.size|invocation|threads?(group| per)", message, re.I):
         limit = f"{caps.name} allows {caps.max_invocations} threads, and fewer for a kernel that needs many registers"
         return f"kernel {label} has workgroups of {workgroup_size(source)} threads; {limit}: {message}"
     return f"kernel {label} does not compile: {message}"

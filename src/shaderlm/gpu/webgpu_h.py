@@ -106,6 +106,10 @@ class State:
             if problem is not None:
                 raise problem
 
+    def forget(self) -> None:
+        """What the library said to this thread is known already."""
+        self.errors.pop(_thread(), None)
+
 
 _numbers = itertools.count(1)
 _states: WeakValueDictionary[int, State] = WeakValueDictionary()

@@ -81,8 +81,8 @@ class DawnDevice(CDevice):
         """Wait for a mapping; then the bytes."""
         self._native.wait(self._future(number))
         found = self.lib.wgpuBufferGetConstMappedRange(staging.handle, 0, nbytes)
-        if found == self.ffi.NULL:
-            self.state.errors.clear()
+        if found == self.ffi.NULL or self.state.lost is not None:
+            self.state.forget()
             raise NativeError("its buffer could not be mapped")
         data: bytes = self.ffi.buffer(found, nbytes)[:]
         self.lib.wgpuBufferUnmap(staging.handle)

@@ -112,7 +112,9 @@ class Library:
         return [found[i] for i in range(count)]
 
     def wait(self, future: Any, nanoseconds: int = FOREVER) -> bool:
-        """Until something is done, without Python's lock. False: it is not, after this time."""
+        """Until something is done, without Python's lock. False: it is not, after this time, or was refused."""
+        if not future.id:  # Dawn ends the process where it is asked to wait for that
+            return False
         waited = self.ffi.new("WGPUFutureWaitInfo *")
         waited.future = future
         self.lib.wgpuInstanceWaitAny(self.instance, 1, waited, nanoseconds)
