@@ -38,15 +38,33 @@ _BEGIN = (
 )
 
 
-# Fixtures that open a device.
-_DEVICES = {"device", "gpu", "timeless_device", "plain_device", "small_device", "opened", "unchecked"}
+# Files that `--gpu-only` runs: kernels, batches, whole models, devices and their clocks. The rest is the same on every
+# implementation of WebGPU.
+_GPU = {
+    "test_adjust",
+    "test_attention",
+    "test_batches",
+    "test_command_pool",
+    "test_decode_risks",
+    "test_equalities",
+    "test_gpu_device",
+    "test_gpu_lifetime",
+    "test_gpu_memory",
+    "test_gpu_weights",
+    "test_int16",
+    "test_kernels",
+    "test_profile",
+    "test_sample",
+    "test_smollm2",
+    "test_specialised",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only the smoke tests: a minute on two cores")
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
     parser.addoption("--backend", choices=("wgpu", "dawn"), default="wgpu", help="implementation of WebGPU")
-    parser.addoption("--on-device", action="store_true", help="only tests that use a device of the fixtures")
+    parser.addoption("--gpu-only", action="store_true", help="only the files of tests whose results a GPU computes")
     parser.addoption("--browser", action="store_true", help="also open pages in Chromium")
     parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
 
@@ -66,8 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     asked = {"long": "--all", "browser": "--browser"}
     left_out = any(item.get_closest_marker(mark) and not config.getoption(option) for mark, option in asked.items())
-    if config.getoption("--on-device"):
-        left_out |= not _DEVICES.intersection(getattr(item, "fixturenames", ()))
+    left_out |= item.get_closest_marker("dawn") is not None and dawn.missing() is not None
+    left_out |= item.path.stem not in _GPU and bool(config.getoption("--gpu-only"))
     return not left_out and (item.get_closest_marker("smoke") is not None or not config.getoption("--quick"))
 
 

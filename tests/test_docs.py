@@ -279,7 +279,7 @@ def _examples() -> list[tuple[str, str]]:
 def test_the_examples_of_contributing_add_a_route_and_an_op(tmp_path: Path) -> None:
     """As the document says: the new route and the new op are found, and the suite's own tests of kernels pass."""
     for name in ("src", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     examples = _examples()
     assert len(examples) == 8

@@ -29,6 +29,8 @@ Lowest first: `program` (plain data), `policy`, `caps`, `native` (the interface 
 
 from .adapters import WHAT_TO_INSTALL, Adapter, adapters, preferred_adapter
 from .backends import BACKENDS, Backend
+from .backends import missing as backend_missing
+from .backends import versions as implementation_versions
 from .caps import WEBGPU_DEFAULT, DeviceCaps, Implementation, MatrixShape
 from .command_pool import CommandBufferPool
 from .device import Copy, Device
@@ -63,7 +65,9 @@ __all__ = [
     "Step",
     "adapters",
     "as_bytes",
+    "backend_missing",
     "begin_opening",
+    "implementation_versions",
     "open_device",
     "preferred_adapter",
 ]

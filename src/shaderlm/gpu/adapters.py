@@ -28,6 +28,7 @@ class Adapter:
     caps: DeviceCaps
     native: NativeAdapter
     reason: str = "it was asked for"  # why this implementation is taken
+    other: DeviceCaps | None = None  # the same adapter by the implementation that is not taken
 
 
 def _rank(adapter: Adapter) -> tuple[bool, bool, int]:
@@ -64,8 +65,8 @@ def _merged(of_wgpu: Sequence[Adapter], of_dawn: Sequence[Adapter]) -> list[Adap
             merged[key] = Adapter(by_dawn.caps, by_dawn.native, "wgpu does not find this adapter")
             continue
         taken = choice(by_dawn.caps)
-        adapter = by_dawn if taken.implementation == "dawn" else merged[key]
-        merged[key] = Adapter(adapter.caps, adapter.native, taken.reason)
+        pair = (by_dawn, merged[key]) if taken.implementation == "dawn" else (merged[key], by_dawn)
+        merged[key] = Adapter(pair[0].caps, pair[0].native, taken.reason, pair[1].caps)
     return sorted(merged.values(), key=_rank)
 
 

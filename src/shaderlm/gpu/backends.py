@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from ..errors import DeviceError, ModelError
 from ..files import atomic_write_text, cache_directory
+from . import dawn
 from .caps import DeviceCaps, Implementation
 
 Backend = Literal["auto", "wgpu", "dawn"]
@@ -34,6 +35,11 @@ class Choice:
 
     implementation: Implementation
     reason: str
+
+
+def missing(backend: Backend) -> str | None:
+    """Why an implementation cannot be used, in one line; None if it can."""
+    return dawn.missing() if backend == "dawn" else None
 
 
 def checked(backend: Any) -> Backend:

@@ -53,11 +53,15 @@ def _module() -> Any:
     path = next((path for path in sorted(folder.glob("_wgpu_dawn.*")) if path.suffix in (".so", ".pyd")), None)
     if path is None:
         raise ImportError(f"there is no _wgpu_dawn in {folder}")
+    before = set(sys.modules)
     spec = importlib.util.spec_from_file_location(f"{PACKAGE}._lib._wgpu_dawn", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    for name in set(sys.modules) - before:  # who imports the package finds everything as it should be
+        if name.startswith(f"{PACKAGE}."):
+            del sys.modules[name]
     return module
 
 
