@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 from shaderlm.compile import tuner
+from shaderlm.engine import planning
 from shaderlm.errors import DeviceError, ModelError
 from shaderlm.formats.embedded import cache_folder
 from shaderlm.gpu import Device, Implementation, backends, dawn, open_device
+from shaderlm.gpu.adapters import choose
 
 # Tests of a group run in one worker, and a worker compiles its own kernels and loads its own models: what needs the
 # same ones is one group. A file is a group, unless `pytest.mark.xdist_group` says otherwise. These groups take the
@@ -107,12 +110,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHADERLM_CACHE", str(folder))
         patch.setattr(tuner, "BUDGET_SECONDS", 0.0)
-        _prefer(request.config.getoption("--backend"))
+        _prefer(request.config.getoption("--backend"), patch)
         yield
 
 
-def _prefer(implementation: Implementation) -> None:
+def _prefer(implementation: Implementation, patch: pytest.MonkeyPatch) -> None:
     """Where a test leaves the choice of an implementation open, in this process or another one, it is this one."""
+    patch.setattr(
+        sys.modules[choose.__module__], "choice", lambda caps: backends.Choice(implementation, "the tests are for it")
+    )
+    patch.setattr(planning, "measure_backends", lambda *_: None)
     if dawn.missing() is None:
         for adapter in dawn.adapters():
             backends.save(adapter.caps, {name: float(1 + (name != implementation)) for name in backends.PACKAGES})

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from shaderlm.compile.execute import op_plan
-from shaderlm.engine.planning import LARGE_GPU
+from shaderlm.engine import planning
+from shaderlm.engine.planning import LARGE_GPU, measure_backends
 from shaderlm.errors import DeviceError
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape, adapters, backends, dawn, open_device
+from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.dawn import library
 from shaderlm.gpu.native import NativeError
 from shaderlm.gpu.program import Step
@@ -146,7 +148,10 @@ def test_both_implementations_find_the_adapter_and_agree() -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, and the choice of an implementation as it is outside of tests."""
     monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys.modules[choose.__module__], "choice", backends.choice)
+    monkeypatch.setattr(planning, "measure_backends", measure_backends)
 
 
 @pytest.mark.usefixtures("cache")
@@ -182,6 +187,31 @@ def test_a_measurement_that_is_of_no_use(damage: str) -> None:
     if damage == "nothing":
         path.unlink()
         assert backends.read(caps) is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_both_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    found = measure_backends(0, again=False, say=said.append)
+    assert found is not None
+    assert found.reason.startswith("measured: dawn ")
+    monkeypatch.setattr(planning, "seconds_by", lambda adapters: pytest.fail("it was measured before"))
+    assert measure_backends(0, again=False, say=said.append) == found
+    assert said == ["implementations of WebGPU"]
+    monkeypatch.setattr(planning, "seconds_by", lambda adapters: {"wgpu": 1.0})
+    assert measure_backends(0, again=True) is None, "one of them cannot run it"
+    assert adapters()[0].reason == found.reason
+
+
+@pytest.mark.usefixtures("cache")
+def test_tune_says_which_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "seconds_by", lambda adapters: {"wgpu": 0.2, "dawn": 0.1})
+    asked: list[str] = []
+    monkeypatch.setattr(planning, "tune", lambda *_, backend, **__: asked.append(backend) or iter(()))
+    tuned = shaderlm("tune", "synthetic:llama-3.2-1b:q4_0", "--device", "0")
+    assert tuned.out == "backend dawn (measured: dawn 100.0 ms, wgpu 200.0 ms)\n"
+    assert shaderlm("tune", "synthetic:llama-3.2-1b:q4_0", "--device", "0", "--backend", "wgpu").out == ""
+    assert asked == ["dawn", "wgpu"]
 
 
 def test_a_backend_that_there_is_not() -> None:

@@ -116,7 +116,7 @@ def test_a_run_compares_with_itself(ran: tuple[Done, Path]) -> None:
 def test_a_device_without_timestamps(
     tiny: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, timeless_device: Device
 ) -> None:
-    monkeypatch.setattr("shaderlm.engine.planning.open_device", lambda spec: timeless_device)
+    monkeypatch.setattr("shaderlm.engine.planning.open_device", lambda *_, **__: timeless_device)
     files = ("--json", tmp_path / "a.json", "--trace", tmp_path / "t.json", "--html", tmp_path / "a.html")
     done = shaderlm("profile", tiny, "-p", 2, "-n", 2, "-r", 1, *files)
     assert done.code == 0

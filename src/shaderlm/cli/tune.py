@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,7 +30,8 @@ def tune(
 
     Times the routes and tile sizes of each matmul of MODEL's decode step (default: smollm2-135m). No weight is loaded.
     MODEL may be synthetic:SHAPE:FORMAT, as for `bench`. The winners are kept in the cache directory; `plan --why` shows
-    them.
+    them. Where wgpu and Dawn both have the device, and --backend is auto, they are timed first, and auto takes the
+    faster one from then on.
     """
     from rich.console import Console
     from rich.table import Table
@@ -45,15 +46,20 @@ def tune(
         print("shaderlm: nothing is gained by tuning a software adapter; it is done all the same", file=sys.stderr)
     found: list[tuple[str, Entry | None]] = []
     kept: Path | None = None
-    interrupted = False
+    interrupted, taken = False, None
     with spoken() as say:
         try:
-            target = opened if explicit else device
-            for key, entry, path in planning.tune(*about, device=target, precision=precision, again=again, say=say):
+            if backend == "auto" and (explicit or opened.caps.policy.tune):
+                taken = planning.measure_backends(device, again, say)
+            options: dict[str, Any] = {"precision": precision, "again": again, "say": say}
+            options["backend"] = backend if taken is None else taken.implementation
+            for key, entry, path in planning.tune(*about, device=device, **options):
                 found.append((key, entry))
                 kept = path or kept
         except KeyboardInterrupt:
             interrupted = True
+    if taken is not None:
+        print(f"backend {taken.implementation} ({taken.reason})")
     table = Table("matmul", "winner", "µs", "built-in", "µs", "gain", header_style="bold")
     for key, entry in found:
         table.add_row(key, *(_row(entry) if entry else ("could not be timed",)))
