@@ -20,7 +20,7 @@ from shaderlm.compile.execute import op_plan
 from shaderlm.engine import planning
 from shaderlm.engine.planning import LARGE_GPU, measure_backends
 from shaderlm.errors import DeviceError
-from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape, adapters, backends, dawn, open_device
+from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape, adapters, backends, dawn, open_device, opening
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.dawn import library
 from shaderlm.gpu.native import NativeError
@@ -207,7 +207,12 @@ def test_both_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tune_says_which_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "seconds_by", lambda adapters: {"wgpu": 0.2, "dawn": 0.1})
     asked: list[str] = []
-    monkeypatch.setattr(planning, "tune", lambda *_, backend, **__: asked.append(backend) or iter(()))
+
+    def tune(*_: object, backend: str, **__: object) -> tuple[()]:
+        asked.append(backend)
+        return ()
+
+    monkeypatch.setattr(planning, "tune", tune)
     tuned = shaderlm("tune", "synthetic:llama-3.2-1b:q4_0", "--device", "0")
     assert tuned.out == "backend dawn (measured: dawn 100.0 ms, wgpu 200.0 ms)\n"
     assert shaderlm("tune", "synthetic:llama-3.2-1b:q4_0", "--device", "0", "--backend", "wgpu").out == ""
@@ -219,9 +224,16 @@ def test_a_backend_that_there_is_not() -> None:
         open_device(backend="metal")  # type: ignore[arg-type]
 
 
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process where nothing was opened yet."""
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(opening, "_open", {})
+    monkeypatch.setattr(opening, "_chosen", {})
+
+
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "PACKAGE", "there_is_no_such_package")
-    monkeypatch.setattr(library, "_library", None)
+    _forget(monkeypatch)
     said = r"the package there_is_no_such_package is not installed: pip install 'shaderlm\[dawn\]'"
     with pytest.raises(DeviceError, match=said):
         open_device(backend="dawn")
@@ -236,7 +248,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_version_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "VERSION", "9.9")
-    monkeypatch.setattr(library, "_library", None)
+    _forget(monkeypatch)
     with pytest.raises(DeviceError, match=r"wgpudawn 0\.32\.0\.4 is installed, shaderlm needs 9\.9"):
         open_device(backend="dawn")
 

@@ -6,7 +6,6 @@ any more once the driver or one of the two libraries has changed.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import math
@@ -21,6 +20,7 @@ from ..errors import DeviceError, ModelError
 from ..files import atomic_write_text, cache_directory
 from . import dawn
 from .caps import DeviceCaps, Implementation
+from .packages import version_of
 
 Backend = Literal["auto", "wgpu", "dawn"]
 BACKENDS: tuple[Backend, ...] = ("auto", "wgpu", "dawn")
@@ -52,13 +52,7 @@ def checked(backend: Any) -> Backend:
 
 def versions() -> dict[Implementation, str | None]:
     """The version of each implementation's package; None where it is not installed."""
-    found: dict[Implementation, str | None] = {}
-    for implementation, package in PACKAGES.items():
-        try:
-            found[implementation] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[implementation] = None
-    return found
+    return {implementation: version_of(package) for implementation, package in PACKAGES.items()}
 
 
 def choice(caps: DeviceCaps) -> Choice:

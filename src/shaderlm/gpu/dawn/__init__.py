@@ -14,6 +14,6 @@ are switched for a whole device.
 """
 
 from .adapter import adapters
-from .library import missing, version
+from .library import missing
 
-__all__ = ["adapters", "missing", "version"]
+__all__ = ["adapters", "missing"]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import _thread
-import importlib.metadata
 import importlib.util
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from ...errors import DeviceError
 from .. import webgpu_h
 from ..native import NativeError, OutOfMemoryError
+from ..packages import folder_of, version_of
 from ..swiftshader import offered_to_vulkan
 
 PACKAGE, VERSION = "wgpudawn", "0.32.0.4"  # experimental functions may change with any version
@@ -23,22 +21,12 @@ INSTALL = "pip install 'shaderlm[dawn]'"
 FOREVER = (1 << 64) - 1  # nanoseconds
 
 
-@lru_cache(maxsize=1)
-def version() -> str | None:
-    """The version of the package that is installed."""
-    try:
-        return importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def missing() -> str | None:
     """Why Dawn cannot be used, in one line; None if it can."""
-    if importlib.util.find_spec(PACKAGE) is None:
+    found = version_of(PACKAGE)
+    if found is None:
         return f"the package {PACKAGE} is not installed: {INSTALL}"
-    if version() != VERSION:
-        return f"{PACKAGE} {version()} is installed, shaderlm needs {VERSION}: {INSTALL}"
-    return None
+    return None if found == VERSION else f"{PACKAGE} {found} is installed, shaderlm needs {VERSION}: {INSTALL}"
 
 
 def _module() -> Any:
@@ -46,11 +34,9 @@ def _module() -> Any:
     loaded = sys.modules.get(f"{PACKAGE}._lib._wgpu_dawn")
     if loaded is not None:
         return loaded
-    package = importlib.util.find_spec(PACKAGE)
-    assert package is not None
-    assert package.submodule_search_locations
-    folder = Path(package.submodule_search_locations[0]) / "_lib"
-    path = next((path for path in sorted(folder.glob("_wgpu_dawn.*")) if path.suffix in (".so", ".pyd")), None)
+    folder = folder_of(PACKAGE)
+    files = sorted((folder / "_lib").glob("_wgpu_dawn.*")) if folder is not None else []
+    path = next((path for path in files if path.suffix in (".so", ".pyd")), None)
     if path is None:
         raise ImportError(f"there is no _wgpu_dawn in {folder}")
     before = set(sys.modules)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import _thread
-import importlib.util
 import itertools
 import os
 import sys
 import threading
 import traceback
-from pathlib import Path
 from typing import Any
 
 from ...errors import DeviceError
 from .. import webgpu_h
 from ..native import NativeError, OutOfMemoryError
+from ..packages import folder_of
 from ..swiftshader import offered_to_vulkan
 from .bindings import ffi
 
@@ -28,11 +27,11 @@ def library_path() -> str:
     given = os.environ.get("WGPU_LIB_PATH", "").strip()
     if given:
         return given
-    package = importlib.util.find_spec("wgpu")
-    if package is None or not package.submodule_search_locations:
+    folder = folder_of("wgpu")
+    if folder is None:
         raise DeviceError(f"the wgpu package cannot be loaded: it is not installed. {_INSTALL}")
     name = _FILES.get(sys.platform, "libwgpu_native-release.so")
-    return str(Path(package.submodule_search_locations[0]) / "resources" / name)
+    return str(folder / "resources" / name)
 
 
 def _load() -> Any:
