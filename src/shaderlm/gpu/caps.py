@@ -66,7 +66,7 @@ class DeviceCaps:
     @cached_property
     def policy(self) -> DevicePolicy:
         """What is decided for a device of this kind. Kernels, plans and runtimes ask this and not the kind."""
-        return policy_of(self.kind)
+        return policy_of(self.kind, self.implementation)
 
     @property
     def software(self) -> bool:

@@ -21,6 +21,7 @@ _FEATURES = {
     "pass_timestamps": "ChromiumExperimentalTimestampQueryInsidePasses",
 }
 _COMPONENTS = ("F32", "F16", "U32", "I32", "U8", "I8")
+_ALWAYS = ("ImplicitDeviceSynchronization",)  # several threads compile, record and submit
 _ON = (
     "enable_immediate_error_handling",  # errors come in the call that is to blame
     "wait_is_thread_safe",  # a thread that waits holds nobody up
@@ -128,8 +129,7 @@ class DawnAdapter:
         wanted = ffi.new("WGPULimits *", self._limits[0])
         wanted.nextInChain = ffi.NULL
         webgpu_h.lower_limits(wanted, limits)
-        # Several threads record, compile and submit.
-        asked = [_FEATURES[cap] for cap in features] + ["ImplicitDeviceSynchronization"]
+        asked = (*(_FEATURES[cap] for cap in features), *_ALWAYS)
         names = ffi.new("WGPUFeatureName[]", [getattr(lib, f"WGPUFeatureName_{name}") for name in asked])
         number = ffi.cast("void *", state.number)
         described = ffi.new("WGPUDeviceDescriptor *")
