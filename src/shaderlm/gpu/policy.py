@@ -56,7 +56,7 @@ IN_SOFTWARE = DevicePolicy(
 )
 
 
-# Dawn translates a command buffer when it is submitted, and lets nobody record meanwhile: recording ahead gains nothing,
+# Dawn translates a command buffer when it is submitted, and nobody records meanwhile: recording ahead gains nothing,
 # and threads that take turns lose time. H200, steps of 120 dispatches: 440 µs by one thread, 530 µs with others.
 ON_GPU_BY_DAWN = replace(ON_GPU, record_ahead=False)
 
