@@ -1,6 +1,6 @@
 """The shapes every route is checked on: operands, expected results, and which tolerance applies.
 
-One table serves wgpu (test_kernels) and Dawn (test_dawn): a new op needs a row in `operands.MAKERS` and some
+One table serves running kernels (test_kernels) and compiling them by Tint (test_dawn): a new op needs a row in `operands.MAKERS` and some
 cases, a new route nothing.
 """
 

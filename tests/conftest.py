@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 from shaderlm.compile import tuner
+from shaderlm.engine import planning
 from shaderlm.errors import DeviceError, ModelError
 from shaderlm.formats.embedded import cache_folder
-from shaderlm.gpu import Device, open_device
+from shaderlm.gpu import Device, Implementation, backends, dawn, open_device
+from shaderlm.gpu.adapters import choose
 
 from .policies import with_policy
 
@@ -40,10 +43,33 @@ _BEGIN = (
 )
 
 
+# Files that `--gpu-only` runs: kernels, batches, whole models, devices and their clocks. The rest is the same on every
+# implementation of WebGPU.
+_GPU = {
+    "test_adjust",
+    "test_attention",
+    "test_batches",
+    "test_command_pool",
+    "test_decode_risks",
+    "test_equalities",
+    "test_gpu_device",
+    "test_gpu_lifetime",
+    "test_gpu_memory",
+    "test_gpu_weights",
+    "test_int16",
+    "test_kernels",
+    "test_profile",
+    "test_sample",
+    "test_smollm2",
+    "test_specialised",
+}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only the smoke tests: a minute on two cores")
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
-    parser.addoption("--dawn", action="store_true", help="also compile and run every kernel under Dawn")
+    parser.addoption("--backend", choices=("wgpu", "dawn"), default="wgpu", help="implementation of WebGPU")
+    parser.addoption("--gpu-only", action="store_true", help="only the files of tests whose results a GPU computes")
     parser.addoption("--browser", action="store_true", help="also open pages in Chromium")
     parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
 
@@ -61,8 +87,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
-    asked = {"long": "--all", "dawn": "--dawn", "browser": "--browser"}
+    asked = {"long": "--all", "browser": "--browser"}
     left_out = any(item.get_closest_marker(mark) and not config.getoption(option) for mark, option in asked.items())
+    left_out |= item.get_closest_marker("dawn") is not None and dawn.missing() is not None
+    left_out |= item.path.stem not in _GPU and bool(config.getoption("--gpu-only"))
     return not left_out and (item.get_closest_marker("smoke") is not None or not config.getoption("--quick"))
 
 
@@ -74,7 +102,7 @@ def _place(item: pytest.Item) -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_cache(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[None]:
     """A cache directory of the tests' own, in which only the models are the user's; and loads that time no kernels."""
     folder = tmp_path_factory.mktemp("cache")
     with suppress(OSError, ModelError):  # without links, or without a home, models are fetched again
@@ -84,12 +112,26 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHADERLM_CACHE", str(folder))
         patch.setattr(tuner, "BUDGET_SECONDS", 0.0)
+        _prefer(request.config.getoption("--backend"), patch)
         yield
+
+
+def _prefer(implementation: Implementation, patch: pytest.MonkeyPatch) -> None:
+    """Where a test leaves the choice of an implementation open, in this process or another one, it is this one."""
+    patch.setattr(
+        sys.modules[choose.__module__], "choice", lambda caps: backends.Choice(implementation, "the tests are for it")
+    )
+    patch.setattr(planning, "measure_backends", lambda *_: None)
+    if dawn.missing() is None:
+        for adapter in dawn.adapters():
+            backends.save(adapter.caps, {name: float(1 + (name != implementation)) for name in backends.PACKAGES})
+    elif implementation == "dawn":
+        pytest.exit(f"--backend dawn: {dawn.missing()}", 4)
 
 
 def _open(config: pytest.Config, **options: Any) -> Device:
     try:
-        return open_device(config.getoption("--device"), **options)
+        return open_device(config.getoption("--device"), backend=config.getoption("--backend"), **options)
     except DeviceError as problem:
         pytest.fail(f"the tests need a WebGPU adapter: {problem}")
 

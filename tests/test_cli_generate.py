@@ -189,7 +189,7 @@ def test_verbose_says_what_and_how_fast_on_stderr(tiny: Path) -> None:
 
 
 def test_auto_says_that_it_computes_on_the_cpu(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shaderlm.engine.loading.preferred_adapter", lambda: None)
+    monkeypatch.setattr("shaderlm.engine.loading.preferred_adapter", lambda *_: None)
     done = shaderlm("generate", "Hello", "-m", tiny, "-n", 4)
     assert done.out == greedy(tiny, "Hello", max_tokens=4) + "\n"
     assert done.err.startswith("shaderlm: no GPU was found; computing on the CPU")

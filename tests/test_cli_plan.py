@@ -69,13 +69,13 @@ def test_the_text_of_a_kernel(tiny: Path) -> None:
 def test_the_text_of_a_kernel_that_only_a_gpu_runs(tiny: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the README says it, on a machine without a GPU, and on one without any adapter."""
     software = taken_for(device, kind="software")
-    monkeypatch.setattr(planning, "open_device", lambda spec: software)
+    monkeypatch.setattr(planning, "open_device", lambda *_, **__: software)
     here = shaderlm("plan", tiny, "--wgsl", "linear_gemv_staged")
     assert (here.code, here.err) == (0, "")
     assert here.out.startswith("// linear_gemv_staged for a large GPU: ")
     assert shaderlm("plan", tiny, "--device", "0", "--wgsl", "linear_gemv_staged").code == 2, "a device that was named"
 
-    def none(spec: object) -> Device:
+    def none(*_: object, **__: object) -> Device:
         raise DeviceError("no WebGPU adapter was found")
 
     monkeypatch.setattr(planning, "open_device", none)

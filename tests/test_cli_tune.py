@@ -88,7 +88,7 @@ def test_without_a_gpu_tune_says_that_nothing_is_gained(
     tiny: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "caps", replace(device.caps, kind="software"))
-    monkeypatch.setattr(planning, "open_device", lambda spec: device)
+    monkeypatch.setattr(planning, "open_device", lambda *_, **__: device)
     for named in ((), ("--device", "auto")):
         done = shaderlm("tune", tiny, *named)
         assert done.code == 1

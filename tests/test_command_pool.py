@@ -22,7 +22,7 @@ from shaderlm.gpu import Buffer, CommandBuffer, CommandBufferPool, Device, comma
 from shaderlm.gpu.command_pool import COUNT
 from shaderlm.gpu.native import NativeError
 from shaderlm.gpu.read_back import ReadBackRing, Staged
-from shaderlm.gpu.wgpu_native.device import WgpuEncoder
+from shaderlm.gpu.webgpu_h import CEncoder
 from shaderlm.graph.batch import PAGE
 from shaderlm.profile.measure import profile
 from shaderlm.runtime.gpu_runner import GpuRunner
@@ -256,7 +256,7 @@ def test_a_model_that_is_closed_has_no_threads(model: GpuRunner) -> None:
 
 def test_everything_is_given_back(model: GpuRunner, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closed with two steps under way: no command buffer stays, and staging buffers of what is not read alone."""
-    finished, alive = Spy(monkeypatch, WgpuEncoder, "finish"), list[weakref.ref[Any]]()
+    finished, alive = Spy(monkeypatch, CEncoder, "finish"), list[weakref.ref[Any]]()
     ring = ReadBackRing(device._native)
     monkeypatch.setattr(device._queue, "ring", ring)
     stage, staged = ring.stage, list[Buffer]()
@@ -302,7 +302,7 @@ def rejection(session: Session, monkeypatch: pytest.MonkeyPatch) -> str:
 
     session.sample(PROMPT)
     with monkeypatch.context() as broken:
-        broken.setattr(WgpuEncoder, "finish", refused)
+        broken.setattr(CEncoder, "finish", refused)
         with pytest.raises(DeviceError) as caught:
             session.advance()
     assert session.length == len(PROMPT)

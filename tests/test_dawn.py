@@ -1,140 +1,275 @@
-"""A second compiler: every composed shader, as a browser would get it, under Dawn's analysis and default limits.
+"""Dawn: every composed shader under its compiler, Tint, which is stricter than naga; and the package it comes in.
 
-Plans are made for the limits that WebGPU grants without asking and for the target "browser", written as JSON, run by
-Node (`tests/dawn/run.mjs`) and compared with the same references as everywhere else. Shaders that need f16, which
-software adapters do not have, are compiled on Dawn's null backend.
+Shaders are compiled by Dawn's null adapter, which has every feature and runs nothing: so shaders are compiled that need
+f16 or products of matrices, which software adapters do not have. `--backend dawn` runs the other tests on Dawn.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from shaderlm.compile import lower
 from shaderlm.compile.execute import op_plan
-from shaderlm.compile.plan import Plan
-from shaderlm.gpu import WEBGPU_DEFAULT, Program, as_bytes
-from shaderlm.gpu.swiftshader import swiftshader_icd
-from shaderlm.kernels import Route, routes_of
+from shaderlm.engine import planning
+from shaderlm.engine.planning import LARGE_GPU, measure_backends
+from shaderlm.errors import DeviceError
+from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape, adapters, backends, dawn, open_device, opening
+from shaderlm.gpu.adapters import choose
+from shaderlm.gpu.dawn import library
+from shaderlm.gpu.native import NativeError
+from shaderlm.gpu.program import Step
+from shaderlm.gpu.webgpu_h import Handle
+from shaderlm.kernels import Kernel, compose, routes_of
 
-from .cases import CASES, LONG_FLOPS, Case, make, result, tolerance
-from .compare import assert_close
+from .cases import CASES, LONG_FLOPS
+from .command_line import shaderlm
 from .test_kernels import unspecialised
 
 pytestmark = pytest.mark.dawn
-_HERE = Path(__file__).parent / "dawn"
-_CAPS = {
-    "subgroups": replace(WEBGPU_DEFAULT, subgroups=True),
-    "plain": WEBGPU_DEFAULT,
-    "software": replace(WEBGPU_DEFAULT, kind="software"),
-    "without dot4": replace(WEBGPU_DEFAULT, dot4=False),
-    "f16": replace(WEBGPU_DEFAULT, f16=True),
+_BROWSER = replace(WEBGPU_DEFAULT, implementation="dawn")
+_SHAPES = tuple(
+    MatrixShape(component, result, 16, n, k)
+    for component, result, k in (("f16", "f32", 16), ("f16", "f16", 16), ("i8", "i32", 32), ("u8", "u32", 32))
+    for n in (16, 8)
+)
+_LARGE = replace(LARGE_GPU, implementation="dawn", f16=True, subgroups=True)
+CAPS = {
+    "subgroups": replace(_BROWSER, subgroups=True),
+    "plain": _BROWSER,
+    "software": replace(_BROWSER, kind="software"),
+    "without dot4": replace(_BROWSER, dot4=False),
+    "f16": replace(_BROWSER, f16=True),
+    "large": _LARGE,
+    "large, matrices": replace(_LARGE, matrix_shapes=_SHAPES),
+    "large, small matrices": replace(_LARGE, matrix_shapes=(MatrixShape("f16", "f32", 8, 8, 8),)),
 }
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A plan with a shader that no smaller case has, its operands, and what to compare it with."""
-
-    name: str
-    case: Case
-    route: Route
-    plan: Plan
-    operands: Program
-
-    @property
-    def runs(self) -> bool:
-        return "f16" not in self.plan.needs.features
+@pytest.fixture(scope="module")
+def null() -> Iterator[Any]:
+    """A device with every feature that runs nothing."""
+    (adapter,) = dawn.adapters(null=True)
+    device = adapter.open(["f16", "subgroups", "subgroup_matrix", "timestamps"], {}, check_bounds=True)
+    yield device
+    device.close()
 
 
-def _plan_all() -> Iterator[Planned]:
-    """The smallest case for every composed shader."""
-    seen: set[str] = set()
+def _shader(null: Any, step: Step) -> None:
+    """Tint reads a source, and checks types, features and uniformity; limits are not looked at."""
+    described, kept = null.described_shader(step.label, step.source)
+    Handle(null.lib.wgpuDeviceCreateShaderModule(null.handle, described), null.lib.wgpuShaderModuleRelease)
+    del kept
+    null.check()
+
+
+def _steps(caps: DeviceCaps, seen: set[str]) -> Iterator[tuple[str, Step]]:
+    """Every shader that these capabilities give, with the smallest case that has it."""
     for case in sorted(CASES, key=lambda c: (c.flops, c.dims.get("rows", 0), c.dims.get("tokens", 0))):
         if case.flops > LONG_FLOPS:
             continue
-        operands = None
         for route in routes_of(case.op):
-            for name, caps in _CAPS.items():
-                if route.reason(case.dims, caps) is not None:
-                    continue
-                # With specialised parameters every shape has shaders of its own: one of each kind will do.
-                launch_list = unspecialised(route.launch_list(case.dims, caps))
-                plain = op_plan(route, case.dims, caps, "browser", launch_list)
-                shaders = {launch.step.source for launch in plain.launches}
-                if not shaders - seen:
-                    continue
-                seen |= shaders
-                operands = operands or make(case)[0]
-                plan = op_plan(route, case.dims, caps, "browser")
-                plan.check(caps)
-                packed = lower(route, case.dims, caps, operands, "browser")
-                yield Planned(f"{case.name} {route.name} {name}", case, route, plan, packed)
+            if route.reason(case.dims, caps) is not None:
+                continue
+            # With specialised parameters every shape has shaders of its own: one of each kind will do.
+            launch_list = unspecialised(route.launch_list(case.dims, caps))
+            plain = op_plan(route, case.dims, caps, launch_list)
+            if {launch.step.source for launch in plain.launches} <= seen:
+                continue
+            seen |= {launch.step.source for launch in plain.launches}
+            for launch in (*plain.launches, *op_plan(route, case.dims, caps).launches):
+                yield f"{case.name} {route.name}", launch.step
 
 
-def _manifest(planned: list[Planned], folder: Path) -> Path:
-    """Write the plans and the contents of their buffers for Node."""
-    programs = []
-    with (folder / "data.bin").open("wb") as file:
-        for item in planned:
-            data = {}
-            for name, contents in item.operands.buffers.items():
-                if not isinstance(contents, int) and item.plan.buffers[name].role != "params":
-                    raw = as_bytes(contents)
-                    data[name] = [file.tell(), raw.nbytes]
-                    file.write(raw.tobytes())
-            mode = "run" if item.runs else "compile"
-            programs.append({"name": item.name, "mode": mode, "plan": json.loads(item.plan.to_json()), "data": data})
-    path = folder / "manifest.json"
-    path.write_text(json.dumps({"programs": programs}))
-    return path
+@pytest.mark.parametrize("caps", CAPS.values(), ids=CAPS)
+def test_every_shader_compiles(caps: DeviceCaps, null: Any) -> None:
+    problems, seen = [], set[str]()
+    for name, step in _steps(caps, seen):
+        try:
+            _shader(null, step)
+        except NativeError as problem:
+            problems.append(f"{name}: {problem}")
+    assert len(seen) > 50
+    assert not problems, f"{len(problems)} of {len(seen)} shaders:\n" + "\n".join(problems[:20])
 
 
-def _run_node(manifest: Path, folder: Path) -> dict[str, Any]:
-    node = shutil.which("node")
-    assert node, "Node is not on PATH; `./dev test --dawn` provides it"
-    assert (_HERE / "node_modules" / "webgpu").is_dir(), "the npm package webgpu is missing; run `./dev test --dawn`"
-    environment = dict(os.environ)
-    icd = swiftshader_icd()
-    if icd:  # the one software driver that Dawn accepts
-        environment |= {"VK_DRIVER_FILES": icd, "VK_ICD_FILENAMES": icd}
-    command = [node, str(_HERE / "run.mjs"), str(manifest), "data.bin", "results.json", "results.bin"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"run.mjs exited with {done.returncode}:\n{done.stderr}"
-    loaded: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return loaded
+def test_a_shader_that_is_wrong_does_not_compile(null: Any) -> None:
+    with pytest.raises(NativeError, match="unresolved"):
+        _shader(null, Step("wrong", "@compute @workgroup_size(1) fn main() { let a = b; }", (), (1, 1, 1)))
 
 
-def test_every_shader_under_dawn(tmp_path: Path) -> None:
-    planned = list(_plan_all())
-    assert {feature for item in planned for feature in item.plan.needs.features} == {"subgroups", "f16"}
-    answers = _run_node(_manifest(planned, tmp_path), tmp_path)["results"]
-    assert [answer["name"] for answer in answers] == [item.name for item in planned]
-    raw = np.fromfile(tmp_path / "results.bin", np.uint8)
-    problems = []
-    for item, answer in zip(planned, answers, strict=True):
-        if answer["status"] != "ok":
-            problems.append(f"{item.name}: {answer['message']}")
-            continue
-        expected = make(item.case)[1]
-        assert set(answer["outputs"]) == (set(expected) if item.runs else set()), item.name
-        for name, (start, length) in answer["outputs"].items():
-            wanted = expected[name]
-            assert wanted is not None
-            contents = item.operands.buffers[name]
-            size = contents if isinstance(contents, int) else contents.nbytes
-            actual = result(item.case, name, raw[start : start + min(length, size)], wanted)
-            try:
-                assert_close(actual, wanted, tolerance(item.case, item.route, name), f"{item.name} {name}")
-            except AssertionError as problem:
-                problems.append(str(problem))
-    assert not problems, f"{len(problems)} of {len(planned)} programs failed:\n" + "\n".join(problems[:20])
+MATRICES = """
+const WG: u32 = 32u;
+alias Left = subgroup_matrix_left<f16, 16, 16>;
+alias Right = subgroup_matrix_right<f16, 16, 16>;
+alias Result = subgroup_matrix_result<f32, 16, 16>;
+@group(0) @binding(0) var<storage, read> a: array<f16>;
+@group(0) @binding(1) var<storage, read> b: array<f16>;
+@group(0) @binding(2) var<storage, read_write> out: array<f32>;
+@compute @workgroup_size(WG)
+fn main() {
+    let left = subgroupMatrixLoad<Left, row_major>(&a, 0u, 16u);
+    let right = subgroupMatrixLoad<Right, row_major>(&b, 0u, 16u);
+    subgroupMatrixStore<row_major>(&out, 0u, subgroupMatrixMultiplyAccumulate(left, right, Result()), 16u);
+}
+"""
+
+
+def test_products_of_matrices_are_enabled(null: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `needs` says puts the lines before a kernel that Dawn wants; without them it is refused."""
+    monkeypatch.setattr("shaderlm.kernels.wgsl.read", lambda path: MATRICES)
+    with_it, without = (
+        compose(Kernel(name, needs=needs), target="dawn").source
+        for name, needs in (("with", frozenset({"subgroup_matrix"})), ("without", frozenset({"f16"})))
+    )
+    _shader(null, Step("matrices", with_it, (), (1, 1, 1)))
+    with pytest.raises(NativeError, match="subgroup_matrix"):
+        _shader(null, Step("matrices", without, (), (1, 1, 1)))
+
+
+# The package and the choice ----------------------------------------------------------------------------------------
+
+
+def test_both_implementations_find_the_adapter_and_agree() -> None:
+    by_wgpu, by_dawn = (adapters(backend)[0].caps for backend in ("wgpu", "dawn"))
+    assert (by_wgpu.implementation, by_dawn.implementation) == ("wgpu", "dawn")
+    for name in ("name", "kind", "backend", "vendor", "max_workgroups", "max_invocations", "max_workgroup_memory"):
+        assert getattr(by_wgpu, name) == getattr(by_dawn, name), name
+    assert (by_wgpu.heap, by_dawn.heap > 0) == (0, True)
+    one, other = (open_device(0, backend=backend) for backend in ("wgpu", "dawn"))
+    assert (one.dialect, other.dialect, one is other) == ("wgpu", "dawn", False)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, and the choice of an implementation as it is outside of tests."""
+    monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys.modules[choose.__module__], "choice", backends.choice)
+    monkeypatch.setattr(planning, "measure_backends", measure_backends)
+
+
+@pytest.mark.usefixtures("cache")
+def test_auto_follows_what_was_measured() -> None:
+    caps = adapters("dawn")[0].caps
+    for fastest, seconds in (("dawn", {"wgpu": 2.0, "dawn": 1.0}), ("wgpu", {"wgpu": 1.0, "dawn": 2.0})):
+        backends.save(caps, seconds)  # type: ignore[arg-type]
+        found = adapters("auto")[0]
+        assert found.caps.implementation == fastest
+        assert found.reason == f"measured: dawn {seconds['dawn'] * 1000:.1f} ms, wgpu {seconds['wgpu'] * 1000:.1f} ms"
+    assert adapters("wgpu")[0].caps.implementation == "wgpu"
+
+
+@pytest.mark.usefixtures("cache")
+def test_auto_before_anything_was_measured() -> None:
+    plain = replace(_LARGE, name="some GPU")
+    assert backends.choice(plain).implementation == "wgpu"
+    assert backends.choice(replace(plain, matrix_shapes=_SHAPES)).implementation == "dawn"
+    assert "no matrix units" in backends.choice(plain).reason
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"seconds": 1}', "nothing", "stale", "nan"])
+def test_a_measurement_that_is_of_no_use(damage: str) -> None:
+    caps = replace(_LARGE, name="some GPU")
+    path = backends.save(caps, {"wgpu": 2.0, "dawn": 1.0})
+    assert path is not None
+    assert backends.read(caps) == {"wgpu": 2.0, "dawn": 1.0}
+    record = json.loads(path.read_text())
+    texts = {"stale": {**record, "driver": "older"}, "nan": {**record, "seconds": {"wgpu": float("nan"), "dawn": 1.0}}}
+    path.write_text(json.dumps(texts[damage]) if damage in texts else damage)
+    assert backends.read(caps) is None
+    if damage == "nothing":
+        path.unlink()
+        assert backends.read(caps) is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_both_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    found = measure_backends(0, again=False, say=said.append)
+    assert found is not None
+    assert found.reason.startswith("measured: dawn ")
+    monkeypatch.setattr(planning, "seconds_by", lambda adapters: pytest.fail("it was measured before"))
+    assert measure_backends(0, again=False, say=said.append) == found
+    assert said == ["implementations of WebGPU"]
+    monkeypatch.setattr(planning, "seconds_by", lambda adapters: {"wgpu": 1.0})
+    assert measure_backends(0, again=True) is None, "one of them cannot run it"
+    assert adapters()[0].reason == found.reason
+
+
+@pytest.mark.usefixtures("cache")
+def test_tune_says_which_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "seconds_by", lambda adapters: {"wgpu": 0.2, "dawn": 0.1})
+    asked: list[str] = []
+
+    def tune(*_: object, backend: str, **__: object) -> tuple[()]:
+        asked.append(backend)
+        return ()
+
+    monkeypatch.setattr(planning, "tune", tune)
+    tuned = shaderlm("tune", "synthetic:llama-3.2-1b:q4_0", "--device", "0")
+    assert tuned.out == "backend dawn (measured: dawn 100.0 ms, wgpu 200.0 ms)\n"
+    assert shaderlm("tune", "synthetic:llama-3.2-1b:q4_0", "--device", "0", "--backend", "wgpu").out == ""
+    assert asked == ["dawn", "wgpu"]
+
+
+def test_a_backend_that_there_is_not() -> None:
+    with pytest.raises(DeviceError, match="backend must be one of auto, wgpu, dawn, got 'metal'"):
+        open_device(backend="metal")  # type: ignore[arg-type]
+
+
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process where nothing was opened yet."""
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(opening, "_open", {})
+    monkeypatch.setattr(opening, "_chosen", {})
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "PACKAGE", "there_is_no_such_package")
+    _forget(monkeypatch)
+    said = r"the package there_is_no_such_package is not installed: pip install 'shaderlm\[dawn\]'"
+    with pytest.raises(DeviceError, match=said):
+        open_device(backend="dawn")
+    assert adapters()[0].caps.implementation == "wgpu"
+    assert said.replace("\\", "") == adapters()[0].reason
+    shown = shaderlm("devices")
+    assert "is not installed: pip install 'shaderlm[dawn]'" in " ".join(shown.out.split())
+    refused = shaderlm("bench", "kernels", "--quick", "--backend", "dawn")
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "is not installed: pip install 'shaderlm[dawn]'" in refused.err
+
+
+def test_another_version_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "VERSION", "9.9")
+    _forget(monkeypatch)
+    with pytest.raises(DeviceError, match=r"wgpudawn 0\.32\.0\.4 is installed, shaderlm needs 9\.9"):
+        open_device(backend="dawn")
+
+
+TOGETHER = """
+import sys
+import numpy as np
+from shaderlm import ops
+from shaderlm.gpu import open_device
+from shaderlm.gpu.swiftshader import offered_to_vulkan
+one, other = (open_device(0, backend=name) for name in ("wgpu", "dawn"))
+import wgpudawn  # its classes may be used beside it, and with a callback of their own
+with offered_to_vulkan():
+    theirs = wgpudawn.gpu.enumerate_adapters_sync()[0].request_device_sync()
+x = np.arange(8, dtype=np.float32)[None]
+found = [ops.rms_norm(x, device=device).tolist() for device in (one, other)]
+assert theirs.queue.read_buffer(theirs.create_buffer_with_data(data=x, usage="COPY_SRC")).tobytes() == x.tobytes()
+print(found[0] == found[1], "wgpu" in sys.modules)
+"""
+
+
+def test_both_libraries_in_one_process() -> None:
+    done = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True", "False"], done.stderr

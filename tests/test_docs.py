@@ -279,7 +279,7 @@ def _examples() -> list[tuple[str, str]]:
 def test_the_examples_of_contributing_add_a_route_and_an_op(tmp_path: Path) -> None:
     """As the document says: both are found, and format, lint, types and the tests that concern them pass."""
     for name in ("src", "tests", "docs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
     examples = _examples()

@@ -278,10 +278,10 @@ def test_auto_prefers_a_real_gpu_and_says_when_there_is_none(caplog: pytest.LogC
 
 
 def test_auto_without_any_adapter(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> Any:
+    def broken(*_: object) -> Any:
         raise DeviceError("the wgpu package cannot be loaded: no such file")
 
-    for fake, words in ((lambda: None, "shaderlm devices"), (broken, "no GPU can be used")):
+    for fake, words in ((lambda *_: None, "shaderlm devices"), (broken, "no GPU can be used")):
         caplog.clear()
         monkeypatch.setattr("shaderlm.engine.loading.preferred_adapter", fake)
         assert choose_device(None) is None

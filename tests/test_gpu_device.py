@@ -17,10 +17,10 @@ from shaderlm.errors import DeviceError, InputError, KernelError, RouteError
 from shaderlm.formats import blocks
 from shaderlm.gpu import Adapter, Device, adapters, open_device, opening, preferred_adapter
 from shaderlm.gpu.adapters import choose
+from shaderlm.gpu.dawn import adapter as dawn_adapter
 from shaderlm.gpu.device import FEATURES
-from shaderlm.gpu.wgpu_native.adapter import _FEATURES, _LIMITS
-from shaderlm.gpu.wgpu_native.bindings import ffi
-from shaderlm.gpu.wgpu_native.library import library
+from shaderlm.gpu.webgpu_h import LIMITS
+from shaderlm.gpu.wgpu_native import adapter as wgpu_adapter
 from shaderlm.graph import reference
 from shaderlm.kernels import fold
 
@@ -36,8 +36,11 @@ def floats(seed: int, *shape: int) -> Any:
 
 def native_features(device: Device) -> set[str]:
     """What the library says of a device."""
-    lib, handle = library(), cast("Any", device._native)._handle
-    return {name for name, feature in _FEATURES.items() if lib.wgpuDeviceHasFeature(handle, getattr(lib, feature))}
+    native = cast("Any", device._native)
+    named = {name: f"WGPUFeatureName_{feature}" for name, feature in dawn_adapter._FEATURES.items()}
+    features = named if device.caps.implementation == "dawn" else wgpu_adapter._FEATURES
+    has = native.lib.wgpuDeviceHasFeature
+    return {name for name, feature in features.items() if has(native.handle, getattr(native.lib, feature))}
 
 
 @pytest.fixture
@@ -112,8 +115,8 @@ def test_two_adapters_of_one_model_are_two_devices(monkeypatch: pytest.MonkeyPat
     one, other = (copy(adapters()[0].native) for _ in range(2))
     other.key = ("modern", 99)
     twins = [Adapter(native.caps, native) for native in (one, other)]
-    monkeypatch.setattr(sys.modules[choose.__module__], "_modern", lambda: twins)
-    monkeypatch.setattr(sys.modules[choose.__module__], "adapters", lambda: twins)
+    monkeypatch.setattr(sys.modules[choose.__module__], "_modern", lambda *_: twins)
+    monkeypatch.setattr(sys.modules[choose.__module__], "adapters", lambda *_: twins)
     forget_devices(monkeypatch)
     assert open_device("1") is not open_device("0")
 
@@ -156,11 +159,13 @@ def test_limits_are_those_of_the_native_device(opened: Callable[..., Device], de
     limits = {"max_binding": 1 << 18, "max_buffer": 1 << 20, "max_workgroups": 9, "max_invocations": 64}
     limits |= {"max_workgroup_memory": 4096, "max_storage_buffers": 5}
     small = opened(limits=limits)
-    native = ffi.new("WGPULimits *")
-    library().wgpuDeviceGetLimits(cast("Any", small._native)._handle, native)
+    native = cast("Any", small._native)
+    found = native.ffi.new("WGPULimits *")
+    native.lib.wgpuDeviceGetLimits(native.handle, found)
     for name, value in limits.items():
         assert getattr(small.caps, name) == value
-        assert getattr(native, _LIMITS[name]) == value
+        if device.caps.implementation == "wgpu":  # Dawn grants WebGPU's default limits where lower ones are asked for
+            assert getattr(found, LIMITS[name]) == value
     assert opened(limits={"max_binding": 1 << 62}).caps.max_binding == device.caps.max_binding
 
 

@@ -116,7 +116,7 @@ def test_a_run_compares_with_itself(ran: tuple[Done, Path]) -> None:
 def test_a_device_without_timestamps(
     tiny: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, timeless_device: Device
 ) -> None:
-    monkeypatch.setattr("shaderlm.engine.planning.open_device", lambda spec: timeless_device)
+    monkeypatch.setattr("shaderlm.engine.planning.open_device", lambda *_, **__: timeless_device)
     files = ("--json", tmp_path / "a.json", "--trace", tmp_path / "t.json", "--html", tmp_path / "a.html")
     done = shaderlm("profile", tiny, "-p", 2, "-n", 2, "-r", 1, *files)
     assert done.code == 0
@@ -294,14 +294,14 @@ def test_ctrl_c_between_runs_keeps_the_phase_before(
 CHILD = """
 import signal
 from contextlib import contextmanager
-from shaderlm.gpu.wgpu_native.device import WgpuEncoder
+from shaderlm.gpu.webgpu_h import CEncoder
 from shaderlm.profile import roofline
 from shaderlm.cli import main
 from shaderlm.gpu import Device
 from tests.policies import with_policy
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have tests in the background ignore it
-traced, finish, left = Device.traced, WgpuEncoder.finish, [-1]
+traced, finish, left = Device.traced, CEncoder.finish, [-1]
 
 @contextmanager
 def trace(self, grain):
@@ -318,7 +318,7 @@ def interrupted(self, *given, **named):
     return finish(self, *given, **named)
 
 roofline.measure_roofline = lambda device: roofline.Roofline(2e9, 1e10, 30.0, 0.0)
-Device.traced, WgpuEncoder.finish = trace, interrupted
+Device.traced, CEncoder.finish = trace, interrupted
 main()
 """
 

@@ -37,7 +37,7 @@ def test_auto_is_one_word_however_it_is_written(
     word: str, tiny: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`adapter` takes all three for no choice of a device; a software adapter must then be refused for all three."""
-    monkeypatch.setattr(planning, "open_device", lambda *_: device)
+    monkeypatch.setattr(planning, "open_device", lambda *_, **__: device)
     monkeypatch.setattr(planning, "tune_shapes", lambda *_: iter(()))
     monkeypatch.setattr(device, "caps", replace(device.caps, kind="software"))
     with pytest.raises(DeviceError, match="gains nothing"):

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.loading import Progress, check_precision, choose_device
+from ..engine.loading import Progress, backend_of, check_precision, choose_device
 from ..engine.report import LoadReport
 from ..errors import InputError
 from ..formats.weight_formats import WEIGHT_FORMATS
-from ..gpu import Array, Device
+from ..gpu import Array, Backend, Device
 from ..models.architecture import EMBEDDING, OUTPUT, Architecture, Config, architecture
 from ..models.shapes import SYNTHETIC, ModelShape
 from ..runtime.gpu_runner import GpuRunner
@@ -85,13 +85,14 @@ def load_synthetic(
     fusions: Sequence[str] | None = None,
     precision: str = "fast",
     tune: bool = True,
+    backend: Backend = "auto",
 ) -> tuple[GpuRunner | NumpyRunner, LoadReport]:
     """A runner for a synthetic model, and what was loaded."""
     shape, mix = parse(spec)
     check_precision(precision)
     started = time.perf_counter()
     kind, config = config_of(shape, mix)
-    target = choose_device(device)
+    target = choose_device(device, backend)
     moved = (lambda done, total: progress("making weights", done, total)) if progress else None
     runner: GpuRunner | NumpyRunner
     if target is None:
@@ -112,6 +113,7 @@ def load_synthetic(
         types=dict(Counter(config.formats.values()).most_common()),
         converted={},
         device=ran["device"],
+        backend=backend_of(target),
         cache=ran["cache"],
         precision=ran["precision"],
         weight_bytes=ran["weight_bytes"],

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ..models.shapes import MODELS
+from .options import backend_option
 from .speed import measure_models, speed_options
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..bench.comparisons import Comparison
     from ..bench.measure import Row
-    from ..gpu import Device
+    from ..gpu import Backend, Device
 
 
 @click.group(invoke_without_command=True)
@@ -90,6 +91,7 @@ def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[R
 )
 @click.option("--quick", is_flag=True, help="One shape per comparison, of the smallest model.")
 @click.option("--device", help="Adapter: a kind (discrete, integrated, software), a number or part of its name.")
+@backend_option
 @click.option("--everything", is_flag=True, help="Also the large shapes on a software adapter (minutes to hours).")
 @click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print a Markdown table.")
@@ -98,6 +100,7 @@ def kernels(
     models: tuple[str, ...],
     quick: bool,
     device: str | None,
+    backend: Backend,
     everything: bool,
     form: str | None,
 ) -> None:
@@ -113,7 +116,7 @@ def kernels(
 
     err = Console(stderr=True)
     chosen = _select(ops, models, quick)
-    opened = open_device(device)
+    opened = open_device(device, backend=backend)
     caps = opened.caps
     if caps.software:
         err.print(SOFTWARE_WARNING, style="yellow")

@@ -25,6 +25,7 @@ from .streaming import tell_cancelled, write_stream
 
 if TYPE_CHECKING:
     from ..engine import GenerationOptions, LanguageModel
+    from ..gpu import Backend
 
 _FULL = "the conversation is full: {used:,} tokens, the context holds {limit:,}. /reset starts a new one"
 _TOO_LONG = "this message is too long: {used:,} tokens, the context holds {limit:,}"
@@ -40,6 +41,7 @@ _QUOTES = '"""'
 def chat(
     model: str | None,
     device: str,
+    backend: Backend,
     context: int | None,
     precision: str,
     no_tune: bool,
@@ -55,7 +57,7 @@ def chat(
     options = generation_options(given, model)
     if _interactive():
         _import_readline()
-    with load_model(model, device, context, precision, not no_tune, ignore_keys) as loaded:
+    with load_model(model, device, backend, context, precision, not no_tune, ignore_keys) as loaded:
         if not loaded.has_chat_template:
             raise ModelError(
                 f"{loaded.report.name} has no chat template; use `shaderlm generate`, which continues a text"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from ..gpu import DeviceCaps
+    from collections.abc import Mapping
+
+    from ..gpu import Adapter, Implementation
 
 
 def size(nbytes: int) -> str:
@@ -23,20 +25,32 @@ def size(nbytes: int) -> str:
     raise AssertionError
 
 
-def _properties(caps: DeviceCaps) -> dict[str, str]:
+def _properties(adapter: Adapter, versions: Mapping[Implementation, str | None]) -> dict[str, str]:
     yes = {True: "yes", False: "no"}
+    caps = adapter.caps
+    both = {each.implementation: each for each in (caps, adapter.other) if each is not None}
+    known = max(both.values(), key=lambda each: (len(each.matrix_shapes), each.heap))  # wgpu tells neither
     return {
+        "WebGPU by": ", ".join(f"{name} {versions[name]}" for name in sorted(both)),
+        "--backend auto": f"{caps.implementation}: {adapter.reason}",
         "kind": caps.kind,
         "backend": caps.backend,
         "driver": caps.driver,
         "f16": yes[caps.f16],
         "subgroups": yes[caps.subgroups],
         "timestamps": yes[caps.timestamps],
+        "matrix shapes": ", ".join(map(str, known.matrix_shapes)) or "none known",
+        "memory": size(known.heap) if known.heap else "not known",
         "largest binding": size(caps.max_binding),
         "largest buffer": size(caps.max_buffer),
         "threads per workgroup": str(caps.max_invocations),
         "workgroup memory": size(caps.max_workgroup_memory),
     }
+
+
+def _record(number: int, adapter: Adapter, versions: Mapping[Implementation, str | None]) -> dict[str, Any]:
+    other = None if adapter.other is None else asdict(adapter.other)
+    return {"number": number, **asdict(adapter.caps), "reason": adapter.reason, "versions": versions, "other": other}
 
 
 @click.command()
@@ -46,11 +60,11 @@ def devices(as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..gpu import WHAT_TO_INSTALL, adapters
+    from ..gpu import WHAT_TO_INSTALL, adapters, backend_missing, implementation_versions
 
-    found = [adapter.caps for adapter in adapters()]
+    found, versions = adapters(), implementation_versions()
     if as_json:
-        print(json.dumps([{"number": i, **asdict(caps)} for i, caps in enumerate(found)], indent=2))
+        print(json.dumps([_record(i, adapter, versions) for i, adapter in enumerate(found)], indent=2))
         sys.exit(0 if found else 1)
     if not found:
         print(
@@ -61,12 +75,16 @@ def devices(as_json: bool) -> None:
     # One column per adapter: fits a narrow terminal, and puts the same limit of two adapters side by side.
     table = Table(header_style="bold")
     table.add_column("adapter")
-    for i, caps in enumerate(found):
-        table.add_column(f"{i}: {caps.name}", overflow="fold")
-    for name in _properties(found[0]):
-        table.add_row(name, *(_properties(caps)[name] for caps in found))
+    columns = [_properties(adapter, versions) for adapter in found]
+    for i, adapter in enumerate(found):
+        table.add_column(f"{i}: {adapter.caps.name}", overflow="fold")
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
     Console().print(table)
-    if found[0].software:
+    missing = backend_missing("dawn")
+    if missing is not None:
+        print(f"--backend dawn: {missing}")
+    if found[0].caps.software:
         Console(stderr=True).print(
             "No GPU was found, only software adapters: kernels run right on them, but slowly.", style="yellow"
         )

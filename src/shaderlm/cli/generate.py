@@ -16,7 +16,7 @@ from .streaming import tell_cancelled, write_stream
 
 if TYPE_CHECKING:
     from ..engine import Completion, GenerationOptions, LanguageModel, Stream, TokenLogprob
-    from ..gpu import Device
+    from ..gpu import Backend, Device
 
 CHECKED_TOKENS = 8
 
@@ -39,6 +39,7 @@ def generate(
     prompt: str,
     model: str | None,
     device: str,
+    backend: Backend,
     context: int | None,
     precision: str,
     no_tune: bool,
@@ -56,19 +57,19 @@ def generate(
     """
     from ..gpu import begin_opening
 
-    begin_opening(device)  # drivers start while modules are imported and files are read
+    begin_opening(device, backend)  # drivers start while modules are imported and files are read
     options = generation_options(given, model)
     if raw and system is not None:
         raise click.UsageError("--system needs a chat template; leave out --raw.")
     if check_with is not None and options["temperature"] != 0:
         raise click.UsageError("--check-with compares greedy generations; leave out --temperature.")
     text = _prompt(prompt)
-    other = None if check_with is None else _check_device(check_with)
+    other = None if check_with is None else _check_device(check_with, backend)
 
     def ask(asked: LanguageModel, max_tokens: int) -> Stream:
         return _ask(asked, text, raw, system, {**options, "max_tokens": max_tokens})
 
-    with load_model(model, device, context, precision, not no_tune, ignore_keys) as loaded:
+    with load_model(model, device, backend, context, precision, not no_tune, ignore_keys) as loaded:
         if verbose:
             _note(*loaded.report.lines())
         completion = _generate(ask(loaded, options["max_tokens"]), streamed=not as_json)
@@ -83,16 +84,16 @@ def generate(
     if other is not None:
         count = min(CHECKED_TOKENS, options["max_tokens"])
         _note(f"computing the first {count} tokens again on {check_with} …")  # software adapters take seconds
-        with load_model(model, other, context, precision, not no_tune, ignore_keys) as second:
+        with load_model(model, other, backend, context, precision, not no_tune, ignore_keys) as second:
             again = _generate(ask(second, count), streamed=False)
             _compare(second, completion.ids[:count], again.ids)
 
 
-def _check_device(name: str) -> str | Device:
+def _check_device(name: str, backend: Backend) -> str | Device:
     """The device of --check-with, opened: one that does not exist is an error before anything is loaded."""
     from ..engine.loading import choose_device
 
-    return choose_device(name) or "cpu"
+    return choose_device(name, backend) or "cpu"
 
 
 def _prompt(given: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..engine import LanguageModel
-    from ..gpu import Device
+    from ..gpu import Backend, Device
 
 Progress = Callable[[str, int, int], None]
 DELAY_SECONDS = 1.0  # a bar that comes and goes within a second is noise
@@ -132,6 +132,7 @@ class _DelayedBar:
 def load_model(
     model: str | None,
     device: str | Device,
+    backend: Backend,
     context: int | None,
     precision: str,
     tune: bool,
@@ -142,7 +143,7 @@ def load_model(
 
     with progress_bar() as progress:
         options: dict[str, Any] = {"precision": precision, "tune": tune, "ignore_keys": ignore_keys}
-        return load(model, device=device, context=context, progress=progress, **options)
+        return load(model, device=device, backend=backend, context=context, progress=progress, **options)
 
 
 @contextmanager

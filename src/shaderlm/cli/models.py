@@ -11,7 +11,7 @@ from .loading import progress_bar
 if TYPE_CHECKING:
     from ..engine import LanguageModel
     from ..engine.report import LoadReport
-    from ..gpu import Device
+    from ..gpu import Backend, Device
     from ..models.architecture import Architecture, Config
     from ..runtime.runner import Runner
 
@@ -49,12 +49,12 @@ def described(model: str | None, ignore_keys: Collection[str] = ()) -> tuple[Arc
         return read_header(model, progress, ignore_keys)
 
 
-def check_device(device: str) -> None:
+def check_device(device: str, backend: Backend) -> None:
     """Refuse a name that no adapter has; `auto` and `cpu` need none."""
     from ..gpu.adapters import choose
 
     if device.strip().lower() not in ("auto", "cpu"):
-        choose(device)
+        choose(device, backend)
 
 
 @contextmanager
@@ -64,6 +64,7 @@ def opened(
     *,
     precision: str,
     tune: bool,
+    backend: Backend = "auto",
     ignore_keys: Collection[str] = (),
     fusions: Sequence[str] | None = None,
 ) -> Iterator[Opened]:
@@ -71,7 +72,7 @@ def opened(
     from ..bench import synthetic
     from ..engine import loading
 
-    options: dict[str, Any] = {"fusions": fusions, "precision": precision, "tune": tune}
+    options: dict[str, Any] = {"fusions": fusions, "precision": precision, "tune": tune, "backend": backend}
     with progress_bar() as progress:
         if model is not None and is_synthetic(model):
             runner, report = synthetic.load_synthetic(model, device, progress, **options)

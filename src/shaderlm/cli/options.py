@@ -41,6 +41,13 @@ def precision_option(command: Command) -> Command:
     return click.option("--precision", help=words, **options)(command)  # type: ignore[arg-type]
 
 
+def backend_option(command: Command) -> Command:
+    """--backend, as the argument `backend`."""
+    words = "Implementation of WebGPU: wgpu, dawn (package wgpudawn), or auto: the one that suits the adapter."
+    options = {"type": click.Choice(["auto", "wgpu", "dawn"]), "default": "auto", "show_default": True}
+    return click.option("--backend", help=words, **options)(command)  # type: ignore[arg-type]
+
+
 def tune_option(command: Command) -> Command:
     """--no-tune, as the argument `no_tune`."""
     words = "Use the built-in kernels: ignore earlier measurements on this device, and measure nothing."
@@ -54,13 +61,14 @@ def ignore_key_option(command: Command) -> Command:
 
 
 def model_options(command: Command) -> Command:
-    """--model, --device, --context, --precision, --no-tune and --ignore-key, as arguments of these names."""
+    """--model, --device, --backend, --context, --precision, --no-tune and --ignore-key, as arguments of these names."""
     named = "Path of a .gguf file, hf:ORG/REPO/FILE.gguf, or a name.  [default: smollm2-135m, downloaded once]"
     where = "auto (a GPU, or the CPU if there is none), cpu, or an adapter: its number, kind, or part of its name."
     context = "Largest number of tokens of a conversation.  [default: the model's own]"
     options = [
         click.option("-m", "--model", help=named),
         click.option("--device", default="auto", show_default=True, help=where),
+        backend_option,
         click.option("--context", type=click.IntRange(1), metavar="N", help=context),
         precision_option,
         tune_option,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .models import described
-from .options import model_argument, one_model, precision_option, tune_option
+from .options import backend_option, model_argument, one_model, precision_option, tune_option
 
 if TYPE_CHECKING:
     from ..compile.plan import Plan
     from ..compile.tuning import Tuning
-    from ..gpu import DeviceCaps
+    from ..gpu import Backend, DeviceCaps
 
 _TARGET_HELP = "Plan for a GPU that need not be here: large-gpu, or webgpu-default, what every browser grants."
 
@@ -21,6 +21,7 @@ _TARGET_HELP = "Plan for a GPU that need not be here: large-gpu, or webgpu-defau
 @click.command()
 @model_argument
 @click.option("--device", default=None, help="Adapter to plan for: a kind, a number or part of a name.")
+@backend_option
 @click.option("--target", metavar="NAME", help=_TARGET_HELP)
 @click.option("--tokens", type=click.IntRange(2), help="Tokens of the prefill; 128, or as many as fit.")
 @click.option("--depth", type=click.IntRange(0), default=0, show_default=True, help="Tokens already in the cache.")
@@ -35,6 +36,7 @@ def plan(
     given: tuple[str, ...],
     model: str | None,
     device: str | None,
+    backend: Backend,
     target: str | None,
     no_tune: bool,
     why: bool,
@@ -62,9 +64,9 @@ def plan(
     about = described(one_model(given, model))
     options["fusions"] = () if unfused else None
     if wgsl is not None:
-        print(_wgsl(wgsl, variant, _made(about, _wanted(device, target, others=True), no_tune, options)))
+        print(_wgsl(wgsl, variant, _made(about, _wanted(device, backend, target, others=True), no_tune, options)))
         return
-    caps = next(_wanted(device, target))
+    caps = next(_wanted(device, backend, target))
     tuning = _tuning(caps, no_tune)
     made = plans(*about, caps, tuning=tuning, **options)
     if as_json:
@@ -74,7 +76,7 @@ def plan(
     print("\n\n".join([*map(describe, made), *reasons]))
 
 
-def _wanted(device: str | None, target: str | None, others: bool = False) -> Iterator[DeviceCaps]:
+def _wanted(device: str | None, backend: Backend, target: str | None, others: bool = False) -> Iterator[DeviceCaps]:
     """What to plan for: the target or the device that was named, else the best adapter and, if asked, all targets."""
     from ..engine.planning import TARGETS, open_adapter
     from ..errors import DeviceError, InputError
@@ -85,7 +87,7 @@ def _wanted(device: str | None, target: str | None, others: bool = False) -> Ite
         yield TARGETS[target]
         return
     try:
-        yield open_adapter(device, "a plan").caps
+        yield open_adapter(device, "a plan", backend).caps
     except DeviceError as problem:
         if device is not None:
             raise

@@ -17,11 +17,12 @@ import click
 from .. import __version__
 from .loading import spoken
 from .models import described, opened
-from .options import model_argument, one_model, precision_option, tune_option
+from .options import backend_option, model_argument, one_model, precision_option, tune_option
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..gpu import Backend
     from ..profile.files import Profile
     from ..profile.measure import Event, Phase
     from ..runtime.gpu_runner import GpuRunner
@@ -42,6 +43,7 @@ _file = click.Path(dir_okay=False, path_type=Path)
 @click.option("-d", "--n-depth", "depth", type=click.IntRange(0), default=0, help="Tokens already in the cache.")
 @click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=3, show_default=True, help="Of the prompt.")
 @click.option("--device", default=None, help="Adapter: a kind, a number or part of a name (default: the best one).")
+@backend_option
 @precision_option
 @tune_option
 @click.option("--unfused", multiple=True, metavar="FUSION", help="Leave out a fusion, or `all`. May be repeated.")
@@ -59,6 +61,7 @@ def profile(
     depth: int,
     repetitions: int,
     device: str | None,
+    backend: Backend,
     precision: str,
     no_tune: bool,
     unfused: tuple[str, ...],
@@ -92,7 +95,7 @@ def profile(
     _check_files(wanted)
     named = one_model(given, model)
     check(described(named)[1].context, prompt, generated, depth)
-    adapter = open_adapter(device, "profiling")
+    adapter = open_adapter(device, "profiling", backend)
     with opened(named, adapter, fusions=fusions, precision=precision, tune=not no_tune) as loaded:
         assert isinstance(loaded.runner, GpuRunner), "an open device was given"
         counts = (prompt, generated, depth, repetitions)

@@ -17,7 +17,7 @@ import click
 
 from .. import __version__
 from .models import Opened, check_device, described, is_synthetic, opened
-from .options import ignore_key_option, precision_option, tune_option
+from .options import backend_option, ignore_key_option, precision_option, tune_option
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..bench.guard import Speed
     from ..bench.speed import Trial
     from ..bench.tables import Subject
+    from ..gpu import Backend, DeviceCaps
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
@@ -80,6 +81,7 @@ def speed_options(command: Command) -> Command:
         click.option("-r", "--repetitions", default=5, show_default=True, type=click.IntRange(1, 1000)),
         click.option("-o", "--output", default="md", show_default=True, type=listed, help="Format of the results."),
         click.option("--device", "devices", multiple=True, help=where),
+        backend_option,
         precision_option,
         tune_option,
         ignore_key_option,
@@ -121,7 +123,7 @@ def measure_models(
     saved = guard.read(against) if against else None
     if save:
         check_writable(save)
-    _check(models, devices, trials, repeated["ignore_keys"])
+    _check(models, devices, repeated["backend"], trials, repeated["ignore_keys"])
     rows = _Rows(output, parallel != (1,))
     interrupted = False
     try:
@@ -166,7 +168,13 @@ def _trials(
     return [Trial(p, n, depth, text, sequences) for depth in depths for p, n, sequences in shapes]
 
 
-def _check(models: Sequence[str], devices: Sequence[str], trials: Sequence[Trial], ignore_keys: Sequence[str]) -> None:
+def _check(
+    models: Sequence[str],
+    devices: Sequence[str],
+    backend: Backend,
+    trials: Sequence[Trial],
+    ignore_keys: Sequence[str],
+) -> None:
     """What can be known to be wrong before any weight is loaded, of all models and devices."""
     from ..bench.speed import check
     from ..errors import InputError
@@ -177,7 +185,7 @@ def _check(models: Sequence[str], devices: Sequence[str], trials: Sequence[Trial
     if ignore_keys and without is not None:
         raise InputError(f"{without} has no metadata; leave out --ignore-key")
     for device in devices:
-        check_device(device)
+        check_device(device, backend)
     for model in models or (None,):
         _, config = described(model, ignore_keys)
         check(config.context, trials)
@@ -211,6 +219,7 @@ def _measure(
     no_warmup: bool,
     precision: str,
     no_tune: bool,
+    backend: Backend,
     ignore_keys: Sequence[str],
 ) -> None:
     from ..bench.speed import check, run
@@ -219,7 +228,8 @@ def _measure(
     started, total = time.monotonic(), len(subjects) * len(trials) * repetitions
     done = itertools.count(0, repetitions)
     for name, device in subjects:
-        with opened(name, device, precision=precision, tune=not no_tune, ignore_keys=ignore_keys) as loaded:
+        options: dict[str, Any] = {"precision": precision, "tune": not no_tune, "ignore_keys": ignore_keys}
+        with opened(name, device, backend=backend, **options) as loaded:
             runner, subject, model = loaded.runner, _subject(loaded), loaded.model
             check(runner.config.context, trials)  # a device may hold less than the model's
             _warn_if_long(loaded, trials, repetitions + (not no_warmup))
@@ -332,7 +342,7 @@ def _subject(loaded: Opened) -> Subject:
         model_type=loaded.name,
         model_size=report.tensor_bytes,
         model_n_params=report.parameters,
-        backend=caps.backend if caps else "CPU",
+        backend=_backend(caps) if caps else "CPU",
         device=caps.name if caps else "NumPy",
         driver=caps.driver if caps else "",
         version=__version__,
@@ -340,3 +350,8 @@ def _subject(loaded: Opened) -> Subject:
         cache=report.cache,
         precision=report.precision,
     )
+
+
+def _backend(caps: DeviceCaps) -> str:
+    """The API of the driver, and the implementation of WebGPU where it is not wgpu."""
+    return caps.backend if caps.implementation == "wgpu" else f"{caps.backend} ({caps.implementation})"

@@ -15,16 +15,13 @@ from ..gpu import Array, Device, DeviceCaps, Program
 from ..graph import OPS
 from ..graph.graph import Graph, Node, Tensor
 from ..kernels import Dims, LaunchList, Route, choose
-from ..kernels.wgsl import Target
 from .lowering import Lowering
 from .plan import Plan
 
 Operands = Mapping[str, Array | None]
 
 
-def op_plan(
-    route: Route, dims: Dims, caps: DeviceCaps, target: Target = "wgpu", launch_list: LaunchList | None = None
-) -> Plan:
+def op_plan(route: Route, dims: Dims, caps: DeviceCaps, launch_list: LaunchList | None = None) -> Plan:
     """The plan of one op: its operands are inputs, its results outputs."""
     op = OPS[route.op]
     launches = launch_list or route.launch_list(dims, caps)
@@ -33,7 +30,7 @@ def op_plan(
     outputs = {key: key for key in op.outputs if key in there}
     tensors = {key: Tensor(key, (), "input") for key in inputs} | {key: Tensor(key, ()) for key in outputs}
     graph = Graph(tensors, (Node(route.op, dims, inputs, outputs, route.op),), tuple(outputs))
-    lowering = Lowering(caps, target=target)
+    lowering = Lowering(caps)
     routed = lowering.routed(route, dims, launches)
     return lowering.plan_of(route.op, graph, [(graph.nodes[0], routed)])
 
@@ -43,14 +40,13 @@ def lower(
     dims: Dims,
     caps: DeviceCaps,
     operands: Operands,
-    target: Target = "wgpu",
     launch_list: LaunchList | None = None,
 ) -> Program:
     """The program of one op with packed operands in its buffers; others start as zeros.
 
     An operand that is None (no bias) is bound as an empty buffer; the kernel does not read it.
     """
-    plan = op_plan(route, dims, caps, target, launch_list)
+    plan = op_plan(route, dims, caps, launch_list)
     contents: dict[str, Array | int] = {
         name: np.array(spec.source["words"], np.uint32) if spec.role == "params" else spec.nbytes
         for name, spec in plan.buffers.items()

@@ -10,7 +10,7 @@ from ..gpu import DeviceCaps, Slot, Step
 from ..graph.cost import CACHES
 from ..graph.fuse import RejectedFusion
 from ..graph.graph import Graph, Node, Tensor
-from ..kernels import Dispatch, LaunchList, Option, Route, Shader, Target, choose, first_of, fold, shader_of
+from ..kernels import Dispatch, LaunchList, Option, Route, Shader, choose, first_of, fold, shader_of
 from ..kernels.route import WeightPart
 from .placement import Arena, arena_of
 from .plan import NONE, BufferSpec, Launch, Needs, Plan, Role
@@ -32,10 +32,8 @@ class Routed(NamedTuple):
 class Lowering:
     """Routes and lowers nodes; equal nodes of different layers are worked out once."""
 
-    def __init__(
-        self, caps: DeviceCaps, precision: str = "exact", tuning: Tuning | None = None, target: Target = "wgpu"
-    ) -> None:
-        self.caps, self.precision, self.tuning, self.target = caps, precision, tuning, target
+    def __init__(self, caps: DeviceCaps, precision: str = "exact", tuning: Tuning | None = None) -> None:
+        self.caps, self.precision, self.tuning = caps, precision, tuning
         self._routes: dict[Any, Routed] = {}
         self._reasons: dict[Any, str | None] = {}
 
@@ -103,7 +101,9 @@ class Lowering:
         largest = max((spec.nbytes for spec in work.buffers.values()), default=0)
         needs = Needs(tuple(sorted(work.features)), {**work.limits, "max_binding": largest})
         buffers = dict(sorted(work.buffers.items()))
-        return Plan(name, tokens, self.target, needs, buffers, tuple(work.launches), graph.outputs, rejected)
+        return Plan(
+            name, tokens, self.caps.implementation, needs, buffers, tuple(work.launches), graph.outputs, rejected
+        )
 
 
 class _Work:
@@ -119,7 +119,7 @@ class _Work:
         self._params: dict[bytes, str] = {}
 
     def add(self, index: int, node: Node, taken: Routed, dispatch: Dispatch, share: float, lowering: Lowering) -> None:
-        shader = shader_of(dispatch, lowering.target)
+        shader = shader_of(dispatch, lowering.caps.implementation)
         slots, shown = [], []
         operands: list[tuple[str, int]] = []
         for binding, access in shader.bindings:

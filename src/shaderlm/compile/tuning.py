@@ -98,7 +98,8 @@ def kernels_version() -> str:
 
 def path_of(caps: DeviceCaps) -> Path:
     """Where the tuning of a device is kept. A ModelError where there is no place for caches."""
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend}".lower()).strip("-")[:100]
+    by = "" if caps.implementation == "wgpu" else caps.implementation
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend} {by}".lower()).strip("-")[:100]
     return cache_directory() / "tuning" / f"{slug}.json"
 
 

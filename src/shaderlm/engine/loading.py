@@ -18,7 +18,7 @@ from ..errors import DeviceError, InputError
 from ..formats.convert import device_format, rows_for_device
 from ..formats.find import find
 from ..formats.gguf import GgufFile
-from ..gpu import Array, Device, begin_opening, open_device, preferred_adapter
+from ..gpu import Array, Backend, Device, begin_opening, open_device, preferred_adapter
 from ..models.architecture import Architecture, Config
 from ..models.checkpoint import architecture_of, read_config
 from ..runtime.gpu_runner import GpuRunner
@@ -38,6 +38,7 @@ def load(
     model: str | os.PathLike[str] | None = None,
     *,
     device: str | int | Device | None = None,
+    backend: Backend = "auto",
     context: int | None = None,
     progress: Progress | None = None,
     precision: str = "fast",
@@ -48,6 +49,8 @@ def load(
 
     device: "auto" (default) takes a GPU, or the CPU with a warning where there is none; "cpu" computes in NumPy;
     anything else names an adapter (`shaderlm devices` lists them) and is never replaced by another.
+    backend: the implementation of WebGPU: "wgpu", "dawn" (needs the package wgpudawn), or "auto" (default), which takes
+    what was measured to be faster on this device, and before that Dawn where it has matrix units.
     context: the largest number of tokens of a conversation (default: the model's own).
     progress: called as progress(label, done, total), in bytes, while files and weights are copied.
     precision: "fast" (default) lets a GPU round the inputs of matrix products to 16 bits while it decodes, where that
@@ -60,6 +63,7 @@ def load(
     return load_with(
         model,
         device=device,
+        backend=backend,
         context=context,
         progress=progress,
         precision=precision,
@@ -72,6 +76,7 @@ def load_with(
     model: str | os.PathLike[str] | None = None,
     *,
     device: str | int | Device | None = None,
+    backend: Backend = "auto",
     context: int | None = None,
     progress: Progress | None = None,
     precision: str = "fast",
@@ -88,12 +93,12 @@ def load_with(
         raise InputError(f"cache must be 'f32' or 'f16', got {cache!r}")
     check_precision(precision)
     if not isinstance(device, Device):
-        begin_opening(device)  # drivers take up to a second to start
+        begin_opening(device, backend)  # drivers take up to a second to start
     path = find(model, progress)
     started = time.perf_counter()
     # The header is read while a device is opened, and the tokenizer is built while weights are copied.
     with GgufFile.open(path) as file, file.named_in_errors(), ThreadPoolExecutor(2, "load") as pool:
-        opening = pool.submit(choose_device, device)
+        opening = pool.submit(choose_device, device, backend)
         kind = architecture_of(file)
         vocabulary = Vocabulary.from_metadata(file.metadata)
         check_vocabulary(vocabulary)  # before weights are copied
@@ -120,7 +125,7 @@ def load_with(
             limit = runner.config.context
             given = f"from {config.context:,} to {limit:,} tokens"
             _log.warning("the context is reduced %s: a longer cache does not fit one binding of this device", given)
-        report = _report(file, runner.config, runner.report(), limit, time.perf_counter() - started)
+        report = _report(file, runner.config, runner.report(), backend_of(target), limit, time.perf_counter() - started)
     return LanguageModel(runner, tokenizer, report)
 
 
@@ -130,7 +135,7 @@ def check_precision(given: str) -> None:
         raise InputError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {given!r}")
 
 
-def choose_device(device: str | int | Device | None) -> Device | None:
+def choose_device(device: str | int | Device | None, backend: Backend = "auto") -> Device | None:
     """An open device, or None for the interpreter. Only "auto" falls back to the CPU, with a warning."""
     if isinstance(device, Device):
         return device
@@ -138,10 +143,12 @@ def choose_device(device: str | int | Device | None) -> Device | None:
     if word == "cpu":
         return None
     if word not in (None, "auto"):
-        return open_device(device)
+        return open_device(device, backend=backend)
     try:
-        found = preferred_adapter()
+        found = preferred_adapter(backend)
     except DeviceError as problem:
+        if backend != "auto":
+            raise
         _log.warning("no GPU can be used (%s); computing on the CPU with NumPy", problem)
         return None
     if found and not found.caps.software:
@@ -155,6 +162,11 @@ def choose_device(device: str | int | Device | None) -> Device | None:
         'no GPU was found; computing on the CPU with NumPy. device="%s" runs the WGSL kernels in software', word
     )
     return None
+
+
+def backend_of(device: Device | None) -> str:
+    """The implementation of WebGPU that a device is of, and why it was taken; "" without a device."""
+    return "" if device is None else f"{device.caps.implementation}: {device.backend_reason}"
 
 
 class _File:
@@ -191,7 +203,7 @@ def check_context(given: Any, limit: int) -> None:
         raise InputError(f"context must be a whole number from 1 to the model's {limit:,}, got {given!r}")
 
 
-def _report(file: GgufFile, config: Config, ran: Any, max_context: int, seconds: float) -> LoadReport:
+def _report(file: GgufFile, config: Config, ran: Any, backend: str, max_context: int, seconds: float) -> LoadReport:
     matrices = [(info.kind, config.formats[name]) for name, info in file.tensors.items() if len(info.shape) > 1]
     changed = {kind: form for kind, form in matrices if kind != form}
     return LoadReport(
@@ -206,6 +218,7 @@ def _report(file: GgufFile, config: Config, ran: Any, max_context: int, seconds:
         types=dict(Counter(info.kind for info in file.tensors.values()).most_common()),
         converted=changed,
         device=ran["device"],
+        backend=backend,
         cache=ran["cache"],
         precision=ran["precision"],
         weight_bytes=ran["weight_bytes"],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ..compile.backend_timing import seconds_by
 from ..compile.lowering import Lowering
 from ..compile.plan import Plan
 from ..compile.steps import Head, step_plan
@@ -15,7 +17,18 @@ from ..compile.tuning import Entry, Tuning, key_of, path_of, read, save
 from ..errors import DeviceError, InputError
 from ..formats.find import find
 from ..formats.gguf import GgufFile
-from ..gpu import WEBGPU_DEFAULT, Device, DeviceCaps, open_device
+from ..gpu import (
+    WEBGPU_DEFAULT,
+    Adapter,
+    Backend,
+    Device,
+    DeviceCaps,
+    Implementation,
+    backend_missing,
+    backends,
+    open_device,
+)
+from ..gpu.adapters import choose as choose_adapter
 from ..graph.batch import CONTEXTS, context_class
 from ..graph.fuse import fuse
 from ..graph.graph import Node
@@ -53,14 +66,39 @@ def read_header(
         return kind, config_of_file(kind, file, None, dense=False, ignore_keys=ignore_keys)
 
 
-def open_adapter(device: str | int | Device | None, purpose: str) -> Device:
+def open_adapter(device: str | int | Device | None, purpose: str, backend: Backend = "auto") -> Device:
     """An open device, which is not "cpu"; `purpose` is what needs it."""
     if isinstance(device, str) and device.strip().lower() == "cpu":
         raise InputError(
             f"{purpose} needs a WebGPU adapter, real or in software; 'cpu' computes in NumPy and has no dispatches. "
             "`shaderlm devices` lists adapters"
         )
-    return device if isinstance(device, Device) else open_device(None if is_auto(device) else device)
+    return device if isinstance(device, Device) else open_device(None if is_auto(device) else device, backend=backend)
+
+
+def measure_backends(
+    device: str | int | None, again: bool, say: Callable[[str], None] = lambda text: None
+) -> backends.Choice | None:
+    """Time both implementations of WebGPU on an adapter and keep it; which is taken from then on, and why.
+
+    What was measured before is not measured again unless `again`. None where there is one implementation only.
+    """
+    if backend_missing("dawn") is not None:
+        return None
+    found: dict[Implementation, Adapter] = {}
+    for name in backends.PACKAGES:
+        with suppress(DeviceError):  # Dawn has no OpenGL
+            found[name] = choose_adapter(device, name)
+    if len({adapter.caps.name for adapter in found.values()}) != 1 or len(found) < len(backends.PACKAGES):
+        return None
+    caps = found["dawn"].caps
+    if again or backends.read(caps) is None:
+        say("implementations of WebGPU")
+        seconds = seconds_by(found)
+        if len(seconds) < len(found):
+            return None
+        backends.save(caps, seconds)
+    return backends.choice(caps)
 
 
 def is_auto(device: str | int | Device | None) -> bool:
@@ -107,6 +145,7 @@ def tune(
     config: Config,
     *,
     device: str | int | Device | None = None,
+    backend: Backend = "auto",
     precision: str = "fast",
     again: bool = False,
     say: Callable[[str], None] = lambda text: None,
@@ -117,7 +156,7 @@ def tune(
     what is next.
     """
     check_precision(precision)
-    target = open_adapter(device, "tuning")
+    target = open_adapter(device, "tuning", backend)
     caps = target.caps
     path = path_of(caps)  # before anything is timed: there may be no place for caches
     if not caps.policy.tune and is_auto(device):

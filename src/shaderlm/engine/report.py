@@ -25,6 +25,7 @@ class LoadReport:
     weight_bytes: int  # on the device
     seconds: float
     tensor_bytes: int = 0  # of all tensors, in the formats of the file
+    backend: str = ""  # the implementation of WebGPU, and why it was taken
     max_context: int = 0  # the largest `context=` that the model takes on this device; 0: not known
 
     def lines(self) -> list[str]:
@@ -37,6 +38,8 @@ class LoadReport:
             f"context  {self.context:,} tokens",
             f"loaded   in {self.seconds:.2f} s",
         ]
+        if self.backend:
+            found.insert(3, f"backend  {self.backend}")
         if self.converted:
             changed = ", ".join(f"{kind} → {to}" for kind, to in self.converted.items())
             found.insert(3, f"formats  {changed} (matrices, from the file to the device)")

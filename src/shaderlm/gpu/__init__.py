@@ -3,6 +3,7 @@ package touches an implementation of WebGPU, and nothing in it knows ops or mode
 
     begin_opening("auto")                             # drivers start in another thread
     device = open_device("auto")                      # shared; or Device(adapter), owned: close() it
+    device = open_device("auto", backend="dawn")      # by an implementation of WebGPU: wgpu, dawn or auto
     device.caps, device.caps.policy                   # what it can do; what is decided from that
     a = device.buffer(array_or_nbytes)                # a Buffer: size, destroy()
     device.write(a, array, offset)                    # before whatever is submitted later
@@ -21,12 +22,16 @@ Bytes of copies and writes, and all offsets, are multiples of 4. A `Slot` may bi
 `caps.offset_alignment`. What a GPU refuses is a `DeviceError`; a kernel that does not compile is a `KernelError`. A
 device that was lost says so in every call; the next `open_device` opens a new one.
 
-Lowest first: `program` (plain data), `policy`, `caps`, `native` (the interface of an implementation), `wgpu_native`,
-`adapters`, `read_back`, `recording`, `queue`, `command_pool`, `pipelines`, `tracer`, `lanes`, `device`, `opening`.
+Lowest first: `program` (plain data), `policy`, `caps`, `native` (the interface of an implementation), `webgpu_h`,
+`wgpu_native` and `dawn`, `backends`, `adapters`, `read_back`, `recording`, `queue`,
+`command_pool`, `pipelines`, `tracer`, `lanes`, `device`, `opening`.
 """
 
 from .adapters import WHAT_TO_INSTALL, Adapter, adapters, preferred_adapter
-from .caps import WEBGPU_DEFAULT, DeviceCaps
+from .backends import BACKENDS, Backend
+from .backends import missing as backend_missing
+from .backends import versions as implementation_versions
+from .caps import WEBGPU_DEFAULT, DeviceCaps, Implementation, MatrixShape
 from .command_pool import CommandBufferPool
 from .device import Copy, Device
 from .native import Buffer
@@ -37,10 +42,12 @@ from .read_back import PendingReadBack, Region
 from .recording import BoundProgram, CommandBuffer
 
 __all__ = [
+    "BACKENDS",
     "WEBGPU_DEFAULT",
     "WHAT_TO_INSTALL",
     "Adapter",
     "Array",
+    "Backend",
     "BoundProgram",
     "Buffer",
     "CommandBuffer",
@@ -49,6 +56,8 @@ __all__ = [
     "Device",
     "DeviceCaps",
     "DevicePolicy",
+    "Implementation",
+    "MatrixShape",
     "PendingReadBack",
     "Program",
     "Region",
@@ -56,7 +65,9 @@ __all__ = [
     "Step",
     "adapters",
     "as_bytes",
+    "backend_missing",
     "begin_opening",
+    "implementation_versions",
     "open_device",
     "preferred_adapter",
 ]

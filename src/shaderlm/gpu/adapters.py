@@ -1,12 +1,14 @@
-"""Finds adapters and puts them in order of preference."""
+"""Finds adapters by each implementation of WebGPU, and puts them in order of preference."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import DeviceError
-from . import wgpu_native
+from . import dawn, wgpu_native
+from .backends import Backend, checked, choice
 from .caps import KINDS, DeviceCaps
 from .native import NativeAdapter
 
@@ -25,6 +27,8 @@ class Adapter:
 
     caps: DeviceCaps
     native: NativeAdapter
+    reason: str = "it was asked for"  # why this implementation is taken
+    other: DeviceCaps | None = None  # the same adapter by the implementation that is not taken
 
 
 def _rank(adapter: Adapter) -> tuple[bool, bool, int]:
@@ -33,43 +37,94 @@ def _rank(adapter: Adapter) -> tuple[bool, bool, int]:
     return (caps.software, caps.backend.startswith("OpenGL"), KINDS.index(caps.kind))
 
 
-def _modern() -> list[Adapter]:
-    """Adapters of Vulkan, Metal and D3D12. Real GPUs among them come before everything else."""
-    return sorted((Adapter(native.caps, native) for native in wgpu_native.adapters("modern")), key=_rank)
+def _of_dawn() -> list[Adapter]:
+    """Those of Vulkan, Metal and D3D12; Dawn has no OpenGL here."""
+    return sorted((Adapter(native.caps, native) for native in dawn.adapters()), key=_rank)
 
 
-def adapters() -> list[Adapter]:
+def _of_wgpu(reason: str = Adapter.reason) -> list[Adapter]:
+    """Those of Vulkan, Metal and D3D12. Real GPUs among them come before everything else."""
+    return sorted((Adapter(native.caps, native, reason) for native in wgpu_native.adapters("modern")), key=_rank)
+
+
+def _merged(of_wgpu: Sequence[Adapter], of_dawn: Sequence[Adapter]) -> list[Adapter]:
+    """Each adapter once, by the implementation that is to be taken for it; the same name twice is two adapters."""
+
+    def named(found: Sequence[Adapter]) -> dict[tuple[str, str, int], Adapter]:
+        seen: Counter[tuple[str, str]] = Counter()
+        keyed = {}
+        for adapter in found:
+            name = (adapter.caps.name, adapter.caps.backend)
+            keyed[*name, seen[name]] = adapter
+            seen[name] += 1
+        return keyed
+
+    both, merged = named(of_dawn), named(of_wgpu)
+    for key, by_dawn in both.items():
+        if key not in merged:
+            merged[key] = Adapter(by_dawn.caps, by_dawn.native, "wgpu does not find this adapter")
+            continue
+        taken = choice(by_dawn.caps)
+        pair = (by_dawn, merged[key]) if taken.implementation == "dawn" else (merged[key], by_dawn)
+        merged[key] = Adapter(pair[0].caps, pair[0].native, taken.reason, pair[1].caps)
+    return sorted(merged.values(), key=_rank)
+
+
+def _modern(backend: Backend) -> list[Adapter]:
+    if backend == "dawn":
+        return _of_dawn()
+    if backend == "wgpu":
+        return _of_wgpu()
+    reason = dawn.missing()
+    return _of_wgpu(reason) if reason is not None else _merged(_of_wgpu("Dawn does not find this adapter"), _of_dawn())
+
+
+def adapters(backend: Backend = "auto") -> list[Adapter]:
     """Every adapter of this machine, the preferred one first."""
-    opengl = [Adapter(native.caps, native) for native in wgpu_native.adapters("opengl")]
-    return sorted([*_modern(), *opengl], key=_rank)
+    modern = _modern(checked(backend))
+    if backend == "dawn":
+        return modern
+    reason = Adapter.reason if backend == "wgpu" else "Dawn has no OpenGL"
+    opengl = [Adapter(native.caps, native, reason) for native in wgpu_native.adapters("opengl")]
+    return sorted([*modern, *opengl], key=_rank)
 
 
-def preferred_adapter() -> Adapter | None:
-    """The first of `adapters`; OpenGL, which takes long to start, is left alone where there is a GPU without it."""
-    found = _modern()
+def preferred_adapter(backend: Backend = "auto") -> Adapter | None:
+    """The first of `adapters`; what is slow to start is left alone where it is not needed.
+
+    OpenGL takes long where there is a GPU without it, and wgpu where Dawn is going to be taken.
+    """
+    if checked(backend) == "auto" and dawn.missing() is None:
+        by_dawn = next(iter(_of_dawn()), None)
+        if by_dawn is not None and not by_dawn.caps.software:
+            taken = choice(by_dawn.caps)
+            if taken.implementation == "dawn":
+                return Adapter(by_dawn.caps, by_dawn.native, taken.reason)
+    found = _modern(backend)
     if found and not found[0].caps.software:
         return found[0]
-    return next(iter(adapters()), None)
+    return next(iter(adapters(backend)), None)
 
 
-def choose(spec: str | int | None) -> Adapter:
+def choose(spec: str | int | None, backend: Backend = "auto") -> Adapter:
     """The preferred adapter, or the preferred one that `spec` names: a kind, a number, or part of a name."""
     if spec is not None and (isinstance(spec, bool) or not isinstance(spec, (str, int))):
         raise DeviceError(f"a device is named by a kind, a number or part of a name; got {type(spec).__name__}")
+    checked(backend)
     if spec is None or spec == "auto":
-        best = preferred_adapter()
+        best = preferred_adapter(backend)
         if best is None:
             raise DeviceError(f"no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}")
         return best
     wanted = str(spec).strip().lower()
-    modern = _modern()
+    modern = _modern(backend)
     if wanted.isdecimal():  # a number is never part of a name: "16" is not the 16 of "LLVM 16.0.0"
         # In the whole list they come first.
         match = _numbered(int(wanted), [adapter for adapter in modern if not adapter.caps.software])
-        match = match or _numbered(int(wanted), adapters())
+        match = match or _numbered(int(wanted), adapters(backend))
     else:
-        match = _named(wanted, modern) or _named(wanted, adapters())
-    return match or _unknown(spec)
+        match = _named(wanted, modern) or _named(wanted, adapters(backend))
+    return match or _unknown(spec, backend)
 
 
 def _numbered(number: int, found: Sequence[Adapter]) -> Adapter | None:
@@ -84,8 +139,8 @@ def _named(wanted: str, found: Sequence[Adapter]) -> Adapter | None:
     return None
 
 
-def _unknown(spec: str | int) -> Adapter:
-    found = adapters()
+def _unknown(spec: str | int, backend: Backend) -> Adapter:
+    found = adapters(backend)
     if not found:
         raise DeviceError(f"no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}")
     listing = "; ".join(f"{i}: {a.caps.name} ({a.caps.kind}, {a.caps.backend})" for i, a in enumerate(found))

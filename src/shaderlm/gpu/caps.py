@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from .policy import DevicePolicy, policy_of
 
 KINDS = ("discrete", "integrated", "other", "software")  # in order of preference
+Implementation = Literal["wgpu", "dawn"]  # of WebGPU; a browser wants the same WGSL as Dawn
+
+
+@dataclass(frozen=True)
+class MatrixShape:
+    """A product of matrices that a subgroup computes at once: result[m, n] += left[m, k] · right[k, n]."""
+
+    component: str  # of left and right: f16, i8, u8, …
+    result: str  # f32, f16, i32, u32
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.component} → {self.result} {self.m}×{self.n}×{self.k}"
 
 
 @dataclass(frozen=True)
@@ -33,16 +49,24 @@ class DeviceCaps:
     subgroup_max: int = 0
     dot4: bool = True  # dot products of four bytes are one instruction
     offset_alignment: int = 256  # of a binding's offset in its buffer
+    implementation: Implementation = "wgpu"  # of WebGPU: shaders are composed for it
+    matrix_shapes: tuple[MatrixShape, ...] = ()  # products of matrices by subgroups; wgpu has none
+    heap: int = 0  # bytes of the device's own memory, or of the memory it shares; 0 if it is not known
 
     @property
     def max_operand(self) -> int:
         """The most that one operand may take: a buffer and a binding, in whole 16-byte words."""
         return min(self.max_binding, self.max_buffer) // 16 * 16
 
+    @property
+    def subgroup_matrix(self) -> bool:
+        """Kernels may multiply matrices by subgroups. Such a kernel reads its inputs in f16."""
+        return bool(self.matrix_shapes) and self.subgroups and self.f16
+
     @cached_property
     def policy(self) -> DevicePolicy:
         """What is decided for a device of this kind. Kernels, plans and runtimes ask this and not the kind."""
-        return policy_of(self.kind)
+        return policy_of(self.kind, self.implementation)
 
     @property
     def software(self) -> bool:

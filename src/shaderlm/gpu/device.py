@@ -32,7 +32,7 @@ from .read_back import PendingReadBack
 from .recording import BoundProgram, CommandBuffer, ReadBack, encode, recorded
 from .tracer import BY_PASS, IN_PASS, WALL, Grain, Tracer
 
-FEATURES = ("f16", "subgroups", "timestamps", "pass_timestamps")  # that may be switched off
+FEATURES = ("f16", "subgroups", "subgroup_matrix", "timestamps", "pass_timestamps")  # that may be switched off
 # That may be lowered.
 LIMITS = (
     "max_binding",
@@ -78,10 +78,13 @@ class Device:
         caps = adapter.caps
         kept = {name: bool(getattr(caps, name)) and name not in without for name in FEATURES}
         kept["pass_timestamps"] &= kept["timestamps"]  # these are written into the same sets of queries
+        kept["subgroup_matrix"] &= kept["f16"] and kept["subgroups"]
         capped = {name: min(value, getattr(caps, name)) for name, value in lowered.items()}
-        changes: dict[str, Any] = {**kept, **capped}
-        native = adapter.native.open([name for name, on in kept.items() if on], capped)
+        self.backend_reason = adapter.reason
+        native = adapter.native.open([name for name, on in kept.items() if on], capped, caps.policy.check_bounds)
         self._native, self._queue = native, Queue(native)
+        shapes = caps.matrix_shapes if kept.pop("subgroup_matrix") else ()
+        changes: dict[str, Any] = {**kept, **capped, "matrix_shapes": shapes}
         self.caps: DeviceCaps = replace(caps, **changes)
         self._pipelines = Pipelines(native, self.caps)
         self._tracer: Tracer | None = None
@@ -89,7 +92,7 @@ class Device:
         self.caps = with_probed_lanes(self, adapter.native.key)
 
     def __repr__(self) -> str:
-        return f"<Device {self.caps.name} ({self.caps.kind}, {self.caps.backend})>"
+        return f"<Device {self.caps.name} ({self.caps.kind}, {self.caps.backend}, {self.caps.implementation})>"
 
     def __enter__(self) -> Device:
         return self
@@ -195,7 +198,7 @@ class Device:
     def compile(self, steps: Iterable[Step]) -> None:
         """Compile what is not compiled yet, on all cores."""
         self._queue.check()
-        self._pipelines.compile(steps, self.caps.policy.check_bounds)
+        self._pipelines.compile(steps)
 
     def bind(self, program: Program, shared: Mapping[str, Buffer] | None = None) -> BoundProgram:
         """Create (or take from `shared`) the buffers of a program, its pipelines and its bind groups."""
@@ -207,6 +210,11 @@ class Device:
         dispatches = []
         for step in program.steps:
             pipeline = self._pipelines[step]
+            if max(step.grid) > self.caps.max_workgroups:
+                raise DeviceError(
+                    f"{step.label} has a grid of {' × '.join(map(str, step.grid))} workgroups; {self.caps.name} allows "
+                    f"{self.caps.max_workgroups:,} in each dimension"
+                )
             with self._translated(f"bind the buffers of {step.label}"):
                 ranges = [self._range(step, slot, buffers[slot.buffer]) for slot in step.slots]
                 dispatches.append((pipeline, self._native.create_bind_group(pipeline, ranges), step.grid))
@@ -218,6 +226,10 @@ class Device:
             raise DeviceError(
                 f"{step.label} binds {slot.buffer} from byte {slot.offset:,}; {self.caps.name} wants a multiple of "
                 f"{self.caps.offset_alignment}"
+            )
+        if slot.access != "uniform" and size > self.caps.max_binding:
+            raise DeviceError(
+                f"{step.label} binds {size:,} bytes of {slot.buffer}; {self.caps.name} allows {self.caps.max_binding:,}"
             )
         buffer.check()
         return buffer, slot.offset, size

@@ -1,5 +1,5 @@
 """The interface between this package and an implementation of WebGPU. Everything that an implementation knows of
-itself (handles, C types, enumerations) stays in its own sub-package: `wgpu_native` today.
+itself (handles, C types, enumerations) stays in its own sub-package: `wgpu_native` and `dawn`.
 
 An implementation has a function `adapters(backends)` and gives devices that are `NativeDevice`. Objects that it hands
 out and takes back (pipelines, bind groups, query sets, command buffers, submissions) are opaque: typed `Any` here.
@@ -111,7 +111,7 @@ class NativeDevice(Protocol):
         """A contiguous array into a buffer, before everything that is submitted later."""
         ...
 
-    def create_pipeline(self, label: str, source: str, accesses: tuple[Access, ...], check_bounds: bool) -> Any:
+    def create_pipeline(self, label: str, source: str, accesses: tuple[Access, ...]) -> Any:
         """Compile the function `main` of a WGSL source, with one binding per access."""
         ...
 
@@ -162,6 +162,9 @@ class NativeAdapter(Protocol):
     caps: DeviceCaps
     key: tuple[str, int]  # the same for the same adapter, in this process
 
-    def open(self, features: Sequence[str], limits: Mapping[str, int]) -> NativeDevice:
-        """A device with these features, and all limits of the adapter but those given here; names of `DeviceCaps`."""
+    def open(self, features: Sequence[str], limits: Mapping[str, int], check_bounds: bool) -> NativeDevice:
+        """A device with these features, and all limits of the adapter but those given here; names of `DeviceCaps`.
+
+        `check_bounds`: compilers keep their checks of array bounds.
+        """
         ...

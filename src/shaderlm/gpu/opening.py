@@ -7,51 +7,58 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from .adapters import Adapter, choose, preferred_adapter
+from .backends import Backend, checked
 from .device import Device
 
 # Devices that plain calls share, and the adapters that they were asked for by. Locked while a device is opened, so that
 # two threads do not open two.
 _open: dict[tuple[str, int], Device] = {}
-_chosen: dict[str | int | None, Adapter] = {}
+_chosen: dict[tuple[str | int | None, Backend], Adapter] = {}
 _open_lock = threading.Lock()
-_begun: set[str | int | None] = set()  # what `begin_opening` was asked for
+_begun: set[tuple[str | int | None, Backend]] = set()  # what `begin_opening` was asked for
 
 
 def open_device(
-    spec: str | int | Adapter | None = None, *, without: Sequence[str] = (), limits: Mapping[str, int] | None = None
+    spec: str | int | Adapter | None = None,
+    *,
+    backend: Backend = "auto",
+    without: Sequence[str] = (),
+    limits: Mapping[str, int] | None = None,
 ) -> Device:
     """Open an adapter, or one by kind, number or part of its name (default: the best one found).
 
-    `without` switches features off ("f16", "subgroups", "timestamps") and `limits` lowers limits, both by
-    their names in `DeviceCaps`: that is how tests see a smaller device. Plain calls share one device per adapter, until
-    it is closed or lost; then the next call opens a new one.
+    `backend` is the implementation of WebGPU: "wgpu", "dawn", or "auto" for the one that suits the adapter.
+    `without` switches features off ("f16", "subgroups", "subgroup_matrix", "timestamps") and `limits` lowers limits,
+    both by their names in `DeviceCaps`: that is how tests see a smaller device. Plain calls share one device per
+    adapter and implementation, until it is closed or lost; then the next call opens a new one.
     """
+    checked(backend)
     if without or limits:
-        return Device(spec if isinstance(spec, Adapter) else choose(spec), without=without, limits=limits)
+        return Device(spec if isinstance(spec, Adapter) else choose(spec, backend), without=without, limits=limits)
     with _open_lock:
-        adapter = spec if isinstance(spec, Adapter) else _chosen.get(spec) or choose(spec)
+        adapter = spec if isinstance(spec, Adapter) else _chosen.get((spec, backend)) or choose(spec, backend)
         device = _open.get(adapter.native.key)
         if device is None or not device.usable:
             device = _open[adapter.native.key] = Device(adapter)
         if not isinstance(spec, Adapter):
-            _chosen[spec] = adapter
+            _chosen[spec, backend] = adapter
         return device
 
 
-def begin_opening(spec: str | int | None = None) -> None:
+def begin_opening(spec: str | int | None = None, backend: Backend = "auto") -> None:
     """Open a device in another thread, so that drivers start while this one imports modules or reads a file.
 
     Whoever opens it next waits for that. What goes wrong is raised there and not here. "auto" opens a GPU only, and
     "cpu" nothing.
     """
     word = spec.strip().lower() if isinstance(spec, str) else spec
-    if word == "cpu" or spec in _begun:
+    if word == "cpu" or (spec, backend) in _begun:
         return
-    _begun.add(spec)
+    _begun.add((spec, backend))
 
     def work() -> None:
         with suppress(Exception):
-            adapter = preferred_adapter() if word in (None, "auto") else choose(spec)
+            adapter = preferred_adapter(backend) if word in (None, "auto") else choose(spec, backend)
             if adapter is not None and not (adapter.caps.software and word in (None, "auto")):
                 open_device(adapter)
 

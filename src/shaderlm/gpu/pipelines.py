@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -36,7 +37,7 @@ class Pipelines:
     def __len__(self) -> int:
         return len(self._made)
 
-    def compile(self, steps: Iterable[Step], check_bounds: bool) -> None:
+    def compile(self, steps: Iterable[Step]) -> None:
         """Compile what is not compiled yet, and wait for what other threads compile."""
         wanted = {key_of(step): step for step in steps}
         mine: dict[Key, Future[Any]] = {}
@@ -47,10 +48,10 @@ class Pipelines:
                 futures = [self._made[key] for key in wanted]
             if len(mine) == 1:
                 ((key, future),) = mine.items()
-                future.set_result(self._compile(wanted[key], check_bounds))
+                future.set_result(self._compile(wanted[key]))
             elif mine:
                 with ThreadPoolExecutor(min(len(mine), os.cpu_count() or 1), "compile") as pool:
-                    made = pool.map(lambda key: self._compile(wanted[key], check_bounds), mine)
+                    made = pool.map(lambda key: self._compile(wanted[key]), mine)
                     for future, pipeline in zip(mine.values(), made, strict=True):
                         future.set_result(pipeline)
         except BaseException as problem:  # those that wait for it are told, and it may be tried again
@@ -63,9 +64,13 @@ class Pipelines:
         for future in futures:
             future.result()
 
-    def _compile(self, step: Step, check_bounds: bool) -> Any:
+    def _compile(self, step: Step) -> Any:
+        sizes = workgroup_size(step.source).split(" × ")
+        if all(map(str.isdecimal, sizes)) and math.prod(map(int, sizes)) > self._caps.max_invocations:
+            # Dawn knows no limit that is lower than WebGPU's default.
+            raise KernelError(explain(step.label, step.source, "too many threads per workgroup", self._caps))
         try:
-            return self._native.create_pipeline(step.label, step.source, key_of(step)[1], check_bounds)
+            return self._native.create_pipeline(step.label, step.source, key_of(step)[1])
         except NativeError as problem:
             raise KernelError(explain(step.label, step.source, str(problem), self._caps)) from problem
 
@@ -83,7 +88,7 @@ def explain(label: str, source: str, message: str, caps: DeviceCaps) -> str:
         around = range(max(1, line - 3), min(len(lines), line + 3) + 1)
         excerpt = "\n".join(f"{'>' if n == line else ' '}{n:5} | {lines[n - 1]}" for n in around)
         return f"kernel {label} does not compile, line {line}:\n{excerpt}\n{message}"
-    if re.search("workgroup size|invocation|threads?(group| per)", message, re.I):
+    if re.search("workgroup.size|invocation|threads?(group| per)", message, re.I):
         limit = f"{caps.name} allows {caps.max_invocations} threads, and fewer for a kernel that needs many registers"
         return f"kernel {label} has workgroups of {workgroup_size(source)} threads; {limit}: {message}"
     return f"kernel {label} does not compile: {message}"

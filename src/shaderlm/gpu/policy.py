@@ -6,7 +6,7 @@ it pays for compiling, for barriers and for every thread that takes a core away.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,13 @@ IN_SOFTWARE = DevicePolicy(
 )
 
 
-def policy_of(kind: str) -> DevicePolicy:
-    """The policy of a device of this kind (`KINDS` in caps.py)."""
-    return IN_SOFTWARE if kind == "software" else ON_GPU
+# Dawn translates a command buffer when it is submitted, and nobody records meanwhile: recording ahead gains nothing,
+# and threads that take turns lose time. H200, steps of 120 dispatches: 440 µs by one thread, 530 µs with others.
+ON_GPU_BY_DAWN = replace(ON_GPU, record_ahead=False)
+
+
+def policy_of(kind: str, implementation: str) -> DevicePolicy:
+    """The policy of a device of this kind (`KINDS` in caps.py) by an implementation of WebGPU."""
+    if kind == "software":
+        return IN_SOFTWARE
+    return ON_GPU_BY_DAWN if implementation == "dawn" else ON_GPU

@@ -2,7 +2,7 @@
 
 from .registry import Option, Verdict, all_routes, choose, first_of, option, options, routes_of, verdicts
 from .route import Dims, Dispatch, LaunchList, Route, fold, over_limits, shader_of
-from .wgsl import Kernel, Shader, Target, compose, read, rebind
+from .wgsl import Kernel, Shader, compose, read, rebind
 
 __all__ = [
     "Dims",
@@ -12,7 +12,6 @@ __all__ = [
     "Option",
     "Route",
     "Shader",
-    "Target",
     "Verdict",
     "all_routes",
     "choose",

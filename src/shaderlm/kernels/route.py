@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..gpu.caps import DeviceCaps
-from .wgsl import Constant, Kernel, Shader, Target, compose
+from ..gpu.caps import DeviceCaps, Implementation
+from .wgsl import Constant, Kernel, Shader, compose
 
 Array = NDArray[Any]
 Dims = Mapping[str, Any]
@@ -118,7 +118,7 @@ class Route:
         return self.unsupported_reason(dims, caps) or over_limits(self.launch_list(dims, caps), caps)
 
 
-def shader_of(dispatch: Dispatch, target: Target = "wgpu") -> Shader:
+def shader_of(dispatch: Dispatch, target: Implementation = "wgpu") -> Shader:
     """The composed shader of a dispatch, as a WebGPU implementation gets it."""
     params = dispatch.params if dispatch.specialised else None
     return compose(dispatch.kernel, dispatch.constants, target, params, dispatch.unbound)
@@ -131,7 +131,7 @@ def over_limits(launch_list: LaunchList, caps: DeviceCaps) -> str | None:
         missing = sorted(need for need in dispatch.kernel.needs if not getattr(caps, need))
         if missing:
             return f"{label} needs {' and '.join(missing)}, which this device does not have"
-        shader = shader_of(dispatch)
+        shader = shader_of(dispatch, caps.implementation)
         if shader.workgroup_size > caps.max_invocations:
             return f"{label} has {shader.workgroup_size} threads per workgroup, the limit is {caps.max_invocations}"
         storage = sum(access != "uniform" for _, access in shader.bindings)

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import KernelError
+from ..gpu.caps import Implementation
 
-Target = Literal["wgpu", "browser"]
 Constant = int | float | bool | str
 Access = Literal["read-only-storage", "storage", "uniform"]
 
@@ -137,7 +137,7 @@ def _memory_of(declared: str, aliases: Mapping[str, str], consts: Mapping[str, s
 def compose(
     kernel: Kernel,
     constants: Mapping[str, Constant] | None = None,
-    target: Target = "wgpu",
+    target: Implementation = "wgpu",
     params: Mapping[str, int | float] | None = None,
     unbound: Iterable[str] = (),
 ) -> Shader:
@@ -188,11 +188,25 @@ def _with_values(body: str, fields: tuple[tuple[str, str], ...], values: Mapping
     return body
 
 
+def _enables(needs: frozenset[str], target: Implementation) -> list[str]:
+    """The first lines of a shader. naga refuses `enable subgroups;`, Dawn and browsers require it: no file has it."""
+    names = {"f16"} & needs
+    if target == "dawn":
+        names |= {"subgroups"} & needs
+        if "subgroup_matrix" in needs:
+            names |= {"f16", "subgroups", "chromium_experimental_subgroup_matrix"}
+    lines = [f"enable {name};" for name in sorted(names)]
+    if "chromium_experimental_subgroup_matrix" in names:
+        # Its matrices must be used by all lanes alike. Tint cannot see that of loops over values from workgroup memory.
+        lines.append("diagnostic(off, chromium.subgroup_matrix_uniformity);")
+    return lines
+
+
 @lru_cache(maxsize=4096)
 def _compose(
     kernel: Kernel,
     constants: tuple[tuple[str, Constant], ...],
-    target: Target,
+    target: Implementation,
     params: tuple[tuple[str, int | float], ...] | None,
     unbound: tuple[str, ...],
 ) -> Shader:
@@ -203,10 +217,7 @@ def _compose(
     if params is not None:
         body, fields = _with_values(body, fields, dict(params), kernel.name), ()
     body = _numbered(_without(body, unbound, kernel.name))
-    # naga refuses `enable subgroups;`, browsers require it: so no file has it, and it is added here.
-    enables = ["enable f16;"] if "f16" in kernel.needs else []
-    if "subgroups" in kernel.needs and target == "browser":
-        enables.append("enable subgroups;")
+    enables = _enables(kernel.needs, target)
     consts = dict(_CONST.findall(body))
     aliases = dict(_ALIAS.findall(body))
     found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ...errors import DeviceError
+from .. import webgpu_h
 from ..caps import DeviceCaps
 from . import library as native
 from .bindings import ffi
@@ -14,40 +15,13 @@ from .device import WgpuDevice
 
 Backends = Literal["modern", "opengl"]
 
-_KIND_OF_TYPE = {1: "discrete", 2: "integrated", 3: "software"}
-_BACKENDS = {2: "WebGPU", 3: "D3D11", 4: "D3D12", 5: "Metal", 6: "Vulkan", 7: "OpenGL", 8: "OpenGLES"}
-# By the number that PCI or Khronos gave.
-_VENDORS = {
-    0x1002: "amd",
-    0x106B: "apple",
-    0x10DE: "nvidia",
-    0x13B5: "arm",
-    0x1414: "microsoft",
-    0x14E4: "broadcom",
-    0x1AE0: "google",
-    0x5143: "qualcomm",
-    0x8086: "intel",
-    0x10005: "mesa",
-}
-# Metal and OpenGL have no instruction for dot products of bytes: naga writes four multiplications.
-_WITHOUT_DOT4 = ("Metal", "OpenGL", "OpenGLES")
-
-# DeviceCaps' names for what may be switched off or lowered, and the library's.
+# DeviceCaps' names for what may be switched off, and the library's.
 _FEATURES = {
     "f16": "WGPUFeatureName_ShaderF16",
     "subgroups": "WGPUNativeFeature_Subgroup",
     "timestamps": "WGPUFeatureName_TimestampQuery",
     "pass_timestamps": "WGPUNativeFeature_TimestampQueryInsidePasses",
 }
-_LIMITS = {
-    "max_binding": "maxStorageBufferBindingSize",
-    "max_buffer": "maxBufferSize",
-    "max_workgroups": "maxComputeWorkgroupsPerDimension",
-    "max_invocations": "maxComputeInvocationsPerWorkgroup",
-    "max_workgroup_memory": "maxComputeWorkgroupStorageSize",
-    "max_storage_buffers": "maxStorageBuffersPerShaderStage",
-}
-
 
 _lock = threading.Lock()  # one thread at a time looks for adapters
 _opengl: list[WgpuAdapter] = []
@@ -103,41 +77,34 @@ class WgpuAdapter:
         vendor, name, description = (native.text(view) for view in (info.vendor, info.device, info.description))
         self._lib.wgpuAdapterInfoFreeMembers(info[0])
         name = name or description or "unnamed adapter"
-        kind = _KIND_OF_TYPE.get(info.adapterType, "other")
-        if "llvmpipe" in name or "swiftshader" in name.lower():
-            kind = "software"
-        backend = _BACKENDS.get(info.backendType, "unknown")
+        backend = webgpu_h.BACKENDS.get(info.backendType, "unknown")
         found: dict[str, Any] = {
             cap: bool(self._lib.wgpuAdapterHasFeature(self._handle, getattr(self._lib, feature)))
             for cap, feature in _FEATURES.items()
         }
-        found |= {cap: int(getattr(self._limits, limit)) for cap, limit in _LIMITS.items()}
+        found |= {cap: int(getattr(self._limits, limit)) for cap, limit in webgpu_h.LIMITS.items()}
         return DeviceCaps(
             name=name,
-            kind=kind,
+            kind=webgpu_h.kind_of(info.adapterType, name),
             backend=backend,
             driver=" ".join(word for word in (vendor, description) if word),
-            vendor=_VENDORS.get(info.vendorID, ""),
+            vendor=webgpu_h.VENDORS.get(info.vendorID, ""),
             subgroup_min=info.subgroupMinSize,
             subgroup_max=info.subgroupMaxSize,
-            dot4=backend not in _WITHOUT_DOT4,
+            dot4=backend not in webgpu_h.WITHOUT_DOT4,
             offset_alignment=max(16, self._limits.minStorageBufferOffsetAlignment),
             **found,
         )
 
-    def open(self, features: Sequence[str], limits: Mapping[str, int]) -> WgpuDevice:
+    def open(self, features: Sequence[str], limits: Mapping[str, int], check_bounds: bool) -> WgpuDevice:
         """A device with these features, and all limits of the adapter but those given here."""
-        lib, state = self._lib, native.State()
+        lib, state = self._lib, webgpu_h.State()
         wanted = ffi.new("WGPULimits *", self._limits[0])
         more = ffi.new("WGPUNativeLimits *")
         more.chain.sType = lib.WGPUSType_NativeLimits
         more.maxNonSamplerBindings = self._native_limits.maxNonSamplerBindings
         wanted.nextInChain = ffi.cast("WGPUChainedStruct *", more)
-        for cap, value in limits.items():
-            setattr(wanted, _LIMITS[cap], value)
-        for axis in "XYZ":
-            field = f"maxComputeWorkgroupSize{axis}"
-            setattr(wanted, field, min(getattr(wanted, field), wanted.maxComputeInvocationsPerWorkgroup))
+        webgpu_h.lower_limits(wanted, limits)
         names = ffi.new("WGPUFeatureName[]", [getattr(lib, _FEATURES[cap]) for cap in features])
         number = ffi.cast("void *", state.number)
         described = ffi.new("WGPUDeviceDescriptor *")
@@ -156,4 +123,4 @@ class WgpuAdapter:
         found = native.take_opened(state)
         if found is None or found[0] != lib.WGPURequestDeviceStatus_Success:
             raise DeviceError(f"{self.caps.name} could not be opened: {found[2] if found else 'it does not answer'}")
-        return WgpuDevice(found[1], state)
+        return WgpuDevice(found[1], state, check_bounds)

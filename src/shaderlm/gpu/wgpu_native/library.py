@@ -1,24 +1,19 @@
-"""Finds and loads wgpu-native's library, makes instances, and receives its callbacks.
-
-Callbacks are made once for the process and find what they belong to by a number: the library may call one long after
-the Python object that asked for it has gone.
-"""
+"""Finds and loads wgpu-native's library, makes instances, and receives its callbacks."""
 
 from __future__ import annotations
 
 import _thread
-import importlib.util
 import itertools
 import os
 import sys
 import threading
 import traceback
-from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from ...errors import DeviceError
+from .. import webgpu_h
 from ..native import NativeError, OutOfMemoryError
+from ..packages import folder_of
 from ..swiftshader import offered_to_vulkan
 from .bindings import ffi
 
@@ -32,11 +27,11 @@ def library_path() -> str:
     given = os.environ.get("WGPU_LIB_PATH", "").strip()
     if given:
         return given
-    package = importlib.util.find_spec("wgpu")
-    if package is None or not package.submodule_search_locations:
+    folder = folder_of("wgpu")
+    if folder is None:
         raise DeviceError(f"the wgpu package cannot be loaded: it is not installed. {_INSTALL}")
     name = _FILES.get(sys.platform, "libwgpu_native-release.so")
-    return str(Path(package.submodule_search_locations[0]) / "resources" / name)
+    return str(folder / "resources" / name)
 
 
 def _load() -> Any:
@@ -85,33 +80,12 @@ def instance(backends: int) -> Any:
 
 def text(view: Any) -> str:
     """A string of the library."""
-    if view.data == ffi.NULL or view.length == 0:
-        return ""
-    return str(ffi.unpack(view.data, view.length).decode("utf-8", "replace"))
-
-
-def put(view: Any, string: str) -> Any:
-    """A string for the library; what is returned must be kept until the call is over."""
-    data = ffi.new("char[]", string.encode())
-    view.data, view.length = data, len(data) - 1
-    return data
+    return webgpu_h.text(ffi, view)
 
 
 # Callbacks ---------------------------------------------------------------------------------------------------------
 
 
-class State:
-    """What callbacks tell about a device. The library calls them in the thread whose call is to blame."""
-
-    def __init__(self) -> None:
-        self.errors: dict[int, NativeError] = {}  # the first of each thread
-        self.lost: str | None = None
-        self.number = next(_numbers)
-        _states[self.number] = self
-
-
-_numbers = itertools.count(1)
-_states: WeakValueDictionary[int, State] = WeakValueDictionary()
 # Status of a mapping by its number, from when it is ready (or failed) until it is taken out by who asked for it.
 mapped: dict[int, int] = {}
 mapping_numbers = itertools.count(1)
@@ -119,7 +93,7 @@ _opened: dict[int, tuple[int, Any, str]] = {}  # status, device and message, by 
 
 
 def _number(pointer: Any) -> int:
-    return int(ffi.cast("uintptr_t", pointer))
+    return webgpu_h.number(ffi, pointer)
 
 
 def _put_off(kind: Any, value: Any, trace: Any) -> None:
@@ -142,7 +116,7 @@ def on_mapped(status: int, message: Any, mapping: Any, _: Any) -> None:
 @ffi.callback("WGPUUncapturedErrorCallback", onerror=_put_off)  # type: ignore[untyped-decorator]
 def on_error(_: Any, kind: int, message: Any, device: Any, __: Any) -> None:
     """A call was refused."""
-    state = _states.get(_number(device))
+    state = webgpu_h.state_of(_number(device))
     if state is not None:
         error = OutOfMemoryError if kind == _library.WGPUErrorType_OutOfMemory else NativeError
         said = "\n".join(line.rstrip() for line in text(message).splitlines())
@@ -154,7 +128,7 @@ def on_error(_: Any, kind: int, message: Any, device: Any, __: Any) -> None:
 @ffi.callback("WGPUDeviceLostCallback", onerror=_put_off)  # type: ignore[untyped-decorator]
 def on_lost(_: Any, reason: int, message: Any, device: Any, __: Any) -> None:
     """A device is gone."""
-    state = _states.get(_number(device))
+    state = webgpu_h.state_of(_number(device))
     if state is not None and state.lost is None:
         state.lost = text(message) or "no reason was given"
 
@@ -165,6 +139,6 @@ def on_device(status: int, device: Any, message: Any, number: Any, _: Any) -> No
     _opened[_number(number)] = (status, device, text(message))
 
 
-def take_opened(state: State) -> tuple[int, Any, str] | None:
+def take_opened(state: webgpu_h.State) -> tuple[int, Any, str] | None:
     """What `on_device` was told for a state; the library calls it before the request returns."""
     return _opened.pop(state.number, None)

@@ -1,0 +1,92 @@
+"""Times the same work by each implementation of WebGPU: what `--backend auto` follows from then on.
+
+The work is that of a chat: a prompt of 512 rows through some products, and 128 steps of one row, submitted and read
+back as decoding does it. Each implementation takes the routes that it has for these shapes. Time is the host's, from
+the first submission to the last result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import DeviceError, KernelError, RouteError
+from ..gpu import Adapter, BoundProgram, Device, Implementation, PendingReadBack
+from ..graph import resolve
+from ..kernels import choose
+from .execute import lower
+from .timing import Clock, Filler, Operands, inputs_of
+
+
+@dataclass(frozen=True)
+class Work:
+    """Rows of a prompt, steps of one row, products in a step, and their size."""
+
+    rows: int
+    steps: int
+    products: int
+    width: int
+    repeated: int  # the least time counts
+
+
+ON_GPU = Work(rows=512, steps=128, products=64, width=2048, repeated=3)
+IN_SOFTWARE = Work(rows=8, steps=2, products=4, width=256, repeated=1)
+
+
+def seconds_by(adapters: Mapping[Implementation, Adapter]) -> dict[Implementation, float]:
+    """Seconds of the work by each implementation; one that cannot run it is left out."""
+    found: dict[Implementation, float] = {}
+    for implementation, adapter in adapters.items():
+        try:
+            with Device(adapter) as device:
+                found[implementation] = _seconds(device)
+        except (DeviceError, KernelError, RouteError):
+            continue
+    return found
+
+
+def _seconds(device: Device) -> float:
+    work = IN_SOFTWARE if device.caps.policy.short_measurements else ON_GPU
+    fill, clock = Filler(), Clock(device)
+    operands = {rows: Operands(device, fill, work.products) for rows in (work.rows, 1)}
+    try:
+        prompt, step = (_products(device, operands[rows], work, rows) for rows in (work.rows, 1))
+        best = float("inf")
+        for again in range(1 + work.repeated):
+            clock.warm(0.1)
+            started = time.perf_counter()
+            _run(device, prompt, 1)
+            _run(device, step, work.steps)
+            if again:  # the first time is for caches and clocks
+                best = min(best, time.perf_counter() - started)
+        return best
+    finally:
+        clock.close()
+        for each in operands.values():
+            each.close()
+
+
+def _products(device: Device, operands: Operands, work: Work, rows: int) -> list[BoundProgram]:
+    """Products over weights of their own, one after the other."""
+    dims = resolve("linear", {"tokens": rows, "K": work.width, "N": work.width, "format": "q4_0"})
+    program = lower(choose("linear", dims, device.caps, None, "fast"), dims, device.caps, {})
+    return operands.bind(program, dims, inputs_of("linear", program))
+
+
+def _run(device: Device, programs: list[BoundProgram], steps: int) -> None:
+    """Steps with as many under way as decoding has."""
+    read_back = (programs[-1].buffers["out"], 4)
+    pool = device.command_pool(programs, read_back) if steps > 1 else None
+    waiting: deque[PendingReadBack] = deque()
+    for _ in range(steps):
+        pending = device.submit(programs, read_back) if pool is None else device.submit_from(pool)
+        assert pending is not None
+        waiting.append(pending)
+        if len(waiting) > device.caps.policy.steps_ahead:
+            waiting.popleft().wait()
+    for pending in waiting:
+        pending.wait()
+    if pool is not None:
+        pool.close()
