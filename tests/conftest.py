@@ -24,22 +24,22 @@ from .policies import with_policy
 # same ones is one group. A file is a group, unless `pytest.mark.xdist_group` says otherwise. These groups take the
 # longest and begin, so that the workers end together.
 _BEGIN = (
-    "test_smollm2",
-    "kernels attention",
-    "kernels paged attention",
     "tiny q8_0",
-    "kernels linear q4_0",
-    "test_batches",
-    "tiny f32",
-    "test_attention",
-    "test_sample",
     "tiny models",
+    "tiny f32",
+    "test_smollm2",
+    "test_sample",
+    "test_attention",
+    "kernels paged attention",
     "test_plan_runner",
-    "kernels q4gsw",
+    "test_docs",
+    "test_plans_without_lengths",
     "test_int16",
     "test_equalities",
-    "test_plans_without_lengths",
-    "test_docs",
+    "kernels attention",
+    "kernels linear q4_0",
+    "test_bounds",
+    "kernels q4gsw",
 )
 
 

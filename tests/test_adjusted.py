@@ -27,6 +27,8 @@ from .runners import runner_of
 from .test_batches import random_ids
 from .tiny_models import write_tiny_llama
 
+pytestmark = pytest.mark.xdist_group("tiny q8_0")
+
 CONTEXT = 2 * PAGE
 
 PLAIN = SamplingParams(temperature=0.9, seed=3)

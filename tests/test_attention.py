@@ -191,7 +191,7 @@ STRETCHES = st.lists(
 )
 
 
-@runs(15)
+@runs(8)
 @given(stretches=STRETCHES, padding=st.integers(0, 3), seed=st.integers(0, 99))
 def test_any_batch(gpu: Device, stretches: list[Stretch], padding: int, seed: int) -> None:
     tokens = max(8, sum(rows for *_, rows in stretches) + padding)

@@ -22,6 +22,8 @@ from .compare import assert_close
 from .runners import runner_of
 from .tiny_models import write_tiny_llama, write_tiny_qwen3
 
+pytestmark = pytest.mark.xdist_group("tiny q8_0")
+
 CONTEXT = 3 * PAGE
 Make = Callable[[], Runner]
 F32 = np.typing.NDArray[np.float32]

@@ -78,7 +78,7 @@ def _steps(caps: DeviceCaps, seen: set[str]) -> Iterator[tuple[str, Step]]:
             if route.reason(case.dims, caps) is not None:
                 continue
             # With specialised parameters every shape has shaders of its own: one of each kind will do.
-            launch_list = unspecialised(route.launch_list(case.dims, caps))
+            launch_list = unspecialised(route, case.dims, caps)
             plain = op_plan(route, case.dims, caps, launch_list)
             if {launch.step.source for launch in plain.launches} <= seen:
                 continue

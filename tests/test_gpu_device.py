@@ -316,13 +316,13 @@ def test_threads_open_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 # Folded grids --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("width", "route"), [(1, "scalar"), (4, "vec4")])
-def test_more_workgroups_than_a_side_holds(width: int, route: str, device: Device) -> None:
+def test_more_workgroups_than_a_side_holds(device: Device) -> None:
+    """With the limits as they are; every kernel in a grid that folds early: test_kernels."""
     grid = fold(70_001, 65_535)
     assert grid == (35_001, 2, 1)
-    x = floats(0, 70_001, width)
-    actual = ops.rms_norm(x, None, route=route, device=device)
-    assert_close(actual, reference.rms_norm(x), "norm", f"rms_norm/{route} of 70,001 rows")
+    x = floats(0, 70_001, 4)
+    actual = ops.rms_norm(x, None, route="vec4", device=device)
+    assert_close(actual, reference.rms_norm(x), "norm", "rms_norm/vec4 of 70,001 rows")
 
 
 def test_grids_fold_on_a_small_device(small_device: Device) -> None:

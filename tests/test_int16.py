@@ -165,7 +165,7 @@ def quality(gpu: Device, positions: int) -> tuple[float, float]:
     return float(np.mean(divergences)), float(np.mean(same))
 
 
-@pytest.mark.parametrize("positions", [2, pytest.param(2000, marks=pytest.mark.long)])  # 3 s each in software
+@pytest.mark.parametrize("positions", [1, pytest.param(2000, marks=pytest.mark.long)])  # 7 s each in software
 def test_rounding_keeps_the_quality(positions: int, gpu: Device) -> None:
     divergence, same = quality(gpu, positions)
     print(f"{positions} positions: divergence {divergence:.5f}, the same token {same:.4f}")

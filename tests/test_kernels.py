@@ -47,9 +47,13 @@ def _by_default(case: Case, caps: DeviceCaps) -> set[str]:
     return found
 
 
-def unspecialised(launch_list: LaunchList) -> LaunchList:
-    """With the parameters in a buffer: one kernel for all shapes, where specialising makes one for each."""
-    return replace(launch_list, dispatches=tuple(replace(each, specialised=False) for each in launch_list.dispatches))
+def unspecialised(route: Route, dims: dict[str, Any], caps: DeviceCaps) -> LaunchList:
+    """With parameters and operands bound as software adapters have them: one kernel for all shapes."""
+    found = route.launch_list(dims, caps)
+    in_software = route.launch_list(dims, replace(caps, kind="software")).dispatches
+    unbinds = any(each.unbound for each in in_software)
+    shared = (replace(each, specialised=False, unbound=each.unbound if unbinds else ()) for each in found.dispatches)
+    return replace(found, dispatches=tuple(shared))
 
 
 _TAKEN_FLOPS = 2_000_000
@@ -72,18 +76,18 @@ def _runs(
     """Every route that applies, once per plan that makes a difference.
 
     Compiling takes a software adapter a second, so that `everything` is for --all. Otherwise kernels are specialised
-    only where a GPU would take the route, and by all routes and plans for one case of each op; and
-    the least GPU gets two formats: what it lacks matters to the kernels, not to the functions of a format. It and the
-    one without dot4 get those shapes with one row that are below 1 MFLOP, which take several workgroups, stages and
-    splits already. Shapes from 2 MFLOP on are there for the routes that some device takes for them: those alone run
-    them.
+    only where a GPU would take the route, and by all routes and plans for one case of each op; and the least GPU gets
+    two formats and groups of one block: what it lacks matters to the kernels, not to the functions of a format. It and
+    the one without dot4 get those shapes with one row that are below 1 MFLOP, which take several workgroups, stages
+    and splits already. Shapes from 2 MFLOP on are there for the routes that some device takes for them: those alone
+    run them.
     """
     everything = everything or case == _small(case.op)
     plans = _plans(device, plain_device)
     dims = case.dims
     large = dims.get("tokens") == 1 and case.flops > 1e6
     formats = {dims.get(name, "f32") for name in ("format", "cache")}
-    if not everything and (large or not formats <= {"f32", "q4_0"}):
+    if not everything and (large or not formats <= {"f32", "q4_0"} or dims.get("group_size", 32) > 32):
         del plans["as the least GPU"]
     if not everything and large:
         del plans["without dot4"]
@@ -92,7 +96,7 @@ def _runs(
         for plan, (chosen, caps) in plans.items():
             if route.reason(case.dims, caps) is None:
                 launch_list = route.launch_list(case.dims, caps)
-                plain = launch_list if everything else unspecialised(launch_list)
+                plain = launch_list if everything else unspecialised(route, case.dims, caps)
                 if plain not in seen:
                     seen.append(plain)
                     taken = plan != "as the least GPU" and route.name in _by_default(case, caps)
@@ -181,7 +185,7 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
     count = 0
     for route in routes_of(case.op):
         if route.reason(case.dims, caps) is None:
-            launch_list = unspecialised(route.launch_list(case.dims, caps))
+            launch_list = unspecialised(route, case.dims, caps)
             program = lower(route, case.dims, caps, operands, launch_list=launch_list)
             assert max(side for step in program.steps for side in step.grid) <= 13
             raw = folding_device.run(program)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from shaderlm.compile import lower
 from shaderlm.formats import blocks
@@ -15,16 +14,15 @@ from shaderlm.kernels import routes_of
 
 from .compare import assert_close
 
-K, N = 256, 4099
+K, N, OUTLIER = 256, 4099, 3e4
 
 
-@pytest.mark.parametrize("outlier", [1e4, 3e4])
-def test_outliers(outlier: float, device: Device) -> None:
+def test_outliers(device: Device) -> None:
     rng = np.random.default_rng(1)
     weight, scales = blocks.pack_q4gsw(rng.standard_normal((N, K)) / 16, 32)
     weight[:, 20] = (weight[:, 20] & 0xF0) | 8  # q = 0 at k = 40
     x = rng.standard_normal((1, K)).astype(np.float32)
-    x[0, 40] = outlier
+    x[0, 40] = OUTLIER
     dense = blocks.unpack_q4gsw(weight, scales, 32, K)
     expected = reference.linear(x, dense)
     dims = resolve("linear_q4gsw", {"tokens": 1, "K": K, "N": N, "group_size": 32})
@@ -38,7 +36,7 @@ def test_outliers(outlier: float, device: Device) -> None:
                 label = f"{route.name} ({plan})"
                 if plan == "fixed" and route.name == "gemv_packed":
                     block = np.abs(dense[:, 32:64]).sum(axis=1)  # the weights of the outlier's block
-                    bound = outlier / 16_646_144 * block + 1e-5
+                    bound = OUTLIER / 16_646_144 * block + 1e-5
                     assert (np.abs(actual - expected)[0] <= bound).all(), label
                 else:
                     assert_close(actual, expected, "linear", label)

@@ -65,10 +65,11 @@ def save(folder: Path, model: Path, device: Device) -> Saved:
     return Saved(folder, model, plans, device)
 
 
-MODELS: dict[str, Any] = {
-    **{kind: (write_tiny_llama, {"kind": kind}) for kind in ("q8_0", "f32", "q4_0")},
-    "rope factors": (write_tiny_llama, {"tensors": {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}}),
-    "qwen3": (write_tiny_qwen3, {"kind": "q8_0"}),
+FACTORS = {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}
+MODELS: dict[str, Any] = {  # every process compiles all its kernels: few models, which differ in all that plans say
+    "q4_0": (write_tiny_llama, {"kind": "q4_0"}),
+    "f32, rope factors": (write_tiny_llama, {"kind": "f32", "tensors": FACTORS}),
+    "q8_0, qwen3": (write_tiny_qwen3, {"kind": "q8_0"}),
     "q4_0 with the kernels of a GPU": (write_tiny_llama, {"kind": "q4_0"}),
 }
 

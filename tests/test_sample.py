@@ -84,7 +84,7 @@ LOGITS: dict[str, Callable[[np.random.Generator, int], F32]] = {
 # What is drawn ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [1, 2, 63, 256, 1000, 2049, 49152, 128256])
+@pytest.mark.parametrize("width", [1, 2, 63, 256, 1000, 2049, 128256])
 def test_every_row_draws_what_the_formula_keeps(width: int, device: Device, plain_device: Device) -> None:
     """Every kind of logits with every setting; all rows at once, each at another position."""
     rng = np.random.default_rng(width)
@@ -98,12 +98,12 @@ def test_every_row_draws_what_the_formula_keeps(width: int, device: Device, plai
         outputs = records([setting for _, setting in part], rng.integers(0, 1 << 64, len(part), np.uint64))
         outputs["row"], outputs["slot"] = rng.permutation(len(part)), rng.permutation(len(part))
         positions = rng.integers(0, 1 << 17, len(part))
-        for on in (device, plain_device) if width < 2000 else (device,):
+        for on in (device, plain_device) if width in (63, 1000) else (device,):
             tokens = sampled(on, logits, outputs, positions)
             assert_all_drawn(tokens, logits, outputs, positions, str([kind for kind, _ in part]))
 
 
-@runs(25)
+@runs(12)
 @given(
     kinds=st.lists(st.sampled_from(list(LOGITS)), min_size=1, max_size=6),
     width=st.one_of(st.integers(1, 40), st.integers(1, 1100), st.integers(2040, 2060), st.integers(4000, 6200)),
