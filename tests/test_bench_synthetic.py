@@ -14,7 +14,7 @@ from shaderlm.errors import InputError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.models.shapes import MODELS, SYNTHETIC, ModelShape
-from shaderlm.runtime.gpu_runner import weights_of
+from shaderlm.runtime.sizes import weights_of
 
 from .command_line import shaderlm
 from .tiny_models import write_tiny_llama

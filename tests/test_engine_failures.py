@@ -19,9 +19,10 @@ from shaderlm.engine.loading import load_with
 from shaderlm.errors import DeviceError, InputError, KernelError
 from shaderlm.gpu import Device, open_device
 from shaderlm.models.architecture import Step
-from shaderlm.runtime.gpu_runner import GpuRunner, max_tokens
+from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.numpy_runner import one_blas_thread
 from shaderlm.runtime.runner import FIRST_PAGES, Gives, Part
+from shaderlm.runtime.sizes import max_tokens
 
 from .tiny_models import write_tiny_llama
 

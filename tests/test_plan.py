@@ -20,7 +20,7 @@ from shaderlm.errors import DeviceError, ModelError
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps
 from shaderlm.graph.batch import CONTEXTS
 from shaderlm.models.architecture import Architecture, Config, Step
-from shaderlm.runtime.gpu_runner import cache_format, weights_of
+from shaderlm.runtime.sizes import cache_format, weights_of
 
 from .architectures import LLAMA_1B, LLAMA_8B, QWEN3, SMOLLM2, TINY, model
 

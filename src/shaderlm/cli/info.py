@@ -1,4 +1,4 @@
-"""`shaderlm info`: what a GGUF file holds, and whether it runs. Reads its header, loads no weights, touches no GPU."""
+"""`shaderlm info`: what a GGUF file holds, and whether it runs. Reads its header, loads no weights, opens no GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ModelError
+from ..errors import InputError, ModelError
 from .devices import size
 from .loading import progress_bar
-from .options import ignore_key_option, model_argument, one_model
+from .models import described, is_synthetic
+from .options import backend_option, ignore_key_option, model_argument, one_model
 
 if TYPE_CHECKING:
     from ..formats.gguf import GgufFile, TensorInfo
+    from ..gpu import Backend
+    from ..models.architecture import Architecture, Config
 
 # What is shown of the architecture's numbers, by GGUF's names, which begin with the architecture's.
 _NUMBERS = {
@@ -40,6 +43,9 @@ _TOKENS = 1000  # that the cache is given for
 @click.command()
 @model_argument
 @ignore_key_option
+@click.option("--context", type=click.IntRange(1), metavar="N", help="Also say what memory N tokens of context take.")
+@click.option("--device", default=None, help="Adapter for --context: a kind, a number or part of a name.")
+@backend_option
 @click.option("--metadata", "with_metadata", is_flag=True, help="Also list all metadata.")
 @click.option("--tensors", "with_tensors", is_flag=True, help="Also list all tensors.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -47,21 +53,33 @@ def info(
     given: tuple[str, ...],
     model: str | None,
     ignore_keys: tuple[str, ...],
+    context: int | None,
+    device: str | None,
+    backend: Backend,
     with_metadata: bool,
     with_tensors: bool,
     as_json: bool,
 ) -> None:
     """Show what a model file holds, and whether it runs.
 
-    MODEL is a path, a name or hf:ORG/REPO/FILE.gguf (default: smollm2-135m).
+    MODEL is a path, a name or hf:ORG/REPO/FILE.gguf (default: smollm2-135m), or with --context synthetic:SHAPE:FORMAT,
+    as for `bench`. --context counts for the preferred GPU; without one, for a large GPU.
     """
     from ..formats.find import find
     from ..formats.gguf import GgufFile
 
+    name = one_model(given, model)
+    if is_synthetic(name):
+        if context is None:
+            raise InputError("a synthetic model has no file to show; --context N says what memory it takes")
+        _print_memory(_memory(*described(name), context, device, backend), as_json)
+        return
     with progress_bar() as progress:
-        path = find(one_model(given, model), progress)
+        path = find(name, progress)
     with GgufFile.open(path) as file:
         found = _gathered(file, ignore_keys)
+        if context is not None:
+            found["memory"] = _memory(*described(str(path), ignore_keys), context, device, backend)
         metadata = dict(file.metadata) if with_metadata else {}
         tensors = list(file.tensors.values()) if with_tensors else []
     if as_json:
@@ -69,13 +87,45 @@ def info(
         found |= {"tensors": [_json_tensor(info) for info in tensors]} if with_tensors else {}
         print(json.dumps(found, ensure_ascii=False, indent=2))
         return
-    for name, text in _lines(found):
-        print(f"{name:<14} {_printable(text)}".rstrip())
+    for label, text in _lines(found):
+        print(f"{label:<14} {_printable(text)}".rstrip())
+    if "memory" in found:
+        _print_memory(found["memory"], as_json)
     for key, value in metadata.items():
         print(f"{_printable(key)} = {_short(value)}")
     for tensor in tensors:
         shape = "×".join(map(str, tensor.shape))
         print(f"{_printable(tensor.name):<40} {shape:>16} {tensor.kind:<5} {tensor.nbytes:>14,} bytes")
+
+
+# Memory --------------------------------------------------------------------------------------------------
+
+
+def _memory(kind: Architecture, config: Config, context: int, device: str | None, backend: Backend) -> dict[str, Any]:
+    """What a conversation of so many tokens takes, by part, and on which device."""
+    from ..engine.planning import LARGE_GPU, memory
+    from ..gpu import preferred_adapter
+    from ..gpu.adapters import choose
+
+    if device is not None:
+        caps = choose(device, backend).caps
+    else:
+        adapter = preferred_adapter(backend)
+        caps = adapter.caps if adapter is not None and not adapter.caps.software else LARGE_GPU
+    taken = memory(kind, config, caps, context)
+    parts = {"weights": taken.weights, "cache": taken.cache, "scratch": taken.scratch, "total": taken.total}
+    return {"context": context, "device": caps.name, "device_bytes": caps.heap or None, **parts}
+
+
+def _print_memory(found: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"memory": found}, ensure_ascii=False, indent=2))
+        return
+    parts = ", ".join(f"{part} {size(found[part])}" for part in ("weights", "cache", "scratch"))
+    has = f", which has {size(found['device_bytes'])}" if found["device_bytes"] else ""
+    short = has and found["total"] > found["device_bytes"]
+    print(f"{'memory':<14} {size(found['total'])} with {found['context']:,} tokens of context ({parts})")
+    print(f"{'':<14} on {_printable(found['device'])}{has}{': too little' if short else ''}")
 
 
 # Gathering -----------------------------------------------------------------------------------------------

@@ -51,7 +51,8 @@ def load(
     anything else names an adapter (`shaderlm devices` lists them) and is never replaced by another.
     backend: the implementation of WebGPU: "wgpu", "dawn" (needs the package wgpudawn), or "auto" (default), which takes
     what was measured to be faster on this device, and before that Dawn where it has matrix units.
-    context: the largest number of tokens of a conversation (default: the model's own).
+    context: the largest number of tokens of a conversation (default: the model's own). If it is given, the memory of a
+    GPU for one conversation of that length is allocated at once, or refused; otherwise the cache grows when it must.
     progress: called as progress(label, done, total), in bytes, while files and weights are copied.
     precision: "fast" (default) lets a GPU round the inputs of matrix products to 16 bits while it decodes, where that
     is faster; "exact" does not.
@@ -114,7 +115,7 @@ def load_with(
             runner = NumpyRunner(kind, config, source, fusions=fusions, cache=cache, progress=moved)
         else:
             options: dict[str, Any] = {"fusions": fusions, "cache": cache, "precision": precision, "tune": tune}
-            runner = GpuRunner(kind, config, source, target, progress=moved, **options)
+            runner = GpuRunner(kind, config, source, target, progress=moved, reserve=context or 0, **options)
         try:
             tokenizer = building.result()
         except BaseException:

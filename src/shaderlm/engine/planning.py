@@ -11,7 +11,7 @@ from pathlib import Path
 from ..compile.backend_timing import seconds_by
 from ..compile.lowering import Lowering
 from ..compile.plan import Plan
-from ..compile.steps import Head, step_plan
+from ..compile.steps import Head, body_plan, head_plan, step_plan
 from ..compile.tuner import shapes_of, tune_shapes
 from ..compile.tuning import Entry, Tuning, key_of, path_of, read, save
 from ..errors import DeviceError, InputError
@@ -34,9 +34,9 @@ from ..graph.fuse import fuse
 from ..graph.graph import Node
 from ..models.architecture import Architecture, Config, Step
 from ..models.checkpoint import architecture_of
-from ..runtime.gpu_runner import cache_format, max_tokens
 from ..runtime.runner import bucket
-from .loading import Progress, check_precision, config_of_file
+from ..runtime.sizes import Memory, cache_format, max_tokens, memory_of
+from .loading import Progress, check_context, check_precision, config_of_file
 
 PREFILL_TOKENS = 128  # of a plan, unless others are asked for
 LARGE_GPU = replace(
@@ -138,6 +138,21 @@ def plans(
         return step_plan(lowering, kind, config, step, Head(1, rows, "greedy", paged), fusions)
 
     return [made(bucket(tokens), depth + tokens, True), made(1, depth + 1, False)]
+
+
+def memory(kind: Architecture, config: Config, caps: DeviceCaps, context: int, *, precision: str = "fast") -> Memory:
+    """What a model takes on a device with `context` tokens in its cache."""
+    check_context(context, config.context)
+    lowering, largest, cache = Lowering(caps, precision), max_tokens(config, caps), cache_format(caps)
+    bodies, heads = [], []
+    for tokens in (1, largest):
+        step = Step(tokens, context_class(context, config.head_width), cache, tokens > 1)
+        head = Head(1, tokens, "greedy", tokens > 1)
+        body = fuse(kind.build(config, step), None, lowering.unsupported_reason)
+        bodies.append(body_plan(lowering, *body, step, config))
+        made = fuse(kind.head(config, 1, tokens), None, lowering.unsupported_reason)
+        heads.append(head_plan(lowering, *made, head, config))
+    return memory_of(bodies, heads, config, caps, context)
 
 
 def tune(

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..compile.lowering import Lowering
-from ..compile.plan import NONE, BufferSpec, Launch, Plan
+from ..compile.plan import BufferSpec, Launch, Plan
 from ..compile.steps import Head, body_plan, head_plan
 from ..compile.tuner import tuned
 from ..errors import DeviceError, KernelError, ShaderlmError
-from ..gpu import BoundProgram, Buffer, Copy, Device, DeviceCaps, PendingReadBack, Program
+from ..gpu import BoundProgram, Buffer, Copy, Device, PendingReadBack, Program
 from ..graph.batch import CONTEXTS, PAGE, context_class
 from ..graph.graph import Graph
 from ..graph.sampling import ADJUSTMENT
@@ -34,8 +34,6 @@ from .gpu_decode import GpuDecode
 from .pages import MAX_SEQUENCES, Reserved, Sequence
 from .runner import (
     F32,
-    FIRST_PAGES,
-    MAX_OUTPUTS,
     U32,
     DecodeBatch,
     Part,
@@ -46,39 +44,25 @@ from .runner import (
     head_kind,
     padded_batch,
 )
+from .sizes import (
+    FIRST_POSITIONS,
+    Memory,
+    cache_format,
+    cache_row,
+    check_memory,
+    input_sizes,
+    max_context,
+    max_outputs,
+    max_tokens,
+    memory_of,
+    pages_of,
+    weights_of,
+)
 from .weights import Progress, Source, upload
 
-FIRST_POSITIONS = 2048  # of the rope table
 # Compiled while weights are uploaded, with that of decoding: a short question in a chat template takes 33 to 64 tokens,
 # and most kernels serve other buckets too.
 _FIRST_BUCKET = 64
-
-
-def cache_format(caps: DeviceCaps) -> str:
-    """The format of keys and values in the cache, unless another one is asked for."""
-    return "f16" if caps.policy.half_cache else "f32"
-
-
-def cache_row(config: Config, cache: str) -> int:
-    """Bytes of one position in the cache of a layer's keys, or of its values."""
-    return config.kv_heads * config.head_width * (2 if cache == "f16" else 4)
-
-
-def power_of_two(most: int) -> int:
-    """The largest one up to `most`, and at least 1."""
-    return 1 << (max(1, most).bit_length() - 1)
-
-
-def max_context(config: Config, caps: DeviceCaps, cache: str) -> int:
-    """Positions for which the cache of a layer and the rope table still fit one binding."""
-    per_position = (cache_row(config, cache), 4 * config.rope.rotary)
-    return caps.max_operand // max(per_position) // PAGE * PAGE
-
-
-def max_tokens(config: Config, caps: DeviceCaps) -> int:
-    """Rows of a step: a power of two, no more than the policy's and than lets every hidden tensor fit one binding."""
-    widest = max(config.hidden, 2 * config.ffn, (config.heads + 2 * config.kv_heads) * config.head_width)
-    return power_of_two(min(caps.policy.max_prefill_tokens, caps.max_operand // (4 * widest)))
 
 
 @dataclass
@@ -120,7 +104,9 @@ class GpuRunner(Runner):
         precision: str = "fast",
         progress: Progress | None = None,
         tune: bool = False,
+        reserve: int = 0,
     ) -> None:
+        """`reserve`: tokens whose keys and values have their memory from the beginning; the cache grows beyond them."""
         factors = source.vector(config.rope.factors) if config.rope.factors else None
         self.device = device
         self.cache = cache or cache_format(device.caps)
@@ -128,7 +114,7 @@ class GpuRunner(Runner):
         fitting = replace(config, context=min(config.context, max_context(config, device.caps, self.cache)))
         super().__init__(architecture, fitting, factors, fusions, self._lowering.unsupported_reason)
         self.max_tokens = max_tokens(config, device.caps)
-        self.max_outputs = power_of_two(min(MAX_OUTPUTS, device.caps.max_operand // (4 * config.vocabulary)))
+        self.max_outputs = max_outputs(config, device.caps)
         self.max_pages = device.caps.max_operand // (cache_row(config, self.cache) * PAGE)
         # Without subgroups a context class reads as many keys as its rows may have, of runs too.
         self.runs_have_any_length = device.caps.subgroups
@@ -147,11 +133,14 @@ class GpuRunner(Runner):
         plans = [self.plan(Step(1, CONTEXTS[0], self.cache)), self.plan(self.head(1, 1, "greedy", paged=False))]
         plans += [self.plan(Step(first, CONTEXTS[0], self.cache, True)), self.plan(self.head(1, first, "greedy"))]
         self._weights: dict[str, Any] = {}
+        reserve = min(reserve, self.config.context)
+        if reserve:
+            check_memory(self.memory(reserve), reserve, device.caps)
         with ThreadPoolExecutor(1, "compile") as pool:
             compiled = pool.submit(device.compile, [launch.step for plan in plans for launch in plan.launches])
             try:
+                self._make_inputs(reserve)  # before weights are copied: there may be too little memory
                 self._weights = upload(device, weights_of(plans), source, progress)
-                self._make_inputs()
                 compiled.result()
             except BaseException:
                 with suppress(BaseException):
@@ -162,19 +151,18 @@ class GpuRunner(Runner):
     def _decode_graphs(self) -> list[Graph]:
         return [self.graph(Step(1, CONTEXTS[0], self.cache))[0], self.head_graph(1, 1)[0]]
 
-    def _make_inputs(self) -> None:
-        sizes = {
-            NONE: 16,
-            "batch": 16 * (1 + self.max_tokens),
-            "outputs": 32 * self.max_outputs,
-            "hidden": 4 * self.max_tokens * self.config.hidden,
-            "tokens": 4 * MAX_SEQUENCES,
-            "page_table": 4 * MAX_SEQUENCES * self.pool.pages_per_sequence,
-        }
-        for name, size in sizes.items():
+    def _make_inputs(self, reserve: int) -> None:
+        for name, size in input_sizes(self.config, self.device.caps).items():
             self._buffers[name] = self.device.buffer(size)
-        self._reserve_positions(1)
-        self._grow(FIRST_PAGES)
+        self._reserve_positions(max(1, reserve))
+        self._grow(pages_of(reserve))
+
+    def memory(self, tokens: int) -> Memory:
+        """What this model takes with so many tokens in the cache."""
+        counts, context = (1, self.max_tokens), context_class(tokens, self.config.head_width)
+        steps = [Step(count, context, self.cache, count > 1) for count in counts]
+        heads = [self.head(1, count, "greedy", paged=count > 1) for count in counts]
+        return memory_of(map(self.plan, steps), map(self.plan, heads), self.config, self.device.caps, tokens)
 
     # plans -----------------------------------------------------------------------------------------------
 
@@ -418,11 +406,6 @@ class GpuRunner(Runner):
             "cache": self.cache,
             "precision": self._lowering.precision if caps.policy.round_inputs else "exact",
         }
-
-
-def weights_of(plans: Iterable[Plan]) -> dict[str, BufferSpec]:
-    """Every weight that some plans read."""
-    return {name: spec for plan in plans for name, spec in plan.of_role("weight").items()}
 
 
 def _together(entries: List[tuple[int, int]]) -> list[tuple[int, list[int]]]:

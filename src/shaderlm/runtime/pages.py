@@ -60,6 +60,11 @@ class PagePool:
         """How many pages nobody uses."""
         return len(self._free)
 
+    @property
+    def sequences(self) -> int:
+        """How many there are."""
+        return MAX_SEQUENCES - len(self._slots)
+
     def grow(self, pages: int) -> None:
         """So many pages in all."""
         for page in range(self.pages, pages):

@@ -374,7 +374,9 @@ class Runner(ABC):
             if pages > self.max_pages:
                 holds = f"{self.max_pages * PAGE:,} tokens of all sequences"
                 raise DeviceError(f"the cache holds {holds} on this device, and it is full. Free a sequence first")
-            self._grow(min(self.max_pages, max(pages, 2 * self.pool.pages, FIRST_PAGES)))
+            # Twice as many, so that growing is rare; but no more than the sequences that there are can ever fill.
+            twice = min(2 * self.pool.pages, self.pool.sequences * self.pool.pages_per_sequence)
+            self._grow(min(self.max_pages, max(pages, twice, FIRST_PAGES)))
         self._reserve_positions(max(sequence.length + count for sequence, count in wanted))
         changed = [self.pool.reserve(sequence, count) for sequence, count in wanted]
         try:

@@ -1,0 +1,114 @@
+"""What a model takes on a device: as predicted, refused where it cannot fit, and given back where it failed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shaderlm.engine.planning import memory
+from shaderlm.errors import DeviceError
+from shaderlm.formats.gguf import GgufFile
+from shaderlm.gpu import Device
+from shaderlm.graph.batch import PAGE
+from shaderlm.models.checkpoint import architecture_of
+from shaderlm.runtime.gpu_runner import GpuRunner
+
+from .command_line import shaderlm
+from .conftest import taken_for
+from .runners import config_of, runner_of
+from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("tiny q8_0")
+
+CONTEXT = 1024
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("memory") / "tiny.gguf", kind="q8_0", context=CONTEXT)
+
+
+def held(runner: Any) -> int:
+    """Bytes of all buffers of a model."""
+    return sum(buffer.size for kept in (runner._weights, runner._buffers) for buffer in kept.values())
+
+
+@pytest.mark.parametrize("reserve", [0, CONTEXT])
+def test_a_model_takes_what_is_predicted(device: Device, tiny: Path, reserve: int) -> None:
+    """With a full cache, whether its memory was there from the beginning or grew."""
+    runner = runner_of(tiny, device, reserve=reserve)
+    assert isinstance(runner, GpuRunner)
+    before = runner.pool.pages
+    session = runner.session()
+    session.sample([1] * (CONTEXT - 3)).wait()
+    for _ in range(3):
+        session.advance().wait()
+    assert session.length == CONTEXT
+    assert (runner.pool.pages == before) == bool(reserve)
+    with GgufFile.open(tiny) as file:
+        predicted = memory(architecture_of(file), config_of(file, dense=False), device.caps, CONTEXT)
+    assert predicted == runner.memory(CONTEXT)
+    assert predicted.total == pytest.approx(held(runner), rel=0.05)
+    runner.close()
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_allocated(
+    device: Device, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(tiny, device)
+    assert isinstance(runner, GpuRunner)
+    needed = runner.memory(CONTEXT).total
+    runner.close()
+    small = taken_for(device, heap=needed - 1)
+    monkeypatch.setattr(type(small), "buffer", lambda *given: pytest.fail("something was allocated"))
+    with pytest.raises(DeviceError, match=r"1,024 tokens of context need .*weights .*cache .*scratch .* has .*shorter"):
+        runner_of(tiny, small, reserve=CONTEXT)
+    monkeypatch.undo()
+    runner_of(tiny, taken_for(device, heap=needed), reserve=CONTEXT).close()
+
+
+def test_a_failed_allocation_gives_everything_back(device: Device, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the size of the memory is not known: the cache is allocated before weights are copied."""
+    made: list[Any] = []
+    real = Device.buffer
+
+    def short(self: Device, contents: Any) -> Any:
+        keys = CONTEXT * 2 * 16 * (2 if self.caps.policy.half_cache else 4)
+        if isinstance(contents, int) and contents == keys:
+            raise DeviceError("no memory")
+        made.append(real(self, contents))
+        return made[-1]
+
+    monkeypatch.setattr(Device, "buffer", short)
+    with pytest.raises(DeviceError, match="no memory"):
+        runner_of(tiny, taken_for(device, heap=0), reserve=CONTEXT)
+    assert made
+    assert all(buffer.destroyed for buffer in made)
+
+
+def test_a_pool_grows_no_further_than_its_sequences_can_fill(device: Device, tiny: Path) -> None:
+    runner = runner_of(tiny, device)
+    assert isinstance(runner, GpuRunner)
+    runner.config = replace(runner.config, context=5 * PAGE)
+    runner.pool.pages_per_sequence = 5
+    session = runner.session()
+    session.feed([1] * (4 * PAGE + 1))
+    assert runner.pool.pages == 5
+    runner.close()
+
+
+def test_the_command_line_says_what_a_context_takes(tiny: Path) -> None:
+    done = shaderlm("info", tiny, "--context", 1000)
+    assert done.code == 0
+    line = next(line for line in done.out.splitlines() if line.startswith("memory"))
+    assert "1,000 tokens of context (weights" in line
+    found = json.loads(shaderlm("info", tiny, "--context", 1000, "--json").out)["memory"]
+    assert found["total"] == found["weights"] + found["cache"] + found["scratch"]
+    shape = json.loads(shaderlm("info", "synthetic:llama-3.2-1b:q4_0", "--context", 32768, "--json").out)["memory"]
+    assert shape["cache"] == 32768 * 2 * 16 * 8 * 64 * 2
+    assert shaderlm("info", "synthetic:llama-3.2-1b:q4_0").code != 0
+    assert "must be a whole number from 1 to the model's 1,024" in shaderlm("info", tiny, "--context", 5000).err
