@@ -131,7 +131,7 @@ class Clock:
         self._each = 1.0  # seconds of a copy, not known yet
         self._copy: BoundProgram | None = None
         self._warm_up: list[BoundProgram] = []
-        if device.caps.policy.warm_up:
+        if device.caps.policy.warm_up_seconds:
             dims = resolve("copy", {"count": min(WARM_UP_BYTES, device.caps.max_operand) // 4})
             self._copy = device.bind(lower(choose("copy", dims, device.caps, "vec4"), dims, device.caps, {}))
             self.warm(first_seconds)

@@ -24,7 +24,7 @@ class DevicePolicy:
     tune: bool  # timing the candidates of a route finds a faster one
     steps_ahead: int  # steps submitted before the first of them is waited for
     max_prefill_tokens: int  # rows of a prompt in one step: enough to fill the device, few enough to be interrupted
-    warm_up: bool  # clocks are low after idling: run something before anything is timed
+    warm_up_seconds: float  # clocks are low after idling: run something for so long before anything is timed
     short_measurements: bool  # measure with little work and few samples
 
 
@@ -38,7 +38,7 @@ ON_GPU = DevicePolicy(
     tune=True,
     steps_ahead=2,
     max_prefill_tokens=512,
-    warm_up=True,
+    warm_up_seconds=0.5,
     short_measurements=False,
 )
 IN_SOFTWARE = DevicePolicy(
@@ -51,7 +51,7 @@ IN_SOFTWARE = DevicePolicy(
     tune=False,
     steps_ahead=1,
     max_prefill_tokens=128,
-    warm_up=False,
+    warm_up_seconds=0.0,
     short_measurements=True,
 )
 

@@ -26,7 +26,6 @@ from ..runtime.session import Session
 
 Host = list[tuple[str, float, float]]  # what, from, to
 SHOWN_STEPS = 4  # of the timeline
-WARM_SECONDS = 0.5  # a GPU takes its time to clock up
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ def _measure(
     """None if Ctrl-C left nothing to report."""
     device = work.model.device
     say(f"{work.name}: warming up")
-    warm = time.perf_counter() + (WARM_SECONDS if device.caps.policy.warm_up else 0)
+    warm = time.perf_counter() + device.caps.policy.warm_up_seconds
     while True:
         if work.run().interrupted:
             return None

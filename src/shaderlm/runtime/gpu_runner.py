@@ -119,6 +119,7 @@ class GpuRunner(Runner):
         # Without subgroups a context class reads as many keys as its rows may have, of runs too.
         self.runs_have_any_length = device.caps.subgroups
         self.steps_ahead = device.caps.policy.steps_ahead
+        self.warm_up_seconds = device.caps.policy.warm_up_seconds
         self._plans: dict[Step | Head, Plan] = {}
         self._planning = threading.RLock()
         self._background: threading.Thread | None = None

@@ -200,6 +200,7 @@ class Runner(ABC):
     max_pages: int  # of the pool
     runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
     steps_ahead: int  # steps worth submitting before the first of them is waited for
+    warm_up_seconds = 0.0  # that the device works before its clocks are up
 
     def __init__(
         self,
