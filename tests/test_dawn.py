@@ -20,7 +20,17 @@ from shaderlm.compile.execute import op_plan
 from shaderlm.engine import planning
 from shaderlm.engine.planning import LARGE_GPU, measure_backends
 from shaderlm.errors import DeviceError
-from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape, adapters, backends, dawn, open_device, opening
+from shaderlm.gpu import (
+    WEBGPU_DEFAULT,
+    DeviceCaps,
+    MatrixShape,
+    adapters,
+    backends,
+    dawn,
+    open_device,
+    opening,
+    preferred_adapter,
+)
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.dawn import library
 from shaderlm.gpu.native import NativeError
@@ -244,6 +254,21 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = shaderlm("bench", "kernels", "--quick", "--backend", "dawn")
     assert (refused.code, refused.err.count("\n")) == (1, 1)
     assert "is not installed: pip install 'shaderlm[dawn]'" in refused.err
+
+
+def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """auto says so and takes the other one."""
+    _forget(monkeypatch)
+
+    def broken() -> None:
+        raise ImportError("GLIBC_9.9 not found")
+
+    monkeypatch.setattr(library, "_module", broken)
+    with pytest.raises(DeviceError, match=r"Dawn cannot be loaded: GLIBC_9\.9 not found\. Reinstall it: pip install"):
+        open_device(backend="dawn")
+    found = preferred_adapter()
+    assert found is not None
+    assert (found.caps.implementation, "GLIBC_9.9" in found.reason) == ("wgpu", True)
 
 
 def test_another_version_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

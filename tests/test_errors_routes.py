@@ -242,7 +242,7 @@ def test_the_wgsl_of_the_next_test_is_right(device: Device) -> None:
     ("right", "typo", "line"),
     [
         ("out[0] = value", "out[0] = valeu", ">    6 |     out[0] = valeu;"),
-        ("let value = 1.0;", "let value = 1u;", ">    5 |     let value = 1u;"),
+        ("let value = 1.0;", "let value: u32 = 1.0;", ">    5 |     let value: u32 = 1.0;"),
         ("let value = 1.0;", "let value = 1.0", ">    6 |     out[0] = value;"),
         ("array<f32>", "array<f23>", ">    1 | @group(0)"),
         ("fn main", "fn mian", "main"),

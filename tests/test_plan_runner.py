@@ -51,7 +51,7 @@ def save(folder: Path, model: Path, device: Device) -> Saved:
     """The plans of a model's prefill and decode step as JSON, and its tensors as its file has them."""
     with GgufFile.open(model) as file:
         kind, config, source = architecture_of(file), config_of(file, dense=False), FileSource(file)
-        lowering = Lowering(device.caps, "fast")
+        lowering = Lowering(replace(device.caps, implementation="wgpu"), "fast")  # the runner's
         plans = {
             name: step_plan(lowering, kind, config, Step(tokens, cache="f32"), Head(1, tokens, "greedy", False))
             for name, tokens in (("prefill", 16), ("decode", 1))

@@ -60,7 +60,7 @@ def record(subject: Subject, result: Result, when: str) -> dict[str, Any]:
     }
 
 
-_WIDTHS = {"model": 30, "size": 10, "params": 10, "backend": 10, "device": 24, "parallel": 8, "test": 20, "t/s": 20}
+_WIDTHS = {"model": 30, "size": 10, "params": 10, "backend": 12, "device": 24, "parallel": 8, "test": 20, "t/s": 20}
 
 
 def _size(nbytes: int) -> str:
@@ -110,7 +110,7 @@ def _rule(widths: Sequence[int]) -> str:
     return "| " + " | ".join(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]) + " |"
 
 
-_COMPARED = {"model": 30, "backend": 10, "device": 24, "test": 20, "before t/s": 12, "now t/s": 12, "ratio": 6}
+_COMPARED = {"model": 30, "backend": 12, "device": 24, "test": 20, "before t/s": 12, "now t/s": 12, "ratio": 6}
 _COMPARED_WIDTHS = (*_COMPARED.values(), 7)
 
 

@@ -354,4 +354,4 @@ def _subject(loaded: Opened) -> Subject:
 
 def _backend(caps: DeviceCaps) -> str:
     """The API of the driver, and the implementation of WebGPU where it is not wgpu."""
-    return caps.backend if caps.implementation == "wgpu" else f"{caps.backend} ({caps.implementation})"
+    return caps.backend if caps.implementation == "wgpu" else f"{caps.backend} Dawn"

@@ -42,6 +42,14 @@ def _of_dawn() -> list[Adapter]:
     return sorted((Adapter(native.caps, native) for native in dawn.adapters()), key=_rank)
 
 
+def _of_dawn_if_there() -> list[Adapter] | str:
+    """The same, or why Dawn cannot be used."""
+    try:
+        return dawn.missing() or _of_dawn()
+    except DeviceError as problem:
+        return str(problem)
+
+
 def _of_wgpu(reason: str = Adapter.reason) -> list[Adapter]:
     """Those of Vulkan, Metal and D3D12. Real GPUs among them come before everything else."""
     return sorted((Adapter(native.caps, native, reason) for native in wgpu_native.adapters("modern")), key=_rank)
@@ -75,8 +83,8 @@ def _modern(backend: Backend) -> list[Adapter]:
         return _of_dawn()
     if backend == "wgpu":
         return _of_wgpu()
-    reason = dawn.missing()
-    return _of_wgpu(reason) if reason is not None else _merged(_of_wgpu("Dawn does not find this adapter"), _of_dawn())
+    found = _of_dawn_if_there()
+    return _of_wgpu(found) if isinstance(found, str) else _merged(_of_wgpu("Dawn does not find this adapter"), found)
 
 
 def adapters(backend: Backend = "auto") -> list[Adapter]:
@@ -94,12 +102,11 @@ def preferred_adapter(backend: Backend = "auto") -> Adapter | None:
 
     OpenGL takes long where there is a GPU without it, and wgpu where Dawn is going to be taken.
     """
-    if checked(backend) == "auto" and dawn.missing() is None:
-        by_dawn = next(iter(_of_dawn()), None)
-        if by_dawn is not None and not by_dawn.caps.software:
-            taken = choice(by_dawn.caps)
-            if taken.implementation == "dawn":
-                return Adapter(by_dawn.caps, by_dawn.native, taken.reason)
+    by_dawn = _of_dawn_if_there() if checked(backend) == "auto" else []
+    if by_dawn and not isinstance(by_dawn, str) and not by_dawn[0].caps.software:
+        taken = choice(by_dawn[0].caps)
+        if taken.implementation == "dawn":
+            return Adapter(by_dawn[0].caps, by_dawn[0].native, taken.reason)
     found = _modern(backend)
     if found and not found[0].caps.software:
         return found[0]
