@@ -106,14 +106,14 @@ def rebind(source: str, constants: Mapping[str, Constant], kernel: str = "kernel
 
 
 def _evaluate(expression: str, names: Mapping[str, str]) -> int:
-    """A WGSL constant expression of u32 literals, names and + - * / ( )."""
+    """A WGSL constant expression of u32 literals, names, max and + - * / ( )."""
     text = expression
     for _ in range(8):  # names may stand for names
         text = re.sub(r"\b(\d+)u\b", r"\1", text)
-        text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({names.get(match.group(), '?')})", text)
+        text = re.sub(r"(?!max\b)\b[A-Za-z_]\w*", lambda match: f"({names.get(match.group(), '?')})", text)
         text = re.sub(r"\b(\d+)u\b", r"\1", text)
-        if re.fullmatch(r"[\d\s+*/()-]+", text):
-            return int(eval(text.replace("/", "//")))  # digits and + - * / ( ) only, by the line above
+        if re.fullmatch(r"(?:max\(|[\d\s,+*/()-])+", text):
+            return int(eval(text.replace("/", "//")))  # digits, max and + - * / ( ) only, by the line above
     raise KernelError(f"cannot evaluate the constant expression {expression!r}")
 
 
