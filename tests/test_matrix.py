@@ -12,19 +12,17 @@ import pytest
 from shaderlm.compile import lower
 from shaderlm.formats.weight_formats import DEVICE_FORMATS
 from shaderlm.gpu import Device, DeviceCaps, MatrixShape
-from shaderlm.graph import resolve
-from shaderlm.kernels import LaunchList, Route, choose, routes_of, shader_of
+from shaderlm.graph import reference, resolve
+from shaderlm.kernels import LaunchList, Route, choose, over_limits, routes_of, shader_of
 from shaderlm.kernels.linear import matrix
 from shaderlm.kernels.linear.matrix import LaunchConfig
 
 from .cases import Case, make
 from .compare import assert_close
-from .conftest import taken_for
 from .tint import refused
-from .weights import whole_k
+from .weights import make_weight, whole_k
 
 SHAPE = MatrixShape("f16", "f32", 16, 16, 16)
-SMALL = MatrixShape("f16", "f32", 8, 8, 8)
 ROUTE: Route = next(route for route in routes_of("linear") if route.name == "matrix")
 
 
@@ -38,30 +36,129 @@ def launches(config: LaunchConfig, dims: dict[str, Any], device: Device, shape: 
     """What is run: the device's own units, or their emulation, which needs no feature of the device."""
     if device.caps.subgroup_matrix:
         return matrix.launch_list_with(config, dims, device.caps)
-    caps = with_units(device.caps, shape)
-    found = matrix.launch_list_with(config, dims, caps, "shared/matrix_emulated")
-    return found if device.caps.subgroups else replace(found)
+    found = matrix.launch_list_with(config, dims, with_units(device.caps, shape), "shared/matrix_emulated")
+    return found
 
 
-def run(case: Case, config: LaunchConfig, device: Device, shape: MatrixShape = SHAPE) -> None:
+def product(dims: dict[str, Any], config: LaunchConfig, device: Device, operands: Any, **how: Any) -> Any:
+    program = lower(ROUTE, dims, device.caps, operands, launch_list=launches(config, dims, device, **how))
+    return device.run(program)["out"].view(np.float32)
+
+
+def check(config: LaunchConfig, device: Device, shape: MatrixShape = SHAPE, **given: Any) -> None:
+    """A product against the reference. Rows that pad a batch stay as they were: zeros."""
+    case = Case("linear", tuple(given.items()))
     operands, expected = make(case)
-    program = lower(ROUTE, case.dims, device.caps, operands, launch_list=launches(config, case.dims, device, shape))
-    actual = device.run(program)["out"].view(np.float32)
     wanted = expected["out"]
     assert wanted is not None
-    assert_close(actual[: wanted.size].reshape(wanted.shape), wanted, "linear f16, formats", f"{case.name} {config}")
+    actual = product(case.dims, config, device, operands, shape=shape)[: wanted.size].reshape(wanted.shape)
+    assert_close(actual, wanted, "linear f16, formats", f"{case.name} {config}")
 
 
-def case_of(**given: Any) -> Case:
-    return Case("linear", tuple(given.items()))
-
-
-_SMALL = LaunchConfig(16, 32, 64, (1, 1, 2))
+SMALL = LaunchConfig(16, 32, 64, (1, 1, 2))
 
 
 @pytest.mark.parametrize("kind", DEVICE_FORMATS)
 def test_every_format(kind: str, device: Device) -> None:
-    run(case_of(tokens=5, K=whole_k(96, kind), N=35, format=kind, bias=True), _SMALL, device)
+    check(SMALL, device, tokens=5, K=whole_k(96, kind), N=35, format=kind, bias=True)
+
+
+@pytest.mark.parametrize("prologue", ["none", "rms_norm"])
+@pytest.mark.parametrize("epilogue", ["none", "add", "silu_mul"])
+@pytest.mark.parametrize("split", [1, 3])
+def test_prologues_and_epilogues(prologue: str, epilogue: str, split: int, device: Device) -> None:
+    """Rows of a batch that is not full, columns that fill neither a tile nor a quad, a part of k that is shorter."""
+    given = {"tokens": 19, "K": 352, "N": 38, "format": "q8_0", "bias": split == 1, "eps": 1e-5, "batched": True}
+    check(replace(SMALL, split=split), device, **given, prologue=prologue, epilogue=epilogue)
+
+
+def configs() -> list[LaunchConfig]:
+    """Those that devices take, split and not, as far as a software adapter has the memory."""
+    found = [config for tiles in matrix.TILES.values() for config in tiles]
+    return list(dict.fromkeys(replace(config, split=1 + i % 2) for i, config in enumerate(found)))
+
+
+@pytest.mark.parametrize("config", configs(), ids=str)
+def test_every_tile(config: LaunchConfig, device: Device) -> None:
+    """More than one tile of rows and of columns, neither of them full, and a last step of k that is not."""
+    dims = {"tokens": config.rows + 3, "K": 2 * config.depth + 32, "N": config.columns + 6, "format": "q4_0"}
+    reason = over_limits(launches(config, resolve("linear", dims), device), device.caps)
+    if reason:
+        pytest.skip(reason)
+    check(config, device, **dims)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 8), (16, 8, 16), (16, 8, 8), (32, 8, 16)], ids=str)
+def test_other_shapes_of_matrices(shape: tuple[int, int, int], device: Device) -> None:
+    if device.caps.subgroup_matrix:
+        pytest.skip("the device has its own shapes")
+    check(LaunchConfig(32, 32, 32, (1, 2, 1), 2), device, MatrixShape("f16", "f32", *shape), tokens=33, K=96, N=40)
+
+
+def test_odd_numbers(device: Device) -> None:
+    """Zeros, rows far above what f16 holds and far below it, and one input that is far larger than its neighbours."""
+    rng = np.random.default_rng(3)
+    dims = resolve("linear", {"tokens": 7, "K": 64, "N": 9, "format": "q8_0"})
+    weight, dense = make_weight(rng, "q8_0", 9, 64)
+    x = rng.standard_normal((7, 64)).astype(np.float32)
+    factors = np.array([1, 0, 1e5, 1e30, 1e-20, 1, 1], np.float32)[:, None]
+    x = x * factors
+    x[5, 17] = 1e5
+    x[6, 3] = np.nan
+    actual = product(dims, SMALL, device, {"x": x, "weight": weight})[: 7 * 9].reshape(7, 9)
+    expected = reference.linear(x, dense)
+    size = 4 * np.abs(expected[:6]).max(axis=1, keepdims=True)  # the tolerance is for results of the order of 0.1
+    assert not actual[1].any()
+    size[1] = 1
+    assert_close(actual[:6] / size, expected[:6] / size, "linear f16, formats", "rows of all magnitudes")
+    assert np.isnan(actual[6]).all(), "an input that is no number is not hidden"
+
+
+def test_weights_in_several_bindings(small_device: Device) -> None:
+    given = {"tokens": 6, "K": 544, "N": 300, "format": "q8_0", "bias": True}
+    case = Case("linear", tuple(given.items()))
+    assert len(launches(replace(SMALL, split=2), case.dims, small_device).dispatches) > 3, "one binding holds it all"
+    check(replace(SMALL, split=2), small_device, **given)
+
+
+def test_a_tile_without_rows_writes_nothing(device: Device) -> None:
+    """A bucket of 48 rows with 5 of them: two of three tiles have nothing to do."""
+    rng = np.random.default_rng(1)
+    dims = resolve("linear", {"tokens": 48, "K": 64, "N": 40, "format": "f32", "batched": True})
+    weight, dense = make_weight(rng, "f32", 40, 64)
+    x = rng.standard_normal((48, 64)).astype(np.float32) / 8
+    batch = np.zeros((49, 4), np.uint32)
+    batch[0, 0] = 5
+    actual = product(dims, SMALL, device, {"x": x, "weight": weight, "batch": batch})[: 48 * 40].reshape(48, 40)
+    assert_close(actual[:5], reference.linear(x[:5], dense), "linear f16, formats", "rows of the batch")
+    assert not actual[5:].any()
+
+
+def test_when_it_is_taken(device: Device) -> None:
+    caps = replace(with_units(device.caps), max_workgroup_memory=48 << 10, max_invocations=1024)
+    dims = resolve("linear", {"tokens": 128, "K": 2048, "N": 2048, "format": "q4_0", "prologue": "rms_norm"})
+    assert choose("linear", dims, caps, None, "fast").name == "matrix"
+    assert choose("linear", {**dims, "prologue": "none"}, caps, None, "exact").name == "tile_shared"
+    reasons = {
+        "has no matrix units": ({}, {"matrix_shapes": ()}),
+        "sums in f32; they have i8 → i32": ({}, {"matrix_shapes": (MatrixShape("i8", "i32", 16, 16, 32),)}),
+        "they have 8 to 32 lanes": ({}, {"subgroup_min": 8}),
+        "tokens is 1": ({"tokens": 1}, {}),
+        "no epilogue rope_kv_write": ({"epilogue": "rope_kv_write"}, {}),
+    }
+    for words, (more, changes) in reasons.items():
+        assert words in str(matrix.unsupported_reason({**dims, **more}, replace(caps, **changes)))
+
+
+@pytest.mark.parametrize("tokens", [2, 16, 64, 512])
+def test_every_candidate_is_whole(tokens: int, device: Device) -> None:
+    """Subgroups get whole matrices, and a large GPU has the threads and the memory."""
+    caps = replace(with_units(device.caps), max_workgroup_memory=48 << 10, max_invocations=1024)
+    for K, N in ((2048, 2048), (4096, 28672), (14336, 4096)):
+        dims = resolve("linear", {"tokens": tokens, "K": K, "N": N, "format": "q4_0"})
+        assert matrix.config_for(dims, caps).fits(SHAPE)
+        for name, launch_list in matrix.candidates(dims, caps).items():
+            assert over_limits(launch_list(), caps) is None, name
 
 
 def test_tint_compiles_every_kernel(device: Device) -> None:
@@ -75,7 +172,7 @@ def test_tint_compiles_every_kernel(device: Device) -> None:
         ):
             how = {"prologue": prologue, "epilogue": epilogue, "batched": batched, "bias": True}
             dims = resolve("linear", {"tokens": 16, "K": 512, "N": 64, "format": kind, **how})
-            for dispatch in matrix.launch_list_with(replace(_SMALL, split=split), dims, caps).dispatches:
+            for dispatch in matrix.launch_list_with(replace(SMALL, split=split), dims, caps).dispatches:
                 shader = shader_of(dispatch, "dawn")
                 sources[f"{kind} {dispatch.kernel.name} {how} {split}"] = shader.source
     for tiles in matrix.TILES.values():
