@@ -1,4 +1,4 @@
-"""Products by matrix units: staging, edges, formats, prologues and epilogues. Where a device has none, they are emulated."""
+"""Products by matrix units: staging, edges, formats, prologues, epilogues. Where there are none, they are emulated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROUTE: Route = next(route for route in routes_of("linear") if route.name == "mat
 
 def with_units(caps: DeviceCaps, shape: MatrixShape = SHAPE, lanes: int = 32) -> DeviceCaps:
     """The capabilities of a GPU with matrix units."""
-    more = {"kind": "discrete", "f16": True, "subgroups": True, "matrix_shapes": (shape,)}
+    more: dict[str, Any] = {"kind": "discrete", "f16": True, "subgroups": True, "matrix_shapes": (shape,)}
     return replace(caps, **more, subgroup_min=lanes, subgroup_max=lanes)
 
 
@@ -36,8 +36,7 @@ def launches(config: LaunchConfig, dims: dict[str, Any], device: Device, shape: 
     """What is run: the device's own units, or their emulation, which needs no feature of the device."""
     if device.caps.subgroup_matrix:
         return matrix.launch_list_with(config, dims, device.caps)
-    found = matrix.launch_list_with(config, dims, with_units(device.caps, shape), "shared/matrix_emulated")
-    return found
+    return matrix.launch_list_with(config, dims, with_units(device.caps, shape), "shared/matrix_emulated")
 
 
 def product(dims: dict[str, Any], config: LaunchConfig, device: Device, operands: Any, **how: Any) -> Any:
@@ -55,7 +54,7 @@ def check(config: LaunchConfig, device: Device, shape: MatrixShape = SHAPE, **gi
     assert_close(actual, wanted, "linear f16, formats", f"{case.name} {config}")
 
 
-SMALL = LaunchConfig(16, 32, 64, (1, 1, 2))
+SMALL = LaunchConfig(16, 32, 8, (1, 1, 2))
 
 
 @pytest.mark.parametrize("kind", DEVICE_FORMATS)
@@ -68,7 +67,15 @@ def test_every_format(kind: str, device: Device) -> None:
 @pytest.mark.parametrize("split", [1, 3])
 def test_prologues_and_epilogues(prologue: str, epilogue: str, split: int, device: Device) -> None:
     """Rows of a batch that is not full, columns that fill neither a tile nor a quad, a part of k that is shorter."""
-    given = {"tokens": 19, "K": 352, "N": 38, "format": "q8_0", "bias": split == 1, "eps": 1e-5, "batched": True}
+    given: dict[str, Any] = {
+        "tokens": 19,
+        "K": 352,
+        "N": 38,
+        "format": "q8_0",
+        "bias": split == 1,
+        "eps": 1e-5,
+        "batched": True,
+    }
     check(replace(SMALL, split=split), device, **given, prologue=prologue, epilogue=epilogue)
 
 
@@ -81,7 +88,12 @@ def configs() -> list[LaunchConfig]:
 @pytest.mark.parametrize("config", configs(), ids=str)
 def test_every_tile(config: LaunchConfig, device: Device) -> None:
     """More than one tile of rows and of columns, neither of them full, and a last step of k that is not."""
-    dims = {"tokens": config.rows + 3, "K": 2 * config.depth + 32, "N": config.columns + 6, "format": "q4_0"}
+    dims: dict[str, Any] = {
+        "tokens": config.rows + 3,
+        "K": 64 * config.blocks + 32,
+        "N": config.columns + 6,
+        "format": "q4_0",
+    }
     reason = over_limits(launches(config, resolve("linear", dims), device), device.caps)
     if reason:
         pytest.skip(reason)
@@ -92,7 +104,7 @@ def test_every_tile(config: LaunchConfig, device: Device) -> None:
 def test_other_shapes_of_matrices(shape: tuple[int, int, int], device: Device) -> None:
     if device.caps.subgroup_matrix:
         pytest.skip("the device has its own shapes")
-    check(LaunchConfig(32, 32, 32, (1, 2, 1), 2), device, MatrixShape("f16", "f32", *shape), tokens=33, K=96, N=40)
+    check(LaunchConfig(32, 32, 4, (1, 2, 1), 2), device, MatrixShape("f16", "f32", *shape), tokens=33, K=96, N=40)
 
 
 def test_odd_numbers(device: Device) -> None:
@@ -115,7 +127,7 @@ def test_odd_numbers(device: Device) -> None:
 
 
 def test_weights_in_several_bindings(small_device: Device) -> None:
-    given = {"tokens": 6, "K": 544, "N": 300, "format": "q8_0", "bias": True}
+    given: dict[str, Any] = {"tokens": 6, "K": 544, "N": 300, "format": "q8_0", "bias": True}
     case = Case("linear", tuple(given.items()))
     assert len(launches(replace(SMALL, split=2), case.dims, small_device).dispatches) > 3, "one binding holds it all"
     check(replace(SMALL, split=2), small_device, **given)
@@ -139,7 +151,7 @@ def test_when_it_is_taken(device: Device) -> None:
     dims = resolve("linear", {"tokens": 128, "K": 2048, "N": 2048, "format": "q4_0", "prologue": "rms_norm"})
     assert choose("linear", dims, caps, None, "fast").name == "matrix"
     assert choose("linear", {**dims, "prologue": "none"}, caps, None, "exact").name == "tile_shared"
-    reasons = {
+    reasons: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "has no matrix units": ({}, {"matrix_shapes": ()}),
         "sums in f32; they have i8 → i32": ({}, {"matrix_shapes": (MatrixShape("i8", "i32", 16, 16, 32),)}),
         "they have 8 to 32 lanes": ({}, {"subgroup_min": 8}),

@@ -195,7 +195,11 @@ _CAPS: list[DeviceCaps] = [
     replace(WEBGPU_DEFAULT, kind=kind, subgroups=subgroups, f16=f16)
     for kind, subgroups, f16 in itertools.product(("discrete", "software"), (True, False), (True, False))
 ]
-_UNITS = {"matrix_shapes": (MatrixShape("f16", "f32", 16, 16, 16),), "subgroup_min": 32, "subgroup_max": 32}
+_UNITS: dict[str, Any] = {
+    "matrix_shapes": (MatrixShape("f16", "f32", 16, 16, 16),),
+    "subgroup_min": 32,
+    "subgroup_max": 32,
+}
 _CAPS.append(replace(_CAPS[0], implementation="dawn", max_workgroup_memory=48 << 10, **_UNITS))
 
 

@@ -1,8 +1,8 @@
 """Whether the products of matrices that a device lists are right, found out by running each once.
 
 They are experimental, and a driver may list what it does not do. A kernel multiplies two small matrices twice, reading
-them from workgroup memory as `kernels/shared/matrix_units.wgsl` does, and the sums are compared with NumPy's. Shapes that
-fail are left out of the device's capabilities: routes then take the next way, and a warning says so.
+them from workgroup memory as `kernels/shared/matrix_units.wgsl` does, and the sums are compared with NumPy's. Shapes
+that fail are left out of the device's capabilities: routes then take the next way, and a warning says so.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 // out[tokens, n] = epilogue(row_scale[tokens] · Σ_k x_half[tokens, k] · w[n, k])
 // The matrix units, the format's f16 weights and what becomes of the sums are included. Products of f16, sums in f32.
-// A workgroup computes a tile of BM rows × BN columns, over all of k or over one of `split` parts of it. Each step
-// stages BK of k for both operands in workgroup memory, weights dequantised once per tile, while the next step's words
-// are on their way. Subgroups share the tile by rows (SUBS_M), columns (SUBS_N) and k (SUBS_K); each has
-// TM × TN matrices of sums. With two buffers a step needs one barrier instead of two.
-// Results go through the same workgroup memory, one strip of MATRIX_M rows of each subgroup at a time.
+// A workgroup computes a tile of BM rows × BN columns, over all of k or over one of `split` parts of it. A group is
+// BLOCKS blocks of 32 weights of each row: neighbouring lanes fetch neighbouring blocks, into registers. It is multiplied
+// in four steps, each of 8 weights of every block: dequantised once per tile, staged in workgroup memory beside the inputs
+// in the same order of k (round_rows), while what comes next is on its way.
+// Subgroups share the tile by rows (SUBS_M), columns (SUBS_N) and k (SUBS_K); each has TM × TN matrices of sums. With two
+// buffers a step needs one barrier instead of two. Results go through the same workgroup memory, one strip of
+// MATRIX_M rows of each subgroup at a time.
 // Edge lanes clamp their row, what lies past the end of k counts as 0. Grid: one workgroup per tile and part, folded.
 // Needs k % 32 == 0, and subgroups of SUBGROUP consecutive lanes.
 
@@ -14,7 +16,7 @@ const MATRIX_N: u32 = 16u;
 const MATRIX_K: u32 = 16u;
 const BM: u32 = 64u;
 const BN: u32 = 64u;
-const BK: u32 = 64u;
+const BLOCKS: u32 = 8u;
 const SUBS_M: u32 = 2u;
 const SUBS_N: u32 = 2u;
 const SUBS_K: u32 = 1u;
@@ -23,13 +25,11 @@ const BUFFERS: u32 = 1u;
 const WG: u32 = SUBGROUP * SUBS_M * SUBS_N * SUBS_K;
 const TM: u32 = BM / (SUBS_M * MATRIX_M);
 const TN: u32 = BN / (SUBS_N * MATRIX_N);
-const KS: u32 = BK / (SUBS_K * MATRIX_K);                // matrices of a step along k, of a subgroup
-const ROW: u32 = BK / 8u;                                // vec4<u32> of a row
-const STRIDE: u32 = ROW + 1u;                            // one more than needed: rows then start in different banks
+const KS: u32 = 8u * BLOCKS / (SUBS_K * MATRIX_K);       // matrices of a step along k, of a subgroup
+const STRIDE: u32 = BLOCKS + 1u;                         // one more than needed: rows then start in different banks
 const STAGED: u32 = (BM + BN) * STRIDE;                  // of a step, rows of x first
-const BLOCKS: u32 = BK / 32u;                            // of a row of weights
-const LANE_BLOCKS: u32 = (BN * BLOCKS + WG - 1u) / WG;   // of a step, of a lane
-const LANE_WORDS: u32 = (BM * ROW + WG - 1u) / WG;
+const LANE_BLOCKS: u32 = (BN * BLOCKS + WG - 1u) / WG;   // of a group, of a lane
+const LANE_WORDS: u32 = (BM * BLOCKS + WG - 1u) / WG;    // of the inputs of a step, of a lane
 const STRIP_ROW: u32 = TN * MATRIX_N / 4u;               // vec4<f32> of a row of a subgroup's strip
 const STRIP: u32 = MATRIX_M * STRIP_ROW;
 const STRIPS: u32 = SUBS_M * SUBS_N * SUBS_K * STRIP;
@@ -46,56 +46,45 @@ struct Params {
     split: u32,       // parts of k
 }
 
-@group(0) @binding(0) var<storage, read> x_half: array<vec4<u32>>; // [tokens, k / 8]
+@group(0) @binding(0) var<storage, read> x_half: array<vec4<u32>>; // [tokens, groups of blocks, 4, BLOCKS]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
 @group(0) @binding(3) var<uniform> params: Params;
 
 var<workgroup> tile: array<vec4<u32>, TILE>;
 
-// Blocks of a step: two of a row are neighbours, then those of the next row. Lanes then read whole 32-byte sectors and
-// write to different banks.
-fn block_row(i: u32) -> u32 {
-    if (BLOCKS == 1u) {
-        return i;
-    }
-    return i / 2u % BN;
+fn block_count() -> u32 {
+    return params.k / 32u;
 }
 
-fn block_column(i: u32) -> u32 {
-    if (BLOCKS == 1u) {
-        return 0u;
-    }
-    return i % 2u + 2u * (i / (2u * BN));
+fn group_count() -> u32 {
+    return (block_count() + BLOCKS - 1u) / BLOCKS;
 }
 
-fn fetch_block(i: u32, n0: u32, step: u32, end: u32) -> Raw {
-    let block = step * BLOCKS + block_column(i);
-    if (i < BN * BLOCKS && step < end && block < params.k / 32u) {
-        return fetch(min(n0 + block_row(i), params.n - 1u), block);
+// The row of the tile whose block a lane fetches: if fewer than 8 lanes share a row, rows are taken so that 8 lanes write
+// to different banks.
+fn row_of(i: u32) -> u32 {
+    let row = i / BLOCKS;
+    if (BLOCKS == 4u) {
+        return row / 8u * 8u + row % 2u * 4u + row % 8u / 2u;
     }
-    return Raw();
+    return row;
+}
+
+fn fetch_block(i: u32, n0: u32, group: u32, end: u32) -> Raw {
+    let block = group * BLOCKS + i % BLOCKS;
+    if (i < BN * BLOCKS && group < end && block < block_count()) {
+        return fetch(min(n0 + row_of(i), params.n - 1u), block);
+    }
+    return Raw();  // as weights these are zeros
 }
 
 fn fetch_x(i: u32, m0: u32, rows: u32, step: u32, end: u32) -> vec4<u32> {
-    let column = step * ROW + i % ROW;
-    if (i < BM * ROW && step < end && column < params.k / 8u) {
-        return x_half[min(m0 + i / ROW, rows - 1u) * (params.k / 8u) + column];
+    if (i < BM * BLOCKS && step < 4u * end) {
+        let row = min(m0 + i / BLOCKS, rows - 1u);
+        return x_half[(row * group_count() * 4u + step) * BLOCKS + i % BLOCKS];
     }
     return vec4<u32>();
-}
-
-fn stage_block(i: u32, raw: Raw, base: u32, n0: u32, step: u32) {
-    let block = step * BLOCKS + block_column(i);
-    let at = base + (BM + block_row(i)) * STRIDE + 4u * block_column(i);
-    var found = Halves();  // past the end of k
-    if (block < params.k / 32u) {
-        found = block_halves(raw, min(n0 + block_row(i), params.n - 1u), block);
-    }
-    tile[at] = found.a;
-    tile[at + 1u] = found.b;
-    tile[at + 2u] = found.c;
-    tile[at + 3u] = found.d;
 }
 
 @compute @workgroup_size(WG)
@@ -116,65 +105,70 @@ fn main(
     let part = index / tiles;
     let m0 = (index % tiles % tiles_m) * BM;
     let n0 = (index % tiles / tiles_m) * BN;
-    let steps = (params.k + BK - 1u) / BK;
-    let each = (steps + params.split - 1u) / params.split;
+    let each = (group_count() + params.split - 1u) / params.split;
     let first = part * each;
-    let end = min(steps, first + each);
+    let end = min(group_count(), first + each);
     let subgroup = lane / SUBGROUP;
     let sub_m = subgroup % SUBS_M;
     let sub_n = subgroup / SUBS_M % SUBS_N;
     let sub_k = subgroup / (SUBS_M * SUBS_N);
     matrix_lane(lane);
-    var sums: array<array<Result, TN>, TM>;
-    var raw: array<Raw, LANE_BLOCKS>;
-    var words: array<vec4<u32>, LANE_WORDS>;
-    for (var i = 0u; i < LANE_BLOCKS; i = i + 1u) {
+    var sums: array<array<Result, TN>, TM>;  // registers
+    var raw: array<Raw, LANE_BLOCKS>;  // registers
+    var words: array<vec4<u32>, LANE_WORDS>;  // registers
+    for (var i = 0u; i < LANE_BLOCKS; i = i + 1u) {  // unrolled
         raw[i] = fetch_block(lane + i * WG, n0, first, end);
     }
-    for (var i = 0u; i < LANE_WORDS; i = i + 1u) {
-        words[i] = fetch_x(lane + i * WG, m0, rows, first, end);
+    for (var i = 0u; i < LANE_WORDS; i = i + 1u) {  // unrolled
+        words[i] = fetch_x(lane + i * WG, m0, rows, 4u * first, end);
     }
-    for (var step = first; step < end; step = step + 1u) {
-        let base = (step - first) % BUFFERS * STAGED;
-        for (var i = 0u; i < LANE_BLOCKS; i = i + 1u) {
-            let block = lane + i * WG;
-            if (block < BN * BLOCKS) {
-                stage_block(block, raw[i], base, n0, step);
-            }
-        }
-        for (var i = 0u; i < LANE_WORDS; i = i + 1u) {
-            let word = lane + i * WG;
-            if (word < BM * ROW) {
-                tile[base + word / ROW * STRIDE + word % ROW] = words[i];
-            }
-        }
-        workgroupBarrier();
-        for (var i = 0u; i < LANE_BLOCKS; i = i + 1u) {
-            raw[i] = fetch_block(lane + i * WG, n0, step + 1u, end);
-        }
-        for (var i = 0u; i < LANE_WORDS; i = i + 1u) {
-            words[i] = fetch_x(lane + i * WG, m0, rows, step + 1u, end);
-        }
-        for (var s = 0u; s < KS; s = s + 1u) {
-            let column = base + (sub_k * KS + s) * (MATRIX_K / 8u);
-            var right: array<Right, TN>;
-            for (var j = 0u; j < TN; j = j + 1u) {
-                right[j] = load_right(column + (BM + (sub_n * TN + j) * MATRIX_N) * STRIDE, STRIDE);
-            }
-            for (var i = 0u; i < TM; i = i + 1u) {
-                let left = load_left(column + (sub_m * TM + i) * MATRIX_M * STRIDE, STRIDE);
-                for (var j = 0u; j < TN; j = j + 1u) {
-                    sums[i][j] = multiply(left, right[j], sums[i][j]);
+    for (var k = first; k < end; k = k + 1u) {
+        for (var eighth = 0u; eighth < 4u; eighth = eighth + 1u) {  // unrolled
+            let base = eighth % BUFFERS * STAGED;
+            for (var i = 0u; i < LANE_BLOCKS; i = i + 1u) {  // unrolled
+                let at = lane + i * WG;
+                if (at < BN * BLOCKS) {
+                    let row = row_of(at);
+                    tile[base + (BM + row) * STRIDE + at % BLOCKS] =
+                        eight_halves(raw[i], min(n0 + row, params.n - 1u), k * BLOCKS + at % BLOCKS, eighth);
                 }
             }
-        }
-        if (BUFFERS == 1u) {
+            for (var i = 0u; i < LANE_WORDS; i = i + 1u) {  // unrolled
+                let at = lane + i * WG;
+                if (at < BM * BLOCKS) {
+                    tile[base + at / BLOCKS * STRIDE + at % BLOCKS] = words[i];
+                }
+            }
             workgroupBarrier();
+            if (eighth == 3u) {
+                for (var i = 0u; i < LANE_BLOCKS; i = i + 1u) {  // unrolled
+                    raw[i] = fetch_block(lane + i * WG, n0, k + 1u, end);
+                }
+            }
+            for (var i = 0u; i < LANE_WORDS; i = i + 1u) {  // unrolled
+                words[i] = fetch_x(lane + i * WG, m0, rows, 4u * k + eighth + 1u, end);
+            }
+            for (var s = 0u; s < KS; s = s + 1u) {  // unrolled
+                let column = base + (sub_k * KS + s) * (MATRIX_K / 8u);
+                var right: array<Right, TN>;  // registers
+                for (var j = 0u; j < TN; j = j + 1u) {  // unrolled
+                    right[j] = load_right(column + (BM + (sub_n * TN + j) * MATRIX_N) * STRIDE, STRIDE);
+                }
+                for (var i = 0u; i < TM; i = i + 1u) {  // unrolled
+                    let left = load_left(column + (sub_m * TM + i) * MATRIX_M * STRIDE, STRIDE);
+                    for (var j = 0u; j < TN; j = j + 1u) {  // unrolled
+                        sums[i][j] = multiply(left, right[j], sums[i][j]);
+                    }
+                }
+            }
+            if (BUFFERS == 1u) {
+                workgroupBarrier();
+            }
         }
     }
-    for (var i = 0u; i < TM; i = i + 1u) {
+    for (var i = 0u; i < TM; i = i + 1u) {  // unrolled
         workgroupBarrier();  // what the strips overwrite was read
-        for (var j = 0u; j < TN; j = j + 1u) {
+        for (var j = 0u; j < TN; j = j + 1u) {  // unrolled
             store_result(subgroup * STRIP + j * (MATRIX_N / 4u), sums[i][j], STRIP_ROW);
         }
         workgroupBarrier();

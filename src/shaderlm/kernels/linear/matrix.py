@@ -1,7 +1,7 @@
 """Products of many rows by the matrix units of a device: inputs rounded to f16, sums in f32. Configurations.
 
-Three kernels: `round_rows` makes f16 of the inputs, with a power of two per row; `linear_matrix` multiplies tiles; where
-k is split over workgroups, `linear_matrix_merge` adds the parts up. The weight lies as for every other route.
+Three kernels: `round_rows` makes f16 of the inputs, with a power of two per row; `linear_matrix` multiplies tiles;
+where k is split over workgroups, `linear_matrix_merge` adds the parts up. The weight lies as for every other route.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps, MatrixShape
 from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, reduction, row_count
 from ..wgsl import Constant, Kernel, compose
@@ -21,18 +22,25 @@ _NEEDS = frozenset({"f16", "subgroups", "subgroup_matrix"})
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """A tile, the subgroups that share it along rows, columns and k, buffers in workgroup memory, and parts of k."""
+    """A tile, how many blocks of a row are fetched together, and who shares the work.
+
+    `subgroups` share a tile along rows, columns and k. `buffers` of a step are in workgroup memory, k in `split` parts.
+    """
 
     rows: int
     columns: int
-    depth: int
+    blocks: int
     subgroups: tuple[int, int, int]
     buffers: int = 1
     split: int = 1
 
     def __str__(self) -> str:
         shared = ".".join(str(count) for count in self.subgroups)
-        return f"{self.rows}x{self.columns}x{self.depth}-{shared}-{self.buffers}-{self.split}"
+        return f"{self.rows}x{self.columns}x{self.blocks}-{shared}-{self.buffers}-{self.split}"
+
+    def groups(self, dims: Dims) -> int:
+        """Steps over k."""
+        return ceil_div(padded_k(dims), BLOCK * self.blocks)
 
     def tiles(self, dims: Dims) -> int:
         """Workgroups of a product, for one part of k."""
@@ -40,14 +48,16 @@ class LaunchConfig:
 
     def constants(self, shape: MatrixShape, lanes: int) -> dict[str, Constant]:
         """What the kernel is specialised with, on a device with subgroups of so many lanes."""
-        tile = {"BM": self.rows, "BN": self.columns, "BK": self.depth, "BUFFERS": self.buffers}
+        tile = {"BM": self.rows, "BN": self.columns, "BLOCKS": self.blocks, "BUFFERS": self.buffers}
         subgroups = dict(zip(("SUBS_M", "SUBS_N", "SUBS_K"), self.subgroups, strict=True))
         matrix = {"MATRIX_M": shape.m, "MATRIX_N": shape.n, "MATRIX_K": shape.k, "SUBGROUP": lanes}
         return {**tile, **subgroups, **matrix}
 
     def fits(self, shape: MatrixShape) -> bool:
         """Does every subgroup get whole matrices?"""
-        sides = zip((self.rows, self.columns, self.depth), self.subgroups, (shape.m, shape.n, shape.k), strict=True)
+        sides = zip(
+            (self.rows, self.columns, 8 * self.blocks), self.subgroups, (shape.m, shape.n, shape.k), strict=True
+        )
         return all(side % (count * matrix) == 0 for side, count, matrix in sides)
 
 
@@ -84,11 +94,10 @@ def many_rows(dims: Dims, caps: DeviceCaps) -> bool:
 
 # Tiles by the most rows that they are for, small first; those of a line are tuning candidates of each other.
 TILES: Mapping[int, tuple[LaunchConfig, ...]] = {
-    16: (LaunchConfig(16, 64, 128, (1, 1, 4)), LaunchConfig(16, 64, 64, (1, 1, 4))),
-    32: (LaunchConfig(32, 64, 128, (1, 1, 4)), LaunchConfig(32, 64, 64, (1, 1, 4))),
-    64: (LaunchConfig(64, 64, 64, (1, 2, 2)), LaunchConfig(64, 64, 64, (2, 2, 1))),
-    128: (LaunchConfig(128, 64, 64, (2, 2, 1)), LaunchConfig(64, 64, 64, (2, 2, 1))),
-    512: (LaunchConfig(128, 128, 64, (2, 4, 1)), LaunchConfig(128, 64, 64, (2, 2, 1))),
+    16: (LaunchConfig(16, 64, 8, (1, 2, 2)), LaunchConfig(16, 64, 8, (1, 1, 4)), LaunchConfig(16, 128, 8, (1, 4, 2))),
+    32: (LaunchConfig(32, 64, 8, (1, 2, 2)), LaunchConfig(32, 128, 8, (1, 2, 2))),
+    64: (LaunchConfig(64, 64, 8, (2, 2, 1)), LaunchConfig(64, 128, 8, (2, 4, 1))),
+    512: (LaunchConfig(128, 128, 8, (4, 2, 1)), LaunchConfig(128, 64, 8, (4, 1, 1))),
 }
 _FULL = 264  # workgroups that keep a large GPU busy: two on each of 132 cores
 _SPLITS = (1, 2, 4, 8, 16)
@@ -104,20 +113,20 @@ def _tiles(dims: Dims) -> tuple[LaunchConfig, ...]:
 
 
 def _split(config: LaunchConfig, dims: Dims) -> LaunchConfig:
-    """With k in as many parts as it takes to keep the device busy, of at least four steps each."""
-    steps = ceil_div(padded_k(dims), config.depth)
+    """With k in as many parts as it takes to keep the device busy, if it has them."""
+    groups = config.groups(dims)
     split = next((count for count in _SPLITS if config.tiles(dims) * count >= _FULL), _SPLITS[-1])
-    return replace(config, split=max(1, min(split, steps // 4)))
+    return replace(config, split=max(1, min(split, groups)))
 
 
 def candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other tiles and parts of k, by name."""
     found = {}
     for tile in _tiles(dims):
-        steps = ceil_div(padded_k(dims), tile.depth)
+        groups = tile.groups(dims)
         for split in _SPLITS:
             config = replace(tile, split=split)
-            if split == 1 or (steps >= 2 * split and config.tiles(dims) * split <= 8 * _FULL):
+            if split == 1 or (split <= groups and config.tiles(dims) * split <= 8 * _FULL):
                 found[str(config)] = partial(launch_list_with, config, dims, caps)
     return found
 
@@ -137,10 +146,10 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps, units: 
     needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
     constants = config.constants(shape, caps.subgroup_max)
     if config.split == 1:
-        kernel = Kernel("linear/linear_matrix", (*weights, *store), needs)
+        kernel = Kernel("linear/linear_matrix", (*weights, *store), needs, units == MATRIX_UNITS)
         found = over_ranges(kernel, constants, lambda n: config.tiles({**dims, "N": n}), dims, caps, {"split": 1})
-        return _after_rounding(found.dispatches, found.buffers, dims, caps)
-    kernel = Kernel("linear/linear_matrix", (*weights, "linear/finish_parts", rows), needs)
+        return _after_rounding(found.dispatches, found.buffers, config, dims, caps)
+    kernel = Kernel("linear/linear_matrix", (*weights, "linear/finish_parts", rows), needs, units == MATRIX_UNITS)
     merge = Kernel("linear/linear_matrix_merge", store)
     threads = compose(merge).workgroup_size
     # Of the two the merge has the epilogue's operands, and neither those of the format.
@@ -153,17 +162,21 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps, units: 
         dispatches += [product, replace(merged, constants={})]
     largest = max(ceil_div(int(merged.params["n"]), 4) for merged in found.dispatches)
     parts = {"parts": config.split * dims["tokens"] * largest * 16}
-    return _after_rounding(tuple(dispatches), {**found.buffers, **parts}, dims, caps)
+    return _after_rounding(tuple(dispatches), {**found.buffers, **parts}, config, dims, caps)
 
 
 def _after_rounding(
-    dispatches: tuple[Dispatch, ...], buffers: Mapping[str, int], dims: Dims, caps: DeviceCaps
+    dispatches: tuple[Dispatch, ...], buffers: Mapping[str, int], config: LaunchConfig, dims: Dims, caps: DeviceCaps
 ) -> LaunchList:
     """The launch list with the kernel before it that rounds the inputs."""
     tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
+    room = config.groups(dims) * config.blocks * BLOCK
     reduce, needs = reduction(caps)
     include = (f"linear/prologue_{dims['prologue']}", "shared/halves", reduce, row_count(dims))
-    params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "eps": float(dims["eps"]) if norm else 0.0}
-    rounding = Dispatch(Kernel("linear/round_rows", include, needs), tokens, params)
-    more = {"x_half": 2 * tokens * k, "row_scale": f32(tokens), **({"norm_weight": f32(k)} if norm else {})}
+    params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "room": room // 4}
+    params["eps"] = float(dims["eps"]) if norm else 0.0
+    rounding = Dispatch(
+        Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, {"BLOCKS": config.blocks}
+    )
+    more = {"x_half": 2 * tokens * room, "row_scale": f32(tokens), **({"norm_weight": f32(k)} if norm else {})}
     return LaunchList((rounding, *dispatches), {**buffers, **more})

@@ -1,19 +1,22 @@
 // x_half[t, k] = f16(p[t, k] · 2^e),  row_scale[t] = 2^−e        p = prologue(x), which is included
 // e makes the largest magnitude of a row 2^14 … 2^15: nothing becomes infinite, and small rows keep their digits.
-// Halves lie in the order of shared/halves. Grid: a workgroup per row, folded. Padding rows are not written.
+// x_half lies as linear_matrix reads it: of BLOCKS blocks of 32 values first the first 8 of each, then the next 8, up to
+// whole groups of blocks, with zeros after the last; eight in the order of shared/halves. Grid: a workgroup per row, folded. Padding rows are not written.
 
 const WG: u32 = 256u;
+const BLOCKS: u32 = 8u;
 const KEEP: u32 = 4u;  // quads per lane that stay in registers; those after them are read again
 
 struct Params {
     tokens: u32,
     k: u32,      // values of a row that count for its norm
-    quads: u32,  // of a row, with the zeros after it
+    quads: u32,  // of a row of x
+    room: u32,   // quads of a row of x_half
     eps: f32,
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;            // [tokens, quads]
-@group(0) @binding(1) var<storage, read_write> x_half: array<vec2<u32>>; // [tokens, quads]
+@group(0) @binding(1) var<storage, read_write> x_half: array<vec2<u32>>; // [tokens, room]
 @group(0) @binding(2) var<storage, read_write> row_scale: array<f32>;    // [tokens]
 @group(0) @binding(3) var<uniform> params: Params;
 
@@ -28,10 +31,10 @@ fn main(
         return;
     }
     let first = row * params.quads;
-    var kept: array<vec4<f32>, KEEP>;
+    var kept: array<vec4<f32>, KEEP>;  // registers
     var squares = 0.0;
     var large = vec4<f32>();
-    for (var i = 0u; i < KEEP; i = i + 1u) {
+    for (var i = 0u; i < KEEP; i = i + 1u) {  // unrolled
         let quad = lane + i * WG;
         if (quad < params.quads) {
             let value = x[first + quad];
@@ -56,13 +59,22 @@ fn main(
     if (lane == 0u) {
         row_scale[row] = bitcast<f32>((exponent - 14u) << 23u);
     }
-    for (var i = 0u; i < KEEP; i = i + 1u) {
+    for (var i = 0u; i < KEEP; i = i + 1u) {  // unrolled
         let quad = lane + i * WG;
         if (quad < params.quads) {
-            x_half[first + quad] = quad_halves(kept[i] * scale);
+            x_half[row * params.room + place(quad)] = quad_halves(kept[i] * scale);
         }
     }
     for (var quad = lane + KEEP * WG; quad < params.quads; quad = quad + WG) {
-        x_half[first + quad] = quad_halves(weighted(quad, x[first + quad]) * scale);
+        x_half[row * params.room + place(quad)] = quad_halves(weighted(quad, x[first + quad]) * scale);
     }
+    for (var quad = params.quads + lane; quad < params.room; quad = quad + WG) {
+        x_half[row * params.room + place(quad)] = vec2<u32>();
+    }
+}
+
+// Where a quad lies in a row of x_half.
+fn place(quad: u32) -> u32 {
+    let block = quad / 8u;
+    return ((block / BLOCKS * 4u + quad % 8u / 2u) * BLOCKS + block % BLOCKS) * 2u + quad % 2u;
 }

@@ -1,11 +1,7 @@
-// 32 values as f16, two to a u32. Of each four, the first and the third are one pair, the second and the fourth the
-// other: so nibbles and bytes of a word are pairs after a mask, with no shuffle. A sum over k takes any order, if both
-// operands have it.
-// Exports: Halves, quad_halves(values), pairs of equal values half_twice(value).
-
-struct Halves {
-    a: vec4<u32>, b: vec4<u32>, c: vec4<u32>, d: vec4<u32>,  // values 0 … 7, 8 … 15, 16 … 23, 24 … 31
-}
+// Values as f16, two to a u32, eight to a vec4<u32>. Of each four, the first and the third are one pair, the second and
+// the fourth the other: so nibbles and bytes of a word are pairs after a mask, with no shuffle. A sum over k takes any
+// order, if both operands have it.
+// Exports: quad_halves(values), half_twice(value), HALF_1024.
 
 fn quad_halves(values: vec4<f32>) -> vec2<u32> {
     return vec2<u32>(pack2x16float(values.xz), pack2x16float(values.yw));

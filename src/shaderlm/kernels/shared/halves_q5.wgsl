@@ -1,6 +1,7 @@
-// Blocks of 32 weights of formats q5_0, q5_1 and q5_k as f16, in the order of `Halves`. What was fetched is not looked
-// at before it is needed: the kernel fetches a step ahead.
-// Exports: Raw, fetch(row, block), block_halves(raw, row, block). Needs: shared/format_q5, shared/halves, half arithmetic.
+// Weights of formats q5_0, q5_1 and q5_k as f16, in the order of shared/halves. What was fetched is not looked at before it is needed:
+// the kernel fetches it steps ahead.
+// Exports: Raw, fetch(row, block), the 32 weights from k = 32·block as they lie; eight_halves(raw, row, block, part),
+// weights 8·part … 8·part + 7 of them. Needs: shared/format_q5, shared/halves, half arithmetic.
 
 struct Raw {
     w: vec4<u32>,
@@ -28,20 +29,15 @@ fn five_bits(word: u32, fifth: u32, scale: u32, minimum: u32) -> vec2<u32> {
         half_fma(half_add(a | HALF_1024, zero), scale, minimum), half_fma(half_add(b | HALF_1024, zero), scale, minimum));
 }
 
-fn block_halves(raw: Raw, row: u32, block: u32) -> Halves {
+fn eight_halves(raw: Raw, row: u32, block: u32, part: u32) -> vec4<u32> {
     var found = unpack2x16float(raw.scales);
     if (SUPERBLOCKS) {
         let pair = raw.pair >> (16u * (block % 2u));
         found = found * vec2<f32>(f32(pair & 255u), -f32((pair >> 8u) & 255u));
     }
-    let s = half_twice(found.x);
-    let m = half_twice(found.y);
-    let w = raw.w;
-    let h = raw.w >> vec4<u32>(4u);
-    let f = raw.fifth;
-    return Halves(
-        vec4<u32>(five_bits(w.x, f, s, m), five_bits(w.y, f >> 4u, s, m)),
-        vec4<u32>(five_bits(w.z, f >> 8u, s, m), five_bits(w.w, f >> 12u, s, m)),
-        vec4<u32>(five_bits(h.x, f >> 16u, s, m), five_bits(h.y, f >> 20u, s, m)),
-        vec4<u32>(five_bits(h.z, f >> 24u, s, m), five_bits(h.w, f >> 28u, s, m)));
+    let scale = half_twice(found.x);
+    let minimum = half_twice(found.y);
+    let words = select(raw.w.xy, raw.w.zw, part % 2u == 1u) >> vec2<u32>(4u * (part / 2u));
+    let fifth = raw.fifth >> (8u * part);
+    return vec4<u32>(five_bits(words.x, fifth, scale, minimum), five_bits(words.y, fifth >> 4u, scale, minimum));
 }

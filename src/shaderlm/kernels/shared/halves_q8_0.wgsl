@@ -1,6 +1,7 @@
-// Blocks of 32 weights of format q8_0 as f16, in the order of `Halves`. What was fetched is not looked at before it is
-// needed: the kernel fetches a step ahead.
-// Exports: Raw, fetch(row, block), block_halves(raw, row, block). Needs: shared/halves, half arithmetic.
+// Weights of format q8_0 as f16, in the order of shared/halves. What was fetched is not looked at before it is needed:
+// the kernel fetches it steps ahead.
+// Exports: Raw, fetch(row, block), the 32 weights from k = 32·block as they lie; eight_halves(raw, row, block, part),
+// weights 8·part … 8·part + 7 of them. Needs: shared/halves, half arithmetic.
 
 struct Raw {
     a: vec4<u32>, b: vec4<u32>,
@@ -21,13 +22,9 @@ fn byte_halves(word: u32, scale: u32) -> vec2<u32> {
         half_multiply(half_add(((bytes >> 8u) & 0x00FF00FFu) | HALF_1024, zero), scale));
 }
 
-fn eight_bytes(x: u32, y: u32, scale: u32) -> vec4<u32> {
-    return vec4<u32>(byte_halves(x, scale), byte_halves(y, scale));
-}
-
-fn block_halves(raw: Raw, row: u32, block: u32) -> Halves {
+fn eight_halves(raw: Raw, row: u32, block: u32, part: u32) -> vec4<u32> {
     let scale = half_twice(unpack2x16float(raw.scales)[(row * params.groups + block) % 2u]);
-    return Halves(
-        eight_bytes(raw.a.x, raw.a.y, scale), eight_bytes(raw.a.z, raw.a.w, scale),
-        eight_bytes(raw.b.x, raw.b.y, scale), eight_bytes(raw.b.z, raw.b.w, scale));
+    let four = select(raw.a, raw.b, part >= 2u);
+    let words = select(four.xy, four.zw, part % 2u == 1u);
+    return vec4<u32>(byte_halves(words.x, scale), byte_halves(words.y, scale));
 }
