@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 
 from shaderlm.compile import lower
+from shaderlm.compile.execute import op_plan
 from shaderlm.formats.weight_formats import DEVICE_FORMATS
-from shaderlm.gpu import Device, DeviceCaps, MatrixShape
+from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Step
 from shaderlm.graph import reference, resolve
-from shaderlm.kernels import LaunchList, Route, choose, over_limits, routes_of, shader_of
+from shaderlm.kernels import LaunchList, Route, choose, over_limits, routes_of
 from shaderlm.kernels.linear import matrix
 from shaderlm.kernels.linear.matrix import LaunchConfig
+from shaderlm.kernels.wgsl import unrolled
 
 from .cases import Case, make
 from .compare import assert_close
-from .tint import refused
+from .test_dawn import compile_shader, null  # noqa: F401 (a fixture)
 from .weights import make_weight, whole_k
 
 SHAPE = MatrixShape("f16", "f32", 16, 16, 16)
@@ -173,24 +175,46 @@ def test_every_candidate_is_whole(tokens: int, device: Device) -> None:
             assert over_limits(launch_list(), caps) is None, name
 
 
-def test_tint_compiles_every_kernel(device: Device) -> None:
+@pytest.mark.dawn
+def test_tint_compiles_every_kernel(device: Device, null: Any) -> None:  # noqa: F811
     """Every format with every prologue and epilogue, and every tile, as devices with matrix units get them."""
-    pytest.importorskip("wgpudawn", reason="Dawn's compiler is in the package wgpudawn")
     caps = replace(with_units(device.caps), implementation="dawn", max_workgroup_memory=48 << 10, max_invocations=1024)
-    sources = {}
-    for kind in DEVICE_FORMATS:
-        for prologue, epilogue, batched, split in itertools.product(
-            ("none", "rms_norm"), ("none", "add", "silu_mul"), (False, True), (1, 2)
-        ):
-            how = {"prologue": prologue, "epilogue": epilogue, "batched": batched, "bias": True}
-            dims = resolve("linear", {"tokens": 16, "K": 512, "N": 64, "format": kind, **how})
-            for dispatch in matrix.launch_list_with(replace(SMALL, split=split), dims, caps).dispatches:
-                shader = shader_of(dispatch, "dawn")
-                sources[f"{kind} {dispatch.kernel.name} {how} {split}"] = shader.source
-    for tiles in matrix.TILES.values():
-        for config in tiles:
-            dims = resolve("linear", {"tokens": 16, "K": 512, "N": 64, "format": "q4_0"})
-            for dispatch in matrix.launch_list_with(config, dims, caps).dispatches:
-                sources[f"{config} {dispatch.kernel.name}"] = shader_of(dispatch, "dawn").source
-    once = {source: name for name, source in sources.items()}
-    assert refused({name: source for source, name in once.items()}) == {}
+    ways = itertools.product(("none", "rms_norm"), ("none", "add", "silu_mul"), (False, True), (1, 2))
+    made = [
+        ({"format": kind, "prologue": prologue, "epilogue": epilogue, "batched": batched}, replace(SMALL, split=split))
+        for kind, (prologue, epilogue, batched, split) in itertools.product(DEVICE_FORMATS, ways)
+    ]
+    made += [({"format": "q4_0"}, config) for tiles in matrix.TILES.values() for config in tiles]
+    steps: dict[str, Step] = {}
+    for how, config in made:
+        dims = resolve("linear", {"tokens": 16, "K": 512, "N": 64, **how})
+        plan = op_plan(ROUTE, dims, caps, matrix.launch_list_with(config, dims, caps))
+        steps |= {launch.step.source: launch.step for launch in plan.launches}
+    for step in steps.values():
+        compile_shader(null, step)
+    assert any("subgroupMatrixMultiplyAccumulate" in source for source in steps)
+    assert not any("// unrolled" in source or "// registers" in source for source in steps)
+
+
+def test_loops_are_written_out() -> None:
+    source = """const N: u32 = 2u;
+fn main() {
+    var a: array<array<f32, 2>, N>;  // registers
+    for (var i = 0u; i < N; i = i + 1u) {  // unrolled
+        for (var j = 0u; j < 2u; j = j + 1u) {  // unrolled
+            a[i][j] = f32(i * N + j);
+        }
+    }
+    for (var i = 0u; i < 9u; i = i + 1u) {
+        a[0u][1u] = f32(i);
+    }
+}
+"""
+    lines = [line.strip() for line in unrolled(source, {"N": "2u"}).splitlines()]
+    assert [line for line in lines if line.startswith("var")] == [
+        f"var a_{i}: f32;" for i in ("0_0", "0_1", "1_0", "1_1")
+    ]
+    assert [line for line in lines if "N +" in line] == [
+        f"a_{i}_{j} = f32({i}u * N + {j}u);" for i, j in itertools.product(range(2), range(2))
+    ]
+    assert lines[-4:] == ["for (var i = 0u; i < 9u; i = i + 1u) {", "a_0_1 = f32(i);", "}", "}"], "others stay loops"

@@ -218,7 +218,7 @@ _UNROLLED = re.compile(
 _REGISTERS = re.compile(r"^( *)var (\w+): (array<.+>);  // registers\n", re.M)
 
 
-def _unrolled(body: str, consts: Mapping[str, str]) -> str:
+def unrolled(body: str, consts: Mapping[str, str]) -> str:
     """The source with loops written out that are marked `// unrolled`, and arrays marked `// registers` as variables.
 
     Drivers keep an array in registers only if they unroll every loop over it, and matrices that are not there cost five
@@ -264,7 +264,7 @@ def _compose(
     enables = _enables(kernel.needs, target)
     consts = dict(_CONST.findall(body))
     if kernel.unroll:
-        body = _unrolled(body, consts)
+        body = unrolled(body, consts)
     aliases = dict(_ALIAS.findall(body))
     found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
     if [i for i, _, _ in found] != list(range(len(found))):
