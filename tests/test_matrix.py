@@ -83,7 +83,7 @@ def test_prologues_and_epilogues(prologue: str, epilogue: str, split: int, devic
 
 def configs() -> list[LaunchConfig]:
     """Those that devices take, split and not, as far as a software adapter has the memory."""
-    found = [config for tiles in matrix.TILES.values() for config in tiles]
+    found = [config for tiles in matrix.TILES for config in tiles.configs]
     return list(dict.fromkeys(replace(config, split=1 + i % 2) for i, config in enumerate(found)))
 
 
@@ -106,7 +106,9 @@ def test_every_tile(config: LaunchConfig, device: Device) -> None:
 def test_other_shapes_of_matrices(shape: tuple[int, int, int], device: Device) -> None:
     if device.caps.subgroup_matrix:
         pytest.skip("the device has its own shapes")
-    check(LaunchConfig(32, 32, 4, (1, 2, 1), 2), device, MatrixShape("f16", "f32", *shape), tokens=33, K=96, N=40)
+    check(
+        LaunchConfig(32, 32, 4, (1, 2, 1), buffers=2), device, MatrixShape("f16", "f32", *shape), tokens=33, K=96, N=40
+    )
 
 
 def test_odd_numbers(device: Device) -> None:
@@ -184,7 +186,7 @@ def test_tint_compiles_every_kernel(device: Device, null: Any) -> None:  # noqa:
         ({"format": kind, "prologue": prologue, "epilogue": epilogue, "batched": batched}, replace(SMALL, split=split))
         for kind, (prologue, epilogue, batched, split) in itertools.product(DEVICE_FORMATS, ways)
     ]
-    made += [({"format": "q4_0"}, config) for tiles in matrix.TILES.values() for config in tiles]
+    made += [({"format": "q4_0"}, config) for tiles in matrix.TILES for config in tiles.configs]
     steps: dict[str, Step] = {}
     for how, config in made:
         dims = resolve("linear", {"tokens": 16, "K": 512, "N": 64, **how})

@@ -21,6 +21,8 @@ const SUBS_M: u32 = 2u;
 const SUBS_N: u32 = 2u;
 const SUBS_K: u32 = 1u;
 const BUFFERS: u32 = 1u;
+const AHEAD: u32 = 1u;  // steps whose inputs are fetched at a time: 1, or the 4 of a group
+const FETCH: u32 = 3u;  // the step of a group in which the next group is fetched
 
 const WG: u32 = SUBGROUP * SUBS_M * SUBS_N * SUBS_K;
 const TM: u32 = BM / (SUBS_M * MATRIX_M);
@@ -115,12 +117,16 @@ fn main(
     matrix_lane(lane);
     var sums: array<array<Result, TN>, TM>;  // registers
     var raw: array<Raw, LANE_BLOCKS>;  // registers
-    var words: array<vec4<u32>, LANE_WORDS>;  // registers
+    var next_raw: array<Raw, LANE_BLOCKS>;  // registers
+    var words: array<array<vec4<u32>, LANE_WORDS>, 4>;  // registers
+    var next_words: array<array<vec4<u32>, LANE_WORDS>, 4>;  // registers
     for (var i = 0u; i < LANE_BLOCKS; i = i + 1u) {  // unrolled
         raw[i] = fetch_block(lane + i * WG, n0, first, end);
     }
-    for (var i = 0u; i < LANE_WORDS; i = i + 1u) {  // unrolled
-        words[i] = fetch_x(lane + i * WG, m0, rows, 4u * first, end);
+    for (var step = 0u; step < AHEAD; step = step + 1u) {  // unrolled
+        for (var i = 0u; i < LANE_WORDS; i = i + 1u) {  // unrolled
+            words[step][i] = fetch_x(lane + i * WG, m0, rows, 4u * first + step, end);
+        }
     }
     for (var k = first; k < end; k = k + 1u) {
         for (var eighth = 0u; eighth < 4u; eighth = eighth + 1u) {  // unrolled
@@ -136,17 +142,24 @@ fn main(
             for (var i = 0u; i < LANE_WORDS; i = i + 1u) {  // unrolled
                 let at = lane + i * WG;
                 if (at < BM * BLOCKS) {
-                    tile[base + at / BLOCKS * STRIDE + at % BLOCKS] = words[i];
+                    tile[base + at / BLOCKS * STRIDE + at % BLOCKS] = words[eighth][i];
                 }
             }
             workgroupBarrier();
-            if (eighth == 3u) {
+            if (eighth == FETCH) {
                 for (var i = 0u; i < LANE_BLOCKS; i = i + 1u) {  // unrolled
-                    raw[i] = fetch_block(lane + i * WG, n0, k + 1u, end);
+                    next_raw[i] = fetch_block(lane + i * WG, n0, k + 1u, end);
                 }
             }
-            for (var i = 0u; i < LANE_WORDS; i = i + 1u) {  // unrolled
-                words[i] = fetch_x(lane + i * WG, m0, rows, 4u * k + eighth + 1u, end);
+            for (var step = 0u; step < 4u; step = step + 1u) {  // unrolled
+                for (var i = 0u; i < LANE_WORDS; i = i + 1u) {  // unrolled
+                    if (AHEAD == 4u && eighth == FETCH) {
+                        next_words[step][i] = fetch_x(lane + i * WG, m0, rows, 4u * k + 4u + step, end);
+                    }
+                    if (AHEAD == 1u && step == (eighth + 1u) % 4u) {
+                        words[step][i] = fetch_x(lane + i * WG, m0, rows, 4u * k + eighth + 1u, end);
+                    }
+                }
             }
             for (var s = 0u; s < KS; s = s + 1u) {  // unrolled
                 let column = base + (sub_k * KS + s) * (MATRIX_K / 8u);
@@ -163,6 +176,16 @@ fn main(
             }
             if (BUFFERS == 1u) {
                 workgroupBarrier();
+            }
+        }
+        for (var i = 0u; i < LANE_BLOCKS; i = i + 1u) {  // unrolled
+            raw[i] = next_raw[i];
+        }
+        for (var step = 0u; step < AHEAD; step = step + 1u) {  // unrolled
+            for (var i = 0u; i < LANE_WORDS; i = i + 1u) {  // unrolled
+                if (AHEAD == 4u) {
+                    words[step][i] = next_words[step][i];
+                }
             }
         }
     }

@@ -24,19 +24,23 @@ _NEEDS = frozenset({"f16", "subgroups", "subgroup_matrix"})
 class LaunchConfig:
     """A tile, how many blocks of a row are fetched together, and who shares the work.
 
-    `subgroups` share a tile along rows, columns and k. `buffers` of a step are in workgroup memory, k in `split` parts.
+    `subgroups` share a tile along rows, columns and k. With `early`, a group of blocks is fetched while all of the one
+    before it is multiplied, which takes registers; else while the end of it is. `buffers` of a step are in workgroup
+    memory, and k is in `split` parts.
     """
 
     rows: int
     columns: int
     blocks: int
     subgroups: tuple[int, int, int]
+    early: bool = False
     buffers: int = 1
     split: int = 1
 
     def __str__(self) -> str:
         shared = ".".join(str(count) for count in self.subgroups)
-        return f"{self.rows}x{self.columns}x{self.blocks}-{shared}-{self.buffers}-{self.split}"
+        more = ("e" if self.early else "") + ("b" if self.buffers > 1 else "")
+        return f"{self.rows}x{self.columns}x{self.blocks}-{shared}{more}-{self.split}"
 
     def groups(self, dims: Dims) -> int:
         """Steps over k."""
@@ -49,6 +53,7 @@ class LaunchConfig:
     def constants(self, shape: MatrixShape, lanes: int) -> dict[str, Constant]:
         """What the kernel is specialised with, on a device with subgroups of so many lanes."""
         tile = {"BM": self.rows, "BN": self.columns, "BLOCKS": self.blocks, "BUFFERS": self.buffers}
+        tile |= {"AHEAD": 4, "FETCH": 0} if self.early else {"AHEAD": 1, "FETCH": 3}
         subgroups = dict(zip(("SUBS_M", "SUBS_N", "SUBS_K"), self.subgroups, strict=True))
         matrix = {"MATRIX_M": shape.m, "MATRIX_N": shape.n, "MATRIX_K": shape.k, "SUBGROUP": lanes}
         return {**tile, **subgroups, **matrix}
@@ -84,6 +89,9 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return "one row would leave most of a matrix empty; tokens is 1"
     if dims["epilogue"] == "rope_kv_write":
         return "it has no epilogue rope_kv_write"
+    config, shape = config_for(dims, caps), matrix_shape(caps)
+    if shape is not None and not config.fits(shape):
+        return f"matrices of {shape.m}×{shape.n}×{shape.k} do not divide its tiles of {config}"
     return pairs_are_whole(dims, caps) if gated(dims) else None
 
 
@@ -92,41 +100,62 @@ def many_rows(dims: Dims, caps: DeviceCaps) -> bool:
     return bool(dims["tokens"] > 1)
 
 
-# Tiles by the most rows that they are for, small first; those of a line are tuning candidates of each other.
-TILES: Mapping[int, tuple[LaunchConfig, ...]] = {
-    16: (LaunchConfig(16, 64, 8, (1, 2, 2)), LaunchConfig(16, 64, 8, (1, 1, 4)), LaunchConfig(16, 128, 8, (1, 4, 2))),
-    32: (LaunchConfig(32, 64, 8, (1, 2, 2)), LaunchConfig(32, 128, 8, (1, 2, 2))),
-    64: (LaunchConfig(64, 64, 8, (2, 2, 1)), LaunchConfig(64, 128, 8, (2, 4, 1))),
-    512: (LaunchConfig(128, 128, 8, (4, 2, 1)), LaunchConfig(128, 64, 8, (4, 1, 1))),
-}
-_FULL = 264  # workgroups that keep a large GPU busy: two on each of 132 cores
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles for up to so many rows, tuning candidates of each other, and how many workgroups keep a GPU busy."""
+
+    rows: int
+    configs: tuple[LaunchConfig, ...]
+    workgroups: int
+
+
+# Measured on an H200, which has 132 cores. The first of a line is right on average.
+TILES = (
+    Tiles(
+        16,
+        (
+            LaunchConfig(16, 64, 8, (1, 2, 2), True),
+            LaunchConfig(16, 64, 16, (1, 2, 4)),
+            LaunchConfig(16, 32, 8, (1, 2, 2), True),
+        ),
+        300,
+    ),
+    Tiles(32, (LaunchConfig(32, 64, 8, (1, 2, 2), True), LaunchConfig(32, 128, 8, (1, 4, 2))), 256),
+    Tiles(64, (LaunchConfig(64, 64, 8, (2, 2, 1)), LaunchConfig(64, 256, 8, (1, 8, 1))), 192),
+    Tiles(
+        512,
+        (LaunchConfig(128, 128, 8, (4, 2, 1)), LaunchConfig(128, 96, 8, (4, 2, 1)), LaunchConfig(64, 64, 8, (2, 2, 1))),
+        96,
+    ),
+)
+_CORES = 132
 _SPLITS = (1, 2, 4, 8, 16)
 
 
+def tiles_for(dims: Dims) -> Tiles:
+    """The tiles for a number of rows."""
+    return next((tiles for tiles in TILES if dims["tokens"] <= tiles.rows), TILES[-1])
+
+
 def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
-    """The configuration for a shape."""
-    return _split(_tiles(dims)[0], dims)
-
-
-def _tiles(dims: Dims) -> tuple[LaunchConfig, ...]:
-    return next((tiles for rows, tiles in TILES.items() if dims["tokens"] <= rows), TILES[512])
-
-
-def _split(config: LaunchConfig, dims: Dims) -> LaunchConfig:
-    """With k in as many parts as it takes to keep the device busy, if it has them."""
-    groups = config.groups(dims)
-    split = next((count for count in _SPLITS if config.tiles(dims) * count >= _FULL), _SPLITS[-1])
-    return replace(config, split=max(1, min(split, groups)))
+    """The configuration for a shape: k is split as far as it takes to keep the device busy."""
+    tiles = tiles_for(dims)
+    config = tiles.configs[0]
+    count = config.tiles(dims)
+    split = next((split for split in _SPLITS if count * split >= tiles.workgroups), _SPLITS[-1])
+    if split == 1 and _CORES < count <= 1.5 * _CORES:
+        split = 2  # a second round would leave most cores idle
+    return replace(config, split=min(split, config.groups(dims)))
 
 
 def candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other tiles and parts of k, by name."""
     found = {}
-    for tile in _tiles(dims):
+    for tile in tiles_for(dims).configs:
         groups = tile.groups(dims)
         for split in _SPLITS:
             config = replace(tile, split=split)
-            if split == 1 or (split <= groups and config.tiles(dims) * split <= 8 * _FULL):
+            if split == 1 or (split <= groups and config.tiles(dims) * split <= 12 * _CORES):
                 found[str(config)] = partial(launch_list_with, config, dims, caps)
     return found
 
