@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from shaderlm.compile import lower
 from shaderlm.compile.execute import op_plan
+from shaderlm.engine.loading import load_with
 from shaderlm.formats.weight_formats import DEVICE_FORMATS
 from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Step
 from shaderlm.graph import reference, resolve
@@ -220,3 +222,27 @@ fn main() {
         f"a_{i}_{j} = f32({i}u * N + {j}u);" for i, j in itertools.product(range(2), range(2))
     ]
     assert lines[-4:] == ["for (var i = 0u; i < 9u; i = i + 1u) {", "a_0_1 = f32(i);", "}", "}"], "others stay loops"
+
+
+@pytest.mark.long
+def test_rounding_to_f16_keeps_the_quality(device: Device) -> None:
+    """Of prompts, against the exact routes with the same cache, over our own documentation."""
+    if not device.caps.subgroup_matrix:
+        pytest.skip("this device has no matrix units")
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parents[1].glob("docs/*.md")))
+    divergences, same = [], []
+    with (
+        load_with(device=device, cache="f16") as fast,
+        load_with(device=device, cache="f16", precision="exact") as exact,
+    ):
+        ids = fast.tokenize(text)[:2000]
+        sessions = [model.runner.session() for model in (fast, exact)]
+        for first in range(0, len(ids), 100):
+            rounded, kept = (session.all_logits(ids[first : first + 100]).astype(np.float64) for session in sessions)
+            q, p = (logits - np.logaddexp.reduce(logits, axis=1, keepdims=True) for logits in (rounded, kept))
+            divergences += (np.exp(p) * (p - q)).sum(1).tolist()
+            same += (p.argmax(1) == q.argmax(1)).tolist()
+    print(f"{len(same)} positions: divergence {np.mean(divergences):.2e}, the same token {np.mean(same):.4f}")
+    assert len(same) == 2000
+    assert np.mean(divergences) < 1e-4
+    assert np.mean(same) >= 0.995
