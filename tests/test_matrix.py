@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ import pytest
 from shaderlm.compile import lower
 from shaderlm.compile.execute import op_plan
 from shaderlm.engine.loading import load_with
+from shaderlm.errors import DeviceError
 from shaderlm.formats.weight_formats import DEVICE_FORMATS
-from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Step
+from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Program, Step, matrices
 from shaderlm.graph import reference, resolve
 from shaderlm.kernels import LaunchList, Route, choose, over_limits, routes_of
 from shaderlm.kernels.linear import matrix
@@ -177,6 +179,41 @@ def test_every_candidate_is_whole(tokens: int, device: Device) -> None:
         assert matrix.config_for(dims, caps).fits(SHAPE)
         for name, launch_list in matrix.candidates(dims, caps).items():
             assert over_limits(launch_list(), caps) is None, name
+
+
+class Units:
+    """A device whose matrix units multiply right, except those of one shape; others are refused by the driver."""
+
+    def __init__(self, caps: DeviceCaps, wrong: MatrixShape, refused: MatrixShape) -> None:
+        self.caps, self.wrong, self.refused = caps, wrong, refused
+
+    def run(self, program: Program) -> dict[str, Any]:
+        if f"found {self.refused}" in program.outputs:
+            raise DeviceError("it cannot be compiled")
+        found = {}
+        for shape in self.caps.matrix_shapes:
+            if f"found {shape}" in program.outputs:
+                left, right = (side.astype(np.float32) for side in matrices.operands(shape))
+                product = 2 * left @ right.T
+                product[1, 2] += shape == self.wrong
+                found[f"found {shape}"] = product.reshape(-1).view(np.uint8)
+        return found
+
+
+def test_units_that_are_wrong_are_not_used(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    shapes = tuple(MatrixShape("f16", "f32", 16, n, k) for n, k in ((16, 16), (8, 16), (8, 8)))
+    integers = MatrixShape("i8", "i32", 16, 16, 32)
+    caps = replace(with_units(device.caps), matrix_shapes=(*shapes, integers))
+    units = Units(caps, wrong=shapes[0], refused=shapes[2])
+    logger = logging.getLogger("shaderlm")
+    propagated, logger.propagate = logger.propagate, True
+    try:
+        found = matrices.with_probed_matrices(cast(Device, units), ("test", 0))
+    finally:
+        logger.propagate = propagated
+    assert found.matrix_shapes == (shapes[1], integers)
+    assert "f16 → f32 16×16×16: result [1, 2] is" in caplog.text
+    assert "f16 → f32 16×8×8: it cannot be compiled" in caplog.text
 
 
 @pytest.mark.dawn
