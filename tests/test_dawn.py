@@ -71,7 +71,7 @@ def null() -> Iterator[Any]:
     device.close()
 
 
-def _shader(null: Any, step: Step) -> None:
+def compile_shader(null: Any, step: Step) -> None:
     """Tint reads a source, and checks types, features and uniformity; limits are not looked at."""
     described, kept = null.described_shader(step.label, step.source)
     Handle(null.lib.wgpuDeviceCreateShaderModule(null.handle, described), null.lib.wgpuShaderModuleRelease)
@@ -102,7 +102,7 @@ def test_every_shader_compiles(caps: DeviceCaps, null: Any) -> None:
     problems, seen = [], set[str]()
     for name, step in _steps(caps, seen):
         try:
-            _shader(null, step)
+            compile_shader(null, step)
         except NativeError as problem:
             problems.append(f"{name}: {problem}")
     assert len(seen) > 50
@@ -111,7 +111,7 @@ def test_every_shader_compiles(caps: DeviceCaps, null: Any) -> None:
 
 def test_a_shader_that_is_wrong_does_not_compile(null: Any) -> None:
     with pytest.raises(NativeError, match="unresolved"):
-        _shader(null, Step("wrong", "@compute @workgroup_size(1) fn main() { let a = b; }", (), (1, 1, 1)))
+        compile_shader(null, Step("wrong", "@compute @workgroup_size(1) fn main() { let a = b; }", (), (1, 1, 1)))
 
 
 MATRICES = """
@@ -138,9 +138,9 @@ def test_products_of_matrices_are_enabled(null: Any, monkeypatch: pytest.MonkeyP
         compose(Kernel(name, needs=needs), target="dawn").source
         for name, needs in (("with", frozenset({"subgroup_matrix"})), ("without", frozenset({"f16"})))
     )
-    _shader(null, Step("matrices", with_it, (), (1, 1, 1)))
+    compile_shader(null, Step("matrices", with_it, (), (1, 1, 1)))
     with pytest.raises(NativeError, match="subgroup_matrix"):
-        _shader(null, Step("matrices", without, (), (1, 1, 1)))
+        compile_shader(null, Step("matrices", without, (), (1, 1, 1)))
 
 
 # The package and the choice ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from shaderlm.compile.steps import Head, step_plan
 from shaderlm.compile.tuning import Tuning
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import DeviceError, ModelError
-from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps
+from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape
 from shaderlm.graph.batch import CONTEXTS
 from shaderlm.models.architecture import Architecture, Config, Step
 from shaderlm.runtime.sizes import cache_format, weights_of
@@ -27,6 +27,14 @@ from .architectures import LLAMA_1B, LLAMA_8B, QWEN3, SMOLLM2, TINY, model
 pytestmark = pytest.mark.smoke
 
 SNAPSHOTS = Path(__file__).parent / "data" / "plans"
+UNITS = replace(
+    LARGE_GPU,
+    name="a large GPU with matrix units",
+    implementation="dawn",
+    matrix_shapes=(MatrixShape("f16", "f32", 16, 16, 16),),
+    subgroup_min=32,
+    subgroup_max=32,
+)
 SOFTWARE = replace(WEBGPU_DEFAULT, name="software", kind="software", subgroups=True)
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], DeviceCaps]] = {
     "smollm2-135m on a large GPU": (SMOLLM2, {"kind": "q4_1", "formats": {"token_embd": "q8_0"}}, LARGE_GPU),
@@ -36,6 +44,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], DeviceCaps]] = {
         {"kind": "q4_k", "formats": {"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"}},
         LARGE_GPU,
     ),
+    "llama-3.2-1b on a large GPU with matrix units": (LLAMA_1B, {"kind": "q4_0"}, UNITS),
     "qwen3-0.6b on a large GPU": (
         QWEN3,
         {"name": "qwen3", "kind": "q4_0", "formats": {"token_embd": "q8_0"}},

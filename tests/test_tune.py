@@ -29,7 +29,7 @@ from shaderlm.runtime.gpu_runner import GpuRunner
 from .architectures import SMOLLM2, model
 from .cases import Case, make, result, tolerance
 from .compare import assert_close
-from .test_plan import plan_of
+from .test_plan import UNITS, plan_of
 from .timed_devices import TIMED_GPU, TimedDevice
 from .tiny_models import write_tiny_llama
 
@@ -235,6 +235,21 @@ def _graph(*widths: int) -> Graph:
 def test_shapes_with_most_bytes_come_first_and_each_once() -> None:
     found = shapes_of([_graph(4096, 2048, 8192, 2048), _graph(2048, 2048, 2048)], LARGE_GPU, "fast")
     assert [node.dims["N"] for node in found] == [2048, 8192, 4096]
+
+
+def test_many_rows_are_timed_where_a_route_has_several_configurations() -> None:
+    builder = Builder()
+    builder.tensor("x", 64, 2048, role="input")
+    builder.tensor("w", 4096, 2048, role="weight", format="q4_0")
+    builder.tensor("y", 64, 4096)
+    dims = {"tokens": 64, "K": 2048, "N": 4096, "format": "q4_0"}
+    builder.add("linear", dims, {"x": "x", "weight": "w"}, "layer", out="y")
+    graph = builder.graph("y")
+    assert shapes_of([graph], LARGE_GPU, "fast") == []
+    assert [node.dims["tokens"] for node in shapes_of([graph], UNITS, "fast")] == [64]
+    found = options("linear", graph.nodes[0].dims, UNITS, "fast")
+    assert found[0].name == "matrix"
+    assert sum(option.route.name == "matrix" for option in found) > 4
 
 
 def test_a_load_times_what_is_new_and_keeps_it(monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:

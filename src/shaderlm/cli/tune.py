@@ -28,7 +28,7 @@ def tune(
 ) -> None:
     """Find the fastest kernels for a model on this device.
 
-    Times the routes and tile sizes of each matmul of MODEL's decode step (default: smollm2-135m). No weight is loaded.
+    Times the routes and tile sizes of each matmul of MODEL (default: smollm2-135m). No weight is loaded.
     MODEL may be synthetic:SHAPE:FORMAT, as for `bench`. The winners are kept in the cache directory; `plan --why` shows
     them. Where wgpu and Dawn both have the device, and --backend is auto, they are timed first, and auto takes the
     faster one from then on.

@@ -1,4 +1,4 @@
-"""Measures which route and config is the fastest for each matmul of a decode step: thoroughly, or within a budget."""
+"""Measures which route and config is the fastest for each matmul of a step: thoroughly, or within a budget."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ THOROUGH = Effort(0.002, 0.005, 9, 12, 64, 0.36, 0.1, 0.004)
 QUICK = Effort(0.0008, 0.0015, 3, 4, 32, 0.1, 0.015, 0.001)
 
 
-def tunable(node: Node) -> bool:
-    """A matmul of one row: what a decode step spends its time with."""
-    return node.op == "linear" and node.dims["tokens"] == 1
+def tunable(node: Node, caps: DeviceCaps, precision: str) -> bool:
+    """A matmul of one row, what a decode step spends its time with, or of many by a route that has several configs."""
+    if node.op != "linear":
+        return False
+    dims = node.dims
+    return dims["tokens"] == 1 or bool(choose("linear", dims, caps, None, precision).candidates(dims, caps))
 
 
 def shapes_of(graphs: Sequence[Graph], caps: DeviceCaps, precision: str) -> list[Node]:
     """One node of each shape that is worth tuning, those first whose weights are the most bytes of a step."""
-    nodes = [node for graph in graphs for node in graph.nodes if tunable(node)]
+    nodes = [node for graph in graphs for node in graph.nodes if tunable(node, caps, precision)]
     counts = Counter(key_of(node.op, node.dims) for node in nodes)
     first = {key_of(node.op, node.dims): node for node in reversed(nodes)}
 

@@ -165,8 +165,9 @@ def tune(
     again: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[tuple[str, Entry | None, Path | None]]:
-    """Time the candidates of each matmul of a decode step, thoroughly: shapes in words, what was found, where it is.
+    """Time the candidates of each matmul of a decode step, and of many rows where a route has several configurations.
 
+    Thoroughly. Yields shapes in words, what was found, and where it is.
     Entries are kept as they are found. Those that were timed before are not timed again unless `again`. `say` is told
     what is next.
     """
@@ -179,7 +180,9 @@ def tune(
             "no GPU was found, and tuning a software adapter gains nothing; --device software does it nevertheless"
         )
     unsupported_reason = Lowering(caps, precision).unsupported_reason
-    built = (kind.build(config, Step(1, CONTEXTS[0], cache_format(caps))), kind.head(config, 1, 1))
+    buckets = [1 << i for i in range(bucket(max_tokens(config, caps)).bit_length())]
+    built = [kind.build(config, Step(rows, CONTEXTS[0], cache_format(caps), rows > 1)) for rows in buckets]
+    built.append(kind.head(config, 1, 1))
     graphs = [fuse(graph, None, unsupported_reason)[0] for graph in built]
     tuned = Tuning() if again else read(caps)
     untuned = []

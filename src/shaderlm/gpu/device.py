@@ -24,6 +24,7 @@ from .adapters import Adapter
 from .caps import DeviceCaps
 from .command_pool import CommandBufferPool
 from .lanes import with_probed_lanes
+from .matrices import with_probed_matrices
 from .native import Buffer, NativeError
 from .pipelines import Pipelines
 from .program import Array, Program, Slot, Step, as_bytes, padded
@@ -90,6 +91,7 @@ class Device:
         self._tracer: Tracer | None = None
         self._pools: weakref.WeakSet[CommandBufferPool[CommandBuffer]] = weakref.WeakSet()
         self.caps = with_probed_lanes(self, adapter.native.key)
+        self.caps = with_probed_matrices(self, adapter.native.key)
 
     def __repr__(self) -> str:
         return f"<Device {self.caps.name} ({self.caps.kind}, {self.caps.backend}, {self.caps.implementation})>"

@@ -8,6 +8,7 @@ workgroup memory are read from the text, so nothing is written down twice.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -43,11 +44,15 @@ _ACCESS: dict[str, Access] = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """A WGSL file, the shared files it is concatenated with, and the device features it needs."""
+    """A WGSL file, the shared files it is concatenated with, and the device features it needs.
+
+    With `unroll`, the loops that it marks are written out.
+    """
 
     path: str
     include: tuple[str, ...] = ()
     needs: frozenset[str] = frozenset()
+    unroll: bool = False
 
     @property
     def name(self) -> str:
@@ -106,14 +111,14 @@ def rebind(source: str, constants: Mapping[str, Constant], kernel: str = "kernel
 
 
 def _evaluate(expression: str, names: Mapping[str, str]) -> int:
-    """A WGSL constant expression of u32 literals, names and + - * / ( )."""
+    """A WGSL constant expression of u32 literals, names, max and + - * / ( )."""
     text = expression
     for _ in range(8):  # names may stand for names
         text = re.sub(r"\b(\d+)u\b", r"\1", text)
-        text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({names.get(match.group(), '?')})", text)
+        text = re.sub(r"(?!max\b)\b[A-Za-z_]\w*", lambda match: f"({names.get(match.group(), '?')})", text)
         text = re.sub(r"\b(\d+)u\b", r"\1", text)
-        if re.fullmatch(r"[\d\s+*/()-]+", text):
-            return int(eval(text.replace("/", "//")))  # digits and + - * / ( ) only, by the line above
+        if re.fullmatch(r"(?:max\(|[\d\s,+*/()-])+", text):
+            return int(eval(text.replace("/", "//")))  # digits, max and + - * / ( ) only, by the line above
     raise KernelError(f"cannot evaluate the constant expression {expression!r}")
 
 
@@ -205,6 +210,42 @@ def _enables(needs: frozenset[str], target: Implementation) -> list[str]:
     return lines
 
 
+_UNROLLED = re.compile(
+    r"^(?P<indent> *)for \(var (?P<name>\w+) = 0u; (?P=name) < (?P<count>[^;]+); (?P=name) = (?P=name) \+ 1u\) "
+    r"\{  // unrolled\n(?P<body>.*?)^(?P=indent)\}\n",
+    re.M | re.S,
+)
+_REGISTERS = re.compile(r"^( *)var (\w+): (array<.+>);  // registers\n", re.M)
+
+
+def unrolled(body: str, consts: Mapping[str, str]) -> str:
+    """The source with loops written out that are marked `// unrolled`, and arrays marked `// registers` as variables.
+
+    Drivers keep an array in registers only if they unroll every loop over it, and matrices that are not there cost five
+    times the time. Such a loop counts from 0u to a constant, and such an array is indexed by its counters alone.
+    """
+
+    def written_out(loop: re.Match[str]) -> str:
+        counter = re.compile(rf"\b{loop['name']}\b")
+        bodies = (counter.sub(f"{i}u", loop["body"]) for i in range(_evaluate(loop["count"], consts)))
+        return "".join(f"{loop['indent']}{{\n{each}{loop['indent']}}}\n" for each in bodies)
+
+    while _UNROLLED.search(body):
+        body = _UNROLLED.sub(written_out, body)
+    for array in _REGISTERS.finditer(body):
+        indent, name, kind = array.groups()
+        sizes: list[int] = []
+        while inner := _ARRAY.fullmatch(kind):
+            kind = inner.group(1)
+            sizes.append(_evaluate(inner.group(2), consts))
+        indices = list(itertools.product(*(range(size) for size in sizes)))
+        names = [name + "".join(f"_{i}" for i in index) for index in indices]
+        body = body.replace(array.group(), "".join(f"{indent}var {each}: {kind};\n" for each in names), 1)
+        for index, each in zip(indices, names, strict=True):
+            body = re.sub(rf"\b{name}" + "".join(rf"\[{i}u\]" for i in index), each, body)
+    return body
+
+
 @lru_cache(maxsize=4096)
 def _compose(
     kernel: Kernel,
@@ -222,6 +263,8 @@ def _compose(
     body = _numbered(_without(body, unbound, kernel.name))
     enables = _enables(kernel.needs, target)
     consts = dict(_CONST.findall(body))
+    if kernel.unroll:
+        body = unrolled(body, consts)
     aliases = dict(_ALIAS.findall(body))
     found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
     if [i for i, _, _ in found] != list(range(len(found))):

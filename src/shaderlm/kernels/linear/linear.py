@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
 from ..route import Array, Dims, Route, part
-from . import int16, packed
+from . import int16, matrix, packed
 from .formats import FORMATS
 
 
@@ -59,6 +59,18 @@ ROUTES: tuple[Route, ...] = (
         fast=True,
         weight_parts=packed.weight_parts,
         candidates=int16.candidates,
+    ),
+    Route(
+        "linear",
+        "matrix",
+        matrix.launch_list,
+        matrix.unsupported_reason,
+        _PACK,
+        exact=False,
+        prefer=matrix.many_rows,
+        fast=True,
+        weight_parts=packed.weight_parts,
+        candidates=matrix.candidates,
     ),
     Route(
         "linear",

@@ -1,0 +1,80 @@
+// x_half[t, k] = f16(p[t, k] · 2^e),  row_scale[t] = 2^−e        p = prologue(x), which is included
+// e makes the largest magnitude of a row 2^14 … 2^15: nothing becomes infinite, and small rows keep their digits.
+// x_half lies as linear_matrix reads it: of BLOCKS blocks of 32 values first the first 8 of each, then the next 8, up to
+// whole groups of blocks, with zeros after the last; eight in the order of shared/halves. Grid: a workgroup per row, folded. Padding rows are not written.
+
+const WG: u32 = 256u;
+const BLOCKS: u32 = 8u;
+const KEEP: u32 = 4u;  // quads per lane that stay in registers; those after them are read again
+
+struct Params {
+    tokens: u32,
+    k: u32,      // values of a row that count for its norm
+    quads: u32,  // of a row of x
+    room: u32,   // quads of a row of x_half
+    eps: f32,
+}
+
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;            // [tokens, quads]
+@group(0) @binding(1) var<storage, read_write> x_half: array<vec2<u32>>; // [tokens, room]
+@group(0) @binding(2) var<storage, read_write> row_scale: array<f32>;    // [tokens]
+@group(0) @binding(3) var<uniform> params: Params;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let row = group.x + group.y * groups.x;
+    if (row >= row_count()) {
+        return;
+    }
+    let first = row * params.quads;
+    var kept: array<vec4<f32>, KEEP>;  // registers
+    var squares = 0.0;
+    var large = vec4<f32>();
+    for (var i = 0u; i < KEEP; i = i + 1u) {  // unrolled
+        let quad = lane + i * WG;
+        if (quad < params.quads) {
+            let value = x[first + quad];
+            squares = squares + dot(value, value);
+            kept[i] = weighted(quad, value);
+            large = max(large, abs(kept[i]));
+        }
+    }
+    for (var quad = lane + KEEP * WG; quad < params.quads; quad = quad + WG) {
+        let value = x[first + quad];
+        squares = squares + dot(value, value);
+        large = max(large, abs(weighted(quad, value)));
+    }
+    var root = 1.0;
+    if (NORM) {
+        root = factor(workgroup_sum(squares, lane));
+    }
+    let largest = workgroup_max(max(max(large.x, large.y), max(large.z, large.w)), lane) * root;
+    // By the exponent's bits: 2^14 / 2^floor(log2(largest)). Those below 2^−107 are left near zero.
+    let exponent = clamp(bitcast<u32>(largest) >> 23u, 20u, 254u);
+    let scale = bitcast<f32>((268u - exponent) << 23u) * root;
+    if (lane == 0u) {
+        row_scale[row] = bitcast<f32>((exponent - 14u) << 23u);
+    }
+    for (var i = 0u; i < KEEP; i = i + 1u) {  // unrolled
+        let quad = lane + i * WG;
+        if (quad < params.quads) {
+            x_half[row * params.room + place(quad)] = quad_halves(kept[i] * scale);
+        }
+    }
+    for (var quad = lane + KEEP * WG; quad < params.quads; quad = quad + WG) {
+        x_half[row * params.room + place(quad)] = quad_halves(weighted(quad, x[first + quad]) * scale);
+    }
+    for (var quad = params.quads + lane; quad < params.room; quad = quad + WG) {
+        x_half[row * params.room + place(quad)] = vec2<u32>();
+    }
+}
+
+// Where a quad lies in a row of x_half.
+fn place(quad: u32) -> u32 {
+    let block = quad / 8u;
+    return ((block / BLOCKS * 4u + quad % 8u / 2u) * BLOCKS + block % BLOCKS) * 2u + quad % 2u;
+}

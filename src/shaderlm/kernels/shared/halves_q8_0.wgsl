@@ -1,0 +1,30 @@
+// Weights of format q8_0 as f16, in the order of shared/halves. What was fetched is not looked at before it is needed:
+// the kernel fetches it steps ahead.
+// Exports: Raw, fetch(row, block), the 32 weights from k = 32·block as they lie; eight_halves(raw, row, block, part),
+// weights 8·part … 8·part + 7 of them. Needs: shared/halves, half arithmetic.
+
+struct Raw {
+    a: vec4<u32>, b: vec4<u32>,
+    scales: u32,  // of two blocks
+}
+
+fn fetch(row: u32, block: u32) -> Raw {
+    let i = row * (params.k / 16u) + 2u * block;
+    return Raw(weight[i], weight[i + 1u], scales[(row * params.groups + block) / 2u]);
+}
+
+// Bytes 0 and 2 of a word, bytes 1 and 3; −128 … 127 is 0 … 255 with the first bit turned.
+fn byte_halves(word: u32, scale: u32) -> vec2<u32> {
+    let bytes = word ^ 0x80808080u;
+    let zero = 0xE480E480u;  // −1152
+    return vec2<u32>(
+        half_multiply(half_add((bytes & 0x00FF00FFu) | HALF_1024, zero), scale),
+        half_multiply(half_add(((bytes >> 8u) & 0x00FF00FFu) | HALF_1024, zero), scale));
+}
+
+fn eight_halves(raw: Raw, row: u32, block: u32, part: u32) -> vec4<u32> {
+    let scale = half_twice(unpack2x16float(raw.scales)[(row * params.groups + block) % 2u]);
+    let four = select(raw.a, raw.b, part >= 2u);
+    let words = select(four.xy, four.zw, part % 2u == 1u);
+    return vec4<u32>(byte_halves(words.x, scale), byte_halves(words.y, scale));
+}

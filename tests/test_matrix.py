@@ -1,0 +1,285 @@
+"""Products by matrix units: staging, edges, formats, prologues, epilogues. Where there are none, they are emulated."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from shaderlm.compile import lower
+from shaderlm.compile.execute import op_plan
+from shaderlm.engine.loading import load_with
+from shaderlm.errors import DeviceError
+from shaderlm.formats.weight_formats import DEVICE_FORMATS
+from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Program, Step, matrices
+from shaderlm.graph import reference, resolve
+from shaderlm.kernels import LaunchList, Route, choose, over_limits, routes_of
+from shaderlm.kernels.linear import matrix
+from shaderlm.kernels.linear.matrix import LaunchConfig
+from shaderlm.kernels.wgsl import unrolled
+
+from .cases import Case, make
+from .compare import assert_close
+from .test_dawn import compile_shader, null  # noqa: F401 (a fixture)
+from .weights import make_weight, whole_k
+
+SHAPE = MatrixShape("f16", "f32", 16, 16, 16)
+ROUTE: Route = next(route for route in routes_of("linear") if route.name == "matrix")
+
+
+def with_units(caps: DeviceCaps, shape: MatrixShape = SHAPE, lanes: int = 32) -> DeviceCaps:
+    """The capabilities of a GPU with matrix units."""
+    more: dict[str, Any] = {"kind": "discrete", "f16": True, "subgroups": True, "matrix_shapes": (shape,)}
+    return replace(caps, **more, subgroup_min=lanes, subgroup_max=lanes)
+
+
+def launches(config: LaunchConfig, dims: dict[str, Any], device: Device, shape: MatrixShape = SHAPE) -> LaunchList:
+    """What is run: the device's own units, or their emulation, which needs no feature of the device."""
+    if device.caps.subgroup_matrix:
+        return matrix.launch_list_with(config, dims, device.caps)
+    return matrix.launch_list_with(config, dims, with_units(device.caps, shape), "shared/matrix_emulated")
+
+
+def product(dims: dict[str, Any], config: LaunchConfig, device: Device, operands: Any, **how: Any) -> Any:
+    program = lower(ROUTE, dims, device.caps, operands, launch_list=launches(config, dims, device, **how))
+    return device.run(program)["out"].view(np.float32)
+
+
+def check(config: LaunchConfig, device: Device, shape: MatrixShape = SHAPE, **given: Any) -> None:
+    """A product against the reference. Rows that pad a batch stay as they were: zeros."""
+    case = Case("linear", tuple(given.items()))
+    operands, expected = make(case)
+    wanted = expected["out"]
+    assert wanted is not None
+    actual = product(case.dims, config, device, operands, shape=shape)[: wanted.size].reshape(wanted.shape)
+    assert_close(actual, wanted, "linear f16, formats", f"{case.name} {config}")
+
+
+SMALL = LaunchConfig(16, 32, 8, (1, 1, 2))
+
+
+@pytest.mark.parametrize("kind", DEVICE_FORMATS)
+def test_every_format(kind: str, device: Device) -> None:
+    check(SMALL, device, tokens=5, K=whole_k(96, kind), N=35, format=kind, bias=True)
+
+
+@pytest.mark.parametrize("prologue", ["none", "rms_norm"])
+@pytest.mark.parametrize("epilogue", ["none", "add", "silu_mul"])
+@pytest.mark.parametrize("split", [1, 3])
+def test_prologues_and_epilogues(prologue: str, epilogue: str, split: int, device: Device) -> None:
+    """Rows of a batch that is not full, columns that fill neither a tile nor a quad, a part of k that is shorter."""
+    given: dict[str, Any] = {
+        "tokens": 19,
+        "K": 352,
+        "N": 38,
+        "format": "q8_0",
+        "bias": split == 1,
+        "eps": 1e-5,
+        "batched": True,
+    }
+    check(replace(SMALL, split=split), device, **given, prologue=prologue, epilogue=epilogue)
+
+
+def configs() -> list[LaunchConfig]:
+    """Those that devices take, split and not, as far as a software adapter has the memory."""
+    found = [config for tiles in matrix.TILES for config in tiles.configs]
+    return list(dict.fromkeys(replace(config, split=1 + i % 2) for i, config in enumerate(found)))
+
+
+@pytest.mark.parametrize("config", configs(), ids=str)
+def test_every_tile(config: LaunchConfig, device: Device) -> None:
+    """More than one tile of rows and of columns, neither of them full, and a last step of k that is not."""
+    dims: dict[str, Any] = {
+        "tokens": config.rows + 3,
+        "K": 64 * config.blocks + 32,
+        "N": config.columns + 6,
+        "format": "q4_0",
+    }
+    reason = over_limits(launches(config, resolve("linear", dims), device), device.caps)
+    if reason:
+        pytest.skip(reason)
+    check(config, device, **dims)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 8), (16, 8, 16), (16, 8, 8), (32, 8, 16)], ids=str)
+def test_other_shapes_of_matrices(shape: tuple[int, int, int], device: Device) -> None:
+    if device.caps.subgroup_matrix:
+        pytest.skip("the device has its own shapes")
+    check(
+        LaunchConfig(32, 32, 4, (1, 2, 1), buffers=2), device, MatrixShape("f16", "f32", *shape), tokens=33, K=96, N=40
+    )
+
+
+def test_odd_numbers(device: Device) -> None:
+    """Zeros, rows far above what f16 holds and far below it, and one input that is far larger than its neighbours."""
+    rng = np.random.default_rng(3)
+    dims = resolve("linear", {"tokens": 7, "K": 64, "N": 9, "format": "q8_0"})
+    weight, dense = make_weight(rng, "q8_0", 9, 64)
+    x = rng.standard_normal((7, 64)).astype(np.float32)
+    factors = np.array([1, 0, 1e5, 1e30, 1e-20, 1, 1], np.float32)[:, None]
+    x = x * factors
+    x[5, 17] = 1e5
+    x[6, 3] = np.nan
+    actual = product(dims, SMALL, device, {"x": x, "weight": weight})[: 7 * 9].reshape(7, 9)
+    expected = reference.linear(x, dense)
+    size = 4 * np.abs(expected[:6]).max(axis=1, keepdims=True)  # the tolerance is for results of the order of 0.1
+    assert not actual[1].any()
+    size[1] = 1
+    assert_close(actual[:6] / size, expected[:6] / size, "linear f16, formats", "rows of all magnitudes")
+    assert np.isnan(actual[6]).all(), "an input that is no number is not hidden"
+
+
+def test_weights_in_several_bindings(small_device: Device) -> None:
+    given: dict[str, Any] = {"tokens": 6, "K": 544, "N": 300, "format": "q8_0", "bias": True}
+    case = Case("linear", tuple(given.items()))
+    assert len(launches(replace(SMALL, split=2), case.dims, small_device).dispatches) > 3, "one binding holds it all"
+    check(replace(SMALL, split=2), small_device, **given)
+
+
+def test_a_tile_without_rows_writes_nothing(device: Device) -> None:
+    """A bucket of 48 rows with 5 of them: two of three tiles have nothing to do."""
+    rng = np.random.default_rng(1)
+    dims = resolve("linear", {"tokens": 48, "K": 64, "N": 40, "format": "f32", "batched": True})
+    weight, dense = make_weight(rng, "f32", 40, 64)
+    x = rng.standard_normal((48, 64)).astype(np.float32) / 8
+    batch = np.zeros((49, 4), np.uint32)
+    batch[0, 0] = 5
+    actual = product(dims, SMALL, device, {"x": x, "weight": weight, "batch": batch})[: 48 * 40].reshape(48, 40)
+    assert_close(actual[:5], reference.linear(x[:5], dense), "linear f16, formats", "rows of the batch")
+    assert not actual[5:].any()
+
+
+def test_when_it_is_taken(device: Device) -> None:
+    caps = replace(with_units(device.caps), max_workgroup_memory=48 << 10, max_invocations=1024)
+    dims = resolve("linear", {"tokens": 128, "K": 2048, "N": 2048, "format": "q4_0", "prologue": "rms_norm"})
+    assert choose("linear", dims, caps, None, "fast").name == "matrix"
+    assert choose("linear", {**dims, "prologue": "none"}, caps, None, "exact").name == "tile_shared"
+    reasons: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "has no matrix units": ({}, {"matrix_shapes": ()}),
+        "sums in f32; they have i8 → i32": ({}, {"matrix_shapes": (MatrixShape("i8", "i32", 16, 16, 32),)}),
+        "they have 8 to 32 lanes": ({}, {"subgroup_min": 8}),
+        "tokens is 1": ({"tokens": 1}, {}),
+        "no epilogue rope_kv_write": ({"epilogue": "rope_kv_write"}, {}),
+    }
+    for words, (more, changes) in reasons.items():
+        assert words in str(matrix.unsupported_reason({**dims, **more}, replace(caps, **changes)))
+
+
+@pytest.mark.parametrize("tokens", [2, 16, 64, 512])
+def test_every_candidate_is_whole(tokens: int, device: Device) -> None:
+    """Subgroups get whole matrices, and a large GPU has the threads and the memory."""
+    caps = replace(with_units(device.caps), max_workgroup_memory=48 << 10, max_invocations=1024)
+    for K, N in ((2048, 2048), (4096, 28672), (14336, 4096)):
+        dims = resolve("linear", {"tokens": tokens, "K": K, "N": N, "format": "q4_0"})
+        assert matrix.config_for(dims, caps).fits(SHAPE)
+        for name, launch_list in matrix.candidates(dims, caps).items():
+            assert over_limits(launch_list(), caps) is None, name
+
+
+class Units:
+    """A device whose matrix units multiply right, except those of one shape; others are refused by the driver."""
+
+    def __init__(self, caps: DeviceCaps, wrong: MatrixShape, refused: MatrixShape) -> None:
+        self.caps, self.wrong, self.refused = caps, wrong, refused
+
+    def run(self, program: Program) -> dict[str, Any]:
+        if f"found {self.refused}" in program.outputs:
+            raise DeviceError("it cannot be compiled")
+        found = {}
+        for shape in self.caps.matrix_shapes:
+            if f"found {shape}" in program.outputs:
+                left, right = (side.astype(np.float32) for side in matrices.operands(shape))
+                product = 2 * left @ right.T
+                product[1, 2] += shape == self.wrong
+                found[f"found {shape}"] = product.reshape(-1).view(np.uint8)
+        return found
+
+
+def test_units_that_are_wrong_are_not_used(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    shapes = tuple(MatrixShape("f16", "f32", 16, n, k) for n, k in ((16, 16), (8, 16), (8, 8)))
+    integers = MatrixShape("i8", "i32", 16, 16, 32)
+    caps = replace(with_units(device.caps), matrix_shapes=(*shapes, integers))
+    units = Units(caps, wrong=shapes[0], refused=shapes[2])
+    logger = logging.getLogger("shaderlm")
+    propagated, logger.propagate = logger.propagate, True
+    try:
+        found = matrices.with_probed_matrices(cast(Device, units), ("test", 0))
+    finally:
+        logger.propagate = propagated
+    assert found.matrix_shapes == (shapes[1], integers)
+    assert "f16 → f32 16×16×16: result [1, 2] is" in caplog.text
+    assert "f16 → f32 16×8×8: it cannot be compiled" in caplog.text
+
+
+@pytest.mark.dawn
+def test_tint_compiles_every_kernel(device: Device, null: Any) -> None:  # noqa: F811
+    """Every format with every prologue and epilogue, and every tile, as devices with matrix units get them."""
+    caps = replace(with_units(device.caps), implementation="dawn", max_workgroup_memory=48 << 10, max_invocations=1024)
+    ways = itertools.product(("none", "rms_norm"), ("none", "add", "silu_mul"), (False, True), (1, 2))
+    made = [
+        ({"format": kind, "prologue": prologue, "epilogue": epilogue, "batched": batched}, replace(SMALL, split=split))
+        for kind, (prologue, epilogue, batched, split) in itertools.product(DEVICE_FORMATS, ways)
+    ]
+    made += [({"format": "q4_0"}, config) for tiles in matrix.TILES for config in tiles.configs]
+    steps: dict[str, Step] = {}
+    for how, config in made:
+        dims = resolve("linear", {"tokens": 16, "K": 512, "N": 64, **how})
+        plan = op_plan(ROUTE, dims, caps, matrix.launch_list_with(config, dims, caps))
+        steps |= {launch.step.source: launch.step for launch in plan.launches}
+    for step in steps.values():
+        compile_shader(null, step)
+    assert any("subgroupMatrixMultiplyAccumulate" in source for source in steps)
+    assert not any("// unrolled" in source or "// registers" in source for source in steps)
+
+
+def test_loops_are_written_out() -> None:
+    source = """const N: u32 = 2u;
+fn main() {
+    var a: array<array<f32, 2>, N>;  // registers
+    for (var i = 0u; i < N; i = i + 1u) {  // unrolled
+        for (var j = 0u; j < 2u; j = j + 1u) {  // unrolled
+            a[i][j] = f32(i * N + j);
+        }
+    }
+    for (var i = 0u; i < 9u; i = i + 1u) {
+        a[0u][1u] = f32(i);
+    }
+}
+"""
+    lines = [line.strip() for line in unrolled(source, {"N": "2u"}).splitlines()]
+    assert [line for line in lines if line.startswith("var")] == [
+        f"var a_{i}: f32;" for i in ("0_0", "0_1", "1_0", "1_1")
+    ]
+    assert [line for line in lines if "N +" in line] == [
+        f"a_{i}_{j} = f32({i}u * N + {j}u);" for i, j in itertools.product(range(2), range(2))
+    ]
+    assert lines[-4:] == ["for (var i = 0u; i < 9u; i = i + 1u) {", "a_0_1 = f32(i);", "}", "}"], "others stay loops"
+
+
+@pytest.mark.long
+def test_rounding_to_f16_keeps_the_quality(device: Device) -> None:
+    """Of prompts, against the exact routes with the same cache, over our own documentation."""
+    if not device.caps.subgroup_matrix:
+        pytest.skip("this device has no matrix units")
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parents[1].glob("docs/*.md")))
+    divergences, same = [], []
+    with (
+        load_with(device=device, cache="f16") as fast,
+        load_with(device=device, cache="f16", precision="exact") as exact,
+    ):
+        ids = fast.tokenize(text)[:2000]
+        sessions = [model.runner.session() for model in (fast, exact)]
+        for first in range(0, len(ids), 100):
+            rounded, kept = (session.all_logits(ids[first : first + 100]).astype(np.float64) for session in sessions)
+            q, p = (logits - np.logaddexp.reduce(logits, axis=1, keepdims=True) for logits in (rounded, kept))
+            divergences += (np.exp(p) * (p - q)).sum(1).tolist()
+            same += (p.argmax(1) == q.argmax(1)).tolist()
+    print(f"{len(same)} positions: divergence {np.mean(divergences):.2e}, the same token {np.mean(same):.4f}")
+    assert len(same) == 2000
+    assert np.mean(divergences) < 1e-4
+    assert np.mean(same) >= 0.995
