@@ -1,5 +1,5 @@
 // out[tokens, n] = epilogue(Σ_k x[tokens, k] · w[n, k])        x rounded to 16 bits before, by round_rows_int16
-// For a few rows of x: weights stream through registers, and a block of them serves X_ROWS rows of x (2, 4 or 8). WG threads
+// For a few rows of x: weights stream through registers, and a block of them serves X_ROWS rows of x (2 or 4). WG threads
 // make WG / TEAM teams; a team computes X_ROWS × ROWS results (1, 2 or 4 rows of the weight), its lanes share k in blocks
 // of 32. Inputs come from the cache: staged in workgroup memory, they took longer (H200). Weights are loaded one block
 // ahead. Format of the weights (load_block), its int16_dot and the epilogue are included. Where the epilogue takes rows in
@@ -10,7 +10,7 @@
 const WG: u32 = 128u;
 const TEAM: u32 = 8u;
 const ROWS: u32 = 4u;
-const X_ROWS: u32 = 8u;
+const X_ROWS: u32 = 4u;
 
 struct Params {
     tokens: u32,
@@ -109,19 +109,13 @@ fn main(
     }
     let n0 = n_group + lane / TEAM * ROWS;
     let rows = min(vec4<u32>(n0, n0 + 1u, n0 + 2u, n0 + 3u), vec4<u32>(params.n - 1u));
-    let last = tokens - 1u;
-    let x_low = min(vec4<u32>(m0, m0 + 1u, m0 + 2u, m0 + 3u), vec4<u32>(last));
-    let x_high = min(vec4<u32>(m0 + 4u, m0 + 5u, m0 + 6u, m0 + 7u), vec4<u32>(last));
+    let x_rows = min(vec4<u32>(m0, m0 + 1u, m0 + 2u, m0 + 3u), vec4<u32>(tokens - 1u));
     let blocks = params.k / 32u;
     let own = lane % TEAM;
     var acc0 = vec4<f32>();
     var acc1 = vec4<f32>();
     var acc2 = vec4<f32>();
     var acc3 = vec4<f32>();
-    var acc4 = vec4<f32>();
-    var acc5 = vec4<f32>();
-    var acc6 = vec4<f32>();
-    var acc7 = vec4<f32>();
     // A load past the end repeats the last block and is not used.
     var ahead = load_weights(rows, min(own, blocks - 1u));
     for (var base = 0u; base < blocks; base = base + TEAM) {
@@ -129,17 +123,11 @@ fn main(
         let block = min(base + own, blocks - 1u);
         let w = ahead;
         ahead = load_weights(rows, min(base + TEAM + own, blocks - 1u));
-        acc0 = acc0 + products(w, x_low.x, block, there);
-        acc1 = acc1 + products(w, x_low.y, block, there);
+        acc0 = acc0 + products(w, x_rows.x, block, there);
+        acc1 = acc1 + products(w, x_rows.y, block, there);
         if (X_ROWS > 2u) {
-            acc2 = acc2 + products(w, x_low.z, block, there);
-            acc3 = acc3 + products(w, x_low.w, block, there);
-        }
-        if (X_ROWS > 4u) {
-            acc4 = acc4 + products(w, x_high.x, block, there);
-            acc5 = acc5 + products(w, x_high.y, block, there);
-            acc6 = acc6 + products(w, x_high.z, block, there);
-            acc7 = acc7 + products(w, x_high.w, block, there);
+            acc2 = acc2 + products(w, x_rows.z, block, there);
+            acc3 = acc3 + products(w, x_rows.w, block, there);
         }
     }
     store_sums(0u, m0, n0, acc0, own);
@@ -147,11 +135,5 @@ fn main(
     if (X_ROWS > 2u) {
         store_sums(2u, m0, n0, acc2, own);
         store_sums(3u, m0, n0, acc3, own);
-    }
-    if (X_ROWS > 4u) {
-        store_sums(4u, m0, n0, acc4, own);
-        store_sums(5u, m0, n0, acc5, own);
-        store_sums(6u, m0, n0, acc6, own);
-        store_sums(7u, m0, n0, acc7, own);
     }
 }
