@@ -31,8 +31,6 @@ _CONST = re.compile(r"^const (\w+)(?:\s*:\s*\w+)?\s*=\s*(.+?);", re.M)
 _ALIAS = re.compile(r"^alias (\w+)\s*=\s*(.+?);", re.M)
 _PARAMS = re.compile(r"struct Params\s*\{([^}]*)\}")
 _FIELD = re.compile(r"(\w+)\s*:\s*(u32|i32|f32)\s*,?")
-_STRUCT = re.compile(r"^struct (\w+)\s*\{([^}]*)\}", re.M)
-_MEMBER = re.compile(r"(\w+)\s*:\s*([\w<>]+)")
 _WORKGROUP = re.compile(r"var<workgroup>\s*\w+\s*:\s*(.+?);")
 _ARRAY = re.compile(r"array<(.+),\s*([^,]+)>")
 _SIZES = {"f16": 2, "f32": 4, "u32": 4, "i32": 4, "bool": 4, "atomic<u32>": 4}
@@ -128,23 +126,12 @@ def _size_of(wgsl_type: str, aliases: Mapping[str, str]) -> int:
     return _SIZES[wgsl_type]
 
 
-def _struct_size(members: str, aliases: Mapping[str, str]) -> int:
-    """Bytes of a struct of numbers and vectors in an array: each member, and the whole, by WGSL's alignment."""
-    end, alignment = 0, 4
-    for _, kind in _MEMBER.findall(re.sub(r"//[^\n]*", "", members)):
-        align = _size_of(kind, aliases)  # of vectors and numbers the size in an array, too
-        end = -(-end // align) * align + (align * 3 // 4 if kind.startswith("vec3") else align)
-        alignment = max(alignment, align)
-    return -(-end // alignment) * alignment
-
-
-def _memory_of(declared: str, aliases: Mapping[str, str], consts: Mapping[str, str], structs: Mapping[str, str]) -> int:
+def _memory_of(declared: str, aliases: Mapping[str, str], consts: Mapping[str, str]) -> int:
     """Bytes of a variable in workgroup memory: an array, a vector, a number or an atomic."""
     array = _ARRAY.fullmatch(declared)
-    if array is None:
-        return _size_of(declared, aliases)
-    kind, count = array.group(1), _evaluate(array.group(2), consts)
-    return count * (_struct_size(structs[kind], aliases) if kind in structs else _size_of(kind, aliases))
+    if array:
+        return _size_of(array.group(1), aliases) * _evaluate(array.group(2), consts)
+    return _size_of(declared, aliases)
 
 
 def compose(
@@ -236,8 +223,7 @@ def _compose(
     found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
     if [i for i, _, _ in found] != list(range(len(found))):
         raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in found]}")
-    structs = dict(_STRUCT.findall(body))
-    memory = sum(_memory_of(declared, aliases, consts, structs) for declared in _WORKGROUP.findall(body))
+    memory = sum(_memory_of(declared, aliases, consts) for declared in _WORKGROUP.findall(body))
     return Shader(
         source="\n".join([*enables, body]),
         bindings=tuple((name, _ACCESS[space]) for _, space, name in found),

@@ -2,7 +2,8 @@
 // A workgroup computes a tile of TM · THREADS_M rows × 4 · THREADS_N columns; a thread TM rows (4 or 8), THREADS_M apart, of
 // four neighbouring columns. Its SLICES share k, so that small products have threads enough: each step stages BLOCKS blocks
 // of 32 for each slice in workgroup memory, weights as they lie, while those of the next step are on their way. Sums of the
-// slices are added up at the end. Format of the weights (load_block), its int16_dot and the epilogue are included.
+// slices are added up at the end. Format of the weights (load_block), its int16_dot, how it is staged (stage_block) and the
+// epilogue are included.
 // Edge threads clamp their rows and never store; blocks past the end of k count as zeros.
 // Grid: one workgroup per tile, folded. Needs: k % 32 == 0; SLICES a power of two, and 1 unless THREADS_N ≤ 8 · BLOCKS; per
 // step and thread at most four vectors of x, two units and two blocks of weights.
@@ -18,7 +19,10 @@ const WG: u32 = TEAM * SLICES;
 const BM: u32 = TM * THREADS_M;
 const BN: u32 = 4u * THREADS_N;
 const STEP: u32 = SLICES * BLOCKS;         // blocks of a row that are staged at a time
-const X_STRIDE: u32 = 4u * STEP + 1u;      // one more than needed: rows then start in different banks
+// Odd numbers of vectors: rows then start in different banks.
+const X_STRIDE: u32 = 4u * STEP + 1u;
+const STRIDE: u32 = STEP / 2u * 2u + 1u;   // of a row of units, or of blocks of weights
+const W_SLOTS: u32 = BN * STRIDE;
 
 struct Params {
     tokens: u32,
@@ -30,16 +34,15 @@ struct Params {
     epilogue: u32,    // what becomes of the sums
 }
 
-@group(0) @binding(0) var<storage, read> bytes: array<vec4<u32>>;  // [tokens, 4, k / 32], as round_rows_int16 writes them
+@group(0) @binding(0) var<storage, read> bytes: array<vec4<u32>>;  // [tokens, k / 32, 4], as round_rows_int16 writes them
 @group(0) @binding(1) var<storage, read> units: array<vec4<f32>>;  // [tokens, k / 32]
 @group(0) @binding(2) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
 @group(0) @binding(3) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
 @group(0) @binding(4) var<storage, read> bias: array<f32>;         // [n] if there is one
 @group(0) @binding(5) var<uniform> params: Params;
 
-var<workgroup> x_tile: array<vec4<u32>, BM * X_STRIDE>;  // [BM, 4 · block + plane]; at the end, sums of slices
-var<workgroup> x_unit: array<vec4<f32>, BM * STEP>;
-var<workgroup> w_tile: array<Packed, BN * STEP>;         // [block, slot]
+var<workgroup> x_tile: array<vec4<u32>, BM * X_STRIDE>;  // at the end, sums of slices
+var<workgroup> x_unit: array<vec4<f32>, BM * STRIDE>;
 
 const X_COUNT: u32 = BM * 4u * STEP;
 const UNITS: u32 = BM * STEP;
@@ -47,9 +50,8 @@ const W_COUNT: u32 = BN * STEP;
 
 // What a thread loads for a step: neighbours load neighbouring blocks of a row.
 fn fetch_x(i: u32, m0: u32, rows: u32, base: u32) -> vec4<u32> {
-    let blocks = params.k / 32u;
     let row = min(m0 + i / (4u * STEP), rows - 1u);
-    return bytes[(row * 4u + i / STEP % 4u) * blocks + min(base + i % STEP, blocks - 1u)];
+    return bytes[row * (params.k / 8u) + min(4u * base + i % (4u * STEP), params.k / 8u - 1u)];
 }
 
 fn fetch_unit(i: u32, m0: u32, rows: u32, base: u32) -> vec4<f32> {
@@ -64,13 +66,17 @@ fn fetch_w(i: u32, n0: u32, base: u32) -> Packed {
 }
 
 fn stage_x(i: u32, value: vec4<u32>) {
-    x_tile[i / (4u * STEP) * X_STRIDE + i % STEP * 4u + i / STEP % 4u] = value;
+    x_tile[i / (4u * STEP) * X_STRIDE + i % (4u * STEP)] = value;
 }
 
-// Column 4 · t + j of the tile is in slot j · THREADS_N + t: threads t then read neighbouring slots.
+fn stage_unit(i: u32, value: vec4<f32>) {
+    x_unit[i / STEP * STRIDE + i % STEP] = value;
+}
+
+// Column 4 · t + j of the tile is in row j · THREADS_N + t: threads t then read neighbouring rows.
 fn stage_w(i: u32, value: Packed) {
     let column = i / STEP;
-    w_tile[i % STEP * BN + column % 4u * THREADS_N + column / 4u] = value;
+    stage_block((column % 4u * THREADS_N + column / 4u) * STRIDE + i % STEP, value);
 }
 
 // The same block of a thread's four columns, and its products with a block of a row of x.
@@ -82,7 +88,7 @@ fn products(w: Weights, row: u32, block: u32) -> vec4<f32> {
     let at = row * X_STRIDE + 4u * block;
     let first = Sixteen(x_tile[at], x_tile[at + 1u]);
     let second = Sixteen(x_tile[at + 2u], x_tile[at + 3u]);
-    let unit = x_unit[row * STEP + block].xyz;
+    let unit = x_unit[row * STRIDE + block].xyz;
     return vec4<f32>(
         int16_dot(w.a, first, second, unit), int16_dot(w.b, first, second, unit),
         int16_dot(w.c, first, second, unit), int16_dot(w.d, first, second, unit),
@@ -166,10 +172,10 @@ fn main(
             stage_x(lane + 3u * WG, x3);
         }
         if (lane < UNITS) {
-            x_unit[lane] = u0;
+            stage_unit(lane, u0);
         }
         if (lane + WG < UNITS) {
-            x_unit[lane + WG] = u1;
+            stage_unit(lane + WG, u1);
         }
         if (lane < W_COUNT) {
             stage_w(lane, w0);
@@ -197,8 +203,10 @@ fn main(
         }
         for (var i = 0u; i < BLOCKS; i = i + 1u) {
             let block = i * SLICES + slice;
-            let at = block * BN + tx;
-            let w = Weights(w_tile[at], w_tile[at + THREADS_N], w_tile[at + 2u * THREADS_N], w_tile[at + 3u * THREADS_N]);
+            let w = Weights(
+                staged_block(tx * STRIDE + block), staged_block((tx + THREADS_N) * STRIDE + block),
+                staged_block((tx + 2u * THREADS_N) * STRIDE + block), staged_block((tx + 3u * THREADS_N) * STRIDE + block),
+            );
             acc0 = acc0 + products(w, ty, block);
             acc1 = acc1 + products(w, ty + THREADS_M, block);
             acc2 = acc2 + products(w, ty + 2u * THREADS_M, block);

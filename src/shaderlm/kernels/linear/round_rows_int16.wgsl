@@ -1,11 +1,12 @@
 // bytes[m], units[m] = q(prologue(x[m]))        rows of inputs rounded to 16 bits with one unit per block of 32
 // For products of several rows: each row is rounded once, not by every workgroup of the product. Four lanes round a block
 // (shared/int16), in `parts` workgroups per row. With a norm a row has one workgroup, which knows Σ x² at the end and
-// multiplies the units by the norm's factor. Rows that pad the shape are left as they are. The prologue is included.
+// multiplies the units by the norm's factor. A block's vectors are h and l of inputs 0 … 15, then of 16 … 31. Rows that pad the shape are left as they are. The prologue is included.
 // Grid: tokens · parts workgroups, folded. Needs: k % 32 == 0; subgroups of four lanes or more, of consecutive lanes;
 // parts = 1 with a norm.
 
 const WG: u32 = 256u;
+const BLOCKS_FIRST: bool = false;  // the four vectors of a block are neighbours, not those of neighbouring blocks
 
 struct Params {
     tokens: u32,
@@ -15,7 +16,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;           // [tokens, k / 4]
-@group(0) @binding(1) var<storage, read_write> bytes: array<vec4<u32>>; // [tokens, 4, k / 32]: h, l of 0 … 15, h, l of 16 … 31
+@group(0) @binding(1) var<storage, read_write> bytes: array<vec4<u32>>; // [tokens, 4, k / 32] or [tokens, k / 32, 4]
 @group(0) @binding(2) var<storage, read_write> units: array<vec4<f32>>; // [tokens, k / 32] of (unit, unit · Σ, unit · Σ, 0)
 @group(0) @binding(3) var<uniform> params: Params;
 
@@ -46,7 +47,8 @@ fn main(
         let v1 = x[row * (params.k / 4u) + i + 1u];
         let rounded = round_quarter(weighted(i, v0), weighted(i + 1u, v1), quarter);
         if (there) {
-            bytes[(row * 4u + quarter) * blocks + block] = rounded.bytes;
+            let at = select(quarter * blocks + block, block * 4u + quarter, BLOCKS_FIRST);
+            bytes[row * 4u * blocks + at] = rounded.bytes;
             if (quarter == 0u) {
                 units[row * blocks + block] = vec4<f32>(rounded.unit, 0.0);
             }

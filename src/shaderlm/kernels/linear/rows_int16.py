@@ -67,7 +67,7 @@ _LEAST_LANES = 4  # of a subgroup: so many round a block. What is not known is t
 # Rounding ----------------------------------------------------------------------------------------------------
 
 
-def _after_rounding(products: LaunchList, dims: Dims) -> LaunchList:
+def _after_rounding(products: LaunchList, dims: Dims, blocks_first: bool) -> LaunchList:
     """The launch list with the dispatch before it that rounds the rows, which has the prologue."""
     tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
     include = (f"linear/prologue_{dims['prologue']}", "shared/int16_round", row_count(dims))
@@ -75,13 +75,14 @@ def _after_rounding(products: LaunchList, dims: Dims) -> LaunchList:
     parts = 1 if norm else ceil_div(k // BLOCK, compose(kernel).workgroup_size // 4)
     params = {"tokens": tokens, "k": k, "parts": parts, "eps": float(dims["eps"]) if norm else 0.0}
     buffers = {"bytes": 2 * tokens * k, "units": 16 * tokens * k // BLOCK, **({"norm_weight": f32(k)} if norm else {})}
-    rounding = Dispatch(kernel, tokens * parts, params)
+    rounding = Dispatch(kernel, tokens * parts, params, {"BLOCKS_FIRST": blocks_first})
     return LaunchList((rounding, *products.dispatches), {**products.buffers, **buffers})
 
 
-def _kernel(name: str, dims: Dims, needs: frozenset[str]) -> Kernel:
+def _include(dims: Dims) -> tuple[str, ...]:
+    """What both kernels that multiply are made of."""
     arithmetic = ("shared/int16", layout(dims).file, FORMATS[dims["format"]].int16)
-    return Kernel(name, (*arithmetic, "linear/epilogue", "shared/silu", row_count(dims)), needs)
+    return (*arithmetic, "linear/epilogue", "shared/silu", row_count(dims))
 
 
 def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
@@ -142,8 +143,9 @@ def gemv_with(config: GemvConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The same with a given configuration."""
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "X_ROWS": config.x_rows}
     per_group, tiles = config.rows * config.threads // config.team, ceil_div(dims["tokens"], config.x_rows)
-    kernel = _kernel("linear/linear_gemv_rows_int16", dims, frozenset({"subgroups"}))
-    return _after_rounding(over_ranges(kernel, constants, lambda n: tiles * ceil_div(n, per_group), dims, caps), dims)
+    kernel = Kernel("linear/linear_gemv_rows_int16", _include(dims), frozenset({"subgroups"}))
+    found = over_ranges(kernel, constants, lambda n: tiles * ceil_div(n, per_group), dims, caps)
+    return _after_rounding(found, dims, blocks_first=False)
 
 
 # Tiles -------------------------------------------------------------------------------------------------------
@@ -187,8 +189,10 @@ def tile_with(config: TileConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     assert config.loads_fit, f"{config}: a thread loads more in a step than the kernel has registers for"
     constants: dict[str, Constant] = {"TM": config.rows, "THREADS_M": config.threads_m, "THREADS_N": config.threads_n}
     constants |= {"SLICES": config.slices, "BLOCKS": config.blocks}
-    kernel = _kernel("linear/linear_tile_int16", dims, frozenset())
-    return _after_rounding(over_ranges(kernel, constants, lambda n: config.tiles(dims["tokens"], n), dims, caps), dims)
+    staged = FORMATS[dims["format"]].int16.replace("int16_", "staged_")
+    kernel = Kernel("linear/linear_tile_int16", (*_include(dims), staged))
+    found = over_ranges(kernel, constants, lambda n: config.tiles(dims["tokens"], n), dims, caps)
+    return _after_rounding(found, dims, blocks_first=True)
 
 
 def tile_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
