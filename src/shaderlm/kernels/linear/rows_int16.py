@@ -153,7 +153,6 @@ def gemv_with(config: GemvConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
 # By the most rows that they are for, measured on an H200; those of a line are tuning candidates of each other.
 _TILES: Mapping[int, tuple[TileConfig, ...]] = {
     8: (TileConfig(4, 2, 4, 16), TileConfig(4, 2, 8, 16)),
-    16: (TileConfig(4, 4, 4, 8), TileConfig(4, 4, 8, 8)),
     64: (TileConfig(4, 4, 8, 8), TileConfig(4, 4, 4, 8), TileConfig(8, 4, 8, 4)),
     128: (TileConfig(8, 4, 8, 4), TileConfig(4, 4, 8, 8), TileConfig(8, 8, 8, 4), TileConfig(8, 8, 16, 1, 2)),
     512: (TileConfig(8, 8, 16, 1, 2), TileConfig(8, 16, 16, 1), TileConfig(8, 8, 16, 1), TileConfig(8, 4, 8, 4)),
