@@ -140,7 +140,8 @@ CASES: list[Case] = [
             [
                 (tokens, whole_k(96, kind), 70, kind, tokens == 1, epilogue)
                 for i, kind in enumerate(DEVICE_FORMATS) for tokens in (1 if i % 2 == odd else 5,)
-            ] + [(66, 32, 130, "q4_1", True, epilogue), (70, 64, 66, "q8_0", True, epilogue, True)],
+            ] + [(66, 32, 130, "q4_1", True, epilogue), (70, 64, 66, "q8_0", True, epilogue, True),
+                 (4, 64, 66, "q4_0", True, epilogue, True)],
         )
     ),
     *(
@@ -152,7 +153,9 @@ CASES: list[Case] = [
             [(1, whole_k(96, kind), 70, kind, i % 2 == odd, 1e-5, epilogue, "rms_norm") for i, kind in enumerate(INT16)]
             # Short and long teams, one stage and several.
             + [(1, 2048, 38, "q4_0", True, 1e-6, epilogue, "rms_norm"), (1, 4160, 34, "q8_0", False, 1e-6, epilogue, "rms_norm"),
-               (1, 64, 16390, "q4_0", False, 1e-6, epilogue, "rms_norm")],
+               (1, 64, 16390, "q4_0", False, 1e-6, epilogue, "rms_norm")]
+            # Several rows: of a GEMV and of tiles.
+            + [(3 if odd else 21, whole_k(288, kind), 70, kind, True, 1e-5, epilogue, "rms_norm") for kind in ("q4_0", "q6_k")],
         )
     ),
     *_cases(

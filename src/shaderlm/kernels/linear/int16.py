@@ -107,7 +107,8 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
         epilogue: tuple[str, ...] = ("linear/epilogue_rope_kv_write", f"shared/cache_{dims['cache']}")
     else:
         epilogue = ("linear/store_rows", "linear/epilogue", "shared/silu", row_count(dims))
-    include = (f"linear/prologue_{dims['prologue']}", layout(dims).file, FORMATS[dims["format"]].int16, *epilogue)
+    arithmetic = ("shared/int16_round", "shared/int16", layout(dims).file, FORMATS[dims["format"]].int16)
+    include = (f"linear/prologue_{dims['prologue']}", *arithmetic, *epilogue)
     kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     per_group = config.rows * config.threads // config.team

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
 from ..route import Array, Dims, Route, part
-from . import int16, matrix, packed
+from . import int16, matrix, packed, rows_int16
 from .formats import FORMATS
 
 
@@ -62,6 +62,18 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "linear",
+        "gemv_rows_int16",
+        rows_int16.gemv_launch_list,
+        rows_int16.gemv_unsupported_reason,
+        _PACK,
+        exact=False,
+        prefer=rows_int16.several_rows,
+        fast=True,
+        weight_parts=packed.weight_parts,
+        candidates=rows_int16.gemv_candidates,
+    ),
+    Route(
+        "linear",
         "matrix",
         matrix.launch_list,
         matrix.unsupported_reason,
@@ -71,6 +83,18 @@ ROUTES: tuple[Route, ...] = (
         fast=True,
         weight_parts=packed.weight_parts,
         candidates=matrix.candidates,
+    ),
+    Route(
+        "linear",
+        "tile_int16",
+        rows_int16.tile_launch_list,
+        rows_int16.tile_unsupported_reason,
+        _PACK,
+        exact=False,
+        prefer=rows_int16.several_rows,
+        fast=True,
+        weight_parts=packed.weight_parts,
+        candidates=rows_int16.tile_candidates,
     ),
     Route(
         "linear",

@@ -1,5 +1,5 @@
 // out[0, n] = epilogue(Σ_k q(prologue(x))[0, k] · w[n, k])        one row; q rounds to 16 bits with one scale per block of 32
-// Inputs of 16 bits are two signed bytes each: v = 256 · h + l. WG threads make WG / TEAM teams; a team computes ROWS rows
+// Inputs of 16 bits are two signed bytes each (shared/int16). WG threads make WG / TEAM teams; a team computes ROWS rows
 // of the weight (1, 2 or 4), its lanes share their k in blocks of 32. Every workgroup rounds x for itself, STAGE blocks at a
 // time, four lanes to a block, into workgroup memory: that takes less than a dispatch of its own, and the first weights are
 // loaded meanwhile. Products are dot products of bytes, exact, four at a time. A block is rounded with one unit, to at most
@@ -43,47 +43,6 @@ var<workgroup> x_unit: array<vec3<f32>, STAGE>;
 var<workgroup> squares: array<f32, WG / 4u>;     // Σ x² of what each subgroup rounded
 var<workgroup> sums: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each team if that is smaller
 
-fn magnitude(v: vec4<f32>) -> vec4<u32> {
-    return bitcast<vec4<u32>>(v) & vec4<u32>(0x7FFFFFFFu);
-}
-
-// Bytes of sixteen inputs.
-struct Sixteen {
-    h: vec4<u32>,
-    l: vec4<u32>,
-}
-
-fn bytes_dot(a: vec4<u32>, b: vec4<u32>) -> i32 {
-    return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
-}
-
-// Sixteen weights of a byte times sixteen inputs, and 32 times 32: at most 32 · 127 · 32,512, which an i32 holds.
-fn sixteen_dot(weights: vec4<u32>, inputs: Sixteen) -> f32 {
-    return f32((bytes_dot(weights, inputs.h) << 8u) + bytes_dot(weights, inputs.l));
-}
-
-fn block_dot(low: vec4<u32>, high: vec4<u32>, first: Sixteen, second: Sixteen) -> f32 {
-    let h = bytes_dot(low, first.h) + bytes_dot(high, second.h);
-    let l = bytes_dot(low, first.l) + bytes_dot(high, second.l);
-    return f32((h << 8u) + l);
-}
-
-// A number that is added before rounding leaves the nearest integer in the last bits of the sum, two's complement and
-// all. Converting takes a GPU four times as long. (1.5 · 2^23; the integers are below 2^22.)
-const ROUNDER: f32 = 12582912.0;
-const EIGHT_ROUNDERS: u32 = 0x5A000000u;  // the bits of eight of them, modulo 2^32
-
-// The lowest bytes of four words.
-fn low_bytes(v: vec4<u32>) -> u32 {
-    let bytes = v & vec4<u32>(0xFFu);
-    return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
-}
-
-// v = 256 · h + l with l from −128 to 127: l is v's last byte as it is, h the one before it once 128 is added.
-fn h_bytes(v: vec4<u32>) -> u32 {
-    return low_bytes((v + vec4<u32>(128u)) >> vec4<u32>(8u));
-}
-
 // Round eight values, quarter `lane % 4` of block `block`, into slot `at`. A block that is not there is computed and not
 // stored. Returns Σ x².
 fn stage_quarter(block: u32, at: u32, there: bool, lane: u32) -> f32 {
@@ -93,40 +52,19 @@ fn stage_quarter(block: u32, at: u32, there: bool, lane: u32) -> f32 {
     let r1 = x[i + 1u];
     let v0 = weighted(i, r0);
     let v1 = weighted(i + 1u, r1);
-    // The largest magnitude, compared as bits: their order is that of the numbers, with NaN above all.
-    let most = max(magnitude(v0), magnitude(v1));
-    var top = max(max(most.x, most.y), max(most.z, most.w));
-    top = max(top, subgroupShuffleXor(top, 1u));
-    top = max(top, subgroupShuffleXor(top, 2u));
-    let unit = bitcast<f32>(top) * (1.0 / 32512.0);  // 127 · 256
-    let per_unit = select(1.0 / unit, 0.0, top < 0x0DA24260u);  // below 1e-30 a block counts as zeros
-    let a = bitcast<vec4<u32>>(fma(v0, vec4<f32>(per_unit), vec4<f32>(ROUNDER)));
-    let b = bitcast<vec4<u32>>(fma(v1, vec4<f32>(per_unit), vec4<f32>(ROUNDER)));
-    let both = a + b;
-    var sum = bitcast<i32>(both.x + both.y + both.z + both.w - EIGHT_ROUNDERS);
-    sum = sum + subgroupShuffleXor(sum, 1u);
-    let other = subgroupShuffleXor(sum, 2u);
-    // Infinity or NaN in x makes every sum over its block NaN.
-    let shown = bitcast<f32>(select(bitcast<u32>(unit), 0x7FC00000u, top >= 0x7F800000u));
-    // Neighbours swap halves, so that each writes a whole vector: WGSL lets a write to a part of one write all of it.
-    let h = vec2<u32>(h_bytes(a), h_bytes(b));
-    let l = vec2<u32>(low_bytes(a), low_bytes(b));
-    let odd = quarter % 2u == 1u;
-    let sent = select(l, h, odd);
-    let got = vec2<u32>(subgroupShuffleXor(sent.x, 1u), subgroupShuffleXor(sent.y, 1u));
-    let half = select(vec4<u32>(h, got), vec4<u32>(got, l), odd);
+    let rounded = round_quarter(v0, v1, quarter);
     if (there) {
         if (quarter == 0u) {
-            h_first[at] = half;
+            h_first[at] = rounded.bytes;
         } else if (quarter == 1u) {
-            l_first[at] = half;
+            l_first[at] = rounded.bytes;
         } else if (quarter == 2u) {
-            h_second[at] = half;
+            h_second[at] = rounded.bytes;
         } else {
-            l_second[at] = half;
+            l_second[at] = rounded.bytes;
         }
         if (quarter == 0u) {
-            x_unit[at] = vec3<f32>(shown, shown * f32(sum), shown * f32(other));
+            x_unit[at] = rounded.unit;
         }
         return dot(r0, r0) + dot(r1, r1);
     }

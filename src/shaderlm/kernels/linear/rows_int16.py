@@ -1,0 +1,204 @@
+"""Products of several rows rounded to 16 bits: a kernel rounds them, another multiplies. Configurations, preconditions.
+
+Two kernels multiply: a GEMV for a few rows, through which weights stream, and tiles in workgroup memory for more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ...formats.blocks import BLOCK
+from ...gpu.caps import DeviceCaps
+from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, over_limits, row_count
+from ..wgsl import Constant, Kernel, compose
+from .formats import FORMATS
+from .packed import LEAST_GROUPS, gated, layout, over_ranges, padded_k, pairs_are_whole
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    """Threads per workgroup, lanes that share k, rows of the weight per team, rows of x per workgroup."""
+
+    threads: int
+    team: int
+    rows: int
+    x_rows: int
+
+    def __str__(self) -> str:
+        return f"{self.threads}x{self.team}x{self.rows}x{self.x_rows}"
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """Rows of x per thread, threads across rows and columns, slices of k, blocks of each slice in a step."""
+
+    rows: int
+    threads_m: int
+    threads_n: int
+    slices: int
+    blocks: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.threads_m}x{self.threads_n}x{self.slices}x{self.blocks}"
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a tile."""
+        return self.rows * self.threads_m, 4 * self.threads_n
+
+    @property
+    def loads_fit(self) -> bool:
+        """What the kernel asks for: vectors and units of x, blocks of weights that a thread loads, room for sums."""
+        (rows, columns), step = self.tile, self.slices * self.blocks
+        threads = self.threads_m * self.threads_n * self.slices
+        sums_fit = self.slices == 1 or self.threads_n <= 8 * self.blocks
+        return rows * step <= threads and columns * step <= 2 * threads and sums_fit
+
+    def tiles(self, tokens: int, n: int) -> int:
+        """Workgroups of a product."""
+        return ceil_div(tokens, self.tile[0]) * ceil_div(n, self.tile[1])
+
+
+_LEAST_LANES = 4  # of a subgroup: so many round a block. What is not known is taken to be this
+
+# Rounding ----------------------------------------------------------------------------------------------------
+
+
+def _after_rounding(products: LaunchList, dims: Dims, blocks_first: bool) -> LaunchList:
+    """The launch list with the dispatch before it that rounds the rows, which has the prologue."""
+    tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
+    include = (f"linear/prologue_{dims['prologue']}", "shared/int16_round", row_count(dims))
+    kernel = Kernel("linear/round_rows_int16", include, frozenset({"subgroups"}))
+    parts = 1 if norm else ceil_div(k // BLOCK, compose(kernel).workgroup_size // 4)
+    params = {"tokens": tokens, "k": k, "parts": parts, "eps": float(dims["eps"]) if norm else 0.0}
+    buffers = {"bytes": 2 * tokens * k, "units": 16 * tokens * k // BLOCK, **({"norm_weight": f32(k)} if norm else {})}
+    rounding = Dispatch(kernel, tokens * parts, params, {"BLOCKS_FIRST": blocks_first})
+    return LaunchList((rounding, *products.dispatches), {**products.buffers, **buffers})
+
+
+def _include(dims: Dims) -> tuple[str, ...]:
+    """What both kernels that multiply are made of."""
+    arithmetic = ("shared/int16", layout(dims).file, FORMATS[dims["format"]].int16)
+    return (*arithmetic, "linear/epilogue", "shared/silu", row_count(dims))
+
+
+def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    if not FORMATS[dims["format"]].int16:
+        return f"weights of format {dims['format']} are not multiplied as integers"
+    if not caps.dot4:
+        return "this device has no instruction for dot products of bytes"
+    if dims["tokens"] == 1:
+        return "it takes several tokens, tokens is 1"
+    if dims["epilogue"] == "rope_kv_write":
+        return "it has no epilogue rope_kv_write"
+    if 0 < caps.subgroup_min < _LEAST_LANES:
+        return f"it needs subgroups of {_LEAST_LANES} lanes or more, those of this device have {caps.subgroup_min}"
+    return pairs_are_whole(dims, caps) if gated(dims) else None
+
+
+# A few rows --------------------------------------------------------------------------------------------------
+
+_MAX_ROWS = 4  # of x in a GEMV. Eight were slower than tiles (H200)
+
+
+def gemv_config(dims: Dims, caps: DeviceCaps) -> GemvConfig:
+    """The configuration for a shape; measured on an H200."""
+    x_rows = min(_MAX_ROWS, _round_up(dims["tokens"]))
+    rows = 4 if x_rows > 2 else 2
+    return GemvConfig(128, min(32, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
+
+
+def _round_up(count: int) -> int:
+    """To a power of two."""
+    return 1 << (count - 1).bit_length()
+
+
+def gemv_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why the GEMV of several rows does not run a shape."""
+    if dims["tokens"] > _MAX_ROWS:
+        return f"it takes up to {_MAX_ROWS} tokens, tokens is {dims['tokens']}"
+    return _unsupported_reason(dims, caps)
+
+
+def gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """Up to four rows: weights stream through registers."""
+    return gemv_with(gemv_config(dims, caps), dims, caps)
+
+
+def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
+    """The same with other configurations, by name."""
+    usual, found = gemv_config(dims, caps), {}
+    for threads, team, rows in itertools.product((64, 128, 256), (8, 16, 32), (1, 2, 4)):
+        fits = threads <= caps.max_invocations and team <= (caps.subgroup_min or _LEAST_LANES)
+        if fits and dims["N"] // (rows * threads // team) >= LEAST_GROUPS and not (gated(dims) and rows == 1):
+            config = replace(usual, threads=threads, team=team, rows=rows)
+            found[str(config)] = partial(gemv_with, config, dims, caps)
+    return found
+
+
+def gemv_with(config: GemvConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """The same with a given configuration."""
+    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "X_ROWS": config.x_rows}
+    per_group, tiles = config.rows * config.threads // config.team, ceil_div(dims["tokens"], config.x_rows)
+    kernel = Kernel("linear/linear_gemv_rows_int16", _include(dims), frozenset({"subgroups"}))
+    found = over_ranges(kernel, constants, lambda n: tiles * ceil_div(n, per_group), dims, caps)
+    return _after_rounding(found, dims, blocks_first=False)
+
+
+# Tiles -------------------------------------------------------------------------------------------------------
+
+# By the most rows that they are for, measured on an H200; those of a line are tuning candidates of each other.
+_TILES: Mapping[int, tuple[TileConfig, ...]] = {
+    8: (TileConfig(4, 2, 4, 16), TileConfig(4, 2, 8, 16)),
+    64: (TileConfig(4, 4, 8, 8), TileConfig(4, 4, 4, 8), TileConfig(8, 4, 8, 4)),
+    128: (TileConfig(8, 4, 8, 4), TileConfig(4, 4, 8, 8), TileConfig(8, 8, 8, 4), TileConfig(8, 8, 16, 1, 2)),
+    512: (TileConfig(8, 8, 16, 1, 2), TileConfig(8, 16, 16, 1), TileConfig(8, 8, 16, 1), TileConfig(8, 4, 8, 4)),
+}
+
+
+def _tiles(dims: Dims) -> tuple[TileConfig, ...]:
+    return next((tiles for rows, tiles in _TILES.items() if dims["tokens"] <= rows), _TILES[512])
+
+
+def tile_config(dims: Dims, caps: DeviceCaps) -> TileConfig:
+    """The first configuration that the device has room for; the smallest where it has none, for the reason why."""
+    found = _tiles(dims)
+    smallest = TileConfig(4, 2, 4, 4)
+    for config in (*found, TileConfig(4, 4, 8, 4)):
+        if over_limits(tile_with(config, dims, caps), caps) is None:
+            return config
+    return smallest
+
+
+def tile_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """Any number of rows, in tiles."""
+    return tile_with(tile_config(dims, caps), dims, caps)
+
+
+def tile_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
+    """The same with other tiles, by name."""
+    return {str(config): partial(tile_with, config, dims, caps) for config in _tiles(dims)}
+
+
+def tile_with(config: TileConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """The same with given tiles."""
+    assert config.loads_fit, f"{config}: a thread loads more in a step than the kernel has registers for"
+    constants: dict[str, Constant] = {"TM": config.rows, "THREADS_M": config.threads_m, "THREADS_N": config.threads_n}
+    constants |= {"SLICES": config.slices, "BLOCKS": config.blocks}
+    staged = FORMATS[dims["format"]].int16.replace("int16_", "staged_")
+    kernel = Kernel("linear/linear_tile_int16", (*_include(dims), staged))
+    found = over_ranges(kernel, constants, lambda n: config.tiles(dims["tokens"], n), dims, caps)
+    return _after_rounding(found, dims, blocks_first=True)
+
+
+def tile_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why tiles of 16-bit inputs do not run a shape."""
+    return _unsupported_reason(dims, caps)
+
+
+def several_rows(dims: Dims, caps: DeviceCaps) -> bool:
+    """Where products of 16 bits go before others."""
+    return bool(dims["tokens"] > 1)
