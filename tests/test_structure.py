@@ -190,6 +190,19 @@ _SIZES: tuple[dict[str, int], ...] = (
     {"tokens": 1, "K": 4096, "N": 8192, "width": 8192, "Hq": 32, "Hkv": 8, "D": 128, "keys": 8000, "rows": 1},
     {"tokens": 512, "K": 4096, "N": 8192, "rows": 512, "width": 4096, "count": 4096, "Hq": 32, "Hkv": 8, "D": 128}
     | {"keys": 600},
+    # Few rows and columns, of which workgroups share k.
+    {
+        "tokens": 16,
+        "K": 4096,
+        "N": 512,
+        "rows": 16,
+        "width": 4096,
+        "count": 4096,
+        "Hq": 4,
+        "Hkv": 2,
+        "D": 8,
+        "keys": 32,
+    },
 )
 _CAPS: list[DeviceCaps] = [
     replace(WEBGPU_DEFAULT, kind=kind, subgroups=subgroups, f16=f16)

@@ -97,7 +97,7 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 def many_rows(dims: Dims, caps: DeviceCaps) -> bool:
     """Where matrix units go before other routes."""
-    return bool(dims["tokens"] > 1)
+    return caps.subgroup_matrix and bool(dims["tokens"] > 1)
 
 
 @dataclass(frozen=True)
@@ -114,19 +114,16 @@ TILES = (
     Tiles(
         16,
         (
-            LaunchConfig(16, 64, 8, (1, 2, 2), True),
             LaunchConfig(16, 64, 16, (1, 2, 4)),
-            LaunchConfig(16, 32, 8, (1, 2, 2), True),
+            LaunchConfig(16, 64, 8, (1, 2, 2)),
+            LaunchConfig(16, 32, 8, (1, 2, 2), early=True),
+            LaunchConfig(16, 32, 16, (1, 2, 4), early=True),
         ),
-        300,
+        256,
     ),
-    Tiles(32, (LaunchConfig(32, 64, 8, (1, 2, 2), True), LaunchConfig(32, 128, 8, (1, 4, 2))), 256),
-    Tiles(64, (LaunchConfig(64, 64, 8, (2, 2, 1)), LaunchConfig(64, 256, 8, (1, 8, 1))), 192),
-    Tiles(
-        512,
-        (LaunchConfig(128, 128, 8, (4, 2, 1)), LaunchConfig(128, 96, 8, (4, 2, 1)), LaunchConfig(64, 64, 8, (2, 2, 1))),
-        96,
-    ),
+    Tiles(32, (LaunchConfig(32, 128, 8, (1, 4, 2), early=True), LaunchConfig(32, 64, 8, (1, 2, 2), early=True)), 192),
+    Tiles(64, (LaunchConfig(64, 64, 8, (2, 2, 1), early=True), LaunchConfig(64, 256, 8, (1, 8, 1))), 192),
+    Tiles(512, (LaunchConfig(128, 128, 8, (4, 2, 1)), LaunchConfig(128, 96, 8, (4, 2, 1))), 96),
 )
 _CORES = 132
 _SPLITS = (1, 2, 4, 8, 16)
