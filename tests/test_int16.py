@@ -144,8 +144,8 @@ def test_precision_is_a_choice(tiny: Path, gpu: Device) -> None:
 def quality(gpu: Device, positions: int, at_once: int) -> tuple[float, float]:
     """Mean divergence of the token distributions in nats, and how often the likeliest token is the same.
 
-    Over our own documentation: prose, tables and code, which the model has not seen. Rows are run one by one or together:
-    different kernels round them.
+    Over our own documentation: prose, tables and code, which the model has not seen. Rows are run one by one or
+    together: different kernels round them.
     """
     text = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
     divergences, same = [], []
@@ -168,7 +168,7 @@ def quality(gpu: Device, positions: int, at_once: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("positions", "at_once"),
-    [(2, 1), (4, 4), (6, 6), *(pytest.param(2000, rows, marks=pytest.mark.long) for rows in (1, 4, 50))],
+    [(2, 1), (4, 4), *(pytest.param(2000, rows, marks=pytest.mark.long) for rows in (1, 4, 50))],
 )
 def test_rounding_keeps_the_quality(positions: int, at_once: int, gpu: Device) -> None:
     divergence, same = quality(gpu, positions, at_once)
