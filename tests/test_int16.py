@@ -141,10 +141,11 @@ def test_precision_is_a_choice(tiny: Path, gpu: Device) -> None:
         shaderlm.load(tiny, device=gpu, precision="low")
 
 
-def quality(gpu: Device, positions: int) -> tuple[float, float]:
+def quality(gpu: Device, positions: int, at_once: int) -> tuple[float, float]:
     """Mean divergence of the token distributions in nats, and how often the likeliest token is the same.
 
-    Over our own documentation: prose, tables and code, which the model has not seen.
+    Over our own documentation: prose, tables and code, which the model has not seen. Rows are run one by one or
+    together: different kernels round them.
     """
     text = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
     divergences, same = [], []
@@ -155,9 +156,9 @@ def quality(gpu: Device, positions: int) -> tuple[float, float]:
         for first in range(0, positions, 50):
             chunk = ids[first : first + 50]
             expected = on_cpu.all_logits(chunk).astype(np.float64)
-            # One at a time: prompts are not rounded.
-            rounded = [on_gpu.logits([token]).astype(np.float64) for token in chunk]
-            p, q = (x - np.logaddexp.reduce(x, axis=1, keepdims=True) for x in (expected, np.array(rounded)))
+            parts = [on_gpu.all_logits(chunk[i : i + at_once]) for i in range(0, len(chunk), at_once)]
+            rounded = np.concatenate(parts).astype(np.float64)
+            p, q = (x - np.logaddexp.reduce(x, axis=1, keepdims=True) for x in (expected, rounded))
             divergences += (np.exp(p) * (p - q)).sum(1).tolist()
             same += (p.argmax(1) == q.argmax(1)).tolist()
         on_gpu.close()
@@ -165,9 +166,12 @@ def quality(gpu: Device, positions: int) -> tuple[float, float]:
     return float(np.mean(divergences)), float(np.mean(same))
 
 
-@pytest.mark.parametrize("positions", [1, pytest.param(2000, marks=pytest.mark.long)])  # 7 s each in software
-def test_rounding_keeps_the_quality(positions: int, gpu: Device) -> None:
-    divergence, same = quality(gpu, positions)
-    print(f"{positions} positions: divergence {divergence:.5f}, the same token {same:.4f}")
+@pytest.mark.parametrize(
+    ("positions", "at_once"),
+    [(1, 1), (4, 4), *(pytest.param(2000, rows, marks=pytest.mark.long) for rows in (1, 4, 50))],
+)
+def test_rounding_keeps_the_quality(positions: int, at_once: int, gpu: Device) -> None:
+    divergence, same = quality(gpu, positions, at_once)
+    print(f"{positions} positions, {at_once} at once: divergence {divergence:.5f}, the same token {same:.4f}")
     assert divergence <= 1e-5
     assert same >= 0.99

@@ -36,7 +36,7 @@ def _applied(options: Sequence[Callable[[Command], Command]], command: Command) 
 
 def precision_option(command: Command) -> Command:
     """--precision, as the argument `precision`."""
-    words = "fast: a GPU may round the inputs of matrix products to 16 bits while it decodes. exact: it may not."
+    words = "fast: a GPU may round the inputs of matrix products to 16 bits. exact: it may not."
     options = {"type": click.Choice(["fast", "exact"]), "default": "fast", "show_default": True}
     return click.option("--precision", help=words, **options)(command)  # type: ignore[arg-type]
 

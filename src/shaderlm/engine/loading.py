@@ -54,7 +54,7 @@ def load(
     context: the largest number of tokens of a conversation (default: the model's own). If it is given, the memory of a
     GPU for one conversation of that length is allocated at once, or refused; otherwise the cache grows when it must.
     progress: called as progress(label, done, total), in bytes, while files and weights are copied.
-    precision: "fast" (default) lets a GPU round the inputs of matrix products to 16 bits while it decodes, where that
+    precision: "fast" (default) lets a GPU round the inputs of matrix products to 16 bits, where that
     is faster; "exact" does not.
     tune: use the kernels that were measured to be the fastest on this GPU, and measure new shapes for at most 2 s;
     False uses the built-in choice.

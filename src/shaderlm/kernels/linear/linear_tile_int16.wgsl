@@ -22,7 +22,10 @@ const STEP: u32 = SLICES * BLOCKS;         // blocks of a row that are staged at
 // Odd numbers of vectors: rows then start in different banks.
 const X_STRIDE: u32 = 4u * STEP + 1u;
 const STRIDE: u32 = STEP / 2u * 2u + 1u;   // of a row of units, or of blocks of weights
-const W_SLOTS: u32 = BN * STRIDE;
+// Weights of columns 0, 4, 8 … lie together, then those of 1, 5, 9 …: threads, which have four neighbouring columns, read
+// neighbours. STEP more per group, so that those who stage neighbouring columns hit different banks, too.
+const GROUP: u32 = THREADS_N * STRIDE + STEP;
+const W_SLOTS: u32 = 4u * GROUP;
 
 struct Params {
     tokens: u32,
@@ -73,10 +76,9 @@ fn stage_unit(i: u32, value: vec4<f32>) {
     x_unit[i / STEP * STRIDE + i % STEP] = value;
 }
 
-// Column 4 · t + j of the tile is in row j · THREADS_N + t: threads t then read neighbouring rows.
 fn stage_w(i: u32, value: Packed) {
     let column = i / STEP;
-    stage_block((column % 4u * THREADS_N + column / 4u) * STRIDE + i % STEP, value);
+    stage_block(column % 4u * GROUP + column / 4u * STRIDE + i % STEP, value);
 }
 
 // The same block of a thread's four columns, and its products with a block of a row of x.
@@ -203,9 +205,9 @@ fn main(
         }
         for (var i = 0u; i < BLOCKS; i = i + 1u) {
             let block = i * SLICES + slice;
+            let at = tx * STRIDE + block;
             let w = Weights(
-                staged_block(tx * STRIDE + block), staged_block((tx + THREADS_N) * STRIDE + block),
-                staged_block((tx + 2u * THREADS_N) * STRIDE + block), staged_block((tx + 3u * THREADS_N) * STRIDE + block),
+                staged_block(at), staged_block(at + GROUP), staged_block(at + 2u * GROUP), staged_block(at + 3u * GROUP),
             );
             acc0 = acc0 + products(w, ty, block);
             acc1 = acc1 + products(w, ty + THREADS_M, block);

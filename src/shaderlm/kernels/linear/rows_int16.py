@@ -107,8 +107,9 @@ _MAX_ROWS = 4  # of x in a GEMV. Eight were slower than tiles (H200)
 def gemv_config(dims: Dims, caps: DeviceCaps) -> GemvConfig:
     """The configuration for a shape; measured on an H200."""
     x_rows = min(_MAX_ROWS, _round_up(dims["tokens"]))
-    rows = 4 if x_rows > 2 else 2
-    return GemvConfig(128, min(32, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
+    many = dims["N"] >= 8192 and dims["K"] < 4096
+    team, rows = (16, 4) if many else (32, 4 if x_rows > 2 else 2)
+    return GemvConfig(128, min(team, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
 
 
 def _round_up(count: int) -> int:
@@ -150,27 +151,28 @@ def gemv_with(config: GemvConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 # Tiles -------------------------------------------------------------------------------------------------------
 
-# By the most rows that they are for, measured on an H200; those of a line are tuning candidates of each other.
-_TILES: Mapping[int, tuple[TileConfig, ...]] = {
-    8: (TileConfig(4, 2, 4, 16), TileConfig(4, 2, 8, 16)),
-    64: (TileConfig(4, 4, 8, 8), TileConfig(4, 4, 4, 8), TileConfig(8, 4, 8, 4)),
-    128: (TileConfig(8, 4, 8, 4), TileConfig(4, 4, 8, 8), TileConfig(8, 8, 8, 4), TileConfig(8, 8, 16, 1, 2)),
-    512: (TileConfig(8, 8, 16, 1, 2), TileConfig(8, 16, 16, 1), TileConfig(8, 8, 16, 1), TileConfig(8, 4, 8, 4)),
-}
+# Large tiles first, each with the workgroups that it takes to keep an H200 busy (132 cores); the last have most slices.
+_TILES: tuple[tuple[TileConfig, int], ...] = (
+    (TileConfig(8, 8, 16, 1, 2), 256),
+    (TileConfig(8, 4, 8, 4), 256),
+    (TileConfig(8, 4, 8, 2), 256),  # where 16 KiB of workgroup memory are all
+    (TileConfig(4, 4, 8, 8), 128),
+    (TileConfig(4, 2, 4, 16), 1),
+    (TileConfig(4, 2, 4, 4), 1),
+)
 
 
-def _tiles(dims: Dims) -> tuple[TileConfig, ...]:
-    return next((tiles for rows, tiles in _TILES.items() if dims["tokens"] <= rows), _TILES[512])
+def _fitting(dims: Dims, caps: DeviceCaps) -> list[TileConfig]:
+    """Tiles that the device has room for; the one that needs least where there are none, for the reason why."""
+    configs = [config for config, _ in _TILES]
+    return [c for c in configs if over_limits(tile_with(c, dims, caps), caps) is None] or configs[-1:]
 
 
 def tile_config(dims: Dims, caps: DeviceCaps) -> TileConfig:
-    """The first configuration that the device has room for; the smallest where it has none, for the reason why."""
-    found = _tiles(dims)
-    smallest = TileConfig(4, 2, 4, 4)
-    for config in (*found, TileConfig(4, 4, 8, 4)):
-        if over_limits(tile_with(config, dims, caps), caps) is None:
-            return config
-    return smallest
+    """The largest tile that rows fill by more than half and of which there are enough, else the smallest."""
+    tokens, found, least = dims["tokens"], _fitting(dims, caps), dict(_TILES)
+    filled = [config for config in found if 2 * tokens > config.tile[0]] or found[-1:]
+    return next((config for config in filled if config.tiles(tokens, dims["N"]) >= least[config]), filled[-1])
 
 
 def tile_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -180,7 +182,8 @@ def tile_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 def tile_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other tiles, by name."""
-    return {str(config): partial(tile_with, config, dims, caps) for config in _tiles(dims)}
+    found = [config for config in _fitting(dims, caps) if 2 * dims["tokens"] >= config.tile[0]]
+    return {str(config): partial(tile_with, config, dims, caps) for config in found}
 
 
 def tile_with(config: TileConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
