@@ -74,6 +74,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where a test leaves the choice of an implementation of WebGPU open, it is this one; already at collection."""
+    implementation: Implementation = config.getoption("--backend")
+    if implementation == "dawn" and dawn.missing() is not None:
+        pytest.exit(f"--backend dawn: {dawn.missing()}", 4)
+    taken = backends.Choice(implementation, "the tests are for it")
+    pytest.MonkeyPatch().setattr(sys.modules[choose.__module__], "choice", lambda caps: taken)  # for good
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in a hook of this name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was not asked for, and group and order the rest. What is left out is not skipped."""
@@ -112,21 +121,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHADERLM_CACHE", str(folder))
         patch.setattr(tuner, "BUDGET_SECONDS", 0.0)
-        _prefer(request.config.getoption("--backend"), patch)
+        patch.setattr(planning, "measure_backends", lambda *_: None)
+        _prefer(request.config.getoption("--backend"))
         yield
 
 
-def _prefer(implementation: Implementation, patch: pytest.MonkeyPatch) -> None:
-    """Where a test leaves the choice of an implementation open, in this process or another one, it is this one."""
-    patch.setattr(
-        sys.modules[choose.__module__], "choice", lambda caps: backends.Choice(implementation, "the tests are for it")
-    )
-    patch.setattr(planning, "measure_backends", lambda *_: None)
+def _prefer(implementation: Implementation) -> None:
+    """Where a test leaves the choice of an implementation open, another process takes this one too."""
     if dawn.missing() is None:
         for adapter in dawn.adapters():
             backends.save(adapter.caps, {name: float(1 + (name != implementation)) for name in backends.PACKAGES})
-    elif implementation == "dawn":
-        pytest.exit(f"--backend dawn: {dawn.missing()}", 4)
 
 
 def _open(config: pytest.Config, **options: Any) -> Device:

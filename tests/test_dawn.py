@@ -156,12 +156,18 @@ def test_both_implementations_find_the_adapter_and_agree() -> None:
     assert (one.dialect, other.dialect, one is other) == ("wgpu", "dawn", False)
 
 
+def _forget_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_open", {})
+    monkeypatch.setattr(opening, "_chosen", {})
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache, and the choice of an implementation as it is outside of tests."""
     monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path))
     monkeypatch.setattr(sys.modules[choose.__module__], "choice", backends.choice)
     monkeypatch.setattr(planning, "measure_backends", measure_backends)
+    _forget_devices(monkeypatch)
 
 
 @pytest.mark.usefixtures("cache")
@@ -237,8 +243,7 @@ def test_a_backend_that_there_is_not() -> None:
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process where nothing was opened yet."""
     monkeypatch.setattr(library, "_library", None)
-    monkeypatch.setattr(opening, "_open", {})
-    monkeypatch.setattr(opening, "_chosen", {})
+    _forget_devices(monkeypatch)
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
