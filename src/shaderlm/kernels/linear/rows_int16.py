@@ -204,4 +204,4 @@ def tile_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 def several_rows(dims: Dims, caps: DeviceCaps) -> bool:
     """Where products of 16 bits go before others."""
-    return bool(dims["tokens"] > 1)
+    return caps.policy.round_inputs and bool(dims["tokens"] > 1)
