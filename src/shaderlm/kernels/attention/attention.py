@@ -8,7 +8,8 @@ the rows of the others. Heads are padded to a multiple of four values with zeros
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -123,15 +124,13 @@ def _rows_of_a_pass(dims: Dims, caps: DeviceCaps) -> int:
 
 
 def split_rows(
-    dims: Dims, caps: DeviceCaps, lanes: int, *, tree: bool, min_keys: int = 0, skipped: int = 0
+    dims: Dims, caps: DeviceCaps, split: SplitKernel, *, min_keys: int = 0, skipped: int = 0
 ) -> tuple[tuple[Dispatch, ...], dict[str, int]]:
     """Splits and joins for rows that see `min_keys` or more, in passes over the rows; and the scratch buffers."""
     splits, rows = _splits(dims), _rows_of_a_pass(dims, caps)
     long_rows = dims["context"] == "long_split"
     common: dict[str, Constant] = {"QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1, "LONG_ROWS": long_rows}
-    own = {"WG": lanes, "GROUP": dims["Hq"] // dims["Hkv"], "KEYS": _LONG_CHUNK if long_rows else _SHORT_CHUNK}
-    name = "attention_split_tree" if tree else "attention_split"
-    split = _kernel(name, dims, "attention/split_grid", "attention/chunks", subgroups=not tree)
+    own = {"GROUP": dims["Hq"] // dims["Hkv"], "KEYS": _LONG_CHUNK if long_rows else _SHORT_CHUNK, **split.constants}
     merge = Kernel("attention/attention_merge", ("attention/chunks", "attention/served_rows", "shared/batch"))
     specialised, idle = _specialised(dims, caps), skipped != 0
     dispatches: list[Dispatch] = []
@@ -141,7 +140,7 @@ def split_rows(
         attended = {**params, "kv_heads": dims["Hkv"], "scale": scale_of(dims)}
         grids = _grid(rows, dims["Hkv"] * splits, _SPLIT_WORKGROUPS), _grid(rows, dims["Hq"], _ROW_WORKGROUPS)
         dispatches += [
-            Dispatch(split, grids[0], attended, {**common, **own}, specialised=specialised, idle=idle),
+            Dispatch(split.kernel, grids[0], attended, {**common, **own}, specialised=specialised, idle=idle),
             Dispatch(
                 merge,
                 grids[1],
@@ -155,13 +154,54 @@ def split_rows(
     return tuple(dispatches), {"partial": 16 * kept * quads(dims), "stats": 8 * kept}
 
 
-def _split_lanes(dims: Dims, caps: DeviceCaps) -> int:
-    """Threads of a workgroup of attention_split; the fewest where none have room, for the reason why."""
-    for lanes in (256, 128):
-        dispatches, _ = split_rows(dims, caps, lanes, tree=False)
-        if quads(dims) <= lanes and over_limits(LaunchList(dispatches[:1], {}), caps) is None:
-            return lanes
-    return 128
+@dataclass(frozen=True)
+class SplitKernel:
+    """A kernel that attends to the splits of a row, and its launch configuration."""
+
+    kernel: Kernel
+    constants: Mapping[str, Constant]
+
+
+_SPLIT_INCLUDES = ("attention/split_grid", "attention/chunks")
+
+
+def split_tree(dims: Dims) -> SplitKernel:
+    """Without subgroups."""
+    kernel = _kernel("attention_split_tree", dims, *_SPLIT_INCLUDES)
+    return SplitKernel(kernel, {"WG": 128 if quads(dims) <= 128 else 256})
+
+
+def split_quads(dims: Dims, lanes: int) -> SplitKernel:
+    """Scores and weights go through workgroup memory: for every format and width."""
+    return SplitKernel(_kernel("attention_split", dims, *_SPLIT_INCLUDES, subgroups=True), {"WG": lanes})
+
+
+def split_octets(dims: Dims, subgroup: int, lanes: int) -> SplitKernel | None:
+    """All in registers, by subgroups of a known size; None where keys do not divide among their lanes."""
+    octets = dims["D"] // 8
+    shared = next((size for size in (32, 16, 8, 4) if size <= subgroup and octets % size == 0), 0)
+    if dims["cache"] != "f16" or dims["D"] % 8 or not shared or octets // shared > 2 or lanes % subgroup:
+        return None
+    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
+    include = (*_SPLIT_INCLUDES, "attention/served_rows", "shared/batch", where)
+    kernel = Kernel("attention/attention_split_octets", include, _SUBGROUPS)
+    return SplitKernel(kernel, {"WG": lanes, "SUBGROUP": subgroup, "LANES": shared})
+
+
+def _split(dims: Dims, caps: DeviceCaps) -> SplitKernel:
+    """The fastest that this device has room for; the last where none have room, for the reason why."""
+    size = caps.subgroup_max if caps.subgroup_min == caps.subgroup_max else 0
+    # A subgroup has the same keys in both classes: chunks of twice the keys have twice the subgroups.
+    octets = split_octets(dims, size, 256) if size else None
+    if octets and _has_room({**dims, "context": "long_split"}, caps, octets):
+        return octets if dims["context"] == "long_split" else split_octets(dims, size, 128) or octets
+    found = [split_quads(dims, lanes) for lanes in (256, 128) if quads(dims) <= lanes]
+    return next((split for split in found if _has_room(dims, caps, split)), split_quads(dims, 128))
+
+
+def _has_room(dims: Dims, caps: DeviceCaps, split: SplitKernel) -> bool:
+    dispatches, _ = split_rows(dims, caps, split)
+    return over_limits(LaunchList(dispatches[:1], {}), caps) is None
 
 
 # Tiles of rows ------------------------------------------------------------------------------------------------
@@ -199,18 +239,17 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     runs = _tile(dims, caps)
     before, skipped = ((), 0) if runs is None else ((runs,), RUN)
     if not caps.subgroups:
-        lanes = 128 if quads(dims) <= 128 else 256
-        after, scratch = split_rows(dims, caps, lanes, tree=True, skipped=skipped)
+        after, scratch = split_rows(dims, caps, split_tree(dims), skipped=skipped)
         return LaunchList((*before, *after), {**buffers, **scratch})
     lanes = _single_pass_lanes(dims, caps)
     if _few_barriers(caps) or dims["context"] == "single_pass":
         return LaunchList((*before, single_pass(dims, caps, lanes, skipped=skipped)), buffers)
     if dims["tokens"] == 1:
-        after, scratch = split_rows(dims, caps, _split_lanes(dims, caps), tree=False)
+        after, scratch = split_rows(dims, caps, _split(dims, caps))
         return LaunchList(after, {**buffers, **scratch})
     most = single_pass_keys(dims["D"])
     short = single_pass(dims, caps, lanes, most, skipped)
-    after, scratch = split_rows(dims, caps, _split_lanes(dims, caps), tree=False, min_keys=most + 1, skipped=skipped)
+    after, scratch = split_rows(dims, caps, _split(dims, caps), min_keys=most + 1, skipped=skipped)
     return LaunchList((*before, short, *after), {**buffers, **scratch})
 
 

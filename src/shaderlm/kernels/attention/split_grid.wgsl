@@ -23,8 +23,9 @@ fn main(
 ) {
     let index = group.x + group.y * groups.x;
     let per_row = params.kv_heads * params.splits;
-    let kv_head = index % per_row / params.splits;
-    let split = index % params.splits;
+    // Splits without keys come last, so that none of them takes the place of one that has.
+    let kv_head = index % params.kv_heads;
+    let split = index % per_row / params.kv_heads;
     if (ONE_ROW) {
         if (index < per_row) {
             attend_split(0u, kv_head, split, lane);
