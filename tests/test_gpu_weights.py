@@ -28,7 +28,8 @@ def floats(seed: int, *shape: int) -> Any:
 def parts(op: str, route: str, device: Device, **shape: Any) -> int:
     """Into how many bindings the route splits the weight."""
     chosen = next(found for found in routes_of(op) if found.name == route)
-    return len(chosen.launch_list(resolve(op, shape), device.caps).dispatches)
+    dispatches = chosen.launch_list(resolve(op, shape), device.caps).dispatches
+    return sum(any(name.startswith("weight") for name in dispatch.bind.values()) for dispatch in dispatches)
 
 
 # A row of 4096 takes 2 KiB in 4 bits: 32 rows to a binding. At M = 5 x must fit as well: K = 2048, 64 rows.

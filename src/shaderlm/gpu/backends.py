@@ -26,6 +26,8 @@ Backend = Literal["auto", "wgpu", "dawn"]
 BACKENDS: tuple[Backend, ...] = ("auto", "wgpu", "dawn")
 PACKAGES: Mapping[Implementation, str] = {"wgpu": "wgpu", "dawn": "wgpudawn"}
 FORMAT = 1
+# Matrix units read prompts faster, but small models decode slower through Dawn: it is not taken without measuring.
+UNMEASURED = "`shaderlm tune` has not compared it with Dawn yet"
 _log = logging.getLogger("shaderlm")
 
 
@@ -62,9 +64,15 @@ def choice(caps: DeviceCaps) -> Choice:
         fastest = min(seconds, key=lambda name: seconds[name])
         times = ", ".join(f"{name} {1000 * value:.1f} ms" for name, value in sorted(seconds.items()))
         return Choice(fastest, f"measured: {times}")
-    if caps.subgroup_matrix:
-        return Choice("dawn", "it has matrix units; `shaderlm tune` measures both")
-    return Choice("wgpu", "there are no matrix units; `shaderlm tune` measures both")
+    return Choice("wgpu", UNMEASURED)
+
+
+def any_measured() -> bool:
+    """Has any device been measured? If not, Dawn need not be started to find out what it is called there."""
+    try:
+        return any((cache_directory() / "tuning").glob("*.backends.json"))
+    except (OSError, ModelError):
+        return False
 
 
 def path_of(caps: DeviceCaps) -> Path:

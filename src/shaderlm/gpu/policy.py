@@ -38,7 +38,7 @@ ON_GPU = DevicePolicy(
     tune=True,
     steps_ahead=2,
     max_prefill_tokens=512,
-    warm_up_seconds=0.5,
+    warm_up_seconds=1.0,
     short_measurements=False,
 )
 IN_SOFTWARE = DevicePolicy(
