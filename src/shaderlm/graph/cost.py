@@ -64,8 +64,8 @@ def filled(d: Dims, position: int) -> float:
 
 def split(d: Dims, position: int) -> float:
     """What attention keeps between its dispatches grows with the context, up to what its class has room for."""
-    room = d["keys"] or min(last_key(d["context"], d["D"]), LONG_SPLIT_KEYS)
-    return min(1.0, float((position + d["tokens"]) / room))
+    capacity = d["keys"] or min(last_key(d["context"], d["D"]), LONG_SPLIT_KEYS)
+    return min(1.0, float((position + d["tokens"]) / capacity))
 
 
 def ratio(part: str, whole: str) -> Part:

@@ -196,13 +196,13 @@ def _after_rounding(
 ) -> LaunchList:
     """The launch list with the kernel before it that rounds the inputs."""
     tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
-    room = config.groups(dims) * config.blocks * BLOCK
+    stride = config.groups(dims) * config.blocks * BLOCK
     reduce, needs = reduction(caps)
     include = (f"linear/prologue_{dims['prologue']}", "shared/halves", reduce, row_count(dims))
-    params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "room": room // 4}
+    params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": stride // 4}
     params["eps"] = float(dims["eps"]) if norm else 0.0
     rounding = Dispatch(
         Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, {"BLOCKS": config.blocks}
     )
-    more = {"x_half": 2 * tokens * room, "row_scale": f32(tokens), **({"norm_weight": f32(k)} if norm else {})}
+    more = {"x_half": 2 * tokens * stride, "row_scale": f32(tokens), **({"norm_weight": f32(k)} if norm else {})}
     return LaunchList((rounding, *dispatches), {**buffers, **more})

@@ -11,12 +11,12 @@ struct Params {
     tokens: u32,
     k: u32,      // values of a row that count for its norm
     quads: u32,  // of a row of x
-    room: u32,   // quads of a row of x_half
+    stride: u32, // quads of a row of x_half
     eps: f32,
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;            // [tokens, quads]
-@group(0) @binding(1) var<storage, read_write> x_half: array<vec2<u32>>; // [tokens, room]
+@group(0) @binding(1) var<storage, read_write> x_half: array<vec2<u32>>; // [tokens, stride]
 @group(0) @binding(2) var<storage, read_write> row_scale: array<f32>;    // [tokens]
 @group(0) @binding(3) var<uniform> params: Params;
 
@@ -62,14 +62,14 @@ fn main(
     for (var i = 0u; i < KEEP; i = i + 1u) {  // unrolled
         let quad = lane + i * WG;
         if (quad < params.quads) {
-            x_half[row * params.room + place(quad)] = quad_halves(kept[i] * scale);
+            x_half[row * params.stride + place(quad)] = quad_halves(kept[i] * scale);
         }
     }
     for (var quad = lane + KEEP * WG; quad < params.quads; quad = quad + WG) {
-        x_half[row * params.room + place(quad)] = quad_halves(weighted(quad, x[first + quad]) * scale);
+        x_half[row * params.stride + place(quad)] = quad_halves(weighted(quad, x[first + quad]) * scale);
     }
-    for (var quad = params.quads + lane; quad < params.room; quad = quad + WG) {
-        x_half[row * params.room + place(quad)] = vec2<u32>();
+    for (var quad = params.quads + lane; quad < params.stride; quad = quad + WG) {
+        x_half[row * params.stride + place(quad)] = vec2<u32>();
     }
 }
 
