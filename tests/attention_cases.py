@@ -33,9 +33,9 @@ REPEATED = {
 # Edges of pages, rows alone.
 _EDGES = ((0, 0, 1), (1, 126, 1), (2, 127, 1), (3, 128, 1))
 # A run that crosses a page and tiles of keys, rows that belong to none, and others of the same sequences.
-_RUNS = ((0, 120, 9), (1, 3, 1), (2, 129, 2), (1, 9, 1), (3, 0, 8))
+RUNS = ((0, 120, 9), (1, 3, 1), (2, 129, 2), (1, 9, 1), (3, 0, 8))
 # Tiles of rows with several runs, which begin and end anywhere in them.
-_MANY = ((0, 0, 8), (1, 5, 1), (2, 60, 40), (3, 250, 10), (4, 63, 7), (5, 31, 1), (3, 300, 2), (6, 1, 19))
+MANY = ((0, 0, 8), (1, 5, 1), (2, 60, 40), (3, 250, 10), (4, 63, 7), (5, 31, 1), (3, 300, 2), (6, 1, 19))
 _SPLIT = ((0, 600, 1), (1, 20, 1), (2, 511, 1), (3, 512, 1), (4, 2047, 1))
 _SPLIT_RUNS = ((0, 700, 1), (1, 11, 1), (2, 505, 9))
 _LONG = ((0, 8300, 1), (1, 2500, 1), (2, 1000, 1), (3, 40, 1))
@@ -49,13 +49,13 @@ _BATCHES: tuple[tuple[tuple[int, int, int], int, str, tuple[Stretch, ...], str],
     ((6, 2, 8), 4, "single_pass", _EDGES, "f32"),
     ((6, 2, 8), 7, "single_pass", _EDGES, "f16"),
     ((4, 1, 80), 6, "single_pass", _EDGES, "f32"),
-    ((6, 2, 8), 25, "single_pass", _RUNS, "f32"),
-    ((7, 1, 64), 21, "single_pass", _RUNS, "f16"),
-    ((1, 1, 256), 22, "single_pass", _RUNS, "f32"),
-    ((2, 1, 512), 21, "single_pass", _RUNS, "f32"),
-    ((4, 4, 4), 90, "single_pass", _MANY, "f32"),
-    ((3, 1, 128), 24, "split", _RUNS, "f32"),
-    ((16, 1, 20), 88, "single_pass", _MANY, "f16"),
+    ((6, 2, 8), 25, "single_pass", RUNS, "f32"),
+    ((7, 1, 64), 21, "single_pass", RUNS, "f16"),
+    ((1, 1, 256), 22, "single_pass", RUNS, "f32"),
+    ((2, 1, 512), 21, "single_pass", RUNS, "f32"),
+    ((4, 4, 4), 90, "single_pass", MANY, "f32"),
+    ((3, 1, 128), 24, "split", RUNS, "f32"),
+    ((16, 1, 20), 88, "single_pass", MANY, "f16"),
     ((4, 2, 16), 8, "split", _SPLIT, "f32"),
     ((4, 2, 16), 1, "split", ((0, 700, 1),), "f32"),
     ((6, 2, 8), 20, "split", _SPLIT_RUNS, "f32"),

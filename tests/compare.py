@@ -16,6 +16,7 @@ TOLERANCES: dict[str, tuple[float, float]] = {
     "linear f16, formats": (5e-4, 1e-3),  # the same, the largest of up to 7 million results
     "attention": (1e-4, 1e-3),
     "attention f16": (2e-3, 1e-2),  # the cache holds f16; the reference does too, but sums differ
+    "attention f16, one key": (8e-3, 1e-2),  # a few keys have all the weight: an error of a score is one of the result
     "model": (2e-2, 1e-3),  # logits of a whole model, whose inputs may be rounded to 16 bits and whose cache may be f16
     "pointwise": (1e-5, 1e-5),  # one or two f32 roundings, exp among them
 }

@@ -213,7 +213,7 @@ _TILES = ((32, 64), (32, 32), (16, 64), (16, 32))
 def tile(dims: Dims, caps: DeviceCaps, rows: int, keys: int) -> Dispatch:
     """The rows of runs, so many at a time by one workgroup."""
     return Dispatch(
-        _kernel("attention_tile", dims),
+        _kernel("attention_tile", dims, "attention/segments"),
         ceil_div(dims["tokens"], rows) * dims["Hq"],
         {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "scale": scale_of(dims)},
         {"ROWS": rows, "KEYS": keys, "QUADS": quads(dims)},
@@ -234,9 +234,9 @@ def _tile(dims: Dims, caps: DeviceCaps) -> Dispatch | None:
 # The route ----------------------------------------------------------------------------------------------------
 
 
-def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+def launch_list_with(runs: Dispatch | None, dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """The rows of runs by one dispatch, if there is one; the others by what their lengths ask for."""
     buffers = operand_bytes(dims, _pool_rows(dims)) | ({"page_table": f32(1)} if dims["paged"] else {})
-    runs = _tile(dims, caps)
     before, skipped = ((), 0) if runs is None else ((runs,), RUN)
     if not caps.subgroups:
         after, scratch = split_rows(dims, caps, split_tree(dims), skipped=skipped)
@@ -253,6 +253,10 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     return LaunchList((*before, short, *after), {**buffers, **scratch})
 
 
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    return launch_list_with(_tile(dims, caps), dims, caps)
+
+
 def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     lanes = min(256, caps.max_invocations)
     return f"D must be at most {4 * lanes}, D is {dims['D']}" if quads(dims) > lanes else None
@@ -263,12 +267,5 @@ def _packer(name: str) -> Callable[[Array, Dims, DeviceCaps], dict[str, Array]]:
     return lambda array, dims, caps: {name: pack_heads(array, dims, rows(dims))}
 
 
-ROUTES: tuple[Route, ...] = (
-    Route(
-        "attention",
-        "flash",
-        _launch_list,
-        _unsupported_reason,
-        {name: _packer(name) for name in ("q", "k_cache", "v_cache")},
-    ),
-)
+PACK = {name: _packer(name) for name in ("q", "k_cache", "v_cache")}
+ROUTES: tuple[Route, ...] = (Route("attention", "flash", _launch_list, _unsupported_reason, PACK),)

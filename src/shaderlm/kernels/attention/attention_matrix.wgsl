@@ -1,0 +1,337 @@
+// out[t, h, d] = Σ_c e_c · v[c, d] / Σ_c e_c,   e_c = 2^(score_c − m), score_c = scale · log2(e) · Σ_d q[t, h, d] · k[c, d]
+// over the keys c ≤ position of row t in its sequence, for rows of runs; others are left alone. Products are made by matrix
+// units: q and e are rounded to f16, sums are f32. A row of q that f16 cannot hold is divided by a power of two first.
+// A workgroup takes ROWS rows with the GROUP query heads of a kv head, STACKED (row, head) pairs, and goes through the keys
+// KEYS at a time. Matrices have no single values: scores go through workgroup memory, where LANES lanes share a pair. A
+// maximum m that changes would take the sums the same way. So m stays until a score is more than MARGIN above it, which
+// is rare after the first tile: e stays below 2^MARGIN, and what e loses below 2^−24 is nothing.
+// Keys of the next tile and values are on their way during softmax. Subgroups share out STACKED rows in ROW_GROUPS and, for the
+// same rows, keys and then columns of values in COLUMN_GROUPS.
+// Tiles of keys begin at multiples of KEYS of a sequence: what a row computes does not depend on its neighbours. Rows of
+// one sequence at consecutive positions are a segment; a tile of rows may hold several, and rows of no run in between.
+// Grid: one workgroup per (ROWS rows, kv head), folded. The last rows see the most keys, so they come first.
+// Needs whole matrices: D and KEYS multiples of MATRIX_K and of MATRIX_N · COLUMN_GROUPS, and those of 8. And
+// GROUP ≤ STACKED ≤ 2 · KEYS, KEYS a divisor of PAGE, subgroups of SUBGROUP consecutive lanes.
+
+const SUBGROUP: u32 = 32u;
+const MATRIX_M: u32 = 16u;
+const MATRIX_N: u32 = 16u;
+const MATRIX_K: u32 = 16u;
+const ROW_GROUPS: u32 = 4u;
+const COLUMN_GROUPS: u32 = 1u;
+const ROW_TILES: u32 = 1u;              // matrices of MATRIX_M rows that a subgroup has
+const KEYS: u32 = 64u;
+const GROUP: u32 = 4u;                  // query heads per kv head
+const D: u32 = 64u;
+const WG: u32 = SUBGROUP * ROW_GROUPS * COLUMN_GROUPS;
+const STACKED: u32 = ROW_GROUPS * ROW_TILES * MATRIX_M;
+const ROWS: u32 = STACKED / GROUP;
+const LANES: u32 = WG / STACKED;        // lanes of a row in softmax
+const SHARE: u32 = KEYS / 8u / LANES;   // octets of scores of a lane
+const OCTETS: u32 = D / 8u;
+const LOADS: u32 = (KEYS * OCTETS + WG - 1u) / WG;
+const DEPTH: u32 = D / MATRIX_K;               // matrices along a row of q
+const SCORE_TILES: u32 = KEYS / MATRIX_N / COLUMN_GROUPS;
+const SUM_TILES: u32 = D / MATRIX_N / COLUMN_GROUPS;
+const ROUND: u32 = ROUND_TILES * MATRIX_N / 4u;  // quads of sums of a column group that go through score_tile at once
+const ROUND_TILES: u32 = 4u;            // a divisor of SUM_TILES, no more than SCORE_TILES
+// Rows of workgroup memory with 16 or 32 bytes more: rows lie in different banks. Matrices lie at multiples of 16 bytes, which
+// is what drivers expect, so that elements of all arrays have 16.
+const KV_WIDE: u32 = OCTETS + 1u;
+const SCORE_WIDE: u32 = KEYS / 4u + 2u;
+const POWER_WIDE: u32 = KEYS / 8u + 1u;
+const MARGIN: f32 = 8.0;
+const LOWEST: f32 = -3.0e38;
+
+alias Left = subgroup_matrix_left<f16, MATRIX_K, MATRIX_M>;
+alias Right = subgroup_matrix_right<f16, MATRIX_N, MATRIX_K>;
+alias Result = subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>;
+
+struct Params {
+    kv_heads: u32,
+    scale: f32,  // times log2(e)
+}
+
+@group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;          // [tokens, kv_heads · GROUP, D / 4]
+@group(0) @binding(1) var<storage, read> k_cache: array<vec4<u32>>;    // [pool rows, kv_heads, OCTETS] of f16
+@group(0) @binding(2) var<storage, read> v_cache: array<vec4<u32>>;    // [pool rows, kv_heads, OCTETS] of f16
+@group(0) @binding(3) var<storage, read> batch: array<vec4<u32>>;      // [1 + tokens]
+@group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;  // [tokens, kv_heads · GROUP, D / 4]
+@group(0) @binding(5) var<uniform> params: Params;
+
+var<workgroup> kv_tile: array<vec4<u32>, 2u * KEYS * KV_WIDE>;           // queries; then keys, and values after them
+var<workgroup> score_tile: array<vec4<f32>, STACKED * SCORE_WIDE>;       // scores; sums where they need single values
+var<workgroup> power_tile: array<vec4<u32>, STACKED * POWER_WIDE>;       // e, in f16
+var<workgroup> kept: array<f32, STACKED>;                                // what sums are multiplied with
+var<workgroup> rescaled: atomic<u32>;                                    // the last tile where that is not 1 for all rows
+
+fn pool_rows() -> u32 {
+    return arrayLength(&k_cache) / (params.kv_heads * OCTETS);
+}
+
+// The octet of a tile of keys or values that is the i-th of a lane: (key, octet of the key).
+fn octet_of(i: u32, lane: u32) -> vec2<u32> {
+    let index = i * WG + lane;
+    return vec2<u32>(index / OCTETS, index % OCTETS);
+}
+
+fn cache_index(c: u32, start: u32, count: u32, kv_head: u32, octet: u32) -> u32 {
+    return ((start + min(c, count - 1u)) * params.kv_heads + kv_head) * OCTETS + octet;
+}
+
+fn halves(a: vec4<f32>, b: vec4<f32>) -> vec4<u32> {
+    return vec4<u32>(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
+}
+
+// The largest and the sum over the lanes of a row.
+fn row_max(value: f32) -> f32 {
+    var largest = value;
+    for (var offset = 1u; offset < LANES; offset = offset * 2u) {
+        largest = max(largest, subgroupShuffleXor(largest, offset));
+    }
+    return largest;
+}
+
+fn row_sum(value: f32) -> f32 {
+    var sum = value;
+    for (var offset = 1u; offset < LANES; offset = offset * 2u) {
+        sum = sum + subgroupShuffleXor(sum, offset);
+    }
+    return sum;
+}
+
+// Stages the queries of a tile of rows in kv_tile; what a lane's row of them was divided by.
+fn stage_queries(t: u32, kv_head: u32, lane: u32) -> f32 {
+    let pair = lane / LANES;
+    let token = min(t + pair / GROUP, batch_rows() - 1u);
+    let at = ((token * params.kv_heads + kv_head) * GROUP + pair % GROUP) * (D / 4u);
+    var largest = vec4<f32>();
+    // As often for every lane: compilers may let lanes that leave a loop early go on alone, and row_max needs them all.
+    for (var i = 0u; i < (D / 4u + LANES - 1u) / LANES; i = i + 1u) {
+        largest = max(largest, abs(q[at + min(i * LANES + lane % LANES, D / 4u - 1u)]));
+    }
+    let top = params.scale * max(max(largest.x, largest.y), max(largest.z, largest.w));
+    let divisor = exp2(max(0.0, ceil(log2(max(row_max(top), 1.0)) - 15.0)));
+    let factor = params.scale / divisor;
+    for (var i = lane % LANES; i < OCTETS; i = i + LANES) {
+        kv_tile[pair * KV_WIDE + i] = halves(q[at + 2u * i] * factor, q[at + 2u * i + 1u] * factor);
+    }
+    return divisor;
+}
+
+// The rows segment.x … segment.y − 1 of the batch, of one sequence at consecutive positions; `t` is the first of the tile.
+fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
+    let row = batch_row(segment.x);
+    let last = min(row.position + (segment.y - 1u - segment.x), pool_rows() - 1u);
+    let subgroup = lane / SUBGROUP;
+    let columns = subgroup % COLUMN_GROUPS;
+    let first_pair = subgroup / COLUMN_GROUPS * (ROW_TILES * MATRIX_M);  // of this subgroup
+    let pair = lane / LANES;                                      // of this lane, in softmax
+    let part = lane % LANES;
+    let token = t + pair / GROUP;
+    let position = row.position + (token - segment.x);  // pairs that are not of the segment compute what nobody stores
+
+    let divisor = stage_queries(t, kv_head, lane);
+    if (lane == 0u) {
+        atomicStore(&rescaled, 0u);
+    }
+    workgroupBarrier();
+    var queries: array<Left, ROW_TILES * DEPTH>;
+    for (var r = 0u; r < ROW_TILES; r = r + 1u) {
+        for (var k = 0u; k < DEPTH; k = k + 1u) {
+            let at = (first_pair + r * MATRIX_M) * KV_WIDE + k * MATRIX_K / 8u;
+            queries[r * DEPTH + k] = subgroupMatrixLoad<Left, row_major>(&kv_tile, at, KV_WIDE);
+        }
+    }
+    workgroupBarrier();  // kv_tile may be written again
+
+    var sums: array<Result, ROW_TILES * SUM_TILES>;
+    for (var i = 0u; i < ROW_TILES * SUM_TILES; i = i + 1u) {
+        sums[i] = Result();
+    }
+    var top = LOWEST;
+    var total = 0.0;
+    var keys: array<vec4<u32>, LOADS>;
+    var values: array<vec4<u32>, LOADS>;
+    var start = pool_row(row.pages, 0u);
+    var count = min(KEYS, last + 1u);
+    for (var i = 0u; i < LOADS; i = i + 1u) {
+        let o = octet_of(i, lane);
+        keys[i] = k_cache[cache_index(o.x, start, count, kv_head, o.y)];
+    }
+    for (var i = 0u; i < LOADS; i = i + 1u) {
+        let o = octet_of(i, lane);
+        if (KEYS * OCTETS % WG == 0u || o.x < KEYS) {
+            kv_tile[o.x * KV_WIDE + o.y] = keys[i];
+        }
+    }
+    workgroupBarrier();
+    for (var first = 0u; first <= last; first = first + KEYS) {
+        let next = first + KEYS;
+        let more = next <= last;
+        var scores: array<Result, ROW_TILES * SCORE_TILES>;
+        for (var i = 0u; i < ROW_TILES * SCORE_TILES; i = i + 1u) {
+            scores[i] = Result();
+        }
+        for (var k = 0u; k < DEPTH; k = k + 1u) {
+            for (var n = 0u; n < SCORE_TILES; n = n + 1u) {
+                let at = (columns * SCORE_TILES + n) * MATRIX_N * KV_WIDE + k * MATRIX_K / 8u;
+                let right = subgroupMatrixLoad<Right, col_major>(&kv_tile, at, KV_WIDE);
+                for (var r = 0u; r < ROW_TILES; r = r + 1u) {
+                    let i = r * SCORE_TILES + n;
+                    scores[i] = subgroupMatrixMultiplyAccumulate(queries[r * DEPTH + k], right, scores[i]);
+                }
+            }
+        }
+        for (var r = 0u; r < ROW_TILES; r = r + 1u) {
+            for (var n = 0u; n < SCORE_TILES; n = n + 1u) {
+                let at = (first_pair + r * MATRIX_M) * SCORE_WIDE + (columns * SCORE_TILES + n) * MATRIX_N / 4u;
+                subgroupMatrixStore<row_major>(&score_tile, at, scores[r * SCORE_TILES + n], SCORE_WIDE);
+            }
+        }
+        workgroupBarrier();
+
+        // They arrive while powers are taken. (Asked for before the scores, they took registers and 14 % more time.)
+        for (var i = 0u; i < LOADS; i = i + 1u) {
+            let o = octet_of(i, lane);
+            values[i] = select(vec4<u32>(), v_cache[cache_index(o.x, start, count, kv_head, o.y)], o.x < count);
+        }
+        if (more) {
+            start = pool_row(row.pages, next);
+            count = min(KEYS, last + 1u - next);
+            for (var i = 0u; i < LOADS; i = i + 1u) {
+                let o = octet_of(i, lane);
+                keys[i] = k_cache[cache_index(o.x, start, count, kv_head, o.y)];
+            }
+        }
+        var own: array<vec4<f32>, 2u * SHARE>;
+        var largest = vec4<f32>(LOWEST);
+        for (var i = 0u; i < SHARE; i = i + 1u) {
+            let at = pair * SCORE_WIDE + 2u * (i * LANES + part);
+            own[2u * i] = score_tile[at] * divisor;
+            own[2u * i + 1u] = score_tile[at + 1u] * divisor;
+        }
+        if (next > row.position + 1u) {
+            let end = vec4<u32>(min(position, last));
+            for (var i = 0u; i < SHARE; i = i + 1u) {
+                let c = first + 8u * (i * LANES + part) + vec4<u32>(0u, 1u, 2u, 3u);
+                own[2u * i] = select(vec4<f32>(LOWEST), own[2u * i], c <= end);
+                own[2u * i + 1u] = select(vec4<f32>(LOWEST), own[2u * i + 1u], c + 4u <= end);
+            }
+        }
+        for (var i = 0u; i < 2u * SHARE; i = i + 1u) {
+            largest = max(largest, own[i]);
+        }
+        let found = row_max(max(max(largest.x, largest.y), max(largest.z, largest.w)));
+        var factor = 1.0;
+        if (found > top + MARGIN) {
+            factor = exp2(top - found);
+            top = found;
+            total = total * factor;
+            if (first > 0u) {
+                atomicStore(&rescaled, first);
+            }
+        }
+        if (part == 0u) {
+            kept[pair] = factor;
+        }
+        var powers = vec4<f32>();
+        for (var i = 0u; i < SHARE; i = i + 1u) {
+            let a = exp2(own[2u * i] - top);
+            let b = exp2(own[2u * i + 1u] - top);
+            powers = powers + a + b;
+            power_tile[pair * POWER_WIDE + i * LANES + part] = halves(a, b);
+        }
+        total = total + (powers.x + powers.y) + (powers.z + powers.w);
+        // All subgroups are through with the keys of this tile and the values of the last one.
+        for (var i = 0u; i < LOADS; i = i + 1u) {
+            let o = octet_of(i, lane);
+            if (KEYS * OCTETS % WG == 0u || o.x < KEYS) {
+                kv_tile[(KEYS + o.x) * KV_WIDE + o.y] = values[i];
+                if (more) {
+                    kv_tile[o.x * KV_WIDE + o.y] = keys[i];
+                }
+            }
+        }
+        let changed = workgroupUniformLoad(&rescaled);  // a barrier
+        if (first > 0u && changed == first) {
+            for (var round = 0u; round < SUM_TILES; round = round + ROUND_TILES) {
+                for (var r = 0u; r < ROW_TILES; r = r + 1u) {
+                    for (var j = 0u; j < ROUND_TILES; j = j + 1u) {
+                        let at = (first_pair + r * MATRIX_M) * SCORE_WIDE + columns * ROUND + j * MATRIX_N / 4u;
+                        subgroupMatrixStore<row_major>(&score_tile, at, sums[r * SUM_TILES + round + j], SCORE_WIDE);
+                    }
+                }
+                workgroupBarrier();
+                for (var i = part; i < COLUMN_GROUPS * ROUND; i = i + LANES) {
+                    let at = pair * SCORE_WIDE + i;
+                    score_tile[at] = score_tile[at] * kept[pair];
+                }
+                workgroupBarrier();
+                for (var r = 0u; r < ROW_TILES; r = r + 1u) {
+                    for (var j = 0u; j < ROUND_TILES; j = j + 1u) {
+                        let at = (first_pair + r * MATRIX_M) * SCORE_WIDE + columns * ROUND + j * MATRIX_N / 4u;
+                        sums[r * SUM_TILES + round + j] = subgroupMatrixLoad<Result, row_major>(&score_tile, at, SCORE_WIDE);
+                    }
+                }
+                workgroupBarrier();
+            }
+        }
+        for (var k = 0u; k < KEYS / MATRIX_K; k = k + 1u) {
+            var left: array<Left, ROW_TILES>;
+            for (var r = 0u; r < ROW_TILES; r = r + 1u) {
+                let at = (first_pair + r * MATRIX_M) * POWER_WIDE + k * MATRIX_K / 8u;
+                left[r] = subgroupMatrixLoad<Left, row_major>(&power_tile, at, POWER_WIDE);
+            }
+            for (var n = 0u; n < SUM_TILES; n = n + 1u) {
+                let at = (KEYS + k * MATRIX_K) * KV_WIDE + (columns * SUM_TILES + n) * MATRIX_N / 8u;
+                let right = subgroupMatrixLoad<Right, row_major>(&kv_tile, at, KV_WIDE);
+                for (var r = 0u; r < ROW_TILES; r = r + 1u) {
+                    let i = r * SUM_TILES + n;
+                    sums[i] = subgroupMatrixMultiplyAccumulate(left[r], right, sums[i]);
+                }
+            }
+        }
+    }
+    total = row_sum(total);
+    let at_out = ((token * params.kv_heads + kv_head) * GROUP + pair % GROUP) * (D / 4u);
+    for (var round = 0u; round < SUM_TILES; round = round + ROUND_TILES) {
+        workgroupBarrier();  // score_tile and kv_tile may be written again
+        for (var r = 0u; r < ROW_TILES; r = r + 1u) {
+            for (var j = 0u; j < ROUND_TILES; j = j + 1u) {
+                let at = (first_pair + r * MATRIX_M) * SCORE_WIDE + columns * ROUND + j * MATRIX_N / 4u;
+                subgroupMatrixStore<row_major>(&score_tile, at, sums[r * SUM_TILES + round + j], SCORE_WIDE);
+            }
+        }
+        workgroupBarrier();
+        if (token >= segment.x && token < segment.y && pair < ROWS * GROUP) {
+            for (var i = part; i < COLUMN_GROUPS * ROUND; i = i + LANES) {
+                let quad = (i / ROUND * SUM_TILES + round) * MATRIX_N / 4u + i % ROUND;
+                out[at_out + quad] = score_tile[pair * SCORE_WIDE + i] / total;
+            }
+        }
+    }
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let index = group.x + group.y * groups.x;
+    let kv_head = index % params.kv_heads;
+    let tiles = (batch_rows() + ROWS - 1u) / ROWS;
+    if (index / params.kv_heads >= tiles) {
+        return;
+    }
+    let t = (tiles - 1u - index / params.kv_heads) * ROWS;
+    let end = min(t + ROWS, batch_rows());
+    var first = next_row(t, 1u, end);
+    while (first < end) {
+        let next = end_of_segment(first, end);
+        attend_segment(t, vec2<u32>(first, next), kv_head, lane);
+        first = next_row(next, 1u, end);
+        workgroupBarrier();  // what the last segment had in workgroup memory has been read
+    }
+}

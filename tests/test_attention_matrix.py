@@ -1,0 +1,186 @@
+"""Attention by matrix units: tiles, segments, rescaled sums, rounding. Where a device has no units, loops stand in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm.compile import lower
+from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Program
+from shaderlm.graph import reference
+from shaderlm.graph.batch import PAGE, RUN, make_batch
+from shaderlm.kernels import LaunchList, Route, choose, routes_of
+from shaderlm.kernels.attention.attention import launch_list_with
+from shaderlm.kernels.attention.matrix import Tile, run_rows
+
+from .attention_cases import MANY, RUNS
+from .attention_operands import MAKERS, Stretch
+from .compare import assert_close
+from .index_guard import run_guarded, unchecked_device
+from .matrix_loops import in_loops
+from .test_attention import GPU, Heads, dims_of, rows_of
+
+SHAPE, SMALL = (MatrixShape("f16", "f32", side, side, side) for side in (16, 8))
+ROUTE: Route = next(route for route in routes_of("attention") if route.name == "matrix")
+
+
+def with_units(caps: DeviceCaps, shape: MatrixShape = SHAPE) -> DeviceCaps:
+    """The device's own capabilities, or those of a GPU with matrix units."""
+    if caps.subgroup_matrix and shape in caps.matrix_shapes:
+        return caps
+    return replace(
+        caps, kind="discrete", f16=True, subgroups=True, matrix_shapes=(shape,), subgroup_min=32, subgroup_max=32
+    )
+
+
+def runnable(program: Program, device: Device, shape: MatrixShape = SHAPE) -> Program:
+    return program if shape in device.caps.matrix_shapes else in_loops(program)
+
+
+def launches(on: Device, dims: dict[str, Any], tile: Tile | None = None, shape: MatrixShape = SHAPE) -> LaunchList:
+    """Runs as with matrix units, with the tile that the route takes or another; other rows as the device can."""
+    units = with_units(on.caps, shape)
+    taken = ROUTE.launch_list(dims, units).dispatches[0] if tile is None else run_rows(tile, dims, shape, 32)
+    assert taken.kernel.name == "attention_matrix"
+    return launch_list_with(taken, dims, replace(on.caps, kind="discrete"))
+
+
+def attend(
+    on: Device, dims: dict[str, Any], operands: dict[str, Any], tile: Tile | None = None, shape: MatrixShape = SHAPE
+) -> Any:
+    """[tokens, Hq, D] by the route."""
+    program = lower(ROUTE, dims, with_units(on.caps, shape), operands, launch_list=launches(on, dims, tile, shape))
+    raw = on.run(runnable(program, on, shape))["out"]
+    return raw.view(np.float32).reshape(dims["tokens"], dims["Hq"], -1)
+
+
+def operands_of(heads: Heads, tokens: int, stretches: tuple[Stretch, ...], seed: int = 3, **more: Any) -> Any:
+    dims = dims_of(heads, tokens, cache="f16", **more)
+    return dims, *MAKERS["attention"](np.random.default_rng(seed), {**dims, "stretches": stretches})
+
+
+CASES: list[tuple[Heads, int, str, tuple[Stretch, ...]]] = [
+    ((4, 1, 64), 25, "single_pass", RUNS),
+    ((3, 1, 16), 90, "single_pass", MANY),  # groups of three: a tile has room for one pair more than it takes
+    ((2, 2, 80), 23, "single_pass", RUNS),
+    ((16, 1, 128), 21, "single_pass", RUNS),
+    ((4, 1, 32), 20, "split", ((0, 590, 9), (1, 700, 1), (2, 11, 1), (3, 300, 9))),
+]
+
+
+@pytest.mark.parametrize(("heads", "tokens", "context", "stretches"), CASES, ids=str)
+def test_batches(heads: Heads, tokens: int, context: str, stretches: tuple[Stretch, ...], gpu: Device) -> None:
+    dims, operands, expected = operands_of(heads, tokens, stretches, context=context, paged=True)
+    assert ROUTE.reason(dims, with_units(gpu.caps)) is None
+    assert_close(attend(gpu, dims, operands), expected["out"], "attention f16", f"{heads} {context}")
+
+
+def test_a_cache_without_pages(gpu: Device) -> None:
+    dims, operands, expected = operands_of((4, 2, 64), 37, (), keys=48)
+    assert_close(attend(gpu, dims, operands), expected["out"], "attention f16", "without pages")
+
+
+TILES = [Tile(32, 4, 1, 16), Tile(32, 2, 2, 16), Tile(32, 1, 1, 32), Tile(32, 2, 2, 32), Tile(64, 2, 1, 16)]
+
+
+@pytest.mark.parametrize("shape", [SHAPE, SMALL], ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_tiles_and_shapes(tile: Tile, shape: MatrixShape, gpu: Device) -> None:
+    """Every way to share a tile among subgroups; tiles that are narrower than a head go through memory in rounds."""
+    dims, operands, expected = operands_of((4, 1, 64), 9, ((0, 120, 9),), context="single_pass", paged=True)
+    assert tile.fits(dims, shape, 32)
+    assert_close(attend(gpu, dims, operands, tile, shape), expected["out"], "attention f16", f"{tile} {shape}")
+
+
+@pytest.mark.parametrize("spread", [8.0, 1e7])
+def test_scores_that_grow(spread: float, gpu: Device) -> None:
+    """Later keys weigh more, so that sums are rescaled; and queries that f16 cannot hold become no infinity."""
+    dims, operands, _ = operands_of((4, 1, 32), 9, ((0, 250, 9),), context="single_pass", paged=True)
+    keys = operands["k_cache"]
+    order = np.empty(len(keys) // PAGE, np.int64)
+    order[operands["page_table"][1:]] = np.arange(len(operands["page_table"]) - 1)
+    keys *= (0.25 * 2.0 ** order.repeat(PAGE)).astype(np.float16)[:, None, None]
+    operands["q"] = (operands["q"] * spread).astype(np.float32)
+    wanted = reference.attention(operands["q"], keys, operands["v_cache"], operands["batch"], operands["page_table"])
+    found = attend(gpu, dims, operands)
+    assert np.isfinite(found).all()
+    assert_close(found, wanted, "attention f16, one key", f"queries of {spread}")
+
+
+def test_a_row_does_not_depend_on_the_rest_of_its_batch(gpu: Device) -> None:
+    """Bit for bit, in another place of another tile, beside other rows; and padding rows write nothing."""
+    stretches: tuple[Stretch, ...] = ((0, 600, 1), (1, 120, 12), (2, 127, 1), (3, 0, 1), (4, 513, 9), (5, 20, 3))
+    dims, operands, expected = operands_of((4, 2, 32), 27, stretches, context="split", paged=True)
+    together = attend(gpu, dims, operands)
+    assert_close(together, expected["out"], "attention f16", "together")
+    others = [24, 25, *range(3, 13), 0, *range(15, 23), 14]
+    moved = attend(
+        gpu, dims_of((4, 2, 32), 60, context="split", paged=True, cache="f16"), rows_of(operands, others, 60)
+    )
+    np.testing.assert_array_equal(moved[: len(others)], together[others])
+    assert not moved[len(others) :].any()
+
+
+def test_a_fork_shares_pages(gpu: Device) -> None:
+    """Two sequences with the same first page and runs of their own after it."""
+    dims, operands, _ = operands_of((4, 1, 64), 20, ((0, 120, 10), (1, 120, 10)), context="single_pass", paged=True)
+    batch, table = operands["batch"], operands["page_table"]
+    first, second = (int(batch[row, 3] & ~np.uint32(RUN)) for row in (1, 11))
+    table[second] = table[first]
+    operands["k_cache"][np.isnan(operands["k_cache"])] = 0
+    operands["v_cache"][np.isnan(operands["v_cache"])] = 0
+    wanted = reference.attention(operands["q"], operands["k_cache"], operands["v_cache"], batch, table)
+    assert_close(attend(gpu, dims, operands), wanted, "attention f16", "fork")
+
+
+def test_where_it_applies() -> None:
+    units = with_units(GPU)
+    dims = dims_of((32, 8, 64), 512, context="single_pass", paged=True, cache="f16")
+    names = [dispatch.kernel.name for dispatch in ROUTE.launch_list(dims, units).dispatches]
+    assert names == ["attention_matrix", "attention_single_pass"]
+    assert choose("attention", dims, units, None, "fast").name == "matrix"
+    assert choose("attention", dims, units, None, "exact").name == "flash", "it rounds"
+    assert choose("attention", dims, GPU, None, "fast").name == "flash"
+    for wrong, words in (
+        ({"tokens": 4}, "tokens is 4"),
+        ({"cache": "f32"}, "the cache is f32"),
+        ({"D": 20}, "heads of 20 values"),
+    ):
+        assert words in (ROUTE.reason({**dims, **wrong}, units) or ""), wrong
+    assert "one size" in (ROUTE.reason(dims, replace(units, subgroup_min=8)) or "")
+    assert "no matrix units" in (ROUTE.reason(dims, replace(units, matrix_shapes=())) or "")
+    others = replace(units, matrix_shapes=(MatrixShape("i8", "i32", 16, 16, 32),))
+    assert "i8 → i32 16×16×32" in (ROUTE.reason(dims, others) or "")
+
+
+@pytest.fixture(scope="module")
+def unchecked(pytestconfig: pytest.Config) -> Device:
+    return unchecked_device(pytestconfig.getoption("--device"))
+
+
+def test_no_index_is_outside(unchecked: Device) -> None:
+    """With right records and with wrong ones. In loops on every device: indices of matrices are seen only there."""
+    stretches: tuple[Stretch, ...] = ((0, 3, 11), (1, 120, 9), (2, 60, 1), (1, 129, 2))
+    dims, operands, expected = operands_of((3, 1, 16), 25, stretches, context="single_pass", paged=True)
+    operands["page_table"] = np.pad(operands["page_table"], (0, -len(operands["page_table"]) % 4))
+    caps, rng, launch_list = with_units(unchecked.caps), np.random.default_rng(1), launches(unchecked, dims)
+
+    def outside(**wrong: Any) -> Any:
+        program = lower(ROUTE, dims, caps, {**operands, **wrong}, launch_list=launch_list)
+        return run_guarded(unchecked, in_loops(program))
+
+    found, names = outside()
+    assert names == []
+    assert_close(found["out"].view(np.float32).reshape(25, 3, 16), expected["out"], "attention f16", "guarded")
+    for word in (1, 2, 3):
+        batch = operands["batch"].copy()
+        batch[1:, word] = rng.integers(1 << 9, 1 << 32, 25)
+        batch[1:, 3] |= RUN
+        assert outside(batch=batch)[1] == [], f"word {word}"
+    batch = make_batch(np.arange(25) + (1 << 31), np.arange(25))  # one long segment far outside the pool
+    assert outside(batch=batch)[1] == []
+    table = rng.integers(0, 1 << 32, len(operands["page_table"])).astype(np.uint32)
+    assert outside(page_table=table)[1] == []
