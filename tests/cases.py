@@ -1,7 +1,7 @@
 """The shapes every route is checked on: operands, expected results, and which tolerance applies.
 
 One table serves running kernels (test_kernels) and compiling them by Tint (test_dawn): a new op needs a row in `operands.MAKERS` and some
-cases, a new route nothing.
+cases, a new route nothing if a case reaches it.
 """
 
 from __future__ import annotations
