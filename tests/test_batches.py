@@ -69,12 +69,15 @@ def check(runner: Runner, found: F32, ids: list[int], oracle: Callable[[list[int
 
 @pytest.mark.parametrize("count", [1, 2, 5, 32])
 def test_sequences_of_different_lengths_in_one_step(count: int, runner: Runner, oracle: Callable[..., F32]) -> None:
-    """Prompts in steps of their own, then all decode rows together."""
+    """Prompts, then all decode rows together."""
     rng = np.random.default_rng(count)
     sequences = [runner.add() for _ in range(count)]
-    prompts = [random_ids(rng, runner, int(n)) for n in rng.integers(1, 24, count)]
-    for sequence, ids in zip(sequences, prompts, strict=True):
-        runner.step([Part(sequence, ids, "nothing")])
+    # Many of them are short, and four share a step: software adapters take long for kernels of a GPU.
+    longest, together = (24, 1) if count < 32 else (8, 4)
+    prompts = [random_ids(rng, runner, int(n)) for n in rng.integers(1, longest, count)]
+    parts = [Part(sequence, ids, "nothing") for sequence, ids in zip(sequences, prompts, strict=True)]
+    for first in range(0, count, together):
+        runner.step(parts[first : first + together])
     nexts = random_ids(rng, runner, count)
     logits = runner.step([Part(s, [i], "logits") for s, i in zip(sequences, nexts, strict=True)]).logits
     assert logits is not None
@@ -361,6 +364,7 @@ def test_long_runs_need_no_other_plans(tmp_path: Path, gpu: Device, plain_device
     for device in (gpu, plain_device):
         other = runner_of(path, device)
         assert isinstance(other, GpuRunner)
+        other.max_tokens = 32  # whose kernels other tests compile
         session = other.session()
         assert_close(session.logits(ids), expected, "model", f"600 tokens on {device.caps.name}")
         classes = {key.context for key in other._plans if isinstance(key, Step) and key.tokens > 1}

@@ -24,7 +24,7 @@ from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny q8_0")
 
-CONTEXT = 1024
+CONTEXT = 768
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
     runner.close()
     small = taken_for(device, heap=needed - 1)
     monkeypatch.setattr(type(small), "buffer", lambda *given: pytest.fail("something was allocated"))
-    with pytest.raises(DeviceError, match=r"1,024 tokens of context need .*weights .*cache .*scratch .* has .*shorter"):
+    with pytest.raises(DeviceError, match=r"768 tokens of context need .*weights .*cache .*scratch .* has .*shorter"):
         runner_of(tiny, small, reserve=CONTEXT)
     monkeypatch.undo()
     runner_of(tiny, taken_for(device, heap=needed), reserve=CONTEXT).close()
@@ -102,13 +102,13 @@ def test_a_pool_grows_no_further_than_its_sequences_can_fill(device: Device, tin
 
 
 def test_the_command_line_says_what_a_context_takes(tiny: Path) -> None:
-    done = shaderlm("info", tiny, "--context", 1000)
+    done = shaderlm("info", tiny, "--context", 700)
     assert done.code == 0
     line = next(line for line in done.out.splitlines() if line.startswith("memory"))
-    assert "1,000 tokens of context (weights" in line
-    found = json.loads(shaderlm("info", tiny, "--context", 1000, "--json").out)["memory"]
+    assert "700 tokens of context (weights" in line
+    found = json.loads(shaderlm("info", tiny, "--context", 700, "--json").out)["memory"]
     assert found["total"] == found["weights"] + found["cache"] + found["scratch"]
     shape = json.loads(shaderlm("info", "synthetic:llama-3.2-1b:q4_0", "--context", 32768, "--json").out)["memory"]
     assert shape["cache"] == 32768 * 2 * 16 * 8 * 64 * 2
     assert shaderlm("info", "synthetic:llama-3.2-1b:q4_0").code != 0
-    assert "must be a whole number from 1 to the model's 1,024" in shaderlm("info", tiny, "--context", 5000).err
+    assert "must be a whole number from 1 to the model's 768" in shaderlm("info", tiny, "--context", 5000).err

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -238,12 +238,17 @@ def unrolled(body: str, consts: Mapping[str, str]) -> str:
         while inner := _ARRAY.fullmatch(kind):
             kind = inner.group(1)
             sizes.append(_evaluate(inner.group(2), consts))
-        indices = list(itertools.product(*(range(size) for size in sizes)))
-        names = [name + "".join(f"_{i}" for i in index) for index in indices]
-        body = body.replace(array.group(), "".join(f"{indent}var {each}: {kind};\n" for each in names), 1)
-        for index, each in zip(indices, names, strict=True):
-            body = re.sub(rf"\b{name}" + "".join(rf"\[{i}u\]" for i in index), each, body)
+        indices = itertools.product(*(range(size) for size in sizes))
+        names = {"".join(f"[{i}u]" for i in index): name + "".join(f"_{i}" for i in index) for index in indices}
+        body = body.replace(array.group(), "".join(f"{indent}var {each}: {kind};\n" for each in names.values()), 1)
+        # One search for all elements: one for each took a third of a second for a large tile.
+        element = re.compile(rf"\b{name}((?:\[\d+u\]){{{len(sizes)}}})")
+        body = element.sub(partial(_element_name, names), body)
     return body
+
+
+def _element_name(names: Mapping[str, str], found: re.Match[str]) -> str:
+    return names.get(found[1], found[0])
 
 
 @lru_cache(maxsize=4096)
