@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 import shaderlm as package
 from shaderlm.cli import streaming
+from shaderlm.cli.loading import LONG_PROMPT, _bar
 from shaderlm.engine import loading
 from shaderlm.gpu import adapters
 from shaderlm.runtime.session import Session
@@ -252,9 +254,20 @@ def test_a_line_on_the_terminal_where_the_prompt_takes_long(
     monkeypatch.setattr(Recorder, "isatty", lambda self: True)
     with monkeypatch.context() as patched:
         patched.setattr(Session, "sample", slow)
-        assert asked in shown()
+        said = shown()
+        assert asked in said
+        assert " tokens, " not in said, "no bar for a short prompt"
+        if not form:
+            patched.setattr("shaderlm.cli.loading.LONG_PROMPT", 0)
+            assert re.search(r"reading the prompt … [━─]{8} \d+ of \d+ tokens, 0 s", shown())
     monkeypatch.setattr("shaderlm.cli.loading.DELAY_SECONDS", 1000.0)
     assert "…" not in shown()
+
+
+def test_the_bar_of_a_long_prompt_fills() -> None:
+    assert _bar(None) == _bar(lambda: (9, LONG_PROMPT)) == ""
+    assert _bar(lambda: (4096, 8192)) == "━━━━──── 4,096 of 8,192 tokens, "
+    assert _bar(lambda: (8192, 8192)).count("━") == 8
 
 
 def test_a_bar_waits_for_a_second() -> None:

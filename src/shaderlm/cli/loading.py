@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 DELAY_SECONDS = 1.0  # a bar that comes and goes within a second is noise
+LONG_PROMPT = 4096  # tokens from which on a bar shows how many are read
+BAR_WIDTH = 8  # with six digits of tokens the line has 79 columns
 
 
 @contextmanager
@@ -29,12 +31,15 @@ def progress_bar() -> Iterator[Progress | None]:
 
 
 @contextmanager
-def status(text: str) -> Iterator[None]:
-    """A line on the terminal with what is being done and for how long. It is gone afterwards."""
+def status(text: str, tokens: Callable[[], tuple[int, int]] | None = None) -> Iterator[None]:
+    """A line on the terminal with what is being done and for how long. It is gone afterwards.
+
+    `tokens` says how many are done of how many; of many, a bar shows it.
+    """
     if not sys.stderr.isatty():
         yield
         return
-    line = _DelayedLine(text)
+    line = _DelayedLine(text, tokens)
     with _later(line.show, line.close):
         yield
 
@@ -51,11 +56,20 @@ def _later(show: Callable[[], None], close: Callable[[], None]) -> Iterator[None
         close()
 
 
+def _bar(tokens: Callable[[], tuple[int, int]] | None) -> str:
+    """A bar for more than 4,096 tokens: fewer take a moment."""
+    done, total = tokens() if tokens is not None else (0, 0)
+    if total <= LONG_PROMPT:
+        return ""
+    filled = BAR_WIDTH * done // total
+    return f"{'━' * filled}{'─' * (BAR_WIDTH - filled)} {done:,} of {total:,} tokens, "
+
+
 class _DelayedLine:
     """Is drawn once `show` has been called, by any thread."""
 
-    def __init__(self, text: str) -> None:
-        self._text, self._began = text, time.monotonic()
+    def __init__(self, text: str, tokens: Callable[[], tuple[int, int]] | None) -> None:
+        self._text, self._tokens, self._began = text, tokens, time.monotonic()
         self._lock = threading.Lock()
         self._live: Any = None
         self._closed = False
@@ -66,7 +80,8 @@ class _DelayedLine:
         from rich.text import Text
 
         def line() -> Text:
-            return Text(f"{self._text} … {time.monotonic() - self._began:.0f} s (Ctrl-C cancels)")
+            seconds = time.monotonic() - self._began
+            return Text(f"{self._text} … {_bar(self._tokens)}{seconds:.0f} s (Ctrl-C cancels)")
 
         with self._lock:
             if not self._closed:

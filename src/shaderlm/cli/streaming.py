@@ -35,7 +35,7 @@ def write_stream(stream: Stream) -> tuple[str, bool]:
     interrupted = False
     try:
         with stream:
-            with status("reading the prompt"):
+            with status("reading the prompt", lambda: stream.prompt_progress):
                 first = next(stream, None)
             for delta in () if first is None else chain((first,), stream):
                 written.append(delta)

@@ -65,6 +65,11 @@ class Deltas(Protocol):
 
     completion: Completion | None
 
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """Tokens of the prompt that were submitted, and all of them."""
+        ...
+
     def next_delta(self) -> str | None:
         """More text; None after the last."""
         ...
@@ -89,6 +94,11 @@ class Stream(Iterator[str]):
         if delta is None:
             raise StopIteration
         return delta
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """Tokens of the prompt that have been submitted to the device, and all of them. For progress bars."""
+        return self._generation.prompt_progress
 
     @property
     def completion(self) -> Completion | None:

@@ -116,6 +116,12 @@ class Generation:
         # Reentrant: a signal handler may close the stream that its own thread is reading.
         self._lock = threading.RLock()
 
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """Tokens of the prompt that were submitted, and all of them. Any thread may ask while another one reads."""
+        session, total = self._session, len(self._request.prompt_ids)
+        return (0 if session is None else min(session.length, total)), total
+
     def next_delta(self) -> str | None:
         """The next text that is certain: whole characters, no part of a stop string. None after the last."""
         with self._lock:
