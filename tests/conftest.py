@@ -50,6 +50,7 @@ _GPU = {
     "test_attention",
     "test_batches",
     "test_command_pool",
+    "test_dawn",
     "test_decode_risks",
     "test_equalities",
     "test_gpu_device",
@@ -58,7 +59,9 @@ _GPU = {
     "test_gpu_weights",
     "test_int16",
     "test_kernels",
+    "test_matrix",
     "test_profile",
+    "test_rows_int16",
     "test_sample",
     "test_smollm2",
     "test_specialised",
@@ -98,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     asked = {"long": "--all", "browser": "--browser"}
     left_out = any(item.get_closest_marker(mark) and not config.getoption(option) for mark, option in asked.items())
-    left_out |= item.get_closest_marker("dawn") is not None and dawn.missing() is not None
+    left_out |= item.get_closest_marker("dawn") is not None and config.getoption("--backend") != "dawn"
     left_out |= item.path.stem not in _GPU and bool(config.getoption("--gpu-only"))
     return not left_out and (item.get_closest_marker("smoke") is not None or not config.getoption("--quick"))
 

@@ -119,7 +119,7 @@ def test_metadata_of_every_type(tmp_path: Path) -> None:
         assert file.size == (tmp_path / "m.gguf").stat().st_size
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "llama-spm"])
+@pytest.mark.parametrize("name", [pytest.param("gpt-2", marks=pytest.mark.long), "llama-spm"])
 def test_real_vocabularies_read_as_the_gguf_package_reads_them(name: str) -> None:
     path = VOCABULARIES / f"{name}.gguf"
     fields = gguf.GGUFReader(path).fields

@@ -67,7 +67,6 @@ def save(folder: Path, model: Path, device: Device) -> Saved:
 
 FACTORS = {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}
 MODELS: dict[str, Any] = {  # every process compiles all its kernels: few models, which differ in all that plans say
-    "q4_0": (write_tiny_llama, {"kind": "q4_0"}),
     "f32, rope factors": (write_tiny_llama, {"kind": "f32", "tensors": FACTORS}),
     "q8_0, qwen3": (write_tiny_qwen3, {"kind": "q8_0"}),
     "q4_0 with the kernels of a GPU": (write_tiny_llama, {"kind": "q4_0"}),
