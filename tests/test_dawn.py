@@ -250,16 +250,16 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "PACKAGE", "there_is_no_such_package")
     _forget(monkeypatch)
-    said = r"the package there_is_no_such_package is not installed: pip install 'shaderlm\[dawn\]'"
+    said = r"the package there_is_no_such_package is not installed: pip install wgpudawn==0\.32\.0\.4"
     with pytest.raises(DeviceError, match=said):
         open_device(backend="dawn")
     assert adapters()[0].caps.implementation == "wgpu"
     assert said.replace("\\", "") == adapters()[0].reason
     shown = shaderlm("devices")
-    assert "is not installed: pip install 'shaderlm[dawn]'" in " ".join(shown.out.split())
+    assert "is not installed: pip install wgpudawn==" in " ".join(shown.out.split())
     refused = shaderlm("bench", "kernels", "--quick", "--backend", "dawn")
     assert (refused.code, refused.err.count("\n")) == (1, 1)
-    assert "is not installed: pip install 'shaderlm[dawn]'" in refused.err
+    assert "is not installed: pip install wgpudawn==" in refused.err
 
 
 def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

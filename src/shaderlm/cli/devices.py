@@ -59,6 +59,7 @@ def devices(as_json: bool) -> None:
     """List the WebGPU adapters of this machine, the default first."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from ..gpu import WHAT_TO_INSTALL, adapters, backend_missing, implementation_versions
 
@@ -77,9 +78,9 @@ def devices(as_json: bool) -> None:
     table.add_column("adapter")
     columns = [_properties(adapter, versions) for adapter in found]
     for i, adapter in enumerate(found):
-        table.add_column(f"{i}: {adapter.caps.name}", overflow="fold")
+        table.add_column(Text(f"{i}: {adapter.caps.name}"), overflow="fold")
     for name in columns[0]:
-        table.add_row(name, *(column[name] for column in columns))
+        table.add_row(name, *(Text(column[name]) for column in columns))  # not markup: names may have brackets
     Console().print(table)
     missing = backend_missing("dawn")
     if missing is not None:

@@ -17,7 +17,7 @@ from ..packages import folder_of, version_of
 from ..swiftshader import offered_to_vulkan
 
 PACKAGE, VERSION = "wgpudawn", "0.32.0.4"  # experimental functions may change with any version
-INSTALL = "pip install 'shaderlm[dawn]'"
+INSTALL = f"pip install {PACKAGE}=={VERSION}"
 FOREVER = (1 << 64) - 1  # nanoseconds
 
 
