@@ -153,7 +153,7 @@ def test_both_implementations_find_the_adapter_and_agree() -> None:
         assert getattr(by_wgpu, name) == getattr(by_dawn, name), name
     assert (by_wgpu.heap, by_dawn.heap > 0) == (0, True)
     one, other = (open_device(0, backend=backend) for backend in ("wgpu", "dawn"))
-    assert (one.dialect, other.dialect, one is other) == ("wgpu", "dawn", False)
+    assert (one.caps.implementation, other.caps.implementation, one is other) == ("wgpu", "dawn", False)
 
 
 def _forget_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,17 +15,9 @@ if TYPE_CHECKING:
     from ..gpu import Adapter, Implementation
 
 
-def size(nbytes: int) -> str:
-    """Bytes in the largest whole-ish unit."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if value == int(value) or unit in ("B", "KiB") else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError
-
-
 def _properties(adapter: Adapter, versions: Mapping[Implementation, str | None]) -> dict[str, str]:
+    from ..gpu.caps import size
+
     yes = {True: "yes", False: "no"}
     caps = adapter.caps
     both = {each.implementation: each for each in (caps, adapter.other) if each is not None}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError, ModelError
-from .devices import size
 from .loading import progress_bar
 from .models import described, is_synthetic
 from .options import backend_option, ignore_key_option, model_argument, one_model
@@ -121,6 +120,8 @@ def _print_memory(found: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"memory": found}, ensure_ascii=False, indent=2))
         return
+    from ..gpu.caps import size
+
     parts = ", ".join(f"{part} {size(found[part])}" for part in ("weights", "cache", "scratch"))
     has = f", which has {size(found['device_bytes'])}" if found["device_bytes"] else ""
     short = has and found["total"] > found["device_bytes"]
@@ -243,6 +244,8 @@ def _cache_bytes(numbers: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    from ..gpu.caps import size
+
     tokenizer, cache = found["tokenizer"], found["cache_bytes_per_1000_tokens"]
     lines = [("name", found["name"]), ("file", f"{found['path']} ({size(found['file_bytes'])})")]
     lines.append(("architecture", _shown(found["architecture"])))

@@ -90,3 +90,13 @@ WEBGPU_DEFAULT = DeviceCaps(
     max_workgroup_memory=16 << 10,
     max_storage_buffers=8,
 )
+
+
+def size(nbytes: int) -> str:
+    """Bytes in the largest whole-ish unit."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if value == int(value) or unit in ("B", "KiB") else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError

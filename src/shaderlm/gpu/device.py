@@ -114,11 +114,6 @@ class Device:
         """Neither closed nor lost."""
         return not self._queue.closed and self._native.lost is None
 
-    @property
-    def dialect(self) -> str:
-        """Of WGSL, as `kernels.compose` calls its target: "wgpu" or "dawn"."""
-        return self._native.dialect
-
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
         """An implementation's errors in words for people."""

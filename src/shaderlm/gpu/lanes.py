@@ -60,7 +60,7 @@ def with_probed_lanes(device: Device, adapter: tuple[str, int]) -> DeviceCaps:
 
 def probe(device: Device) -> Lanes:
     """Run the kernel for every size of workgroups that the device allows."""
-    enable = "" if device.dialect == "wgpu" else "enable subgroups;"
+    enable = "" if device.caps.implementation == "wgpu" else "enable subgroups;"
     sizes = [threads for threads in _SIZES if threads <= device.caps.max_invocations]
     names = [f"lanes of {threads}" for threads in sizes]
     steps = tuple(

@@ -90,7 +90,6 @@ class Encoder(Protocol):
 class NativeDevice(Protocol):
     """One open device of an implementation."""
 
-    dialect: Literal["wgpu", "dawn"]  # of WGSL: which `enable` lines it wants
     tick_ns: float  # of a timestamp
     buffers_destroyed: int  # a count that changes whenever a buffer is destroyed
 

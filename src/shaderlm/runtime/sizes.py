@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..compile.plan import NONE, BufferSpec, Plan
 from ..errors import DeviceError
-from ..gpu import DeviceCaps
+from ..gpu.caps import DeviceCaps, size
 from ..graph.batch import PAGE
 from ..models.architecture import Config
 from .pages import MAX_SEQUENCES, pages_for
@@ -109,8 +109,3 @@ def check_memory(wanted: Memory, tokens: int, caps: DeviceCaps) -> None:
             f"{tokens:,} tokens of context need {size(wanted.total)} ({parts}); {caps.name} has {size(caps.heap)}. "
             "Ask for a shorter context, or take a smaller model"
         )
-
-
-def size(nbytes: int) -> str:
-    """Bytes in words."""
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"

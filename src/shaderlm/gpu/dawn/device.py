@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any, Literal
+from typing import Any
 
 from ..native import Buffer, NativeError
 from ..program import Access
@@ -17,7 +17,6 @@ _requests = itertools.count(1 << 32)  # numbers of pipelines; those of devices a
 class DawnDevice(CDevice):
     """A `NativeDevice`. A submission has no number of its own: mapping its buffer is what is waited for."""
 
-    dialect: Literal["wgpu", "dawn"] = "dawn"
     tick_ns = 1.0  # Dawn converts
 
     def __init__(self, native: Library, handle: Any, state: State) -> None:

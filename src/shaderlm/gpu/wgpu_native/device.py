@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any
 
 from ..native import Buffer, NativeError
 from ..program import Access
@@ -16,8 +16,6 @@ LATE_SECONDS = 1.0  # after which a mapping has failed whose submission is done
 
 class WgpuDevice(CDevice):
     """A `NativeDevice`."""
-
-    dialect: Literal["wgpu", "dawn"] = "wgpu"
 
     def __init__(self, handle: Any, state: State, check_bounds: bool) -> None:
         lib = native.library()
