@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -216,6 +216,7 @@ _UNROLLED = re.compile(
     re.M | re.S,
 )
 _REGISTERS = re.compile(r"^( *)var (\w+): (array<.+>);  // registers\n", re.M)
+_ELEMENT = re.compile(r"\b[A-Za-z_]\w*(?:\[\d+u\])+")
 
 
 def unrolled(body: str, consts: Mapping[str, str]) -> str:
@@ -226,29 +227,25 @@ def unrolled(body: str, consts: Mapping[str, str]) -> str:
     """
 
     def written_out(loop: re.Match[str]) -> str:
-        counter = re.compile(rf"\b{loop['name']}\b")
-        bodies = (counter.sub(f"{i}u", loop["body"]) for i in range(_evaluate(loop["count"], consts)))
-        return "".join(f"{loop['indent']}{{\n{each}{loop['indent']}}}\n" for each in bodies)
+        inner = _UNROLLED.sub(written_out, loop["body"])  # once, before it is repeated
+        pieces, indent = re.split(rf"\b{loop['name']}\b", inner), loop["indent"]
+        counts = range(_evaluate(loop["count"], consts))
+        return "".join(f"{indent}{{\n{f'{i}u'.join(pieces)}{indent}}}\n" for i in counts)
 
-    while _UNROLLED.search(body):
-        body = _UNROLLED.sub(written_out, body)
+    body = _UNROLLED.sub(written_out, body)
+    names: dict[str, str] = {}  # of variables, by the elements that they stand for
     for array in _REGISTERS.finditer(body):
         indent, name, kind = array.groups()
         sizes: list[int] = []
         while inner := _ARRAY.fullmatch(kind):
             kind = inner.group(1)
             sizes.append(_evaluate(inner.group(2), consts))
-        indices = itertools.product(*(range(size) for size in sizes))
-        names = {"".join(f"[{i}u]" for i in index): name + "".join(f"_{i}" for i in index) for index in indices}
-        body = body.replace(array.group(), "".join(f"{indent}var {each}: {kind};\n" for each in names.values()), 1)
-        # One search for all elements: one for each took a third of a second for a large tile.
-        element = re.compile(rf"\b{name}((?:\[\d+u\]){{{len(sizes)}}})")
-        body = element.sub(partial(_element_name, names), body)
-    return body
-
-
-def _element_name(names: Mapping[str, str], found: re.Match[str]) -> str:
-    return names.get(found[1], found[0])
+        indices = list(itertools.product(*(range(size) for size in sizes)))
+        mine = {name + "".join(f"[{i}u]" for i in index): name + "".join(f"_{i}" for i in index) for index in indices}
+        body = body.replace(array.group(), "".join(f"{indent}var {each}: {kind};\n" for each in mine.values()), 1)
+        names |= mine
+    # One search for all elements: one for each took a third of a second for a large tile.
+    return _ELEMENT.sub(lambda found: names.get(found[0], found[0]), body) if names else body
 
 
 @lru_cache(maxsize=4096)
