@@ -263,6 +263,21 @@ def test_a_source_is_compiled_once(opened: Callable[..., Device], monkeypatch: p
     assert fresh.run(program(one))["out"].view(F32)[0] == 1.0, "a broken kernel leaves the device usable"
 
 
+@pytest.mark.parametrize(
+    ("declared", "bound"),
+    [
+        ("@group(0) @binding(1) var<storage, read_write> out: array<f32>;", "1 storage"),
+        ("@group(0) @binding(0) var<storage> out: array<f32>;", "0 read-only-storage"),
+        ("var<private> out: array<f32, 1>;", "none"),
+    ],
+)
+def test_bindings_that_do_not_match_the_source_are_refused(declared: str, bound: str, device: Device) -> None:
+    """Dawn without validation would bind nothing, and read zeros."""
+    source = f"{declared} @compute @workgroup_size(1) fn main() {{ _ = out[0]; }}"
+    with pytest.raises(KernelError, match=f"kernel adding declares the bindings {bound}; bound are 0 storage"):
+        device.run(program(source))
+
+
 @pytest.mark.parametrize("clock", ["time", "time_wall"])
 def test_time_is_positive_and_below_the_wall_clock(clock: str, device: Device) -> None:
     source = """

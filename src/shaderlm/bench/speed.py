@@ -152,8 +152,9 @@ def _warm_up(runner: Runner, once: Callable[[], int]) -> None:
     A GPU clocks down while shaders compile, and up again only after a while: a prompt of a few milliseconds would be
     timed at idle clocks.
     """
+    best = once()  # much of this may be compiling, when the GPU idles
     began = time.perf_counter()
-    best, end = once(), began + runner.warm_up_seconds
+    end = began + runner.warm_up_seconds
     while (now := time.perf_counter()) < min(end, began + _MAX_WARM_UP * runner.warm_up_seconds):
         taken = once()
         if taken < _FASTER * best:

@@ -5,6 +5,7 @@ Modules here import heavy things inside their functions, so that `shaderlm --hel
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -57,6 +58,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may be cp1252, which has no →
             stream.reconfigure(encoding="utf-8", errors="replace")
     logging.getLogger("shaderlm").handlers[:] = [_Warnings(logging.WARNING)]
+    gc.set_threshold(100_000, 20, 20)  # loading makes objects that stay: looking for garbage took 50 ms of a start
     try:
         with LostInterrupts() as lost:
             code = _run(lost)

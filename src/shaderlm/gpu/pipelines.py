@@ -6,7 +6,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -65,6 +65,7 @@ class Pipelines:
             future.result()
 
     def _compile(self, step: Step) -> Any:
+        check_bindings(step)
         sizes = workgroup_size(step.source).split(" × ")
         if all(map(str.isdecimal, sizes)) and math.prod(map(int, sizes)) > self._caps.max_invocations:
             # Dawn knows no limit that is lower than WebGPU's default.
@@ -73,6 +74,24 @@ class Pipelines:
             return self._native.create_pipeline(step.label, step.source, key_of(step)[1])
         except NativeError as problem:
             raise KernelError(explain(step.label, step.source, str(problem), self._caps)) from problem
+
+
+_BINDING = re.compile(r"@binding\((\d+)\)\s*var<\s*(storage|uniform)\s*(?:,\s*(\w+)\s*)?>")
+
+
+def check_bindings(step: Step) -> None:
+    """The source must declare what the step binds. A device that is opened without validation would read zeros."""
+    declared: dict[int, Access] = {}
+    for number, space, access in _BINDING.findall(step.source):
+        writable = access == "read_write"
+        declared[int(number)] = "uniform" if space == "uniform" else "storage" if writable else "read-only-storage"
+    bound = dict(enumerate(slot.access for slot in step.slots))
+    if declared != bound:
+        raise KernelError(f"kernel {step.label} declares the bindings {_listed(declared)}; bound are {_listed(bound)}")
+
+
+def _listed(bindings: Mapping[int, Access]) -> str:
+    return ", ".join(f"{number} {access}" for number, access in sorted(bindings.items())) or "none"
 
 
 def _interrupted() -> KernelError:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as List
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -129,23 +129,25 @@ class GpuRunner(Runner):
         self.plans_made = 0
         if tune:  # while nothing else keeps the GPU busy
             self._lowering.tuning = tuned(device, self._decode_graphs(), precision)
-        # Says what this device cannot do before anything is uploaded.
-        first = min(_FIRST_BUCKET, self.max_tokens)
-        plans = [self.plan(Step(1, CONTEXTS[0], self.cache)), self.plan(self.head(1, 1, "greedy", paged=False))]
-        plans += [self.plan(Step(first, CONTEXTS[0], self.cache, True)), self.plan(self.head(1, first, "greedy"))]
         self._weights: dict[str, Any] = {}
-        reserve = min(reserve, self.config.context)
-        if reserve:
-            check_memory(self.memory(reserve), reserve, device.caps)
-        with ThreadPoolExecutor(1, "compile") as pool:
-            compiled = pool.submit(device.compile, [launch.step for plan in plans for launch in plan.launches])
+        first, reserve = min(_FIRST_BUCKET, self.max_tokens), min(reserve, self.config.context)
+        keys: list[Step | Head] = [Step(1, CONTEXTS[0], self.cache), self.head(1, 1, "greedy", paged=False)]
+        keys += [Step(first, CONTEXTS[0], self.cache, True), self.head(1, first, "greedy")]
+        compiled: list[Future[None]] = []
+        with ThreadPoolExecutor(len(keys), "compile") as pool:
             try:
+                # Says what this device cannot do before anything is uploaded.
+                for key in keys:
+                    steps = [launch.step for launch in self.plan(key).launches]
+                    compiled.append(pool.submit(device.compile, steps))  # while the next plan is made
+                if reserve:
+                    check_memory(self.memory(reserve), reserve, device.caps)
                 self._make_inputs(reserve)  # before weights are copied: there may be too little memory
-                self._weights = upload(device, weights_of(plans), source, progress)
-                compiled.result()
+                self._weights = upload(device, weights_of(map(self.plan, keys)), source, progress)
+                for each in compiled:
+                    each.result()
             except BaseException:
-                with suppress(BaseException):
-                    compiled.result()
+                wait(compiled)
                 self.close()
                 raise
 
