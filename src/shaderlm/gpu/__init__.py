@@ -27,19 +27,42 @@ Lowest first: `program` (plain data), `policy`, `caps`, `native` (the interface 
 `command_pool`, `pipelines`, `tracer`, `lanes`, `device`, `opening`.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .adapters import WHAT_TO_INSTALL, Adapter, adapters, preferred_adapter
 from .backends import BACKENDS, Backend
 from .backends import missing as backend_missing
 from .backends import versions as implementation_versions
 from .caps import WEBGPU_DEFAULT, DeviceCaps, Implementation, MatrixShape
-from .command_pool import CommandBufferPool
-from .device import Copy, Device
 from .native import Buffer
 from .opening import begin_opening, open_device
 from .policy import DevicePolicy
-from .program import Array, Program, Slot, Step, as_bytes
-from .read_back import PendingReadBack, Region
-from .recording import BoundProgram, CommandBuffer
+
+if TYPE_CHECKING:
+    from .command_pool import CommandBufferPool
+    from .device import Copy, Device
+    from .program import Array, Program, Slot, Step, as_bytes
+    from .read_back import PendingReadBack, Region
+    from .recording import BoundProgram, CommandBuffer
+
+# Name → module, imported when the name is first used: these import NumPy, and drivers can start meanwhile.
+_MODULES = {
+    "Array": ".program",
+    "BoundProgram": ".recording",
+    "CommandBuffer": ".recording",
+    "CommandBufferPool": ".command_pool",
+    "Copy": ".device",
+    "Device": ".device",
+    "PendingReadBack": ".read_back",
+    "Program": ".program",
+    "Region": ".read_back",
+    "Slot": ".program",
+    "Step": ".program",
+    "as_bytes": ".program",
+}
 
 __all__ = [
     "BACKENDS",
@@ -71,3 +94,9 @@ __all__ = [
     "open_device",
     "preferred_adapter",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name], __name__), name)

@@ -12,11 +12,13 @@ A `NativeDevice` may be used by several threads. Its `submit` and `map` share st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..errors import DeviceError
 from .caps import DeviceCaps
-from .program import Access, Array
+
+if TYPE_CHECKING:
+    from .program import Access, Array
 
 Use = Literal["storage", "read_back", "timestamps"]
 Grid = tuple[int, int, int]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from .adapters import Adapter, choose, preferred_adapter
 from .backends import Backend, checked
-from .device import Device
+
+if TYPE_CHECKING:
+    from .device import Device
 
 # Devices that plain calls share, and the adapters that they were asked for by. Locked while a device is opened, so that
 # two threads do not open two.
@@ -34,9 +37,13 @@ def open_device(
     """
     checked(backend)
     if without or limits:
+        from .device import Device
+
         return Device(spec if isinstance(spec, Adapter) else choose(spec, backend), without=without, limits=limits)
     with _open_lock:
         adapter = spec if isinstance(spec, Adapter) else _chosen.get((spec, backend)) or choose(spec, backend)
+        from .device import Device  # and NumPy, which takes as long to import as drivers take to start
+
         device = _open.get(adapter.native.key)
         if device is None or not device.usable:
             device = _open[adapter.native.key] = Device(adapter)

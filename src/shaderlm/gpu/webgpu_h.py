@@ -11,11 +11,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from .native import Buffer, Dispatch, NativeError, Recorder, Use
-from .program import Access, Array
+
+if TYPE_CHECKING:
+    from .program import Access, Array
 
 KIND_OF_TYPE = {1: "discrete", 2: "integrated", 3: "software"}
 BACKENDS = {1: "Null", 2: "WebGPU", 3: "D3D11", 4: "D3D12", 5: "Metal", 6: "Vulkan", 7: "OpenGL", 8: "OpenGLES"}

@@ -27,7 +27,10 @@ _ON = (
     "wait_is_thread_safe",  # a thread that waits holds nobody up
     "disable_workgroup_init",  # kernels write before they read; SwiftShader takes ten times as long to compile it
 )
-_OFF = ("timestamp_quantization",)  # to 65.5 µs
+_OFF = (
+    "timestamp_quantization",  # to 65.5 µs
+    "enable_spirv_validation",  # of what Tint writes: milliseconds for each kernel
+)
 # Checks of array bounds, and of the arguments of calls, which take a sixth of the time of recording and submitting.
 # Divisions by 0 stay harmless: without that a decode step took 1 % longer on an H200.
 _UNCHECKED = ("disable_robustness", "skip_validation")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..native import Buffer, NativeError
-from ..program import Access
 from ..webgpu_h import CDevice, CPipeline, Handle, State
 from .library import Library
+
+if TYPE_CHECKING:
+    from ..program import Access
 
 _requests = itertools.count(1 << 32)  # numbers of pipelines; those of devices are smaller
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..native import Buffer, NativeError
-from ..program import Access
 from ..webgpu_h import CDevice, CPipeline, Handle, State
 from . import library as native
 from .bindings import ffi
+
+if TYPE_CHECKING:
+    from ..program import Access
 
 LATE_SECONDS = 1.0  # after which a mapping has failed whose submission is done
 
