@@ -366,7 +366,7 @@ def test_a_device_is_opened_early_once(
         made.append(Device(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr(opening, "Device", counted)
+    monkeypatch.setattr("shaderlm.gpu.device.Device", counted)
     for name in (spec, spec, "no such adapter", "cpu"):
         opening.begin_opening(name)
     assert open_device(spec) is open_device(spec)
