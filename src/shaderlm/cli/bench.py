@@ -197,11 +197,11 @@ def rows(
     from ..compile.tuning import read
     from ..gpu import open_device
 
+    subjects = [(name, *described(name)) for name in models]
     opened = open_device(device, backend=backend)
     caps = opened.caps
     found = []
-    for name in models:
-        kind, config = described(name)
+    for name, kind, config in subjects:
         usual = measuring.usual_rows(config, caps)
         wanted = counts or usual
         if wanted[-1] > usual[-1]:

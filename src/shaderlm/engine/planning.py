@@ -172,6 +172,15 @@ def _buckets(largest: int) -> list[int]:
     return [1 << i for i in range(largest.bit_length())]
 
 
+def tunable_nodes(kind: Architecture, config: Config, caps: DeviceCaps, precision: str) -> list[Node]:
+    """One matmul of each shape that `tune` times: of layers for every bucket, of heads for every bucket of outputs."""
+    unsupported_reason = Lowering(caps, precision).unsupported_reason
+    graphs = [step_graph(kind, config, caps, rows, unsupported_reason) for rows in _buckets(max_tokens(config, caps))]
+    heads = [kind.head(config, rows, rows) for rows in _buckets(max_outputs(config, caps))]
+    graphs += [fuse(graph, None, unsupported_reason)[0] for graph in heads]
+    return shapes_of(graphs, caps, precision)
+
+
 def tune(
     kind: Architecture,
     config: Config,
@@ -196,13 +205,9 @@ def tune(
         raise DeviceError(
             "no GPU was found, and tuning a software adapter gains nothing; --device software does it nevertheless"
         )
-    unsupported_reason = Lowering(caps, precision).unsupported_reason
-    graphs = [step_graph(kind, config, caps, rows, unsupported_reason) for rows in _buckets(max_tokens(config, caps))]
-    heads = [kind.head(config, rows, rows) for rows in _buckets(max_outputs(config, caps))]
-    graphs += [fuse(graph, None, unsupported_reason)[0] for graph in heads]
     tuned = Tuning() if again else read(caps)
     untuned = []
-    for node in shapes_of(graphs, caps, precision):
+    for node in tunable_nodes(kind, config, caps, precision):
         entry = tuned.entry(node.op, node.dims, precision)
         if entry is not None and entry.thorough:
             yield key_of(node.op, node.dims), entry, path
