@@ -56,7 +56,7 @@ def shapes_of(graphs: Sequence[Graph], caps: DeviceCaps, precision: str) -> list
     """One node of each shape that is worth tuning, those first whose weights are the most bytes of a step."""
     keyed = [(key_of(node.op, node.dims), node) for graph in graphs for node in graph.nodes if node.op == "linear"]
     counts = Counter(key for key, _ in keyed)
-    first = {key: node for key, node in reversed(keyed)}
+    first = dict(reversed(keyed))
 
     def nbytes(node: Node) -> int:
         launch_list = choose(node.op, node.dims, caps, None, precision).launch_list(node.dims, caps)
