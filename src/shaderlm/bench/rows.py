@@ -57,7 +57,7 @@ class Measured:
     @property
     def us(self) -> float:
         """Of all products."""
-        return sum(product.us for product in self.products)
+        return round(sum(product.us for product in self.products), 3)
 
     @property
     def us_per_row(self) -> float:
@@ -122,7 +122,7 @@ def _timed(clock: Clock, fill: Filler, lowering: Lowering, nodes: Sequence[tuple
 def _product(lowering: Lowering, node: Node, seconds: float) -> Product:
     route, config, *_ = lowering.route(node)
     name = f"{route.name}/{config}" if config else route.name
-    return Product(label(node.op, node.dims), node.dims["K"], node.dims["N"], name, 1e6 * seconds)
+    return Product(label(node.op, node.dims), node.dims["K"], node.dims["N"], name, round(1e6 * seconds, 3))
 
 
 def _is_weight(name: str) -> bool:

@@ -18,8 +18,9 @@ from .workload import RoutedOp, copy_bandwidth, time_in_turns
 FMA_VALUES, FMA_ROUNDS = 1 << 22, 512
 SHORT_FMA_VALUES, SHORT_FMA_ROUNDS = 1 << 16, 16
 # 2 × 4 matrices of sums in a subgroup, so that no product waits for the one before. So many workgroups that a GPU is
-# full most of the time, and so many rounds that writing the sums takes 1 % of it (H200).
-MATRIX_SIDES, MATRIX_COUNT, MATRIX_ROUNDS = (2, 4), 4096, 2048
+# full most of the time (on an H200 614 TFLOP/s with 4,096, 631 with 8,192), and so many rounds that writing the sums
+# takes 1 % of it.
+MATRIX_SIDES, MATRIX_COUNT, MATRIX_ROUNDS = (2, 4), 8192, 2048
 LAUNCH_VALUES = 4  # copied by a dispatch that does next to nothing
 TIMESTAMPED_DISPATCHES, TIMESTAMPED_ROUNDS = 200, 10
 
