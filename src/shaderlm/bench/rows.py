@@ -30,7 +30,7 @@ from ..runtime.sizes import max_tokens
 
 # Buckets, and what lies between two of them.
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-MOST = 1.15  # times the next larger bucket: what fewer rows may take
+MAX_RATIO = 1.15  # times the next larger bucket: what fewer rows may take
 SAMPLE_SECONDS, SAMPLES, WARM_UP_SECONDS = 0.008, 7, 0.004
 SHORT_SAMPLES = 3
 
@@ -156,8 +156,8 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """More rows cost no less than MOST allows, and each row costs less."""
-        return self.time_ratio <= MOST and (self.per_row_ratio is None or self.per_row_ratio < 1)
+        """More rows cost no less than MAX_RATIO allows, and each row costs less."""
+        return self.time_ratio <= MAX_RATIO and (self.per_row_ratio is None or self.per_row_ratio < 1)
 
 
 def checks(found: Sequence[Measured]) -> list[Check]:
@@ -211,7 +211,7 @@ def verdict(found: Sequence[Measured]) -> list[str]:
     wrong = [
         f"{each.rows} rows take {each.time_ratio:.2f} × the time of {each.next_bucket}"
         for each in every
-        if each.time_ratio > MOST
+        if each.time_ratio > MAX_RATIO
     ]
     wrong += [
         f"a row of {each.next_bucket} takes {each.per_row_ratio:.2f} × the time of a row of {each.rows}"
@@ -219,5 +219,7 @@ def verdict(found: Sequence[Measured]) -> list[str]:
         if each.per_row_ratio is not None and each.per_row_ratio >= 1
     ]
     most = max((each.time_ratio for each in every), default=0.0)
-    held = f"rows take at most {most:.2f} × the time of the next larger bucket, and time per row falls (limit {MOST})"
+    held = (
+        f"rows take at most {most:.2f} × the time of the next larger bucket, and time per row falls (limit {MAX_RATIO})"
+    )
     return [f"NOT HELD: {line}" for line in wrong] or [held]
