@@ -156,7 +156,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """More rows cost no less than MAX_RATIO allows, and each row costs less."""
+        """Fewer rows take at most MAX_RATIO times as long, and a row of a larger bucket takes less time."""
         return self.time_ratio <= MAX_RATIO and (self.per_row_ratio is None or self.per_row_ratio < 1)
 
 
@@ -220,6 +220,6 @@ def verdict(found: Sequence[Measured]) -> list[str]:
     ]
     most = max((each.time_ratio for each in every), default=0.0)
     held = (
-        f"rows take at most {most:.2f} × the time of the next larger bucket, and time per row falls (limit {MAX_RATIO})"
+        f"rows take at most {most:.2f} × the time of the next larger bucket (limit {MAX_RATIO}), and time per row falls"
     )
     return [f"NOT HELD: {line}" for line in wrong] or [held]
