@@ -1,7 +1,4 @@
-"""Draws decode-speed.svg from decode-speed.json: `python docs/decode_speed.py`.
-
-The picture has a background of its own, and colours for light and dark.
-"""
+"""Draws decode-speed.svg from decode-speed.json: `python docs/decode_speed.py`."""
 
 from __future__ import annotations
 
@@ -9,16 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from svg import WIDTH, card
+
 HERE = Path(__file__).parent
-WIDTH, LEFT, RIGHT, TOP = 760, 150, 80, 66
+LEFT, RIGHT, TOP = 150, 80, 66
 BAR, GAP, GROUP = 22, 6, 50  # heights: a bar, the space between bars, the title of a model with its margins
-STYLE = """
-.card{fill:#fff;stroke:#d0d7de}.text{fill:#1f2328}.soft{fill:#59636e}.bar0{fill:#0969da}.bar1,.bar2{fill:#afb8c1}
-text{font:13px -apple-system,"Segoe UI","Noto Sans",Helvetica,Arial,sans-serif}.title{font-size:15px;font-weight:600}
-.model,.first{font-weight:600}
-@media(prefers-color-scheme:dark){
-.card{fill:#0d1117;stroke:#3d444d}.text{fill:#f0f6fc}.soft{fill:#9198a1}.bar0{fill:#4493f8}.bar1,.bar2{fill:#656c76}}
-"""
+STYLES = (
+    ".bar0{fill:#0969da}.bar1,.bar2{fill:#afb8c1}",
+    ".bar0{fill:#4493f8}.bar1,.bar2{fill:#656c76}",
+    ".model,.first{font-weight:600}",
+)
 
 
 def draw(data: dict[str, Any]) -> str:
@@ -31,15 +28,7 @@ def draw(data: dict[str, Any]) -> str:
         f"{model}: " + ", ".join(f"{engine} {values[i]:,}" for engine, values in engines.items())
         for i, model in enumerate(data["models"])
     ]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'role="img">',
-        f"<title>{data['title']}. {'; '.join(said)}</title>",
-        f"<style>{STYLE}</style>",
-        f'<rect class="card" x=".5" y=".5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
-        f'<text class="text title" x="20" y="32">{data["title"]}</text>',
-        f'<text class="soft" x="20" y="53">{data["note"]}</text>',
-    ]
+    parts = []
     for i, model in enumerate(data["models"]):
         y = TOP + i * group
         parts.append(f'<text class="text model" x="20" y="{y + 32}">{model}</text>')
@@ -51,7 +40,7 @@ def draw(data: dict[str, Any]) -> str:
                 f'<rect class="bar{j}" x="{LEFT}" y="{top}" width="{wide}" height="{BAR}" rx="3"/>',
                 f'<text class="text{weight}" x="{LEFT + wide + 8}" y="{top + 16}">{values[i]:,}</text>',
             ]
-    return "\n".join([*parts, "</svg>", ""])
+    return card(data["title"], data["note"], "; ".join(said), height, parts, STYLES)
 
 
 if __name__ == "__main__":

@@ -190,6 +190,7 @@ CASES: list[Case] = [
     *_cases("silu_mul", "tokens count batched", [(9, 9 * 64, True)]),
     *_cases("copy", "count", [(4,), (1020,), (70_000,)]),
     *_cases("fma_chain", "count rounds", [(16, 1), (4112, 2), (65_536, 1)]),
+    *_cases("matrix_chain", "count rounds rows columns K", [(3, 64, 32, 64, 16)]),
     *_cases("argmax", "rows width", [(1, 1), (3, 63), (2, 64), (5, 65), (300, 7), (1, 2048), (2, 2049), (1, 49152), (3, 128256)]),
     *_cases(
         "sample",

@@ -162,6 +162,12 @@ def _fma_chain(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, 
     return {"x": x}, {"out": expected}
 
 
+def _matrix_chain(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x = np.round(_normal(rng, d["rows"] + d["columns"], d["K"]) * 8) / 8  # f16 holds these
+    product = d["rounds"] * x[: d["rows"]].astype(np.float64) @ x[d["rows"] :].T
+    return {"x": x}, {"out": np.stack([product] * d["count"])}
+
+
 def _argmax(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     x = np.round(_normal(rng, d["rows"], d["width"]) * 2)  # whole numbers: ties everywhere
     x[rng.random(x.shape) < 0.1] = np.nan
@@ -184,5 +190,6 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "silu_mul": _pointwise(reference.silu_mul),
     "copy": _copy,
     "fma_chain": _fma_chain,
+    "matrix_chain": _matrix_chain,
     "argmax": _argmax,
 }

@@ -48,6 +48,7 @@ def _dispatch(layer: str, row: tuple[Any, ...], rows: int, depth: int, noise: ra
         "layer": layer, "op": op, "route": route, "kernel": kernel, "workgroups": max(1, size // 18_000),
         "operands": ["x", "weight"] if weights else ["x"],
         "us": round(LAUNCH_US + best / reached * noise.uniform(0.97, 1.05), 3), "bytes": size, "flops": flops,
+        "matrix_units": False,
     }  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def _dispatches(rows: int, depth: int, layers: int) -> list[dict[str, Any]]:
     """One step. The embedding counts no FLOP and the choice no bytes, as bookkeeping kernels may."""
     noise = random.Random(7)
     table = _DECODE if rows == 1 else _PREFILL
-    ends = {"route": "rows", "workgroups": 8, "operands": ["ids", "token_embd.weight"]}
+    ends = {"route": "rows", "workgroups": 8, "operands": ["ids", "token_embd.weight"], "matrix_units": False}
     steps = [
         {"layer": "embedding", "op": "embedding", "kernel": "embedding", **ends, "us": 2.4, "bytes": 5000, "flops": 0}
     ]
@@ -108,13 +109,14 @@ def phase(name: str = "decode", layers: int = 16, timestamps: bool = True) -> di
 def profile(*phases: dict[str, Any], **changed: Any) -> dict[str, Any]:
     """A profile of these phases (by default prefill and decode), with some fields changed."""
     return {
-        "kind": "shaderlm-profile", "version": 2, "model": "llama-3.2-1b q4_0", "device": "NVIDIA H200",
+        "kind": "shaderlm-profile", "version": 3, "model": "llama-3.2-1b q4_0", "device": "NVIDIA H200",
         "backend": "Vulkan", "driver": "570.133.20", "software": False, "package": "0.2.0", "commit": "abc1234",
         "date": "2026-11-15T09:00:00+00:00", "clock": "timestamps in the pass",
         "command": "shaderlm profile -m llama-3.2-1b-q4_0.gguf --html report.html",
         "notes": ["Made-up figures: this profile was not measured."],
         "roofline": {"bytes_per_second": BANDWIDTH, "flops_per_second": PEAK,
-                     "dispatch_us": LAUNCH_US, "timestamp_us": TIMESTAMP_US},
+                     "dispatch_us": LAUNCH_US, "timestamp_us": TIMESTAMP_US,
+                     "matrix_flops_per_second": None},
         "phases": list(phases) or [phase("prefill"), phase("decode")],
     } | changed  # fmt: skip
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +19,17 @@ import pytest
 from click.testing import CliRunner
 
 from shaderlm import __version__
-from shaderlm.bench import comparisons, measure
+from shaderlm.bench import comparisons, measure, report
 from shaderlm.cli import app, main, with_flags
 from shaderlm.cli.interrupts import LostInterrupts
+from shaderlm.compile.roofline import Roofline, uses_matrix_units
 from shaderlm.compile.timing import SAMPLED, Filler
-from shaderlm.gpu import adapters
+from shaderlm.compile.workload import program_of
+from shaderlm.gpu import Device, adapters
 from shaderlm.graph.sampling import OUTPUT
 
 from .command_line import COMMAND, shaderlm
+from .test_plan import UNITS
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +39,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_version_and_help() -> None:
     assert _run("--version").stdout.strip() == __version__
     commands = [[name, "--help"] for name in app.commands]
-    for arguments in ([], ["--help"], ["bench", "kernels", "--help"], *commands):
+    for arguments in ([], ["--help"], ["bench", "kernels", "--help"], ["bench", "rows", "--help"], *commands):
         done = CliRunner().invoke(app, arguments)
         assert "Usage:" in done.output
 
@@ -109,7 +113,7 @@ def test_quick_bench_prints_a_table_and_warns_on_software() -> None:
     assert "scalar → vec4" in done.stdout
     assert "ratio: before / after" in done.stdout, "columns are explained"
     assert "1×576" in done.stdout
-    assert "copied" in done.stdout
+    assert "multiplies and adds" in done.stdout, "the roofs"
     if adapters()[0].caps.software:
         assert "say nothing about GPUs" in " ".join(done.stderr.split())
 
@@ -117,10 +121,11 @@ def test_quick_bench_prints_a_table_and_warns_on_software() -> None:
 def test_bench_json_holds_every_number() -> None:
     report = json.loads(shaderlm("bench", "kernels", "--quick", "--op", "rms_norm", "--json").out)
     assert report["device"]["name"] == adapters()[0].caps.name
-    assert report["copy_bandwidth"] > 0
+    roofs = report["roofline"]
+    assert roofs["bytes_per_second"] > 0
     for row in report["rows"]:
         assert row["ratio"] == pytest.approx(row["before_us"] / row["after_us"])
-        assert row["copy_share"] == pytest.approx(row["gb_per_s"] * 1e9 / report["copy_bandwidth"])
+        assert row["roof_share"] == pytest.approx(row["gb_per_s"] * 1e9 / roofs["bytes_per_second"])
 
 
 def test_bench_times_sampling_with_settings_that_have_work_to_do() -> None:
@@ -133,6 +138,39 @@ def test_bench_times_sampling_with_settings_that_have_work_to_do() -> None:
     assert {tuple(each) for each in filled[["temperature", "top_k", "top_p", "min_p"]].tolist()} == {
         tuple(np.array(SAMPLED, np.float32).tolist())
     }
+
+
+def test_every_comparison_runs_where_a_gpu_has_all_features() -> None:
+    """By routes that were named: both sides of each comparison, and which of them use matrix units."""
+    assert {comparison.op for comparison in comparisons.comparisons()} == set(comparisons.FAMILIES)
+    for comparison in comparisons.comparisons(("llama-3.1-8b",)):
+        before, after = (
+            [step for routed in workload for step in program_of(routed, UNITS).steps]
+            for workload in (comparison.before, comparison.after)
+        )
+        assert [step.source for step in before] != [step.source for step in after], comparison.what
+        assert not any(map(uses_matrix_units, before))
+        assert any(map(uses_matrix_units, after)) == comparison.change.endswith("→ matrix")
+
+
+def test_a_route_that_a_device_has_not_is_left_out_with_its_reason(plain_device: Device) -> None:
+    """Before anything is allocated; the others are measured."""
+    chosen = comparisons.comparisons(("smollm2-135m",), ("linear",))
+    chosen = [each for each in chosen if each.operand == "qkv" and each.phase == "batch"]
+    found = list(measure.measure(plain_device, [each for each in chosen if each.change.endswith("→ matrix")]))
+    assert [type(each) for each in found] == [measure.LeftOut]
+    assert isinstance(found[0], measure.LeftOut)
+    assert "this device has no matrix units" in found[0].reason
+
+
+def test_the_share_of_a_roof() -> None:
+    """512 × 576 × 960 in 1 ms are 566 GFLOP/s: of 1 TFLOP/s 57 %, of 4 TFLOP/s by matrix units 14 %."""
+    (first, *_) = comparisons.comparisons(("smollm2-135m",), ("linear",))
+    assert (first.change, first.shape) == ("tile_shared → matrix", "512×576×960")
+    row = measure.Row(first, 5e-3, 1e-3, True, Roofline(1e12, 1e12, 2.0, 0.0, 4e12))
+    assert report.cells(row)[-3:] == ("5.00", "566 GFLOP/s", "14%")
+    assert report.cells(replace(row, matrix_units=False))[-1] == "57%"
+    assert report.cells(replace(row, after=1e-4))[-2] == "5.7 TFLOP/s"
 
 
 def test_bench_markdown_is_a_table() -> None:

@@ -57,6 +57,7 @@ def part(op: str, operand: str, dims: dict[str, Any], position: int) -> float:
         ("rms_norm", {"tokens": 3, "heads": 4, "width": 16}, 3 * 4 * 16 * 3),
         ("add", {"count": 12}, 12),
         ("fma_chain", {"count": 4, "rounds": 2}, 4 * 2 * 8 * 2),
+        ("matrix_chain", {"count": 4, "rounds": 3, "rows": 2, "columns": 5, "K": 7}, 4 * 3 * 2 * 2 * 5 * 7),
         ("argmax", {"rows": 3, "width": 100}, 300),
         # A comparison for the largest; to draw also a division, an exponential and a sum.
         ("sample", {"rows": 3, "width": 100, "greedy": True}, 300),

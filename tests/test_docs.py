@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import json
 import os
@@ -14,6 +14,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -200,17 +201,21 @@ def test_every_op_is_documented_and_every_route_named_exists() -> None:
     assert not [name for name in re.findall(r"^\| `(\w+)`", text, re.M) if name not in known]
 
 
-def test_the_chart_shows_its_data() -> None:
-    """The picture is what its data draws, and the README's table has the same numbers."""
+@pytest.mark.parametrize("name", ["decode_speed", "row_times"])
+def test_a_chart_shows_its_data(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture is what its data draws."""
     folder = ROOT / "docs"
-    data = json.loads((folder / "decode-speed.json").read_text(encoding="utf-8"))
-    spec = importlib.util.spec_from_file_location("decode_speed", folder / "decode_speed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    drawn = (folder / "decode-speed.svg").read_text(encoding="utf-8")
-    assert drawn == module.draw(data), "run `python docs/decode_speed.py`"
+    monkeypatch.syspath_prepend(folder)
+    module = importlib.import_module(name)
+    file = folder / name.replace("_", "-")
+    data = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+    drawn = file.with_suffix(".svg").read_text(encoding="utf-8")
+    assert drawn == module.draw(data), f"run `python docs/{name}.py`"
+    ElementTree.fromstring(drawn)
+
+
+def test_the_readme_has_the_numbers_of_its_chart() -> None:
+    data = json.loads((ROOT / "docs" / "decode-speed.json").read_text(encoding="utf-8"))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for i, model in enumerate(data["models"]):
         numbers = " | ".join(f"{values[i]:,}" for values in data["engines"].values())

@@ -130,7 +130,7 @@ def test_routes_match_the_reference(
             label = f"{case.op}/{route.name} {name} ({plan})"
             assert_close(result(case, name, raw[name], wanted), wanted, tolerance(case, route, name), label)
         count += 1
-    assert count, "no route ran"
+    assert count or (case.op == "matrix_chain" and not device.caps.subgroup_matrix), "no route ran"
 
 
 def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> None:
@@ -147,7 +147,7 @@ def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> Non
         if route.exact or route.fast or device.caps.f16
     }
     if not device.caps.subgroup_matrix:
-        declared -= {(op, "matrix") for op in ("linear", "attention")}
+        declared -= {(op, "matrix") for op in ("linear", "attention", "matrix_chain")}
     assert declared - reached == set()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from shaderlm.compile import lower
 from shaderlm.compile.execute import op_plan
+from shaderlm.compile.roofline import matrix_dims
 from shaderlm.errors import DeviceError
 from shaderlm.formats.weight_formats import DEVICE_FORMATS
 from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Program, Step, matrices
@@ -19,6 +20,7 @@ from shaderlm.graph import reference, resolve
 from shaderlm.kernels import LaunchList, Route, choose, over_limits, routes_of
 from shaderlm.kernels.linear import matrix
 from shaderlm.kernels.linear.matrix import LaunchConfig
+from shaderlm.kernels.pointwise import matrix_chain
 from shaderlm.kernels.wgsl import unrolled
 
 from .cases import Case, make
@@ -105,6 +107,37 @@ def test_other_shapes_of_matrices(device: Device) -> None:
     shapes = [shape for shape in device.caps.matrix_shapes if (shape.component, shape.result) == ("f16", "f32")]
     for shape in shapes or [MatrixShape("f16", "f32", *size) for size in sizes]:
         check(LaunchConfig(32, 32, 4, (1, 2, 1), buffers=2), device, shape, tokens=33, K=96, N=40)
+
+
+@pytest.mark.parametrize("size", [(16, 16, 16), (16, 8, 16), (8, 8, 8)], ids=str)
+def test_the_chain_that_measures_them(size: tuple[int, int, int], device: Device) -> None:
+    """Small numbers, so that sums are exact: every product of every round is there, once."""
+    shape = MatrixShape("f16", "f32", *size)
+    own = shape in device.caps.matrix_shapes
+    caps = replace(device.caps, matrix_shapes=(shape,)) if own else with_units(device.caps, shape)
+    case = Case("matrix_chain", tuple({**matrix_dims(caps), "count": 3, "rounds": 64}.items()))
+    operands, expected = make(case)
+    units = matrix.MATRIX_UNITS if own else "shared/matrix_emulated"
+    (route,) = routes_of("matrix_chain")
+    launch_list = matrix_chain.launch_list_with(case.dims, caps, units)
+    wanted = expected["out"]
+    assert wanted is not None
+    actual = device.run(lower(route, case.dims, caps, operands, launch_list=launch_list))["out"].view(np.float32)
+    assert_close(actual.reshape(wanted.shape), wanted, "exact", f"chain of {shape}")
+
+
+def test_which_chains_run(device: Device) -> None:
+    caps = with_units(device.caps)
+    (route,) = routes_of("matrix_chain")
+    dims = dict(matrix_dims(caps))
+    assert route.reason(dims, caps) is None
+    reasons: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "has no matrix units": ({}, {"matrix_shapes": ()}),
+        "matrices of 16×16×16 do not make up 40×64×16": ({"rows": 40}, {}),
+        "rounds % 32 must be 0, rounds is 33": ({"rounds": 33}, {}),
+    }
+    for words, (more, changes) in reasons.items():
+        assert words in str(route.reason({**dims, **more}, replace(caps, **changes)))
 
 
 def test_odd_numbers(device: Device) -> None:
@@ -222,6 +255,10 @@ def test_tint_compiles_every_kernel(device: Device, null: Any) -> None:  # noqa:
     for how, config in made:
         dims = resolve("linear", {"tokens": 16, "K": 512, "N": 64, **how})
         plan = op_plan(ROUTE, dims, caps, matrix.launch_list_with(config, dims, caps))
+        steps |= {launch.step.source: launch.step for launch in plan.launches}
+    for size in ((16, 16, 16), (16, 8, 16), (8, 8, 8)):
+        units = replace(caps, matrix_shapes=(MatrixShape("f16", "f32", *size),))
+        plan = op_plan(routes_of("matrix_chain")[0], matrix_dims(units), units)
         steps |= {launch.step.source: launch.step for launch in plan.launches}
     for step in steps.values():
         compile_shader(null, step)

@@ -6,23 +6,27 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from shaderlm.cli.profile import _notes
+from shaderlm.compile import roofline
+from shaderlm.compile.roofline import Roofline, measure_roofline, uses_matrix_units
 from shaderlm.compile.steps import Head
+from shaderlm.compile.workload import RoutedOp, program_of
 from shaderlm.engine import load
-from shaderlm.gpu import Device, open_device
+from shaderlm.engine.planning import LARGE_GPU
+from shaderlm.gpu import Device, MatrixShape, open_device
 from shaderlm.gpu.tracer import BY_PASS, IN_PASS, MAX_QUERIES, WALL
 from shaderlm.graph.ops import label
 from shaderlm.models.architecture import Step
 from shaderlm.profile.files import trace
 from shaderlm.profile.measure import Event, Phase, profile
-from shaderlm.profile.roofline import Roofline, measure_roofline
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.session import Session
 
@@ -75,7 +79,7 @@ def taken(request: pytest.FixtureRequest, clocked: dict[str, Device], tiny: Path
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The roofs are taken for granted."""
-    monkeypatch.setattr("shaderlm.profile.roofline.measure_roofline", lambda device: ROOFS)
+    monkeypatch.setattr("shaderlm.compile.roofline.measure_roofline", lambda device: ROOFS)
 
 
 # Dispatches and sums ------------------------------------------------------------------------------------------
@@ -239,8 +243,39 @@ def test_roofs_are_measured(clock: str, clocked: dict[str, Device]) -> None:
 
 
 def test_the_higher_roof_counts() -> None:
-    roofs = Roofline(1e9, 4e9, 5.0, 1.0)
-    assert [roofs.floor_us(*work) for work in ((1000, 0), (0, 4000), (1000, 8000))] == pytest.approx([1.0, 1.0, 2.0])
+    roofs = Roofline(1e9, 4e9, 5.0, 1.0, 8e9)
+    works = ((1000, 0, False), (0, 4000, False), (1000, 8000, False), (0, 8000, True), (1500, 8000, True))
+    assert [roofs.floor_us(*work) for work in works] == pytest.approx([1.0, 1.0, 2.0, 1.0, 1.5])
+
+
+@pytest.mark.parametrize("shape", [None, MatrixShape("f16", "f32", 16, 8, 16), MatrixShape("i8", "i32", 16, 16, 32)])
+def test_the_roof_of_matrix_units(shape: MatrixShape | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured where kernels use them, with the shape that kernels take."""
+    timed: list[RoutedOp] = []
+
+    def time_in_turns(clock: Any, works: list[tuple[RoutedOp]], fill: Any) -> list[float]:
+        timed.extend(work for (work,) in works)
+        return [1e-6, 2.0, 0.25][: len(works)]
+
+    monkeypatch.setattr(roofline, "Clock", lambda device: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(roofline, "copy_bandwidth", lambda clock, fill: 1e9)
+    monkeypatch.setattr(roofline, "time_in_turns", time_in_turns)
+    caps = replace(LARGE_GPU, implementation="dawn", subgroup_min=32, subgroup_max=32)
+    caps = replace(caps, matrix_shapes=(shape,) if shape else ())
+    found = measure_roofline(cast("Device", SimpleNamespace(caps=caps, clock=WALL)))
+    usual = roofline.FMA_VALUES * roofline.FMA_ROUNDS * 16
+    assert (found.bytes_per_second, found.flops_per_second, found.dispatch_us) == (1e9, usual / 2.0, 1e-6 * 1e6)
+    if shape is None or shape.component != "f16":
+        assert [work.op for work in timed] == ["copy", "fma_chain"]
+        assert found.matrix_flops_per_second is None
+        return
+    chain = timed[-1].dims
+    assert (chain["rows"] % shape.m, chain["columns"] % shape.n, chain["K"]) == (0, 0, shape.k)
+    products = chain["rows"] // shape.m * (chain["columns"] // shape.n) * chain["rounds"] * chain["count"]
+    assert found.matrix_flops_per_second == products * 2 * shape.m * shape.n * shape.k / 0.25
+    (step,) = program_of(timed[-1], caps).steps
+    assert uses_matrix_units(step)
+    assert not any(uses_matrix_units(step) for work in timed[:2] for step in program_of(work, caps).steps)
 
 
 # Traces -------------------------------------------------------------------------------------------------------

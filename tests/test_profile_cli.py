@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from shaderlm.compile.roofline import Roofline
 from shaderlm.gpu import Device
 from shaderlm.gpu.tracer import WALL, Tracer
 from shaderlm.profile.files import Profile, read
-from shaderlm.profile.roofline import Roofline
 from shaderlm.runtime.session import Session
 
 from .command_line import Done, shaderlm
@@ -36,7 +36,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The roofs are taken for granted."""
-    monkeypatch.setattr("shaderlm.profile.roofline.measure_roofline", lambda device: Roofline(2e9, 1e10, 30.0, 0.0))
+    monkeypatch.setattr("shaderlm.compile.roofline.measure_roofline", lambda device: Roofline(2e9, 1e10, 30.0, 0.0))
 
 
 # A whole run --------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ CHILD = """
 import signal
 from contextlib import contextmanager
 from shaderlm.gpu.webgpu_h import CEncoder
-from shaderlm.profile import roofline
+from shaderlm.compile import roofline
 from shaderlm.cli import main
 from shaderlm.gpu import Device
 from tests.policies import with_policy

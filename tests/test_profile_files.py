@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shaderlm.compile.roofline import Roofline
 from shaderlm.engine.loading import load_with
 from shaderlm.errors import InputError
 from shaderlm.files import write_named
@@ -24,18 +25,18 @@ from shaderlm.gpu.tracer import IN_PASS
 from shaderlm.profile.files import Profile, read
 from shaderlm.profile.measure import Phase, Timed, profile
 from shaderlm.profile.report import comparison, duration, summary, tables
-from shaderlm.profile.roofline import Roofline
 
 from .command_line import shaderlm
 from .tiny_models import write_tiny_llama
 
 ROOFS = Roofline(2e9, 1e10, 30.0, 0.0)
+UNITS = Roofline(2e12, 1e12, 2.0, 0.0, 8e12)
 
 # Files --------------------------------------------------------------------------------------------------------
 
 
 def timed(op: str, us: float, **changed: Any) -> Timed:
-    return replace(Timed("blk.0", op, "route", f"{op}_kernel", 4, ("x", "out"), us, 1000, 2000), **changed)
+    return replace(Timed("blk.0", op, "route", f"{op}_kernel", 4, ("x", "out"), us, 1000, 2000, False), **changed)
 
 
 def phase_of(*dispatches: Timed, **changed: Any) -> Phase:
@@ -67,7 +68,8 @@ def unfused_and_fused(device: Device, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_a_profile_comes_back_from_its_file(unfused_and_fused: list[Profile], tmp_path: Path) -> None:
-    for found in (*unfused_and_fused, made_up(), made_up(phase_of(gpu_us=None))):
+    by_units = made_up(phase_of(timed("linear", 5.0, matrix_units=True)), roofline=UNITS)
+    for found in (*unfused_and_fused, made_up(), made_up(phase_of(gpu_us=None)), by_units):
         assert read(saved(tmp_path / "a.json", found.record())) == found
 
 
@@ -115,6 +117,9 @@ DAMAGED: dict[str, Any] = {
     "negative operations": altered(RECORD, *DISPATCH, "flops", to=-5),
     "an op that is a number": altered(RECORD, *DISPATCH, "op", to=5),
     "one field more": altered(RECORD, *DISPATCH, "colour", to="red"),
+    "units that are a word": altered(RECORD, *DISPATCH, "matrix_units", to="yes"),
+    "units without a roof": altered(RECORD, *DISPATCH, "matrix_units", to=True),
+    "a roof of 0": altered(RECORD, "roofline", "matrix_flops_per_second", to=0.0),
     "a field less": altered(RECORD, *DISPATCH, "kernel", to=...),
 }
 
@@ -194,6 +199,31 @@ def test_numbers_of_a_table() -> None:
     assert [line.strip() for line in text.splitlines() if line.startswith("decode")] == [
         "decode by kernel", "decode by op", "decode by layer",
     ]  # fmt: skip
+
+
+def test_each_kernel_has_its_own_roof() -> None:
+    """16 MFLOP take 16 µs by multiply-adds and 2 µs by matrix units; 8 MB take 4 µs."""
+    work = {"us": 20.0, "bytes": 2000, "flops": 16_000_000}
+    made = [
+        timed("tile", **work),
+        timed("units", **work, matrix_units=True),
+        timed("memory", **{**work, "bytes": 8_000_000}, matrix_units=True),
+    ]
+    rows = cells(shown(phase_of(*made), UNITS))
+    assert [rows[f"{name}_kernel"][-1] for name in ("tile", "units", "memory")] == ["80.0", "10.0", "20.0"]
+
+
+def test_rates_are_in_a_unit_in_which_they_are_short() -> None:
+    text = shown(phase_of(timed("slow", 10.0, flops=20_000), timed("fast", 10.0, flops=20_000_000)))
+    assert "TFLOP/s" in text
+    assert "GFLOP/s" not in text
+    assert (cells(text)["fast"][5], cells(text)["slow"][5]) == ("2.00", "0.00")
+    assert "TFLOP/s" not in shown(phase_of(timed("slow", 10.0, flops=20_000)))
+
+
+def test_roofs_in_words() -> None:
+    assert str(UNITS) == "copies 2 TB/s, multiplies and adds 1 TFLOP/s (8 TFLOP/s by matrix units)"
+    assert str(ROOFS) == "copies 2 GB/s, multiplies and adds 10 GFLOP/s"
 
 
 def test_a_dispatch_too_short_for_the_clock() -> None:

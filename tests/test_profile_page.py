@@ -209,6 +209,24 @@ def test_figures_by_hand(show: Show) -> None:
 
 
 @pytest.mark.browser
+def test_matrix_units_have_a_roof_of_their_own(show: Show) -> None:
+    """32 MFLOP in 20 µs: 16 % of 10 TFLOP/s, 2 % of 80. The second roof is drawn where a kernel uses it."""
+    one = {"layer": "blk.0", "op": "linear", "route": "r", "workgroups": 1, "operands": ["x"]}
+    one |= {"us": 20, "bytes": 1000, "flops": 32e6}
+    plain, units = one | {"kernel": "tile", "matrix_units": False}, one | {"kernel": "matrix", "matrix_units": True}
+    roofs = {"bytes_per_second": 1e12, "flops_per_second": 1e13, "dispatch_us": 2, "matrix_flops_per_second": 8e13}
+    browser = show(profile(phase(layers=1) | {"dispatches": [plain, units]}, roofline=roofs))
+    shares = {row[0]: row[7].replace("\u00a0", " ") for row in table(browser, "by-kernel")}
+    assert shares == {"tile": "16 %", "matrix": "2.0 %"}
+    labels = texts(browser, "#roofline .roof-label")
+    assert labels == ["memory 1 TB/s", "arithmetic 10 TFLOP/s", "matrix units 80 TFLOP/s"]
+    heights = browser.run("[...document.querySelectorAll('#roofline .roof-label')].slice(1).map(n => n.getBBox().y)")
+    assert heights[1] < heights[0], "higher"
+    browser = show(profile(phase(layers=1) | {"dispatches": [plain]}, roofline=roofs))
+    assert texts(browser, "#roofline .roof-label") == ["memory 1 TB/s", "arithmetic 10 TFLOP/s"]
+
+
+@pytest.mark.browser
 def test_light_and_dark_differ_and_are_not_blank(show: Show) -> None:
     seen = {}
     for scheme in SCHEMES:

@@ -12,19 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shaderlm.bench.synthetic import config_of, parse
 from shaderlm.compile import lower, timing, tuner
 from shaderlm.compile.plan_text import describe, describe_choices
 from shaderlm.compile.steps import Head
 from shaderlm.compile.tuner import QUICK, THOROUGH, Tuner, shapes_of, tuned
 from shaderlm.compile.tuning import Entry, Tuning, key_of, read, save
 from shaderlm.engine.loading import load_with
-from shaderlm.engine.planning import LARGE_GPU
+from shaderlm.engine.planning import LARGE_GPU, tunable_nodes
 from shaderlm.gpu import Device
 from shaderlm.graph import resolve
 from shaderlm.graph.graph import Builder, Graph
 from shaderlm.graph.ops import label
 from shaderlm.kernels import Option, option, options
 from shaderlm.runtime.gpu_runner import GpuRunner
+from shaderlm.runtime.runner import MAX_OUTPUTS
 
 from .architectures import SMOLLM2, model
 from .cases import Case, make, result, tolerance
@@ -53,6 +55,21 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]
     """What was said so far."""
     with caplog.at_level(logging.INFO, "shaderlm"):
         yield lambda: [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    "caps", [replace(LARGE_GPU, subgroup_min=32, subgroup_max=32), UNITS], ids=["wgpu", "Dawn with matrix units"]
+)
+def test_every_bucket_of_rows_has_candidates(caps: Any) -> None:
+    """Products of layers for all buckets of a step, those of the head for as many rows as may give logits."""
+    kind, config = config_of(*parse("synthetic:llama-3.1-8b:q4_0"))
+    nodes = tunable_nodes(kind, config, caps, "fast")
+    buckets = [1 << i for i in range(10)]
+    for K, N, most in ((4096, 6144, 512), (4096, 28672, 512), (14336, 4096, 512), (4096, 128256, MAX_OUTPUTS)):
+        found = [node for node in nodes if (node.dims["K"], node.dims["N"]) == (K, N)]
+        assert sorted(node.dims["tokens"] for node in found) == [rows for rows in buckets if rows <= most], (K, N)
+        for node in found:
+            assert len(options(node.op, node.dims, caps, "fast")) > 2, key_of(node.op, node.dims)
 
 
 # Candidates ----------------------------------------------------------------------------------------------

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compile.workload import RoutedOp, Workload
-from ..graph import resolve
+from ..formats.blocks import BLOCK
+from ..graph import OPS, resolve
+from ..graph.batch import CONTEXTS
 from ..models.shapes import MODELS, ModelShape
 
 PREFILL_LINEAR = 128  # rows
 PREFILL = 512
+SEQUENCES, FEW_SEQUENCES = 16, 4  # that decode together
 DEPTH = 4096
 BUSY_ROWS = 16384  # enough rows of a norm to fill any GPU
 
@@ -50,6 +53,32 @@ def _norms(model: ModelShape) -> Iterator[Comparison]:
         work = (4 * (2 * rows * width + width), 0)
         yield Comparison("rms_norm", "scalar → vec4", "", *about, fused["scalar"], fused["vec4"], *work)
         yield Comparison("rms_norm", "norm, mul → fused", "", *about, unfused, fused["vec4"], *work)
+
+
+def _product(K: int, N: int, M: int, before: str, after: str) -> Mapping[str, Any]:
+    """Of the op that models have, Q4_0."""
+    dims = resolve("linear", {"tokens": M, "K": K, "N": N, "format": "q4_0"})
+    routes = {route: (RoutedOp("linear", route, dims),) for route in (before, after)}
+    return {
+        "op": "linear",
+        "change": f"{before} → {after}",
+        "shape": f"{M}×{K}×{N}",
+        "before": routes[before],
+        "after": routes[after],
+        "nbytes": N * K // BLOCK * (BLOCK // 2 + 2) + 4 * M * (K + N),
+        "flops": 2 * M * K * N,
+    }
+
+
+def _products(model: ModelShape) -> Iterator[Comparison]:
+    """Many rows: of prompts, and of sequences that decode together."""
+    for name in ("qkv", "gate/up", "down"):
+        K, N = model.matrices[name]
+        about: dict[str, Any] = {"operand": name, "model": model.name}
+        for phase, M in (("prefill", PREFILL), ("prefill", PREFILL_LINEAR), ("batch", SEQUENCES)):
+            for after in ("matrix", "tile_int16"):
+                yield Comparison(**about, phase=phase, **_product(K, N, M, "tile_shared", after))
+        yield Comparison(**about, phase="batch", **_product(K, N, FEW_SEQUENCES, "tile_int16", "gemv_rows_int16"))
 
 
 def _linear(K: int, N: int, M: int, before: str, after: str) -> Mapping[str, Any]:
@@ -97,6 +126,26 @@ def _attention(model: ModelShape) -> Iterator[Comparison]:
     about = (model.name, "decode", f"{model.Hq}/{model.Hkv}×{model.D} C{DEPTH}")
     flops = 4 * DEPTH * model.Hq * model.D
     yield Comparison("attention", "strided → flash", "", *about, whole["strided"], whole["flash"], nbytes, flops)
+    # A cache of f16 halves the bytes; where subgroups have one size, it also stays in registers.
+    halves = (RoutedOp("attention", "flash", {**dims, "cache": "f16"}),)
+    nbytes = 2 * 2 * DEPTH * model.Hkv * model.D + 4 * 2 * model.Hq * model.D
+    yield Comparison("attention", "cache f32 → f16", "flash", *about, whole["flash"], halves, nbytes, flops)
+    yield from _prompts(model)
+
+
+def _prompts(model: ModelShape) -> Iterator[Comparison]:
+    """Attention of a prompt over a cache of f16, from the beginning and after many tokens. Its rows have no class."""
+    heads = {"Hq": model.Hq, "Hkv": model.Hkv, "D": model.D, "cache": "f16"}
+    for keys in (PREFILL, PREFILL + DEPTH):
+        dims = resolve("attention", {**heads, "tokens": PREFILL, "keys": keys, "context": CONTEXTS[0]})
+        flash, matrix = (RoutedOp("attention", route, dims) for route in ("flash", "matrix"))
+        seen = keys - PREFILL
+        shape = f"{model.Hq}/{model.Hkv}×{model.D} S{PREFILL}" + (f" C{keys}" if seen else "")
+        nbytes = 2 * 2 * keys * model.Hkv * model.D + 2 * 4 * PREFILL * model.Hq * model.D
+        flops = OPS["attention"].flops(dims, seen)
+        yield Comparison(
+            "attention", "flash → matrix", "", model.name, "prefill", shape, (flash,), (matrix,), nbytes, flops
+        )
 
 
 def _sampling(model: ModelShape) -> Iterator[Comparison]:
@@ -108,7 +157,13 @@ def _sampling(model: ModelShape) -> Iterator[Comparison]:
     yield Comparison("sample", "greedy → top_k, top_p, min_p", "", *about, greedy, sampled, 4 * model.vocab, 0)
 
 
-FAMILIES = {"rms_norm": _norms, "linear_q4gsw": _linears, "attention": _attention, "sample": _sampling}
+FAMILIES = {
+    "rms_norm": _norms,
+    "linear": _products,
+    "linear_q4gsw": _linears,
+    "attention": _attention,
+    "sample": _sampling,
+}
 
 
 def comparisons(models: tuple[str, ...] = tuple(MODELS), ops: tuple[str, ...] = tuple(FAMILIES)) -> list[Comparison]:

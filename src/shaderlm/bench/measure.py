@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..compile.roofline import Roofline, measure_roofline, uses_matrix_units
 from ..compile.timing import Clock, Filler
-from ..compile.workload import copy_bandwidth, time_in_turns
+from ..compile.workload import program_of, time_in_turns
 from ..errors import DeviceError, RouteError
 from ..gpu import Device
 from .comparisons import Comparison
@@ -23,7 +24,8 @@ class Row:
     comparison: Comparison
     before: float
     after: float
-    copy_bandwidth: float  # bytes per second
+    matrix_units: bool  # the new route multiplies by them
+    roofline: Roofline
 
     @property
     def ratio(self) -> float:
@@ -39,6 +41,12 @@ class Row:
     def rate(self) -> float:
         """FLOP per second of the new route."""
         return self.comparison.flops / self.after
+
+    @property
+    def roof_share(self) -> float:
+        """Of the least time that the measured roofs allow for this work, the part of the new route's time: 0 … 1."""
+        c = self.comparison
+        return self.roofline.floor_us(c.nbytes, c.flops, self.matrix_units) / (1e6 * self.after)
 
 
 def too_large(comparison: Comparison) -> bool:
@@ -56,16 +64,17 @@ class LeftOut:
 
 def measure(device: Device, chosen: list[Comparison]) -> Iterator[Row | LeftOut]:
     """Each comparison as it is measured; one that does not fit the device is left out with its reason."""
+    roofline = measure_roofline(device)
     fill = Filler()
     clock = Clock(device)
     try:
-        bandwidth = copy_bandwidth(clock, fill)
         for comparison in chosen:
             try:
                 before, after = time_in_turns(clock, [comparison.before, comparison.after], fill)
             except (RouteError, DeviceError) as problem:
                 yield LeftOut(comparison, str(problem))
             else:
-                yield Row(comparison, before, after, bandwidth)
+                steps = [step for routed in comparison.after for step in program_of(routed, device.caps).steps]
+                yield Row(comparison, before, after, any(map(uses_matrix_units, steps)), roofline)
     finally:
         clock.close()

@@ -14,38 +14,40 @@ from ..compile.workload import SOFTWARE_WARNING
 from ..gpu import DeviceCaps
 from .measure import Row
 
-COLUMNS = ("op", "model", "phase", "what", "shape", "before µs", "after µs", "ratio", "rate", "% copy")
+COLUMNS = ("op", "model", "phase", "what", "shape", "before µs", "after µs", "ratio", "rate", "% roof")
 WIDE = 104  # columns of a terminal that hold the whole table
 LEGEND = (
     "before, after: medians of one call of either route; ratio: before / after; rate: of the new route, each byte "
-    "counted once; % copy: that rate, of the bandwidth of a copy on this device."
+    "counted once; % roof: the least time, by the bandwidth of a copy or by the arithmetic that the new route uses "
+    "(measured), divided by its time."
 )
 
 
 def rate_text(row: Row) -> str:
-    """GFLOP/s where arithmetic is the work, GB/s where memory is."""
-    prefill = row.comparison.phase == "prefill" and row.comparison.flops
-    rate, unit = (row.rate, "GFLOP/s") if prefill else (row.bandwidth, "GB/s")
-    return f"{rate / 1e9:,.{0 if rate >= 1e10 else 1}f} {unit}"
+    """GFLOP/s or TFLOP/s where arithmetic is the work, GB/s where memory is."""
+    if not (row.comparison.phase == "prefill" and row.comparison.flops):
+        return f"{row.bandwidth / 1e9:,.{0 if row.bandwidth >= 1e10 else 1}f} GB/s"
+    if row.rate >= 1e12:
+        return f"{row.rate / 1e12:,.1f} TFLOP/s"
+    return f"{row.rate / 1e9:,.{0 if row.rate >= 1e10 else 1}f} GFLOP/s"
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """One row as text, in the order of COLUMNS."""
     c = row.comparison
-    share = row.bandwidth / row.copy_bandwidth
     return (
         c.op, c.model, c.phase, c.what, c.shape, f"{row.before * 1e6:,.1f}", f"{row.after * 1e6:,.1f}",
-        f"{row.ratio:.2f}", rate_text(row), f"{share:.0%}",
+        f"{row.ratio:.2f}", rate_text(row), f"{row.roof_share:.0%}",
     )  # fmt: skip
 
 
 def tables(rows: list[Row], caps: DeviceCaps, width: int) -> list[Table]:
     """A table per model for people. A terminal narrower than WIDE gets it without its last two columns."""
-    copied = f"{rows[0].copy_bandwidth / 1e9:,.0f} GB/s copied" if rows else "nothing measured"
+    best = rows[0].roofline if rows else "nothing measured"
     names = ("op", *COLUMNS[3:]) if width >= WIDE else ("op", *COLUMNS[3:-2])
     shown = []
     for model in dict.fromkeys(row.comparison.model for row in rows):
-        title = f"{model} shapes · {caps.name} · {copied}"
+        title = f"{model} shapes · {caps.name} · {best}"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for i, name in enumerate(names):
             table.add_column(name, justify="left" if i < 3 else "right", no_wrap=i != 1)
@@ -73,7 +75,7 @@ def records(rows: list[Row], caps: DeviceCaps) -> dict[str, Any]:
         "device": asdict(caps),
         "warning": SOFTWARE_WARNING if caps.software else None,
         "clock": "timestamps" if caps.timestamps else "wall",
-        "copy_bandwidth": rows[0].copy_bandwidth if rows else None,
+        "roofline": asdict(rows[0].roofline) if rows else None,
         "rows": [
             {
                 **{key: getattr(row.comparison, key) for key in named},
@@ -82,7 +84,8 @@ def records(rows: list[Row], caps: DeviceCaps) -> dict[str, Any]:
                 "ratio": row.ratio,
                 "gb_per_s": row.bandwidth / 1e9,
                 "gflop_per_s": row.rate / 1e9,
-                "copy_share": row.bandwidth / row.copy_bandwidth,
+                "matrix_units": row.matrix_units,
+                "roof_share": row.roof_share,
             }
             for row in rows
         ],

@@ -10,8 +10,10 @@ import click
 from click.core import ParameterSource
 
 from ..models.shapes import MODELS
-from .options import backend_option
-from .speed import measure_models, speed_options
+from .loading import spoken
+from .models import described
+from .options import backend_option, tune_option
+from .speed import measure_models, numbers, speed_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,18 +23,23 @@ if TYPE_CHECKING:
     from ..gpu import Backend, Device
 
 
+ROWS_MODELS = ("synthetic:llama-3.2-1b:q4_0", "synthetic:llama-3.1-8b:q4_0")
+
+
 @click.group(invoke_without_command=True)
 @speed_options
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
     """Measure the speed of models, with the tests of llama-bench.
 
-    `bench kernels` compares single kernels with their baselines instead.
+    `bench kernels` compares single kernels with their baselines instead, and `bench rows` times the products of a layer
+    over the number of rows.
     """
-    if ctx.invoked_subcommand is None:
+    named = ctx.invoked_subcommand
+    if named is None:
         measure_models(**options)
     elif any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in options):
-        raise click.UsageError("options of `bench` say nothing to `bench kernels`; give them after its name", ctx)
+        raise click.UsageError(f"options of `bench` say nothing to `bench {named}`; give them after its name", ctx)
 
 
 def _ops(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -66,7 +73,7 @@ def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[R
     rows: list[Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("copy bandwidth", total=len(chosen))
+        task = progress.add_task("roofs", total=len(chosen))
         try:
             for row in measure.measure(device, chosen):
                 c = row.comparison
@@ -81,7 +88,9 @@ def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[R
 
 
 @bench.command()
-@click.option("--op", "ops", multiple=True, callback=_ops, help="Only rms_norm, linear_q4gsw, attention or sample.")
+@click.option(
+    "--op", "ops", multiple=True, callback=_ops, help="Only rms_norm, linear, linear_q4gsw, attention or sample."
+)
 @click.option(
     "--model",
     "models",
@@ -141,7 +150,67 @@ def kernels(
             out.print(table)
         print(report.LEGEND)
         if out.width < report.WIDE:
-            err.print(f"{report.WIDE} columns would also show the rate and its share of copy; so does --json.")
+            err.print(f"{report.WIDE} columns would also show the rate and its share of the roof; so does --json.")
     if interrupted:
         err.print(f"interrupted after {len(rows)} of {len(chosen)} comparisons")
         sys.exit(130)
+
+
+def _row_counts(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[int, ...] | None:
+    """1,2,4"""
+    found = None if given is None else tuple(sorted(set(numbers(ctx, param, given))))
+    if found is not None and found[0] < 1:
+        raise click.BadParameter(f"{given!r} must be numbers above 0", ctx, param)
+    return found
+
+
+@bench.command()
+@click.option(
+    "-m",
+    "--model",
+    "models",
+    multiple=True,
+    default=ROWS_MODELS,
+    help="As for `bench`, for its shapes. May be repeated.",
+)
+@click.option("--rows", "counts", metavar="1,2,4", callback=_row_counts, help="Numbers of rows.  [default: 1 … 512]")
+@click.option("--device", help="Adapter: a kind (discrete, integrated, software), a number or part of its name.")
+@backend_option
+@tune_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def rows(
+    models: tuple[str, ...],
+    counts: tuple[int, ...] | None,
+    device: str | None,
+    backend: Backend,
+    no_tune: bool,
+    as_json: bool,
+) -> None:
+    """Time the products of one layer over the number of rows.
+
+    Routes are those that a model takes, with precision fast. No weight is loaded. Every number of rows is checked
+    against the next larger bucket: it may take 1.15 times as long, and a row of a larger bucket must take less time.
+    """
+    from rich.console import Console
+
+    from ..bench import rows as measuring
+    from ..compile.tuning import read
+    from ..gpu import open_device
+
+    subjects = [(name, *described(name)) for name in models]
+    opened = open_device(device, backend=backend)
+    caps = opened.caps
+    found = []
+    for name, kind, config in subjects:
+        usual = measuring.usual_rows(config, caps)
+        wanted = counts or usual
+        if wanted[-1] > usual[-1]:
+            raise click.UsageError(f"a step takes at most {usual[-1]} rows of {name} on {caps.name}, got {wanted[-1]}")
+        with spoken() as say:
+            measured = measuring.measure(opened, kind, config, wanted, None if no_tune else read(caps), say)
+        found.append(measuring.record(name, measured, caps))
+        if not as_json:
+            Console(width=None if Console().is_terminal else 140).print(measuring.table(name, measured, caps))
+            print("\n".join(measuring.verdict(measured)), flush=True)
+    if as_json:
+        print(json.dumps(found, indent=1))

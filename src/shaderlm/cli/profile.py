@@ -146,10 +146,10 @@ def _measured(
     repetitions: int,
     unfused: Sequence[str],
 ) -> tuple[Profile, list[tuple[str, list[Event]]], bool]:
+    from ..compile.roofline import measure_roofline
     from ..profile.files import Profile
     from ..profile.measure import check
     from ..profile.measure import profile as measure
-    from ..profile.roofline import measure_roofline
     from .build import commit
 
     phases: list[Phase] = []

@@ -35,7 +35,7 @@ _CLOCK_SECONDS = 1.0
 _SLOW_SECONDS = 5.0  # of a warm-up: from here on, a bar that is redrawn once a second takes no time that counts
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, given: str) -> tuple[int, ...]:
+def numbers(ctx: click.Context, param: click.Parameter, given: str) -> tuple[int, ...]:
     """1,128,512"""
     try:
         found = tuple(int(word) for word in given.split(","))
@@ -48,7 +48,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, given: str) -> tuple[in
 
 def _pairs(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """512,128"""
-    found = [_numbers(ctx, param, text) for text in given]
+    found = [numbers(ctx, param, text) for text in given]
     wrong = [text for text, pair in zip(given, found, strict=True) if len(pair) != 2 or min(pair) < 1]
     if wrong:
         raise click.BadParameter(f"{wrong[0]!r} must be two numbers above 0, prompt,generated", ctx, param)
@@ -73,11 +73,11 @@ def speed_options(command: Command) -> Command:
     slower = f"How much slower than --against a row may be.  [default: {THRESHOLD:g}]"
     options = (
         click.option("-m", "--model", "models", multiple=True, help=named),
-        click.option("-p", "--n-prompt", "prompts", default="512", callback=_numbers, help="Prompt tokens: 1,128,512."),
-        click.option("-n", "--n-gen", "generated", default="128", callback=_numbers, help="Generated tokens: 1,128."),
+        click.option("-p", "--n-prompt", "prompts", default="512", callback=numbers, help="Prompt tokens: 1,128,512."),
+        click.option("-n", "--n-gen", "generated", default="128", callback=numbers, help="Generated tokens: 1,128."),
         click.option("-pg", "both", multiple=True, callback=_pairs, help="PROMPT,GENERATED, timed as one. Repeatable."),
-        click.option("--parallel", default="1", callback=_numbers, metavar="1,2,4", help=at_once),
-        click.option("-d", "--n-depth", "depths", default="0", callback=_numbers, help="Tokens already in the cache."),
+        click.option("--parallel", default="1", callback=numbers, metavar="1,2,4", help=at_once),
+        click.option("-d", "--n-depth", "depths", default="0", callback=numbers, help="Tokens already in the cache."),
         click.option("-r", "--repetitions", default=5, show_default=True, type=click.IntRange(1, 1000)),
         click.option("-o", "--output", default="md", show_default=True, type=listed, help="Format of the results."),
         click.option("--device", "devices", multiple=True, help=where),

@@ -12,6 +12,7 @@ import numpy as np
 from ..gpu import Array, BoundProgram, Copy, Device, Program
 from ..graph import OPS, resolve
 from ..graph.batch import contiguous_batch
+from ..graph.cost import CACHES
 from ..graph.sampling import OUTPUT
 from ..kernels import Dims, choose
 from .execute import lower
@@ -59,7 +60,9 @@ class Filler:
             return np.array(records, OUTPUT).view(np.uint8)
         if kind == "weight" and "K" in dims:
             pool = self._bits
-        elif kind == "scales" and dims.get("scales") == "f16":
+        elif (kind == "scales" and dims.get("scales", "f16") == "f16") or (
+            kind in CACHES and dims.get("cache") == "f16"
+        ):
             pool = self._halves
         else:
             pool = self._floats

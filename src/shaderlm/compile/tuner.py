@@ -45,24 +45,25 @@ QUICK = Effort(0.0008, 0.0015, 3, 4, 32, 0.1, 0.015, 0.001)
 
 
 def tunable(node: Node, caps: DeviceCaps, precision: str) -> bool:
-    """A matmul of one row, what a decode step spends its time with, or of many by a route that has several configs."""
+    """A matmul of one row, what a decode step spends its time with; of many, if a route has several configs for it."""
     if node.op != "linear":
         return False
     dims = node.dims
-    return dims["tokens"] == 1 or bool(choose("linear", dims, caps, None, precision).candidates(dims, caps))
+    return dims["tokens"] == 1 or any(option.config for option in options("linear", dims, caps, precision))
 
 
 def shapes_of(graphs: Sequence[Graph], caps: DeviceCaps, precision: str) -> list[Node]:
     """One node of each shape that is worth tuning, those first whose weights are the most bytes of a step."""
-    nodes = [node for graph in graphs for node in graph.nodes if tunable(node, caps, precision)]
-    counts = Counter(key_of(node.op, node.dims) for node in nodes)
-    first = {key_of(node.op, node.dims): node for node in reversed(nodes)}
+    keyed = [(key_of(node.op, node.dims), node) for graph in graphs for node in graph.nodes if node.op == "linear"]
+    counts = Counter(key for key, _ in keyed)
+    first = dict(reversed(keyed))
 
     def nbytes(node: Node) -> int:
         launch_list = choose(node.op, node.dims, caps, None, precision).launch_list(node.dims, caps)
         return sum(size for name, size in launch_list.buffers.items() if name.startswith(("weight", "scales")))
 
-    return sorted(first.values(), key=lambda node: -counts[key_of(node.op, node.dims)] * nbytes(node))
+    found = [(key, node) for key, node in first.items() if tunable(node, caps, precision)]
+    return [node for _, node in sorted(found, key=lambda each: -counts[each[0]] * nbytes(each[1]))]
 
 
 class Tuner:

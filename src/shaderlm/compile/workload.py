@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..gpu import Device, Program
+from ..gpu import Device, DeviceCaps, Program
 from ..graph import resolve
 from ..kernels import choose
 from .execute import lower
@@ -67,18 +67,20 @@ def copy_bandwidth(clock: Clock, fill: Filler) -> float:
     return 2 * 4 * count / seconds
 
 
+def program_of(routed: RoutedOp, caps: DeviceCaps) -> Program:
+    """What is timed of an op on a device. A RouteError where its route does not apply."""
+    program = lower(choose(routed.op, routed.dims, caps, routed.route), routed.dims, caps, {})
+    kept = tuple(step for step in program.steps if step.label.startswith(routed.only))
+    used = {slot.buffer for step in kept for slot in step.slots}
+    return replace(program, steps=kept, buffers={n: c for n, c in program.buffers.items() if n in used})
+
+
 def _bound(device: Device, workload: Workload, fill: Filler) -> tuple[Sets, Operands]:
     """The programs of a workload over several sets of inputs, and their buffers."""
     programs: list[tuple[RoutedOp, Program, frozenset[str]]] = []
     streamed = 0
     for routed in workload:
-        route = choose(routed.op, routed.dims, device.caps, routed.route)
-        program = lower(route, routed.dims, device.caps, {})
-        if routed.only:
-            kept = tuple(step for step in program.steps if step.label.startswith(routed.only))
-            program = replace(program, steps=kept)
-        used = {slot.buffer for step in program.steps for slot in step.slots}
-        program = replace(program, buffers={n: c for n, c in program.buffers.items() if n in used})
+        program = program_of(routed, device.caps)
         inputs = inputs_of(routed.op, program) - set(routed.alias)
         streamed += sum(size for n in inputs if isinstance(size := program.buffers[n], int))
         programs.append((routed, program, inputs))

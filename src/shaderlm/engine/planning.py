@@ -31,11 +31,11 @@ from ..gpu import (
 from ..gpu.adapters import choose as choose_adapter
 from ..graph.batch import CONTEXTS, context_class
 from ..graph.fuse import fuse
-from ..graph.graph import Node
+from ..graph.graph import Graph, Node
 from ..models.architecture import Architecture, Config, Step
 from ..models.checkpoint import architecture_of
 from ..runtime.runner import bucket
-from ..runtime.sizes import Memory, cache_format, max_tokens, memory_of
+from ..runtime.sizes import Memory, cache_format, max_outputs, max_tokens, memory_of
 from .loading import Progress, check_context, check_precision, config_of_file
 
 PREFILL_TOKENS = 128  # of a plan, unless others are asked for
@@ -155,6 +155,32 @@ def memory(kind: Architecture, config: Config, caps: DeviceCaps, context: int, *
     return memory_of(bodies, heads, config, caps, context)
 
 
+def step_graph(
+    kind: Architecture,
+    config: Config,
+    caps: DeviceCaps,
+    rows: int,
+    unsupported_reason: Callable[[Node], str | None],
+) -> Graph:
+    """The fused graph of a step of so many rows, as models run it on a device; without the head."""
+    step = Step(rows, CONTEXTS[0], cache_format(caps), rows > 1)
+    return fuse(kind.build(config, step), None, unsupported_reason)[0]
+
+
+def _buckets(largest: int) -> list[int]:
+    """1, 2, 4, … largest"""
+    return [1 << i for i in range(largest.bit_length())]
+
+
+def tunable_nodes(kind: Architecture, config: Config, caps: DeviceCaps, precision: str) -> list[Node]:
+    """One matmul of each shape that `tune` times: of layers for every bucket, of heads for every bucket of outputs."""
+    unsupported_reason = Lowering(caps, precision).unsupported_reason
+    graphs = [step_graph(kind, config, caps, rows, unsupported_reason) for rows in _buckets(max_tokens(config, caps))]
+    heads = [kind.head(config, rows, rows) for rows in _buckets(max_outputs(config, caps))]
+    graphs += [fuse(graph, None, unsupported_reason)[0] for graph in heads]
+    return shapes_of(graphs, caps, precision)
+
+
 def tune(
     kind: Architecture,
     config: Config,
@@ -165,7 +191,7 @@ def tune(
     again: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[tuple[str, Entry | None, Path | None]]:
-    """Time the candidates of each matmul of a decode step, and of many rows where a route has several configurations.
+    """Time the candidates of each matmul: of one row, and of every bucket where a route has several configurations.
 
     Thoroughly. Yields shapes in words, what was found, and where it is.
     Entries are kept as they are found. Those that were timed before are not timed again unless `again`. `say` is told
@@ -179,14 +205,9 @@ def tune(
         raise DeviceError(
             "no GPU was found, and tuning a software adapter gains nothing; --device software does it nevertheless"
         )
-    unsupported_reason = Lowering(caps, precision).unsupported_reason
-    buckets = [1 << i for i in range(bucket(max_tokens(config, caps)).bit_length())]
-    built = [kind.build(config, Step(rows, CONTEXTS[0], cache_format(caps), rows > 1)) for rows in buckets]
-    built.append(kind.head(config, 1, 1))
-    graphs = [fuse(graph, None, unsupported_reason)[0] for graph in built]
     tuned = Tuning() if again else read(caps)
     untuned = []
-    for node in shapes_of(graphs, caps, precision):
+    for node in tunable_nodes(kind, config, caps, precision):
         entry = tuned.entry(node.op, node.dims, precision)
         if entry is not None and entry.thorough:
             yield key_of(node.op, node.dims), entry, path

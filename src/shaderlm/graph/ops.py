@@ -242,6 +242,15 @@ _TABLE = (
         cost.per_value(16, "count", "rounds"),
     ),
     Op(
+        "matrix_chain",
+        "rounds · a · bᵀ for each of count, a is the first `rows` rows of x, b the others",
+        ("x",),
+        ("out",),
+        {"count": REQUIRED, "rounds": REQUIRED, "rows": REQUIRED, "columns": REQUIRED, "K": REQUIRED},
+        formulas.matrix_chain,
+        cost.per_value(2, "count", "rounds", "rows", "columns", "K"),
+    ),
+    Op(
         "argmax",
         "lowest i with x[r, i] = max x[r]",
         ("x",),

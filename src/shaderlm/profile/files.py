@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..compile.roofline import Roofline
 from ..errors import InputError
 from .measure import Event, Phase, Timed
-from .roofline import Roofline
 
-KIND, VERSION = "shaderlm-profile", 2
+KIND, VERSION = "shaderlm-profile", 3
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,14 @@ def read(path: Path) -> Profile:
 
 def _profile(found: Mapping[str, Any]) -> Profile:
     fields = {key: value for key, value in found.items() if key not in ("kind", "version")}
-    roofline = Roofline(**{key: _number(value) for key, value in found["roofline"].items()})
-    if not roofline.bytes_per_second or not roofline.flops_per_second:
+    roofs = {key: value for key, value in found["roofline"].items() if value is not None}
+    roofline = Roofline(**{key: _number(value) for key, value in roofs.items()})
+    if not roofline.bytes_per_second or not roofline.flops_per_second or roofline.matrix_flops_per_second == 0:
         raise ValueError("a roof of 0")
     phases = tuple(_phase(phase) for phase in found["phases"])
+    by_units = any(timed.matrix_units for phase in phases for timed in phase.dispatches)
+    if by_units and roofline.matrix_flops_per_second is None:
+        raise ValueError("dispatches by matrix units, but no roof of these")
     return Profile(**{**fields, "notes": tuple(found["notes"]), "roofline": roofline, "phases": phases})
 
 
@@ -86,6 +90,8 @@ def _timed(found: Mapping[str, Any]) -> Timed:
     wrong = [key for key in ("layer", "op", "route", "kernel") if not isinstance(found[key], str)]
     if wrong:
         raise ValueError(f"{wrong[0]} must be text, got {found[wrong[0]]!r}")
+    if not isinstance(found["matrix_units"], bool):
+        raise ValueError(f"matrix_units must be true or false, got {found['matrix_units']!r}")
     counts = {key: int(_number(found[key])) for key in ("workgroups", "bytes", "flops")}
     return Timed(**{**found, **counts, "operands": tuple(found["operands"]), "us": _number(found["us"])})
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..compile.roofline import uses_matrix_units
 from ..errors import InputError
 from ..gpu import Program
 from ..gpu.tracer import WALL, Grain, Submission
@@ -41,6 +42,7 @@ class Timed:
     us: float
     bytes: int
     flops: int
+    matrix_units: bool  # multiplies by them: their peak is its roof
 
 
 @dataclass(frozen=True)
@@ -345,7 +347,16 @@ def _dispatches(work: _Prefill | _Decode, run: _Run) -> tuple[Timed, ...]:
             grid = launch.step.grid
             op = label(launch.op, launch.dims)
             about = (launch.layer, op, launch.route, launch.step.label, grid[0] * grid[1] * grid[2])
-            found.append(Timed(*about, tuple(dict.fromkeys(launch.buffers)), next(means), nbytes, operations))
+            found.append(
+                Timed(
+                    *about,
+                    tuple(dict.fromkeys(launch.buffers)),
+                    next(means),
+                    nbytes,
+                    operations,
+                    uses_matrix_units(launch.step),
+                )
+            )
         position += rows if plan == "prefill" else 0
     return tuple(found)
 

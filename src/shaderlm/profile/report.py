@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..compile.roofline import Roofline
 from ..errors import InputError
 from .files import Profile
 from .measure import Phase, Timed
-from .roofline import Roofline
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,7 +47,7 @@ def grouped(dispatches: Sequence[Timed], roofline: Roofline, key: Callable[[Time
             sum(timed.us for timed in found),
             sum(timed.bytes for timed in found),
             sum(timed.flops for timed in found),
-            sum(roofline.floor_us(timed.bytes, timed.flops) for timed in found),
+            sum(roofline.floor_us(timed.bytes, timed.flops, timed.matrix_units) for timed in found),
         )
         for name, found in members.items()
     ]
@@ -58,8 +58,7 @@ def head(profile: Profile) -> list[str]:
     roofs = profile.roofline
     return [
         f"{profile.model} on {profile.device} ({profile.backend}), shaderlm {profile.package}, {profile.date}",
-        f"this device at best: copies {rate(roofs.bytes_per_second)}B/s, multiplies and adds "
-        f"{rate(roofs.flops_per_second)}FLOP/s, {duration(roofs.dispatch_us)} per dependent dispatch (all measured)",
+        f"this device at best: {roofs}, {duration(roofs.dispatch_us)} per dependent dispatch (all measured)",
         *(f"note: {note}" for note in profile.notes),
     ]
 
@@ -137,7 +136,9 @@ def _table(
     total = sum(group.us for group in groups)
     whole, each = unit_of(max(group.us for group in groups)), unit_of(max(group.us / group.calls for group in groups))
     times = (whole.name, "share", f"{each.name} each")
-    table = new_table(title, first, "calls", *times, "GB/s", "GFLOP/s", "% of roof")
+    fastest = max(group.flops / group.us if group.us else 0.0 for group in groups)  # per µs
+    unit, flops_per_us, digits = ("TFLOP/s", 1e6, 2) if fastest >= 1e6 else ("GFLOP/s", 1e3, 1)
+    table = new_table(title, first, "calls", *times, "GB/s", unit, "% of roof")
     for group in groups:
         table.add_row(
             Text(group.name),  # names come from files: no markup
@@ -146,7 +147,7 @@ def _table(
             f"{100 * group.us / total:.1f} %" if total else "–",
             f"{group.us / group.calls / each.us:,.1f}",
             f"{group.bytes / group.us / 1e3:,.1f}" if group.bytes and group.us else "–",
-            f"{group.flops / group.us / 1e3:,.1f}" if group.flops and group.us else "–",
+            f"{group.flops / group.us / flops_per_us:,.{digits}f}" if group.flops and group.us else "–",
             f"{group.roof:.1f}",
         )
     return table
@@ -184,14 +185,6 @@ def duration(us: float) -> str:
     unit = unit_of(us)
     value = us / unit.us
     return f"{value:,.{3 if value < 10 else 2 if value < 100 else 1}f} {unit.name}"
-
-
-def rate(per_second: float) -> str:
-    """4.25 T, 812 G."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if per_second >= size:
-            return f"{per_second / size:,.3g} {unit}"
-    return f"{per_second:,.3g} "
 
 
 # comparing -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...gpu.caps import DeviceCaps, MatrixShape
 from ...graph.batch import PAGE, RUN_ROWS
-from ..linear.matrix import matrix_shape
+from ..linear.matrix import matrix_shape, units_unsupported_reason
 from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, over_limits
 from ..wgsl import Constant, Kernel
 from .attention import PACK, launch_list_with, scale_of
@@ -93,13 +93,9 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 
 def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    if not caps.subgroup_matrix:
-        return "this device has no matrix units"
-    if matrix_shape(caps) is None:
-        listed = ", ".join(str(shape) for shape in caps.matrix_shapes)
-        return f"its matrix units do not multiply f16 with sums in f32; they have {listed}"
-    if caps.subgroup_min != caps.subgroup_max or not caps.subgroup_max:
-        return f"subgroups must have one size, they have {caps.subgroup_min} to {caps.subgroup_max} lanes"
+    reason = units_unsupported_reason(caps)
+    if reason:
+        return reason
     if dims["tokens"] < RUN_ROWS:
         return f"it is for runs: tokens must be at least {RUN_ROWS}, tokens is {dims['tokens']}"
     if dims["cache"] != "f16":

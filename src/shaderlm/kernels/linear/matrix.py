@@ -76,8 +76,8 @@ def matrix_shape(caps: DeviceCaps) -> MatrixShape | None:
     return max(usable, key=lambda shape: (shape.m * shape.n * shape.k, shape.m), default=None)
 
 
-def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    """Why matrix units do not run a shape."""
+def units_unsupported_reason(caps: DeviceCaps) -> str | None:
+    """Why kernels do not use the matrix units of a device."""
     if not caps.subgroup_matrix:
         return "this device has no matrix units"
     if matrix_shape(caps) is None:
@@ -85,6 +85,14 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"its matrix units do not multiply f16 with sums in f32; they have {listed}"
     if caps.subgroup_min != caps.subgroup_max or not caps.subgroup_max:
         return f"subgroups must have one size, they have {caps.subgroup_min} to {caps.subgroup_max} lanes"
+    return None
+
+
+def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why matrix units do not run a shape."""
+    reason = units_unsupported_reason(caps)
+    if reason:
+        return reason
     if dims["tokens"] == 1:
         return "one row would leave most of a matrix empty; tokens is 1"
     if dims["epilogue"] == "rope_kv_write":

@@ -29,7 +29,8 @@ function si(value) {
 // µs that the measured roofs allow for this much work; null where no roofs were measured.
 function idealUs(item, roofs) {
   if (!roofs) return null;
-  return 1e6 * Math.max(item.bytes / roofs.bytes_per_second, item.flops / roofs.flops_per_second);
+  const peak = item.matrix_units ? roofs.matrix_flops_per_second : roofs.flops_per_second;
+  return 1e6 * Math.max(item.bytes / roofs.bytes_per_second, item.flops / peak);
 }
 
 // Rates of a dispatch or of a group. No bytes, no GB/s: zero would read as a measurement.
@@ -48,9 +49,10 @@ function grouped(dispatches, nameOf, total) {
   const groups = new Map();
   for (const dispatch of dispatches) {
     const name = nameOf(dispatch);
-    if (!groups.has(name)) groups.set(name, { name, calls: 0, us: 0, bytes: 0, flops: 0, ideal: 0 });
+    if (!groups.has(name)) groups.set(name, { name, calls: 0, us: 0, bytes: 0, flops: 0, ideal: 0, matrix_units: false });
     const group = groups.get(name);
     group.calls += 1;
+    group.matrix_units ||= dispatch.matrix_units;
     for (const key of ["us", "bytes", "flops", "ideal"]) group[key] += dispatch[key] || 0;
   }
   const list = [...groups.values()];

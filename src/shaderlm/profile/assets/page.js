@@ -139,8 +139,8 @@ function drawReading(figures) {
     part("Timestamps.", timestampCost(figures)),
     part("Bytes and FLOP.", "Counted from the shapes, not measured: each byte that a dispatch reads or writes counts " +
       "once, however often it is loaded. GB = 10⁹ bytes."),
-    part("Percent of roofline.", "The time that the measured bandwidth or the measured arithmetic allows at best, " +
-      "whichever is longer, over the time it took; for a group the sums of both. More than 100 % means that data came " +
+    part("Percent of roofline.", "The time that the measured bandwidth or the measured arithmetic allows at best (of " +
+      "matrix units, where a kernel multiplies by them), whichever is longer, over the time it took; for a group the sums of both. More than 100 % means that data came " +
       "out of a cache."),
   );
 }

@@ -1,18 +1,27 @@
-// The roofline: FLOP/s over FLOP per byte, both logarithmic, one dot per kernel under the two roofs that were measured.
+// The roofline: FLOP/s over FLOP per byte, both logarithmic, one dot per kernel under the roofs that were measured.
 
 const LAUNCH_BOUND = 3; // a kernel below this many launches' time is mostly launch
 
+// The arithmetic that the kernels of a phase use, the highest peak last.
+function peaksOf(dots, roofs) {
+  const peaks = [["arithmetic", roofs.flops_per_second]];
+  if (dots.some((d) => d.matrix_units)) peaks.push(["matrix units", roofs.matrix_flops_per_second]);
+  return peaks.sort((a, b) => a[1] - b[1]);
+}
+
 function roofScales(dots, roofs, width, height) {
-  const ridge = roofs.flops_per_second / roofs.bytes_per_second;
+  const peaks = peaksOf(dots, roofs);
+  const highest = peaks[peaks.length - 1][1];
+  const ridge = highest / roofs.bytes_per_second;
   const margin = { left: 64, right: 20, top: 32, bottom: 44 };
   const decade = (round, value) => round(Math.log10(value));
   const xs = [...dots.map((d) => d.x), ridge];
-  const ys = [...dots.map((d) => d.y), roofs.flops_per_second];
+  const ys = [...dots.map((d) => d.y), ...peaks.map(([, peak]) => peak)];
   const x = [decade(Math.floor, Math.min(...xs) * 0.7), decade(Math.ceil, Math.max(...xs) * 4)];
   const y = [decade(Math.floor, Math.min(...ys) * 0.7), decade(Math.ceil, Math.max(...ys) * 1.5)];
   const place = (range, from, to) => (value) => from + ((Math.log10(value) - range[0]) / (range[1] - range[0])) * (to - from);
   return {
-    x, y, ridge, margin, width, height,
+    x, y, peaks, ridge, margin, width, height,
     px: place(x, margin.left, width - margin.right), py: place(y, height - margin.bottom, margin.top),
   };
 }
@@ -40,10 +49,11 @@ function roofAxes(s) {
 }
 
 function roofLines(s, roofs) {
-  const { bytes_per_second: bandwidth, flops_per_second: peak } = roofs;
+  const bandwidth = roofs.bytes_per_second;
+  const highest = s.peaks[s.peaks.length - 1][1];
   const left = Math.max(10 ** s.x[0], 10 ** s.y[0] / bandwidth);
   const [x0, y0] = [s.px(left), s.py(left * bandwidth)];
-  const [xr, yr] = [s.px(s.ridge), s.py(peak)];
+  const [xr, yr] = [s.px(s.ridge), s.py(highest)];
   const end = s.width - s.margin.right;
   const bottom = s.height - s.margin.bottom;
   const slope = Math.atan2(yr - y0, xr - x0);
@@ -52,15 +62,18 @@ function roofLines(s, roofs) {
   // Boxes along the roofs and their labels, where the names of dots may not go.
   s.taken = Array.from({ length: 60 }, (_, i) => [x0 + ((xr - x0) * i) / 59, y0 + ((yr - y0) * i) / 59])
     .map(([x, y]) => [x - 6, y - (Math.abs(x - mid[0]) < 80 ? 24 : 5), x + 6, y + 5]);
-  s.taken.push([xr, yr - 22, end, yr + 4]);
+  const flats = s.peaks.map(([name, peak]) => ({ name, peak, x: s.px(peak / bandwidth), y: s.py(peak) }));
+  for (const flat of flats) s.taken.push([flat.x, flat.y - 22, end, flat.y + 4]);
   return [
     make("path", { class: "under", d: `${roof}L${end} ${bottom}L${x0} ${bottom}Z` }),
     make("path", { class: "roof", d: roof }),
+    ...flats.slice(0, -1).map((flat) => make("path", { class: "roof", d: `M${flat.x} ${flat.y}L${end} ${flat.y}` })),
     make("text", {
       class: "roof-label halo", "text-anchor": "middle",
       transform: `translate(${mid[0]} ${mid[1]}) rotate(${(slope * 180) / Math.PI}) translate(0 -8)`,
     }, `memory ${si(bandwidth)}B/s`),
-    make("text", { class: "roof-label halo", x: end, y: yr - 8, "text-anchor": "end" }, `arithmetic ${si(peak)}FLOP/s`),
+    ...flats.map((flat) => make("text", { class: "roof-label halo", x: end, y: flat.y - 8, "text-anchor": "end" },
+      `${flat.name} ${si(flat.peak)}FLOP/s`)),
   ];
 }
 
