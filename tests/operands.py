@@ -96,18 +96,24 @@ def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arr
 def _rotated_and_written(
     rng: np.random.Generator, d: Mapping[str, Any], operands: Arrays, y: NDArray[Any]
 ) -> tuple[Arrays, Arrays]:
-    """One row whose queries are rotated, and whose keys and values go to another row of the pool than its position."""
-    heads, position, slot, pool = (d["Hq"], d["Hkv"], d["Hkv"]), 11, 5, 7
+    """Rows whose queries are rotated, and whose keys and values go to other rows of the pool than their positions.
+
+    Of several rows, the last ones are padding: their results stay as they were, 0.
+    """
+    tokens, heads, pool = d["tokens"], (d["Hq"], d["Hkv"], d["Hkv"]), d["tokens"] + 6
+    batch = make_batch([11], [5]) if tokens == 1 else attention_operands.slots_batch(rng, tokens, pool + 9, pool)
     parts = np.split(y, [heads[0] * d["D"], (heads[0] + heads[1]) * d["D"]], axis=1)
-    q, k, v = (part.reshape(1, count, d["D"]) for part, count in zip(parts, heads, strict=True))
+    q, k, v = (part.reshape(tokens, count, d["D"]) for part, count in zip(parts, heads, strict=True))
     dtype = np.float16 if d["cache"] == "f16" else np.float32
     caches = [_normal(rng, pool, d["Hkv"], d["D"]).astype(dtype) for _ in range(2)]
     after = [cache.copy() for cache in caches]
-    table = reference.rope_table(np.arange(position + 3), d["rotary"]).astype(np.float32)
-    after[0][slot], after[1][slot] = reference.rope(k, table[[position]], True)[0], v[0]
-    batch = make_batch([position], [slot])
+    table = reference.rope_table(np.arange(pool + 9), d["rotary"]).astype(np.float32)
+    turns = table[batch[1:, 1]]
+    reference.kv_write(reference.rope(k, turns, True), v, after[0], after[1], batch)
+    out = reference.rope(q, turns, True)
+    out[batch[0, 0] :] = 0
     operands |= {"batch": batch, "table": table, "k_cache": caches[0], "v_cache": caches[1]}
-    return operands, {"out": reference.rope(q, table[[position]], True), "k_cache": after[0], "v_cache": after[1]}
+    return operands, {"out": out, "k_cache": after[0], "v_cache": after[1]}
 
 
 def _embedding(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:

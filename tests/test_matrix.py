@@ -19,7 +19,7 @@ from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Program, Step, matrice
 from shaderlm.graph import reference, resolve
 from shaderlm.kernels import LaunchList, Route, choose, over_limits, routes_of
 from shaderlm.kernels.linear import matrix
-from shaderlm.kernels.linear.matrix import LaunchConfig
+from shaderlm.kernels.linear.matrix import FewConfig, LaunchConfig
 from shaderlm.kernels.pointwise import matrix_chain
 from shaderlm.kernels.wgsl import unrolled
 
@@ -28,6 +28,7 @@ from .compare import assert_close
 from .test_dawn import compile_shader, null  # noqa: F401 (a fixture)
 from .weights import make_weight, whole_k
 
+Config = LaunchConfig | FewConfig
 SHAPE = MatrixShape("f16", "f32", 16, 16, 16)
 ROUTE: Route = next(route for route in routes_of("linear") if route.name == "matrix")
 
@@ -38,51 +39,67 @@ def with_units(caps: DeviceCaps, shape: MatrixShape = SHAPE, lanes: int = 32) ->
     return replace(caps, **more, subgroup_min=lanes, subgroup_max=lanes)
 
 
-def launches(config: LaunchConfig, dims: dict[str, Any], device: Device, shape: MatrixShape = SHAPE) -> LaunchList:
+def launches(config: Config, dims: dict[str, Any], device: Device, shape: MatrixShape = SHAPE) -> LaunchList:
     """What is run: the device's own units, or their emulation, which needs no feature of the device."""
     if device.caps.subgroup_matrix:
         return matrix.launch_list_with(config, dims, replace(device.caps, matrix_shapes=(shape,)))
     return matrix.launch_list_with(config, dims, with_units(device.caps, shape), "shared/matrix_emulated")
 
 
-def product(dims: dict[str, Any], config: LaunchConfig, device: Device, operands: Any, **how: Any) -> Any:
+def results(dims: dict[str, Any], config: Config, device: Device, operands: Any, **how: Any) -> dict[str, Any]:
     program = lower(ROUTE, dims, device.caps, operands, launch_list=launches(config, dims, device, **how))
-    return device.run(program)["out"].view(np.float32)
+    return device.run(program)
 
 
-def check(config: LaunchConfig, device: Device, shape: MatrixShape = SHAPE, **given: Any) -> None:
+def product(dims: dict[str, Any], config: Config, device: Device, operands: Any) -> Any:
+    return results(dims, config, device, operands)["out"].view(np.float32)
+
+
+def check(config: Config, device: Device, shape: MatrixShape = SHAPE, **given: Any) -> None:
     """A product against the reference. Rows that pad a batch stay as they were: zeros."""
     case = Case("linear", tuple(given.items()))
     operands, expected = make(case)
-    wanted = expected["out"]
-    assert wanted is not None
-    actual = product(case.dims, config, device, operands, shape=shape)[: wanted.size].reshape(wanted.shape)
-    assert_close(actual, wanted, "linear f16, formats", f"{case.name} {config}")
+    found = results(case.dims, config, device, operands, shape=shape)
+    for name, wanted in expected.items():
+        assert wanted is not None
+        dtype = np.float16 if name != "out" and case.dims["cache"] == "f16" else np.float32
+        actual = found[name].view(dtype)[: wanted.size].reshape(wanted.shape)
+        assert_close(actual, wanted, "linear f16, formats", f"{name} of {case.name} {config}")
 
 
 SMALL = LaunchConfig(16, 32, 8, (1, 1, 2))
+FEW = FewConfig(16, 16, 4, 3, spread=2)
+ROPE: dict[str, Any] = {"Hq": 3, "Hkv": 1, "D": 8, "rotary": 4, "N": 40, "epilogue": "rope_kv_write"}
 
 
+@pytest.mark.parametrize("config", [SMALL, FEW], ids=str)
 @pytest.mark.parametrize("kind", DEVICE_FORMATS)
-def test_every_format(kind: str, device: Device) -> None:
-    check(SMALL, device, tokens=5, K=whole_k(96, kind), N=35, format=kind, bias=True)
+def test_every_format(kind: str, config: Config, device: Device) -> None:
+    check(config, device, tokens=5, K=whole_k(96, kind), N=35, format=kind, bias=True)
 
 
 @pytest.mark.parametrize("prologue", ["none", "rms_norm"])
-@pytest.mark.parametrize("epilogue", ["none", "add", "silu_mul"])
-@pytest.mark.parametrize("split", [1, 3])
-def test_prologues_and_epilogues(prologue: str, epilogue: str, split: int, device: Device) -> None:
+@pytest.mark.parametrize("epilogue", ["none", "add", "silu_mul", "rope_kv_write"])
+@pytest.mark.parametrize("config", [SMALL, replace(SMALL, split=3), FEW], ids=str)
+def test_prologues_and_epilogues(prologue: str, epilogue: str, config: Config, device: Device) -> None:
     """Rows of a batch that is not full, columns that fill neither a tile nor a quad, a part of k that is shorter."""
     given: dict[str, Any] = {
         "tokens": 19,
         "K": 352,
         "N": 38,
         "format": "q8_0",
-        "bias": split == 1,
+        "bias": config.split == 1,
         "eps": 1e-5,
         "batched": True,
+        **(ROPE if epilogue == "rope_kv_write" else {}),
     }
-    check(replace(SMALL, split=split), device, **given, prologue=prologue, epilogue=epilogue)
+    check(config, device, **{**given, "prologue": prologue, "epilogue": epilogue})
+
+
+def test_rotated_rows_of_a_cache_of_f16(device: Device) -> None:
+    """Heads lie in several tiles, all their elements are rotated, and the shape fixes the number of rows."""
+    rope = {**ROPE, "Hq": 2, "D": 24, "rotary": 24, "N": 96, "cache": "f16"}
+    check(SMALL, device, tokens=18, K=64, format="q4_0", **rope)
 
 
 @pytest.mark.parametrize("tiles", matrix.TILES, ids=lambda tiles: f"{tiles.rows} rows")
@@ -101,12 +118,27 @@ def test_every_tile(tiles: matrix.Tiles, device: Device) -> None:
     assert count
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        FewConfig(16, 16, 8, 2, buffers=2, spread=1),
+        FewConfig(32, 16, 4, 3, spread=2),
+        FewConfig(16, 32, 2, 6, buffers=2, spread=2),
+    ],
+    ids=str,
+)
+def test_few_rows(config: FewConfig, device: Device) -> None:
+    """More tiles of columns than workgroups, and blocks past the end of k."""
+    check(config, device, tokens=config.rows + 3, K=352, N=5 * config.columns + 6, format="q4_0")
+
+
 def test_other_shapes_of_matrices(device: Device) -> None:
     """Those of the device, if it has matrix units."""
     sizes = ((8, 8, 8), (16, 8, 16), (16, 8, 8), (32, 8, 16))
     shapes = [shape for shape in device.caps.matrix_shapes if (shape.component, shape.result) == ("f16", "f32")]
     for shape in shapes or [MatrixShape("f16", "f32", *size) for size in sizes]:
         check(LaunchConfig(32, 32, 4, (1, 2, 1), buffers=2), device, shape, tokens=33, K=96, N=40)
+        check(FewConfig(32, 16, 4, 1), device, shape, tokens=33, K=96, N=40)
 
 
 @pytest.mark.parametrize("size", [(16, 16, 16), (16, 8, 16), (8, 8, 8)], ids=str)
@@ -140,7 +172,8 @@ def test_which_chains_run(device: Device) -> None:
         assert words in str(route.reason({**dims, **more}, replace(caps, **changes)))
 
 
-def test_odd_numbers(device: Device) -> None:
+@pytest.mark.parametrize("config", [SMALL, FEW], ids=str)
+def test_odd_numbers(config: Config, device: Device) -> None:
     """Zeros, rows far above what f16 holds and far below it, and one input that is far larger than its neighbours."""
     rng = np.random.default_rng(3)
     dims = resolve("linear", {"tokens": 7, "K": 64, "N": 9, "format": "q8_0"})
@@ -150,7 +183,7 @@ def test_odd_numbers(device: Device) -> None:
     x = x * factors
     x[5, 17] = 1e5
     x[6, 3] = np.nan
-    actual = product(dims, SMALL, device, {"x": x, "weight": weight})[: 7 * 9].reshape(7, 9)
+    actual = product(dims, config, device, {"x": x, "weight": weight})[: 7 * 9].reshape(7, 9)
     expected = reference.linear(x, dense)
     size = 4 * np.abs(expected[:6]).max(axis=1, keepdims=True)  # the tolerance is for results of the order of 0.1
     assert not actual[1].any()
@@ -159,14 +192,16 @@ def test_odd_numbers(device: Device) -> None:
     assert np.isnan(actual[6]).all(), "an input that is no number is not hidden"
 
 
-def test_weights_in_several_bindings(small_device: Device) -> None:
+@pytest.mark.parametrize("config", [replace(SMALL, split=2), FewConfig(16, 16, 8, 3, spread=4)], ids=str)
+def test_weights_in_several_bindings(config: Config, small_device: Device) -> None:
     given: dict[str, Any] = {"tokens": 6, "K": 544, "N": 300, "format": "q8_0", "bias": True}
     case = Case("linear", tuple(given.items()))
-    assert len(launches(replace(SMALL, split=2), case.dims, small_device).dispatches) > 3, "one binding holds it all"
-    check(replace(SMALL, split=2), small_device, **given)
+    assert len(launches(config, case.dims, small_device).dispatches) > 1 + config.split, "one binding holds it all"
+    check(config, small_device, **given)
 
 
-def test_a_tile_without_rows_writes_nothing(device: Device) -> None:
+@pytest.mark.parametrize("config", [SMALL, FEW], ids=str)
+def test_a_tile_without_rows_writes_nothing(config: Config, device: Device) -> None:
     """A bucket of 48 rows with 5 of them: two of three tiles have nothing to do."""
     rng = np.random.default_rng(1)
     dims = resolve("linear", {"tokens": 48, "K": 64, "N": 40, "format": "f32", "batched": True})
@@ -174,7 +209,7 @@ def test_a_tile_without_rows_writes_nothing(device: Device) -> None:
     x = rng.standard_normal((48, 64)).astype(np.float32) / 8
     batch = np.zeros((49, 4), np.uint32)
     batch[0, 0] = 5
-    actual = product(dims, SMALL, device, {"x": x, "weight": weight, "batch": batch})[: 48 * 40].reshape(48, 40)
+    actual = product(dims, config, device, {"x": x, "weight": weight, "batch": batch})[: 48 * 40].reshape(48, 40)
     assert_close(actual[:5], reference.linear(x[:5], dense), "linear f16, formats", "rows of the batch")
     assert not actual[5:].any()
 
@@ -189,7 +224,8 @@ def test_when_it_is_taken(device: Device) -> None:
         "sums in f32; they have i8 → i32": ({}, {"matrix_shapes": (MatrixShape("i8", "i32", 16, 16, 32),)}),
         "they have 8 to 32 lanes": ({}, {"subgroup_min": 8}),
         "tokens is 1": ({"tokens": 1}, {}),
-        "no epilogue rope_kv_write": ({"epilogue": "rope_kv_write"}, {}),
+        "they are 8 and 6": ({"epilogue": "rope_kv_write", "D": 8, "rotary": 6}, {}),
+        "left to gemv_rows_int16 and rope_kv_write; tokens is 4": ({"epilogue": "rope_kv_write", "tokens": 4}, {}),
     }
     for words, (more, changes) in reasons.items():
         assert words in str(matrix.unsupported_reason({**dims, **more}, replace(caps, **changes)))
@@ -204,6 +240,20 @@ def test_every_candidate_is_whole(tokens: int, device: Device) -> None:
         assert matrix.config_for(dims, caps).fits(SHAPE)
         for name, launch_list in matrix.candidates(dims, caps).items():
             assert over_limits(launch_list(), caps) is None, name
+
+
+def test_where_inputs_stay_in_registers(device: Device) -> None:
+    """Few rows, k that one workgroup can take, and not many columns; and only where there is the memory for it."""
+    caps = replace(with_units(device.caps), max_workgroup_memory=48 << 10, max_invocations=1024)
+    small = replace(caps, max_workgroup_memory=16 << 10)
+
+    def taken(caps: DeviceCaps, tokens: int, K: int, N: int) -> str:
+        return str(matrix.config_for(resolve("linear", {"tokens": tokens, "K": K, "N": N, "format": "q4_0"}), caps))
+
+    assert taken(caps, 16, 2048, 3072) == "few16x16x8-8b-96"
+    assert taken(caps, 17, 2016, 2048) == "few32x16x8-8-128"
+    others = ((caps, 33, 2048, 2048), (caps, 16, 2080, 2048), (caps, 16, 2048, 8192), (small, 16, 2048, 2048))
+    assert not any(taken(*other).startswith("few") for other in others)
 
 
 class Units:
@@ -245,15 +295,19 @@ def test_units_that_are_wrong_are_not_used(device: Device, caplog: pytest.LogCap
 def test_tint_compiles_every_kernel(device: Device, null: Any) -> None:  # noqa: F811
     """Every format with every prologue and epilogue, and every tile, as devices with matrix units get them."""
     caps = replace(with_units(device.caps), implementation="dawn", max_workgroup_memory=48 << 10, max_invocations=1024)
-    ways = itertools.product(("none", "rms_norm"), ("none", "add", "silu_mul"), (False, True), (1, 2))
-    made = [
-        ({"format": kind, "prologue": prologue, "epilogue": epilogue, "batched": batched}, replace(SMALL, split=split))
-        for kind, (prologue, epilogue, batched, split) in itertools.product(DEVICE_FORMATS, ways)
+    configs = (SMALL, replace(SMALL, split=2), FEW)
+    epilogues: tuple[dict[str, Any], ...] = (*({"epilogue": name} for name in ("none", "add", "silu_mul")), ROPE)
+    ways = itertools.product(DEVICE_FORMATS, ("none", "rms_norm"), epilogues, (False, True), configs)
+    made: list[tuple[dict[str, Any], Config]] = [
+        ({"format": kind, "prologue": prologue, "batched": batched, **epilogue}, config)
+        for kind, prologue, epilogue, batched, config in ways
     ]
     made += [({"format": "q4_0"}, config) for tiles in matrix.TILES for config in tiles.configs]
+    made += [({"format": "q4_0"}, FewConfig(rows, 16, 8, 8, buffers)) for rows, buffers in ((16, 2), (32, 1))]
+    made += [({"format": "q4_0", **ROPE, "cache": cache}, SMALL) for cache in ("f16", "f32")]
     steps: dict[str, Step] = {}
     for how, config in made:
-        dims = resolve("linear", {"tokens": 16, "K": 512, "N": 64, **how})
+        dims = resolve("linear", {"tokens": 16, "K": 256, "N": 64, **how})
         plan = op_plan(ROUTE, dims, caps, matrix.launch_list_with(config, dims, caps))
         steps |= {launch.step.source: launch.step for launch in plan.launches}
     for size in ((16, 16, 16), (16, 8, 16), (8, 8, 8)):

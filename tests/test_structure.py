@@ -203,6 +203,8 @@ _SIZES: tuple[dict[str, int], ...] = (
         "D": 8,
         "keys": 32,
     },
+    # Few rows, whose k one workgroup takes.
+    {"tokens": 16, "K": 2048, "N": 64, "rows": 16, "width": 64, "count": 64, "Hq": 4, "Hkv": 2, "D": 8, "keys": 32},
 )
 _CAPS: list[DeviceCaps] = [
     replace(WEBGPU_DEFAULT, kind=kind, subgroups=subgroups, f16=f16)
@@ -312,7 +314,7 @@ def test_no_kernel_is_dead() -> None:
         for dispatch in launch_list.dispatches
         for path in (dispatch.kernel.path, *dispatch.kernel.include)
     }
-    for_tests = {"shared/matrix_emulated"}
+    for_tests = {"shared/matrix_emulated", "linear/inputs_emulated"}
     assert {path.relative_to(KERNELS).with_suffix("").as_posix() for path in WGSL} == used | for_tests
 
 

@@ -46,6 +46,10 @@ struct Params {
     n_total: u32,     // length of a row of out
     epilogue: u32,    // what becomes of the sums
     split: u32,       // parts of k
+    queries: u32,     // rows of queries, for rope and the cache
+    keys: u32,        // rows of keys, and as many of values
+    width: u32,       // D
+    rotary: u32,      // elements of a head that are rotated
 }
 
 @group(0) @binding(0) var<storage, read> x_half: array<vec4<u32>>; // [tokens, groups of blocks, 4, BLOCKS]

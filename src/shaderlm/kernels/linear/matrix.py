@@ -1,7 +1,8 @@
 """Products of many rows by the matrix units of a device: inputs rounded to f16, sums in f32. Configurations.
 
-Three kernels: `round_rows` makes f16 of the inputs, with a power of two per row; `linear_matrix` multiplies tiles;
-where k is split over workgroups, `linear_matrix_merge` adds the parts up. The weight lies as for every other route.
+`round_rows` makes f16 of the inputs, with a power of two per row; `linear_matrix` multiplies tiles; where k is split
+over workgroups, `linear_matrix_merge` adds the parts up. `linear_matrix_few` takes the place of both for few rows of a
+moderate k. The weight lies as for every other route.
 """
 
 from __future__ import annotations
@@ -14,10 +15,25 @@ from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps, MatrixShape
 from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, reduction, row_count
 from ..wgsl import Constant, Kernel, compose
-from .packed import gated, layout, over_ranges, padded_k, pairs_are_whole
+from .packed import gated, layout, over_ranges, padded_k, pairs_are_whole, ranges
+from .rows_int16 import MAX_GEMV_ROWS
 
 MATRIX_UNITS = "shared/matrix_units"
 _NEEDS = frozenset({"f16", "subgroups", "subgroup_matrix"})
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """x_half: blocks whose eighths lie together, values of a row with zeros at its end, rows, and those of a matrix.
+
+    Where matrices do not lie by themselves, a matrix has one row of one word.
+    """
+
+    blocks: int
+    stride: int
+    rows: int
+    matrix_rows: int = 1
+    matrix_words: int = 1
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,8 @@ class LaunchConfig:
     buffers: int = 1
     split: int = 1
 
+    kernel = "linear/linear_matrix"
+
     def __str__(self) -> str:
         shared = ".".join(str(count) for count in self.subgroups)
         more = ("e" if self.early else "") + ("b" if self.buffers > 1 else "")
@@ -49,6 +67,18 @@ class LaunchConfig:
     def tiles(self, dims: Dims) -> int:
         """Workgroups of a product, for one part of k."""
         return ceil_div(dims["tokens"], self.rows) * ceil_div(dims["N"], self.columns)
+
+    def workgroups(self, dims: Dims) -> int:
+        """Workgroups of a product."""
+        return self.tiles(dims) * self.split
+
+    def params(self, dims: Dims) -> dict[str, int]:
+        """Parameters of this kernel alone."""
+        return {"split": self.split}
+
+    def inputs(self, dims: Dims, shape: MatrixShape) -> Inputs:
+        """How x_half lies."""
+        return Inputs(self.blocks, self.groups(dims) * self.blocks * BLOCK, dims["tokens"])
 
     def constants(self, shape: MatrixShape, lanes: int) -> dict[str, Constant]:
         """What the kernel is specialised with, on a device with subgroups of so many lanes."""
@@ -64,6 +94,54 @@ class LaunchConfig:
             (self.rows, self.columns, 8 * self.blocks), self.subgroups, (shape.m, shape.n, shape.k), strict=True
         )
         return all(side % (count * matrix) == 0 for side, count, matrix in sides)
+
+
+@dataclass(frozen=True)
+class FewConfig:
+    """Few rows, whose inputs stay in registers: a tile, blocks of k of a subgroup, and subgroups, which share k.
+
+    `buffers` of a step are in workgroup memory, and `spread` workgroups share the columns (0: one for each tile).
+    """
+
+    rows: int
+    columns: int
+    blocks: int
+    subgroups: int
+    buffers: int = 1
+    spread: int = 0
+
+    kernel = "linear/linear_matrix_few"
+    split = 1
+
+    def __str__(self) -> str:
+        more = "b" if self.buffers > 1 else ""
+        return f"few{self.rows}x{self.columns}x{self.blocks}-{self.subgroups}{more}-{self.spread}"
+
+    def workgroups(self, dims: Dims) -> int:
+        """Workgroups of a product."""
+        return ceil_div(dims["tokens"], self.rows) * self.params(dims)["spread"]
+
+    def params(self, dims: Dims) -> dict[str, int]:
+        """Parameters of this kernel alone."""
+        tiles = ceil_div(dims["N"], self.columns)
+        return {"spread": min(self.spread or tiles, tiles)}
+
+    def inputs(self, dims: Dims, shape: MatrixShape) -> Inputs:
+        """How x_half lies: as matrices, of whole tiles."""
+        rows = ceil_div(dims["tokens"], self.rows) * self.rows
+        return Inputs(self.blocks, self.subgroups * self.blocks * BLOCK, rows, shape.m, shape.k // 8)
+
+    def constants(self, shape: MatrixShape, lanes: int) -> dict[str, Constant]:
+        """What the kernel is specialised with, on a device with subgroups of so many lanes."""
+        tile = {"TM": self.rows // shape.m, "TN": self.columns // shape.n, "BLOCKS": self.blocks}
+        how = {"SUBS": self.subgroups, "BUFFERS": self.buffers}
+        matrix = {"MATRIX_M": shape.m, "MATRIX_N": shape.n, "MATRIX_K": shape.k, "SUBGROUP": lanes}
+        return {**tile, **how, **matrix}
+
+    def fits(self, shape: MatrixShape) -> bool:
+        """Does every subgroup get whole matrices?"""
+        sides = ((self.rows, shape.m), (self.columns, shape.n), (8 * self.blocks, shape.k))
+        return all(side % matrix == 0 for side, matrix in sides)
 
 
 def matrix_shape(caps: DeviceCaps) -> MatrixShape | None:
@@ -95,11 +173,16 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return reason
     if dims["tokens"] == 1:
         return "one row would leave most of a matrix empty; tokens is 1"
-    if dims["epilogue"] == "rope_kv_write":
-        return "it has no epilogue rope_kv_write"
+    rope = dims["epilogue"] == "rope_kv_write"
+    if rope and dims["tokens"] <= MAX_GEMV_ROWS:
+        return f"up to {MAX_GEMV_ROWS} rows are left to gemv_rows_int16 and rope_kv_write; tokens is {dims['tokens']}"
+    if rope and (dims["D"] % 4 or dims["rotary"] % 4):
+        return f"D and rotary must be multiples of 4, they are {dims['D']} and {dims['rotary']}"
     config, shape = config_for(dims, caps), matrix_shape(caps)
     if shape is not None and not config.fits(shape):
         return f"matrices of {shape.m}×{shape.n}×{shape.k} do not divide its tiles of {config}"
+    if rope and any(first % 4 for first, _ in ranges(dims, caps)):
+        return f"four rows of the weight must fit one binding; one binding holds {caps.max_operand:,} bytes"
     return pairs_are_whole(dims, caps) if gated(dims) else None
 
 
@@ -110,11 +193,17 @@ def many_rows(dims: Dims, caps: DeviceCaps) -> bool:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles for up to so many rows, tuning candidates of each other, and how many workgroups keep a GPU busy."""
+    """Tiles for up to so many rows, tuning candidates of each other, and how many workgroups keep a GPU busy.
+
+    `lonely` is the one where a core has two tiles at most: more lanes share them. `wide` is the one where its own
+    tiles give nearly every core one.
+    """
 
     rows: int
     configs: tuple[LaunchConfig, ...]
     workgroups: int
+    lonely: LaunchConfig | None = None
+    wide: LaunchConfig | None = None
 
 
 # Measured on an H200, which has 132 cores. The first of a line is right on average.
@@ -122,18 +211,25 @@ TILES = (
     Tiles(
         16,
         (
-            LaunchConfig(16, 64, 16, (1, 2, 4)),
             LaunchConfig(16, 64, 8, (1, 2, 2)),
+            LaunchConfig(16, 64, 16, (1, 2, 4)),
             LaunchConfig(16, 32, 8, (1, 2, 2), early=True),
             LaunchConfig(16, 32, 16, (1, 2, 4), early=True),
         ),
         256,
+        LaunchConfig(16, 64, 16, (1, 2, 4)),
     ),
-    Tiles(32, (LaunchConfig(32, 128, 8, (1, 4, 2), early=True), LaunchConfig(32, 64, 8, (1, 2, 2), early=True)), 192),
-    Tiles(64, (LaunchConfig(64, 64, 8, (2, 2, 1), early=True), LaunchConfig(64, 256, 8, (1, 8, 1))), 192),
+    Tiles(32, (LaunchConfig(32, 128, 8, (1, 4, 2), early=True), LaunchConfig(32, 64, 8, (1, 2, 2), early=True)), 128),
+    Tiles(
+        64,
+        (LaunchConfig(64, 64, 8, (2, 2, 1), early=True), LaunchConfig(64, 256, 8, (1, 8, 1))),
+        192,
+        wide=LaunchConfig(64, 256, 8, (1, 8, 1)),
+    ),
     Tiles(512, (LaunchConfig(128, 128, 8, (4, 2, 1)), LaunchConfig(128, 96, 8, (4, 2, 1))), 96),
 )
 _CORES = 132
+_LONG_ROW = 4096  # inputs that 256 lanes of round_rows keep in registers
 _SPLITS = (1, 2, 4, 8, 16)
 
 
@@ -142,20 +238,49 @@ def tiles_for(dims: Dims) -> Tiles:
     return next((tiles for tiles in TILES if dims["tokens"] <= tiles.rows), TILES[-1])
 
 
-def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
-    """The configuration for a shape: k is split as far as it takes to keep the device busy."""
+def few_config(dims: Dims, caps: DeviceCaps) -> FewConfig | None:
+    """Few rows whose k one workgroup can take: nothing is merged. With more columns, wider tiles are faster (H200)."""
+    blocks, tiles, shape = ceil_div(dims["K"], BLOCK), ceil_div(dims["N"], 16), matrix_shape(caps)
+    if dims["tokens"] > 32 or not 32 < blocks <= 64 or tiles > 2 * _CORES or shape is None:
+        return None
+    rows, buffers = (16, 2) if dims["tokens"] <= 16 else (32, 1)
+    rounds = ceil_div(tiles, _CORES)
+    config = FewConfig(rows, 16, 8, ceil_div(blocks, 8), buffers, ceil_div(tiles, rounds))
+    if not config.fits(shape):
+        return None
+    shader = compose(Kernel(config.kernel), config.constants(shape, caps.subgroup_max))
+    there = (caps.max_workgroup_memory, caps.max_invocations)
+    return config if shader.workgroup_memory <= there[0] and shader.workgroup_size <= there[1] else None
+
+
+def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig | FewConfig:
+    """The configuration for a shape."""
+    return few_config(dims, caps) or tile_config(dims)
+
+
+def tile_config(dims: Dims) -> LaunchConfig:
+    """Tiles for any number of rows: k is split as far as it takes to keep the device busy."""
     tiles = tiles_for(dims)
+    if tiles.wide is not None and 0.8 * _CORES <= tiles.wide.tiles(dims) <= _CORES:
+        return tiles.wide
     config = tiles.configs[0]
     count = config.tiles(dims)
     split = next((split for split in _SPLITS if count * split >= tiles.workgroups), _SPLITS[-1])
     if split == 1 and _CORES < count <= 1.5 * _CORES:
         split = 2  # a second round would leave most cores idle
+    if split == 1 and tiles.lonely is not None and count <= 2 * _CORES:
+        return tiles.lonely
+    if 1 < split < 8 and config.groups(dims) > 8 * split and dims["tokens"] <= 32:
+        split *= 2  # sums are merged anyway, and steps of a workgroup wait for each other
     return replace(config, split=min(split, config.groups(dims)))
 
 
 def candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other tiles and parts of k, by name."""
     found = {}
+    few = few_config(dims, caps)
+    if few is not None:
+        found[str(few)] = partial(launch_list_with, few, dims, caps)
     for tile in tiles_for(dims).configs:
         groups = tile.groups(dims)
         for split in _SPLITS:
@@ -170,47 +295,75 @@ def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     return launch_list_with(config_for(dims, caps), dims, caps)
 
 
-def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps, units: str = MATRIX_UNITS) -> LaunchList:
+def launch_list_with(
+    config: LaunchConfig | FewConfig, dims: Dims, caps: DeviceCaps, units: str = MATRIX_UNITS
+) -> LaunchList:
     """The same with a given configuration. `units` is the file that multiplies matrices."""
     shape = matrix_shape(caps)
     assert shape is not None, "unsupported_reason was asked"
-    file, rows = layout(dims).file, row_count(dims)
-    weights = (file, file.replace("format_", "halves_"), "shared/halves", units)
-    store = ("linear/finish_store", "linear/epilogue", "shared/silu", rows)
+    rope = dims["epilogue"] == "rope_kv_write"
+    file, rows = layout(dims).file, row_count({"batched": True}) if rope else row_count(dims)
+    weights: tuple[str, ...] = (file, file.replace("format_", "halves_"), "shared/halves", units)
+    if isinstance(config, FewConfig):
+        weights = (*weights, units.replace("shared/matrix_", "linear/inputs_"))
+    store: tuple[str, ...] = ("linear/finish_store", "linear/epilogue", "shared/silu", rows)
+    if rope:
+        store = ("linear/finish_rope_kv_write", f"shared/cache_{dims['cache']}", rows)
     needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
     constants = config.constants(shape, caps.subgroup_max)
+    inputs = config.inputs(dims, shape)
     if config.split == 1:
-        kernel = Kernel("linear/linear_matrix", (*weights, *store), needs, units == MATRIX_UNITS)
-        found = over_ranges(kernel, constants, lambda n: config.tiles({**dims, "N": n}), dims, caps, {"split": 1})
-        return _after_rounding(found.dispatches, found.buffers, config, dims, caps)
-    kernel = Kernel("linear/linear_matrix", (*weights, "linear/finish_parts", rows), needs, units == MATRIX_UNITS)
+        kernel = Kernel(config.kernel, (*weights, *store), needs, units == MATRIX_UNITS)
+        found = over_ranges(kernel, constants, lambda n: config.workgroups({**dims, "N": n}), dims, caps, _heads(dims))
+        dispatches = tuple(
+            replace(each, params={**each.params, **config.params({**dims, "N": each.params["n"]})})
+            for each in found.dispatches
+        )
+        return _after_rounding(dispatches, found.buffers, inputs, dims, caps)
+    kernel = Kernel(config.kernel, (*weights, "linear/finish_parts", rows), needs, units == MATRIX_UNITS)
     merge = Kernel("linear/linear_matrix_merge", store)
     threads = compose(merge).workgroup_size
     # Of the two the merge has the epilogue's operands, and neither those of the format.
-    more = {"split": config.split}
+    more = {"split": config.split, **_heads(dims)}
     found = over_ranges(merge, {}, lambda n: ceil_div(dims["tokens"] * ceil_div(n, 4), threads), dims, caps, more)
-    dispatches = []
+    both: list[Dispatch] = []
     for merged in found.dispatches:
-        tiles = config.tiles({**dims, "N": merged.params["n"]}) * config.split
-        product = replace(merged, kernel=kernel, workgroups=tiles, constants={**layout(dims).constants, **constants})
-        dispatches += [product, replace(merged, constants={})]
+        range_dims = {**dims, "N": merged.params["n"]}
+        product = replace(
+            merged,
+            kernel=kernel,
+            workgroups=config.workgroups(range_dims),
+            constants={**layout(dims).constants, **constants},
+        )
+        both += [product, replace(merged, constants={})]
     largest = max(ceil_div(int(merged.params["n"]), 4) for merged in found.dispatches)
     parts = {"parts": config.split * dims["tokens"] * largest * 16}
-    return _after_rounding(tuple(dispatches), {**found.buffers, **parts}, config, dims, caps)
+    return _after_rounding(tuple(both), {**found.buffers, **parts}, inputs, dims, caps)
+
+
+def _heads(dims: Dims) -> dict[str, int]:
+    """Parameters of the epilogue rope_kv_write."""
+    queries, keys = dims["Hq"] * dims["D"], dims["Hkv"] * dims["D"]
+    return {"queries": queries, "keys": keys, "width": dims["D"], "rotary": dims["rotary"]}
 
 
 def _after_rounding(
-    dispatches: tuple[Dispatch, ...], buffers: Mapping[str, int], config: LaunchConfig, dims: Dims, caps: DeviceCaps
+    dispatches: tuple[Dispatch, ...], buffers: Mapping[str, int], inputs: Inputs, dims: Dims, caps: DeviceCaps
 ) -> LaunchList:
     """The launch list with the kernel before it that rounds the inputs."""
     tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
-    stride = config.groups(dims) * config.blocks * BLOCK
     reduce, needs = reduction(caps)
     include = (f"linear/prologue_{dims['prologue']}", "shared/halves", reduce, row_count(dims))
-    params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": stride // 4}
+    params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": inputs.stride // 4}
     params["eps"] = float(dims["eps"]) if norm else 0.0
-    rounding = Dispatch(
-        Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, {"BLOCKS": config.blocks}
-    )
-    more = {"x_half": 2 * tokens * stride, "row_scale": f32(tokens), **({"norm_weight": f32(k)} if norm else {})}
+    constants = {"BLOCKS": inputs.blocks, "MATRIX_ROWS": inputs.matrix_rows, "MATRIX_WORDS": inputs.matrix_words}
+    if k > _LONG_ROW and tokens <= 64:
+        constants["WG"] = min(512, caps.max_invocations)
+    rounding = Dispatch(Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, constants)
+    more = {"x_half": 2 * inputs.rows * inputs.stride, "row_scale": f32(tokens)}
+    more |= {"norm_weight": f32(k)} if norm else {}
+    if dims["epilogue"] == "rope_kv_write":
+        row = (4 if dims["cache"] == "f32" else 2) * dims["Hkv"] * dims["D"]
+        more |= {"batch": 16 * (1 + tokens), "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}
+        more["out"] = f32(tokens * dims["Hq"] * dims["D"])
     return LaunchList((rounding, *dispatches), {**buffers, **more})

@@ -1,10 +1,14 @@
 // x_half[t, k] = f16(p[t, k] · 2^e),  row_scale[t] = 2^−e        p = prologue(x), which is included
 // e makes the largest magnitude of a row 2^14 … 2^15: nothing becomes infinite, and small rows keep their digits.
 // x_half lies as linear_matrix reads it: of BLOCKS blocks of 32 values first the first 8 of each, then the next 8, up to
-// whole groups of blocks, with zeros after the last; eight in the order of shared/halves. Grid: a workgroup per row, folded. Padding rows are not written.
+// whole groups of blocks, with zeros after the last; eight in the order of shared/halves. With MATRIX_ROWS > 1 every
+// matrix of that order lies by itself, as linear_matrix_few reads it.
+// Grid: a workgroup per row, folded. Padding rows are not written.
 
 const WG: u32 = 256u;
 const BLOCKS: u32 = 8u;
+const MATRIX_ROWS: u32 = 1u;   // rows of a matrix, if each matrix lies by itself
+const MATRIX_WORDS: u32 = 1u;  // and vec4<u32> of its rows
 const KEEP: u32 = 4u;  // quads per lane that stay in registers; those after them are read again
 
 struct Params {
@@ -62,19 +66,22 @@ fn main(
     for (var i = 0u; i < KEEP; i = i + 1u) {  // unrolled
         let quad = lane + i * WG;
         if (quad < params.quads) {
-            x_half[row * params.stride + place(quad)] = quad_halves(kept[i] * scale);
+            x_half[place(row, quad)] = quad_halves(kept[i] * scale);
         }
     }
     for (var quad = lane + KEEP * WG; quad < params.quads; quad = quad + WG) {
-        x_half[row * params.stride + place(quad)] = quad_halves(weighted(quad, x[first + quad]) * scale);
+        x_half[place(row, quad)] = quad_halves(weighted(quad, x[first + quad]) * scale);
     }
     for (var quad = params.quads + lane; quad < params.stride; quad = quad + WG) {
-        x_half[row * params.stride + place(quad)] = vec2<u32>();
+        x_half[place(row, quad)] = vec2<u32>();
     }
 }
 
-// Where a quad lies in a row of x_half.
-fn place(quad: u32) -> u32 {
+// Where a quad lies in x_half.
+fn place(row: u32, quad: u32) -> u32 {
     let block = quad / 8u;
-    return ((block / BLOCKS * 4u + quad % 8u / 2u) * BLOCKS + block % BLOCKS) * 2u + quad % 2u;
+    let word = (block / BLOCKS * 4u + quad % 8u / 2u) * BLOCKS + block % BLOCKS;  // of a row
+    let first = row / MATRIX_ROWS * MATRIX_ROWS * (params.stride / 2u);
+    let matrix = word / MATRIX_WORDS * MATRIX_ROWS + row % MATRIX_ROWS;
+    return (first + matrix * MATRIX_WORDS + word % MATRIX_WORDS) * 2u + quad % 2u;
 }

@@ -101,12 +101,12 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 # A few rows --------------------------------------------------------------------------------------------------
 
-_MAX_ROWS = 4  # of x in a GEMV. Eight were slower than tiles (H200)
+MAX_GEMV_ROWS = 4  # of x in a GEMV. Eight were slower than tiles (H200)
 
 
 def gemv_config(dims: Dims, caps: DeviceCaps) -> GemvConfig:
     """The configuration for a shape; measured on an H200."""
-    x_rows = min(_MAX_ROWS, _round_up(dims["tokens"]))
+    x_rows = min(MAX_GEMV_ROWS, _round_up(dims["tokens"]))
     many = dims["N"] >= 8192 and dims["K"] < 4096
     team, rows = (16, 4) if many else (32, 4 if x_rows > 2 else 2)
     return GemvConfig(128, min(team, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
@@ -119,8 +119,8 @@ def _round_up(count: int) -> int:
 
 def gemv_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Why the GEMV of several rows does not run a shape."""
-    if dims["tokens"] > _MAX_ROWS:
-        return f"it takes up to {_MAX_ROWS} tokens, tokens is {dims['tokens']}"
+    if dims["tokens"] > MAX_GEMV_ROWS:
+        return f"it takes up to {MAX_GEMV_ROWS} tokens, tokens is {dims['tokens']}"
     return _unsupported_reason(dims, caps)
 
 

@@ -21,7 +21,7 @@ fn nibble_halves(word: u32, scale: u32) -> vec2<u32> {
 }
 
 fn eight_halves(raw: Raw, row: u32, block: u32, part: u32) -> vec4<u32> {
-    let scale = half_twice(unpack2x16float(raw.scales)[(row * params.groups + block) % 2u]);
+    let scale = one_half_twice(raw.scales, (row * params.groups + block) % 2u);
     let words = select(raw.w.xy, raw.w.zw, part % 2u == 1u) >> vec2<u32>(4u * (part / 2u));
     return vec4<u32>(nibble_halves(words.x, scale), nibble_halves(words.y, scale));
 }

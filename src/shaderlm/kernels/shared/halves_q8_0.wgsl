@@ -23,7 +23,7 @@ fn byte_halves(word: u32, scale: u32) -> vec2<u32> {
 }
 
 fn eight_halves(raw: Raw, row: u32, block: u32, part: u32) -> vec4<u32> {
-    let scale = half_twice(unpack2x16float(raw.scales)[(row * params.groups + block) % 2u]);
+    let scale = one_half_twice(raw.scales, (row * params.groups + block) % 2u);
     let four = select(raw.a, raw.b, part >= 2u);
     let words = select(four.xy, four.zw, part % 2u == 1u);
     return vec4<u32>(byte_halves(words.x, scale), byte_halves(words.y, scale));
