@@ -103,7 +103,7 @@ def test_constants_of_kernels_are_those_of_the_batch() -> None:
         assert f"const {name}: u32 = {value};" in text
         assert int(value.rstrip("u"), 0) == getattr(records, name)
     assert f"const SHORT_ROW: u32 = {records.SPLIT_KEYS}u;" in read("attention/chunks")
-    assert f"const KEYS: u32 = {records.SINGLE_PASS_KEYS}u;" in read("attention/attention_single_pass")
+    assert f"const KEYS: u32 = {records.SINGLE_PASS_TILE}u;" in read("attention/attention_single_pass")
 
 
 def test_routes_in_three_passes_must_know_the_keys() -> None:
@@ -115,7 +115,7 @@ def test_routes_in_three_passes_must_know_the_keys() -> None:
 # A row of a batch is the row alone -----------------------------------------------------------------------------
 
 HEADS = (4, 2, 8)
-BATCH: tuple[Stretch, ...] = ((0, 600, 1), (1, 120, 12), (2, 127, 1), (3, 0, 1), (4, 513, 1), (5, 20, 3))
+BATCH: tuple[Stretch, ...] = ((0, 600, 1), (1, 120, 12), (2, 127, 1), (3, 0, 1), (4, 321, 1), (5, 20, 3))
 
 
 def rows_of(operands: dict[str, Any], rows: Iterable[int], tokens: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def test_more_rows_than_the_scratch_has_room_for(subgroups: bool, pytestconfig: 
     small = open_device(pytestconfig.getoption("--device"), limits={"max_binding": 1 << 16})
     caps = replace(small.caps, kind="discrete", subgroups=subgroups)
     dims = dims_of((8, 1, 4), 45, context="split", paged=True)
-    stretches = tuple((0, position, 1) for position in (*range(511, 520, 2), *range(1, 140, 4)))
+    stretches = tuple((0, position, 1) for position in (*range(319, 328, 2), *range(1, 140, 4)))
     operands, expected = MAKERS["attention"](np.random.default_rng(6), {**dims, "stretches": stretches})
     merges = [each for each in flash().launch_list(dims, caps).dispatches if each.kernel.name == "attention_merge"]
     assert [merge.params["first"] for merge in merges] == [0, 15, 30]
@@ -183,7 +183,7 @@ def by_row(q: Any, k: Any, v: Any, batch: Any, page_table: Any, scale: float) ->
 STRETCHES = st.lists(
     st.tuples(
         st.integers(0, 6),
-        st.one_of(st.integers(0, 140), st.sampled_from([126, 127, 128, 255, 511, 512, 600])),
+        st.one_of(st.integers(0, 140), st.sampled_from([126, 127, 128, 255, 319, 320, 600])),
         st.one_of(st.just(1), st.integers(1, 20)),
     ),
     min_size=1,

@@ -25,8 +25,9 @@ PAGE = 128  # a multiple of every tile of keys: a tile needs one look into the p
 RUN_ROWS = 8  # a run is at least so many consecutive rows of one sequence at consecutive positions
 
 # Context classes, by the longest row of a step. Up to so many keys one workgroup takes all keys of a row and a head:
-# for heads of 64 and less, and for longer ones (7.1 µs at 400 keys of 64 on an H200, where chunks take 7.6).
-SINGLE_PASS_KEYS, SINGLE_PASS_LONG_HEAD_KEYS = 512, 256
+# for heads of 64 and less, and for longer ones (6.5 µs at 320 keys of 64 on an H200, 7.0 at 384; chunks 6.3 at both).
+SINGLE_PASS_KEYS, SINGLE_PASS_LONG_HEAD_KEYS = 320, 256
+SINGLE_PASS_TILE = 512  # keys that it takes at a time
 SPLIT_KEYS = 2048
 LONG_SPLIT_KEYS = 8192  # beyond, a workgroup takes several chunks of keys
 CONTEXTS = ("single_pass", "split", "long_split")
@@ -53,7 +54,7 @@ def last_key(context: str, head: int) -> int:
 
 def least_pool_rows(paged: bool, keys: int = 0) -> int:
     """Rows of the pool that attention needs; without pages, those read before it is known how many are filled."""
-    return PAGE if paged else max(SINGLE_PASS_KEYS, keys)
+    return PAGE if paged else max(SINGLE_PASS_TILE, keys)
 
 
 def make_batch(

@@ -131,7 +131,8 @@ def split_rows(
     long_rows = dims["context"] == "long_split"
     common: dict[str, Constant] = {"QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1, "LONG_ROWS": long_rows}
     own = {"GROUP": dims["Hq"] // dims["Hkv"], "KEYS": _LONG_CHUNK if long_rows else _SHORT_CHUNK, **split.constants}
-    merge = Kernel("attention/attention_merge", ("attention/chunks", "attention/served_rows", "shared/batch"))
+    include = ("attention/chunks", "attention/served_rows", "shared/batch")
+    merge = Kernel("attention/attention_merge", include, unroll=True)
     specialised, idle = _specialised(dims, caps), skipped != 0
     dispatches: list[Dispatch] = []
     for first in range(0, dims["tokens"], rows):

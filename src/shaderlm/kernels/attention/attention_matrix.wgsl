@@ -5,7 +5,7 @@
 // KEYS at a time. Matrices have no single values: scores go through workgroup memory, where LANES lanes share a pair. A
 // maximum m that changes would take the sums the same way. So m stays until a score is more than MARGIN above it, which
 // is rare after the first tile: e stays below 2^MARGIN, and what e loses below 2^−24 is nothing.
-// Keys of the next tile and values are on their way during softmax. Subgroups share out STACKED rows in ROW_GROUPS and, for the
+// Values and keys of the next tile are on their way meanwhile. Subgroups share out STACKED rows in ROW_GROUPS and, for the
 // same rows, keys and then columns of values in COLUMN_GROUPS.
 // Tiles of keys begin at multiples of KEYS of a sequence: what a row computes does not depend on its neighbours. Rows of
 // one sequence at consecutive positions are a segment; a tile of rows may hold several, and rows of no run in between.
@@ -33,8 +33,9 @@ const LOADS: u32 = (KEYS * OCTETS + WG - 1u) / WG;
 const DEPTH: u32 = D / MATRIX_K;               // matrices along a row of q
 const SCORE_TILES: u32 = KEYS / MATRIX_N / COLUMN_GROUPS;
 const SUM_TILES: u32 = D / MATRIX_N / COLUMN_GROUPS;
-const ROUND: u32 = ROUND_TILES * MATRIX_N / 4u;  // quads of sums of a column group that go through score_tile at once
-const ROUND_TILES: u32 = 4u;            // a divisor of SUM_TILES, no more than SCORE_TILES
+const ROUND_TILES: u32 = 4u;            // of sums that go through score_tile at once: a divisor of SUM_TILES and SCORE_TILES
+const ROUND: u32 = ROUND_TILES * MATRIX_N / 4u;
+const ROUNDS: u32 = SUM_TILES / ROUND_TILES;
 // Rows of workgroup memory with 16 or 32 bytes more: rows lie in different banks. Matrices lie at multiples of 16 bytes, which
 // is what drivers expect, so that elements of all arrays have 16.
 const KV_WIDE: u32 = OCTETS + 1u;
@@ -75,8 +76,10 @@ fn octet_of(i: u32, lane: u32) -> vec2<u32> {
     return vec2<u32>(index / OCTETS, index % OCTETS);
 }
 
+// A page is read to its end, whatever is there; without pages the pool may end before.
 fn cache_index(c: u32, start: u32, count: u32, kv_head: u32, octet: u32) -> u32 {
-    return ((start + min(c, count - 1u)) * params.kv_heads + kv_head) * OCTETS + octet;
+    const WHOLE = PAGED && KEYS * OCTETS % WG == 0u;
+    return ((start + select(min(c, count - 1u), c, WHOLE)) * params.kv_heads + kv_head) * OCTETS + octet;
 }
 
 fn halves(a: vec4<f32>, b: vec4<f32>) -> vec4<u32> {
@@ -119,6 +122,11 @@ fn stage_queries(t: u32, kv_head: u32, lane: u32) -> f32 {
     return divisor;
 }
 
+// Where matrix n of a subgroup's sums goes in score_tile, which has room for ROUND_TILES of each subgroup at once.
+fn sums_at(first_pair: u32, columns: u32, r: u32, n: u32) -> u32 {
+    return (first_pair + r * MATRIX_M) * SCORE_WIDE + columns * ROUND + n % ROUND_TILES * MATRIX_N / 4u;
+}
+
 // The rows segment.x … segment.y − 1 of the batch, of one sequence at consecutive positions; `t` is the first of the tile.
 fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
     let row = batch_row(segment.x);
@@ -136,30 +144,33 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
         atomicStore(&rescaled, 0u);
     }
     workgroupBarrier();
-    var queries: array<Left, ROW_TILES * DEPTH>;
-    for (var r = 0u; r < ROW_TILES; r = r + 1u) {
-        for (var k = 0u; k < DEPTH; k = k + 1u) {
+    var queries: array<array<Left, DEPTH>, ROW_TILES>;  // registers
+    for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
+        for (var k = 0u; k < DEPTH; k = k + 1u) {  // unrolled
             let at = (first_pair + r * MATRIX_M) * KV_WIDE + k * MATRIX_K / 8u;
-            queries[r * DEPTH + k] = subgroupMatrixLoad<Left, row_major>(&kv_tile, at, KV_WIDE);
+            queries[r][k] = subgroupMatrixLoad<Left, row_major>(&kv_tile, at, KV_WIDE);
         }
     }
     workgroupBarrier();  // kv_tile may be written again
 
-    var sums: array<Result, ROW_TILES * SUM_TILES>;
-    for (var i = 0u; i < ROW_TILES * SUM_TILES; i = i + 1u) {
-        sums[i] = Result();
+    var sums: array<array<Result, SUM_TILES>, ROW_TILES>;  // registers
+    for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
+        for (var n = 0u; n < SUM_TILES; n = n + 1u) {  // unrolled
+            sums[r][n] = Result();
+        }
     }
     var top = LOWEST;
     var total = 0.0;
-    var keys: array<vec4<u32>, LOADS>;
-    var values: array<vec4<u32>, LOADS>;
+    var keys: array<vec4<u32>, LOADS>;  // registers
+    var values: array<vec4<u32>, LOADS>;  // registers
     var start = pool_row(row.pages, 0u);
+    var next_start = pool_row(row.pages, min(KEYS, last));  // looked up a tile ahead
     var count = min(KEYS, last + 1u);
-    for (var i = 0u; i < LOADS; i = i + 1u) {
+    for (var i = 0u; i < LOADS; i = i + 1u) {  // unrolled
         let o = octet_of(i, lane);
         keys[i] = k_cache[cache_index(o.x, start, count, kv_head, o.y)];
     }
-    for (var i = 0u; i < LOADS; i = i + 1u) {
+    for (var i = 0u; i < LOADS; i = i + 1u) {  // unrolled
         let o = octet_of(i, lane);
         if (KEYS * OCTETS % WG == 0u || o.x < KEYS) {
             kv_tile[o.x * KV_WIDE + o.y] = keys[i];
@@ -169,60 +180,64 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
     for (var first = 0u; first <= last; first = first + KEYS) {
         let next = first + KEYS;
         let more = next <= last;
-        var scores: array<Result, ROW_TILES * SCORE_TILES>;
-        for (var i = 0u; i < ROW_TILES * SCORE_TILES; i = i + 1u) {
-            scores[i] = Result();
-        }
-        for (var k = 0u; k < DEPTH; k = k + 1u) {
-            for (var n = 0u; n < SCORE_TILES; n = n + 1u) {
-                let at = (columns * SCORE_TILES + n) * MATRIX_N * KV_WIDE + k * MATRIX_K / 8u;
-                let right = subgroupMatrixLoad<Right, col_major>(&kv_tile, at, KV_WIDE);
-                for (var r = 0u; r < ROW_TILES; r = r + 1u) {
-                    let i = r * SCORE_TILES + n;
-                    scores[i] = subgroupMatrixMultiplyAccumulate(queries[r * DEPTH + k], right, scores[i]);
-                }
-            }
-        }
-        for (var r = 0u; r < ROW_TILES; r = r + 1u) {
-            for (var n = 0u; n < SCORE_TILES; n = n + 1u) {
-                let at = (first_pair + r * MATRIX_M) * SCORE_WIDE + (columns * SCORE_TILES + n) * MATRIX_N / 4u;
-                subgroupMatrixStore<row_major>(&score_tile, at, scores[r * SCORE_TILES + n], SCORE_WIDE);
-            }
-        }
-        workgroupBarrier();
-
-        // They arrive while powers are taken. (Asked for before the scores, they took registers and 14 % more time.)
-        for (var i = 0u; i < LOADS; i = i + 1u) {
+        for (var i = 0u; i < LOADS; i = i + 1u) {  // unrolled
             let o = octet_of(i, lane);
             values[i] = select(vec4<u32>(), v_cache[cache_index(o.x, start, count, kv_head, o.y)], o.x < count);
         }
         if (more) {
-            start = pool_row(row.pages, next);
+            start = next_start;
+            next_start = pool_row(row.pages, min(next + KEYS, last));
             count = min(KEYS, last + 1u - next);
-            for (var i = 0u; i < LOADS; i = i + 1u) {
+        }
+        var scores: array<array<Result, SCORE_TILES>, ROW_TILES>;  // registers
+        for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
+            for (var n = 0u; n < SCORE_TILES; n = n + 1u) {  // unrolled
+                scores[r][n] = Result();
+            }
+        }
+        for (var k = 0u; k < DEPTH; k = k + 1u) {  // unrolled
+            for (var n = 0u; n < SCORE_TILES; n = n + 1u) {  // unrolled
+                let at = (columns * SCORE_TILES + n) * MATRIX_N * KV_WIDE + k * MATRIX_K / 8u;
+                let right = subgroupMatrixLoad<Right, col_major>(&kv_tile, at, KV_WIDE);
+                for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
+                    scores[r][n] = subgroupMatrixMultiplyAccumulate(queries[r][k], right, scores[r][n]);
+                }
+            }
+        }
+        for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
+            for (var n = 0u; n < SCORE_TILES; n = n + 1u) {  // unrolled
+                let at = (first_pair + r * MATRIX_M) * SCORE_WIDE + (columns * SCORE_TILES + n) * MATRIX_N / 4u;
+                subgroupMatrixStore<row_major>(&score_tile, at, scores[r][n], SCORE_WIDE);
+            }
+        }
+        workgroupBarrier();
+
+        if (more) {
+            for (var i = 0u; i < LOADS; i = i + 1u) {  // unrolled
                 let o = octet_of(i, lane);
                 keys[i] = k_cache[cache_index(o.x, start, count, kv_head, o.y)];
             }
         }
-        var own: array<vec4<f32>, 2u * SHARE>;
+        var own: array<array<vec4<f32>, 2>, SHARE>;  // registers
         var largest = vec4<f32>(LOWEST);
-        for (var i = 0u; i < SHARE; i = i + 1u) {
+        for (var i = 0u; i < SHARE; i = i + 1u) {  // unrolled
             let at = pair * SCORE_WIDE + 2u * (i * LANES + part);
-            own[2u * i] = score_tile[at] * divisor;
-            own[2u * i + 1u] = score_tile[at + 1u] * divisor;
+            own[i][0u] = score_tile[at];
+            own[i][1u] = score_tile[at + 1u];
         }
         if (next > row.position + 1u) {
             let end = vec4<u32>(min(position, last));
-            for (var i = 0u; i < SHARE; i = i + 1u) {
+            let lowest = vec4<f32>(LOWEST / divisor);
+            for (var i = 0u; i < SHARE; i = i + 1u) {  // unrolled
                 let c = first + 8u * (i * LANES + part) + vec4<u32>(0u, 1u, 2u, 3u);
-                own[2u * i] = select(vec4<f32>(LOWEST), own[2u * i], c <= end);
-                own[2u * i + 1u] = select(vec4<f32>(LOWEST), own[2u * i + 1u], c + 4u <= end);
+                own[i][0u] = select(lowest, own[i][0u], c <= end);
+                own[i][1u] = select(lowest, own[i][1u], c + 4u <= end);
             }
         }
-        for (var i = 0u; i < 2u * SHARE; i = i + 1u) {
-            largest = max(largest, own[i]);
+        for (var i = 0u; i < SHARE; i = i + 1u) {  // unrolled
+            largest = max(largest, max(own[i][0u], own[i][1u]));
         }
-        let found = row_max(max(max(largest.x, largest.y), max(largest.z, largest.w)));
+        let found = divisor * row_max(max(max(largest.x, largest.y), max(largest.z, largest.w)));
         var factor = 1.0;
         if (found > top + MARGIN) {
             factor = exp2(top - found);
@@ -235,16 +250,8 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
         if (part == 0u) {
             kept[pair] = factor;
         }
-        var powers = vec4<f32>();
-        for (var i = 0u; i < SHARE; i = i + 1u) {
-            let a = exp2(own[2u * i] - top);
-            let b = exp2(own[2u * i + 1u] - top);
-            powers = powers + a + b;
-            power_tile[pair * POWER_WIDE + i * LANES + part] = halves(a, b);
-        }
-        total = total + (powers.x + powers.y) + (powers.z + powers.w);
         // All subgroups are through with the keys of this tile and the values of the last one.
-        for (var i = 0u; i < LOADS; i = i + 1u) {
+        for (var i = 0u; i < LOADS; i = i + 1u) {  // unrolled
             let o = octet_of(i, lane);
             if (KEYS * OCTETS % WG == 0u || o.x < KEYS) {
                 kv_tile[(KEYS + o.x) * KV_WIDE + o.y] = values[i];
@@ -253,13 +260,23 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
                 }
             }
         }
+        var powers = vec4<f32>();
+        for (var i = 0u; i < SHARE; i = i + 1u) {  // unrolled
+            let a = exp2(own[i][0u] * divisor - top);
+            let b = exp2(own[i][1u] * divisor - top);
+            powers = powers + a + b;
+            power_tile[pair * POWER_WIDE + i * LANES + part] = halves(a, b);
+        }
+        total = total + (powers.x + powers.y) + (powers.z + powers.w);
         let changed = workgroupUniformLoad(&rescaled);  // a barrier
         if (first > 0u && changed == first) {
-            for (var round = 0u; round < SUM_TILES; round = round + ROUND_TILES) {
-                for (var r = 0u; r < ROW_TILES; r = r + 1u) {
-                    for (var j = 0u; j < ROUND_TILES; j = j + 1u) {
-                        let at = (first_pair + r * MATRIX_M) * SCORE_WIDE + columns * ROUND + j * MATRIX_N / 4u;
-                        subgroupMatrixStore<row_major>(&score_tile, at, sums[r * SUM_TILES + round + j], SCORE_WIDE);
+            for (var round = 0u; round < ROUNDS; round = round + 1u) {  // unrolled
+                for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
+                    for (var n = 0u; n < SUM_TILES; n = n + 1u) {  // unrolled
+                        if (n / ROUND_TILES == round) {
+                            let at = sums_at(first_pair, columns, r, n);
+                            subgroupMatrixStore<row_major>(&score_tile, at, sums[r][n], SCORE_WIDE);
+                        }
                     }
                 }
                 workgroupBarrier();
@@ -268,45 +285,48 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
                     score_tile[at] = score_tile[at] * kept[pair];
                 }
                 workgroupBarrier();
-                for (var r = 0u; r < ROW_TILES; r = r + 1u) {
-                    for (var j = 0u; j < ROUND_TILES; j = j + 1u) {
-                        let at = (first_pair + r * MATRIX_M) * SCORE_WIDE + columns * ROUND + j * MATRIX_N / 4u;
-                        sums[r * SUM_TILES + round + j] = subgroupMatrixLoad<Result, row_major>(&score_tile, at, SCORE_WIDE);
+                for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
+                    for (var n = 0u; n < SUM_TILES; n = n + 1u) {  // unrolled
+                        if (n / ROUND_TILES == round) {
+                            let at = sums_at(first_pair, columns, r, n);
+                            sums[r][n] = subgroupMatrixLoad<Result, row_major>(&score_tile, at, SCORE_WIDE);
+                        }
                     }
                 }
                 workgroupBarrier();
             }
         }
-        for (var k = 0u; k < KEYS / MATRIX_K; k = k + 1u) {
-            var left: array<Left, ROW_TILES>;
-            for (var r = 0u; r < ROW_TILES; r = r + 1u) {
+        for (var k = 0u; k < KEYS / MATRIX_K; k = k + 1u) {  // unrolled
+            var left: array<Left, ROW_TILES>;  // registers
+            for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
                 let at = (first_pair + r * MATRIX_M) * POWER_WIDE + k * MATRIX_K / 8u;
                 left[r] = subgroupMatrixLoad<Left, row_major>(&power_tile, at, POWER_WIDE);
             }
-            for (var n = 0u; n < SUM_TILES; n = n + 1u) {
+            for (var n = 0u; n < SUM_TILES; n = n + 1u) {  // unrolled
                 let at = (KEYS + k * MATRIX_K) * KV_WIDE + (columns * SUM_TILES + n) * MATRIX_N / 8u;
                 let right = subgroupMatrixLoad<Right, row_major>(&kv_tile, at, KV_WIDE);
-                for (var r = 0u; r < ROW_TILES; r = r + 1u) {
-                    let i = r * SUM_TILES + n;
-                    sums[i] = subgroupMatrixMultiplyAccumulate(left[r], right, sums[i]);
+                for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
+                    sums[r][n] = subgroupMatrixMultiplyAccumulate(left[r], right, sums[r][n]);
                 }
             }
         }
     }
     total = row_sum(total);
     let at_out = ((token * params.kv_heads + kv_head) * GROUP + pair % GROUP) * (D / 4u);
-    for (var round = 0u; round < SUM_TILES; round = round + ROUND_TILES) {
+    for (var round = 0u; round < ROUNDS; round = round + 1u) {  // unrolled
         workgroupBarrier();  // score_tile and kv_tile may be written again
-        for (var r = 0u; r < ROW_TILES; r = r + 1u) {
-            for (var j = 0u; j < ROUND_TILES; j = j + 1u) {
-                let at = (first_pair + r * MATRIX_M) * SCORE_WIDE + columns * ROUND + j * MATRIX_N / 4u;
-                subgroupMatrixStore<row_major>(&score_tile, at, sums[r * SUM_TILES + round + j], SCORE_WIDE);
+        for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
+            for (var n = 0u; n < SUM_TILES; n = n + 1u) {  // unrolled
+                if (n / ROUND_TILES == round) {
+                    let at = sums_at(first_pair, columns, r, n);
+                    subgroupMatrixStore<row_major>(&score_tile, at, sums[r][n], SCORE_WIDE);
+                }
             }
         }
         workgroupBarrier();
         if (token >= segment.x && token < segment.y && pair < ROWS * GROUP) {
             for (var i = part; i < COLUMN_GROUPS * ROUND; i = i + LANES) {
-                let quad = (i / ROUND * SUM_TILES + round) * MATRIX_N / 4u + i % ROUND;
+                let quad = (i / ROUND * SUM_TILES + round * ROUND_TILES) * MATRIX_N / 4u + i % ROUND;
                 out[at_out + quad] = score_tile[pair * SCORE_WIDE + i] / total;
             }
         }

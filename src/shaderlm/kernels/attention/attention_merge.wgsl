@@ -1,12 +1,13 @@
 // out[t, h, d] = Σ_split exp(m − M) · partial[t, h, split, d] / Σ_split exp(m − M) · l,   (m, l) = stats[t, h, split], M = max m
-// QUADS lanes make a team that adds up every TEAMS-th split, beginning with the largest m that it has met. How many splits
-// there are stands in memory: the first are asked for before that is known, and left out if it was too early.
+// QUADS lanes make a team that adds up every TEAMS-th split, EARLY of them at a time, beginning with the largest m that it has
+// met. How many splits there are stands in memory: the first are asked for before that is known, and left out if it was too early.
 // Grid: one workgroup per (row, query head), folded; with a smaller one, of whole rows, each takes every so many-th row.
 // Needs QUADS ≤ WG.
 
 const WG: u32 = 256u;
 const QUADS: u32 = 16u;  // D / 4
 const TEAMS: u32 = WG / QUADS;
+const EARLY: u32 = 4u;
 
 struct Params {
     first: u32,     // row of the batch that comes first in partial and stats
@@ -35,24 +36,41 @@ fn merge_row(t: u32, h: u32, lane: u32) {
     let first = ((t - params.first) * params.heads + h) * params.splits;
     let team = lane / QUADS;
     let column = lane % QUADS;
-    let early = first + min(team, params.splits - 1u);
-    var stat = stats[early];
-    var part = partial[early * QUADS + column];
+    var all: array<vec2<f32>, EARLY>;  // registers
+    var parts: array<vec4<f32>, EARLY>;  // registers
+    for (var e = 0u; e < EARLY; e = e + 1u) {  // unrolled
+        let at = first + min(team + e * TEAMS, params.splits - 1u);
+        all[e] = stats[at];
+        parts[e] = partial[at * QUADS + column];
+    }
     let splits = min(splits_of(row.position + 1u), params.splits);
     var largest = -3.4e38;
     var total = 0.0;
     var sum = vec4<f32>();
     if (team < TEAMS) {
-        for (var i = team; i < splits; i = i + TEAMS) {
+        for (var i = team; i < splits; i = i + EARLY * TEAMS) {
             if (i != team) {
-                stat = stats[first + i];
-                part = partial[(first + i) * QUADS + column];
+                for (var e = 0u; e < EARLY; e = e + 1u) {  // unrolled
+                    let at = first + min(i + e * TEAMS, splits - 1u);
+                    all[e] = stats[at];
+                    parts[e] = partial[at * QUADS + column];
+                }
             }
-            let top = max(largest, stat.x);
+            var top = largest;
+            for (var e = 0u; e < EARLY; e = e + 1u) {  // unrolled
+                all[e].x = select(-3.4e38, all[e].x, i + e * TEAMS < splits);
+                top = max(top, all[e].x);
+            }
             let before = exp(largest - top);
-            let now = exp(stat.x - top);
-            total = total * before + stat.y * now;
-            sum = sum * before + part * now;
+            total = total * before;
+            sum = sum * before;
+            for (var e = 0u; e < EARLY; e = e + 1u) {  // unrolled
+                if (i + e * TEAMS < splits) {  // others may be anything, NaN too
+                    let now = exp(all[e].x - top);
+                    total = total + all[e].y * now;
+                    sum = sum + parts[e] * now;
+                }
+            }
             largest = top;
         }
         if (column == 0u) {
@@ -62,14 +80,14 @@ fn merge_row(t: u32, h: u32, lane: u32) {
     team_sums[lane] = sum;
     workgroupBarrier();
     if (lane < QUADS) {
-        let teams = min(TEAMS, splits);
+        let teams = min(TEAMS, params.splits);  // a constant where parameters are: the loops unroll
         for (var i = 0u; i < teams; i = i + 1u) {
             largest = max(largest, team_stats[i].x);
         }
         total = 0.0;
         sum = vec4<f32>();
         for (var i = 0u; i < teams; i = i + 1u) {
-            let weight = exp(team_stats[i].x - largest);
+            let weight = exp(team_stats[i].x - largest);  // 0 for a team without splits
             total = total + weight * team_stats[i].y;
             sum = sum + weight * team_sums[i * QUADS + lane];
         }

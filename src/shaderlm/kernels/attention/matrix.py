@@ -59,7 +59,7 @@ class Tile:
 
 
 # The fastest first.
-_TILES = (Tile(64, 4, 1, 16), Tile(32, 4, 1, 16), Tile(32, 2, 1, 16))
+_TILES = (Tile(64, 2, 4, 32), Tile(32, 4, 2, 16), Tile(32, 4, 1, 16), Tile(32, 2, 1, 16))
 
 
 def _group(dims: Dims) -> int:
@@ -72,7 +72,7 @@ def run_rows(tile: Tile, dims: Dims, shape: MatrixShape, lanes: int) -> Dispatch
     include = ("attention/segments", "attention/served_rows", "shared/batch", where)
     rows = tile.row_groups * tile.pairs // _group(dims)
     return Dispatch(
-        Kernel("attention/attention_matrix", include, _NEEDS),
+        Kernel("attention/attention_matrix", include, _NEEDS, unroll=True),
         ceil_div(dims["tokens"], rows) * dims["Hkv"],
         {"kv_heads": dims["Hkv"], "scale": scale_of(dims) * math.log2(math.e)},
         tile.constants(dims, shape, lanes),
