@@ -201,25 +201,29 @@ def test_every_op_is_documented_and_every_route_named_exists() -> None:
     assert not [name for name in re.findall(r"^\| `(\w+)`", text, re.M) if name not in known]
 
 
-@pytest.mark.parametrize("name", ["decode_speed", "row_times"])
-def test_a_chart_shows_its_data(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "script"),
+    [("decode-speed", "engine_speed"), ("prompt-speed", "engine_speed"), ("row-times", "row_times")],
+)
+def test_a_chart_shows_its_data(name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture is what its data draws."""
     folder = ROOT / "docs"
     monkeypatch.syspath_prepend(folder)
-    module = importlib.import_module(name)
-    file = folder / name.replace("_", "-")
+    module = importlib.import_module(script)
+    file = folder / name
     data = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
     drawn = file.with_suffix(".svg").read_text(encoding="utf-8")
-    assert drawn == module.draw(data), f"run `python docs/{name}.py`"
+    assert drawn == module.draw(data), f"run `python docs/{script}.py`"
     ElementTree.fromstring(drawn)
 
 
-def test_the_readme_has_the_numbers_of_its_chart() -> None:
-    data = json.loads((ROOT / "docs" / "decode-speed.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(("name", "test"), [("decode-speed", "tg128"), ("prompt-speed", "pp512")])
+def test_the_readme_has_the_numbers_of_its_charts(name: str, test: str) -> None:
+    data = json.loads((ROOT / "docs" / f"{name}.json").read_text(encoding="utf-8"))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for i, model in enumerate(data["models"]):
         numbers = " | ".join(f"{values[i]:,}" for values in data["engines"].values())
-        assert f"| {model}, tokens per second | {numbers} |" in readme
+        assert f"| {model}, {test} | {numbers} |" in readme
 
 
 def test_the_size_of_the_model_is_the_same_everywhere() -> None:

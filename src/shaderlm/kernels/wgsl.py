@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -64,11 +64,17 @@ class Kernel:
 class Shader:
     """A composed kernel: its source and what its text declares."""
 
-    source: str
+    text: str  # the source, with marked loops as they are in the file
+    unroll: bool
     bindings: tuple[tuple[str, Access], ...]
     params: tuple[tuple[str, str], ...]
     workgroup_size: int
     workgroup_memory: int
+
+    @cached_property
+    def source(self) -> str:
+        """What is compiled. Loops are written out here: routes are chosen by what shaders declare, most are not run."""
+        return unrolled(self.text, dict(_CONST.findall(self.text))) if self.unroll else self.text
 
     def pack_params(self, values: Mapping[str, int | float]) -> NDArray[np.uint8]:
         """Bytes of the `Params` struct. Every field must be given, and no other."""
@@ -265,15 +271,14 @@ def _compose(
     body = _numbered(_without(body, unbound, kernel.name))
     enables = _enables(kernel.needs, target)
     consts = dict(_CONST.findall(body))
-    if kernel.unroll:
-        body = unrolled(body, consts)
     aliases = dict(_ALIAS.findall(body))
     found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
     if [i for i, _, _ in found] != list(range(len(found))):
         raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in found]}")
     memory = sum(_memory_of(declared, aliases, consts) for declared in _WORKGROUP.findall(body))
     return Shader(
-        source="\n".join([*enables, body]),
+        text="\n".join([*enables, body]),
+        unroll=kernel.unroll,
         bindings=tuple((name, _ACCESS[space]) for _, space, name in found),
         params=fields,
         workgroup_size=_evaluate("WG", consts),

@@ -1,4 +1,4 @@
-"""Draws decode-speed.svg from decode-speed.json: `python docs/decode_speed.py`."""
+"""Draws decode-speed.svg and prompt-speed.svg from JSON files of these names: `python docs/engine_speed.py`."""
 
 from __future__ import annotations
 
@@ -44,5 +44,6 @@ def draw(data: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    found = json.loads((HERE / "decode-speed.json").read_text(encoding="utf-8"))
-    (HERE / "decode-speed.svg").write_text(draw(found), encoding="utf-8")
+    for name in ("decode-speed", "prompt-speed"):
+        found = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+        (HERE / f"{name}.svg").write_text(draw(found), encoding="utf-8")
