@@ -60,8 +60,8 @@ def test_slots_lie_in_the_pages_of_a_sequence() -> None:
     ("keys", "head", "wanted"),
     [
         (1, 64, "single_pass"),
-        (512, 64, "single_pass"),
-        (513, 64, "split"),
+        (320, 64, "single_pass"),
+        (321, 64, "split"),
         (256, 80, "single_pass"),
         (257, 80, "split"),
         (2048, 128, "split"),
