@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shaderlm.errors import DeviceError, KernelError
-from shaderlm.gpu import Array, Buffer, Copy, Device, PendingReadBack, Program, Region, Slot, Step
+from shaderlm.gpu import Array, Buffer, Copy, Device, PendingReadBack, Program, Region, Slot, Step, webgpu_h
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.lanes import judge
 from shaderlm.gpu.native import NativeError
@@ -130,6 +130,38 @@ def test_ctrl_c_in_a_callback_comes_later() -> None:
     with pytest.raises(KeyboardInterrupt):
         delivered()
     assert library.mapped.pop(987_654_321) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (webgpu_h.Handle, 2),
+        (webgpu_h.CBuffer, 4),
+        (webgpu_h.CPipeline, 3),
+        (webgpu_h.CPass, 2),
+        (PendingReadBack, 4),
+    ],
+)
+def test_ctrl_c_before_an_object_has_what_it_gives_back(
+    kind: Callable[..., Any], arguments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python may deliver it in the first line of `__init__`. What is deleted then prints nothing."""
+    reports: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: reports.append(repr(report.exc_value)))
+
+    def interrupted(frame: Any, event: str, _: Any) -> None:
+        if frame.f_code.co_name == "__init__" and event == "call":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    def make() -> None:
+        sys.setprofile(interrupted)
+        kind(*[None] * arguments)
+
+    with pytest.raises(KeyboardInterrupt):
+        make()
+    gc.collect()
+    assert reports == []
 
 
 # Parts of buffers -------------------------------------------------------------------------------------------------

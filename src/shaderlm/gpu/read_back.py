@@ -60,7 +60,8 @@ class PendingReadBack:
             self._ring.discard(staged, self._number)
 
     def __del__(self) -> None:
-        self.discard()
+        if hasattr(self, "_number"):  # Ctrl-C may come before it is
+            self.discard()
 
 
 class ReadBackRing:

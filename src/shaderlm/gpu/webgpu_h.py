@@ -131,7 +131,9 @@ class Handle:
         self.handle, self._release = handle, release
 
     def __del__(self) -> None:
-        self._release(self.handle)
+        release = getattr(self, "_release", None)  # Ctrl-C may come before it is there
+        if release is not None:
+            release(self.handle)
 
 
 class CBuffer(Buffer):
@@ -144,7 +146,9 @@ class CBuffer(Buffer):
         self._release = release
 
     def __del__(self) -> None:
-        self._release(self.handle)
+        release = getattr(self, "_release", None)  # Ctrl-C may come before it is there
+        if release is not None:
+            release(self.handle)
 
 
 class CPipeline(Handle):
