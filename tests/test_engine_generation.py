@@ -13,7 +13,7 @@ import pytest
 
 from shaderlm.errors import DeviceError, InputError
 
-from .fake_sessions import FakeRunner, FakeToken, fake_model
+from .fake_runner import FakeRunner, FakeTokens, fake_model
 
 END = "<|im_end|>"
 TEXT = "the owl in the night"
@@ -21,7 +21,12 @@ CHAT = [{"role": "user", "content": "hello"}]
 
 
 def fates(runner: FakeRunner) -> set[str]:
-    return {token.fate for token in runner.tokens}
+    return set(runner.fates)
+
+
+def has_given_back(runner: FakeRunner) -> bool:
+    """Are there neither sequences nor pages that somebody uses? Those of the prefix cache have one user."""
+    return runner.pool.sequences == 0 and all(users <= 1 for users in runner.pool._users)
 
 
 # Read-backs ----------------------------------------------------------------------------------------------
@@ -40,9 +45,9 @@ def test_every_token_is_read_or_discarded(ahead: int, chat: bool) -> None:
                 stream.close()
         assert stream.completion is not None
         assert fates(runner) <= {"read", "discarded"}
-        assert (len(runner.sessions), runner.sessions[0].closed) == (1, not chat)
-        if chat:  # what is kept is what was said
-            assert runner.sessions[0].length <= len(stream.completion.prompt_ids) + len(stream.completion.ids)
+        assert has_given_back(runner)
+        model.close()
+        assert runner.pool.free == runner.pool.pages, "the cache of prefixes ends with the model"
         return runner
 
     early = {"read", "discarded"} if ahead > 1 else {"read"}
@@ -51,7 +56,7 @@ def test_every_token_is_read_or_discarded(ahead: int, chat: bool) -> None:
     assert fates(ended(TEXT, max_tokens=900, seed=1)) == early
     limited = ended(TEXT, max_tokens=9)
     assert fates(limited) == {"read"}
-    assert len(limited.tokens) == 9, "nothing beyond max_tokens is computed"
+    assert len(limited.fates) == 9, "nothing beyond max_tokens is computed"
 
 
 @pytest.mark.parametrize("ahead", [2, 3])
@@ -59,15 +64,15 @@ def test_nothing_is_submitted_after_a_stop_token(ahead: int) -> None:
     model, runner = fake_model(TEXT + END, ahead=ahead)
     found = model.generate("x")
     assert (str(found), found.finish_reason) == (TEXT, "stop")
-    assert len(runner.tokens) == len(found.ids) + ahead  # its own, and those under way when it came
+    assert len(runner.fates) == len(found.ids) + ahead  # its own, and those under way when it came
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3])
 def test_an_error_discards_what_is_under_way(ahead: int) -> None:
     model, runner = fake_model(TEXT, ahead=ahead)
 
-    def lost(token: FakeToken) -> None:
-        if len(runner.tokens) > 4:
+    def lost(tokens: FakeTokens) -> None:
+        if len(runner.fates) > 4:
             raise DeviceError("lost")
 
     runner.awaited = lost  # type: ignore[method-assign]
@@ -75,8 +80,10 @@ def test_an_error_discards_what_is_under_way(ahead: int) -> None:
     with pytest.raises(DeviceError, match="lost"):
         list(stream)
     assert stream.completion is None
+    del stream  # it has the error, and the error has what was under way
+    gc.collect()
     assert fates(runner) == {"read", "discarded"}
-    assert runner.sessions[0].closed
+    assert has_given_back(runner)
 
 
 def test_a_stream_that_is_forgotten_gives_its_session_back() -> None:
@@ -85,11 +92,12 @@ def test_a_stream_that_is_forgotten_gives_its_session_back() -> None:
     next(stream)
     del stream
     gc.collect()
-    assert runner.sessions[0].closed
+    assert has_given_back(runner)
     assert fates(runner) == {"read", "discarded"}
+    steps = len(runner.steps)
     model.stream("x")  # never read
     gc.collect()
-    assert len(runner.sessions) == 1
+    assert len(runner.steps) == steps
 
 
 @pytest.mark.parametrize(("ahead", "expected"), [(1, 0), (2, 2), (3, 3)])
@@ -98,7 +106,7 @@ def test_the_next_steps_are_submitted_before_the_text_is_made(ahead: int, expect
     with model.stream("x", max_tokens=100) as stream:
         for _ in range(5):
             next(stream)
-            assert [token.fate for token in runner.tokens].count("pending") == expected
+            assert runner.fates.count("pending") == expected
 
 
 # Threads and locks ---------------------------------------------------------------------------------------
@@ -108,7 +116,7 @@ def waiting(runner: FakeRunner) -> tuple[threading.Event, threading.Event]:
     """Whoever waits for a token says so by the first event, and goes on after the second."""
     arrived, go_on = threading.Event(), threading.Event()
 
-    def awaited(token: FakeToken) -> None:
+    def awaited(tokens: FakeTokens) -> None:
         arrived.set()
         assert go_on.wait(20)
 
@@ -160,7 +168,7 @@ def test_closing_waits_for_the_token_that_a_thread_awaits() -> None:
     assert "this model is closed" in str(read[0])
     with pytest.raises(InputError, match="this model is closed"):
         next(idle)
-    assert all(session.closed for session in runner.sessions)
+    assert has_given_back(runner)
     assert fates(runner) <= {"read", "discarded"}
 
 
@@ -177,17 +185,17 @@ def test_a_stream_is_closed_while_another_thread_waits() -> None:
     assert stream.completion is not None
     assert (stream.completion.finish_reason, len(stream.completion.ids)) == ("closed", 1)
     assert read == [[str(stream.completion)]]
-    assert runner.sessions[0].closed
+    assert has_given_back(runner)
 
 
 def test_a_signal_handler_may_close_what_its_own_thread_reads() -> None:
     model, runner = fake_model(TEXT)
     stream = model.stream("x")
-    runner.awaited = lambda token: stream.close()  # type: ignore[method-assign]
+    runner.awaited = lambda tokens: stream.close()  # type: ignore[method-assign]
     assert len(list(stream)) == 1
     assert stream.completion is not None
     assert stream.completion.finish_reason == "closed"
-    runner.awaited = lambda token: model.close()  # type: ignore[method-assign]
+    runner.awaited = lambda tokens: model.close()  # type: ignore[method-assign]
     with pytest.raises(InputError, match="this model is closed"):
         model.generate("x")
 

@@ -16,7 +16,7 @@ from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
-from shaderlm.runtime.runner import SamplerSettings, Token
+from shaderlm.runtime.runner import Part, StepResult
 
 from .tiny_models import KINDS, write_tiny_llama
 
@@ -149,23 +149,23 @@ def test_two_conversations_do_not_disturb_each_other(on_gpu: LanguageModel) -> N
     assert [stream.completion for stream in streams] == alone
 
 
-def test_a_conversation_that_goes_on_computes_only_what_is_new(on_gpu: LanguageModel) -> None:
+def test_a_conversation_that_goes_on_computes_only_what_is_new(
+    on_gpu: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = [{"role": "user", "content": "the cat"}]
     answer = on_gpu.chat(first, max_tokens=5, ignore_eos=True)
     longer = [*first, {"role": "assistant", "content": str(answer)}, {"role": "user", "content": "and the owl"}]
     fed: list[int] = []
-    assert on_gpu._idle is not None
-    session = on_gpu._idle[0]
-    sample = session.sample
+    step = on_gpu.runner.step
 
-    def watched(ids: Sequence[int], settings: SamplerSettings) -> Token:
-        fed.extend(ids)
-        return sample(ids, settings)
+    def watched(parts: Sequence[Part]) -> StepResult:
+        fed.extend(i for part in parts for i in part.ids or ())
+        return step(parts)
 
-    session.sample = watched  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(on_gpu.runner, "step", watched)
     again = on_gpu.chat(longer, max_tokens=6, ignore_eos=True)
     assert 0 < len(fed) < len(on_gpu.chat_ids(longer))
-    fresh = on_gpu.generate(on_gpu.chat_ids(longer), max_tokens=6, ignore_eos=True)
+    fresh = on_gpu.generate(on_gpu.chat_ids(longer), max_tokens=6, ignore_eos=True, cache_prompt=False)
     assert again == fresh
 
 

@@ -12,6 +12,26 @@ class InputError(ShaderlmError, ValueError):
     """An argument has the wrong shape, dtype, size or value."""
 
 
+class ContextSizeError(InputError):
+    """A prompt has more tokens than the context holds."""
+
+    def __init__(self, message: str, prompt_tokens: int, context: int) -> None:
+        super().__init__(message)
+        self.prompt_tokens, self.context = prompt_tokens, context
+
+
+class UnavailableError(InputError):
+    """A model that is closed, or that takes no more requests, was asked for something."""
+
+
+class QueueFullError(ShaderlmError, RuntimeError):
+    """As many requests run and wait as may."""
+
+    def __init__(self, message: str, waiting: int, limit: int, retry_after: float) -> None:
+        super().__init__(message)
+        self.waiting, self.limit, self.retry_after = waiting, limit, retry_after  # retry_after: seconds, a guess
+
+
 class RouteError(InputError):
     """A route is unknown, or does not apply to this shape on this device."""
 

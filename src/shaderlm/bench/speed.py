@@ -3,8 +3,8 @@
 A test is pp (prompt tokens), tg (generated tokens) or both, after `depth` tokens that are already in the cache and do
 not count. Tokens are random; sampling and text are left out, except that the next token is chosen on the device
 (argmax), because it stays there. A test with text is what a user waits for: the prompt is a text that is tokenised,
-tokens are sampled and become text again, by the engine's own `Generation`. A tg test may run several sequences at
-once; its tokens per second are those of all of them.
+tokens are sampled and become text again, by the model's own engine. A tg test may run several sequences at once; its
+tokens per second are those of all of them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from itertools import islice
 
 import numpy as np
 
-from ..engine.generate import Generation, Request
 from ..engine.language_model import LanguageModel
+from ..engine.request import Request
 from ..engine.sampling import SamplingParams
 from ..errors import InputError
 from ..runtime.runner import MAX_OUTPUTS, Runner, Token
@@ -117,12 +117,14 @@ def run(
     generator = np.random.default_rng(1)
     try:
         filled = _random(generator, runner, test.depth)
-        if filled:
-            session.feed(filled)
         once = partial(_once, session, runner, test, generator)
         if test.text:
             assert model is not None, "text needs a tokenizer"
-            once = partial(_once_with_text, session, model, test, generator, filled)
+            once = partial(_once_with_text, model, test, generator, filled)
+            if filled:  # stays in the prefix cache
+                model.engine.pull(Request(filled, SAMPLING, 1)).result()
+        elif filled:
+            session.feed(filled)
         if warmup:  # compiles what is not compiled, grows the cache, lets the GPU's clocks rise
             _warm_up(runner, once)
             yield Result(test, ())
@@ -184,31 +186,24 @@ def _once(session: Session, runner: Runner, test: Trial, generator: np.random.Ge
     return time.perf_counter_ns() - start
 
 
-def _once_with_text(
-    session: Session, model: LanguageModel, test: Trial, generator: np.random.Generator, filled: list[int]
-) -> int:
+def _once_with_text(model: LanguageModel, test: Trial, generator: np.random.Generator, filled: list[int]) -> int:
     """Nanoseconds from the text of the prompt to the text of the last token.
 
     As many tokens are run as without text: a prompt is followed by one choice and a step per generated token; without
-    one, the first step is that of the token to go on from.
+    one, the first step is that of the token to go on from. The tokens of the depth are in the prefix cache.
     """
-    context = model.config.context
-    cached = test.depth if test.prompt else max(0, test.depth - 1)
-    session.rewind(cached)
     words = random_text(generator, model.tokenizer, test.prompt) if test.prompt else ""
     before = filled if test.prompt or filled else _random(generator, model.runner, 1)
     wanted = test.generated + (1 if test.prompt else 0)
     start = time.perf_counter_ns()
     ids = model.tokenize(words)[: test.prompt] if test.prompt else []
-    request = Request([*before, *ids], SAMPLING, wanted, context)
-    generation = Generation(request, model.tokenizer, lambda: (session, cached))
-    while generation.next_delta() is not None:
+    handle = model.engine.pull(Request([*before, *ids], SAMPLING, wanted))
+    while handle.next_text() is not None:
         pass
     taken = time.perf_counter_ns() - start
     if len(ids) < test.prompt:
         raise InputError(f"{test.name}: special tokens in the random text left {len(ids):,} of {test.prompt:,} tokens")
-    assert generation.completion is not None
-    assert len(generation.completion.ids) == wanted
+    assert handle.usage.completion_tokens == wanted
     return taken
 
 

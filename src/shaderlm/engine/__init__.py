@@ -1,9 +1,31 @@
 """Loading, prefill, decode, sampling, stopping: the Python API. Knows no HTTP."""
 
-from .completion import Completion, Stream, TokenLogprob
+from .completion import AsyncStream, Completion, Stream, Timing, TokenLogprob
+from .handle import Handle
 from .language_model import LanguageModel
 from .loading import load
+from .loop import Engine
 from .options import GenerationOptions
+from .request import Constraint, Delta, EngineOptions, EngineStats, Request, SequenceInfo, Usage
 from .sampling import SamplingParams
 
-__all__ = ["Completion", "GenerationOptions", "LanguageModel", "SamplingParams", "Stream", "TokenLogprob", "load"]
+__all__ = [
+    "AsyncStream",
+    "Completion",
+    "Constraint",
+    "Delta",
+    "Engine",
+    "EngineOptions",
+    "EngineStats",
+    "GenerationOptions",
+    "Handle",
+    "LanguageModel",
+    "Request",
+    "SamplingParams",
+    "SequenceInfo",
+    "Stream",
+    "Timing",
+    "TokenLogprob",
+    "Usage",
+    "load",
+]

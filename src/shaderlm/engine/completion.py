@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -23,6 +23,7 @@ class Timing:
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
     decoded: int = 0  # tokens after the first
+    queue_seconds: float = 0.0  # before any of it
 
     @property
     def tokens_per_second(self) -> float:
@@ -34,7 +35,7 @@ class Completion(str):
     """Generated text: a str with its tokens, the reason why it ended, and its timing.
 
     finish_reason is "stop" (the model ended its turn, or a stop string came), "length" (max_tokens, or a full
-    context) or "closed" (the stream was closed before either).
+    context), "closed" (the stream was closed before either) or "deadline" (its time was over).
     """
 
     ids: list[int]
@@ -60,8 +61,8 @@ class Completion(str):
         return made
 
 
-class Deltas(Protocol):
-    """What a stream reads: `engine.generate.Generation`."""
+class Generation(Protocol):
+    """What a stream reads: `engine.handle.Handle`."""
 
     completion: Completion | None
 
@@ -70,11 +71,15 @@ class Deltas(Protocol):
         """Tokens of the prompt that were submitted, and all of them."""
         ...
 
-    def next_delta(self) -> str | None:
+    def next_text(self) -> str | None:
         """More text; None after the last."""
         ...
 
-    def close(self) -> None:
+    async def anext_text(self) -> str | None:
+        """The same in asyncio."""
+        ...
+
+    def cancel(self) -> None:
         """End it early."""
         ...
 
@@ -85,12 +90,12 @@ class Stream(Iterator[str]):
     Close it (or leave a `with` block) to stop early. Any thread may close it, also while another one reads it.
     """
 
-    def __init__(self, generation: Deltas) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._next_delta = generation.next_delta
+        self._next_text = generation.next_text
 
     def __next__(self) -> str:
-        delta = self._next_delta()
+        delta = self._next_text()
         if delta is None:
             raise StopIteration
         return delta
@@ -107,12 +112,49 @@ class Stream(Iterator[str]):
 
     def close(self) -> None:
         """Stop: now, or after the token that another thread is waiting for."""
-        self._generation.close()
+        self._generation.cancel()
 
     def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at exit, what it uses may be gone
+            self.close()
+
+
+class AsyncStream(AsyncIterator[str]):
+    """The same for asyncio: `async for delta in stream`. Leave an `async with` block, or call `close`, to stop."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    async def __anext__(self) -> str:
+        delta = await self._generation.anext_text()
+        if delta is None:
+            raise StopAsyncIteration
+        return delta
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """Tokens of the prompt that have been submitted to the device, and all of them."""
+        return self._generation.prompt_progress
+
+    @property
+    def completion(self) -> Completion | None:
+        """The whole generation; None until it is finished, and after an error."""
+        return self._generation.completion
+
+    def close(self) -> None:
+        """Stop before the next step."""
+        self._generation.cancel()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -27,6 +27,17 @@ class GenerationOptions(TypedDict, total=False):
     """Strings that end the generation. They are left out of the text."""
     ignore_eos: bool
     """Go on after the model's end-of-turn token (default: False)."""
+    stop_token_ids: Sequence[int]
+    """Tokens that end the generation, beside the model's own (default: none). They are left out of the text."""
+    min_tokens: int
+    """Tokens before which neither the end-of-turn token nor another stop token is sampled (default: 0)."""
+    timeout: float | None
+    """Seconds after which the generation ends, wherever it is (default: None, no limit)."""
+    priority: int
+    """Of generations that wait for others, the smaller number goes first (default: 0)."""
+    cache_prompt: bool
+    """Begin after what is in the cache of an earlier prompt with the same beginning, and keep this one's for later ones
+    (default: True)."""
     parse_special: bool
     """Read the text of a special token, such as <|im_end|>, as that token (default: True). With False it is plain
     text; in a chat that holds for the messages' contents, not for the template around them."""
@@ -59,18 +70,43 @@ class GenerationParams:
     max_tokens: int = 256
     stop: Sequence[str] = ()
     ignore_eos: bool = False
+    stop_token_ids: Sequence[int] = ()
+    min_tokens: int = 0
+    timeout: float | None = None
+    priority: int = 0
+    cache_prompt: bool = True
     parse_special: bool = True
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
-        limit = self.max_tokens
-        if isinstance(limit, bool) or not isinstance(limit, (int, np.integer)) or limit < 1:
-            raise InputError(f"max_tokens must be a whole number of at least 1, got {limit!r}")
-        for name in ("ignore_eos", "parse_special"):
+        for name, least in (("max_tokens", 1), ("min_tokens", 0), ("priority", None)):
+            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        for name in ("ignore_eos", "parse_special", "cache_prompt"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        object.__setattr__(self, "max_tokens", int(limit))
+        if self.timeout is not None:
+            object.__setattr__(self, "timeout", _seconds("timeout", self.timeout))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+
+
+def _whole(name: str, given: Any, least: int | None) -> int:
+    at_least = "" if least is None else f" of at least {least}"
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or (least is not None and given < least):
+        raise InputError(f"{name} must be a whole number{at_least}, got {given!r}")
+    return int(given)
+
+
+def _seconds(name: str, given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float, np.number)) or not 0 < float(given) < 1e9:
+        raise InputError(f"{name} must be None or a number of seconds above 0, got {given!r}")
+    return float(given)
+
+
+def _token_ids(given: Any) -> tuple[int, ...]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple, set, frozenset, np.ndarray)):
+        raise InputError(f"stop_token_ids must be a list of token ids (whole numbers), got {given!r}")
+    return tuple(_whole("a token of stop_token_ids", each, 0) for each in given)
 
 
 def _stop_strings(given: Any) -> tuple[str, ...]:

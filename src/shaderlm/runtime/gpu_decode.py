@@ -7,14 +7,16 @@ host writes nothing: command buffers are recorded ahead by other threads, and a 
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from operator import is_
 from typing import TYPE_CHECKING
 
 from ..compile.steps import Head
-from ..gpu import BoundProgram, CommandBuffer, CommandBufferPool, PendingReadBack
+from ..gpu import BoundProgram, Buffer, CommandBuffer, CommandBufferPool, PendingReadBack
 from ..graph.batch import CONTEXTS, PAGE, context_class, last_key
 from ..models.architecture import Step
 from .adjusted import Adjusted, Wanted
-from .runner import DecodeBatch, Part, bucket, head_kind, padded_batch
+from .pages import Sequence
+from .runner import DecodeBatch, Part, SamplerSettings, bucket, head_kind, padded_batch
 
 if TYPE_CHECKING:
     from .gpu_runner import GpuRunner, GpuTokens
@@ -24,9 +26,8 @@ class GpuDecode(DecodeBatch):
     """Made by `GpuRunner.decode_batch`."""
 
     def __init__(self, runner: GpuRunner, parts: List[Part]) -> None:
-        self._runner, self._parts = runner, tuple(parts)
-        self._sequences = [part.sequence for part in parts]
-        self._kind = head_kind(parts)
+        self._runner = runner
+        self._take(parts)
         self._adjusted: Adjusted | None = None
         self._reports: tuple[Wanted, ...] | None = None  # where log probabilities come back with the tokens
         self._lengths: list[int] = []  # as the records on the device have them
@@ -35,6 +36,20 @@ class GpuDecode(DecodeBatch):
         self._last_key = 0  # of the context class
         self._prepare_at = 0  # the length at which the plan of the next class is wanted soon
         self._pool: CommandBufferPool[CommandBuffer] | None = None
+        self._region: tuple[Buffer, int] | None = None  # what its command buffers read back
+
+    def _take(self, parts: List[Part]) -> None:
+        self._parts = tuple(parts)
+        self._sequences = [part.sequence for part in parts]
+        self._kind = head_kind(parts)
+
+    def replace(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> None:
+        """Other sequences or settings from now on. The pool of command buffers is kept if it runs the same plans."""
+        with self._runner.lock:
+            if self._runner.written_by is self:
+                self._runner.written_by = None
+            self._lengths = []
+            self._take([Part(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)])
 
     def step(self) -> GpuTokens:
         """Run one step without waiting for it."""
@@ -74,6 +89,7 @@ class GpuDecode(DecodeBatch):
     def _extend(self) -> None:
         context = self._runner.config.context
         self._runner._reserve([(each, min(2, context - each.length)) for each in self._sequences])
+        self._adjusted = self._reports = None
         if self._kind == "adjusted":
             self._adjusted = self._runner._adjusted(self._parts)
             self._reports = self._adjusted.wanted
@@ -98,7 +114,8 @@ class GpuDecode(DecodeBatch):
         paged = tokens > 1 or not self._sequences[0].contiguous
         wanted = (Step(tokens, context, runner.cache, paged), runner.head(tokens, tokens, self._kind, paged))
         programs = runner.bound_all(wanted)
-        if wanted != self._keys or any(a is not b for a, b in zip(programs, self._programs, strict=False)):
+        same = wanted == self._keys and all(map(is_, programs, self._programs))
+        if not same or (self._pool is not None and self._region != runner.token_region(self._reports)):
             self.drop_pool()
         self._keys, self._programs = wanted, programs
         self._last_key = last_key(context, width)
@@ -118,7 +135,7 @@ class GpuDecode(DecodeBatch):
         runner = self._runner
         device = runner.device
         if self._pool is None or self._pool.closed:
-            region = runner.token_region(self._reports)
+            region = self._region = runner.token_region(self._reports)
             self._pool = device.command_pool(self._programs, region)
             if self._pool is None:
                 pending = device.submit(self._programs, region)

@@ -167,6 +167,11 @@ class GpuRunner(Runner):
         heads = [self.head(1, count, "greedy", paged=count > 1) for count in counts]
         return memory_of(map(self.plan, steps), map(self.plan, heads), self.config, self.device.caps, tokens)
 
+    @property
+    def usable(self) -> bool:
+        """Not closed, and its device is not lost."""
+        return not self.closed and self.device.usable
+
     # plans -----------------------------------------------------------------------------------------------
 
     def plan(self, key: Step | Head) -> Plan:
@@ -259,6 +264,12 @@ class GpuRunner(Runner):
         self._buffers.update(buffers)
         for buffer in old:
             buffer.destroy()
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page: the keys and values of all layers."""
+        states = self.plan(Step(1, CONTEXTS[0], self.cache)).of_role("state")
+        return sum(spec.nbytes for spec in states.values()) * PAGE
 
     def _grow(self, pages: int) -> None:
         plan = self.plan(Step(1, CONTEXTS[0], self.cache))

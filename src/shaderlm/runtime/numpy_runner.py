@@ -118,6 +118,12 @@ class NumpyRunner(Runner):
             self._graphs[key] = make()
         return self._graphs[key]
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page: the keys and values of all layers."""
+        widths = {"f16": 2, "f32": 4}
+        return sum(widths[each.format] * int(np.prod(each.shape[1:])) for each in self._states.values()) * PAGE
+
     def _grow(self, pages: int) -> None:
         pools = {}
         for name, tensor in self._states.items():
@@ -191,7 +197,7 @@ class NumpyRunner(Runner):
 
     def decode_batch(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> DecodeBatch:
         """Sequences to decode together."""
-        return _Decode(self, [Part(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)])
+        return _Decode(self, _decode_parts(sequences, settings))
 
     def close(self) -> None:
         """Let go of weights and cache."""
@@ -213,5 +219,12 @@ class _Decode(DecodeBatch):
         assert isinstance(found, Here)
         return found
 
+    def replace(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> None:
+        self._parts = _decode_parts(sequences, settings)
+
     def close(self) -> None:
         pass
+
+
+def _decode_parts(sequences: List[Sequence], settings: List[SamplerSettings]) -> list[Part]:
+    return [Part(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)]

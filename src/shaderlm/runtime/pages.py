@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
 from ..errors import InputError
@@ -86,12 +87,24 @@ class PagePool:
 
     def fork(self, parent: Sequence) -> tuple[Sequence, Reserved]:
         """A sequence that begins with all of another, and shares its pages."""
+        return self.share(parent.pages, parent.length)
+
+    def share(self, pages: List[int], length: int) -> tuple[Sequence, Reserved]:
+        """A sequence whose first `length` positions are in pages that others use too."""
         child = self.add()
-        child.pages, child.length = list(parent.pages[: pages_for(parent.length)]), parent.length
-        for page in child.pages:
-            self._users[page] += 1
+        child.pages, child.length = list(pages[: pages_for(length)]), length
+        self.retain(child.pages)
         first = self.table_index(child)
         return child, Reserved((), tuple((first + i, page) for i, page in enumerate(child.pages)))
+
+    def retain(self, pages: Iterable[int]) -> None:
+        """Pages that are in use have one more user."""
+        for page in pages:
+            self._users[page] += 1
+
+    def users(self, page: int) -> int:
+        """How many sequences use a page; caches that retain it count too."""
+        return self._users[page]
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget what comes after the first `length` positions, and give pages back that are empty now."""
@@ -99,18 +112,19 @@ class PagePool:
             raise InputError(f"a sequence of {sequence.length} positions cannot be truncated to {length}")
         sequence.length = length
         kept = pages_for(length)
-        self._release(sequence.pages[kept:])
+        self.release(sequence.pages[kept:])
         del sequence.pages[kept:]
 
     def remove(self, sequence: Sequence) -> None:
         """Give all pages of a sequence back. Twice does no harm."""
         if not sequence.freed:
             sequence.freed = True
-            self._release(sequence.pages)
+            self.release(sequence.pages)
             sequence.pages = []
             heapq.heappush(self._slots, sequence.slot)
 
-    def _release(self, pages: Iterable[int]) -> None:
+    def release(self, pages: Iterable[int]) -> None:
+        """Pages have one user less. Those without any are free."""
         for page in pages:
             self._users[page] -= 1
             if self._users[page] == 0:
@@ -118,10 +132,13 @@ class PagePool:
 
     # pages -----------------------------------------------------------------------------------------------
 
+    def needed(self, sequence: Sequence, count: int) -> int:
+        """How many pages it takes to write so many positions to a sequence."""
+        return len(self._new(sequence, count)) + len(self._shared(sequence, count))
+
     def missing(self, wanted: Iterable[tuple[Sequence, int]]) -> int:
         """How many pages more than are free it takes to write so many positions to each sequence."""
-        needed = sum(len(self._new(sequence, count)) + len(self._shared(sequence, count)) for sequence, count in wanted)
-        return max(0, needed - self.free)
+        return max(0, sum(self.needed(sequence, count) for sequence, count in wanted) - self.free)
 
     def reserve(self, sequence: Sequence, count: int) -> Reserved:
         """Pages of its own for the next `count` positions of a sequence. Call `missing` and `grow` first."""
@@ -130,7 +147,7 @@ class PagePool:
         for i in self._shared(sequence, count):
             page = self._take()
             copies.append((sequence.pages[i], page))
-            self._release([sequence.pages[i]])
+            self.release([sequence.pages[i]])
             sequence.pages[i] = page
             entries.append((first + i, page))
         for i in self._new(sequence, count):
@@ -141,12 +158,12 @@ class PagePool:
     def revert(self, sequence: Sequence, reserved: Reserved) -> None:
         """Undo a reservation that nothing was written to yet. Of several, the last one first."""
         first, kept = self.table_index(sequence), len(sequence.pages) + len(reserved.copies) - len(reserved.entries)
-        self._release(sequence.pages[kept:])
+        self.release(sequence.pages[kept:])
         del sequence.pages[kept:]
         for (shared, page), (index, _) in zip(reserved.copies, reserved.entries, strict=False):
             sequence.pages[index - first] = shared
             self._users[shared] += 1
-            self._release([page])
+            self.release([page])
 
     def _take(self) -> int:
         page = heapq.heappop(self._free)

@@ -188,6 +188,10 @@ class DecodeBatch(ABC):
         """Run one step without waiting for it."""
 
     @abstractmethod
+    def replace(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> None:
+        """Other sequences from now on, or other settings. What is recorded ahead and still fits is kept."""
+
+    @abstractmethod
     def close(self) -> None:
         """Nothing is recorded ahead any more. The sequences stay."""
 
@@ -201,6 +205,8 @@ class Runner(ABC):
     runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
     steps_ahead: int  # steps worth submitting before the first of them is waited for
     warm_up_seconds = 0.0  # that the device works before its clocks are up
+    # The rows of a step are computed alike, whatever else is in it: a step has decode rows only, or one part.
+    deterministic = False
 
     def __init__(
         self,
@@ -214,10 +220,22 @@ class Runner(ABC):
         self.lock = threading.RLock()
         self.closed = False
         self.pool = PagePool(config.context)
+        # Frees so many pages of a prefix cache, or all that can be, before memory is taken.
+        self.reclaim: Callable[[int], None] | None = None
         self.written_by: object = None  # whose records are in the batch, as the device has moved them on
         self._architecture, self._factors, self._fusions = architecture, factors, fusions
         self._unsupported_reason = unsupported_reason
         self._last_graph: tuple[Step, tuple[Graph, tuple[RejectedFusion, ...]]] | None = None
+
+    @property
+    def cut(self) -> int:
+        """Where prompts must be cut, for rows that do not depend on their company: at multiples of it. 0: anywhere."""
+        return self.max_tokens if self.deterministic else 0
+
+    @property
+    def usable(self) -> bool:
+        """Not closed, and its device is not lost."""
+        return not self.closed
 
     # graphs ----------------------------------------------------------------------------------------------
 
@@ -256,14 +274,37 @@ class Runner(ABC):
         with self.lock:
             self._check_open()
             self._check_there(sequence)
-            child, changed = self.pool.fork(sequence)
-            try:
-                self._apply([changed])
-            except BaseException:
-                self.pool.remove(child)
-                raise
-            self.written_by = None  # what the device would write next may be shared now
-            return child
+            return self._shared(*self.pool.fork(sequence))
+
+    def share(self, pages: List[int], length: int) -> Sequence:
+        """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache."""
+        with self.lock:
+            self._check_open()
+            return self._shared(*self.pool.share(pages, length))
+
+    def _shared(self, child: Sequence, changed: Reserved) -> Sequence:
+        try:
+            self._apply([changed])
+        except BaseException:
+            self.pool.remove(child)
+            raise
+        self.written_by = None  # what the device would write next may be shared now
+        return child
+
+    def reserve_pages(self, pages: int) -> None:
+        """Memory for so many pages in all, at once: for those who know how many there will be."""
+        with self.lock:
+            self._check_open()
+            if pages > self.max_pages:
+                most = f"the cache of this device holds {self.max_pages * PAGE:,} tokens"
+                raise DeviceError(f"{most}, {pages * PAGE:,} were asked for")
+            if pages > self.pool.pages:
+                self._grow(pages)
+
+    @property
+    @abstractmethod
+    def page_bytes(self) -> int:
+        """Bytes of a page: the keys and values of all layers."""
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget what comes after the first `length` positions of a sequence."""
@@ -340,6 +381,8 @@ class Runner(ABC):
         rows = sum(part.rows for part in parts)
         if not 1 <= rows <= self.max_tokens:
             raise InputError(f"a step takes 1 to {self.max_tokens} rows, got {rows}")
+        if self.deterministic and len(parts) > 1 and rows > len(parts):
+            raise InputError("a deterministic step has one part, or one row of each sequence")
         if len({part.sequence.slot for part in parts}) < len(parts):
             raise InputError("a sequence may have one part in a step")
         for part in parts:
@@ -370,6 +413,9 @@ class Runner(ABC):
     def _reserve(self, wanted: List[tuple[Sequence, int]]) -> None:
         """Pages for what a step writes. All or nothing: the pool grows first."""
         missing = self.pool.missing(wanted)
+        if missing and self.reclaim is not None:
+            self.reclaim(missing)
+            missing = self.pool.missing(wanted)
         if missing:
             pages = self.pool.pages + missing
             if pages > self.max_pages:

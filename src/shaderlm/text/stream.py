@@ -17,6 +17,7 @@ class TextStream:
         self._stop = [text for text in stop if text]
         self._held = ""  # the end of the text, where it may be the beginning of a stop string
         self.stopped = False
+        self.stop_match: str | None = None  # the stop string that came
 
     def push(self, token: int) -> str:
         """The text that this token makes certain; "" while a character or a stop string is incomplete."""
@@ -33,11 +34,12 @@ class TextStream:
     def _release(self, text: str) -> str:
         """What of the held text and this text is certain, and neither a stop string nor the beginning of one."""
         text = self._held + text
-        ends = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        ends = [(at, stop) for at, stop in ((text.find(stop), stop) for stop in self._stop) if at >= 0]
         if ends:
             self.stopped = True
             self._held = ""
-            return text[: min(ends)]
+            end, self.stop_match = min(ends)
+            return text[:end]
         keep = max(_overlap(text, stop) for stop in self._stop)
         certain = len(text) - keep
         self._held = text[certain:]

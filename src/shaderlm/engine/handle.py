@@ -1,0 +1,274 @@
+"""`Handle`: a request that was made, to be read from a thread or from asyncio, and cancelled from anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..text import TextStream
+from .completion import Completion, Timing, TokenLogprob
+from .request import Delta, Request, Usage
+from .sampling import settings_of
+from .scheduler import SequenceState
+
+if TYPE_CHECKING:
+    from .loop import Engine
+
+
+class _Item(NamedTuple):
+    """What one token brought. No token: text that was held back until the end."""
+
+    text: str
+    token: int | None
+    logprob: TokenLogprob | None
+
+
+class Handle(Iterator[Delta], AsyncIterator[Delta]):
+    """A request and what came of it so far. Iterating gives deltas; each has all that came since the last one.
+
+    Any number of threads may read it, one delta goes to one of them. A `pulled` handle is submitted when it is first
+    read, and the thread that reads it steps the engine, as long as nothing else runs.
+    """
+
+    def __init__(self, engine: Engine, request: Request, number: int, *, pulled: bool = False) -> None:
+        self.id, self.request, self.pulled = number, request, pulled
+        self.finish_reason: str | None = None
+        self.stop_match: str | int | None = None  # after "stop": the stop string or token id that came
+        self.completion: Completion | None = None
+        self.hidden: NDArray[np.float32] | None = None
+        self.settings = settings_of(request.sampling)
+        self.early_settings = self.settings  # before min_tokens
+        if request.min_tokens > 0 and request.stop_ids:
+            banned = dict(self.settings.bias) | dict.fromkeys(request.stop_ids, float("-inf"))
+            self.early_settings = self.settings._replace(bias=tuple(sorted(banned.items())))
+        self.submitted = self.started = self.first = self.last = 0.0
+        self.cancelled = False
+        self.ending: str | None = None  # the reason, where its last token came and its text is not made yet
+        prompt = list(request.prompt_ids)
+        self.sequence = SequenceState(number, prompt, len(prompt), 0, request.priority, request.cache_prompt)
+        self.sequence.owner, self.sequence.contiguous = self, pulled
+        self.sequence.waits = request.constraint is not None
+        self._engine = engine
+        self._text = TextStream(engine.tokenizer, request.stop)
+        self._items: deque[_Item] = deque()
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
+        self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
+        self._reading = threading.Lock()
+        self._event: threading.Event | None = None  # of a thread that waits
+        self.waiter: asyncio.Future[None] | None = None  # of a task that waits
+
+    # Reading -------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Handle:
+        return self
+
+    def __next__(self) -> Delta:
+        with self._reading:
+            self._wait_for_items()
+            found = self._taken()
+        if found is None:
+            raise StopIteration
+        return found
+
+    def next_text(self) -> str | None:
+        """More text; None after the last. What tokens bring no text of their own is skipped."""
+        items, text = self._items, ""
+        with self._reading:
+            while not text:
+                self._wait_for_items()
+                if not items:
+                    self._raise_error()
+                    return None
+                text = items.popleft().text
+                while items:
+                    text += items.popleft().text
+        return text
+
+    def _wait_for_items(self) -> None:
+        while not self._items and self.finish_reason is None:
+            self._engine.serve(self)
+
+    def wait_in_thread(self) -> None:
+        """Until something came, or the engine's thread says that it does not step any more."""
+        event = self._event = self._event or threading.Event()
+        event.clear()
+        if not self._items and self.finish_reason is None and self._engine.has_thread:
+            event.wait()
+
+    def __aiter__(self) -> Handle:
+        return self
+
+    async def __anext__(self) -> Delta:
+        self._engine.start(self)
+        while not self._items and self.finish_reason is None:
+            waiter = self.waiter = asyncio.get_running_loop().create_future()
+            if not self._items and self.finish_reason is None:
+                try:
+                    await waiter
+                finally:
+                    self.waiter = None
+        self.waiter = None
+        found = self._taken()
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    async def anext_text(self) -> str | None:
+        """More text, in asyncio; None after the last."""
+        async for delta in self:
+            if delta.text:
+                return delta.text
+        return None
+
+    def _taken(self) -> Delta | None:
+        """All that there is, as one delta."""
+        items = self._items
+        if not items:
+            self._raise_error()
+            return None
+        found = [items.popleft() for _ in range(len(items))]
+        ids = tuple(each.token for each in found if each.token is not None)
+        logprobs = tuple(each.logprob for each in found if each.logprob is not None)
+        return Delta("".join(each.text for each in found), ids, logprobs, self.last)
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error.with_traceback(self._traceback)  # several readers may raise the same one
+
+    def result(self) -> Completion | None:
+        """Read to the end: the completion; None for a request without text."""
+        for _ in self:
+            pass
+        return self.completion
+
+    async def aresult(self) -> Completion | None:
+        """The same in asyncio."""
+        async for _ in self:
+            pass
+        return self.completion
+
+    def cancel(self) -> None:
+        """End it: before the next step, wherever it is. What came before can be read. Twice does no harm."""
+        if not self.cancelled and self.finish_reason is None:
+            self.cancelled = True
+            self._engine.cancel(self)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    async def __aenter__(self) -> Handle:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    # Numbers -------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """waiting, prefill, decode or finished."""
+        if self.finish_reason is not None:
+            return "finished"
+        if not self.sequence.running:
+            return "decode" if self._ids else "waiting"  # who was preempted does not notice
+        return "decode" if self._ids or self.sequence.in_flight else "prefill"
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """Tokens of the prompt that were submitted to the device, and all of them."""
+        sequence, total = self.sequence.sequence, self.sequence.prompt_tokens
+        if self._ids or self.finish_reason is not None:
+            return total if self.started else 0, total
+        return (0 if sequence is None else min(sequence.length, total)), total
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage(self.sequence.prompt_tokens, len(self._ids), self.sequence.cached_tokens or 0)
+
+    @property
+    def timing(self) -> Timing:
+        """Seconds in the queue, until the first token, and for the others."""
+        queued = (self.started or (time.monotonic() if self.finish_reason is None else self.last)) - self.submitted
+        decoded = max(0, len(self._ids) - 1)
+        return Timing(self.first - self.started, self.last - self.first, decoded, queued if self.submitted else 0.0)
+
+    # What the engine does ------------------------------------------------------------------------------------
+
+    def take_token(self, token: int, logprob: TokenLogprob | None) -> bool:
+        """One more token. True: a stop string came, and it is over."""
+        self._ids.append(token)
+        if self._logprobs is not None and logprob is not None:
+            self._logprobs.append(logprob)
+        text = self._text.push(token)
+        if text:
+            self._texts.append(text)
+        self._items.append(_Item(text, token, logprob))
+        if self._event is not None:
+            self._event.set()
+        if self._text.stopped:
+            self.stop_match = self._text.stop_match
+            return True
+        return False
+
+    def finish(self, reason: str) -> None:
+        """The end."""
+        text = self._text.finish()
+        if text:
+            self._texts.append(text)
+            self._items.append(_Item(text, None, None))
+        if self.started and self.request.output == "text":
+            prompt = self.sequence.tokens[: self.sequence.prompt_tokens]
+            whole = "".join(self._texts)
+            self.completion = Completion.of(whole, self._ids, prompt, reason, self._logprobs, self.timing)
+        self.finish_reason = reason
+        if self._event is not None:
+            self._event.set()
+
+    def fail(self, error: BaseException | None) -> None:
+        """The end, by an error, which the next read raises; None: it is raised elsewhere."""
+        self._error, self._traceback = error, error.__traceback__ if error is not None else None
+        self._items.clear()
+        self.finish_reason = "error"
+        if self._event is not None:
+            self._event.set()
+
+    def release(self) -> None:
+        """A thread that waits looks again."""
+        if self._event is not None:
+            self._event.set()
+
+
+def wake(handles: Iterable[Handle]) -> None:
+    """Tasks that wait for these handles go on: one call for each event loop, however many handles there are."""
+    loops: dict[Any, list[asyncio.Future[None]]] = {}
+    for handle in handles:
+        waiter = handle.waiter
+        if waiter is not None:
+            loops.setdefault(waiter.get_loop(), []).append(waiter)
+    for loop, waiters in loops.items():
+        try:
+            loop.call_soon_threadsafe(_set_all, waiters)
+        except RuntimeError:  # the event loop is closed: nobody waits any more
+            continue
+
+
+def _set_all(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)

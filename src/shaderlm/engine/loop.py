@@ -1,0 +1,644 @@
+"""`Engine`: steps the batch of all requests. Requests come from any thread; one thread at a time steps.
+
+A turn of the loop waits for the oldest step on its way, takes its tokens, submits the next step, and then makes text of
+the tokens: the device does not wait for text. Up to `Runner.steps_ahead` steps are on their way.
+
+Who steps: the engine's own thread, as long as there are several requests or one that was submitted with `submit`. A
+single caller of `generate` or `stream` steps the engine itself, while it reads: no token changes threads.
+
+Locks, in the order in which they are taken:
+- `_drive`: who has it steps. It is held while a token is awaited.
+- `Runner.lock` covers the pool, the prefix cache, the scheduler and what is submitted. Nobody waits under it.
+- `_lock` covers which requests there are, and whether the thread runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from operator import is_not
+
+from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
+from ..graph.batch import PAGE
+from ..runtime.pages import Sequence, pages_for
+from ..runtime.prefix_cache import PrefixCache
+from ..runtime.runner import U32, DecodeBatch, Gives, Part, Runner, SamplerSettings, StepResult, Tokens
+from ..text import Tokenizer
+from .completion import TokenLogprob
+from .handle import Handle, wake
+from .request import EngineOptions, EngineStats, Request, SequenceInfo
+from .scheduler import Batch, DoesNotFitError, Limits, Rows, Scheduler, SequenceState
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """A step on its way: the sequences that it runs, and those that get a token or a hidden state, with their slots."""
+
+    states: list[SequenceState]
+    sampled: list[tuple[SequenceState, int]]
+    tokens: Tokens | None
+    result: StepResult | None = None
+    outputs: dict[SequenceState, int] | None = None  # places among the step's outputs, where states come back
+
+    def wait(self) -> U32 | None:
+        """Until the step is run. Its tokens by sequence slot, if it gives any."""
+        if self.tokens is not None:
+            return self.tokens.wait()
+        assert self.result is not None
+        if self.outputs is not None:
+            assert self.result.hidden is not None
+        self.result.wait()
+        return None
+
+
+Confirmed = list[tuple[Handle, int | None, TokenLogprob | None]]
+
+
+class Engine:
+    """Runs the requests of one model together."""
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.options = tokenizer, EngineOptions()
+        self.lost: DeviceError | None = None
+        self._runner = runner
+        self._cache = PrefixCache(runner.pool)
+        self._scheduler = Scheduler(runner.pool, self._cache, self._limits(), runner.share, runner.free)
+        self._scheduler.preempted = self._forget
+        runner.reclaim = self._cache.reclaim
+        self._drive = threading.Lock()
+        self._driver = 0  # the thread that has it
+        self._lock = threading.RLock()  # reentrant: a signal handler may close the model
+        self._idle = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        self._numbers = itertools.count()
+        self._active: dict[int, Handle] = {}
+        self._new: deque[Handle] = deque()
+        self._cancels: deque[Handle] = deque()
+        self._deadlines: list[tuple[float, int, Handle]] = []
+        self._flying: deque[_Flight] = deque()
+        self._decode: DecodeBatch | None = None
+        self._members: list[Sequence] = []  # of the decode batch
+        self._steady: tuple[Batch | None, list[SequenceState], list[tuple[SequenceState, int]]] = (None, [], [])
+        self._settings: list[SamplerSettings] = []
+        self._growth_error: BaseException | None = None
+        self._closed = self._draining = False
+        self._finished: Counter[str] = Counter()
+        self._prompt_tokens = self._generation_tokens = self._steps = self._rows = 0
+        self._prompt_seconds = self._decode_seconds = 0.0
+
+    # Limits --------------------------------------------------------------------------------------------------
+
+    def _limits(self) -> Limits:
+        runner, options = self._runner, self.options
+        rows, outputs = runner.max_tokens, min(runner.max_outputs, runner.max_tokens)
+        pages = runner.max_pages if options.cache_tokens is None else pages_for(options.cache_tokens)
+        running = outputs if options.parallel is None else min(options.parallel, outputs)
+        return Limits(rows, running, min(pages, runner.max_pages), options.chunk_tokens or rows, runner.cut)
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a sequence. A pool that is smaller must hold the position after them, too."""
+        context, pool = self._runner.config.context, self._limits().max_pages * PAGE
+        return context if context <= pool else pool - 1
+
+    def configure(self, options: EngineOptions) -> None:
+        """Other limits. Only while there are no requests."""
+        for name in ("parallel", "cache_tokens", "chunk_tokens"):
+            value = getattr(options, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be None or a whole number of at least 1, got {value!r}")
+        if options.queue is not None and options.queue < 0:
+            raise InputError(f"queue must be None or a whole number of at least 0, got {options.queue!r}")
+        with self._drive, self._runner.lock:
+            if self._active:
+                raise InputError(f"the engine has {len(self._active)} requests; configure it before the first one")
+            if options.cache_tokens is not None:
+                self._runner.reserve_pages(pages_for(options.cache_tokens))
+            self.options = options
+            self._scheduler.limits = self._limits()
+
+    def tokens_for(self, nbytes: int) -> int:
+        """How many positions of the cache so many bytes hold."""
+        return nbytes // self._runner.page_bytes * PAGE
+
+    # Requests ------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Handle:
+        """Start a request; its handle is read from a thread or in asyncio. Does not wait for the device."""
+        made = self._made(request, pulled=False)
+        self.start(made)
+        return made
+
+    def pull(self, request: Request) -> Handle:
+        """A request that starts when it is first read, by a thread, which may step the engine."""
+        return self._made(request, pulled=True)
+
+    def _made(self, request: Request, *, pulled: bool) -> Handle:
+        self._check_open()
+        prompt, context = len(request.prompt_ids), self.context
+        if not prompt:
+            raise InputError("the prompt is empty; give at least one token")
+        if prompt > context:
+            holds = f"the prompt has {prompt:,} tokens, the context holds {context:,}"
+            raise ContextSizeError(f"{holds}. Shorten the prompt, or give the cache more memory", prompt, context)
+        made = Handle(self, request, next(self._numbers), pulled=pulled)
+        made.sequence.left = 1 if request.output == "hidden" else min(request.max_tokens, context - prompt + 1)
+        return made
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("this model is closed; load it again")
+        if self._draining:
+            raise UnavailableError("this model takes no more requests: it is about to end")
+        if self.lost is not None:
+            raise self.lost
+
+    def start(self, handle: Handle) -> None:
+        """Submit a handle that is not submitted yet."""
+        if handle.submitted or handle.finish_reason is not None:
+            return
+        with self._lock:
+            self._check_open()
+            self._check_queue()
+            handle.submitted = time.monotonic()
+            if handle.request.timeout is not None:
+                if len(self._deadlines) > 64 + 2 * len(self._active):  # most of them are over
+                    self._deadlines = sorted(each for each in self._deadlines if each[2].finish_reason is None)
+                heapq.heappush(self._deadlines, (handle.submitted + handle.request.timeout, handle.id, handle))
+            self._active[handle.id] = handle
+            self._new.append(handle)
+            if not handle.pulled or len(self._active) > 1:
+                self._start_thread()
+
+    def _check_queue(self) -> None:
+        limit, running = self.options.queue, self._scheduler.limits.max_running
+        if limit is None or len(self._active) < running + limit:
+            return
+        waiting = len(self._active) - running
+        each = (self._prompt_seconds + self._decode_seconds) / max(1, self._finished.total())
+        after = max(1.0, each * (waiting + 1) / running)
+        given = f"{running} requests run and {waiting} wait, which is the most"
+        raise QueueFullError(f"{given}; try again in about {after:.0f} s", waiting, limit, after)
+
+    def cancel(self, handle: Handle) -> None:
+        """End a request before the next step, or now if nobody steps."""
+        if not handle.submitted:
+            handle.finish("closed")
+            return
+        self._cancels.append(handle)
+        self._attend_unless_driven()
+
+    def _attend_unless_driven(self) -> None:
+        if self._drive.acquire(blocking=False):
+            try:
+                self._attend()
+            finally:
+                self._drive.release()
+
+    # Who steps -----------------------------------------------------------------------------------------------
+
+    @property
+    def has_thread(self) -> bool:
+        """Does the engine's own thread step?"""
+        return self._thread is not None
+
+    def serve(self, handle: Handle) -> None:
+        """Step once, or wait until the engine's thread has something for a handle. The reader looks again then."""
+        if not handle.submitted:
+            self.start(handle)
+        if self._thread is not None:
+            handle.wait_in_thread()
+            return
+        with self._drive:
+            if self._thread is not None or handle.finish_reason is not None:
+                return
+            self._driver = threading.get_ident()
+            try:
+                self._turn()
+            except BaseException as problem:
+                self._reset(problem, handle)
+                raise
+            finally:
+                self._driver = 0
+        if self._cancels:  # by a thread that did not get the lock
+            self._attend_unless_driven()
+
+    def _start_thread(self) -> None:
+        """With `_lock` held."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                left = next(iter(self._active.values()), None)
+                if left is None or (len(self._active) == 1 and left.pulled):
+                    self._thread = None
+                    if left is not None:
+                        left.release()  # its reader steps
+                    return
+            with self._drive:
+                self._driver = threading.get_ident()
+                try:
+                    self._turn()
+                except BaseException as problem:
+                    self._reset(problem)
+                finally:
+                    self._driver = 0
+
+    def _turn(self) -> None:
+        """Wait for the oldest step, submit the next one, make text of its tokens."""
+        flying, ahead = self._flying, self._runner.steps_ahead
+        self._attend()
+        if len(flying) < ahead:
+            self._fill(ahead)
+        if not flying:
+            return
+        flight = flying[0]
+        tokens = flight.wait()
+        flying.popleft()
+        confirmed = self._confirm(flight, tokens, time.monotonic())
+        if ahead > 1:
+            # Before text is made. Nothing is gained by that where one step at a time is on its way.
+            self._fill(ahead)
+        self._deliver(confirmed)
+
+    # Steps ---------------------------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        """Requests that are new, cancelled or late."""
+        if self._new:
+            with self._runner.lock:
+                while self._new:
+                    self._scheduler.add(self._new.popleft().sequence)
+        ended = list[Handle]()
+        while self._cancels:
+            ended.append(self._cancels.popleft())
+            self._end(ended[-1], "closed")
+        if self._deadlines:
+            now = time.monotonic()
+            while self._deadlines and self._deadlines[0][0] <= now:
+                ended.append(heapq.heappop(self._deadlines)[2])
+                self._end(ended[-1], "deadline")
+        if self._closed:
+            error = UnavailableError("this model is closed; load it again")
+            for handle in list(self._active.values()):
+                self._stop(handle.sequence, keep=False)
+                self._over(handle, error)
+                ended.append(handle)
+        if ended:
+            wake(ended)
+
+    def _fill(self, ahead: int) -> None:
+        with self._runner.lock:
+            while self._new:
+                self._scheduler.add(self._new.popleft().sequence)
+            while len(self._flying) < ahead:
+                try:
+                    batch = self._scheduler.schedule()
+                except DoesNotFitError as problem:
+                    self._fail(problem.state, self._growth_error or problem)
+                    continue
+                if batch is None:
+                    return
+                try:
+                    flight = self._submitted(batch)
+                except _RequestError as failed:
+                    self._fail(failed.state, failed.problem)
+                    continue
+                except (DeviceError, MemoryError) as problem:
+                    if not self._could_not_grow(batch):
+                        raise
+                    self._growth_error = problem
+                    continue
+                self._scheduler.submitted(batch)
+                self._flying.append(flight)
+
+    def _could_not_grow(self, batch: Batch) -> bool:
+        """Is the pool as large as it can be, which is now known? Then its pages must do."""
+        pool, limits = self._runner.pool, self._scheduler.limits
+        rows = [(each.state.sequence, 1 if each.ids is None else len(each.ids)) for each in batch.rows]
+        wanted = [(sequence, count) for sequence, count in rows if sequence is not None]
+        if not self._runner.usable or pool.missing(wanted) == 0 or limits.max_pages == pool.pages:
+            return False
+        limits.max_pages = pool.pages
+        return True
+
+    def _submitted(self, batch: Batch) -> _Flight:
+        if batch is self._steady[0]:  # nothing changed since the last step
+            assert self._decode is not None
+            tokens = self._decode.step()
+            self._count_step(len(batch.rows))
+            return _Flight(*self._steady[1:], tokens)
+        states = [rows.state for rows in batch.rows]
+        sampled = [(rows.state, _sequence(rows.state).slot) for rows in batch.rows if rows.samples]
+        if batch.decode:
+            tokens = self._decode_step(states)
+            self._count_step(len(states))
+            fixed = all(
+                settings is state.owner.settings for settings, state in zip(self._settings, states, strict=True)
+            )
+            self._steady = (batch if fixed else None, states, sampled)
+            return _Flight(states, sampled, tokens)
+        for state in states:
+            self._note_start(state)
+        parts = [self._part(rows) for rows in batch.rows]
+        result = self._runner.step(parts)
+        self._count_step(sum(part.rows for part in parts))
+        outputs = None
+        if any(part.gives == "hidden" for part in parts):
+            giving = [state for state, part in zip(states, parts, strict=True) if part.gives != "nothing"]
+            outputs = {state: i for i, state in enumerate(giving)}
+        return _Flight(states, sampled, result.tokens, result, outputs)
+
+    def _count_step(self, rows: int) -> None:
+        self._steps += 1
+        self._rows += rows
+
+    def _note_start(self, state: SequenceState) -> None:
+        handle: Handle = state.owner
+        if not handle.started:
+            handle.started = handle.first = handle.last = time.monotonic()
+            self._prompt_tokens += state.prompt_tokens
+
+    def _decode_step(self, states: list[SequenceState]) -> Tokens:
+        settings = [_settings(state) for state in states]
+        sequences = [_sequence(state) for state in states]
+        batch = self._decode
+        if batch is None or sequences != self._members or any(map(is_not, settings, self._settings)):
+            self._members, self._settings = [], settings
+            if batch is None:
+                batch = self._decode = self._runner.decode_batch(sequences, settings)
+            else:
+                batch.replace(sequences, settings)
+            self._members = sequences
+        return batch.step()
+
+    def _part(self, rows: Rows) -> Part:
+        state, sequence = rows.state, _sequence(rows.state)
+        if not rows.samples:
+            return Part(sequence, rows.ids, "nothing")
+        handle: Handle = state.owner
+        gives: Gives = "token" if handle.request.output == "text" else "hidden"
+        settings = _settings(state)
+        if settings.penalizes and not sequence.has_history:
+            self._runner.set_history(sequence, state.tokens)
+        return Part(sequence, rows.ids, gives, settings)
+
+    def _confirm(self, flight: _Flight, tokens: U32 | None, now: float) -> Confirmed:
+        """The tokens of a step are known. Sequences that end by their ids or their number end here."""
+        found: Confirmed = []
+        for state, slot in flight.sampled:
+            handle: Handle = state.owner
+            state.in_flight -= 1
+            handle.last = now
+            if len(state.tokens) == state.prompt_tokens:
+                handle.first = now
+            if handle.request.output == "hidden":
+                self._take_hidden(flight, state)
+                found.append((handle, None, None))
+                continue
+            assert tokens is not None
+            token = int(tokens[slot])
+            if token in handle.request.stop_ids:
+                handle.ending, handle.stop_match = "stop", token
+                self._stop(state)
+                found.append((handle, None, None))
+                continue
+            state.tokens.append(token)
+            self._generation_tokens += 1
+            if handle.request.constraint is not None and not self._accepted(handle, token):
+                if handle.finish_reason is not None:
+                    continue
+                handle.ending = "stop"
+                self._stop(state)
+            elif not state.left and not state.in_flight:
+                handle.ending = "length"
+                self._stop(state)
+            logprob = None
+            if handle.settings.logprobs is not None and flight.tokens is not None:
+                report = flight.tokens.logprobs(slot)
+                logprob = TokenLogprob(token, *report) if report is not None else None
+            found.append((handle, token, logprob))
+        return found
+
+    def _take_hidden(self, flight: _Flight, state: SequenceState) -> None:
+        assert flight.result is not None
+        assert flight.result.hidden is not None
+        assert flight.outputs is not None
+        handle: Handle = state.owner
+        handle.hidden, handle.ending = flight.result.hidden[flight.outputs[state]], "stop"
+        self._stop(state)
+
+    def _accepted(self, handle: Handle, token: int) -> bool:
+        assert handle.request.constraint is not None
+        try:
+            return handle.request.constraint.accept(token)
+        except Exception as problem:  # of this request alone
+            self._fail(handle.sequence, problem)
+            return False
+
+    def _deliver(self, confirmed: Confirmed) -> None:
+        """Text for the readers."""
+        awaited = False
+        for handle, token, logprob in confirmed:
+            if handle.finish_reason is not None:
+                continue
+            if token is not None and handle.take_token(token, logprob):
+                if handle.ending is None:
+                    self._stop(handle.sequence)
+                handle.ending = "stop"
+            if handle.ending is not None:
+                self._over(handle)
+            awaited = awaited or handle.waiter is not None
+        if awaited:
+            wake(handle for handle, _, _ in confirmed)
+
+    # Ends ----------------------------------------------------------------------------------------------------
+
+    def _end(self, handle: Handle, reason: str) -> None:
+        """From outside: what is on its way is not wanted any more."""
+        if handle.finish_reason is None:
+            handle.ending = reason
+            self._stop(handle.sequence)
+            self._over(handle)
+
+    def _stop(self, state: SequenceState, *, keep: bool = True) -> None:
+        """A sequence leaves the batch. Its pages stay for others to begin with."""
+        with self._runner.lock:
+            self._forget(state)
+            self._scheduler.finish(state, keep)
+
+    def _forget(self, state: SequenceState) -> None:
+        """Nobody waits for its rows any more; nor for steps that have no others."""
+        for flight in list(self._flying):
+            if state in flight.states:
+                flight.states = [each for each in flight.states if each is not state]
+                flight.sampled = [each for each in flight.sampled if each[0] is not state]
+                if not flight.states:
+                    self._flying.remove(flight)
+
+    def _fail(self, state: SequenceState, error: BaseException) -> None:
+        self._stop(state, keep=False)
+        self._over(state.owner, error)
+        wake([state.owner])
+
+    def _over(self, handle: Handle, error: BaseException | None = None) -> None:
+        """Count it, and tell its reader."""
+        with self._lock:
+            self._active.pop(handle.id, None)
+            if not self._active:
+                self._growth_error = None
+                self._scheduler.limits.max_pages = self._limits().max_pages
+                self._idle.notify_all()
+        if error is not None:
+            handle.fail(error)
+        else:
+            assert handle.ending is not None
+            handle.finish(handle.ending)
+        timing = handle.timing
+        self._finished[handle.finish_reason or "error"] += 1
+        self._prompt_seconds += timing.prompt_seconds
+        self._decode_seconds += timing.decode_seconds
+
+    def _reset(self, problem: BaseException, raising: Handle | None = None) -> None:
+        """A step failed, or was interrupted: nobody knows what is in the cache. What ran ends with the error.
+
+        `raising` is the handle whose reader gets the exception as it is. Requests that wait go on, unless the device is
+        lost.
+        """
+        with self._runner.lock:
+            self._flying.clear()
+            self._members, self._steady = [], (None, [], [])
+            scheduler, waiting = self._scheduler, set(self._scheduler.waiting)
+            if isinstance(problem, DeviceError) and not self._runner.usable:
+                self.lost = problem
+            failed = [
+                handle
+                for handle in list(self._active.values())
+                if self.lost is not None
+                or handle is raising
+                or (handle.sequence not in waiting and handle not in self._new)
+            ]
+            for handle in failed:
+                state = handle.sequence
+                if state.sequence is not None:
+                    self._runner.free(state.sequence)
+                    state.sequence = None
+                if state in waiting:
+                    scheduler.waiting.remove(state)
+            scheduler.running.clear()
+            self._cache.clear()
+        for handle in failed:
+            self._over(handle, problem)
+            if handle is raising:
+                handle.fail(None)
+        wake(failed)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """No more requests; wait for those that there are. False: time is over, and some are left."""
+        with self._idle:
+            self._draining = True
+            return self._idle.wait_for(lambda: not self._active, timeout)
+
+    async def adrain(self, timeout: float | None = None) -> bool:
+        """The same in asyncio."""
+        return await asyncio.to_thread(self.drain, timeout)
+
+    def close(self) -> None:
+        """End all requests with an error, and let go of the cache. Waits for the token that is awaited."""
+        with self._lock:
+            self._closed = True
+        if self._driver == threading.get_ident():
+            return  # a signal handler: whoever steps looks again
+        with self._drive:
+            self._attend()
+            with self._runner.lock:
+                self._cache.clear()
+                if self._decode is not None:
+                    self._decode.close()
+                    self._decode = None
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    # Numbers -------------------------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """What it does and did."""
+        with self._runner.lock:
+            pool, cache, scheduler = self._runner.pool, self._cache, self._scheduler
+            idle = cache.idle_pages
+            return EngineStats(
+                running=len(scheduler.running),
+                waiting=len(self._active) - len(scheduler.running),
+                pages=pool.pages,
+                max_pages=scheduler.limits.max_pages,
+                pages_used=pool.pages - pool.free - idle,
+                pages_cached=idle,
+                prefix_queries=cache.queries,
+                prefix_hits=cache.hits,
+                evicted_pages=cache.evicted,
+                prompt_tokens=self._prompt_tokens,
+                generation_tokens=self._generation_tokens,
+                prompt_seconds=self._prompt_seconds,
+                decode_seconds=self._decode_seconds,
+                finished=dict(self._finished),
+                preemptions=scheduler.preemptions,
+                steps=self._steps,
+                rows=self._rows,
+                options=self.options,
+            )
+
+    def sequences(self) -> list[SequenceInfo]:
+        """The requests that are not over."""
+        now = time.monotonic()
+        return [
+            SequenceInfo(
+                handle.id,
+                handle.state,
+                handle.usage.prompt_tokens,
+                handle.prompt_progress[0],
+                handle.usage.cached_tokens,
+                handle.usage.completion_tokens,
+                handle.request.max_tokens,
+                handle.request.priority,
+                now - handle.submitted,
+                handle.request,
+            )
+            for handle in list(self._active.values())
+        ]
+
+
+class _RequestError(Exception):
+    """What a request brought along failed: only this request ends."""
+
+    def __init__(self, state: SequenceState, problem: Exception) -> None:
+        super().__init__(str(problem))
+        self.state, self.problem = state, problem
+
+
+def _sequence(state: SequenceState) -> Sequence:
+    assert state.sequence is not None
+    return state.sequence
+
+
+def _settings(state: SequenceState) -> SamplerSettings:
+    """How the next token of a sequence is sampled."""
+    handle: Handle = state.owner
+    request = handle.request
+    settings = handle.settings
+    if request.min_tokens and len(state.tokens) - state.prompt_tokens + state.in_flight < request.min_tokens:
+        settings = handle.early_settings
+    if request.constraint is not None:
+        try:
+            settings = settings._replace(mask=request.constraint.mask())
+        except Exception as problem:
+            raise _RequestError(state, problem) from problem
+    return settings

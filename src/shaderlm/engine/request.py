@@ -1,0 +1,107 @@
+"""What is asked of the engine, and what comes back: requests, deltas, and numbers about both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from .completion import TokenLogprob
+from .sampling import SamplingParams
+
+
+class Constraint(Protocol):
+    """Says which tokens may come next. Called by the thread that steps the engine."""
+
+    def mask(self) -> bytes:
+        """The tokens that may come next: a bit per token in u32 words, the lowest first; 1: allowed."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """This token came. False: the text is complete."""
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one generation is to do."""
+
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = 256
+    stop: Sequence[str] = ()
+    stop_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0  # before which no stop id is sampled
+    priority: int = 0  # the smaller goes first
+    timeout: float | None = None  # seconds until it ends, wherever it is
+    cache_prompt: bool = True  # begin after what is cached of the prompt, and leave pages for others
+    output: Literal["text", "hidden"] = "text"  # hidden: the final state of the last token, nothing is generated
+    constraint: Constraint | None = None
+
+
+class Delta(NamedTuple):
+    """What came since the last one. Text is whole characters, without any part of a stop string."""
+
+    text: str
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    time: float  # time.monotonic() of the last token
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request; `cached_tokens` of the prompt were not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How much an engine does at once."""
+
+    parallel: int | None = None  # sequences that run at the same time; None: as many as a step has outputs
+    queue: int | None = None  # requests that may wait beside them; None: any number
+    cache_tokens: int | None = None  # positions of the cache, allocated at once; None: it grows when it must
+    chunk_tokens: int | None = None  # rows of prompts in a step with decode rows; None: what is left of the step
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine does and did. Counters begin with 0."""
+
+    running: int
+    waiting: int
+    pages: int  # of the pool, as it is now
+    max_pages: int
+    pages_used: int  # by sequences that run
+    pages_cached: int  # by the prefix cache alone
+    prefix_queries: int  # tokens
+    prefix_hits: int
+    evicted_pages: int
+    prompt_tokens: int
+    generation_tokens: int
+    prompt_seconds: float
+    decode_seconds: float
+    finished: Mapping[str, int]  # requests by finish reason
+    preemptions: int
+    steps: int
+    rows: int  # of all steps
+    options: EngineOptions
+
+
+@dataclass(frozen=True)
+class SequenceInfo:
+    """One request that is not over."""
+
+    id: int
+    state: str
+    prompt_tokens: int
+    prompt_done: int
+    cached_tokens: int
+    completion_tokens: int
+    max_tokens: int
+    priority: int
+    seconds: float  # since it was submitted
+    request: Request

@@ -1,0 +1,375 @@
+"""Decides what the next step holds: who joins, who leaves, and how many rows each sequence gets. Knows no device.
+
+Sequences that decode have a row each in every step. Prompts take the rows that are left, in chunks, so that a long one
+holds nobody up. Sequences start in the order of priority and arrival, and each begins after the longest prefix of its
+tokens that is cached. A pool without free pages gives up cached pages first, grows next, and then the youngest sequence
+is preempted: it loses its pages, waits, and is computed again later from the tokens that are known.
+
+With `cut` the rows of a sequence do not depend on its company: prompts are cut at multiples of it and run alone, and
+what was generated before a preemption is run again row by row, beside decode rows, as it was the first time.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import DeviceError
+from ..graph.batch import PAGE
+from ..runtime.pages import MAX_SEQUENCES, PagePool, Sequence, pages_for
+from ..runtime.prefix_cache import Match, PrefixCache
+
+
+@dataclass(eq=False, slots=True)
+class SequenceState:
+    """One request as the scheduler sees it.
+
+    `tokens` are known: those of the prompt and those that were sampled and came back. A sequence that runs has
+    `sequence.length` rows submitted. `in_flight` tokens are being sampled: they are on the device, unknown.
+    """
+
+    number: int  # in order of arrival
+    tokens: list[int]
+    prompt_tokens: int
+    left: int  # tokens that may still be sampled
+    priority: int = 0
+    cached: bool = True  # use the prefix cache, and leave pages in it
+    contiguous: bool = False  # where it is alone, its pages are worth more than others' cached ones
+    waits: bool = False  # a row can be made only when the token before it is known
+    owner: Any = None
+    sequence: Sequence | None = None
+    in_flight: int = 0
+    on_device: bool = False  # the last token was sampled for this sequence, and is where a decode row finds it
+    cached_tokens: int | None = None  # that were not computed when it first started
+    inserted: int = 0  # tokens of the prompt whose pages are in the prefix cache
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first: the smaller one."""
+        return self.priority, self.number
+
+    @property
+    def running(self) -> bool:
+        """Does it have a cache?"""
+        return self.sequence is not None
+
+
+class DoesNotFitError(DeviceError):
+    """A sequence needs more pages than there are, with nobody left to make room for it."""
+
+    def __init__(self, state: SequenceState, max_pages: int) -> None:
+        holds = f"the cache holds {max_pages * PAGE:,} tokens of all sequences"
+        needs = f"a text needs {len(state.tokens) + 1:,} and more"
+        super().__init__(f"{holds}, {needs}. Ask for a shorter one, or give the cache more memory")
+        self.state = state
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The next rows of a sequence. `ids` None: the token that was sampled last."""
+
+    state: SequenceState
+    ids: List[int] | None
+    samples: bool  # the last row gives a token
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step holds. `decode`: one row of each, all of tokens that the device has."""
+
+    rows: tuple[Rows, ...]
+    decode: bool
+
+
+@dataclass
+class Limits:
+    """What a step may hold, and the pool."""
+
+    max_rows: int  # of a step
+    max_running: int
+    max_pages: int
+    chunk: int  # rows of prompts in a step with decode rows
+    cut: int = 0  # 0: chunks end anywhere
+
+
+@dataclass
+class Scheduler:
+    """`add` takes requests, `schedule` says what runs next, `submitted` that it was, `finish` lets go.
+
+    `share(pages, length)` makes a sequence that begins with these pages of the pool, and `free` gives one back.
+    """
+
+    pool: PagePool
+    cache: PrefixCache
+    limits: Limits
+    share: Callable[[List[int], int], Sequence]
+    free: Callable[[Sequence], None]
+    waiting: list[SequenceState] = field(default_factory=list)  # the first goes first
+    running: list[SequenceState] = field(default_factory=list)  # the oldest is first
+    preempted: Callable[[SequenceState], None] = lambda state: None  # is told
+    preemptions: int = 0
+    _steady: Batch | None = None  # all that run decode, nobody waits: the next step is the same
+    _claimed: int = 0  # pages that the batch in the making takes
+    _chunk_was_last: bool = False
+
+    # who is there ----------------------------------------------------------------------------------------
+
+    def add(self, state: SequenceState) -> None:
+        """A new request, or one that was preempted."""
+        insort(self.waiting, state, key=lambda each: each.order)
+        self._steady = None
+
+    def finish(self, state: SequenceState, keep: bool = True) -> None:
+        """A request is over. Its pages stay in the prefix cache, if they may."""
+        if state.sequence is None:
+            self.waiting.remove(state)
+            return
+        if keep:
+            self._insert(state, whole=False)
+        self._stop(state)
+
+    def preempt(self, state: SequenceState) -> None:
+        """Take the pages of a running sequence away. It goes on later."""
+        self._insert(state, whole=True)
+        self._stop(state)
+        self.preemptions += 1
+        self.preempted(state)
+        self.add(state)
+
+    def _stop(self, state: SequenceState) -> None:
+        assert state.sequence is not None
+        self._steady = None
+        self.running.remove(state)
+        self.free(state.sequence)
+        state.sequence = None
+        state.left += state.in_flight
+        state.in_flight = state.inserted = 0
+        state.on_device = False
+
+    def _insert(self, state: SequenceState, *, whole: bool) -> None:
+        """Keep the pages of known tokens. With `cut`, those of whole chunks of the prompt: others have other bits."""
+        sequence, cut = state.sequence, self.limits.cut
+        assert sequence is not None
+        known = min(sequence.length, len(state.tokens))
+        if cut:
+            known = min(known, state.prompt_tokens) // max(cut, PAGE) * max(cut, PAGE)
+        elif whole:
+            known = known // PAGE * PAGE
+        if state.cached and known:
+            self.cache.insert(state.tokens[:known], sequence.pages)
+
+    def _insert_prompt(self, state: SequenceState) -> None:
+        """Pages of the prompt that are full can be shared before the request is over."""
+        assert state.sequence is not None
+        unit = max(self.limits.cut, PAGE)
+        full = min(state.sequence.length, state.prompt_tokens) // unit * unit
+        if state.cached and full > state.inserted:
+            self.cache.insert(state.tokens[:full], state.sequence.pages)
+            state.inserted = full
+
+    # pages -----------------------------------------------------------------------------------------------
+
+    def _claim(self, pages: int) -> bool:
+        """Count pages for the batch in the making; False, and nothing is counted, where there are not as many.
+
+        Pages that only the cache uses count: whoever takes pages gives up those, before the pool grows.
+        """
+        if not self._fits(pages):
+            return False
+        self._claimed += pages
+        return True
+
+    def _fits(self, pages: int) -> bool:
+        """Is there room for so many pages beside those claimed? Takes none."""
+        missing = self._claimed + pages - self.pool.free - max(0, self.limits.max_pages - self.pool.pages)
+        return missing <= 0 or missing <= self.cache.idle_pages
+
+    # steps -----------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Batch | None:
+        """The next step; None where there is nothing to do until tokens come back.
+
+        The same object as the last time, if the same sequences decode and nothing else changed.
+        """
+        if self._steady is not None:
+            for rows in self._steady.rows:
+                state = rows.state
+                sequence = state.sequence
+                assert sequence is not None
+                if not state.left or sequence.length + 2 > len(sequence.pages) * PAGE:
+                    break
+            else:
+                return self._steady
+        found = self._schedule()
+        steady = found is not None and found.decode and len(found.rows) == len(self.running) and not self.waiting
+        self._steady = found if steady and not any(state.waits for state in self.running) else None
+        return found
+
+    def _schedule(self) -> Batch | None:
+        self._claimed = 0
+        limits = self.limits
+        if limits.cut:
+            return self._schedule_fixed()
+        found = self._decode_rows()
+        decode = all(rows.ids is None for rows in found)
+        budget = limits.max_rows - len(found)
+        if found:
+            budget = min(budget, limits.chunk)
+        if self.waiting or any(self._reads(state) for state in self.running):
+            chunks = self._chunks(budget)
+            decode = decode and not chunks
+            found += chunks
+        if not found and self.running and not any(state.in_flight for state in self.running):
+            return self._make_progress()
+        return Batch(tuple(found), decode) if found else None
+
+    def submitted(self, batch: Batch) -> None:
+        """What was scheduled is on its way to the device. Nothing may be scheduled in between."""
+        for rows in batch.rows:
+            if rows.samples:
+                state = rows.state
+                state.in_flight += 1
+                state.left -= 1
+                state.on_device = True
+            if rows.ids is not None:
+                self._insert_prompt(rows.state)
+
+    def _schedule_fixed(self) -> Batch | None:
+        """One chunk alone, or decode rows alone; where there are both, in turns."""
+        chunk = list[Rows]() if self._chunk_was_last else self._chunks(self.limits.cut)
+        found = [] if chunk else self._decode_rows()
+        if not chunk and not found:
+            chunk = self._chunks(self.limits.cut)
+        self._chunk_was_last = bool(chunk)
+        if chunk:
+            return Batch(tuple(chunk), decode=False)
+        if found:
+            return Batch(tuple(found), all(rows.ids is None for rows in found))
+        if self.running and not any(state.in_flight for state in self.running):
+            return self._make_progress()
+        return None
+
+    def _make_progress(self) -> Batch | None:
+        """Sequences run, no row fits the pool, and no token is awaited: the youngest makes room for the others."""
+        if len(self.running) == 1:
+            raise DoesNotFitError(self.running[0], self.limits.max_pages)
+        self.preempt(self.running[-1])
+        return self._schedule()
+
+    def _reads(self, state: SequenceState) -> bool:
+        """Does it have more than one known token to run?"""
+        assert state.sequence is not None
+        if state.in_flight:
+            return False
+        length = state.sequence.length
+        return length < (state.prompt_tokens if self.limits.cut else len(state.tokens) - 1)
+
+    def _decode_rows(self) -> list[Rows]:
+        """One row of every sequence that is not reading. The youngest give way where pages are missing."""
+        found: list[Rows] = []
+        running, at = self.running, 0
+        while at < len(running):
+            state = running[at]
+            at += 1
+            sequence = state.sequence
+            assert sequence is not None
+            if (state.in_flight and (state.waits or not state.left)) or self._reads(state):
+                continue
+            # The device looks up the page of the position after the next, too. A first row may be in a shared page.
+            if not state.on_device or sequence.length + 2 > len(sequence.pages) * PAGE:
+                while not self._claim(self._needed(state, 2)):
+                    self.preempt(running[-1])  # never one that has its row already: those are older
+                    if not state.running:
+                        return found
+            replayed = None if state.on_device else state.tokens[sequence.length : sequence.length + 1]
+            samples = replayed is None or sequence.length + 1 == len(state.tokens)
+            found.append(Rows(state, replayed, samples))
+            if len(found) == self.limits.max_rows:
+                break
+        return found
+
+    def _needed(self, state: SequenceState, count: int) -> int:
+        assert state.sequence is not None
+        last = self.pool.pages_per_sequence * PAGE - state.sequence.length
+        return self.pool.needed(state.sequence, min(count, last))
+
+    def _clear_the_way(self, state: SequenceState, pages: List[int], length: int) -> None:
+        """Cached pages give way to a sequence that is alone: its own lie in one piece, from the first page on."""
+        if list(pages) != list(range(len(pages))):
+            return  # what is cached of it is worth more
+        last = pages_for(len(state.tokens) + state.left)
+        self.cache.give_up(range(len(pages) - (1 if length % PAGE else 0), min(last, self.pool.pages)))
+
+    def _needed_in_all(self, state: SequenceState) -> int:
+        """Pages that it takes to run all of its known tokens, and one more."""
+        assert state.sequence is not None
+        return self._needed(state, len(state.tokens) + 1 - state.sequence.length)
+
+    def _chunks(self, budget: int) -> list[Rows]:
+        """Rows of prompts: of those that are being read, then of those that wait, as many as there is room for.
+
+        A quarter of the rows is left to others where several are to be read: a short prompt passes a long one.
+        """
+        found: list[Rows] = []
+        readers = [state for state in self.running if self._reads(state)]
+        while budget > 0 and len(found) < self.limits.max_running:
+            if readers:
+                state = readers.pop(0)
+            elif (started := self._start()) is not None:
+                state = started
+            else:
+                break
+            others = bool(readers) or bool(self.waiting and len(self.running) < self.limits.max_running)
+            rows = self._chunk(state, budget * 3 // 4 if others and not found and budget >= 8 else budget)
+            if rows is None:
+                break
+            found.append(rows)
+            budget -= len(rows.ids or ())
+            if self.limits.cut:
+                break
+        return found
+
+    def _chunk(self, state: SequenceState, budget: int) -> Rows | None:
+        """The next tokens of a prompt that fit the budget and the pool."""
+        assert state.sequence is not None
+        first, cut = state.sequence.length, self.limits.cut
+        end = min(len(state.tokens), first + budget)
+        if cut:
+            end = min(state.prompt_tokens, (first // cut + 1) * cut)
+        if not self._claim(self._needed(state, end - first + 1)):
+            return None
+        return Rows(state, state.tokens[first:end], end == len(state.tokens))
+
+    def _start(self) -> SequenceState | None:
+        """The next request that waits, if all that is known of it fits the pool beside the others."""
+        if not self.waiting or len(self.running) >= min(self.limits.max_running, MAX_SEQUENCES):
+            return None
+        state, match = self.waiting[0], Match()
+        if state.cached:
+            cut = self.limits.cut
+            # What was generated is run again with `cut`.
+            ids = state.tokens[: state.prompt_tokens] if cut else state.tokens
+            match = self.cache.match(ids, max(cut, PAGE) if cut else 1)
+        pages, length = match.pages, match.length
+        sequence = self.share(pages, length)
+        if state.contiguous and not self.running and not self.limits.cut:
+            self._clear_the_way(state, pages, length)
+        # Those that are being read will take pages too, and so will the next token of somebody.
+        promised = sum(self._needed_in_all(each) for each in self.running if self._reads(each)) + bool(self.running)
+        state.sequence = sequence
+        if not self._fits(self._needed_in_all(state) + promised):
+            state.sequence = None
+            self.free(sequence)
+            if not self.running:
+                raise DoesNotFitError(state, self.limits.max_pages)
+            return None
+        del self.waiting[0]
+        if state.cached_tokens is None:
+            state.cached_tokens = length
+            if state.cached:
+                self.cache.count(state.prompt_tokens, length)
+        insort(self.running, state, key=lambda each: each.order)
+        return state
