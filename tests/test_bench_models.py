@@ -281,7 +281,7 @@ def test_text_is_timed_over_as_many_steps(
         (*_, result) = run(model.runner, test, 2, warmup=False, model=model)
         starts = model.tokenizer.vocabulary.bos
     assert len(result.samples_ns) == 2
-    assert [part.rows for part in steps] == [test.depth] * (test.depth > 0) + runs * 2
+    assert [part.rows for part in steps] == ([test.depth] * (test.depth > 0) + runs) * 2
     sampled = [part for part in steps if part.gives == "token"]
     assert len(sampled) == 2 * len(runs)
     assert not any(part.settings.greedy for part in sampled)

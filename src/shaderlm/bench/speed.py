@@ -121,8 +121,6 @@ def run(
         if test.text:
             assert model is not None, "text needs a tokenizer"
             once = partial(_once_with_text, model, test, generator, filled)
-            if filled:  # stays in the prefix cache
-                model.engine.pull(Request(filled, SAMPLING, 1)).result()
         elif filled:
             session.feed(filled)
         if warmup:  # compiles what is not compiled, grows the cache, lets the GPU's clocks rise
@@ -192,12 +190,14 @@ def _once_with_text(model: LanguageModel, test: Trial, generator: np.random.Gene
     As many tokens are run as without text: a prompt is followed by one choice and a step per generated token; without
     one, the first step is that of the token to go on from. The tokens of the depth are in the prefix cache.
     """
+    if filled:
+        model.engine.pull(Request(filled, output="hidden")).result()
     words = random_text(generator, model.tokenizer, test.prompt) if test.prompt else ""
     before = filled if test.prompt or filled else _random(generator, model.runner, 1)
     wanted = test.generated + (1 if test.prompt else 0)
     start = time.perf_counter_ns()
     ids = model.tokenize(words)[: test.prompt] if test.prompt else []
-    handle = model.engine.pull(Request([*before, *ids], SAMPLING, wanted))
+    handle = model.engine.pull(Request([*before, *ids], SAMPLING, wanted, keep_cache=False))
     while handle.next_text() is not None:
         pass
     taken = time.perf_counter_ns() - start

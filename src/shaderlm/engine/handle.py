@@ -54,7 +54,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.ending: str | None = None  # the reason, where its last token came and its text is not made yet
         prompt = list(request.prompt_ids)
         self.sequence = SequenceState(number, prompt, len(prompt), 0, request.priority, request.cache_prompt)
-        self.sequence.owner, self.sequence.contiguous = self, pulled
+        self.sequence.owner, self.sequence.contiguous, self.sequence.kept = self, pulled, request.keep_cache
         self.sequence.waits = request.constraint is not None
         self._engine = engine
         self._text = TextStream(engine.tokenizer, request.stop)

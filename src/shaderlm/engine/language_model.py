@@ -181,6 +181,7 @@ class LanguageModel:
             priority=params.priority,
             timeout=params.timeout,
             cache_prompt=params.cache_prompt,
+            keep_cache=params.cache_prompt,
         )
 
     def _check_length(self, ids: Sequence[int]) -> None:

@@ -165,6 +165,8 @@ class Engine:
         with self._lock:
             self._check_open()
             self._check_queue()
+            if not self._active:  # a pool that could not grow may do so now
+                self._scheduler.limits, self._growth_error = self._limits(), None
             handle.submitted = time.monotonic()
             if handle.request.timeout is not None:
                 if len(self._deadlines) > 64 + 2 * len(self._active):  # most of them are over
@@ -494,8 +496,6 @@ class Engine:
         with self._lock:
             self._active.pop(handle.id, None)
             if not self._active:
-                self._growth_error = None
-                self._scheduler.limits.max_pages = self._limits().max_pages
                 self._idle.notify_all()
         if error is not None:
             handle.fail(error)

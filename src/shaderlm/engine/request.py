@@ -34,7 +34,8 @@ class Request:
     min_tokens: int = 0  # before which no stop id is sampled
     priority: int = 0  # the smaller goes first
     timeout: float | None = None  # seconds until it ends, wherever it is
-    cache_prompt: bool = True  # begin after what is cached of the prompt, and leave pages for others
+    cache_prompt: bool = True  # begin after what is cached of the prompt
+    keep_cache: bool = True  # leave its tokens in the cache, for others that begin with them
     output: Literal["text", "hidden"] = "text"  # hidden: the final state of the last token, nothing is generated
     constraint: Constraint | None = None
 

@@ -36,7 +36,8 @@ class SequenceState:
     prompt_tokens: int
     left: int  # tokens that may still be sampled
     priority: int = 0
-    cached: bool = True  # use the prefix cache, and leave pages in it
+    cached: bool = True  # begin after what is in the prefix cache
+    kept: bool = True  # leave pages in it
     contiguous: bool = False  # where it is alone, its pages are worth more than others' cached ones
     waits: bool = False  # a row can be made only when the token before it is known
     owner: Any = None
@@ -158,7 +159,7 @@ class Scheduler:
             known = min(known, state.prompt_tokens) // max(cut, PAGE) * max(cut, PAGE)
         elif whole:
             known = known // PAGE * PAGE
-        if state.cached and known:
+        if state.kept and known:
             self.cache.insert(state.tokens[:known], sequence.pages)
 
     def _insert_prompt(self, state: SequenceState) -> None:
@@ -166,7 +167,7 @@ class Scheduler:
         assert state.sequence is not None
         unit = max(self.limits.cut, PAGE)
         full = min(state.sequence.length, state.prompt_tokens) // unit * unit
-        if state.cached and full > state.inserted:
+        if state.kept and full > state.inserted:
             self.cache.insert(state.tokens[:full], state.sequence.pages)
             state.inserted = full
 
