@@ -98,6 +98,7 @@ class FakeRunner(Runner):
     ) -> None:
         super().__init__(None, SimpleNamespace(context=context, vocabulary=vocabulary), None, None)  # type: ignore[arg-type]
         self.token, self.steps_ahead, self.max_tokens = token, ahead, max_tokens
+        self.decode_rows = 1
         self.memory: list[int] = []  # [rows of the pool]: the ids
         self.tables: dict[int, int] = {}
         self.last = np.zeros(MAX_SEQUENCES, np.uint32)

@@ -43,6 +43,7 @@ def load(
     progress: Progress | None = None,
     precision: str = "fast",
     tune: bool = True,
+    deterministic: bool = False,
     ignore_keys: Collection[str] = (),
 ) -> LanguageModel:
     """Load a model: a .gguf path, "hf:ORG/REPO/FILE", or a name (default: smollm2-135m, downloaded once).
@@ -58,6 +59,8 @@ def load(
     is faster; "exact" does not.
     tune: use the kernels that were measured to be the fastest on this GPU, and measure new shapes for at most 2 s;
     False uses the built-in choice.
+    deterministic: what a generation computes does not depend on what runs beside it, to the bit. It costs time: prompts
+    share no steps, and tokens are computed by a plan for as many sequences as may run (`EngineOptions.parallel`).
     ignore_keys: metadata keys such as "llama.attention.sliding_window" to read as if the file did not have them. A key
     that would change what is computed, and is not supported, is otherwise refused.
     """
@@ -69,6 +72,7 @@ def load(
         progress=progress,
         precision=precision,
         tune=tune,
+        deterministic=deterministic,
         ignore_keys=ignore_keys,
     )
 
@@ -82,6 +86,7 @@ def load_with(
     progress: Progress | None = None,
     precision: str = "fast",
     tune: bool = True,
+    deterministic: bool = False,
     ignore_keys: Collection[str] = (),
     fusions: Sequence[str] | None = None,
     cache: str | None = None,
@@ -111,11 +116,12 @@ def load_with(
         moved = (lambda done, total: progress("loading weights", done, total)) if progress else None
         source = _File(file)
         runner: GpuRunner | NumpyRunner
+        options: dict[str, Any] = {"fusions": fusions, "cache": cache, "deterministic": deterministic}
         if target is None:
-            runner = NumpyRunner(kind, config, source, fusions=fusions, cache=cache, progress=moved)
+            runner = NumpyRunner(kind, config, source, progress=moved, **options)
         else:
-            options: dict[str, Any] = {"fusions": fusions, "cache": cache, "precision": precision, "tune": tune}
-            runner = GpuRunner(kind, config, source, target, progress=moved, reserve=context or 0, **options)
+            options |= {"precision": precision, "tune": tune, "reserve": context or 0}
+            runner = GpuRunner(kind, config, source, target, progress=moved, **options)
         try:
             tokenizer = building.result()
         except BaseException:

@@ -27,7 +27,7 @@ from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, 
 from ..graph.batch import PAGE
 from ..runtime.pages import Sequence, pages_for
 from ..runtime.prefix_cache import PrefixCache
-from ..runtime.runner import U32, DecodeBatch, Gives, Part, Runner, SamplerSettings, StepResult, Tokens
+from ..runtime.runner import U32, DecodeBatch, Gives, Part, Runner, SamplerSettings, StepResult, Tokens, bucket
 from ..text import Tokenizer
 from .completion import TokenLogprob
 from .handle import Handle, wake
@@ -120,7 +120,8 @@ class Engine:
             if options.cache_tokens is not None:
                 self._runner.reserve_pages(pages_for(options.cache_tokens))
             self.options = options
-            self._scheduler.limits = self._limits()
+            self._scheduler.limits = limits = self._limits()
+            self._runner.decode_rows = bucket(limits.max_running)
 
     def tokens_for(self, nbytes: int) -> int:
         """How many positions of the cache so many bytes hold."""

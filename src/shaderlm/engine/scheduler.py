@@ -282,6 +282,10 @@ class Scheduler:
             # The device looks up the page of the position after the next, too. A first row may be in a shared page.
             if not state.on_device or sequence.length + 2 > len(sequence.pages) * PAGE:
                 while not self._claim(self._needed(state, 2)):
+                    if len(running) == 1 and state.in_flight:
+                        return found
+                    if len(running) == 1:
+                        raise DoesNotFitError(state, self.limits.max_pages)
                     self.preempt(running[-1])  # never one that has its row already: those are older
                     if not state.running:
                         return found

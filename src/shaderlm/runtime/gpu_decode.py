@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from ..compile.steps import Head
 from ..gpu import BoundProgram, Buffer, CommandBuffer, CommandBufferPool, PendingReadBack
-from ..graph.batch import CONTEXTS, PAGE, context_class, last_key
+from ..graph.batch import CONTEXTS, PAGE, last_key
 from ..models.architecture import Step
 from .adjusted import Adjusted, Wanted
 from .pages import Sequence
-from .runner import DecodeBatch, Part, SamplerSettings, bucket, head_kind, padded_batch
+from .runner import DecodeBatch, Part, SamplerSettings, head_kind, padded_batch
 
 if TYPE_CHECKING:
     from .gpu_runner import GpuRunner, GpuTokens
@@ -109,8 +109,8 @@ class GpuDecode(DecodeBatch):
         """The plans for the lengths as they are, bound to today's buffers."""
         runner = self._runner
         width = runner.config.head_width
-        context = context_class(max(sequence.length for sequence in self._sequences) + 1, width)
-        tokens = bucket(len(self._parts))
+        context = runner.step_context(max(sequence.length for sequence in self._sequences) + 1, decode=True)
+        tokens = runner.step_rows(len(self._parts), decode=True)
         paged = tokens > 1 or not self._sequences[0].contiguous
         wanted = (Step(tokens, context, runner.cache, paged), runner.head(tokens, tokens, self._kind, paged))
         programs = runner.bound_all(wanted)

@@ -42,6 +42,7 @@ from .runner import (
     StepResult,
     bucket,
     head_kind,
+    one_row_each,
     padded_batch,
 )
 from .sizes import (
@@ -105,6 +106,7 @@ class GpuRunner(Runner):
         progress: Progress | None = None,
         tune: bool = False,
         reserve: int = 0,
+        deterministic: bool = False,
     ) -> None:
         """`reserve`: tokens whose keys and values have their memory from the beginning; the cache grows beyond them."""
         factors = source.vector(config.rope.factors) if config.rope.factors else None
@@ -116,6 +118,7 @@ class GpuRunner(Runner):
         self.max_tokens = max_tokens(config, device.caps)
         self.max_outputs = max_outputs(config, device.caps)
         self.max_pages = device.caps.max_operand // (cache_row(config, self.cache) * PAGE)
+        self.deterministic, self.decode_rows = deterministic, min(self.max_outputs, self.max_tokens)
         # Without subgroups a context class reads as many keys as its rows may have, of runs too.
         self.runs_have_any_length = device.caps.subgroups
         self.steps_ahead = device.caps.policy.steps_ahead
@@ -340,14 +343,14 @@ class GpuRunner(Runner):
     # steps -----------------------------------------------------------------------------------------------
 
     def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: List[Part]) -> StepResult:
-        tokens = bucket(len(records))
-        context = context_class(keys, self.config.head_width)
-        wanted: list[Step | Head] = [Step(tokens, context, self.cache, True)]
+        decode = one_row_each(parts)
+        tokens, rows = self.step_rows(len(records), decode), self.step_rows(len(outputs), decode)
+        wanted: list[Step | Head] = [Step(tokens, self.step_context(keys, decode), self.cache, True)]
         given, kind, made = {part.gives for part in parts}, head_kind(parts), None
         if "hidden" in given:  # first: a sampler moves the records on
-            wanted.append(self.head(len(outputs), tokens, "hidden"))
+            wanted.append(self.head(rows, tokens, "hidden"))
         if given - {"nothing", "hidden"}:
-            wanted.append(self.head(len(outputs), tokens, kind))
+            wanted.append(self.head(rows, tokens, kind))
         if kind == "adjusted":
             made = self._adjusted(parts)
             self.reserve_adjusted(made, outputs["slot"].tolist())
@@ -356,13 +359,21 @@ class GpuRunner(Runner):
         self.write_batch(padded_batch(records, tokens, len(outputs)), outputs, made)
         reports = made.wanted if made is not None else None
         if given == {"nothing"}:  # something must come back for who waits
-            rows = self.device.submit(programs, (self._buffers["tokens"], 4))
-            return StepResult(wait_for_rows=None if rows is None else rows.wait)
+            done = self.device.submit(programs, (self._buffers["tokens"], 4))
+            return StepResult(wait_for_rows=None if done is None else done.wait)
         pending = self.device.submit(programs, self.token_region(reports) if "token" in given else None)
         found = GpuTokens(pending, reports) if pending is not None else None
         # Copied before any later step writes others; waited for by whoever asks, without the lock.
         logits = self._rows_of("logits", outputs) if given & {"logits", "all logits"} else None
         return StepResult(found, logits, self._rows_of("states", outputs) if "hidden" in given else None)
+
+    def step_rows(self, rows: int, decode: bool) -> int:
+        """The bucket of so many rows. Decode rows that must not depend on others have one for all counts."""
+        return self.decode_rows if decode and self.deterministic else bucket(max(1, rows))
+
+    def step_context(self, keys: int, decode: bool) -> str:
+        """The context class of a step whose longest row sees so many keys; for such decode rows there is one, too."""
+        return context_class(self.config.context if decode and self.deterministic else keys, self.config.head_width)
 
     def _rows_of(self, name: str, outputs: NDArray[Any]) -> Callable[[], F32]:
         """What a head gave for the outputs of the step that was submitted last, on its way."""

@@ -31,6 +31,7 @@ from .runner import (
     SamplerSettings,
     StepResult,
     head_kind,
+    one_row_each,
     padded_batch,
 )
 from .weights import Progress, Source, dense
@@ -89,10 +90,12 @@ class NumpyRunner(Runner):
         fusions: List[str] | None = None,
         cache: str | None = None,
         progress: Progress | None = None,
+        deterministic: bool = False,
     ) -> None:
         factors = source.vector(config.rope.factors) if config.rope.factors else None
         super().__init__(architecture, config, factors, fusions)
         self.cache = cache or "f32"
+        self.deterministic, self.decode_rows = deterministic, 1
         self._graphs: dict[tuple[Any, ...], Graph] = {}
         body, head = self.graph_of(1), self.head_of(1, 1)
         self.weights = dense((*body.weights(), *head.weights()), source, progress)
@@ -158,10 +161,12 @@ class NumpyRunner(Runner):
             "outputs": outputs,
         }
         given = {part.gives for part in parts}
-        with one_blas_thread() if rows <= _FEW_ROWS else nullcontext():
-            values["hidden"] = interpret.run(self.graph_of(rows), values)["hidden"]
-            states = self._head(values, outputs, "states") if "hidden" in given else None
-            logits = self._head(values, outputs, "logits") if given - {"nothing", "hidden"} else None
+        # A BLAS adds up in another order for another number of rows: rows that must not depend on others run alone.
+        alone = self.deterministic and one_row_each(parts)
+        with one_blas_thread() if rows <= _FEW_ROWS or alone else nullcontext():
+            values["hidden"] = self._hidden(values, rows, 1 if alone else rows)
+            states = self._head(values, outputs, "states", alone) if "hidden" in given else None
+            logits = self._head(values, outputs, "logits", alone) if given - {"nothing", "hidden"} else None
         found = None
         if "token" in given:
             assert logits is not None
@@ -169,7 +174,20 @@ class NumpyRunner(Runner):
         wait_for_logits = (lambda: logits) if logits is not None else None
         return StepResult(found, wait_for_logits, (lambda: states) if states is not None else None)
 
-    def _head(self, values: dict[str, Any], outputs: NDArray[Any], name: str) -> F32:
+    def _hidden(self, values: dict[str, Any], rows: int, together: int) -> F32:
+        """Hidden states of all rows, so many at a time."""
+        graph, records = self.graph_of(together), values["batch"][1:]
+        if together == rows:
+            return np.asarray(interpret.run(graph, values)["hidden"])
+        batches = [padded_batch(records[i : i + together], together, 0) for i in range(0, rows, together)]
+        return np.concatenate([interpret.run(graph, {**values, "batch": batch})["hidden"] for batch in batches])
+
+    def _head(self, values: dict[str, Any], outputs: NDArray[Any], name: str, alone: bool) -> F32:
+        if alone and len(values["hidden"]) > 1:
+            one = outputs[:1].copy()
+            one["row"] = 0
+            rows = [{**values, "hidden": values["hidden"][i : i + 1], "outputs": one} for i in outputs["row"]]
+            return np.concatenate([self._head(row, one, name, alone) for row in rows])
         graph = self.head_of(len(outputs), len(values["hidden"]), logits=name == "logits")
         return np.asarray(interpret.run(graph, dict(values))[name])
 

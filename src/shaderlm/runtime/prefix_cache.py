@@ -121,13 +121,18 @@ class PrefixCache:
                 self._remove(node)
 
     def evict(self) -> bool:
-        """Give the least recently used page back that no sequence uses; False if there is none."""
-        node = next(
-            (each for page, each in self._nodes.items() if not each.children and self._pool.users(page) == 1), None
-        )
-        if node is None:
+        """Give the least recently used page back that no sequence uses; False if there is none.
+
+        Pages that nothing follows go first. What follows the last of them belongs to sequences with pages of their own
+        for the same beginning, and is not found any more.
+        """
+        users = self._pool.users
+        page = next((page for page, node in self._nodes.items() if not node.children and users(page) == 1), None)
+        if page is None:
+            page = next((page for page in self._nodes if users(page) == 1), None)
+        if page is None:
             return False
-        self._remove(node)
+        self.give_up([page])
         self.evicted += 1
         return True
 

@@ -38,6 +38,7 @@ U32 = NDArray[np.uint32]
 Gives = Literal["nothing", "token", "logits", "all logits", "hidden"]
 FIRST_PAGES = 4  # of the pool: 512 positions, the least that attention over a contiguous cache expects
 MAX_OUTPUTS = 64  # rows of logits at once
+_CUT = 2 * PAGE  # of a prompt: larger chunks are read faster, smaller ones are found in a cache more often
 
 
 class SamplerSettings(NamedTuple):
@@ -205,8 +206,10 @@ class Runner(ABC):
     runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
     steps_ahead: int  # steps worth submitting before the first of them is waited for
     warm_up_seconds = 0.0  # that the device works before its clocks are up
-    # The rows of a step are computed alike, whatever else is in it: a step has decode rows only, or one part.
+    # The bits of a row do not depend on the rest of its step: a step has one row of each sequence, by a plan of
+    # `decode_rows` rows however many there are, or it has one part.
     deterministic = False
+    decode_rows: int
 
     def __init__(
         self,
@@ -230,7 +233,7 @@ class Runner(ABC):
     @property
     def cut(self) -> int:
         """Where prompts must be cut, for rows that do not depend on their company: at multiples of it. 0: anywhere."""
-        return self.max_tokens if self.deterministic else 0
+        return min(self.max_tokens, _CUT) if self.deterministic else 0
 
     @property
     def usable(self) -> bool:
@@ -505,6 +508,11 @@ def head_kind(parts: List[Part]) -> str:
     if any(each.adjusted for each in settings):
         return "adjusted"
     return "logits" if not settings else "greedy" if all(each.greedy for each in settings) else "sample"
+
+
+def one_row_each(parts: List[Part]) -> bool:
+    """Is it a step of decode rows?"""
+    return all(part.rows == 1 for part in parts)
 
 
 def bucket(rows: int) -> int:

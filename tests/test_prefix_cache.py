@@ -1,0 +1,140 @@
+"""The prefix cache: what it returns holds the tokens that were asked for, and it lets go in the right order."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shaderlm.graph.batch import PAGE
+from shaderlm.runtime.pages import PagePool, Sequence, pages_for
+from shaderlm.runtime.prefix_cache import PrefixCache
+
+
+class Cache:
+    """A cache, the pool under it, and what is in every page."""
+
+    def __init__(self, pages: int = 64) -> None:
+        self.pool = PagePool(1 << 20)
+        self.pool.grow(pages)
+        self.cache = PrefixCache(self.pool)
+        self.contents: dict[int, list[int]] = {}
+
+    def run(self, ids: list[int], *, keep: bool = True) -> tuple[int, Sequence]:
+        """A sequence of these tokens that begins with what is cached; how much that was."""
+        match = self.cache.match(ids)
+        sequence, _ = self.pool.share(match.pages, match.length)
+        self.pool.reserve(sequence, len(ids) - match.length)
+        shared = [i for page in match.pages for i in self.contents[page]][: match.length]
+        assert shared == ids[: match.length], "the pages hold these tokens"
+        sequence.length = len(ids)
+        for i, page in enumerate(sequence.pages):
+            if i >= match.length // PAGE:
+                self.contents[page] = ids[i * PAGE : (i + 1) * PAGE]
+        if keep:
+            self.cache.insert(ids, sequence.pages)
+        return match.length, sequence
+
+    def over(self, ids: list[int]) -> int:
+        length, sequence = self.run(ids)
+        self.pool.remove(sequence)
+        return length
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    return [(i * i + seed * 7) % 101 for i in range(length)]
+
+
+TEXTS = st.builds(
+    lambda shared, own, seed: text(shared) + text(own, seed + 1),
+    st.sampled_from([0, 5, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 3 * PAGE + 7]),
+    st.sampled_from([1, 2, 60, PAGE, PAGE + 3]),
+    st.integers(0, 3),
+)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=12), st.integers(8, 40), st.data())
+@settings(max_examples=80, deadline=None)
+def test_what_is_found_is_what_was_asked_for(texts: list[list[int]], pages: int, data: st.DataObject) -> None:
+    """Against the obvious model: the longest beginning that any text before has in common, where nothing went."""
+    cache, before = Cache(max(pages, 8)), list[list[int]]()
+    evicted = False
+    for ids in texts:
+        while cache.pool.free < pages_for(len(ids)) + 1:
+            evicted = True
+            assert cache.cache.evict()
+        found = cache.over(ids)
+        common = [
+            next((i for i, (a, b) in enumerate(zip(ids, old, strict=False)) if a != b), len(old)) for old in before
+        ]
+        best = min(max([0, *common]), len(ids) - 1)
+        assert found <= len(ids) - 1
+        assert evicted or best // PAGE * PAGE <= found <= best
+        before.append(ids)
+        if data.draw(st.booleans()):
+            evicted |= cache.cache.evict()
+    assert cache.pool.pages - cache.pool.free == cache.cache.pages
+    cache.cache.clear()
+    assert cache.pool.free == cache.pool.pages
+
+
+def test_the_last_token_is_always_computed() -> None:
+    cache = Cache()
+    ids = text(2 * PAGE)
+    cache.over(ids)
+    assert cache.over(ids) == 2 * PAGE - 1
+    assert cache.over(ids[:PAGE]) == PAGE - 1
+    assert cache.over(ids[: PAGE + 1]) == PAGE
+
+
+def test_multiples() -> None:
+    """A prefix that must end at fixed positions."""
+    cache = Cache()
+    cache.over(text(5 * PAGE))
+    found = cache.cache.match(text(5 * PAGE), 2 * PAGE)
+    assert (found.length, len(found.pages)) == (4 * PAGE, 4)
+    assert cache.cache.match(text(4 * PAGE), 2 * PAGE).length == 2 * PAGE
+    assert cache.cache.match(text(PAGE + 3), 2 * PAGE).length == 0
+
+
+def test_the_least_recently_used_pages_go_first() -> None:
+    cache = Cache()
+    first, second, third = (text(2 * PAGE, seed) for seed in (1, 2, 3))
+    for ids in (first, second, third):
+        cache.over(ids)
+    cache.cache.match([*first, 0])
+    for _ in range(2):
+        assert cache.cache.evict()
+    assert [cache.cache.match([*ids, 0]).length for ids in (first, second, third)] == [2 * PAGE, 0, 2 * PAGE]
+    assert cache.cache.evict(), "the second page of the oldest goes before its first"
+    assert [cache.cache.match([*ids, 0]).length for ids in (first, third)] == [PAGE, 2 * PAGE]
+    assert cache.cache.evicted == 3
+
+
+def test_pages_in_use_are_not_given_back() -> None:
+    cache = Cache()
+    _, running = cache.run(text(2 * PAGE))
+    cache.over(text(PAGE, 5))
+    assert cache.cache.idle_pages == 1
+    assert cache.cache.evict()
+    assert not cache.cache.evict()
+    cache.pool.remove(running)
+    cache.cache.reclaim(9)
+    assert cache.cache.pages == 0
+    assert cache.pool.free == cache.pool.pages
+
+
+def test_a_longer_page_replaces_its_beginning() -> None:
+    cache = Cache()
+    cache.over(text(40))
+    cache.over(text(90))
+    assert cache.cache.pages == 1
+    assert cache.cache.match(text(90)).length == 89
+
+
+def test_pages_that_are_given_up_take_their_followers_along() -> None:
+    cache = Cache()
+    cache.over(text(3 * PAGE))
+    (page, *_) = cache.cache.match(text(3 * PAGE)).pages
+    cache.cache.give_up([page, page])
+    assert cache.cache.pages == 0
+    assert cache.pool.free == cache.pool.pages

@@ -1,0 +1,259 @@
+"""The scheduler, without an engine: whatever comes, every sequence gets its rows, once, in order, within the limits.
+
+The rows that it schedules are run by a runner whose cache holds token ids: a token is right only if all rows before it
+are where the page table says. The obvious model is the sequence alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shaderlm.engine.scheduler import Batch, DoesNotFitError, Limits, Scheduler, SequenceState
+from shaderlm.graph.batch import PAGE
+from shaderlm.runtime.prefix_cache import PrefixCache
+from shaderlm.runtime.runner import Part, Tokens
+
+from .fake_runner import FakeRunner, continued, hashed
+
+VOCABULARY = 50
+TOKEN = hashed(VOCABULARY)
+CONTEXT = 6 * PAGE
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request: how much of a common text it begins with, what follows, what it asks for, and when."""
+
+    shared: int
+    own: int
+    left: int
+    priority: int = 0
+    waits: bool = False
+    cached: bool = True
+    at: int = 0  # the step before which it comes
+    cancelled: int | None = None  # the step before which it is cancelled
+
+
+def prompt_of(wanted: Wanted, number: int) -> list[int]:
+    return [i * i % 7 for i in range(wanted.shared)] + [(number * 31 + i) % VOCABULARY for i in range(wanted.own)]
+
+
+@dataclass
+class Driver:
+    """Runs what the scheduler says, with steps in flight, and looks at every step."""
+
+    limits: Limits
+    ahead: int
+    deterministic: bool = False
+    scheduler: Scheduler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.runner = FakeRunner(TOKEN, VOCABULARY, context=CONTEXT, max_tokens=self.limits.max_rows)
+        self.runner.max_pages = self.limits.max_pages
+        self.runner.deterministic = self.limits.cut > 0
+        self.cache = PrefixCache(self.runner.pool)
+        self.runner.reclaim = self.cache.reclaim
+        self.scheduler = Scheduler(self.runner.pool, self.cache, self.limits, self.runner.share, self.runner.free)
+        self.scheduler.preempted = self.forget
+        self.flying: deque[tuple[list[tuple[SequenceState, int]], Tokens | None]] = deque()
+        self.found: dict[int, list[int]] = {}
+        self.refused: set[int] = set()
+        self.steps: list[Batch] = []
+
+    def forget(self, state: SequenceState) -> None:
+        for sampled, _ in self.flying:
+            sampled[:] = [each for each in sampled if each[0] is not state]
+
+    def end(self, state: SequenceState) -> None:
+        self.forget(state)
+        self.found[state.number] = state.tokens[state.prompt_tokens :]
+        self.scheduler.finish(state)
+
+    def submit(self) -> bool:
+        waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
+        try:
+            batch = self.scheduler.schedule()
+        except DoesNotFitError as problem:
+            self.refused.add(problem.state.number)
+            self.scheduler.finish(problem.state)
+            return True
+        if batch is None:
+            return False
+        self.check(batch, waiting, running)
+        parts = []
+        for rows in batch.rows:
+            assert rows.state.sequence is not None
+            parts.append(Part(rows.state.sequence, rows.ids, "token" if rows.samples else "nothing"))
+        result = self.runner.step(parts)
+        sampled = [
+            (rows.state, part.sequence.slot) for rows, part in zip(batch.rows, parts, strict=True) if rows.samples
+        ]
+        self.scheduler.submitted(batch)
+        self.flying.append((sampled, result.tokens))
+        self.steps.append(batch)
+        return True
+
+    def check(self, batch: Batch, waiting: list[SequenceState], running: list[SequenceState]) -> None:
+        limits, scheduler = self.limits, self.scheduler
+        counts = [1 if rows.ids is None else len(rows.ids) for rows in batch.rows]
+        assert min(counts) >= 1
+        assert sum(counts) <= limits.max_rows
+        assert len({rows.state.number for rows in batch.rows}) == len(counts), "one part of a sequence"
+        assert len(scheduler.running) <= limits.max_running
+        assert scheduler.running == sorted(scheduler.running, key=lambda state: state.order)
+        started = [state for state in waiting if state.running]
+        assert started == waiting[: len(started)], "in order of priority and arrival"
+        assert batch.decode == all(rows.ids is None for rows in batch.rows)
+        has_row = {rows.state.number for rows in batch.rows}
+        if not limits.cut:
+            for state in running:  # nobody who can decode is left out, whatever else is read
+                known = state.in_flight or (state.sequence and state.sequence.length >= len(state.tokens) - 1)
+                ready = state.left and not (state.waits and state.in_flight)
+                assert not (state.running and known and ready) or state.number in has_row
+        for rows in batch.rows if limits.cut else ():
+            assert rows.state.sequence is not None
+            first, end = rows.state.sequence.length, rows.state.sequence.length + len(rows.ids or [0])
+            if first < rows.state.prompt_tokens:
+                assert len(batch.rows) == 1, "a chunk is alone"
+                assert first % limits.cut == 0
+                assert end == min(rows.state.prompt_tokens, first + limits.cut)
+            else:
+                assert end == first + 1, "what was generated is run row by row"
+
+    def confirm(self) -> None:
+        sampled, tokens = self.flying.popleft()
+        if tokens is None:
+            return
+        known = tokens.wait()
+        for state, slot in list(sampled):
+            state.in_flight -= 1
+            state.tokens.append(int(known[slot]))
+            if not state.left and not state.in_flight:
+                self.end(state)
+
+    def run(self, requests: list[Wanted]) -> None:
+        states = [
+            SequenceState(i, prompt_of(each, i), each.shared + each.own, each.left, each.priority, each.cached)
+            for i, each in enumerate(requests)
+        ]
+        turn, over = 0, set[int]()
+        coming = deque(sorted(zip(requests, states, strict=True), key=lambda pair: (pair[0].at, pair[1].number)))
+        while coming or self.scheduler.waiting or self.scheduler.running or self.flying:
+            while coming and (coming[0][0].at <= turn or not (self.scheduler.waiting or self.scheduler.running)):
+                request, state = coming.popleft()
+                state.waits = request.waits
+                self.scheduler.add(state)
+            for request, state in zip(requests, states, strict=True):
+                there = state in self.scheduler.waiting or state in self.scheduler.running
+                if request.cancelled is not None and request.cancelled <= turn and there:
+                    over.add(state.number)
+                    self.end(state)
+            while len(self.flying) < self.ahead and self.submit():
+                pass
+            if self.flying:
+                self.confirm()
+            turn += 1
+            assert turn < 3000, "it goes on"
+        for request, state in zip(requests, states, strict=True):
+            expected = continued(prompt_of(request, state.number), TOKEN, request.left)
+            if state.number in over:
+                assert self.found[state.number] == expected[: len(self.found[state.number])]
+            elif state.number in self.refused:
+                assert request.shared + request.own + request.left > (self.limits.max_pages - 1) * PAGE
+            else:
+                assert self.found[state.number] == expected, f"request {state.number}"
+        pool = self.runner.pool
+        assert pool.sequences == 0
+        assert pool.pages - pool.free == self.cache.pages
+        self.cache.clear()
+        assert pool.free == pool.pages <= max(self.limits.max_pages, 4)
+
+
+LENGTHS = st.one_of(st.integers(1, 12), st.sampled_from([PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 5]))
+REQUESTS = st.builds(
+    Wanted,
+    shared=st.sampled_from([0, 3, PAGE - 2, PAGE, PAGE + 40, 2 * PAGE + 1]),
+    own=LENGTHS,
+    left=st.one_of(st.integers(1, 6), st.sampled_from([20, PAGE])),
+    priority=st.sampled_from([0, 0, 0, 1, -1]),
+    waits=st.booleans(),
+    cached=st.booleans() | st.just(True),
+    at=st.integers(0, 20),
+    cancelled=st.none() | st.none() | st.integers(1, 60),
+)
+
+
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=8),
+    ahead=st.integers(1, 3),
+    max_rows=st.sampled_from([16, 64, 256]),
+    max_running=st.integers(1, 6),
+    max_pages=st.integers(5, 14),
+    chunk=st.sampled_from([8, 64]),
+    cut=st.sampled_from([0, 0, 64, PAGE]),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_sequence_gets_what_it_gets_alone(
+    requests: list[Wanted], ahead: int, max_rows: int, max_running: int, max_pages: int, chunk: int, cut: int
+) -> None:
+    max_rows = max(max_rows, cut, max_running)
+    Driver(Limits(max_rows, max_running, max_pages, chunk, cut), ahead).run(requests)
+
+
+@pytest.mark.parametrize("cut", [0, PAGE])
+def test_a_pool_that_is_too_small_preempts_the_youngest(cut: int) -> None:
+    """Six texts that grow from one page to two, in a pool of seven."""
+    driver = Driver(Limits(PAGE, 6, 7, 64, cut), 2)
+    driver.run([Wanted(0, 100, 60) for _ in range(6)])
+    assert driver.scheduler.preemptions >= 2
+    firsts = [rows.state.number for batch in driver.steps for rows in batch.rows]
+    assert firsts[0] == 0
+    assert not driver.refused
+    # The oldest is never the victim: it runs its rows once, 100 of the prompt and 59 of what it generates.
+    oldest = sum(len(rows.ids or [0]) for batch in driver.steps for rows in batch.rows if rows.state.number == 0)
+    assert oldest == 159
+
+
+def test_a_long_prompt_leaves_decode_rows_in_every_step() -> None:
+    driver = Driver(Limits(64, 4, 100, 32, 0), 2)
+    driver.run([Wanted(0, 4, 40), Wanted(0, 4, 40), Wanted(0, 4 * PAGE, 2, at=5)])
+    reading = [batch for batch in driver.steps if any(rows.state.number == 2 and rows.ids for rows in batch.rows)]
+    assert len(reading) >= 4 * PAGE // 32
+    busy = [batch for batch in reading if len(batch.rows) == 3]
+    assert len(busy) >= 16, "both others have a row beside the chunk"
+    assert max(len(rows.ids or ()) for batch in busy for rows in batch.rows) == 32
+
+
+def test_a_short_prompt_passes_a_long_one() -> None:
+    driver = Driver(Limits(64, 4, 100, 64, 0), 1)
+    driver.run([Wanted(0, 5 * PAGE, 2), Wanted(0, 10, 2, at=1)])
+    order = [rows.state.number for batch in driver.steps for rows in batch.rows if rows.samples]
+    assert order[0] == 1, "its first token comes before the long prompt is read"
+
+
+def test_a_prefix_is_computed_once() -> None:
+    """The second request begins after the pages of the first; also while the first is still there."""
+    driver = Driver(Limits(64, 1, 100, 64, 0), 2)
+    driver.run([Wanted(2 * PAGE + 9, 5, 3), Wanted(2 * PAGE + 9, 5, 3)])
+    assert driver.cache.hits == 2 * PAGE + 9
+    driver = Driver(Limits(64, 2, 100, 64, 0), 2)
+    driver.run([Wanted(2 * PAGE + 9, 5, 60), Wanted(2 * PAGE + 9, 5, 3, at=12)])
+    assert driver.cache.hits == 2 * PAGE, "whole pages, which the first does not write to any more"
+
+
+def test_a_request_that_can_never_fit_is_refused() -> None:
+    driver = Driver(Limits(64, 4, 3, 64, 0), 2)
+    driver.run([Wanted(0, 20, 5), Wanted(0, 4 * PAGE, 3), Wanted(0, 30, 5)])
+    assert driver.refused == {1}
+
+
+def test_nothing_changes_while_the_same_sequences_decode() -> None:
+    """The same batch comes again: the engine need not look at its rows."""
+    driver = Driver(Limits(64, 4, 100, 64, 0), 1)
+    driver.run([Wanted(0, 4, 50), Wanted(0, 9, 50)])
+    assert len({id(batch) for batch in driver.steps}) < 12
