@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from ..errors import ShaderlmError
+
 
 class TokenLogprob(NamedTuple):
     """Log probability of the sampled token, and the most likely tokens, best first."""
@@ -83,6 +85,14 @@ class Generation(Protocol):
         """End it early."""
         ...
 
+    def wait_for_end(self) -> None:
+        """Until it has ended, where the engine's own thread ends it."""
+        ...
+
+    async def aresult(self) -> Completion | None:
+        """Read to the end, in asyncio."""
+        ...
+
 
 class Stream(Iterator[str]):
     """Text as it is generated, in deltas of whole characters. After the last one, `completion` has all of it.
@@ -111,8 +121,9 @@ class Stream(Iterator[str]):
         return self._generation.completion
 
     def close(self) -> None:
-        """Stop: now, or after the token that another thread is waiting for."""
+        """Stop: now, or after the token that is awaited."""
         self._generation.cancel()
+        self._generation.wait_for_end()
 
     def __enter__(self) -> Stream:
         return self
@@ -122,7 +133,7 @@ class Stream(Iterator[str]):
 
     def __del__(self) -> None:
         with suppress(Exception):  # at exit, what it uses may be gone
-            self.close()
+            self._generation.cancel()
 
 
 class AsyncStream(AsyncIterator[str]):
@@ -154,8 +165,12 @@ class AsyncStream(AsyncIterator[str]):
     async def __aenter__(self) -> AsyncStream:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+        if kind is not None:  # a task that is cancelled does not wait
+            return
+        with suppress(ShaderlmError):  # whoever reads it is told
+            await self._generation.aresult()
 
     def __del__(self) -> None:
         with suppress(Exception):  # at exit, what it uses may be gone

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..runtime.runner import SamplerSettings
 from ..text import TextStream
 from .completion import Completion, Timing, TokenLogprob
 from .request import Delta, Request, Usage
@@ -49,6 +50,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if request.min_tokens > 0 and request.stop_ids:
             banned = dict(self.settings.bias) | dict.fromkeys(request.stop_ids, float("-inf"))
             self.early_settings = self.settings._replace(bias=tuple(sorted(banned.items())))
+        self.masked: SamplerSettings | None = None  # for the next token, by its constraint
         self.submitted = self.started = self.first = self.last = 0.0
         self.cancelled = False
         self.ending: str | None = None  # the reason, where its last token came and its text is not made yet
@@ -105,6 +107,14 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         event.clear()
         if not self._items and self.finish_reason is None and self._engine.has_thread:
             event.wait()
+
+    def wait_for_end(self) -> None:
+        """Until it has ended, where the engine's thread is at it. Whoever steps the engine does not wait for itself."""
+        while self.finish_reason is None and self._engine.has_thread and not self._engine.stepped_here:
+            event = self._event = self._event or threading.Event()
+            event.clear()
+            if self.finish_reason is None and self._engine.has_thread:
+                event.wait(0.1)  # a reader may have taken the signal
 
     def __aiter__(self) -> Handle:
         return self

@@ -114,9 +114,9 @@ class Engine:
                 raise InputError(f"{name} must be None or a whole number of at least 1, got {value!r}")
         if options.queue is not None and options.queue < 0:
             raise InputError(f"queue must be None or a whole number of at least 0, got {options.queue!r}")
+        if self._active:
+            raise InputError(f"the engine has {len(self._active)} requests; configure it before the first one")
         with self._drive, self._runner.lock:
-            if self._active:
-                raise InputError(f"the engine has {len(self._active)} requests; configure it before the first one")
             if options.cache_tokens is not None:
                 self._runner.reserve_pages(pages_for(options.cache_tokens))
             self.options = options
@@ -209,6 +209,11 @@ class Engine:
     def has_thread(self) -> bool:
         """Does the engine's own thread step?"""
         return self._thread is not None
+
+    @property
+    def stepped_here(self) -> bool:
+        """Does the calling thread step?"""
+        return self._driver == threading.get_ident()
 
     def serve(self, handle: Handle) -> None:
         """Step once, or wait until the engine's thread has something for a handle. The reader looks again then."""
@@ -441,6 +446,7 @@ class Engine:
 
     def _accepted(self, handle: Handle, token: int) -> bool:
         assert handle.request.constraint is not None
+        handle.masked = None
         try:
             return handle.request.constraint.accept(token)
         except Exception as problem:  # of this request alone
@@ -519,7 +525,7 @@ class Engine:
             self._members, self._steady = [], (None, [], [])
             scheduler, waiting = self._scheduler, set(self._scheduler.waiting)
             if isinstance(problem, DeviceError) and not self._runner.usable:
-                self.lost = problem
+                self.lost = DeviceError(str(problem))  # without what its traceback refers to
             failed = [
                 handle
                 for handle in list(self._active.values())
@@ -556,7 +562,7 @@ class Engine:
         """End all requests with an error, and let go of the cache. Waits for the token that is awaited."""
         with self._lock:
             self._closed = True
-        if self._driver == threading.get_ident():
+        if self.stepped_here:
             return  # a signal handler: whoever steps looks again
         with self._drive:
             self._attend()
@@ -637,9 +643,11 @@ def _settings(state: SequenceState) -> SamplerSettings:
     settings = handle.settings
     if request.min_tokens and len(state.tokens) - state.prompt_tokens + state.in_flight < request.min_tokens:
         settings = handle.early_settings
-    if request.constraint is not None:
+    if request.constraint is None:
+        return settings
+    if handle.masked is None:  # once for each token, also where the sequence is preempted
         try:
-            settings = settings._replace(mask=request.constraint.mask())
+            handle.masked = settings._replace(mask=request.constraint.mask())
         except Exception as problem:
             raise _RequestError(state, problem) from problem
-    return settings
+    return handle.masked

@@ -1,0 +1,583 @@
+"""The engine without a model: threads and tasks, limits, ends and errors. Tokens are right only if the cache is."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, SamplingParams
+from shaderlm.errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
+from shaderlm.graph.batch import PAGE
+
+from .fake_runner import FakeRunner, FakeTokens, continued, hashed, model_of, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+VOCABULARY = len(TOKENIZER.vocabulary.tokens)
+TOKEN = hashed(VOCABULARY)
+ENDS = TOKENIZER.stop_ids
+
+
+def made(**options: Any) -> tuple[LanguageModel, FakeRunner]:
+    runner = FakeRunner(TOKEN, VOCABULARY, **{"context": 8 * PAGE, **options})
+    return model_of(runner, TOKENIZER), runner
+
+
+@pytest.fixture
+def model() -> Iterator[LanguageModel]:
+    found, runner = made()
+    yield found
+    found.close()
+    left_nothing(runner)
+
+
+def left_nothing(runner: FakeRunner) -> None:
+    assert runner.pool.sequences == 0
+    assert runner.pool.free == runner.pool.pages, "no page is left"
+    assert "engine" not in {thread.name for thread in threading.enumerate()}
+    gc.collect()
+    assert "pending" not in runner.fates
+
+
+def request(prompt: list[int], tokens: int = 20, **options: Any) -> Request:
+    return Request(prompt, max_tokens=tokens, **options)
+
+
+def expected(prompt: list[int], tokens: int = 20) -> list[int]:
+    return continued(prompt, TOKEN, tokens)
+
+
+def ids_of(handle: Handle) -> list[int]:
+    return [i for delta in handle for i in delta.ids]
+
+
+def held(runner: FakeRunner) -> threading.Event:
+    """Steps come back after this event."""
+    go_on = threading.Event()
+    runner.awaited = lambda tokens: go_on.wait(20)  # type: ignore[method-assign]
+    return go_on
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+# Many at once --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_many_clients_in_a_small_pool(ahead: int, deterministic: bool) -> None:
+    """Threads, tasks and handles, shared beginnings, a tenth cancelled, a pool of a third of what they want."""
+    model, runner = made(ahead=ahead)
+    runner.deterministic, runner.max_pages, runner.max_outputs = deterministic, 28, 32
+    go_on = held(runner)
+    rng = random.Random(ahead)
+    shared = [rng.randrange(VOCABULARY) for _ in range(2 * PAGE)]
+    prompts = [
+        shared[: rng.choice((0, PAGE, 200, 256))] + [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 90))]
+        for _ in range(96)
+    ]
+    counts = [rng.randrange(64, 130) for _ in prompts]
+    wrong: list[int] = []
+
+    def check(i: int, ids: list[int]) -> None:
+        if ids != expected(prompts[i], counts[i])[: len(ids)]:
+            wrong.append(i)
+
+    def in_thread(i: int) -> None:
+        if i % 10 == 0:
+            with model.stream(prompts[i], max_tokens=counts[i], ignore_eos=True) as stream:
+                for _ in zip(stream, range(9), strict=False):
+                    pass
+            assert stream.completion is not None
+            check(i, stream.completion.ids)
+        else:
+            found = model.generate(prompts[i], max_tokens=counts[i], ignore_eos=True)
+            assert len(found.ids) == counts[i]
+            check(i, found.ids)
+
+    async def in_tasks(numbers: list[int]) -> None:
+        options: Any = {"ignore_eos": True}
+        found = await asyncio.gather(*(model.agenerate(prompts[i], max_tokens=counts[i], **options) for i in numbers))
+        for i, completion in zip(numbers, found, strict=True):
+            assert len(completion.ids) == counts[i]
+            check(i, completion.ids)
+
+    threads = [threading.Thread(target=in_thread, args=(i,)) for i in range(48)]
+    threads.append(threading.Thread(target=lambda: asyncio.run(in_tasks(list(range(48, 96))))))
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(model.engine.sequences()) == 96)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    stats = model.engine.stats()
+    assert not wrong
+    assert stats.preemptions > 0
+    assert stats.finished["length"] == 96 - 5
+    assert stats.prefix_hits > 0
+    assert runner.pool.pages <= 28
+    decode = [len(step) for step in runner.steps]
+    assert sum(count >= 8 for count in decode) > len(decode) / 2
+    model.close()
+    left_nothing(runner)
+
+
+def test_streams_go_on_while_a_long_prompt_is_read(model: LanguageModel) -> None:
+    handles = [model.engine.submit(request([i], 60)) for i in range(3)]
+    wait_until(lambda: all(handle.usage.completion_tokens for handle in handles) or handles[0].state == "finished")
+    long = model.engine.submit(request([7] * 500, 3))
+    found = [ids_of(handle) for handle in (*handles, long)]
+    assert found == [expected([i], 60) for i in range(3)] + [expected([7] * 500, 3)]
+
+
+def test_a_second_prompt_begins_after_what_is_cached(model: LanguageModel) -> None:
+    first, second = [3] * 300 + [1], [3] * 300 + [2, 4]
+    assert ids_of(model.engine.submit(request(first, 5))) == expected(first, 5)
+    handle = model.engine.submit(request(second, 5))
+    assert ids_of(handle) == expected(second, 5)
+    assert handle.usage.cached_tokens == 300
+    other = model.engine.submit(request(second, 5, cache_prompt=False))
+    assert (ids_of(other), other.usage.cached_tokens) == (expected(second, 5), 0)
+
+
+def test_one_caller_needs_no_thread(model: LanguageModel) -> None:
+    before = threading.active_count()
+    for i, _ in enumerate(model.stream([5], max_tokens=30, ignore_eos=True)):
+        assert threading.active_count() == before, i
+
+
+def test_the_caller_steps_again_when_the_others_are_over() -> None:
+    model, runner = made()
+    stream = model.stream([5], max_tokens=300, ignore_eos=True)
+    next(stream)
+    assert ids_of(model.engine.submit(request([6], 10))) == expected([6], 10)
+    wait_until(lambda: not model.engine.has_thread)
+    for _ in stream:
+        assert not model.engine.has_thread
+    assert stream.completion is not None
+    assert stream.completion.ids == expected([5], 300)
+    model.close()
+    left_nothing(runner)
+
+
+# Reading -------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_reader_gets_all_at_once(model: LanguageModel) -> None:
+    handle = model.engine.submit(request([5], 40))
+    wait_until(lambda: handle.finish_reason is not None)
+    (delta,) = list(handle)
+    assert list(delta.ids) == expected([5], 40)
+    assert handle.completion is not None
+    assert delta.text == str(handle.completion)
+    assert handle.usage.completion_tokens == 40
+    assert handle.timing.queue_seconds >= 0
+    assert handle.timing.tokens_per_second > 0
+    assert list(handle) == []
+
+
+def test_asyncio(model: LanguageModel) -> None:
+    async def main() -> None:
+        deltas = [delta async for delta in model.engine.submit(request([5], 30))]
+        assert [i for delta in deltas for i in delta.ids] == expected([5], 30)
+        texts = [text async for text in model.astream([5], max_tokens=30, ignore_eos=True)]
+        assert "".join(texts) == "".join(delta.text for delta in deltas)
+        found = await model.achat([{"role": "user", "content": "hello"}], max_tokens=4, ignore_eos=True)
+        assert len(found.ids) == 4
+        async with model.astream([5], max_tokens=300, ignore_eos=True) as stream:
+            async for _ in stream:
+                break
+        while stream.completion is None:
+            await asyncio.sleep(0.001)
+        assert stream.completion.finish_reason == "closed"
+        with pytest.raises(InputError, match="empty"):
+            await model.agenerate([])
+
+    asyncio.run(main())
+
+
+def test_a_task_that_is_cancelled_ends_its_generation_alone() -> None:
+    model, runner = made()
+    go_on = held(runner)
+
+    async def main() -> None:
+        task = asyncio.create_task(model.agenerate([5], max_tokens=50, ignore_eos=True))
+        other = asyncio.create_task(model.agenerate([6], max_tokens=50, ignore_eos=True))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        assert (await other).ids == expected([6], 50)
+
+    asyncio.run(main())
+    assert model.engine.stats().finished == {"closed": 1, "length": 1}
+    model.close()
+    left_nothing(runner)
+
+
+def test_one_wake_up_for_all_handles_of_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runner = made(ahead=1)
+    go_on = held(runner)
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        calls, real = [], loop.call_soon_threadsafe
+
+        def counted(*given: Any) -> Any:
+            calls.append(given)
+            return real(*given)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        tasks = [asyncio.create_task(model.agenerate([i], max_tokens=10, ignore_eos=True)) for i in range(8)]
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await asyncio.gather(*tasks)
+        return len(calls)
+
+    assert asyncio.run(main()) <= 24, "not 80"
+    model.close()
+
+
+# Ends ----------------------------------------------------------------------------------------------------
+
+
+def test_cancelled_before_the_next_step() -> None:
+    model, runner = made(ahead=2)
+    go_on = held(runner)
+    handle, other = (model.engine.submit(request([i], 60)) for i in (5, 6))
+    wait_until(lambda: len(runner.steps) >= 2)
+    before = len(runner.steps)
+    handle.cancel()
+    handle.cancel()
+    go_on.set()
+    assert ids_of(other) == expected([6], 60)
+    list(handle)
+    assert (handle.finish_reason, handle.state) == ("closed", "finished")
+    late = [step for step in runner.steps[before + 1 :] if len(step) > 1]
+    assert not late, "one step at most was submitted with it"
+    model.close()
+    left_nothing(runner)
+
+
+def test_a_request_that_waits_can_be_cancelled(model: LanguageModel) -> None:
+    model.engine.configure(EngineOptions(parallel=1))
+    first, second = model.engine.submit(request([5], 200)), model.engine.submit(request([6], 10))
+    second.cancel()
+    assert list(second) == []
+    assert second.finish_reason == "closed"
+    assert second.completion is None
+    assert ids_of(first) == expected([5], 200)
+
+
+def test_deadlines() -> None:
+    model, runner = made()
+    runner.awaited = lambda tokens: time.sleep(0.005)  # type: ignore[method-assign]
+    handle = model.engine.submit(request([5], 800, timeout=0.1))
+    ids = ids_of(handle)
+    assert handle.finish_reason == "deadline"
+    assert 0 < len(ids) < 800
+    assert ids == expected([5], len(ids))
+    assert model.generate([5], max_tokens=900, ignore_eos=True, timeout=0.05).finish_reason == "deadline"
+    model.close()
+    left_nothing(runner)
+
+
+def test_stop_tokens_and_strings(model: LanguageModel) -> None:
+    whole = expected([5], 30)
+    stop = whole[12]
+    at = whole.index(stop)
+    handle = model.engine.submit(request([5], 30, stop_ids=frozenset({stop})))
+    assert ids_of(handle) == whole[:at]
+    assert (handle.finish_reason, handle.stop_match) == ("stop", stop)
+    assert model.generate([5], max_tokens=30, stop_token_ids=[stop], ignore_eos=True).ids == whole[:at]
+    text = str(model.generate([5], max_tokens=30, ignore_eos=True))
+    string = text[len(text) // 2 : len(text) // 2 + 2]
+    handle = model.engine.submit(request([5], 30, stop=("never", string)))
+    found = "".join(delta.text for delta in handle)
+    assert found == text[: text.index(string)]
+    assert (handle.finish_reason, handle.stop_match) == ("stop", string)
+
+
+def test_priorities_go_first(model: LanguageModel) -> None:
+    model.engine.configure(EngineOptions(parallel=1))
+    runner = model.runner
+    assert isinstance(runner, FakeRunner)
+    go_on = held(runner)
+    order: list[str] = []
+    first = model.engine.submit(request([5], 10))
+    handles = {
+        name: model.engine.submit(request([6], 5, priority=priority))
+        for name, priority in (("late", 1), ("usual", 0), ("urgent", -1))
+    }
+    go_on.set()
+    list(first)
+    for name, handle in handles.items():
+        list(handle)
+        order.append(name)
+    started = sorted(handles, key=lambda name: handles[name].started)
+    assert started == ["urgent", "usual", "late"]
+
+
+def test_the_queue_has_a_limit(model: LanguageModel) -> None:
+    runner = model.runner
+    assert isinstance(runner, FakeRunner)
+    model.engine.configure(EngineOptions(parallel=2, queue=3))
+    go_on = held(runner)
+    handles = [model.engine.submit(request([i], 5)) for i in range(5)]
+    with pytest.raises(QueueFullError, match="2 requests run and 3 wait, which is the most") as caught:
+        model.engine.submit(request([9], 5))
+    assert (caught.value.waiting, caught.value.limit) == (3, 3)
+    assert caught.value.retry_after >= 1
+    with pytest.raises(InputError, match="the engine has 5 requests"):
+        model.engine.configure(EngineOptions())
+    states = {info.state for info in model.engine.sequences()}
+    assert "waiting" in states
+    assert model.engine.stats().waiting >= 3
+    go_on.set()
+    assert [ids_of(handle) for handle in handles] == [expected([i], 5) for i in range(5)]
+    model.engine.submit(request([9], 5)).result()
+
+
+def test_what_does_not_fit_is_refused_before_it_runs() -> None:
+    model, runner = made()
+    model.engine.configure(EngineOptions(cache_tokens=2 * PAGE))
+    assert model.engine.context == 2 * PAGE - 1
+    assert runner.pool.pages == 2
+    with pytest.raises(ContextSizeError, match="the prompt has 300 tokens, the context holds 255") as caught:
+        model.engine.submit(request([1] * 300))
+    assert (caught.value.prompt_tokens, caught.value.context) == (300, 255)
+    found = model.engine.submit(request([1] * 250, 50)).result()
+    assert found is not None
+    assert (found.finish_reason, found.ids) == ("length", expected([1] * 250, 6))
+    assert model.engine.tokens_for(5 * runner.page_bytes + 1) == 5 * PAGE
+    for wrong in ({"parallel": 0}, {"queue": -1}, {"cache_tokens": 0}, {"chunk_tokens": -3}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            model.engine.configure(EngineOptions(**wrong))
+    model.close()
+    left_nothing(runner)
+
+
+# What a request may ask for ------------------------------------------------------------------------------
+
+
+def test_a_hidden_state(model: LanguageModel) -> None:
+    text, state = (model.engine.submit(request([5, 6, 7], 4, output=output)) for output in ("text", "hidden"))
+    assert ids_of(text) == expected([5, 6, 7], 4)
+    assert state.result() is None
+    assert state.hidden is not None
+    np.testing.assert_array_equal(state.hidden, [3, 7])
+    assert (state.finish_reason, state.usage.completion_tokens) == ("stop", 0)
+
+
+class Allowed:
+    """A constraint that has seen every token before it allows the next one."""
+
+    def __init__(self, tokens: int, fails: bool = False) -> None:
+        self.seen: list[int] = []
+        self.masks, self.tokens, self.fails = 0, tokens, fails
+
+    def mask(self) -> bytes:
+        assert self.masks == len(self.seen), "the token before is known"
+        self.masks += 1
+        if self.fails and self.masks == 3:
+            raise ZeroDivisionError("no mask")
+        return b"\xff" * (4 * -(-VOCABULARY // 32))
+
+    def accept(self, token: int) -> bool:
+        self.seen.append(token)
+        return len(self.seen) < self.tokens
+
+
+def test_a_constraint_sees_every_token_and_holds_nobody_up(model: LanguageModel) -> None:
+    constraint, broken = Allowed(7), Allowed(7, fails=True)
+    plain = model.engine.submit(request([5], 60))
+    handle = model.engine.submit(request([6], 60, constraint=constraint))
+    failing = model.engine.submit(request([7], 60, constraint=broken))
+    assert ids_of(handle) == expected([6], 7) == constraint.seen
+    assert (handle.finish_reason, handle.stop_match) == ("stop", None)
+    with pytest.raises(ZeroDivisionError, match="no mask"):
+        list(failing)
+    assert failing.finish_reason == "error"
+    assert ids_of(plain) == expected([5], 60)
+
+
+def test_no_end_before_min_tokens(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler is told to leave the stop tokens out as long as too few came."""
+    stops = frozenset({3, 4})
+    handle = model.engine.submit(request([5], 10, stop_ids=stops, min_tokens=4))
+    assert handle.early_settings.bias == ((3, float("-inf")), (4, float("-inf")))
+    assert handle.settings.bias == ()
+    used: list[bool] = []
+    runner = model.runner
+    assert isinstance(runner, FakeRunner)
+    real = runner.decode_batch
+
+    def spy(sequences: Any, settings: Any) -> Any:
+        used.append(bool(settings[0].bias))
+        return real(sequences, settings)
+
+    monkeypatch.setattr(runner, "decode_batch", spy)
+    list(handle)
+
+
+def test_penalties_and_log_probabilities(model: LanguageModel) -> None:
+    sampling = SamplingParams(repetition_penalty=1.2, logprobs=1)
+    handles = [model.engine.submit(request([i, 9], 9, sampling=sampling)) for i in (5, 6)]
+    for i, handle in zip((5, 6), handles, strict=True):
+        found = handle.result()
+        assert found is not None
+        assert found.ids == expected([i, 9], 9)
+        assert found.logprobs is not None
+        assert [each.id for each in found.logprobs] == found.ids
+
+
+# Errors and the end --------------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_ends_what_runs_and_not_what_waits() -> None:
+    model, runner = made()
+    model.engine.configure(EngineOptions(parallel=2))
+    go_on = held(runner)
+    handles = [model.engine.submit(request([i], 30)) for i in range(4)]
+    wait_until(lambda: len(runner.steps) >= 2)
+    fail_once(runner, ZeroDivisionError("a bug"))
+    go_on.set()
+    results: list[Any] = []
+    for i, handle in enumerate(handles):
+        try:
+            results.append(ids_of(handle) == expected([i], 30))
+        except ZeroDivisionError:
+            results.append("failed")
+    assert results == ["failed", "failed", True, True]
+    assert model.engine.stats().finished == {"error": 2, "length": 2}
+    del handles, handle  # the error has what was under way
+    model.close()
+    left_nothing(runner)
+
+
+def fail_once(runner: FakeRunner, problem: BaseException) -> None:
+    """The next step that is awaited fails."""
+
+    def awaited(tokens: FakeTokens) -> None:
+        runner.awaited = lambda tokens: None  # type: ignore[method-assign]
+        raise problem
+
+    runner.awaited = awaited  # type: ignore[method-assign]
+
+
+def test_a_lost_device_ends_everything() -> None:
+    class Lost(FakeRunner):
+        lost = False
+
+        @property
+        def usable(self) -> bool:
+            return not self.lost
+
+    runner = Lost(TOKEN, VOCABULARY, context=512)
+    model = model_of(runner, TOKENIZER)
+    model.engine.configure(EngineOptions(parallel=1))
+    go_on = held(runner)
+    handles = [model.engine.submit(request([i], 30)) for i in range(3)]
+    wait_until(lambda: len(runner.steps) >= 2)
+    runner.lost = True
+    fail_once(runner, DeviceError("the GPU was lost"))
+    go_on.set()
+    for handle in handles:
+        with pytest.raises(DeviceError, match="the GPU was lost"):
+            list(handle)
+    assert isinstance(model.engine.lost, DeviceError)
+    with pytest.raises(DeviceError, match="the GPU was lost"):
+        model.engine.submit(request([1]))
+    del handles, handle  # the error has what was under way
+    model.close()
+    left_nothing(runner)
+
+
+def test_an_interrupted_caller_leaves_the_engine_whole(model: LanguageModel) -> None:
+    runner = model.runner
+    assert isinstance(runner, FakeRunner)
+    fail_once(runner, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        model.generate([5], max_tokens=9)
+    assert model.generate([5], max_tokens=9, ignore_eos=True).ids == expected([5], 9)
+
+
+def test_a_pool_that_cannot_grow_preempts() -> None:
+    """Memory is gone at 6 pages: the sequences that there are share those."""
+    model, runner = made()
+    grow = runner._grow
+
+    def scarce(pages: int) -> None:
+        if pages > 6:
+            raise DeviceError("no memory")
+        grow(pages)
+
+    runner._grow = scarce  # type: ignore[method-assign]
+    prompts = [[i] * 100 for i in range(6)]
+    handles = [model.engine.submit(request(prompt, 60)) for prompt in prompts]
+    assert [ids_of(handle) for handle in handles] == [expected(prompt, 60) for prompt in prompts]
+    assert runner.pool.pages <= 6
+    with pytest.raises(DeviceError, match="no memory"):
+        model.generate([1] * 900, max_tokens=3)
+    model.close()
+    left_nothing(runner)
+
+
+def test_draining() -> None:
+    model, runner = made()
+    go_on = held(runner)
+    handle = model.engine.submit(request([5], 20))
+    assert not model.engine.drain(0.01)
+    with pytest.raises(UnavailableError, match="takes no more requests"):
+        model.engine.submit(request([6], 20))
+    go_on.set()
+    assert asyncio.run(model.engine.adrain(20))
+    assert ids_of(handle) == expected([5], 20)
+    model.close()
+    left_nothing(runner)
+
+
+def test_closing_ends_all_readers() -> None:
+    model, runner = made()
+    runner.awaited = lambda tokens: time.sleep(0.002)  # type: ignore[method-assign]
+    ends: list[str] = []
+
+    def read(handle: Handle) -> None:
+        try:
+            list(handle)
+        except UnavailableError as problem:
+            ends.append(str(problem))
+
+    async def aread() -> None:
+        try:
+            await model.agenerate([9], max_tokens=5000)
+        except UnavailableError as problem:
+            ends.append(str(problem))
+
+    handles = [model.engine.submit(request([i], 5000)) for i in range(3)]
+    threads = [threading.Thread(target=read, args=(handle,)) for handle in handles]
+    threads.append(threading.Thread(target=lambda: asyncio.run(aread())))
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: model.engine.stats().running == 4)
+    model.close()
+    for thread in threads:
+        thread.join(20)
+    assert ends == ["this model is closed; load it again"] * 4
+    with pytest.raises(UnavailableError, match="this model is closed"):
+        model.engine.submit(request([1]))
+    left_nothing(runner)
