@@ -61,7 +61,7 @@ def ids_of(handle: Handle) -> list[int]:
 def held(runner: FakeRunner) -> threading.Event:
     """Steps come back after this event."""
     go_on = threading.Event()
-    runner.awaited = lambda tokens: go_on.wait(20)  # type: ignore[method-assign]
+    runner.awaited = lambda tokens: None if go_on.wait(20) else None  # type: ignore[method-assign]
     return go_on
 
 
@@ -417,21 +417,35 @@ def test_a_constraint_sees_every_token_and_holds_nobody_up(model: LanguageModel)
 
 def test_no_end_before_min_tokens(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler is told to leave the stop tokens out as long as too few came."""
-    stops = frozenset({3, 4})
-    handle = model.engine.submit(request([5], 10, stop_ids=stops, min_tokens=4))
-    assert handle.early_settings.bias == ((3, float("-inf")), (4, float("-inf")))
-    assert handle.settings.bias == ()
-    used: list[bool] = []
     runner = model.runner
     assert isinstance(runner, FakeRunner)
-    real = runner.decode_batch
+    banned: list[bool] = []
+    step, decode = runner.step, runner.decode_batch
 
-    def spy(sequences: Any, settings: Any) -> Any:
-        used.append(bool(settings[0].bias))
-        return real(sequences, settings)
+    def first(parts: Any) -> Any:
+        banned.append(bool(parts[0].settings.bias))
+        return step(parts)
 
-    monkeypatch.setattr(runner, "decode_batch", spy)
-    list(handle)
+    def later(sequences: Any, settings: Any) -> Any:
+        batch = decode(sequences, settings)
+        now, replace, run = [settings[0]], batch.replace, batch.step
+
+        def replaced(sequences: Any, settings: Any) -> None:
+            now[0] = settings[0]
+            replace(sequences, settings)
+
+        def stepped() -> Any:
+            banned.append(now[0].bias == ((3, float("-inf")), (4, float("-inf"))))
+            return run()
+
+        monkeypatch.setattr(batch, "replace", replaced)
+        monkeypatch.setattr(batch, "step", stepped)
+        return batch
+
+    monkeypatch.setattr(runner, "step", first)
+    monkeypatch.setattr(runner, "decode_batch", later)
+    list(model.engine.submit(request([5], 9, stop_ids=frozenset({3, 4}), min_tokens=4)))
+    assert banned[:8] == [True] * 4 + [False] * 4
 
 
 def test_penalties_and_log_probabilities(model: LanguageModel) -> None:
