@@ -105,7 +105,7 @@ class FakeRunner(Runner):
         self.fates: list[str] = []
         self.steps: list[list[int]] = []  # rows of each part of each step
 
-    def awaited(self, tokens: FakeTokens) -> None:
+    def awaited(self, tokens: FakeTokens) -> object:
         """Called when somebody waits for tokens; a test may replace it."""
 
     @property

@@ -61,7 +61,7 @@ def ids_of(handle: Handle) -> list[int]:
 def held(runner: FakeRunner) -> threading.Event:
     """Steps come back after this event."""
     go_on = threading.Event()
-    runner.awaited = lambda tokens: None if go_on.wait(20) else None  # type: ignore[method-assign]
+    runner.awaited = lambda tokens: go_on.wait(20)  # type: ignore[method-assign]
     return go_on
 
 
@@ -126,10 +126,11 @@ def test_many_clients_in_a_small_pool(ahead: int, deterministic: bool) -> None:
     stats = model.engine.stats()
     assert not wrong
     assert stats.preemptions > 0
-    assert stats.finished["length"] == 96 - 5
+    assert sum(stats.finished.values()) == 96
+    assert stats.finished["length"] >= 96 - 5, "who leaves may be too late"
     assert stats.prefix_hits > 0
     assert runner.pool.pages <= 28
-    decode = [len(step) for step in runner.steps]
+    decode = [len(step) for step in runner.steps if set(step) == {1}]
     assert sum(count >= 8 for count in decode) > len(decode) / 2
     model.close()
     left_nothing(runner)
@@ -190,6 +191,9 @@ def test_a_slow_reader_gets_all_at_once(model: LanguageModel) -> None:
 
 
 def test_asyncio(model: LanguageModel) -> None:
+    runner = model.runner
+    assert isinstance(runner, FakeRunner)
+
     async def main() -> None:
         deltas = [delta async for delta in model.engine.submit(request([5], 30))]
         assert [i for delta in deltas for i in delta.ids] == expected([5], 30)
@@ -197,11 +201,11 @@ def test_asyncio(model: LanguageModel) -> None:
         assert "".join(texts) == "".join(delta.text for delta in deltas)
         found = await model.achat([{"role": "user", "content": "hello"}], max_tokens=4, ignore_eos=True)
         assert len(found.ids) == 4
-        async with model.astream([5], max_tokens=300, ignore_eos=True) as stream:
+        runner.awaited = lambda tokens: time.sleep(0.001)  # type: ignore[method-assign]
+        async with model.astream([5], max_tokens=900, ignore_eos=True) as stream:
             async for _ in stream:
                 break
-        while stream.completion is None:
-            await asyncio.sleep(0.001)
+        assert stream.completion is not None
         assert stream.completion.finish_reason == "closed"
         with pytest.raises(InputError, match="empty"):
             await model.agenerate([])
