@@ -134,7 +134,12 @@ class PagePool:
 
     def needed(self, sequence: Sequence, count: int) -> int:
         """How many pages it takes to write so many positions to a sequence."""
-        return len(self._new(sequence, count)) + len(self._shared(sequence, count))
+        pages, length = sequence.pages, sequence.length
+        first, end, held = length // PAGE, -(-(length + count) // PAGE), len(pages)
+        needed = max(0, end - held)
+        for i in range(first, min(end, held)):
+            needed += self._users[pages[i]] > 1
+        return needed
 
     def missing(self, wanted: Iterable[tuple[Sequence, int]]) -> int:
         """How many pages more than are free it takes to write so many positions to each sequence."""
