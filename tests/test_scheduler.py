@@ -55,7 +55,7 @@ class Driver:
     def __post_init__(self) -> None:
         self.runner = FakeRunner(TOKEN, VOCABULARY, context=CONTEXT, max_tokens=self.limits.max_rows)
         self.runner.max_pages = self.limits.max_pages
-        self.runner.deterministic = self.limits.cut > 0
+        self.runner.deterministic = self.limits.fixed_chunk > 0
         self.cache = PrefixCache(self.runner.pool)
         self.runner.reclaim = self.cache.reclaim
         self.scheduler = Scheduler(self.runner.pool, self.cache, self.limits, self.runner.share, self.runner.free)
@@ -110,18 +110,18 @@ class Driver:
         assert started == waiting[: len(started)], "in order of priority and arrival"
         assert batch.decode == all(rows.ids is None for rows in batch.rows)
         has_row = {rows.state.number for rows in batch.rows}
-        if not limits.cut:
+        if not limits.fixed_chunk:
             for state in running:  # nobody who can decode is left out, whatever else is read
                 known = state.in_flight or (state.sequence and state.sequence.length >= len(state.tokens) - 1)
                 ready = state.left and not (state.waits and state.in_flight)
                 assert not (state.running and known and ready) or state.number in has_row
-        for rows in batch.rows if limits.cut else ():
+        for rows in batch.rows if limits.fixed_chunk else ():
             assert rows.state.sequence is not None
             first, end = rows.state.sequence.length, rows.state.sequence.length + len(rows.ids or [0])
             if first < rows.state.prompt_tokens:
                 assert len(batch.rows) == 1, "a chunk is alone"
-                assert first % limits.cut == 0
-                assert end == min(rows.state.prompt_tokens, first + limits.cut)
+                assert first % limits.fixed_chunk == 0
+                assert end == min(rows.state.prompt_tokens, first + limits.fixed_chunk)
             else:
                 assert end == first + 1, "what was generated is run row by row"
 
@@ -195,20 +195,20 @@ REQUESTS = st.builds(
     max_running=st.integers(1, 6),
     max_pages=st.integers(5, 14),
     chunk=st.sampled_from([8, 64]),
-    cut=st.sampled_from([0, 0, 64, PAGE]),
+    fixed_chunk=st.sampled_from([0, 0, 64, PAGE]),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_sequence_gets_what_it_gets_alone(
-    requests: list[Wanted], ahead: int, max_rows: int, max_running: int, max_pages: int, chunk: int, cut: int
+    requests: list[Wanted], ahead: int, max_rows: int, max_running: int, max_pages: int, chunk: int, fixed_chunk: int
 ) -> None:
-    max_rows = max(max_rows, cut, max_running)
-    Driver(Limits(max_rows, max_running, max_pages, chunk, cut), ahead).run(requests)
+    max_rows = max(max_rows, fixed_chunk, max_running)
+    Driver(Limits(max_rows, max_running, max_pages, chunk, fixed_chunk), ahead).run(requests)
 
 
-@pytest.mark.parametrize("cut", [0, PAGE])
-def test_a_pool_that_is_too_small_preempts_the_youngest(cut: int) -> None:
+@pytest.mark.parametrize("fixed_chunk", [0, PAGE])
+def test_a_pool_that_is_too_small_preempts_the_youngest(fixed_chunk: int) -> None:
     """Six texts that grow from one page to two, in a pool of seven."""
-    driver = Driver(Limits(PAGE, 6, 7, 64, cut), 2)
+    driver = Driver(Limits(PAGE, 6, 7, 64, fixed_chunk), 2)
     driver.run([Wanted(0, 100, 60) for _ in range(6)])
     assert driver.scheduler.preemptions >= 2
     firsts = [rows.state.number for batch in driver.steps for rows in batch.rows]

@@ -98,7 +98,7 @@ class Engine:
         rows, outputs = runner.max_tokens, min(runner.max_outputs, runner.max_tokens)
         pages = runner.max_pages if options.cache_tokens is None else pages_for(options.cache_tokens)
         running = outputs if options.parallel is None else min(options.parallel, outputs)
-        return Limits(rows, running, min(pages, runner.max_pages), options.chunk_tokens or rows, runner.cut)
+        return Limits(rows, running, min(pages, runner.max_pages), options.chunk_tokens or rows, runner.fixed_chunk)
 
     @property
     def context(self) -> int:

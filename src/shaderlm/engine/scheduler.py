@@ -5,8 +5,8 @@ holds nobody up. Sequences start in the order of priority and arrival, and each 
 tokens that is cached. A pool without free pages gives up cached pages first, grows next, and then the youngest sequence
 is preempted: it loses its pages, waits, and is computed again later from the tokens that are known.
 
-With `cut` the rows of a sequence do not depend on its company: prompts are cut at multiples of it and run alone, and
-what was generated before a preemption is run again row by row, beside decode rows, as it was the first time.
+With a fixed chunk the rows of a sequence do not depend on its company: chunks of prompts end at multiples of it and run
+alone, and what was generated before a preemption is run again row by row, beside decode rows, as it was the first time.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Limits:
     max_running: int
     max_pages: int
     chunk: int  # rows of prompts in a step with decode rows
-    cut: int = 0  # 0: chunks end anywhere
+    fixed_chunk: int = 0  # 0: chunks end anywhere
 
 
 @dataclass
@@ -151,12 +151,12 @@ class Scheduler:
         state.on_device = False
 
     def _insert(self, state: SequenceState, *, whole: bool) -> None:
-        """Keep the pages of known tokens. With `cut`, those of whole chunks of the prompt: others have other bits."""
-        sequence, cut = state.sequence, self.limits.cut
+        """Keep the pages of known tokens. Of fixed chunks, those of the prompt that are whole: others differ in bits."""
+        sequence, fixed_chunk = state.sequence, self.limits.fixed_chunk
         assert sequence is not None
         known = min(sequence.length, len(state.tokens))
-        if cut:
-            known = min(known, state.prompt_tokens) // max(cut, PAGE) * max(cut, PAGE)
+        if fixed_chunk:
+            known = min(known, state.prompt_tokens) // max(fixed_chunk, PAGE) * max(fixed_chunk, PAGE)
         elif whole:
             known = known // PAGE * PAGE
         if state.kept and known:
@@ -165,7 +165,7 @@ class Scheduler:
     def _insert_prompt(self, state: SequenceState) -> None:
         """Pages of the prompt that are full can be shared before the request is over."""
         assert state.sequence is not None
-        unit = max(self.limits.cut, PAGE)
+        unit = max(self.limits.fixed_chunk, PAGE)
         full = min(state.sequence.length, state.prompt_tokens) // unit * unit
         if state.kept and full > state.inserted:
             self.cache.insert(state.tokens[:full], state.sequence.pages)
@@ -212,7 +212,7 @@ class Scheduler:
     def _schedule(self) -> Batch | None:
         self._claimed = 0
         limits = self.limits
-        if limits.cut:
+        if limits.fixed_chunk:
             return self._schedule_fixed()
         found = self._decode_rows()
         decode = all(rows.ids is None for rows in found)
@@ -240,10 +240,10 @@ class Scheduler:
 
     def _schedule_fixed(self) -> Batch | None:
         """One chunk alone, or decode rows alone; where there are both, in turns."""
-        chunk = list[Rows]() if self._chunk_was_last else self._chunks(self.limits.cut)
+        chunk = list[Rows]() if self._chunk_was_last else self._chunks(self.limits.fixed_chunk)
         found = [] if chunk else self._decode_rows()
         if not chunk and not found:
-            chunk = self._chunks(self.limits.cut)
+            chunk = self._chunks(self.limits.fixed_chunk)
         self._chunk_was_last = bool(chunk)
         if chunk:
             return Batch(tuple(chunk), decode=False)
@@ -266,7 +266,7 @@ class Scheduler:
         if state.in_flight:
             return False
         length = state.sequence.length
-        return length < (state.prompt_tokens if self.limits.cut else len(state.tokens) - 1)
+        return length < (state.prompt_tokens if self.limits.fixed_chunk else len(state.tokens) - 1)
 
     def _decode_rows(self) -> list[Rows]:
         """One row of every sequence that is not reading. The youngest give way where pages are missing."""
@@ -333,17 +333,17 @@ class Scheduler:
                 break
             found.append(rows)
             budget -= len(rows.ids or ())
-            if self.limits.cut:
+            if self.limits.fixed_chunk:
                 break
         return found
 
     def _chunk(self, state: SequenceState, budget: int) -> Rows | None:
         """The next tokens of a prompt that fit the budget and the pool."""
         assert state.sequence is not None
-        first, cut = state.sequence.length, self.limits.cut
+        first, fixed_chunk = state.sequence.length, self.limits.fixed_chunk
         end = min(len(state.tokens), first + budget)
-        if cut:
-            end = min(state.prompt_tokens, (first // cut + 1) * cut)
+        if fixed_chunk:
+            end = min(state.prompt_tokens, (first // fixed_chunk + 1) * fixed_chunk)
         if not self._claim(self._needed(state, end - first + 1)):
             return None
         return Rows(state, state.tokens[first:end], end == len(state.tokens))
@@ -354,13 +354,13 @@ class Scheduler:
             return None
         state, match = self.waiting[0], Match()
         if state.cached:
-            cut = self.limits.cut
-            # What was generated is run again with `cut`.
-            ids = state.tokens[: state.prompt_tokens] if cut else state.tokens
-            match = self.cache.match(ids, max(cut, PAGE) if cut else 1)
+            fixed_chunk = self.limits.fixed_chunk
+            # With fixed chunks, what was generated is run again.
+            ids = state.tokens[: state.prompt_tokens] if fixed_chunk else state.tokens
+            match = self.cache.match(ids, max(fixed_chunk, PAGE) if fixed_chunk else 1)
         pages, length = match.pages, match.length
         sequence = self.share(pages, length)
-        if state.contiguous and not self.running and not self.limits.cut:
+        if state.contiguous and not self.running and not self.limits.fixed_chunk:
             self._clear_the_way(state, pages, length)
         # Those that are being read will take pages too, and so will the next token of somebody.
         promised = sum(self._needed_in_all(each) for each in self.running if self._reads(each)) + bool(self.running)

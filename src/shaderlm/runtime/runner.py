@@ -38,7 +38,7 @@ U32 = NDArray[np.uint32]
 Gives = Literal["nothing", "token", "logits", "all logits", "hidden"]
 FIRST_PAGES = 4  # of the pool: 512 positions, the least that attention over a contiguous cache expects
 MAX_OUTPUTS = 64  # rows of logits at once
-_CUT = 2 * PAGE  # of a prompt: larger chunks are read faster, smaller ones are found in a cache more often
+_FIXED_CHUNK = 2 * PAGE  # of a prompt: larger chunks are read faster, smaller ones are found in a cache more often
 
 
 class SamplerSettings(NamedTuple):
@@ -231,9 +231,9 @@ class Runner(ABC):
         self._last_graph: tuple[Step, tuple[Graph, tuple[RejectedFusion, ...]]] | None = None
 
     @property
-    def cut(self) -> int:
-        """Where prompts must be cut, for rows that do not depend on their company: at multiples of it. 0: anywhere."""
-        return min(self.max_tokens, _CUT) if self.deterministic else 0
+    def fixed_chunk(self) -> int:
+        """Chunks of prompts must end at multiples of it, for rows that do not depend on their company. 0: anywhere."""
+        return min(self.max_tokens, _FIXED_CHUNK) if self.deterministic else 0
 
     @property
     def usable(self) -> bool:
