@@ -18,7 +18,8 @@ import pytest
 
 import shaderlm as package
 from shaderlm.errors import InputError
-from shaderlm.runtime.session import Session
+from shaderlm.runtime.numpy_runner import NumpyRunner
+from shaderlm.runtime.runner import Part
 
 from .command_line import COMMAND, Done, Recorder, shaderlm, start
 from .tiny_models import write_tiny_llama
@@ -243,15 +244,15 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(slow: Path, tmp_path: Path,
 def test_ctrl_c_before_the_answer_says_that_the_message_is_dropped(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, sample, expected = tmp_path / "talk.json", Session.sample, conversation(tiny, "Again")
+    path, step, expected = tmp_path / "talk.json", NumpyRunner.step, conversation(tiny, "Again")
     presses = iter([True, False])
 
-    def interrupted(*given: Any) -> Any:
-        if next(presses):
+    def interrupted(self: NumpyRunner, parts: list[Part]) -> Any:
+        if parts[0].ids is not None and next(presses):  # while a prompt is read
             raise KeyboardInterrupt
-        return sample(*given)
+        return step(self, parts)
 
-    monkeypatch.setattr(Session, "sample", interrupted)
+    monkeypatch.setattr(NumpyRunner, "step", interrupted)
     done = chat(tiny, f"Hello\nAgain\n/save {path}\n")
     assert done.out == expected[1]["content"] + "\n", "no empty line for what has no answer"
     assert saved(path) == expected

@@ -19,7 +19,8 @@ from shaderlm.cli import streaming
 from shaderlm.cli.loading import LONG_PROMPT, _bar
 from shaderlm.engine import loading
 from shaderlm.gpu import adapters
-from shaderlm.runtime.session import Session
+from shaderlm.runtime.numpy_runner import NumpyRunner
+from shaderlm.runtime.runner import Part
 
 from .command_line import Done, Recorder, shaderlm, start
 from .tiny_models import tiny_tokens, write_tiny_llama
@@ -234,11 +235,12 @@ def test_a_line_on_the_terminal_where_the_prompt_takes_long(
     tiny: Path, form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None in a pipe and none where it is quick. It is gone before the text comes, and stdout has nothing of it."""
-    sample, asked = Session.sample, "generating …" if form else "reading the prompt …"
+    step, asked = NumpyRunner.step, "generating …" if form else "reading the prompt …"
 
-    def slow(*given: Any) -> Any:
-        time.sleep(0.4)
-        return sample(*given)
+    def slow(self: NumpyRunner, parts: list[Part]) -> Any:
+        if parts[0].ids is not None:  # the prompt
+            time.sleep(0.4)
+        return step(self, parts)
 
     def shown() -> str:
         done = generate(tiny, "Hello", "-n", 4, *form)
@@ -249,11 +251,11 @@ def test_a_line_on_the_terminal_where_the_prompt_takes_long(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("shaderlm.cli.loading.DELAY_SECONDS", 0.05)
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "sample", slow)
+        patched.setattr(NumpyRunner, "step", slow)
         assert shown() == "", "a pipe"
     monkeypatch.setattr(Recorder, "isatty", lambda self: True)
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "sample", slow)
+        patched.setattr(NumpyRunner, "step", slow)
         said = shown()
         assert asked in said
         assert " tokens, " not in said, "no bar for a short prompt"
@@ -332,7 +334,7 @@ def test_ctrl_c_before_the_first_text_says_so(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Session, "sample", interrupted)
+    monkeypatch.setattr(NumpyRunner, "step", interrupted)
     assert generate(tiny, "x", *form) == Done(130, "", "cancelled: there is no text yet\n")
 
 

@@ -151,7 +151,7 @@ class Scheduler:
         state.on_device = False
 
     def _insert(self, state: SequenceState, *, whole: bool) -> None:
-        """Keep the pages of known tokens. Of fixed chunks, those of the prompt that are whole: others differ in bits."""
+        """Keep the pages of known tokens. Of fixed chunks, those of the prompt that are whole: bits differ."""
         sequence, fixed_chunk = state.sequence, self.limits.fixed_chunk
         assert sequence is not None
         known = min(sequence.length, len(state.tokens))
