@@ -25,8 +25,9 @@ from shaderlm.gpu.read_back import ReadBackRing, Staged
 from shaderlm.gpu.webgpu_h import CEncoder
 from shaderlm.graph.batch import PAGE
 from shaderlm.profile.measure import profile
+from shaderlm.runtime.gpu_decode import GpuDecode
 from shaderlm.runtime.gpu_runner import GpuRunner
-from shaderlm.runtime.runner import FIRST_PAGES, GREEDY, SamplerSettings
+from shaderlm.runtime.runner import FIRST_PAGES, GREEDY, Part, SamplerSettings
 from shaderlm.runtime.session import Session
 
 from .policies import with_policy
@@ -406,3 +407,37 @@ def test_a_profile_tells_the_threads_apart(model: GpuRunner) -> None:
     assert decode.host_us_per_dispatch == pytest.approx(busy / len(decode.dispatches))
     assert sum(decode.host_us.values()) <= decode.wall_us * (1 + 1e-9)
     assert decode.gpu_us is None or sum(timed.us for timed in decode.dispatches) == pytest.approx(decode.gpu_us)
+
+
+def test_other_sequences_keep_what_is_recorded_ahead(model: GpuRunner) -> None:
+    """As long as the plans are the same: of as many rows, with the same kind of sampling."""
+    prompts = [[5, 6, 7], [8, 9], [3, 1, 4, 1]]
+    alone = []
+    for ids in prompts:
+        session = model.session()
+        alone.append([session.sample(ids).wait(), *(session.advance().wait() for _ in range(5))])
+        session.close()
+    a, b, c = sequences = [model.add() for _ in prompts]
+    found = [[model.step([Part(each, ids)]).token(each).wait()] for each, ids in zip(sequences, prompts, strict=True)]
+    batch = model.decode_batch([a, b], [GREEDY] * 2)
+    assert isinstance(batch, GpuDecode)
+    pools = []
+    for running in ((a, b), (c, a), (b, c), (b, c), (a, b), (c, a), (b, c), (a,)):
+        batch.replace(running, [GREEDY] * len(running))
+        tokens = batch.step().wait()
+        pools.append(batch._pool)
+        for each in running:
+            found[sequences.index(each)].append(int(tokens[each.slot]))
+    assert pools[0] is not None
+    assert all(pool is pools[0] for pool in pools[:-1])
+    assert pools[-1] is not pools[0]
+    batch.replace([a, b], [GREEDY, SamplerSettings(logprobs=1)])
+    reported = batch.step()
+    for each in (a, b):
+        found[sequences.index(each)].append(int(reported.wait()[each.slot]))
+    assert reported.logprobs(b.slot) is not None
+    batch.close()
+    for ids, expected in zip(found, alone, strict=True):
+        assert ids[:6] == expected[: len(ids)]
+    for each in sequences:
+        model.free(each)

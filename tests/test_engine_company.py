@@ -59,7 +59,14 @@ def assert_greedy(oracle: LanguageModel, prompt: list[int], ids: list[int], labe
     return int((taken < best).sum())
 
 
-@pytest.mark.parametrize(("where", "clients", "tokens"), [("cpu", 32, 64), ("device", 16, 36)])
+@pytest.mark.parametrize(
+    ("where", "clients", "tokens"),
+    [
+        ("cpu", 32, 64),
+        ("device", 16, 36),
+        pytest.param("device", 1000, 64, marks=pytest.mark.long),
+    ],
+)
 def test_clients_together(
     where: str, clients: int, tokens: int, tiny: Path, oracle: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
@@ -67,7 +74,7 @@ def test_clients_together(
     with load_with(tiny, device=on(where, request), cache="f32") as model:
         prompts = prompts_of(model, clients)
         pages = sum(-(-(len(prompt) + tokens) // PAGE) for prompt in prompts)
-        model.engine.configure(EngineOptions(parallel=24, cache_tokens=pages // 3 * PAGE))
+        model.engine.configure(EngineOptions(parallel=24, cache_tokens=min(pages // 3, 24) * PAGE))
         before = threading.active_count()
         handles = [model.engine.submit(model.request(prompt, max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
         for i, handle in enumerate(handles):

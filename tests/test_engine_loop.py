@@ -534,6 +534,24 @@ def test_an_interrupted_caller_leaves_the_engine_whole(model: LanguageModel) -> 
     assert model.generate([5], max_tokens=9, ignore_eos=True).ids == expected([5], 9)
 
 
+def test_a_reader_that_is_interrupted_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the engine's thread steps."""
+    model, runner = made()
+    runner.awaited = lambda tokens: time.sleep(0.001)  # type: ignore[method-assign]
+    handle, other = model.engine.submit(request([5], 900)), model.engine.submit(request([6], 40))
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(handle, "wait_in_thread", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(handle)
+    assert ids_of(other) == expected([6], 40)
+    wait_until(lambda: handle.finish_reason == "closed")
+    model.close()
+    left_nothing(runner)
+
+
 def test_a_pool_that_cannot_grow_preempts() -> None:
     """Memory is gone at 6 pages: the sequences that there are share those."""
     model, runner = made()

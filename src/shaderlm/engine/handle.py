@@ -98,8 +98,12 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         return text
 
     def _wait_for_items(self) -> None:
-        while not self._items and self.finish_reason is None:
-            self._engine.serve(self)
+        try:
+            while not self._items and self.finish_reason is None:
+                self._engine.serve(self)
+        except BaseException:  # Ctrl-C, while the engine's thread is at it
+            self.cancel()
+            raise
 
     def wait_in_thread(self) -> None:
         """Until something came, or the engine's thread says that it does not step any more."""

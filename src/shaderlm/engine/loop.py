@@ -15,10 +15,12 @@ Locks, in the order in which they are taken:
 from __future__ import annotations
 
 import asyncio
+import atexit
 import heapq
 import itertools
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from dataclasses import dataclass
 from operator import is_not
@@ -56,6 +58,8 @@ class _Flight:
         return None
 
 
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
 Confirmed = list[tuple[Handle, int | None, TokenLogprob | None]]
 
 
@@ -90,6 +94,7 @@ class Engine:
         self._finished: Counter[str] = Counter()
         self._prompt_tokens = self._generation_tokens = self._steps = self._rows = 0
         self._prompt_seconds = self._decode_seconds = 0.0
+        _engines.add(self)
 
     # Limits --------------------------------------------------------------------------------------------------
 
@@ -651,3 +656,11 @@ def _settings(state: SequenceState) -> SamplerSettings:
         except Exception as problem:
             raise _RequestError(state, problem) from problem
     return handle.masked
+
+
+@atexit.register
+def _end_threads() -> None:
+    """A thread inside the GPU's library while the interpreter goes away would take the process with it."""
+    for engine in list(_engines):
+        if engine.has_thread:
+            engine.close()
