@@ -283,7 +283,8 @@ def test_a_request_that_waits_can_be_cancelled(model: LanguageModel) -> None:
     second.cancel()
     assert list(second) == []
     assert second.finish_reason == "closed"
-    assert second.completion is None
+    assert (second.completion, second.timing.prompt_seconds) == ("", 0)
+    assert second.timing.queue_seconds > 0
     assert ids_of(first) == expected([5], 200)
 
 
@@ -296,6 +297,11 @@ def test_deadlines() -> None:
     assert 0 < len(ids) < 800
     assert ids == expected([5], len(ids))
     assert model.generate([5], max_tokens=900, ignore_eos=True, timeout=0.05).finish_reason == "deadline"
+    model.engine.configure(EngineOptions(parallel=1))
+    first = model.engine.submit(request([5], 60))
+    late = asyncio.run(model.agenerate([6], max_tokens=9, timeout=0.02))
+    assert (late.finish_reason, late.ids) == ("deadline", []), "before it started"
+    first.result()
     model.close()
     left_nothing(runner)
 
@@ -385,6 +391,29 @@ def test_a_hidden_state(model: LanguageModel) -> None:
     assert state.hidden is not None
     np.testing.assert_array_equal(state.hidden, [3, 7])
     assert (state.finish_reason, state.usage.completion_tokens) == ("stop", 0)
+
+
+def test_a_wrong_request_does_not_reach_the_others(model: LanguageModel) -> None:
+    class Short:
+        def mask(self) -> bytes:
+            return b"\xff"
+
+        def accept(self, token: int) -> bool:
+            return True
+
+    running = model.engine.submit(request([5], 60))
+    for wrong, message in (
+        (request([VOCABULARY]), "a token id must lie in"),
+        (request([]), "the prompt is empty"),
+        (request([1], 0), "max_tokens must be at least 1"),
+        (request([1], stop_ids=frozenset({-1})), "a token id must lie in"),
+        (request([1], sampling=SamplingParams(logit_bias={VOCABULARY: 1.0})), "logit_bias has token"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.engine.submit(wrong)
+    with pytest.raises(InputError, match="a mask must have"):
+        list(model.engine.submit(request([6], constraint=Short())))
+    assert ids_of(running) == expected([5], 60)
 
 
 class Allowed:

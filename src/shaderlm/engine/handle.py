@@ -51,7 +51,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             banned = dict(self.settings.bias) | dict.fromkeys(request.stop_ids, float("-inf"))
             self.early_settings = self.settings._replace(bias=tuple(sorted(banned.items())))
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
-        self.submitted = self.started = self.first = self.last = 0.0
+        self.submitted = self.started = self.first = self.last = self._ended = 0.0
         self.cancelled = False
         self.ending: str | None = None  # the reason, where its last token came and its text is not made yet
         prompt = list(request.prompt_ids)
@@ -218,9 +218,10 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     @property
     def timing(self) -> Timing:
         """Seconds in the queue, until the first token, and for the others."""
-        queued = (self.started or (time.monotonic() if self.finish_reason is None else self.last)) - self.submitted
+        if not self.started:
+            return Timing(queue_seconds=(self._ended or time.monotonic()) - self.submitted if self.submitted else 0.0)
         decoded = max(0, len(self._ids) - 1)
-        return Timing(self.first - self.started, self.last - self.first, decoded, queued if self.submitted else 0.0)
+        return Timing(self.first - self.started, self.last - self.first, decoded, self.started - self.submitted)
 
     # What the engine does ------------------------------------------------------------------------------------
 
@@ -246,7 +247,8 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if text:
             self._texts.append(text)
             self._items.append(_Item(text, None, None))
-        if self.started and self.request.output == "text":
+        self._ended = time.monotonic()
+        if self.submitted and self.request.output == "text":
             prompt = self.sequence.tokens[: self.sequence.prompt_tokens]
             whole = "".join(self._texts)
             self.completion = Completion.of(whole, self._ids, prompt, reason, self._logprobs, self.timing)

@@ -166,10 +166,7 @@ class LanguageModel:
         if not ids:
             raise InputError("the prompt is empty; give at least one word")
         self._check_length(ids)
-        self._runner.check_ids(ids)
         params.sampling.check_vocabulary(self.config.vocabulary)
-        if params.stop_token_ids:
-            self._runner.check_ids(params.stop_token_ids)
         own = frozenset[int]() if params.ignore_eos else self.tokenizer.stop_ids
         return Request(
             prompt_ids=ids,

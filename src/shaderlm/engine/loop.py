@@ -27,6 +27,7 @@ from operator import is_not
 
 from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from ..graph.batch import PAGE
+from ..runtime.adjusted import check_settings
 from ..runtime.pages import Sequence, pages_for
 from ..runtime.prefix_cache import PrefixCache
 from ..runtime.runner import U32, DecodeBatch, Gives, Part, Runner, SamplerSettings, StepResult, Tokens, bucket
@@ -152,9 +153,20 @@ class Engine:
         if prompt > context:
             holds = f"the prompt has {prompt:,} tokens, the context holds {context:,}"
             raise ContextSizeError(f"{holds}. Shorten the prompt, or give the cache more memory", prompt, context)
+        self._check(request)
         made = Handle(self, request, next(self._numbers), pulled=pulled)
         made.sequence.left = 1 if request.output == "hidden" else min(request.max_tokens, context - prompt + 1)
         return made
+
+    def _check(self, request: Request) -> None:
+        """Before it shares steps with others: what a step refuses would end them, too."""
+        vocabulary = self._runner.config.vocabulary
+        self._runner.check_ids(request.prompt_ids)
+        if request.stop_ids:
+            self._runner.check_ids(list(request.stop_ids))
+        request.sampling.check_vocabulary(vocabulary)
+        if request.max_tokens < 1:
+            raise InputError(f"max_tokens must be at least 1, got {request.max_tokens}")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -294,11 +306,10 @@ class Engine:
         while self._cancels:
             ended.append(self._cancels.popleft())
             self._end(ended[-1], "closed")
-        if self._deadlines:
-            now = time.monotonic()
-            while self._deadlines and self._deadlines[0][0] <= now:
-                ended.append(heapq.heappop(self._deadlines)[2])
-                self._end(ended[-1], "deadline")
+        if self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            for handle in self._late():
+                self._end(handle, "deadline")
+                ended.append(handle)
         if self._closed:
             error = UnavailableError("this model is closed; load it again")
             for handle in list(self._active.values()):
@@ -307,6 +318,13 @@ class Engine:
                 ended.append(handle)
         if ended:
             wake(ended)
+
+    def _late(self) -> list[Handle]:
+        found, now = [], time.monotonic()
+        with self._lock:
+            while self._deadlines and self._deadlines[0][0] <= now:
+                found.append(heapq.heappop(self._deadlines)[2])
+        return found
 
     def _fill(self, ahead: int) -> None:
         with self._runner.lock:
@@ -381,7 +399,8 @@ class Engine:
             self._prompt_tokens += state.prompt_tokens
 
     def _decode_step(self, states: list[SequenceState]) -> Tokens:
-        settings = [_settings(state) for state in states]
+        vocabulary = self._runner.config.vocabulary
+        settings = [_settings(state, vocabulary) for state in states]
         sequences = [_sequence(state) for state in states]
         batch = self._decode
         if batch is None or sequences != self._members or any(map(is_not, settings, self._settings)):
@@ -399,7 +418,7 @@ class Engine:
             return Part(sequence, rows.ids, "nothing")
         handle: Handle = state.owner
         gives: Gives = "token" if handle.request.output == "text" else "hidden"
-        settings = _settings(state)
+        settings = _settings(state, self._runner.config.vocabulary)
         if settings.penalizes and not sequence.has_history:
             self._runner.set_history(sequence, state.tokens)
         return Part(sequence, rows.ids, gives, settings)
@@ -641,7 +660,7 @@ def _sequence(state: SequenceState) -> Sequence:
     return state.sequence
 
 
-def _settings(state: SequenceState) -> SamplerSettings:
+def _settings(state: SequenceState, vocabulary: int) -> SamplerSettings:
     """How the next token of a sequence is sampled."""
     handle: Handle = state.owner
     request = handle.request
@@ -653,6 +672,7 @@ def _settings(state: SequenceState) -> SamplerSettings:
     if handle.masked is None:  # once for each token, also where the sequence is preempted
         try:
             handle.masked = settings._replace(mask=request.constraint.mask())
+            check_settings(handle.masked, vocabulary, has_history=True)
         except Exception as problem:
             raise _RequestError(state, problem) from problem
     return handle.masked
