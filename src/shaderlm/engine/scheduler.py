@@ -112,7 +112,8 @@ class Scheduler:
     running: list[SequenceState] = field(default_factory=list)  # the oldest is first
     preempted: Callable[[SequenceState], None] = lambda state: None  # is told
     preemptions: int = 0
-    _steady: Batch | None = None  # all that run decode, nobody waits: the next step is the same
+    _steady: Batch | None = None  # all that run decode, nobody can start: the next step is the same
+    _blocked: bool = False  # the first that waits does not fit, as long as nobody leaves
     _claimed: int = 0  # pages that the batch in the making takes
     _chunk_was_last: bool = False
 
@@ -121,12 +122,13 @@ class Scheduler:
     def add(self, state: SequenceState) -> None:
         """A new request, or one that was preempted."""
         insort(self.waiting, state, key=lambda each: each.order)
-        self._steady = None
+        self._steady, self._blocked = None, False
 
     def finish(self, state: SequenceState, keep: bool = True) -> None:
         """A request is over. Its pages stay in the prefix cache, if they may."""
         if state.sequence is None:
             self.waiting.remove(state)
+            self._steady, self._blocked = None, False
             return
         if keep:
             self._insert(state, whole=False)
@@ -142,7 +144,7 @@ class Scheduler:
 
     def _stop(self, state: SequenceState) -> None:
         assert state.sequence is not None
-        self._steady = None
+        self._steady, self._blocked = None, False
         self.running.remove(state)
         self.free(state.sequence)
         state.sequence = None
@@ -205,7 +207,8 @@ class Scheduler:
             else:
                 return self._steady
         found = self._schedule()
-        steady = found is not None and found.decode and len(found.rows) == len(self.running) and not self.waiting
+        full = not self.waiting or self._blocked or len(self.running) >= self._max_running
+        steady = full and found is not None and found.decode and len(found.rows) == len(self.running)
         self._steady = found if steady and not any(state.waits for state in self.running) else None
         return found
 
@@ -219,7 +222,7 @@ class Scheduler:
         budget = limits.max_rows - len(found)
         if found:
             budget = min(budget, limits.chunk)
-        if self.waiting or any(self._reads(state) for state in self.running):
+        if (self.waiting and not self._blocked) or any(self._reads(state) for state in self.running):
             chunks = self._chunks(budget)
             decode = decode and not chunks
             found += chunks
@@ -350,7 +353,7 @@ class Scheduler:
 
     def _start(self) -> SequenceState | None:
         """The next request that waits, if all that is known of it fits the pool beside the others."""
-        if not self.waiting or len(self.running) >= min(self.limits.max_running, MAX_SEQUENCES):
+        if not self.waiting or self._blocked or len(self.running) >= self._max_running:
             return None
         state, match = self.waiting[0], Match()
         if state.cached:
@@ -359,18 +362,14 @@ class Scheduler:
             ids = state.tokens[: state.prompt_tokens] if fixed_chunk else state.tokens
             match = self.cache.match(ids, max(fixed_chunk, PAGE) if fixed_chunk else 1)
         pages, length = match.pages, match.length
-        sequence = self.share(pages, length)
-        if state.contiguous and not self.running and not self.limits.fixed_chunk:
-            self._clear_the_way(state, pages, length)
-        # Those that are being read will take pages too, and so will the next token of somebody.
-        promised = sum(self._needed_in_all(each) for each in self.running if self._reads(each)) + bool(self.running)
-        state.sequence = sequence
-        if not self._fits(self._needed_in_all(state) + promised):
-            state.sequence = None
-            self.free(sequence)
+        if not self._has_room(state, match):
             if not self.running:
                 raise DoesNotFitError(state, self.limits.max_pages)
+            self._blocked = True  # until somebody leaves
             return None
+        state.sequence = self.share(pages, length)
+        if state.contiguous and not self.running and not self.limits.fixed_chunk:
+            self._clear_the_way(state, pages, length)
         del self.waiting[0]
         if state.cached_tokens is None:
             state.cached_tokens = length
@@ -378,3 +377,19 @@ class Scheduler:
                 self.cache.count(state.prompt_tokens, length)
         insort(self.running, state, key=lambda each: each.order)
         return state
+
+    @property
+    def _max_running(self) -> int:
+        return min(self.limits.max_running, MAX_SEQUENCES)
+
+    def _has_room(self, state: SequenceState, match: Match) -> bool:
+        """Does a request fit beside the others, if it begins with these pages?
+
+        Those that are being read will take pages too, and so will the next token of somebody.
+        """
+        promised = sum(self._needed_in_all(each) for each in self.running if self._reads(each)) + bool(self.running)
+        # A page that is shared in part is copied. Pages that nobody uses cannot be given up any more.
+        positions = min(len(state.tokens) + 1, self.pool.pages_per_sequence * PAGE)
+        own = pages_for(positions) - match.length // PAGE
+        taken = sum(self.pool.users(page) == 1 for page in match.pages)
+        return self._fits(own + taken + promised)
