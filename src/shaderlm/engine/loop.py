@@ -550,21 +550,24 @@ class Engine:
             scheduler, waiting = self._scheduler, set(self._scheduler.waiting)
             if isinstance(problem, DeviceError) and not self._runner.usable:
                 self.lost = DeviceError(str(problem))  # without what its traceback refers to
+            active = list(self._active.values())
             failed = [
                 handle
-                for handle in list(self._active.values())
+                for handle in active
                 if self.lost is not None
                 or handle is raising
                 or (handle.sequence not in waiting and handle not in self._new)
             ]
+            failed = failed or active  # a turn that fails with nothing on its way would fail again
             for handle in failed:
-                state = handle.sequence
-                if state.sequence is not None:
-                    self._runner.free(state.sequence)
-                    state.sequence = None
-                if state in waiting:
-                    scheduler.waiting.remove(state)
-            scheduler.running.clear()
+                if handle.sequence.sequence is not None:
+                    self._runner.free(handle.sequence.sequence)
+                    handle.sequence.sequence = None
+            with self._lock:
+                for handle in failed:
+                    if handle in self._new:
+                        self._new.remove(handle)
+            scheduler.forget([handle.sequence for handle in failed])
             self._cache.clear()
         for handle in failed:
             self._over(handle, problem)

@@ -134,6 +134,13 @@ class Scheduler:
             self._insert(state, whole=False)
         self._stop(state)
 
+    def forget(self, states: List[SequenceState]) -> None:
+        """After an error: nothing runs, and these do not wait any more either. Their owner frees their pages."""
+        gone = set(states)
+        self.waiting = [state for state in self.waiting if state not in gone]
+        self.running = []
+        self._steady, self._blocked = None, False
+
     def preempt(self, state: SequenceState) -> None:
         """Take the pages of a running sequence away. It goes on later."""
         self._insert(state, whole=True)
