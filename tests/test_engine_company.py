@@ -44,7 +44,7 @@ def prompts_of(model: LanguageModel, count: int, seed: int = 1) -> list[list[int
     rng = random.Random(seed)
     shared = [rng.randrange(model.config.vocabulary) for _ in range(PAGE + 60)]
     return [
-        shared * (i % 3 == 0) + [rng.randrange(model.config.vocabulary) for _ in range(rng.choice((2, 9, 40, 100)))]
+        shared * (i % 3 == 0) + [rng.randrange(model.config.vocabulary) for _ in range(rng.choice((2, 75, 100, 120)))]
         for i in range(count)
     ]
 
