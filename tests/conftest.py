@@ -52,6 +52,7 @@ _GPU = {
     "test_command_pool",
     "test_dawn",
     "test_decode_risks",
+    "test_engine_company",
     "test_equalities",
     "test_gpu_device",
     "test_gpu_lifetime",

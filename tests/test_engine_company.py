@@ -105,22 +105,24 @@ def bits(handle: Handle) -> list[tuple[int, float]]:
     return [(each.id, each.logprob) for each in found.logprobs]
 
 
-@pytest.mark.parametrize("where", ["cpu", "device", "gpu"])
+# Kernels of a GPU take a software adapter half a minute to compile.
+@pytest.mark.parametrize("where", ["cpu", "device", pytest.param("gpu", marks=pytest.mark.long)])
 def test_deterministic_answers_do_not_depend_on_company(where: str, tiny: Path, request: pytest.FixtureRequest) -> None:
     """Alone without any cache; together with a cached prefix, in a pool that is too small for all of them."""
     options: Any = {"max_tokens": 13, "ignore_eos": True, "logprobs": 0}
     with load_with(tiny, device=on(where, request), deterministic=True) as model:
-        model.engine.configure(EngineOptions(parallel=4, cache_tokens=7 * PAGE))
+        model.runner.max_tokens = PAGE  # so is a chunk
+        model.engine.configure(EngineOptions(parallel=4, cache_tokens=6 * PAGE))
         rng = random.Random(2)
-        ids = [rng.randrange(model.config.vocabulary) for _ in range(9 * PAGE)]
-        # Two that soon need a second page, and two that begin with the same two pages.
-        prompts = [ids[: PAGE - 9], ids[PAGE : 2 * PAGE - 8], ids[2 * PAGE : 4 * PAGE + 3], ids[2 * PAGE : 4 * PAGE]]
-        prompts[3] += ids[8 * PAGE : 8 * PAGE + 11]
+        ids = [rng.randrange(model.config.vocabulary) for _ in range(4 * PAGE)]
+        # Two that soon need a second page, and two that begin with the same page.
+        prompts = [ids[: PAGE - 9], ids[PAGE : 2 * PAGE - 8], ids[2 * PAGE : 3 * PAGE + 3], ids[2 * PAGE : 3 * PAGE]]
+        prompts[3] += ids[:11]
         alone = [bits(model.engine.submit(model.request(each, cache_prompt=False, **options))) for each in prompts]
         assert model.engine.stats().preemptions == 0
         handles = [model.engine.submit(model.request(prompt, **options)) for prompt in prompts]
         assert [bits(handle) for handle in handles] == alone
-        assert handles[3].usage.cached_tokens == 2 * PAGE
+        assert handles[3].usage.cached_tokens == PAGE
         assert model.engine.stats().preemptions > 0
 
 
