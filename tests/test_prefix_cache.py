@@ -138,3 +138,13 @@ def test_pages_that_are_given_up_take_their_followers_along() -> None:
     cache.cache.give_up([page, page])
     assert cache.cache.pages == 0
     assert cache.pool.free == cache.pool.pages
+
+
+def test_a_long_text_is_given_up() -> None:
+    """A page and all that come after it, more of them than Python calls functions inside functions."""
+    cache, pages = Cache(3000), 2900
+    cache.over(text(pages * PAGE))
+    assert cache.cache.pages == pages
+    cache.cache.give_up([0])
+    assert cache.cache.pages == 0
+    assert cache.pool.free == cache.pool.pages

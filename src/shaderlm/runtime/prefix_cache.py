@@ -115,9 +115,11 @@ class PrefixCache:
     def give_up(self, pages: Iterable[int]) -> None:
         """Let go of pages, and of all that comes after them. Who uses them keeps them, and may write to them."""
         for page in pages:
-            node = self._nodes.get(page)
-            if node is not None:
-                self.give_up([child.page for child in node.children.values()])
+            first = self._nodes.get(page)
+            left = [first] if first is not None else []
+            while left:
+                node = left.pop()
+                left += node.children.values()
                 self._remove(node)
 
     def evict(self) -> bool:
