@@ -164,7 +164,7 @@ class Driver:
             if state.number in over:
                 assert self.found[state.number] == expected[: len(self.found[state.number])]
             elif state.number in self.refused:
-                assert request.shared + request.own + request.left > (self.limits.max_pages - 1) * PAGE
+                assert request.shared + request.own + request.left > self.limits.max_pages * PAGE
             else:
                 assert self.found[state.number] == expected, f"request {state.number}"
         pool = self.runner.pool
@@ -250,6 +250,17 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
     driver = Driver(Limits(64, 4, 3, 64, 0), 2)
     driver.run([Wanted(0, 20, 5), Wanted(0, 4 * PAGE, 3), Wanted(0, 30, 5)])
     assert driver.refused == {1}
+
+
+def test_a_page_that_is_cached_in_part_takes_nobodys_place() -> None:
+    """The second text fills the pool. Its beginning is cached: one page, and a part of another, which is not used."""
+    driver = Driver(Limits(64, 1, 6, 64, 0), 2)
+    driver.run([Wanted(200, 440, 3), Wanted(200, 560, 3)])
+    assert not driver.refused
+    assert driver.cache.hits == PAGE
+    driver = Driver(Limits(64, 1, 7, 64, 0), 2)
+    driver.run([Wanted(200, 440, 3), Wanted(200, 560, 3)])
+    assert driver.cache.hits == 200, "a page more"
 
 
 def test_nothing_changes_while_the_same_sequences_decode() -> None:

@@ -368,6 +368,10 @@ class Scheduler:
             # With fixed chunks, what was generated is run again.
             ids = state.tokens[: state.prompt_tokens] if fixed_chunk else state.tokens
             match = self.cache.match(ids, max(fixed_chunk, PAGE) if fixed_chunk else 1)
+        if not self._has_room(state, match) and match.length % PAGE:
+            # A page that is shared in part is there twice, until its copy is made. Whole pages take none.
+            whole = match.length // PAGE
+            match = Match(match.pages[:whole], whole * PAGE)
         pages, length = match.pages, match.length
         if not self._has_room(state, match):
             if not self.running:
