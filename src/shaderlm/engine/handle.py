@@ -66,8 +66,9 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self._logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
-        self._reading = threading.Lock()
-        self._event: threading.Event | None = None  # of a thread that waits
+        self._reading = threading.RLock()  # reentrant: a signal handler that reads it gets an error, see `serve`
+        self._event = threading.Event()  # for the thread that reads it: look again
+        self._over = threading.Event()
         self.waiter: asyncio.Future[None] | None = None  # of a task that waits
 
     # Reading -------------------------------------------------------------------------------------------------
@@ -102,23 +103,20 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             while not self._items and self.finish_reason is None:
                 self._engine.serve(self)
         except BaseException:  # Ctrl-C, while the engine's thread is at it
-            self.cancel()
+            if not self._engine.stepped_here:  # as a signal handler would, which must not read; what it interrupts may
+                self.cancel()
             raise
 
     def wait_in_thread(self) -> None:
         """Until something came, or the engine's thread says that it does not step any more."""
-        event = self._event = self._event or threading.Event()
-        event.clear()
+        self._event.clear()
         if not self._items and self.finish_reason is None and self._engine.has_thread:
-            event.wait()
+            self._event.wait()
 
     def wait_for_end(self) -> None:
         """Until it has ended, where the engine's thread is at it. Whoever steps the engine does not wait for itself."""
         while self.finish_reason is None and self._engine.has_thread and not self._engine.stepped_here:
-            event = self._event = self._event or threading.Event()
-            event.clear()
-            if self.finish_reason is None and self._engine.has_thread:
-                event.wait(0.1)  # a reader may have taken the signal
+            self._over.wait(0.1)  # the engine's thread may leave it to its reader
 
     def __aiter__(self) -> Handle:
         return self
@@ -158,8 +156,12 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None
-        if error is not None:
-            raise error.with_traceback(self._traceback)  # several readers may raise the same one
+        traceback, self._traceback = self._traceback, None
+        try:
+            if error is not None:
+                raise error.with_traceback(traceback)  # several readers may raise the same one
+        finally:
+            del error, traceback  # the traceback refers to them
 
     def result(self) -> Completion | None:
         """Read to the end: the completion; None for a request without text."""
@@ -234,8 +236,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if text:
             self._texts.append(text)
         self._items.append(_Item(text, token, logprob))
-        if self._event is not None:
-            self._event.set()
+        self._event.set()
         if self._text.stopped:
             self.stop_match = self._text.stop_match
             return True
@@ -252,22 +253,22 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             prompt = self.sequence.tokens[: self.sequence.prompt_tokens]
             whole = "".join(self._texts)
             self.completion = Completion.of(whole, self._ids, prompt, reason, self._logprobs, self.timing)
-        self.finish_reason = reason
-        if self._event is not None:
-            self._event.set()
+        self._set_over(reason)
 
     def fail(self, error: BaseException | None) -> None:
-        """The end, by an error, which the next read raises; None: it is raised elsewhere."""
+        """The end, by an error. It is raised after what came before it is read; None: it is raised elsewhere."""
         self._error, self._traceback = error, error.__traceback__ if error is not None else None
-        self._items.clear()
-        self.finish_reason = "error"
-        if self._event is not None:
-            self._event.set()
+        self._set_over("error")
+
+    def _set_over(self, reason: str) -> None:
+        self.finish_reason = reason
+        self.sequence.owner = None  # which refers to this
+        self._event.set()
+        self._over.set()
 
     def release(self) -> None:
         """A thread that waits looks again."""
-        if self._event is not None:
-            self._event.set()
+        self._event.set()
 
 
 def wake(handles: Iterable[Handle]) -> None:

@@ -7,7 +7,8 @@ Who steps: the engine's own thread, as long as there are several requests or one
 single caller of `generate` or `stream` steps the engine itself, while it reads: no token changes threads.
 
 Locks, in the order in which they are taken:
-- `_drive`: who has it steps. It is held while a token is awaited.
+- `_drive`: who has it steps. It is held while a token is awaited. `_driver` is the thread that is inside a turn: a
+  signal handler runs in the thread that it interrupts, which may be this one.
 - `Runner.lock` covers the pool, the prefix cache, the scheduler and what is submitted. Nobody waits under it.
 - `_lock` covers which requests there are, and whether the thread runs.
 """
@@ -18,10 +19,13 @@ import asyncio
 import atexit
 import heapq
 import itertools
+import os
 import threading
 import time
 import weakref
 from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import is_not
 
@@ -73,10 +77,10 @@ class Engine:
         self._runner = runner
         self._cache = PrefixCache(runner.pool)
         self._scheduler = Scheduler(runner.pool, self._cache, self._limits(), runner.share, runner.free)
-        self._scheduler.preempted = self._forget
+        self._scheduler.preempted = _weak(self._forget)
         runner.reclaim = self._cache.reclaim
-        self._drive = threading.Lock()
-        self._driver = 0  # the thread that has it
+        self._drive = threading.RLock()  # reentrant for a signal that comes between taking it and `_driver`
+        self._driver = 0  # the thread that is inside a turn
         self._lock = threading.RLock()  # reentrant: a signal handler may close the model
         self._idle = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
@@ -84,7 +88,7 @@ class Engine:
         self._active: dict[int, Handle] = {}
         self._new: deque[Handle] = deque()
         self._cancels: deque[Handle] = deque()
-        self._deadlines: list[tuple[float, int, Handle]] = []
+        self._deadlines: list[tuple[float, int]] = []  # with ids; a heap
         self._flying: deque[_Flight] = deque()
         self._decode: DecodeBatch | None = None
         self._members: list[Sequence] = []  # of the decode batch
@@ -120,8 +124,8 @@ class Engine:
                 raise InputError(f"{name} must be None or a whole number of at least 1, got {value!r}")
         if options.queue is not None and options.queue < 0:
             raise InputError(f"queue must be None or a whole number of at least 0, got {options.queue!r}")
-        if self._active:
-            raise InputError(f"the engine has {len(self._active)} requests; configure it before the first one")
+        if active := self._all_active():
+            raise InputError(f"the engine has {len(active)} requests; configure it before the first one")
         with self._drive, self._runner.lock:
             if options.cache_tokens is not None:
                 self._runner.reserve_pages(pages_for(options.cache_tokens))
@@ -181,19 +185,25 @@ class Engine:
         if handle.submitted or handle.finish_reason is not None:
             return
         with self._lock:
+            if handle.submitted or handle.finish_reason is not None:  # by another thread, meanwhile
+                return
             self._check_open()
             self._check_queue()
+            if not handle.pulled or self._active:
+                self._start_thread()  # which waits for `_lock`; before there is anything to undo
             if not self._active:  # a pool that could not grow may do so now
-                self._scheduler.limits, self._growth_error = self._limits(), None
+                self._scheduler.limits = self._limits()
             handle.submitted = time.monotonic()
             if handle.request.timeout is not None:
                 if len(self._deadlines) > 64 + 2 * len(self._active):  # most of them are over
-                    self._deadlines = sorted(each for each in self._deadlines if each[2].finish_reason is None)
-                heapq.heappush(self._deadlines, (handle.submitted + handle.request.timeout, handle.id, handle))
-            self._active[handle.id] = handle
+                    self._deadlines = sorted(each for each in self._deadlines if each[1] in self._active)
+                heapq.heappush(self._deadlines, (handle.submitted + handle.request.timeout, handle.id))
             self._new.append(handle)
-            if not handle.pulled or len(self._active) > 1:
-                self._start_thread()
+            self._active[handle.id] = handle
+            if handle.cancelled:  # by a signal handler, in one of the lines above
+                self._cancels.append(handle)
+        if self._cancels:
+            self._attend_unless_driven()
 
     def _check_queue(self) -> None:
         limit, running = self.options.queue, self._scheduler.limits.max_running
@@ -207,16 +217,20 @@ class Engine:
 
     def cancel(self, handle: Handle) -> None:
         """End a request before the next step, or now if nobody steps."""
-        if not handle.submitted:
-            handle.finish("closed")
-            return
-        self._cancels.append(handle)
+        with self._lock:
+            if not handle.submitted:
+                handle.finish("closed")
+                return
+            self._cancels.append(handle)
         self._attend_unless_driven()
 
     def _attend_unless_driven(self) -> None:
-        if self._drive.acquire(blocking=False):
+        """Whoever steps attends to it otherwise, or looks again when it is done."""
+        while self._cancels and self._drive.acquire(blocking=False):
             try:
-                self._attend()
+                if self.stepped_here:
+                    return
+                self._inside(self._attend)
             finally:
                 self._drive.release()
 
@@ -234,48 +248,58 @@ class Engine:
 
     def serve(self, handle: Handle) -> None:
         """Step once, or wait until the engine's thread has something for a handle. The reader looks again then."""
+        if self.stepped_here:
+            raise InputError(
+                "this thread is in the middle of a step of this model: a signal handler or a constraint asked for "
+                "text. Have it set a flag, and generate where the flag is read"
+            )
         if not handle.submitted:
             self.start(handle)
         if self._thread is not None:
             handle.wait_in_thread()
             return
-        with self._drive:
-            if self._thread is not None or handle.finish_reason is not None:
-                return
-            self._driver = threading.get_ident()
-            try:
-                self._turn()
-            except BaseException as problem:
-                self._reset(problem, handle)
-                raise
-            finally:
-                self._driver = 0
-        if self._cancels:  # by a thread that did not get the lock
-            self._attend_unless_driven()
+        try:
+            with self._drive:
+                if self._thread is None and handle.finish_reason is None:
+                    self._inside(self._turn, handle)
+        finally:
+            if self._cancels:  # by a thread that did not get the lock
+                self._attend_unless_driven()
+
+    def _inside(self, work: Callable[[], None], raising: Handle | None = None) -> None:
+        """Do a part of a turn, with `_drive` held. After an error, nothing is left half done."""
+        self._driver = threading.get_ident()
+        try:
+            work()
+        except BaseException as problem:
+            self._reset(problem, raising)
+            raise
+        finally:
+            self._driver = 0
 
     def _start_thread(self) -> None:
         """With `_lock` held."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except BaseException:
+                self._thread = None
+                raise
 
     def _run(self) -> None:
         while True:
             with self._lock:
+                if self._thread is not threading.current_thread():  # its start was interrupted
+                    return
                 left = next(iter(self._active.values()), None)
-                if left is None or (len(self._active) == 1 and left.pulled):
+                if not self._cancels and (left is None or (len(self._active) == 1 and left.pulled)):
                     self._thread = None
                     if left is not None:
                         left.release()  # its reader steps
                     return
-            with self._drive:
-                self._driver = threading.get_ident()
-                try:
-                    self._turn()
-                except BaseException as problem:
-                    self._reset(problem)
-                finally:
-                    self._driver = 0
+            with self._drive, suppress(BaseException):  # readers are told
+                self._inside(self._turn)
 
     def _turn(self) -> None:
         """Wait for the oldest step, submit the next one, make text of its tokens."""
@@ -300,36 +324,48 @@ class Engine:
         """Requests that are new, cancelled or late."""
         if self._new:
             with self._runner.lock:
-                while self._new:
-                    self._scheduler.add(self._new.popleft().sequence)
+                self._admit()
         ended = list[Handle]()
         while self._cancels:
             ended.append(self._cancels.popleft())
             self._end(ended[-1], "closed")
-        if self._deadlines and self._deadlines[0][0] <= time.monotonic():
+        deadlines = self._deadlines
+        if deadlines and deadlines[0][0] <= time.monotonic():
             for handle in self._late():
                 self._end(handle, "deadline")
                 ended.append(handle)
         if self._closed:
             error = UnavailableError("this model is closed; load it again")
-            for handle in list(self._active.values()):
+            for handle in self._all_active():
                 self._stop(handle.sequence, keep=False)
                 self._over(handle, error)
                 ended.append(handle)
         if ended:
             wake(ended)
 
+    def _admit(self) -> None:
+        """New requests wait for a place, with `Runner.lock` held. Those that are being submitted are waited for."""
+        with self._lock:
+            while self._new:
+                self._scheduler.add(self._new.popleft().sequence)
+
+    def _all_active(self) -> list[Handle]:
+        with self._lock:
+            return list(self._active.values())
+
     def _late(self) -> list[Handle]:
         found, now = [], time.monotonic()
         with self._lock:
             while self._deadlines and self._deadlines[0][0] <= now:
-                found.append(heapq.heappop(self._deadlines)[2])
+                handle = self._active.get(heapq.heappop(self._deadlines)[1])
+                if handle is not None:
+                    found.append(handle)
         return found
 
     def _fill(self, ahead: int) -> None:
         with self._runner.lock:
-            while self._new:
-                self._scheduler.add(self._new.popleft().sequence)
+            if self._new:
+                self._admit()
             while len(self._flying) < ahead:
                 try:
                     batch = self._scheduler.schedule()
@@ -353,9 +389,12 @@ class Engine:
 
     def _could_not_grow(self, batch: Batch) -> bool:
         """Is the pool as large as it can be, which is now known? Then its pages must do."""
-        pool, limits = self._runner.pool, self._scheduler.limits
-        rows = [(each.state.sequence, 1 if each.ids is None else len(each.ids)) for each in batch.rows]
-        wanted = [(sequence, count) for sequence, count in rows if sequence is not None]
+        pool, limits, context = self._runner.pool, self._scheduler.limits, self._runner.config.context
+        wanted = []
+        for rows in batch.rows:
+            sequence = _sequence(rows.state)
+            # A decode batch reserves the position after the next, too.
+            wanted.append((sequence, min(2, context - sequence.length) if batch.decode else len(rows.ids or (0,))))
         if not self._runner.usable or pool.missing(wanted) == 0 or limits.max_pages == pool.pages:
             return False
         limits.max_pages = pool.pages
@@ -497,7 +536,7 @@ class Engine:
 
     def _end(self, handle: Handle, reason: str) -> None:
         """From outside: what is on its way is not wanted any more."""
-        if handle.finish_reason is None:
+        if handle.id in self._active:
             handle.ending = reason
             self._stop(handle.sequence)
             self._over(handle)
@@ -505,6 +544,8 @@ class Engine:
     def _stop(self, state: SequenceState, *, keep: bool = True) -> None:
         """A sequence leaves the batch. Its pages stay for others to begin with."""
         with self._runner.lock:
+            if self._new:  # it may be among them
+                self._admit()
             self._forget(state)
             self._scheduler.finish(state, keep)
 
@@ -518,25 +559,30 @@ class Engine:
                     self._flying.remove(flight)
 
     def _fail(self, state: SequenceState, error: BaseException) -> None:
+        handle: Handle = state.owner
         self._stop(state, keep=False)
-        self._over(state.owner, error)
-        wake([state.owner])
+        self._over(handle, error)
+        wake([handle])
 
     def _over(self, handle: Handle, error: BaseException | None = None) -> None:
-        """Count it, and tell its reader."""
+        """Count it, and tell its reader, who finds it counted."""
         with self._lock:
+            timing = handle.timing
+            self._prompt_seconds += timing.prompt_seconds
+            self._decode_seconds += timing.decode_seconds
+            reason = handle.ending if error is None else "error"
+            assert reason is not None
+            self._finished[reason] += 1
+            if handle.finish_reason is None:
+                if error is None:
+                    handle.finish(reason)
+                else:
+                    handle.fail(error)
             self._active.pop(handle.id, None)
             if not self._active:
+                # What was submitted last is not wanted any more: its states and tracebacks refer to much.
+                self._members, self._steady, self._growth_error = [], (None, [], []), None
                 self._idle.notify_all()
-        if error is not None:
-            handle.fail(error)
-        else:
-            assert handle.ending is not None
-            handle.finish(handle.ending)
-        timing = handle.timing
-        self._finished[handle.finish_reason or "error"] += 1
-        self._prompt_seconds += timing.prompt_seconds
-        self._decode_seconds += timing.decode_seconds
 
     def _reset(self, problem: BaseException, raising: Handle | None = None) -> None:
         """A step failed, or was interrupted: nobody knows what is in the cache. What ran ends with the error.
@@ -544,13 +590,32 @@ class Engine:
         `raising` is the handle whose reader gets the exception as it is. Requests that wait go on, unless the device is
         lost.
         """
+        try:
+            self._recover(problem, raising)
+        except Exception as second:
+            self._give_up(second)
+        except BaseException:  # interrupted once more
+            self._recover(problem, raising)
+            raise
+
+    def _give_up(self, problem: Exception) -> None:
+        """Nobody knows which sequences and pages there are: no request can run any more."""
+        with self._lock:
+            self.lost = self.lost or DeviceError(f"the engine failed ({problem!r}); close this model and load it again")
+            failed = list(self._active.values())
+            self._new.clear()
+            for handle in failed:
+                self._over(handle, self.lost)
+        wake(failed)
+
+    def _recover(self, problem: BaseException, raising: Handle | None) -> None:
         with self._runner.lock:
             self._flying.clear()
             self._members, self._steady = [], (None, [], [])
             scheduler, waiting = self._scheduler, set(self._scheduler.waiting)
             if isinstance(problem, DeviceError) and not self._runner.usable:
                 self.lost = DeviceError(str(problem))  # without what its traceback refers to
-            active = list(self._active.values())
+            active = self._all_active()
             failed = [
                 handle
                 for handle in active
@@ -569,8 +634,11 @@ class Engine:
                         self._new.remove(handle)
             scheduler.forget([handle.sequence for handle in failed])
             self._cache.clear()
+        error = problem
+        if not isinstance(problem, Exception):  # Ctrl-C is for the thread that got it
+            error = UnavailableError("the thread that ran the steps of this request was interrupted; ask again")
         for handle in failed:
-            self._over(handle, problem)
+            self._over(handle, error)
             if handle is raising:
                 handle.fail(None)
         wake(failed)
@@ -592,21 +660,24 @@ class Engine:
         if self.stepped_here:
             return  # a signal handler: whoever steps looks again
         with self._drive:
-            self._attend()
-            with self._runner.lock:
-                self._cache.clear()
-                if self._decode is not None:
-                    self._decode.close()
-                    self._decode = None
+            self._inside(self._let_go)
         thread = self._thread
         if thread is not None:
             thread.join()
+
+    def _let_go(self) -> None:
+        self._attend()
+        with self._runner.lock:
+            self._cache.clear()
+            if self._decode is not None:
+                self._decode.close()
+                self._decode = None
 
     # Numbers -------------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
         """What it does and did."""
-        with self._runner.lock:
+        with self._runner.lock, self._lock:
             pool, cache, scheduler = self._runner.pool, self._cache, self._scheduler
             idle = cache.idle_pages
             return EngineStats(
@@ -646,7 +717,7 @@ class Engine:
                 now - handle.submitted,
                 handle.request,
             )
-            for handle in list(self._active.values())
+            for handle in self._all_active()
         ]
 
 
@@ -679,6 +750,22 @@ def _settings(state: SequenceState, vocabulary: int) -> SamplerSettings:
         except Exception as problem:
             raise _RequestError(state, problem) from problem
     return handle.masked
+
+
+def _weak(method: Callable[[SequenceState], None]) -> Callable[[SequenceState], None]:
+    """Calls a method of an object that is there still, and does not keep it."""
+    known = weakref.WeakMethod(method)
+
+    def call(state: SequenceState) -> None:
+        found = known()
+        if found is not None:
+            found(state)
+
+    return call
+
+
+if hasattr(os, "register_at_fork"):  # the threads of engines are not in the child
+    os.register_at_fork(after_in_child=_engines.clear)
 
 
 @atexit.register
