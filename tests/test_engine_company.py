@@ -60,21 +60,27 @@ def assert_greedy(oracle: LanguageModel, prompt: list[int], ids: list[int], labe
 
 
 @pytest.mark.parametrize(
-    ("where", "clients", "tokens"),
+    ("where", "clients", "tokens", "parallel"),
     [
-        ("cpu", 32, 64),
-        ("device", 16, 36),
-        pytest.param("device", 1000, 64, marks=pytest.mark.long),
+        ("cpu", 20, 48, 16),
+        ("device", 12, 36, 8),  # a software adapter compiles kernels for each power of two of rows
+        pytest.param("device", 1000, 64, 24, marks=pytest.mark.long),
     ],
 )
 def test_clients_together(
-    where: str, clients: int, tokens: int, tiny: Path, oracle: LanguageModel, request: pytest.FixtureRequest
+    where: str,
+    clients: int,
+    tokens: int,
+    parallel: int,
+    tiny: Path,
+    oracle: LanguageModel,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """A tenth of them leave midway. The pool holds a third of what they want."""
+    """A tenth of them leave midway. The pool holds a quarter of what they want."""
     with load_with(tiny, device=on(where, request), cache="f32") as model:
         prompts = prompts_of(model, clients)
         pages = sum(-(-(len(prompt) + tokens) // PAGE) for prompt in prompts)
-        model.engine.configure(EngineOptions(parallel=24, cache_tokens=min(pages // 3, 24) * PAGE))
+        model.engine.configure(EngineOptions(parallel=parallel, cache_tokens=min(pages // 4, 24) * PAGE))
         before = threading.active_count()
         handles = [model.engine.submit(model.request(prompt, max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
         for i, handle in enumerate(handles):
@@ -92,7 +98,7 @@ def test_clients_together(
         assert stats.preemptions > 0
         assert stats.prefix_hits > 0
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
-        assert stats.generation_tokens > 4 * stats.steps, "steps are shared"
+        assert stats.generation_tokens > 2 * stats.steps, "steps are shared"
         assert model.runner.pool.sequences == 0
         while threading.active_count() > before:
             threading.Event().wait(0.001)
@@ -126,7 +132,7 @@ def test_deterministic_answers_do_not_depend_on_company(where: str, tiny: Path, 
         assert model.engine.stats().preemptions > 0
 
 
-@pytest.mark.parametrize("where", ["device", "gpu"])
+@pytest.mark.parametrize("where", ["device", pytest.param("gpu", marks=pytest.mark.long)])
 def test_decode_rows_have_one_plan(where: str, tiny: Path, request: pytest.FixtureRequest) -> None:
     """However many there are: the same shaders with the same grids."""
     with load_with(tiny, device=on(where, request), deterministic=True) as model:
