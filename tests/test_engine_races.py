@@ -125,6 +125,25 @@ def test_a_request_that_is_cancelled_while_it_is_submitted(by: str, monkeypatch:
     closed(model)
 
 
+def test_who_asks_for_counters_does_not_hold_up_who_submits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is dropped while a request is submitted is cancelled there, for which the runner is needed."""
+    model, runner = made()
+    asking = threading.Thread(target=model.engine.stats, daemon=True)
+
+    def ask() -> None:
+        asking.start()
+        time.sleep(0.02)  # now it waits for the lock of whoever submits
+        assert runner.lock.acquire(timeout=20)
+        runner.lock.release()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model.engine, "_check_queue", ask)
+        handle = model.engine.submit(request([5], 9))
+    asking.join(20)
+    assert ids_of(handle) == expected([5], 9)
+    closed(model)
+
+
 def test_a_stream_that_is_closed_when_the_thread_is_about_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads it, and the thread would leave it to its reader."""
     model, _ = made()

@@ -127,11 +127,15 @@ class Engine:
         if active := self._all_active():
             raise InputError(f"the engine has {len(active)} requests; configure it before the first one")
         with self._drive, self._runner.lock:
-            if options.cache_tokens is not None:
-                self._runner.reserve_pages(pages_for(options.cache_tokens))
-            self.options = options
-            self._scheduler.limits = limits = self._limits()
-            self._runner.decode_rows = bucket(limits.max_running)
+            self._driver = threading.get_ident()
+            try:
+                if options.cache_tokens is not None:
+                    self._runner.reserve_pages(pages_for(options.cache_tokens))
+                self.options = options
+                self._scheduler.limits = limits = self._limits()
+                self._runner.decode_rows = bucket(limits.max_running)
+            finally:
+                self._driver = 0
 
     def tokens_for(self, nbytes: int) -> int:
         """How many positions of the cache so many bytes hold."""
@@ -200,7 +204,7 @@ class Engine:
                 heapq.heappush(self._deadlines, (handle.submitted + handle.request.timeout, handle.id))
             self._new.append(handle)
             self._active[handle.id] = handle
-            if handle.cancelled:  # by a signal handler, in one of the lines above
+            if handle.cancelled:  # during one of the lines above
                 self._cancels.append(handle)
         if self._cancels:
             self._attend_unless_driven()
@@ -217,11 +221,12 @@ class Engine:
 
     def cancel(self, handle: Handle) -> None:
         """End a request before the next step, or now if nobody steps."""
-        with self._lock:
-            if not handle.submitted:
-                handle.finish("closed")
-                return
-            self._cancels.append(handle)
+        if not handle.submitted:
+            with self._lock:
+                if not handle.submitted:
+                    handle.finish("closed")
+                    return
+        self._cancels.append(handle)
         self._attend_unless_driven()
 
     def _attend_unless_driven(self) -> None:
@@ -677,12 +682,13 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What it does and did."""
-        with self._runner.lock, self._lock:
+        active = len(self._all_active())  # before: whoever has `_lock` may be about to take the runner's
+        with self._runner.lock:
             pool, cache, scheduler = self._runner.pool, self._cache, self._scheduler
             idle = cache.idle_pages
             return EngineStats(
                 running=len(scheduler.running),
-                waiting=len(self._active) - len(scheduler.running),
+                waiting=max(0, active - len(scheduler.running)),
                 pages=pool.pages,
                 max_pages=scheduler.limits.max_pages,
                 pages_used=pool.pages - pool.free - idle,
