@@ -40,13 +40,14 @@ def on(name: str, request: pytest.FixtureRequest) -> Any:
 
 
 def prompts_of(model: LanguageModel, count: int, seed: int = 1) -> list[list[int]]:
-    """Of mixed lengths; a third of them begin with the same page and a half."""
+    """Of mixed lengths; a third begin with the same page and a half. Those that soon need a page more go first."""
     rng = random.Random(seed)
     shared = [rng.randrange(model.config.vocabulary) for _ in range(PAGE + 60)]
-    return [
-        shared * (i % 3 == 0) + [rng.randrange(model.config.vocabulary) for _ in range(rng.choice((2, 75, 100, 120)))]
+    prompts = [
+        shared * (i % 3 == 0) + [rng.randrange(model.config.vocabulary) for _ in range(rng.choice((2, 100, 104, 108)))]
         for i in range(count)
     ]
+    return sorted(prompts, key=lambda prompt: not 100 <= len(prompt) < PAGE)
 
 
 def assert_greedy(oracle: LanguageModel, prompt: list[int], ids: list[int], label: str) -> int:
@@ -82,7 +83,9 @@ def test_clients_together(
         pages = sum(-(-(len(prompt) + tokens) // PAGE) for prompt in prompts)
         model.engine.configure(EngineOptions(parallel=parallel, cache_tokens=min(pages // 4, 24) * PAGE))
         before = threading.active_count()
-        handles = [model.engine.submit(model.request(prompt, max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
+        requests = [model.request(prompt, max_tokens=tokens, ignore_eos=True) for prompt in prompts]
+        with model.runner.lock:  # no step before all are there
+            handles = [model.engine.submit(each) for each in requests]
         for i, handle in enumerate(handles):
             if i % 10 == 5:
                 next(handle)
