@@ -347,3 +347,29 @@ def test_only_whole_numbers_are_decoded(ids: Any, words: str) -> None:
 def test_only_text_is_encoded(text: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         tokenizer("gpt-2").encode(text)
+
+
+# What servers ask of templates ---------------------------------------------------------------------------
+
+
+def test_a_message_can_be_continued() -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": " It is "}]
+    template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>{% endfor %}!")
+    assert template.render(messages, continue_final_message=True) == "<user>Hi<end><assistant>It is "
+    with pytest.raises(InputError, match="leaves out the last message"):
+        ChatTemplate("{{ messages[0].content }}").render(messages, continue_final_message=True)
+
+
+def test_a_template_sees_tools_calls_and_variables() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "ok", "tool_call_id": "c"},
+    ]
+    source = "{{ messages[0].tool_calls[0].function.arguments.x }}{{ messages[1].tool_call_id }}{{ tools[0].a }}{{ v }}"
+    assert ChatTemplate(source).render(messages, tools=[{"a": 2}], kwargs={"v": 3}) == "1c23"
+    with pytest.raises(InputError, match="'tools' is set by other means"):
+        ChatTemplate(source).render(messages, kwargs={"tools": 3})
+    call["function"]["arguments"] = "[1]"  # type: ignore[index]
+    with pytest.raises(InputError, match=r"a tool call of message 0 must have arguments that are a JSON object"):
+        ChatTemplate(source).render(messages)

@@ -36,9 +36,9 @@ class LanguageModel:
     def __init__(self, runner: Runner, tokenizer: Tokenizer, report: LoadReport) -> None:
         self._runner, self.tokenizer, self.report = runner, tokenizer, report
         self.engine = Engine(runner, tokenizer)
-        vocabulary = tokenizer.vocabulary
-        texts = {key: "" if i is None else vocabulary.tokens[i] for key, i in _special(tokenizer).items()}
-        self._template = ChatTemplate(vocabulary.chat_template, **texts) if vocabulary.chat_template else None
+        self._template: ChatTemplate | None = None
+        if tokenizer.vocabulary.chat_template:
+            self.use_chat_template(tokenizer.vocabulary.chat_template)
 
     @property
     def config(self) -> Config:
@@ -54,6 +54,17 @@ class LanguageModel:
     def has_chat_template(self) -> bool:
         """Can this model chat?"""
         return self._template is not None
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """How messages become a prompt; None: this model cannot chat."""
+        return self._template
+
+    def use_chat_template(self, source: object) -> None:
+        """Another template than the one in the file: the text of a Jinja template."""
+        vocabulary = self.tokenizer.vocabulary
+        texts = {key: "" if i is None else vocabulary.tokens[i] for key, i in _special(self.tokenizer).items()}
+        self._template = ChatTemplate(source, **texts)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Completion:
         """Continue a text, or token ids.
@@ -114,13 +125,24 @@ class LanguageModel:
         params = generation_params(options)
         return self._request(self.chat_ids(messages, parse_special=params.parse_special), params)
 
-    def chat_ids(self, messages: Messages, *, parse_special: bool = True) -> list[int]:
-        """Token ids of a conversation, by the model's chat template."""
-        if self._template is None:
+    def chat_ids(
+        self,
+        messages: Messages,
+        *,
+        tools: Messages | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = True,
+    ) -> list[int]:
+        """Token ids of a conversation, by the model's chat template; arguments as `ChatTemplate.render`."""
+        template = self.chat_template
+        if template is None:
             raise ModelError("this model has no chat template; use generate() to continue a text")
+        options: dict[str, Any] = {"tools": tools, "kwargs": template_kwargs}
+        options["continue_final_message"] = continue_final_message
         if parse_special:
-            return self.tokenize(self._template.render(messages))
-        text, mark = self._template.render_marked(messages, self.tokenizer.special_tokens)
+            return self.tokenize(template.render(messages, **options))
+        text, mark = template.render_marked(messages, self.tokenizer.special_tokens, **options)
         return self._with_bos(self.tokenizer.encode_marked(text, mark))
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:

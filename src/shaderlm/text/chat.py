@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,34 +29,70 @@ class ChatTemplate:
         self._source = source
         self._special = {"bos_token": bos, "eos_token": eos}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt for a conversation: messages with "role" (system, user, assistant, tool) and "content"."""
+    @property
+    def source(self) -> object:
+        """The template as it was given."""
+        return self._source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for a conversation: messages with "role" (system, user, assistant, tool) and "content".
+
+        tools: descriptions of functions in OpenAI's form. continue_final_message: the prompt ends within the last
+        message, which the model goes on with. kwargs: further variables of the template, such as enable_thinking.
+        """
         _check(messages)
+        given = [_for_template(i, message) for i, message in enumerate(messages)]
+        end = ""
+        if continue_final_message:
+            end = _unused_character(given)
+            given[-1]["content"] = (given[-1]["content"] or "") + end
+        own = {
+            "messages": given,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "tools": tools,  # None: defined, as it is where templates are written: they test it with `is not none`
+            "documents": None,
+            **self._special,
+        }
+        taken = sorted(set(own) & set(kwargs or ()))
+        if taken:
+            raise InputError(f"chat: the template's variable {taken[0]!r} is set by other means; leave it out")
         template = self._template
         try:
-            return template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,  # defined, as they are where templates are written: they test them with `is not none`
-                documents=None,
-                **self._special,
-            )
+            text = template.render(**own, **(kwargs or {}))
         except InputError:  # _refuse
             raise
         except Exception as problem:  # it is a program, and may fail like one
             raise ModelError(f"the chat template of this model failed: {_one_line(problem)}") from problem
+        if end and end not in text:
+            raise InputError("the chat template leaves out the last message, which therefore cannot be continued")
+        return text.partition(end)[0] if end else text
 
-    def render_marked(self, messages: Sequence[Mapping[str, Any]], special: Collection[str]) -> tuple[str, str]:
-        """The same, with a mark inside every special token that the contents hold; and the mark, a character.
+    def render_marked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        special: Collection[str],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> tuple[str, str]:
+        """The same, with a mark inside every special token that the messages hold; and the mark, a character.
 
         So the template's own special tokens can be told from text of the messages (`Tokenizer.encode_marked`).
         """
         _check(messages)
-        contents = "".join(message["content"] for message in messages)
-        mark = next(chr(code) for code in range(0xF0000, 0xFFFFD) if chr(code) not in contents)  # private use
+        contents = "".join(_texts([messages, tools]))
+        mark = _unused_character([messages, tools])
         present = [text for text in special if len(text) > 1 and text in contents]
         if not present:
-            return self.render(messages), mark
+            return self.render(messages, tools=tools, **options), mark
         pattern = re.compile("|".join(map(re.escape, present)))
 
         def marked(content: str) -> str:
@@ -62,7 +100,7 @@ class ChatTemplate:
                 content = pattern.sub(lambda found: found[0][0] + mark + found[0][1:], content)
             return content
 
-        return self.render([{**message, "content": marked(message["content"])} for message in messages]), mark
+        return self.render(_mapped(messages, marked), tools=_mapped(tools, marked), **options), mark
 
     @cached_property
     def _template(self) -> jinja2.Template:
@@ -86,8 +124,61 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             given = message.get("role") if isinstance(message, Mapping) else type(message).__name__
             raise InputError(f"chat: message {i} must have a role of {', '.join(ROLES)}; got {given!r}")
-        if not isinstance(message.get("content"), str):
-            raise InputError(f"chat: message {i} must have a content that is a str, got {message.get('content')!r}")
+        content = message.get("content")
+        if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+            raise InputError(f"chat: message {i} must have a content that is a str, got {content!r}")
+
+
+def _for_template(i: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: arguments of tool calls are JSON text in OpenAI's form, and a mapping here."""
+    given = dict(message)
+    if not given.get("tool_calls"):
+        return given
+    calls = []
+    for call in given["tool_calls"]:
+        function = dict(call["function"])
+        if isinstance(function["arguments"], str):
+            function["arguments"] = _arguments(i, function["arguments"])
+        calls.append({**call, "function": function})
+    return {**given, "content": given.get("content"), "tool_calls": calls}
+
+
+def _arguments(i: int, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        expected = "must have arguments that are a JSON object"
+        raise InputError(f"chat: a tool call of message {i} {expected}, got {reprlib.repr(text)}")
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings within lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _texts(each)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The same lists and mappings with other strings in them."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(each, change) for key, each in value.items()}
+    return [_mapped(each, change) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _unused_character(value: Any) -> str:
+    """One, for private use, that these strings do not have."""
+    contents = set[str]().union(*_texts(value))
+    return next(chr(code) for code in range(0xF0000, 0xFFFFD) if chr(code) not in contents)
 
 
 def _refuse(message: object) -> None:
