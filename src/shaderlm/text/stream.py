@@ -40,13 +40,13 @@ class TextStream:
             self._held = ""
             end, self.stop_match = min(ends)
             return text[:end]
-        keep = max(_overlap(text, stop) for stop in self._stop)
+        keep = max(overlap(text, stop) for stop in self._stop)
         certain = len(text) - keep
         self._held = text[certain:]
         return text[:certain]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a beginning of `stop`."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0:

@@ -1,0 +1,144 @@
+"""Functions that a chat model may call: their descriptions, how its template shows them, and how it writes calls."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InputError
+from .chat_output import LLAMA, TAGGED, CallFormat
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that can be called."""
+
+    name: str
+    parameters: Mapping[str, Any]  # a JSON schema of an object
+    strict: bool  # whether arguments must validate, or as far as the schema is understood
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Which functions an answer may call, and whether it must."""
+
+    tools: tuple[Tool, ...]
+    required: bool
+    parallel: bool  # may it call several?
+
+
+def read_tools(given: Any, choice: Any, parallel: bool = True) -> ToolChoice | None:
+    """`tools` and `tool_choice` in OpenAI's form, checked. None: nothing can be called."""
+    tools = () if given is None else tuple(_read_tool(i, tool) for i, tool in enumerate(_list("tools", given)))
+    names = [tool.name for tool in tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"tools: the function {twice!r} is there twice; give each a name of its own")
+    if choice in (None, "auto", "none"):
+        return ToolChoice(tools, False, parallel) if tools and choice != "none" else None
+    if not tools:
+        raise InputError(f"tool_choice is {choice!r}, but there are no tools; give tools, or leave it out")
+    if choice == "required":
+        return ToolChoice(tools, True, parallel)
+    return ToolChoice((_named_tool(choice, tools),), True, parallel)
+
+
+def _named_tool(choice: Any, tools: Sequence[Tool]) -> Tool:
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if name is None:
+        expected = "'auto', 'none', 'required' or {'type': 'function', 'function': {'name': NAME}}"
+        raise InputError(f"tool_choice must be {expected}, got {reprlib.repr(choice)}")
+    found = next((tool for tool in tools if tool.name == name), None)
+    if found is None:
+        given = ", ".join(tool.name for tool in tools)
+        raise InputError(f"tool_choice names the function {name!r}; the tools are {given}")
+    return found
+
+
+def _list(name: str, given: Any) -> Sequence[Any]:
+    if not isinstance(given, (list, tuple)):
+        raise InputError(f"{name} must be a list, got {type(given).__name__}")
+    return given
+
+
+def _read_tool(i: int, given: Any) -> Tool:
+    kind = given.get("type", "function") if isinstance(given, Mapping) else None
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if kind != "function" or not isinstance(function, Mapping):
+        expected = "{'type': 'function', 'function': {'name': …, 'parameters': …}}"
+        raise InputError(f"tools[{i}] must be {expected}, got {reprlib.repr(given)}")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not name or len(name) > 256:
+        raise InputError(f"tools[{i}].function.name must be a text of 1 to 256 characters, got {reprlib.repr(name)}")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        expected = "a JSON schema of an object"
+        raise InputError(f"tools[{i}].function.parameters must be {expected}, got {reprlib.repr(parameters)}")
+    return Tool(name, {"type": "object", **parameters}, function.get("strict") is True)
+
+
+def call_format(template: str, *, knows_tools: bool) -> CallFormat:
+    """How a model with this chat template writes calls. One whose template has no tools is told in the messages."""
+    if not knows_tools or TAGGED.begin in template:
+        return TAGGED
+    if LLAMA.begin in template or ("ipython" in template and '"parameters"' in template):
+        return LLAMA
+    known = f"known are templates with {TAGGED.begin} and those of Llama 3"
+    raise InputError(f"tools: the chat template of this model writes calls in a form that is not known; {known}")
+
+
+# Templates that know no tools ------------------------------------------------------------------------------------
+
+_INTRODUCTION = """You can call functions. Each line between <tools> and </tools> describes one:
+<tools>
+{tools}
+</tools>
+To call a function, write a JSON object with its name and arguments, between these tags:
+<tool_call>
+{{"name": NAME, "arguments": ARGUMENTS}}
+</tool_call>
+The result comes back between <tool_response> and </tool_response>."""
+
+
+def messages_with_tools(messages: Messages, tools: Messages | None) -> list[dict[str, Any]]:
+    """A conversation for a template that knows no tools: they are in the system message, calls and results in text."""
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = [_written(call) for call in message["tool_calls"]]
+            made.append({"role": message["role"], "content": "\n".join([*_some(message.get("content")), *calls])})
+        elif message.get("role") == "tool":
+            result = f"<tool_response>\n{message.get('content')}\n</tool_response>"
+            if made and made[-1].get("results"):
+                made[-1]["content"] += "\n" + result
+            else:
+                made.append({"role": "user", "content": result, "results": True})
+        else:
+            made.append(dict(message))
+    for message in made:
+        message.pop("results", None)
+    if tools:
+        words = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        first = made.pop(0)["content"] if made and made[0].get("role") == "system" else ""
+        made.insert(0, {"role": "system", "content": "\n\n".join([*_some(first), words])})
+    return made
+
+
+def _some(text: str | None) -> list[str]:
+    return [text] if text else []
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    """A call as the model writes it."""
+    function = call["function"]
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    name = json.dumps(function["name"], ensure_ascii=False)
+    return f'{TAGGED.begin}\n{{"name": {name}, "arguments": {text or "{}"}}}\n{TAGGED.end}'
