@@ -422,6 +422,9 @@ class Allowed:
         self.seen: list[int] = []
         self.masks, self.tokens, self.fails = 0, tokens, fails
 
+    def start(self) -> Allowed:
+        return self
+
     def mask(self) -> bytes:
         assert self.masks == len(self.seen), "the token before is known"
         self.masks += 1

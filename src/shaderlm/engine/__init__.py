@@ -5,13 +5,15 @@ from .handle import Handle
 from .language_model import LanguageModel
 from .loading import load
 from .loop import Engine
-from .options import GenerationOptions
-from .request import Constraint, Delta, EngineOptions, EngineStats, Request, SequenceInfo, Usage
+from .options import ChatOptions, GenerationOptions
+from .request import Constrains, Constraint, Delta, EngineOptions, EngineStats, Request, SequenceInfo, Usage
 from .sampling import SamplingParams
 
 __all__ = [
     "AsyncStream",
+    "ChatOptions",
     "Completion",
+    "Constrains",
     "Constraint",
     "Delta",
     "Engine",

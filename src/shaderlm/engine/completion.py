@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import ShaderlmError
+from ..text import ChatFormat
 
 
 class TokenLogprob(NamedTuple):
@@ -45,6 +46,17 @@ class Completion(str):
     finish_reason: str
     logprobs: list[TokenLogprob] | None
     timing: Timing
+    chat: ChatFormat | None = None  # of an answer in a chat
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """As a message in OpenAI's form, to be appended to the conversation: role, content, and where there is any,
+        reasoning_content and tool_calls. `content` is None where there are only calls; a call's id is its number.
+        """
+        found = (self.chat or ChatFormat()).message(self, self.finish_reason)
+        if "tool_calls" in found:
+            found["tool_calls"] = [{"id": f"call_{i}", **call} for i, call in enumerate(found["tool_calls"])]
+        return found
 
     @classmethod
     def of(

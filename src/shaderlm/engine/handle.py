@@ -57,9 +57,10 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         prompt = list(request.prompt_ids)
         self.sequence = SequenceState(number, prompt, len(prompt), 0, request.priority, request.cache_prompt)
         self.sequence.owner, self.sequence.contiguous, self.sequence.kept = self, pulled, request.keep_cache
-        self.sequence.waits = request.constraint is not None
+        self.constraint = None if request.constraint is None else request.constraint.start()
+        self.sequence.waits = self.constraint is not None
         self._engine = engine
-        self._text = TextStream(engine.tokenizer, request.stop)
+        self._text = TextStream(engine.tokenizer, request.stop, request.shown_ids)
         self._items: deque[_Item] = deque()
         self._texts: list[str] = []
         self._ids: list[int] = []
@@ -253,6 +254,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             prompt = self.sequence.tokens[: self.sequence.prompt_tokens]
             whole = "".join(self._texts)
             self.completion = Completion.of(whole, self._ids, prompt, reason, self._logprobs, self.timing)
+            self.completion.chat = self.request.chat
         self._set_over(reason)
 
     def fail(self, error: BaseException | None) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,10 +18,19 @@ from numpy.typing import NDArray
 from ..errors import ContextSizeError, InputError, ModelError
 from ..models.architecture import Config
 from ..runtime.runner import Runner
-from ..text import ChatTemplate, Tokenizer
+from ..text import ChatFormat, ChatTemplate, Tokenizer, call_format, read_tools
+from ..text.chat_output import END_OF_THINK, THINK
 from .completion import AsyncStream, Completion, Stream
+from .constraints import GrammarCompiler
 from .loop import Engine
-from .options import GenerationOptions, GenerationParams, generation_params, show_options
+from .options import (
+    ChatOptions,
+    GenerationOptions,
+    GenerationParams,
+    chat_params,
+    generation_params,
+    show_options,
+)
 from .report import LoadReport
 from .request import Request
 
@@ -99,31 +110,54 @@ class LanguageModel:
             ids = self.tokenize(prompt, parse_special=params.parse_special)
         else:
             ids = token_ids("prompt", prompt, "a str or a list of token ids (whole numbers)")
-        return self._request(ids, params)
+        made = self._request(ids, params)
+        if params.structure is None:
+            return made
+        return replace(made, constraint=self._grammars.of_structure(params.structure))
 
-    def chat(self, messages: Messages, **options: Unpack[GenerationOptions]) -> Completion:
+    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
         """Answer a conversation: messages with "role" (system, user, assistant) and "content". Options as `generate`.
 
         With parse_special=False special tokens in the contents are plain text; those of the template stay tokens.
         """
         return _finished(self.stream_chat(messages, **options))
 
-    def stream_chat(self, messages: Messages, **options: Unpack[GenerationOptions]) -> Stream:
+    def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Stream:
         """The same as `chat`, as a stream of text. Only what is not in the cache is computed."""
         return Stream(self.engine.pull(self.chat_request(messages, **options)))
 
-    async def achat(self, messages: Messages, **options: Unpack[GenerationOptions]) -> Completion:
+    async def achat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
         """`chat` in asyncio. A task that is cancelled ends the generation."""
         return await _afinished(self.astream_chat(messages, **options))
 
-    def astream_chat(self, messages: Messages, **options: Unpack[GenerationOptions]) -> AsyncStream:
+    def astream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncStream:
         """`stream_chat` in asyncio. It starts at once."""
         return AsyncStream(self.engine.submit(self.chat_request(messages, **options)))
 
-    def chat_request(self, messages: Messages, **options: Unpack[GenerationOptions]) -> Request:
-        """What `chat` asks of the engine, checked."""
-        params = generation_params(options)
-        return self._request(self.chat_ids(messages, parse_special=params.parse_special), params)
+    def chat_request(self, messages: Messages, **options: Unpack[ChatOptions]) -> Request:
+        """What `chat` asks of the engine, checked. Its `chat` takes the answer apart."""
+        own, params = chat_params(options)
+        template = self._chat_template()
+        choice = read_tools(own.tools, own.tool_choice, own.parallel_tool_calls)
+        tools = None if choice is None else own.tools
+        asked = {"tools": tools, "kwargs": own.template_kwargs, "continue_final_message": own.continue_final_message}
+        text, ids = self._rendered(template, messages, params.parse_special, asked)
+        source = str(template.source)
+        calls = None if choice is None else call_format(source, knows_tools=template.knows_tools)
+        thinks = END_OF_THINK in source
+        # Some templates begin to think for the model, or end that at once.
+        begun = text.rstrip().endswith(THINK)
+        if own.continue_final_message:
+            last = str(messages[-1].get("content"))
+            begun = begun or last.rfind(THINK) > last.rfind(END_OF_THINK)
+        names = frozenset[str]() if choice is None else frozenset(tool.name for tool in choice.tools)
+        output = ChatFormat(calls, names, reasoning=thinks and own.reasoning, thinking=begun)
+        may_think = not text.rstrip().endswith(END_OF_THINK)
+        grammar = self._grammars.of_chat(output, choice, params.structure, may_think=may_think)
+        tags = [*([calls.begin, calls.end] if calls else []), *([THINK, END_OF_THINK] if thinks else [])]
+        special = self.tokenizer.special_tokens
+        shown = frozenset(special[tag] for tag in tags if tag in special)
+        return replace(self._request(ids, params), constraint=grammar, chat=output, shown_ids=shown)
 
     def chat_ids(
         self,
@@ -135,15 +169,23 @@ class LanguageModel:
         parse_special: bool = True,
     ) -> list[int]:
         """Token ids of a conversation, by the model's chat template; arguments as `ChatTemplate.render`."""
-        template = self.chat_template
-        if template is None:
+        asked = {"tools": tools, "kwargs": template_kwargs, "continue_final_message": continue_final_message}
+        return self._rendered(self._chat_template(), messages, parse_special, asked)[1]
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
             raise ModelError("this model has no chat template; use generate() to continue a text")
-        options: dict[str, Any] = {"tools": tools, "kwargs": template_kwargs}
-        options["continue_final_message"] = continue_final_message
+        return self._template
+
+    def _rendered(
+        self, template: ChatTemplate, messages: Messages, parse_special: bool, asked: Mapping[str, Any]
+    ) -> tuple[str, list[int]]:
+        """The prompt of a conversation, as text and as token ids."""
         if parse_special:
-            return self.tokenize(template.render(messages, **options))
-        text, mark = template.render_marked(messages, self.tokenizer.special_tokens, **options)
-        return self._with_bos(self.tokenizer.encode_marked(text, mark))
+            text = template.render(messages, **asked)
+            return text, self.tokenize(text)
+        text, mark = template.render_marked(messages, self.tokenizer.special_tokens, **asked)
+        return text, self._with_bos(self.tokenizer.encode_marked(text, mark))
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text, the same that `generate` makes of it.
@@ -183,6 +225,10 @@ class LanguageModel:
         return f"<LanguageModel {self.report.name} on {self.report.device}>"
 
     # Requests ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer, self.config.vocabulary)
 
     def _request(self, ids: list[int], params: GenerationParams) -> Request:
         if not ids:
@@ -246,6 +292,7 @@ async def _afinished(stream: AsyncStream) -> Completion:
     return stream.completion
 
 
-_METHODS = ("generate", "stream", "agenerate", "astream", "request", "chat", "stream_chat", "achat", "astream_chat")
-for _name in (*_METHODS, "chat_request"):
+for _name in ("generate", "stream", "agenerate", "astream", "request"):
     show_options(getattr(LanguageModel, _name))
+for _name in ("chat", "stream_chat", "achat", "astream_chat", "chat_request"):
+    show_options(getattr(LanguageModel, _name), chat=True)

@@ -489,7 +489,7 @@ class Engine:
                 continue
             state.tokens.append(token)
             self._generation_tokens += 1
-            if handle.request.constraint is not None and not self._accepted(handle, token):
+            if handle.constraint is not None and not self._accepted(handle, token):
                 if handle.finish_reason is not None:
                     continue
                 handle.ending = "stop"
@@ -513,10 +513,10 @@ class Engine:
         self._stop(state)
 
     def _accepted(self, handle: Handle, token: int) -> bool:
-        assert handle.request.constraint is not None
+        assert handle.constraint is not None
         handle.masked = None
         try:
-            return handle.request.constraint.accept(token)
+            return handle.constraint.accept(token)
         except Exception as problem:  # of this request alone
             self._fail(handle.sequence, problem)
             return False
@@ -747,11 +747,11 @@ def _settings(state: SequenceState, vocabulary: int) -> SamplerSettings:
     settings = handle.settings
     if request.min_tokens and len(state.tokens) - state.prompt_tokens + state.in_flight < request.min_tokens:
         settings = handle.early_settings
-    if request.constraint is None:
+    if handle.constraint is None:
         return settings
     if handle.masked is None:  # once for each token, also where the sequence is preempted
         try:
-            handle.masked = settings._replace(mask=request.constraint.mask())
+            handle.masked = settings._replace(mask=handle.constraint.mask())
             check_settings(handle.masked, vocabulary, has_history=True)
         except Exception as problem:
             raise _RequestError(state, problem) from problem

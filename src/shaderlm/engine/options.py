@@ -1,7 +1,7 @@
 """The options of `generate`, `stream`, `chat` and `stream_chat`: their names, types, defaults and checks.
 
-`GenerationOptions` is what editors and type checkers see. Defaults are those of `GenerationParams` and
-`SamplingParams`, which check the values. A test keeps the names of all three together.
+`GenerationOptions` and `ChatOptions` are what editors and type checkers see. Defaults are those of `GenerationParams`,
+`SamplingParams` and `ChatParams`, which check the values. A test keeps the names together.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from typing import Any, TypedDict
 
 import numpy as np
 
 from ..errors import InputError
 from .sampling import SamplingParams
+from .structured import OPTIONS as STRUCTURE_OPTIONS
+from .structured import Structure, structure_of
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -61,6 +64,37 @@ class GenerationOptions(TypedDict, total=False):
     """The same seed gives the same text on the same device (default: None, a different one each time)."""
     logprobs: int | None
     """Report the log probability of each token and of this many alternatives, 0 to 20 (default: None, no report)."""
+    json_schema: Mapping[str, Any] | bool | None
+    """The text is JSON that validates against this schema, unless it is cut: then its finish reason is "length".
+    Of this option and the next four, one can be given (default: None)."""
+    grammar: str | None
+    """The text is in the language of this grammar, in llama.cpp's GBNF or in Lark (default: None)."""
+    regex: str | None
+    """The text matches this regular expression, as a whole (default: None)."""
+    choice: Sequence[str] | None
+    """The text is one of these (default: None)."""
+    response_format: Mapping[str, Any] | None
+    """The form of the text as OpenAI writes it: {"type": "json_object"}, or {"type": "json_schema", "json_schema":
+    {"schema": …}} (default: None)."""
+
+
+class ChatOptions(GenerationOptions, total=False):
+    """Keyword arguments of `chat` and `stream_chat`: also what concerns messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    """Functions that the answer may call, as OpenAI describes them: [{"type": "function", "function": {"name": …,
+    "description": …, "parameters": a JSON schema}}] (default: None)."""
+    tool_choice: str | Mapping[str, Any] | None
+    """"auto" (default), "none", "required" (at least one call), or one function by its name: {"type": "function",
+    "function": {"name": …}}."""
+    parallel_tool_calls: bool
+    """May an answer call several functions (default: True)?"""
+    reasoning: bool
+    """Tell what a reasoning model thinks from its answer, in `Completion.message` (default: True)."""
+    continue_final_message: bool
+    """Go on with the last message instead of answering it (default: False)."""
+    template_kwargs: Mapping[str, Any] | None
+    """Variables for the chat template, such as {"enable_thinking": False} (default: None)."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +110,11 @@ class GenerationParams:
     priority: int = 0
     cache_prompt: bool = True
     parse_special: bool = True
+    json_schema: Mapping[str, Any] | bool | None = field(default=None, hash=False)
+    grammar: str | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    response_format: Mapping[str, Any] | None = field(default=None, hash=False)
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
@@ -88,6 +127,31 @@ class GenerationParams:
             object.__setattr__(self, "timeout", _seconds("timeout", self.timeout))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        self.structure  # noqa: B018 (checks what was given)
+
+    @cached_property
+    def structure(self) -> Structure | None:
+        """What the text must look like."""
+        return structure_of({name: getattr(self, name) for name in STRUCTURE_OPTIONS})
+
+
+@dataclass(frozen=True)
+class ChatParams:
+    """What was asked of a chat beside its generation, checked. `text.read_tools` checks tools and tool_choice."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    reasoning: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("parallel_tool_calls", "reasoning", "continue_final_message"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.template_kwargs is not None and not isinstance(self.template_kwargs, Mapping):
+            raise InputError(f"template_kwargs must be a mapping, got {type(self.template_kwargs).__name__}")
 
 
 def _whole(name: str, given: Any, least: int | None) -> int:
@@ -118,27 +182,40 @@ def _stop_strings(given: Any) -> tuple[str, ...]:
 
 _SAMPLING = {field.name: field for field in fields(SamplingParams)}
 _OWN = {field.name: field for field in fields(GenerationParams) if field.name != "sampling"}
+_CHAT = {field.name: field for field in fields(ChatParams)}
 OPTION_NAMES = (*_OWN, *_SAMPLING)
+CHAT_OPTION_NAMES = tuple(_CHAT)
+
+
+def chat_params(options: Mapping[str, Any]) -> tuple[ChatParams, GenerationParams]:
+    """The options of a chat, the same way."""
+    _check_names(options, (*OPTION_NAMES, *_CHAT))
+    others = {name: value for name, value in options.items() if name not in _CHAT}
+    return ChatParams(**{name: options[name] for name in _CHAT if name in options}), generation_params(others)
+
+
+def _check_names(options: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f", did you mean {close[0]!r}?" if close else "."
+            raise InputError(f"unknown option {name!r}{hint} The options are {', '.join(known)}")
 
 
 def generation_params(options: Mapping[str, Any]) -> GenerationParams:
     """The options as checked values. An unknown name, or a value out of range, is an InputError."""
-    for name in options:
-        if name not in OPTION_NAMES:
-            close = difflib.get_close_matches(name, OPTION_NAMES, 1)
-            hint = f", did you mean {close[0]!r}?" if close else "."
-            raise InputError(f"unknown option {name!r}{hint} The options are {', '.join(OPTION_NAMES)}")
+    _check_names(options, OPTION_NAMES)
     sampling = SamplingParams(**{name: value for name, value in options.items() if name in _SAMPLING})
     return GenerationParams(**{name: value for name, value in options.items() if name in _OWN}, sampling=sampling)
 
 
-def show_options(method: Any) -> None:
+def show_options(method: Any, *, chat: bool = False) -> None:
     """Show the options, with their defaults, in `help()` and in editors that ask the running program."""
     signature = inspect.signature(method)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=field.type)
-        for name, field in {**_OWN, **_SAMPLING}.items()
+        for name, field in {**_OWN, **_SAMPLING, **(_CHAT if chat else {})}.items()
     ]
     method.__signature__ = signature.replace(parameters=[*own, *options])
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from ..text import ChatFormat
 from .completion import TokenLogprob
 from .sampling import SamplingParams
 
@@ -19,6 +20,14 @@ class Constraint(Protocol):
 
     def accept(self, token: int) -> bool:
         """This token came. False: the text is complete."""
+        ...
+
+
+class Constrains(Protocol):
+    """Makes constraints, one for each generation: a request may be submitted several times."""
+
+    def start(self) -> Constraint:
+        """A constraint before the first token."""
         ...
 
 
@@ -37,7 +46,9 @@ class Request:
     cache_prompt: bool = True  # begin after what is cached of the prompt
     keep_cache: bool = True  # leave its tokens in the cache, for others that begin with them
     output: Literal["text", "hidden"] = "text"  # hidden: the final state of the last token, nothing is generated
-    constraint: Constraint | None = None
+    constraint: Constrains | None = None
+    shown_ids: frozenset[int] = frozenset()  # special tokens whose names are part of the text
+    chat: ChatFormat | None = None  # how to take the text apart; the engine does not
 
 
 class Delta(NamedTuple):

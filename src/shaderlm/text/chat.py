@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, ModelError
+from .tools import messages_with_tools
 
 if TYPE_CHECKING:
     import jinja2
@@ -45,10 +46,13 @@ class ChatTemplate:
     ) -> str:
         """The prompt for a conversation: messages with "role" (system, user, assistant, tool) and "content".
 
-        tools: descriptions of functions in OpenAI's form. continue_final_message: the prompt ends within the last
-        message, which the model goes on with. kwargs: further variables of the template, such as enable_thinking.
+        tools: descriptions of functions in OpenAI's form; those that the template cannot show go to the system message.
+        continue_final_message: the prompt ends within the last message, which the model goes on with. kwargs: further
+        variables of the template, such as enable_thinking.
         """
         _check(messages)
+        if (tools or any(map(_has_calls, messages))) and not self.knows_tools:
+            messages, tools = messages_with_tools(messages, tools), None
         given = [_for_template(i, message) for i, message in enumerate(messages)]
         end = ""
         if continue_final_message:
@@ -103,6 +107,13 @@ class ChatTemplate:
         return self.render(_mapped(messages, marked), tools=_mapped(tools, marked), **options), mark
 
     @cached_property
+    def knows_tools(self) -> bool:
+        """Does the template show tools?"""
+        from jinja2.meta import find_undeclared_variables  # late, as below
+
+        return "tools" in find_undeclared_variables(self._template.environment.parse(str(self._source)))
+
+    @cached_property
     def _template(self) -> jinja2.Template:
         if not isinstance(self._source, str):
             given = type(self._source).__name__
@@ -127,12 +138,29 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
         content = message.get("content")
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise InputError(f"chat: message {i} must have a content that is a str, got {content!r}")
+        _check_calls(i, message.get("tool_calls"))
+
+
+def _check_calls(i: int, calls: Any) -> None:
+    if calls is not None and not isinstance(calls, (list, tuple)):
+        raise InputError(f"chat: the tool_calls of message {i} must be a list, got {type(calls).__name__}")
+    for call in calls or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        given = function if isinstance(function, Mapping) else {}
+        if not isinstance(given.get("name"), str) or not isinstance(given.get("arguments"), (str, Mapping)):
+            expected = "{'function': {'name': …, 'arguments': …}}"
+            raise InputError(f"chat: a tool call of message {i} must be {expected}, got {reprlib.repr(call)}")
+
+
+def _has_calls(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "tool" or bool(message.get("tool_calls"))
 
 
 def _for_template(i: int, message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: arguments of tool calls are JSON text in OpenAI's form, and a mapping here."""
     given = dict(message)
     if not given.get("tool_calls"):
+        given.pop("tool_calls", None)  # templates ask whether it is there
         return given
     calls = []
     for call in given["tool_calls"]:

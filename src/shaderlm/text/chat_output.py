@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from .stream import overlap
 
@@ -16,19 +16,22 @@ THINK, END_OF_THINK = "<think>", "</think>"
 _SPACE = " \t\n\r"
 
 
-class ReasoningDelta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
     """More of what the model wrote between its thinking tags."""
 
     text: str
 
 
-class ContentDelta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
     """More of the answer."""
 
     text: str
 
 
-class CallDelta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallDelta:
     """More of a tool call. The first one of an index has the name and no arguments; later ones have arguments only."""
 
     index: int
@@ -69,7 +72,10 @@ class ChatFormat:
         return ChatParser(self)
 
     def message(self, text: str, finish_reason: str = "stop") -> dict[str, Any]:
-        """A whole answer as a message in OpenAI's form; calls have no ids. `content` is None where there are only calls."""
+        """A whole answer as a message in OpenAI's form; `content` is None where there are only calls.
+
+        Calls have no ids.
+        """
         parser = self.parser()
         found = [*parser.push(text), *parser.finish(finish_reason)]
         content = "".join(each.text for each in found if isinstance(each, ContentDelta))
@@ -77,7 +83,7 @@ class ChatFormat:
         calls = [{"name": each.name, "arguments": ""} for each in found if isinstance(each, CallDelta) and each.name]
         for each in found:
             if isinstance(each, CallDelta):
-                calls[each.index]["arguments"] += each.arguments  # type: ignore[operator]
+                calls[each.index]["arguments"] += each.arguments
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -89,15 +95,15 @@ class ChatFormat:
 class ChatParser:
     """`push` takes text as it comes and returns what is certain of it; `finish` returns the rest."""
 
-    def __init__(self, format: ChatFormat) -> None:
-        self._format = format
+    def __init__(self, output: ChatFormat) -> None:
+        self._format = output
         self._pending = ""  # text that nothing is known about yet
         self._found: list[ChatDelta] = []
         self._raw = ""  # of the call that is being read, in case it is none
-        self._calls = _Calls(format.names)
+        self._calls = _Calls(output.names)
         # Takes from the beginning of what is pending. False: it needs more.
-        self._take: Callable[[], bool] = self._take_start if format.reasoning else self._take_first
-        if format.reasoning and format.thinking:
+        self._take: Callable[[], bool] = self._take_start if output.reasoning else self._take_first
+        if output.reasoning and output.thinking:
             self._take = self._take_first_of_reasoning
 
     @property
@@ -276,7 +282,7 @@ def _joined(found: list[ChatDelta]) -> list[ChatDelta]:
                 made[-1] = CallDelta(each.index, None, last.arguments + each.arguments)
                 continue
         elif last is not None and type(last) is type(each):
-            made[-1] = type(each)(last.text + each.text)  # type: ignore[union-attr]
+            made[-1] = type(each)(last.text + each.text)
             continue
         made.append(each)
     return made

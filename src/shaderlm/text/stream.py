@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .tokenizer import Tokenizer
 
@@ -11,8 +11,10 @@ from .tokenizer import Tokenizer
 class TextStream:
     """Turns token ids into text, one at a time, and ends at the first stop string, also across tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), shown_ids: Iterable[int] = ()) -> None:
         self._bytes = tokenizer.bytes_by_token
+        # Special tokens have no text, except for these.
+        self._shown = {token: tokenizer.vocabulary.tokens[token].encode() for token in shown_ids}
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self._stop = [text for text in stop if text]
         self._held = ""  # the end of the text, where it may be the beginning of a stop string
@@ -23,7 +25,7 @@ class TextStream:
         """The text that this token makes certain; "" while a character or a stop string is incomplete."""
         if self.stopped:
             return ""
-        text = self._decode(self._bytes[token])
+        text = self._decode(self._shown.get(token) or self._bytes[token] if self._shown else self._bytes[token])
         return self._release(text) if self._stop else text
 
     def finish(self) -> str:

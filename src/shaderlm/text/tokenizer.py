@@ -40,7 +40,7 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
 # Checkpoints that take a whole word as a token, if it is one, before merging.
 _WHOLE_WORDS_FIRST = {"llama-bpe"}
 # What chat checkpoints end a turn with, beside EOS.
-_TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
+_TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 

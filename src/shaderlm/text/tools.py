@@ -45,7 +45,7 @@ def read_tools(given: Any, choice: Any, parallel: bool = True) -> ToolChoice | N
         raise InputError(f"tool_choice is {choice!r}, but there are no tools; give tools, or leave it out")
     if choice == "required":
         return ToolChoice(tools, True, parallel)
-    return ToolChoice((_named_tool(choice, tools),), True, parallel)
+    return ToolChoice((_named_tool(choice, tools),), True, False)
 
 
 def _named_tool(choice: Any, tools: Sequence[Tool]) -> Tool:
@@ -84,13 +84,18 @@ def _read_tool(i: int, given: Any) -> Tool:
     return Tool(name, {"type": "object", **parameters}, function.get("strict") is True)
 
 
+_NOT_JSON = ("<function=", "<arg_key>")  # the tags of Qwen3-Coder and of GLM 4.5, whose calls are no JSON
+
+
 def call_format(template: str, *, knows_tools: bool) -> CallFormat:
     """How a model with this chat template writes calls. One whose template has no tools is told in the messages."""
-    if not knows_tools or TAGGED.begin in template:
+    if not knows_tools:
+        return TAGGED
+    if TAGGED.begin in template and TAGGED.arguments in template and not any(tag in template for tag in _NOT_JSON):
         return TAGGED
     if LLAMA.begin in template or ("ipython" in template and '"parameters"' in template):
         return LLAMA
-    known = f"known are templates with {TAGGED.begin} and those of Llama 3"
+    known = f"known are JSON between {TAGGED.begin} and {TAGGED.end}, and the form of Llama 3"
     raise InputError(f"tools: the chat template of this model writes calls in a form that is not known; {known}")
 
 

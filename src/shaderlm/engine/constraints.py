@@ -1,0 +1,223 @@
+"""Constraints of generations: which tokens may come next, so that the text is in the language of a grammar.
+
+The package `llguidance` does the work. It is imported when the first grammar is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..text import ChatFormat, Tokenizer, ToolChoice
+from .structured import (
+    Structure,
+    chat_grammar,
+    check_schema,
+    guided,
+    refused_place,
+    structure_grammar,
+    whole_grammar,
+)
+
+if TYPE_CHECKING:
+    import llguidance
+
+_MAX_GRAMMARS = 64  # that are kept
+_LONGEST_REASON = 500  # characters of llguidance's own words
+
+
+class Grammar:
+    """A compiled grammar. Safe to share between threads and requests."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, ends: frozenset[int], only_ends: bytes) -> None:
+        self._matcher, self._ends, self._only_ends = matcher, ends, only_ends
+
+    def start(self) -> GrammarConstraint:
+        """A constraint for one generation."""
+        return GrammarConstraint(self._matcher.deep_copy(), self._ends, self._only_ends)
+
+
+class GrammarConstraint:
+    """The state of one generation. For one thread at a time."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, ends: frozenset[int], only_ends: bytes) -> None:
+        self._matcher, self._ends, self._only_ends = matcher, ends, only_ends
+        self._mask: bytes | None = None
+
+    def mask(self) -> bytes:
+        """The tokens that may come next: a bit per token in u32 words, the lowest first; 1: allowed."""
+        if self._mask is None:
+            self._mask = self._matcher.compute_bitmask()
+            if self._matcher.is_error():
+                raise InputError(f"the grammar takes too long here: {_reason(self._matcher.get_error())}")
+        return self._mask
+
+    def accept(self, token: int) -> bool:
+        """This token came. False: the text is complete."""
+        matcher, mask, self._mask = self._matcher, self._mask, None
+        if token in self._ends:
+            return False
+        if mask is not None and not mask[token >> 3] >> (token & 7) & 1:
+            raise InputError("no token that the grammar allows could be sampled; does logit_bias exclude all of them?")
+        if not matcher.consume_token(token):
+            raise InputError(f"the grammar does not go on: {_reason(matcher.get_error())}")
+        if matcher.is_stopped():
+            return False
+        return not matcher.is_accepting() or self.mask() != self._only_ends
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer, and keeps them. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+
+    def of_structure(self, structure: Structure) -> Grammar:
+        """For a text."""
+        return self._compiled(whole_grammar(self._structure(structure)), lambda reason: _refused(structure, reason))
+
+    def of_chat(
+        self, output: ChatFormat, choice: ToolChoice | None, structure: Structure | None, *, may_think: bool
+    ) -> Grammar | None:
+        """For an answer in a chat; None: anything may come."""
+        if choice is None and structure is None:
+            return None
+        inner = None if structure is None else self._structure(structure)
+        schemas = [] if choice is None else [self._parameters(choice, i) for i in range(len(choice.tools))]
+        special = self._tokenizer.special_tokens
+        text = chat_grammar(output, choice, inner, special, schemas, may_think=may_think)
+        return self._compiled(text, lambda reason: f"the answer's form cannot be honoured: {reason}")
+
+    def _structure(self, structure: Structure) -> dict[str, Any]:
+        """As a grammar that compiles by itself."""
+        if structure.kind == "json_schema":
+            self._check_schema(json.loads(structure.text), structure.option)
+        grammar = structure_grammar(structure, self._lark)
+        if structure.kind != "json_schema":
+            self._compiled(whole_grammar(grammar), lambda reason: _refused(structure, reason))
+        return grammar
+
+    def _parameters(self, choice: ToolChoice, i: int) -> dict[str, Any]:
+        tool = choice.tools[i]
+        self._check_schema(tool.parameters, f"the schema of the parameters of {tool.name}", lenient=not tool.strict)
+        return guided(tool.parameters, lenient=not tool.strict)
+
+    def _check_schema(self, schema: Any, option: str, *, lenient: bool = False) -> None:
+        """Refuse a schema that cannot be honoured, with the reason and the place."""
+
+        def refuse(part: Any) -> str | None:
+            try:
+                self._compiled(whole_grammar({"json_schema": guided(part, lenient=lenient)}), str)
+            except InputError as problem:
+                return str(problem)
+            return None
+
+        if schema is False:
+            raise InputError(f"{option} cannot be honoured: nothing satisfies it")
+        if not lenient:
+            check_schema(schema, option)
+        if refuse(schema) is not None:
+            place, reason = refused_place(schema, refuse)
+            raise InputError(f"{option} cannot be honoured at {place}: {reason}")
+
+    def _lark(self, grammar: str) -> str:
+        """Lark of GBNF; what is Lark already stays as it is."""
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            return any_to_lark(_without_escapes(grammar))
+        except Exception as problem:  # it raises what it likes
+            words = "it is read as GBNF, and as Lark where it has a rule `start:`"
+            raise InputError(f"grammar cannot be honoured: {_reason(problem)}; {words}") from None
+
+    def _compiled(self, text: str, refused: Callable[[str], str]) -> Grammar:
+        with self._lock:
+            if text in self._kept:
+                self._kept.move_to_end(text)
+                return self._kept[text]
+        made = self._made(text, refused)
+        with self._lock:
+            self._kept[text] = made
+            if len(self._kept) > _MAX_GRAMMARS:
+                self._kept.popitem(last=False)
+        return made
+
+    def _made(self, text: str, refused: Callable[[str], str]) -> Grammar:
+        tokenizer, ends, only_ends = self._guidance
+        import llguidance
+
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first mask takes longest, and shows whether there is a text at all
+        if matcher.is_error():
+            raise InputError(refused(_reason(matcher.get_error())))
+        return Grammar(matcher, ends, only_ends)
+
+    @cached_property
+    def _guidance(self) -> tuple[llguidance.LLTokenizer, frozenset[int], bytes]:
+        """The tokenizer as llguidance has it; the tokens that end a text; the mask of these alone."""
+        try:
+            import llguidance
+        except ImportError:
+            needed = "JSON schemas, grammars and tools need the package llguidance"
+            raise InputError(f"{needed}; install it with: pip install 'shaderlm[structured]'") from None
+        ends = self._tokenizer.stop_ids
+        if not ends:
+            raise InputError("this model has no token that ends a text; structured output needs one")
+        wrapped: Any = llguidance.TokenizerWrapper(_Tokens(self._tokenizer, self._vocabulary))
+        bits = np.zeros(-(-self._vocabulary // 32) * 32, np.uint8)
+        bits[sorted(ends)] = 1
+        only_ends = np.packbits(bits, bitorder="little").tobytes()
+        return llguidance.LLTokenizer(wrapped, eos_token=sorted(ends)), ends, only_ends
+
+
+class _Tokens:
+    """A tokenizer as `llguidance.TokenizerWrapper` takes it. A model may have more tokens than its vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        self._encode = tokenizer.encode
+        special = tokenizer.special_tokens
+        names = {i: text.encode() for text, i in special.items()}
+        known = [names.get(i) or text for i, text in enumerate(tokenizer.bytes_by_token)]
+        self.tokens = [*known, *[b""] * (vocabulary - len(known))]
+        self.special_token_ids = sorted(names)
+        self.eos_token_id, self.bos_token_id = min(tokenizer.stop_ids), None
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text, parse_special=False)
+
+
+def _refused(structure: Structure, reason: str) -> str:
+    return f"{structure.option} cannot be honoured: {reason}"
+
+
+def _reason(problem: object) -> str:
+    """llguidance's words on one line."""
+    words = str(problem).replace("<non-verbose/>", "")
+    if words.startswith("NoExtension"):
+        return "nothing satisfies it"
+    return " ".join(words.split())[:_LONGEST_REASON] or type(problem).__name__
+
+
+_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.S)
+
+
+def _without_escapes(grammar: str) -> str:
+    r"""GBNF's \uXXXX and \UXXXXXXXX of characters beyond ASCII as these characters: the conversion cuts them short."""
+
+    def character(found: re.Match[str]) -> str:
+        code = int(found[1] or found[2] or "0", 16)
+        return chr(code) if 0xA0 <= code < 0x110000 and not 0xD800 <= code < 0xE000 else found[0]
+
+    return _ESCAPE.sub(character, grammar)

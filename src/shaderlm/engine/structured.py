@@ -1,0 +1,291 @@
+"""What an answer must look like: the options that ask for it, and grammars for `llguidance` made of them.
+
+A grammar is JSON text: {"grammars": [{"name", "lark_grammar" or "json_schema"}, …]}, the first of which is the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import InputError
+from ..text import ChatFormat, ToolChoice
+from ..text.chat_output import END_OF_THINK, THINK, CallFormat
+
+OPTIONS = ("json_schema", "grammar", "regex", "choice", "response_format")
+# Between values of JSON: enough for any usual way to indent, and no endless rows of spaces.
+_WHITE_SPACE = r"(\n? {0,24}|\t{1,8}|\n\t{0,8})"
+_JSON: Mapping[str, Any] = {"whitespace_pattern": _WHITE_SPACE}
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What was asked for, checked as far as that goes without compiling it. `text` is JSON except for a grammar."""
+
+    option: str  # its name, for errors
+    kind: Literal["json_schema", "grammar", "regex", "choice"]
+    text: str
+
+
+def structure_of(given: Mapping[str, Any]) -> Structure | None:
+    """Of the options above, the one that is not None."""
+    named = [name for name in OPTIONS if given.get(name) is not None]
+    if not named:
+        return None
+    if len(named) > 1:
+        raise InputError(f"give one of {', '.join(OPTIONS)}; got {' and '.join(named)}")
+    name, value = named[0], given[named[0]]
+    if name == "response_format":
+        return _response_format(value)
+    if name == "json_schema":
+        return _schema(name, value)
+    if name == "choice":
+        texts = value if isinstance(value, (list, tuple)) else []
+        if not texts or any(not isinstance(text, str) or not text for text in texts):
+            raise InputError(f"choice must be a list of texts, got {reprlib.repr(value)}")
+        return Structure(name, "choice", json.dumps(list(texts)))
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{name} must be a str that is not empty, got {reprlib.repr(value)}")
+    return Structure(name, "grammar" if name == "grammar" else "regex", value)
+
+
+def _response_format(given: Any) -> Structure | None:
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return _schema("response_format.schema", given.get("schema") or {"type": "object"})
+    if kind == "json_schema":
+        inner = given.get("json_schema", given)
+        schema = inner.get("schema") if isinstance(inner, Mapping) else None
+        if schema is None:
+            raise InputError(f"response_format.json_schema must have a schema, got {reprlib.repr(inner)}")
+        return _schema("response_format.json_schema.schema", schema)
+    expected = "{'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', 'json_schema': {'schema': …}}"
+    raise InputError(f"response_format must be {expected}, got {reprlib.repr(given)}")
+
+
+def _schema(option: str, given: Any) -> Structure:
+    if not isinstance(given, (Mapping, bool)):
+        raise InputError(f"{option} must be a JSON schema (a mapping), got {reprlib.repr(given)}")
+    return Structure(option, "json_schema", _json_text(option, given))
+
+
+def _json_text(option: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=True, allow_nan=False, default=dict)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise InputError(f"{option} must be JSON; {' '.join(str(problem).split())}") from None
+
+
+# JSON schemas ----------------------------------------------------------------------------------------------------
+
+_OF_SCHEMAS = ("properties", "patternProperties")  # values are schemas
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_DEFINITIONS = ("$defs", "definitions")
+_BRACE_FIRST = r"/\s*\{(.|\n)*/"
+_MAX_PLACES = 500  # schemas that are compiled to find the one that is refused
+
+
+def guided(schema: Any, *, lenient: bool = False) -> dict[str, Any]:
+    """A schema with what llguidance is to do with it. `lenient`: keywords that it does not know are left out."""
+    return {
+        **(schema if isinstance(schema, Mapping) else {}),
+        "x-guidance": {**_JSON, "lenient": lenient, "coerce_one_of": lenient},
+    }
+
+
+def check_schema(schema: Any, option: str) -> None:
+    """Refuse what llguidance takes, but does not keep."""
+    for place, each in _within(schema, "#", _DEFINITIONS):
+        least = each.get("minProperties", 0)
+        # A key may come twice, unless all of them are known.
+        known = each.get("additionalProperties") is False and not each.get("patternProperties")
+        if isinstance(least, (int, float)) and least > max(1, len(each.get("required", ()))) and not known:
+            reason = "minProperties is kept where additionalProperties is false, or where it is 1"
+            raise InputError(f"{option} cannot be honoured at {place}: {reason}")
+
+
+def _within(schema: Any, place: str, extra: Sequence[str] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All schemas in a schema, itself first, with their places as JSON pointers."""
+    if isinstance(schema, Mapping):
+        yield place, schema
+        for step, each in _children(schema, extra):
+            yield from _within(each, f"{place}/{step}", extra)
+
+
+def _children(schema: Mapping[str, Any], extra: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    for key in (*_OF_SCHEMAS, *extra):
+        if isinstance(schema.get(key), Mapping):
+            yield from ((f"{key}/{_escaped(name)}", each) for name, each in schema[key].items())
+    for key in _LISTS:
+        if isinstance(schema.get(key), (list, tuple)):
+            yield from ((f"{key}/{i}", each) for i, each in enumerate(schema[key]))
+    for key in _SINGLE:
+        if isinstance(schema.get(key), Mapping):
+            yield key, schema[key]
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def refused_place(schema: Any, refuse: Callable[[Any], str | None]) -> tuple[str, str]:
+    """The innermost schema that is refused by itself, as a JSON pointer, and the reason.
+
+    `refuse` says why a schema is refused; it refuses the whole.
+    """
+    definitions = {key: schema[key] for key in _DEFINITIONS if isinstance(schema, Mapping) and key in schema}
+    place, reason, left = "#", refuse(schema) or "", _MAX_PLACES
+    inner, seen = schema, set[str]()
+    while isinstance(inner, Mapping):
+        for step, each in _inner(inner, place, schema):
+            left -= 1
+            found = refuse({**definitions, **each}) if isinstance(each, Mapping) and step not in seen else None
+            if found is not None or left < 0:
+                break
+        else:
+            break
+        if left < 0 or found is None:
+            break
+        place, reason, inner = step, found, each
+        seen.add(step)
+    return place, reason
+
+
+def _inner(schema: Mapping[str, Any], place: str, root: Any) -> Iterator[tuple[str, Any]]:
+    """The children of a schema with their places, and what it refers to."""
+    yield from ((f"{place}/{step}", each) for step, each in _children(schema))
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target = root
+        for step in reference[2:].split("/"):
+            key = step.replace("~1", "/").replace("~0", "~")
+            target = target.get(key) if isinstance(target, Mapping) else None
+        yield reference, target
+
+
+# Grammars --------------------------------------------------------------------------------------------------------
+
+
+def structure_grammar(structure: Structure, lark: Callable[[str], str]) -> dict[str, Any]:
+    """What was asked for as one grammar. `lark` makes Lark of GBNF."""
+    if structure.kind == "json_schema":
+        return {"json_schema": guided(json.loads(structure.text))}
+    if structure.kind == "choice":
+        return {"lark_grammar": "start: " + " | ".join(map(_literal, json.loads(structure.text)))}
+    if structure.kind == "regex":
+        return {"lark_grammar": f"start: /{_slashes(structure.text)}/"}
+    return {"lark_grammar": lark(structure.text)}
+
+
+def _slashes(regex: str) -> str:
+    """A regular expression as it is written between slashes: a line end is not allowed there, nor is a slash."""
+    return re.sub(r"\\.|/|\n|\r", lambda found: {"/": r"\/", "\n": r"\n", "\r": r"\r"}.get(found[0], found[0]), regex)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def whole_grammar(structure: Mapping[str, Any]) -> str:
+    """A grammar that is the whole."""
+    return json.dumps({"grammars": [structure]})
+
+
+def chat_grammar(
+    output: ChatFormat,
+    choice: ToolChoice | None,
+    structure: Mapping[str, Any] | None,
+    special: Mapping[str, int],
+    schemas: Sequence[Mapping[str, Any]] = (),
+    *,
+    may_think: bool,
+) -> str:
+    """A grammar of an answer: thinking, then content as asked for, or calls.
+
+    special: tags that are tokens without text. schemas: of the arguments of the functions that can be called.
+    """
+    rules = _Rules(special)
+    thought = rules.thought(output.thinking) if output.reasoning and may_think else ""
+    answers, others = list[str](), list[Mapping[str, Any]]()
+    if structure is not None and not (choice is not None and choice.required):
+        answers.append(f"{rules.gap} @answer")
+        others.append({"name": "answer", **structure})
+    if choice is not None:
+        assert output.calls is not None
+        parallel = choice.parallel and output.calls.parallel
+        answers += rules.calls(output.calls, choice, parallel, text=not choice.required and structure is None)
+        others += [{"name": f"arguments_{i}", "json_schema": schema} for i, schema in enumerate(schemas)]
+    main = f"start: {thought} ({' | '.join(answers)})\n{rules}"
+    return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *others]})
+
+
+class _Rules:
+    """Rules of a Lark grammar. Names of rules that stand for one piece of text are in capitals, unless it is lazy."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self._special, self._lines = special, list[str]()
+        self._not_first: list[str] = []  # what the content does not begin with
+        self.gap = ""  # before the content
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines)
+
+    def _tag(self, tag: str) -> str:
+        return f"<[{self._special[tag]}]>" if tag in self._special else _literal(tag)
+
+    def _until(self, name: str, text: str, tag: str) -> str:
+        """Text up to a tag, which is the first of its kind."""
+        if tag in self._special:
+            self._lines.append(f"{name}: {text}")
+            return f"{name} {self._tag(tag)}"
+        self._lines.append(f"{name.lower()}[lazy]: {text} {_literal(tag)}")
+        return name.lower()
+
+    def thought(self, begun: bool) -> str:
+        rest = self._until("THOUGHT", r"/(.|\n)*/", END_OF_THINK)
+        self.gap = "GAP?"
+        self._lines.append(r"GAP: /[ \n]{1,4}/")
+        if begun:
+            return rest
+        self._lines.append(f"thinking: GAP? {self._tag(THINK)} {rest}")
+        if THINK not in self._special:
+            self._not_first.append(rf"/\s*{THINK}(.|\n)*/")
+        return "thinking?"
+
+    def calls(self, calls: CallFormat, choice: ToolChoice, parallel: bool, *, text: bool) -> list[str]:
+        """Calls, or text without calls before them."""
+        for i, tool in enumerate(choice.tools):
+            name = json.dumps(tool.name, ensure_ascii=False)
+            before = _literal(f'{{"name": {name}, "{calls.arguments}": ')
+            self._lines.append(f'call_{i}: {before} @arguments_{i} "}}"')
+        self._lines.append(f"call: {' | '.join(f'call_{i}' for i in range(len(choice.tools)))}")
+        end = rf"LINE? {self._tag(calls.end)}" if calls.end else ""
+        self._lines.append(rf"rest_of_call: LINE? call {end}")
+        self._lines.append(r"LINE: /\n| /")
+        begin = self._tag(calls.begin)
+        more = f"(LINE? {begin} rest_of_call)*" if parallel else ""
+        tagged = f"rest_of_call {more}"
+        if calls.bare:
+            # With a tag or without: text does not begin with a brace, and there is no tag after text.
+            first = f"{self.gap} {begin}? {tagged}"
+            self._lines.append(rf"TEXT: {self._without([*self._not_first, *self._tags(calls), _BRACE_FIRST])}")
+            return [first, "TEXT?"] if text else [first]
+        if not text:
+            return [f"{self.gap} {begin} {tagged}"]
+        self._lines.append(rf"TEXT: {self._without([*self._not_first, *self._tags(calls)])}")
+        return [f"{self._until('BEFORE', self._without(self._not_first), calls.begin)} {tagged}", "TEXT?"]
+
+    def _tags(self, calls: CallFormat) -> list[str]:
+        if calls.begin in self._special:
+            return []
+        return [rf"/(.|\n)*{re.escape(calls.begin).replace('/', chr(92) + '/')}(.|\n)*/"]
+
+    def _without(self, patterns: Sequence[str]) -> str:
+        return "(" + " & ".join([r"/(.|\n)*/", *(f"~{pattern}" for pattern in patterns)]) + ")"
