@@ -187,7 +187,9 @@ objects = st.dictionaries(
 )
 
 
-@given(plain_texts | st.none(), plain_texts | st.none(), st.lists(objects, max_size=3), st.integers(1, 9), st.booleans())
+@given(
+    plain_texts | st.none(), plain_texts | st.none(), st.lists(objects, max_size=3), st.integers(1, 9), st.booleans()
+)
 def test_what_was_written_is_found(
     reasoning: str | None, content: str | None, arguments: list[Any], size: int, ascii_only: bool
 ) -> None:

@@ -52,10 +52,7 @@ def large_vocabulary() -> Tokenizer:
             known.add(pair)
             tokens.append(pair)
     types = [*small.types, *[NORMAL] * (len(tokens) - len(small.types))]
-    added = {"tokens": tokens, "types": types}
-    if small.scores:
-        added["scores"] = [*small.scores, *[0.0] * (len(tokens) - len(small.scores))]
-    return Tokenizer(replace(small, **added))
+    return Tokenizer(replace(small, tokens=tokens, types=types))
 
 
 def measure(tokenizer: Tokenizer) -> None:

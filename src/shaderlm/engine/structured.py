@@ -87,6 +87,7 @@ def _json_text(option: str, value: Any) -> str:
 _OF_SCHEMAS = ("properties", "patternProperties")  # values are schemas
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_WITH_NUMBERS = ("enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _DEFINITIONS = ("$defs", "definitions")
 _BRACE_FIRST = r"/\s*\{(.|\n)*/"
 _MAX_PLACES = 500  # schemas that are compiled to find the one that is refused
@@ -109,6 +110,17 @@ def check_schema(schema: Any, option: str) -> None:
         if isinstance(least, (int, float)) and least > max(1, len(each.get("required", ()))) and not known:
             reason = "minProperties is kept where additionalProperties is false, or where it is 1"
             raise InputError(f"{option} cannot be honoured at {place}: {reason}")
+        if any(abs(number) > 2**53 for key in _WITH_NUMBERS for number in _numbers(each.get(key))):
+            raise InputError(f"{option} cannot be honoured at {place}: numbers beyond 2^53 are not exact")
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All numbers within lists and mappings."""
+    if isinstance(value, (int, float)):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(each)
 
 
 def _within(schema: Any, place: str, extra: Sequence[str] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,0 +1,555 @@
+"""Structured output and tools through the engine: tiny models with random weights, which must be held to a form."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import shaderlm
+from shaderlm.engine import Completion, EngineOptions, LanguageModel, load
+from shaderlm.engine.constraints import GrammarCompiler
+from shaderlm.engine.structured import structure_of
+from shaderlm.errors import InputError
+from shaderlm.gpu import Device
+from shaderlm.text import Tokenizer
+
+from .tiny_models import CHATML, SPECIAL, tiny_tokens, write_tiny_llama
+
+CHAT = [{"role": "user", "content": "hello"}]
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 2},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
+    path = write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", context=2048, layers=1)
+    with load(path, device="cpu") as loaded:
+        yield loaded
+
+
+def validated(completion: Completion, schema: Any) -> Any:
+    """The JSON of a text that is complete."""
+    assert completion.finish_reason == "stop", completion
+    value = json.loads(completion)
+    jsonschema.validate(value, schema)
+    return value
+
+
+# Forms -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 100.0])
+def test_json_validates(model: LanguageModel, temperature: float) -> None:
+    for seed in range(2):
+        options: Any = {"temperature": temperature, "seed": seed, "max_tokens": 600}
+        validated(model.generate("the", json_schema=PERSON, **options), PERSON)
+        form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+        validated(model.chat(CHAT, response_format=form, **options), PERSON)
+
+
+def test_forms(model: LanguageModel) -> None:
+    options: Any = {"temperature": 1.0, "seed": 1, "max_tokens": 500}
+    assert re.fullmatch(r"[a-c]{3}/\d+\.", model.generate("x", regex=r"[a-c]{3}/[0-9]{1,9}\.", **options))
+    assert model.generate("x", choice=["yes", 'n"o\n', "Köln"], **options) in ("yes", 'n"o\n', "Köln")
+    gbnf = 'root ::= item ("," item)* "."  # items\nitem ::= [a-f]{1,4} | "\\u00e9" | "(" item ")"'
+    made = model.generate("x", grammar=gbnf, **options)
+    assert made.finish_reason == "length" or re.fullmatch(r"[a-fé(),]+\.", made)
+    lark = 'start: WORD (" " WORD){1,3}\nWORD: /[a-z]{1,5}/'
+    assert re.fullmatch(r"[a-z]{1,5}( [a-z]{1,5}){1,3}", model.generate("x", grammar=lark, **options))
+    value = model.generate("x", response_format={"type": "json_object"}, logit_bias=closing(model), **options)
+    assert isinstance(json.loads(value), dict)
+    free = model.generate("x", response_format={"type": "text"}, **options)
+    assert free == model.generate("x", **options)
+
+
+def closing(model: LanguageModel) -> dict[int, float]:
+    """What brings JSON to an end: random weights go on for long."""
+    return dict.fromkeys(model.tokenize('"}]'), 8.0) | dict.fromkeys(model.tokenize("{["), -8.0)
+
+
+JSON_GBNF = r"""
+root ::= object
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}"
+array ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt]) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,2}
+"""
+
+
+def test_gbnf_of_json(model: LanguageModel) -> None:
+    """Written as it is for llama.cpp."""
+    complete = 0
+    for seed in range(6):
+        options: Any = {"temperature": 1.0, "seed": seed, "max_tokens": 400, "logit_bias": closing(model)}
+        made = model.generate("x", grammar=JSON_GBNF, **options)
+        if made.finish_reason == "stop":
+            assert isinstance(json.loads(made), dict)
+            complete += 1
+    assert complete
+
+
+def test_what_is_cut_says_so(model: LanguageModel) -> None:
+    made = model.generate("x", json_schema={"type": "string", "minLength": 50}, max_tokens=20)
+    assert (made.finish_reason, len(made.ids)) == ("length", 20)
+
+
+def test_what_is_complete_ends(model: LanguageModel) -> None:
+    """Whatever else was asked for: neither a token that is banned nor one that is missing keeps it from that."""
+    eos: Any = model.tokenizer.vocabulary.eos
+    cases: list[Any] = [{"min_tokens": 50}, {"ignore_eos": True}, {"logit_bias": {eos: -100}}]
+    for options in cases:
+        made = model.generate("x", choice=["abc", "abcd"], max_tokens=60, **options)
+        assert made in ("abc", "abcd")
+        assert made.finish_reason == "stop"
+
+
+# Hypothesis over schemas -----------------------------------------------------------------------------------
+
+names = st.text("abz é", min_size=1, max_size=3)
+limits = st.integers(0, 4)
+
+
+def _array(item: Any) -> Any:
+    return st.fixed_dictionaries(
+        {"type": st.just("array"), "items": item, "maxItems": st.integers(1, 3)},
+        optional={"minItems": st.integers(0, 1)},
+    )
+
+
+@st.composite
+def _object(draw: Any, inner: Any) -> Any:
+    properties = draw(st.dictionaries(names, inner, max_size=3))
+    required = [name for name in properties if draw(st.booleans())]
+    made = {"type": "object", "properties": properties, "required": required}
+    others = draw(st.sampled_from([False, False, {"type": "null"}, None]))
+    return made if others is None else {**made, "additionalProperties": others}
+
+
+@st.composite
+def _number(draw: Any) -> Any:
+    low = draw(st.integers(-500, 500))
+    made: dict[str, Any] = {"type": draw(st.sampled_from(["integer", "number"]))}
+    made |= draw(st.sampled_from([{}, {"minimum": low}, {"exclusiveMinimum": low}]))
+    if draw(st.booleans()):
+        made["maximum"] = low + draw(st.integers(2, 1000))
+    return made | draw(st.sampled_from([{}, {}, {"multipleOf": 2}]))
+
+
+leaves = st.one_of(
+    st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"type": ["integer", "null"]}]),
+    st.builds(lambda values: {"enum": values}, st.lists(st.none() | st.integers() | names, min_size=1, max_size=3)),
+    st.builds(lambda value: {"const": value}, st.none() | st.integers() | names | st.lists(names, max_size=2)),
+    _number(),
+    st.builds(lambda a, b: {"type": "string", "minLength": a, "maxLength": a + b}, limits, limits),
+    st.builds(
+        lambda text: {"type": "string", "pattern": text}, st.sampled_from(["^[ab]{1,3}$", r"^\d\d?x", "^(é|z)$"])
+    ),
+    st.builds(lambda text: {"type": "string", "format": text}, st.sampled_from(["date", "uuid", "ipv4"])),
+)
+schemas = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        _array(inner), _object(inner), st.builds(lambda of: {"anyOf": of}, st.lists(inner, min_size=1, max_size=3))
+    ),
+    max_leaves=5,
+)
+
+
+class Walker:
+    """Draws texts from masks without a model, and ends them rather than not."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.size = len(tokenizer.vocabulary.tokens) + 3  # a model may have more tokens than its vocabulary
+        self.compiler = GrammarCompiler(tokenizer, self.size)
+        self.closing = tokenizer.encode('"}],:')
+
+    def text(self, schema: Any, seed: int, max_tokens: int = 400) -> bytes | None:
+        structure = structure_of({"json_schema": schema})
+        assert structure is not None
+        constraint, rng, made = self.compiler.of_structure(structure).start(), np.random.default_rng(seed), b""
+        for _ in range(max_tokens):
+            bits = np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little")
+            assert len(bits) == -(-self.size // 32) * 32
+            allowed = np.flatnonzero(bits)
+            assert len(allowed), "a text that is not complete can go on"
+            assert allowed.max() < len(self.tokenizer.vocabulary.tokens)
+            ends = [token for token in self.closing if bits[token]]
+            token = int(rng.choice(ends if ends and rng.random() < 0.4 else allowed))
+            if not constraint.accept(token):
+                return made + self.tokenizer.token_bytes(token)
+            made += self.tokenizer.token_bytes(token)
+        return None
+
+
+def _holds(walker: Walker, schema: Any, seed: int) -> bool:
+    """Does a text come to an end? Then it validates. A schema that is refused has a reason."""
+    try:
+        made = walker.text(schema, seed)
+    except InputError as problem:
+        if not re.search("nothing satisfies it|Unsatisfiable|numbers beyond", str(problem)):
+            raise
+        return False
+    if made is not None:
+        jsonschema.validate(json.loads(made.decode()), schema)
+    return made is not None
+
+
+@pytest.fixture(scope="module")
+def walker(model: LanguageModel) -> Walker:
+    return Walker(model.tokenizer)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schema=schemas, seed=st.integers(0, 1000))
+def test_every_text_validates(walker: Walker, schema: Any, seed: int) -> None:
+    _holds(walker, schema, seed)
+
+
+def test_texts_come_to_an_end(walker: Walker) -> None:
+    """So that the test before this one has something to compare."""
+    assert all(_holds(walker, PERSON, seed) for seed in range(20))
+
+
+@pytest.mark.long
+@settings(max_examples=3000, deadline=None)
+@given(schema=schemas, seed=st.integers(0, 1000))
+def test_every_text_of_many_validates(schema: Any, seed: int) -> None:
+    _holds(_large(), schema, seed)
+
+
+def _large() -> Walker:
+    if not _LARGE:
+        _LARGE.append(Walker(shaderlm.Tokenizer.from_file(Path(__file__).parent / "data" / "vocab" / "gpt-2.gguf")))
+    return _LARGE[0]
+
+
+_LARGE: list[Walker] = []
+
+
+# Refused ---------------------------------------------------------------------------------------------------
+
+IN_ITEMS = {"type": "object", "properties": {"a/b": {"type": "array", "items": {"not": {"type": "null"}}}}}
+IN_DEFINITION = {"$defs": {"x": {"uniqueItems": True}}, "anyOf": [{"type": "null"}, {"$ref": "#/$defs/x"}]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"json_schema": IN_ITEMS}, r'json_schema cannot be honoured at #/properties/a~1b/items: .*"not"'),
+        ({"json_schema": IN_DEFINITION}, r'json_schema cannot be honoured at #/\$defs/x: .*"uniqueItems"'),
+        ({"json_schema": {"items": {"type": "intt"}}}, "json_schema cannot be honoured at #/items: Invalid type: intt"),
+        ({"json_schema": {"pattern": "(?=a)"}}, "json_schema cannot be honoured at #: .*look-ahead"),
+        ({"json_schema": {"type": "object", "minProperties": 2}}, "at #: minProperties is kept where"),
+        ({"json_schema": {"items": {"enum": [{"a": [-(2**53) - 1]}]}}}, "at #/items: numbers beyond 2"),
+        ({"json_schema": {"type": "integer", "maximum": 2**60}}, "at #: numbers beyond 2"),
+        ({"json_schema": False}, "json_schema cannot be honoured: nothing satisfies it"),
+        ({"json_schema": {"$ref": "#"}}, "nothing satisfies it"),
+        ({"json_schema": {"minimum": 3, "maximum": 2, "type": "integer"}}, "minimum .* is greater than maximum"),
+        ({"json_schema": "x"}, r"json_schema must be a JSON schema \(a mapping\), got 'x'"),
+        ({"json_schema": {"const": float("nan")}}, "json_schema must be JSON"),
+        ({"json_schema": {"const": {1, 2}}}, "json_schema must be JSON"),
+        ({"grammar": "root ::= ("}, "grammar cannot be honoured: .*it is read as GBNF"),
+        ({"grammar": "root ::= foo"}, "grammar cannot be honoured: Rule 'foo' not found"),
+        ({"grammar": "start: foo"}, "grammar cannot be honoured: "),
+        ({"grammar": 3}, "grammar must be a str that is not empty, got 3"),
+        ({"regex": "(?=a)"}, "regex cannot be honoured: .*look-ahead"),
+        ({"regex": ""}, "regex must be a str that is not empty, got ''"),
+        ({"choice": []}, r"choice must be a list of texts, got \[\]"),
+        ({"choice": "abc"}, "choice must be a list of texts, got 'abc'"),
+        ({"regex": "a", "choice": ["a"]}, "give one of .*; got regex and choice"),
+        ({"response_format": {"type": "xml"}}, "response_format must be .*, got {'type': 'xml'}"),
+        ({"response_format": "json"}, "response_format must be .*, got 'json'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "must have a schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": False}}},
+            r"response_format\.json_schema",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_the_reason(
+    model: LanguageModel, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        model.request("x", **options)
+    assert "\n" not in str(caught.value)
+
+
+def deep(levels: int) -> Any:
+    made: Any = {"type": "null"}
+    for _ in range(levels):
+        made = {"type": "array", "items": made}
+    return made
+
+
+@pytest.mark.parametrize("schema", [deep(200), deep(100_000)], ids=["deep", "deeper"])
+def test_schemas_that_are_too_deep_are_refused(model: LanguageModel, schema: Any) -> None:
+    with pytest.raises(InputError, match="recursion"):
+        model.request("x", json_schema=schema)
+
+
+def test_a_schema_does_not_change_what_is_allowed(model: LanguageModel) -> None:
+    """`x-guidance` is for llguidance, not for whoever sends a schema."""
+    with pytest.raises(InputError, match="not"):
+        model.request("x", json_schema={"not": {"type": "null"}, "x-guidance": {"lenient": True}})
+
+
+def test_llguidance_is_named_where_it_is_missing(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    compiler = GrammarCompiler(model.tokenizer, model.config.vocabulary)
+    structure = structure_of({"regex": "a"})
+    assert structure is not None
+    with pytest.raises(InputError, match=r"need the package llguidance; install it with: pip install 'shaderlm\[stru"):
+        compiler.of_structure(structure)
+
+
+def test_tokens_that_are_excluded_can_leave_none(model: LanguageModel) -> None:
+    banned = dict.fromkeys(model.tokenize("ab"), float("-inf"))
+    with pytest.raises(InputError, match="does logit_bias exclude all of them"):
+        model.generate("x", choice=["aa", "bb"], logit_bias=banned)
+    assert model.generate("x", choice=["aa", "cc"], logit_bias=banned) == "cc", "the next one is not affected"
+
+
+# In company ------------------------------------------------------------------------------------------------
+
+
+def test_grammars_are_kept(model: LanguageModel) -> None:
+    made = [model.request("x", json_schema=PERSON).constraint for _ in range(2)]
+    assert made[0] is made[1]
+    assert made[0] is not None
+
+
+def test_a_request_can_be_submitted_twice_and_others_do_not_notice(model: LanguageModel) -> None:
+    model.engine.configure(EngineOptions(parallel=4))
+    free = model.generate("the owl", max_tokens=40)
+    request = model.request("x", json_schema=PERSON, temperature=1.0, max_tokens=600)
+    handles = [model.engine.submit(request) for _ in range(2)]
+    others = [model.engine.submit(model.request("the owl", max_tokens=40)) for _ in range(2)]
+    for handle in handles:
+        completion = handle.result()
+        assert completion is not None
+        validated(completion, PERSON)
+        assert handle.stop_match is None or handle.stop_match in model.tokenizer.stop_ids
+    for other in others:
+        completion = other.result()
+        assert completion is not None
+        assert completion == free
+
+
+def test_threads_compile_and_generate_together(model: LanguageModel) -> None:
+    found: dict[int, Completion] = {}
+
+    def work(i: int) -> None:
+        schema = {**PERSON, "title": str(i % 2)}
+        found[i] = model.generate("x", json_schema=schema, temperature=1.0, seed=i, max_tokens=600)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(6):
+        validated(found[i], PERSON)
+
+
+@pytest.mark.xdist_group("tiny q8_0")
+def test_masks_are_applied_on_the_gpu(device: Device, tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0", context=384, layers=1)
+    properties = {"a": {"type": "integer", "maximum": 99}}
+    schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
+    with load(path, device=device) as on_gpu, load(path, device="cpu") as on_cpu:
+        asked: Any = {"json_schema": schema, "max_tokens": 60, "temperature": 1.0, "seed": 3}
+        made = on_gpu.generate("the", **asked)
+        validated(made, schema)
+        assert made.ids == on_cpu.generate("the", **asked).ids
+
+
+# Tools -----------------------------------------------------------------------------------------------------
+
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 5}}, "required": ["city"]}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "parameters": {**CITY, "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "now", "description": "The time."}},
+]
+PARAMETERS = {tool["function"]["name"]: tool["function"].get("parameters", {"maxProperties": 0}) for tool in TOOLS}
+# Templates in the style of those that models have: their tags and keys, nothing else.
+SHOW = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+WITH_TAGS = "{% if tools %}{{ tools }} as <tool_call>{'name', 'arguments'}</tool_call>{% endif %}" + SHOW
+WITH_THINKING = WITH_TAGS + "{# <think> </think> #}[assistant]"
+WITHIN_THINKING = WITH_THINKING + "<think>\n"
+LIKE_LLAMA = "{{ tools }}ipython <|python_tag|>" + SHOW
+NAMED = {"type": "function", "function": {"name": "now"}}
+
+
+def checked_calls(completion: Completion) -> list[str]:
+    """The names of the calls of an answer whose arguments validate."""
+    message = completion.message
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        jsonschema.validate(json.loads(function["arguments"]), PARAMETERS[function["name"]])
+    assert "tool_call>" not in (message["content"] or "")
+    return [call["function"]["name"] for call in message.get("tool_calls", ())]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
+    """One that has <|python_tag|> as a special token."""
+    tokens = [*tiny_tokens()[: -len(SPECIAL)], "<|python_tag|>", *SPECIAL[1:]]
+    metadata, path = {"tokenizer.ggml.tokens": tokens}, tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    with load(write_tiny_llama(path, context=2048, layers=1, metadata=metadata), device="cpu") as loaded:
+        yield loaded
+
+
+TEMPLATES = {
+    "no tools": (CHATML, False),
+    "tags": (WITH_TAGS, False),
+    "thinking": (WITHIN_THINKING, False),
+    "like llama": (LIKE_LLAMA, False),
+    "like llama, with a special token": (LIKE_LLAMA, True),
+}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_calls_validate(model: LanguageModel, llama: LanguageModel, kind: str) -> None:
+    template, special = TEMPLATES[kind]
+    used = llama if special else model
+    used.use_chat_template(template)
+    options: Any = {"temperature": 1000.0, "max_tokens": 900, "tools": TOOLS, "reasoning": False}
+    options["logit_bias"] = dict.fromkeys(used.tokenize(" \n\t"), -100.0)
+    seen = set[str]()
+    try:
+        for seed in range(20):
+            required = used.chat(CHAT, tool_choice="required", seed=seed, **options)
+            assert required.finish_reason == "stop"
+            found = checked_calls(required)
+            assert found
+            assert required.message["content"] is None
+            assert len(found) == 1 or template != LIKE_LLAMA
+            seen.update(found)
+            if len(seen) == len(TOOLS):
+                break
+        assert seen == {"weather", "now"}
+        named = used.chat(CHAT, tool_choice=NAMED, **options)
+        assert checked_calls(named) == ["now"]
+        single = used.chat(CHAT, tool_choice="required", parallel_tool_calls=False, seed=0, **options)
+        assert len(checked_calls(single)) == 1
+        checked_calls(used.chat(CHAT, seed=0, **{**options, "max_tokens": 20}))
+    finally:
+        used.use_chat_template(CHATML)
+
+
+def test_auto_holds_calls_to_their_schema(walker: Walker, model: LanguageModel) -> None:
+    """Text is free up to the tag; from there on, only a call that validates can come."""
+    model.use_chat_template(WITH_THINKING)
+    try:
+        request = model.chat_request(CHAT, tools=TOOLS)
+    finally:
+        model.use_chat_template(CHATML)
+    assert request.constraint is not None
+    assert request.chat is not None
+
+    def ends(text: str) -> str:
+        """How far a text may go on: "", "complete", or what is refused of it."""
+        assert request.constraint is not None
+        constraint = request.constraint.start()
+        for at, character in enumerate(text):
+            token, mask = model.tokenizer.encode(character)[0], constraint.mask()
+            if not mask[token >> 3] >> (token & 7) & 1:
+                return text[at:]
+            constraint.accept(token)
+        mask, eos = constraint.mask(), min(model.tokenizer.stop_ids)
+        return "complete" if mask[eos >> 3] >> (eos & 7) & 1 else ""
+
+    assert ends("") == "complete"
+    assert ends("a < b") == "complete"
+    assert ends("<think>x") == ""
+    assert ends("<think>x <tool_call> y</think> z") == "complete"
+    assert ends("<tool_call>") == ends('x<tool_call>\n{"name": "no') == ""
+    assert ends("<tool_call>x") == "x"
+    assert ends('<tool_call>{"name": "nope') == "pe"
+    good = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert ends(good) == ends(f"q {good}\n{good}") == ends(f"<think>m</think>\n\n{good}") == "complete"
+    assert ends(good + "x") == "x"
+
+
+def test_thinking_comes_before_the_form(model: LanguageModel) -> None:
+    """Content validates; what is thought before it is free, if it is told apart."""
+    end = dict.fromkeys(model.tokenize("</think>"), 12.0)
+    for template in (WITH_THINKING, WITHIN_THINKING):
+        model.use_chat_template(template)
+        try:
+            within = template == WITHIN_THINKING
+            request = model.chat_request(CHAT, json_schema=PERSON)
+            assert request.constraint is not None
+            assert request.chat is not None
+            constraint = request.constraint.start()
+            thought = "x { <tool_call>\n</think>" if within else "<think>x { </think>"
+            for token in model.tokenize(thought + '\n\n{"name": "a", "age": 3'):
+                assert constraint.mask()[token >> 3] >> (token & 7) & 1
+                assert constraint.accept(token)
+            assert not constraint.accept(model.tokenize("}")[0])
+            made = model.chat(CHAT, json_schema=PERSON, temperature=1.0, seed=1, reasoning=False, max_tokens=600)
+            validated(made, PERSON)
+            if not within:
+                closed = model.chat(
+                    [*CHAT, {"role": "assistant", "content": "<think></think>"}],
+                    continue_final_message=True,
+                    json_schema=PERSON,
+                    temperature=1.0,
+                    seed=2,
+                    max_tokens=600,
+                    logit_bias=end,
+                )
+                validated(closed, PERSON)
+        finally:
+            model.use_chat_template(CHATML)
+
+
+def test_tools_that_cannot_be_honoured(model: LanguageModel) -> None:
+    def tool(**function: Any) -> list[Any]:
+        return [{"type": "function", "function": {"name": "f", **function}}]
+
+    strange = {"type": "object", "properties": {"x": {"not": {"type": "null"}}}}
+    with pytest.raises(InputError, match=r"the schema of the parameters of f cannot be honoured at #/properties/x"):
+        model.chat_request(CHAT, tools=tool(parameters=strange, strict=True))
+    assert model.chat_request(CHAT, tools=tool(parameters=strange)).constraint is not None, "as far as it goes"
+    with pytest.raises(InputError, match=r"the schema of the parameters of f cannot be honoured"):
+        model.chat_request(CHAT, tools=tool(parameters={"properties": {"x": {"type": "y"}}}))
+    with pytest.raises(InputError, match="unknown option 'tool'"):
+        model.chat(CHAT, tool=[])  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="unknown option 'tools'"):
+        model.generate("x", tools=[])  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="reasoning must be True or False, got 2"):
+        model.chat(CHAT, reasoning=2)  # type: ignore[arg-type]
+
+
+def test_the_answer_goes_back_into_the_conversation(model: LanguageModel) -> None:
+    made = model.chat(CHAT, tools=TOOLS, tool_choice=NAMED, temperature=1.0, seed=1, max_tokens=500)
+    message = made.message
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "12:00"}
+    ids = model.chat_ids([*CHAT, message, result], tools=TOOLS)
+    text = model.detokenize(ids)
+    assert '{"name": "now", "arguments": {' in text
+    assert "<tool_response>\n12:00\n</tool_response>" in text
+    assert model.generate("x", max_tokens=3).message["role"] == "assistant"
