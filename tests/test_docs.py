@@ -23,7 +23,7 @@ from shaderlm.cli import app
 from shaderlm.compile.execute import op_plan
 from shaderlm.compile.plan import Role
 from shaderlm.engine import LanguageModel
-from shaderlm.engine.options import OPTION_NAMES
+from shaderlm.engine.options import CHAT_OPTION_NAMES, OPTION_NAMES
 from shaderlm.errors import ModelError
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import WEBGPU_DEFAULT, DevicePolicy
@@ -264,6 +264,13 @@ def test_every_option_is_documented_with_its_default() -> None:
         if name in rows:
             said = rows[name].split(" (")[0]
             assert parameter.default in words.get(said, ()) or str(parameter.default).removesuffix(".0") == said, name
+
+
+def test_every_option_of_a_chat_is_documented_with_its_default() -> None:
+    text = (ROOT / "docs" / "structured.md").read_text(encoding="utf-8").partition("| option of `chat`")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", text.partition("\n\n")[0], re.M))
+    parameters = inspect.signature(LanguageModel.chat).parameters
+    assert rows == {name: str(parameters[name].default) for name in CHAT_OPTION_NAMES}
 
 
 def test_the_readme_lists_architectures_and_formats() -> None:

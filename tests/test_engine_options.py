@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shaderlm.engine import GenerationOptions, LanguageModel, load
-from shaderlm.engine.options import OPTION_NAMES
+from shaderlm.engine import ChatOptions, GenerationOptions, LanguageModel, load
+from shaderlm.engine.options import CHAT_OPTION_NAMES, OPTION_NAMES
 from shaderlm.errors import InputError
 
 from .tiny_models import write_tiny_llama
@@ -44,6 +44,8 @@ def test_a_misspelt_option_is_an_error_that_lists_them_all(model: LanguageModel)
 def test_the_options_have_one_list_of_names_and_one_of_defaults(model: LanguageModel) -> None:
     names = set(GenerationOptions.__annotations__)
     assert names == set(OPTION_NAMES)
+    assert set(ChatOptions.__annotations__) == {*OPTION_NAMES, *CHAT_OPTION_NAMES}
+    assert set(CHAT_OPTION_NAMES) <= set(inspect.signature(model.chat).parameters)
     for method in (model.generate, model.stream, model.chat, model.stream_chat):
         shown = inspect.signature(method).parameters
         assert names <= set(shown)

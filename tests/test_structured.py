@@ -22,8 +22,11 @@ from shaderlm.engine.constraints import GrammarCompiler
 from shaderlm.engine.structured import structure_of
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
+from shaderlm.runtime.adjusted import mask_words
 from shaderlm.text import Tokenizer
 
+from .command_line import Done
+from .command_line import shaderlm as shaderlm_command
 from .tiny_models import CHATML, SPECIAL, tiny_tokens, write_tiny_llama
 
 CHAT = [{"role": "user", "content": "hello"}]
@@ -179,9 +182,9 @@ schemas = st.recursive(
 class Walker:
     """Draws texts from masks without a model, and ends them rather than not."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, added: int = 3) -> None:
         self.tokenizer = tokenizer
-        self.size = len(tokenizer.vocabulary.tokens) + 3  # a model may have more tokens than its vocabulary
+        self.size = len(tokenizer.vocabulary.tokens) + added  # a model may have more tokens than its vocabulary
         self.compiler = GrammarCompiler(tokenizer, self.size)
         self.closing = tokenizer.encode('"}],:')
 
@@ -191,7 +194,7 @@ class Walker:
         constraint, rng, made = self.compiler.of_structure(structure).start(), np.random.default_rng(seed), b""
         for _ in range(max_tokens):
             bits = np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little")
-            assert len(bits) == -(-self.size // 32) * 32
+            assert len(bits) == 32 * mask_words(self.size)
             allowed = np.flatnonzero(bits)
             assert len(allowed), "a text that is not complete can go on"
             assert allowed.max() < len(self.tokenizer.vocabulary.tokens)
@@ -225,6 +228,11 @@ def walker(model: LanguageModel) -> Walker:
 @given(schema=schemas, seed=st.integers(0, 1000))
 def test_every_text_validates(walker: Walker, schema: Any, seed: int) -> None:
     _holds(walker, schema, seed)
+
+
+@pytest.mark.parametrize("size", [267, 287, 288, 289, 320])
+def test_a_mask_has_a_bit_for_each_token_of_the_model(model: LanguageModel, size: int) -> None:
+    assert _holds(Walker(model.tokenizer, size - model.config.vocabulary), PERSON, 1)
 
 
 def test_texts_come_to_an_end(walker: Walker) -> None:
@@ -373,7 +381,7 @@ def test_threads_compile_and_generate_together(model: LanguageModel) -> None:
         validated(found[i], PERSON)
 
 
-@pytest.mark.xdist_group("tiny q8_0")
+@pytest.mark.long
 def test_masks_are_applied_on_the_gpu(device: Device, tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0", context=384, layers=1)
     properties = {"a": {"type": "integer", "maximum": 99}}
@@ -553,3 +561,31 @@ def test_the_answer_goes_back_into_the_conversation(model: LanguageModel) -> Non
     assert '{"name": "now", "arguments": {' in text
     assert "<tool_response>\n12:00\n</tool_response>" in text
     assert model.generate("x", max_tokens=3).message["role"] == "assistant"
+
+
+# The command line --------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_takes_schemas_and_grammars(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", context=512, layers=1)
+
+    def generate(*arguments: object) -> Done:
+        return shaderlm_command("generate", "x", "-m", path, "--device", "cpu", "-n", "300", *arguments)
+
+    schema, grammar = tmp_path / "person.json", tmp_path / "word.gbnf"
+    schema.write_text(json.dumps(PERSON))
+    grammar.write_text('root ::= "a" [b-d]{2}\n')
+    done = generate("--json-schema", schema)
+    assert done.code == 0, done.err
+    jsonschema.validate(json.loads(done.out), PERSON)
+    assert re.fullmatch("a[b-d]{2}\n", generate("--grammar", grammar, "--raw").out)
+    grammar.write_text("root ::= (")
+    schema.write_text("{")
+    for arguments, words in (
+        (("--grammar", grammar), "grammar cannot be honoured: "),
+        (("--json-schema", schema), "person.json is not JSON: "),
+        (("--json-schema", tmp_path / "none"), "none: No such file"),
+    ):
+        done = generate(*arguments)
+        assert done.code == 2, done.err
+        assert words in " ".join(done.err.split())

@@ -11,7 +11,7 @@ import click
 
 from ..errors import InputError
 from .loading import load_model, status
-from .options import generation_options, model_options, sampling_options
+from .options import generation_options, model_options, sampling_options, structure_options
 from .streaming import tell_cancelled, write_stream
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ CHECKED_TOKENS = 8
 @click.argument("prompt")
 @model_options
 @sampling_options(max_tokens=256, temperature=0.0, top_p=1.0)
+@structure_options
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @click.option("--logprobs", type=int, metavar="N", help="Print log probabilities: of each token and of the N best.")
@@ -115,7 +116,9 @@ def _ask(model: LanguageModel, text: str, raw: bool, system: str | None, options
             raise InputError(f"{model.report.name} has no chat template to put a system message in; leave out --system")
         return model.stream(text, **options)
     first = [] if system is None else [{"role": "system", "content": system}]
-    return model.stream_chat([*first, {"role": "user", "content": text}], **options)
+    # What is printed has the form that was asked for, so there is no thinking before it.
+    free = options.get("json_schema") is None and options.get("grammar") is None
+    return model.stream_chat([*first, {"role": "user", "content": text}], reasoning=free, **options)
 
 
 def _generate(stream: Stream, *, streamed: bool) -> Completion:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -131,6 +133,35 @@ def sampling_options(*, max_tokens: int, temperature: float, top_p: float) -> Ca
         ),
     ]
     return lambda command: _applied(options, command)
+
+
+def structure_options(command: Command) -> Command:
+    """--json-schema and --grammar: what `generation_options` takes, too."""
+    schema = "The text is JSON that validates against the schema in FILE. Needs: pip install 'shaderlm[structured]'."
+    grammar = "The text is in the language of the grammar in FILE: GBNF as llama.cpp has it, or Lark."
+    options = [
+        click.option("--json-schema", callback=_schema_in, metavar="FILE", help=schema),
+        click.option("--grammar", callback=_text_in, metavar="FILE", help=grammar),
+    ]
+    return _applied(options, command)
+
+
+def _text_in(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as problem:
+        words = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
+        raise click.BadParameter(f"cannot read {path}: {words}") from None
+
+
+def _schema_in(context: click.Context, parameter: click.Parameter, path: str | None) -> Any:
+    text = _text_in(context, parameter, path)
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise click.BadParameter(f"{path} is not JSON: {problem}") from None
 
 
 def _vocabulary_size(model: str | None) -> int:

@@ -55,7 +55,8 @@ class GrammarConstraint:
     def mask(self) -> bytes:
         """The tokens that may come next: a bit per token in u32 words, the lowest first; 1: allowed."""
         if self._mask is None:
-            self._mask = self._matcher.compute_bitmask()
+            # It has a word more where the vocabulary is a multiple of 32.
+            self._mask = self._matcher.compute_bitmask()[: len(self._only_ends)]
             if self._matcher.is_error():
                 raise InputError(f"the grammar takes too long here: {_reason(self._matcher.get_error())}")
         return self._mask
