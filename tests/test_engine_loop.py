@@ -394,6 +394,9 @@ def test_a_hidden_state(model: LanguageModel) -> None:
 
 def test_a_wrong_request_does_not_reach_the_others(model: LanguageModel) -> None:
     class Short:
+        def start(self) -> Short:
+            return self
+
         def mask(self) -> bytes:
             return b"\xff"
 
