@@ -361,8 +361,8 @@ def test_a_message_can_be_continued() -> None:
 
 
 def test_a_template_sees_tools_calls_and_variables() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-    messages = [
+    call: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "ok", "tool_call_id": "c"},
     ]
@@ -370,6 +370,6 @@ def test_a_template_sees_tools_calls_and_variables() -> None:
     assert ChatTemplate(source).render(messages, tools=[{"a": 2}], kwargs={"v": 3}) == "1c23"
     with pytest.raises(InputError, match="'tools' is set by other means"):
         ChatTemplate(source).render(messages, kwargs={"tools": 3})
-    call["function"]["arguments"] = "[1]"  # type: ignore[index]
+    call["function"]["arguments"] = "[1]"
     with pytest.raises(InputError, match=r"a tool call of message 0 must have arguments that are a JSON object"):
         ChatTemplate(source).render(messages)
