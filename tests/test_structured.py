@@ -13,17 +13,18 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import shaderlm
 from shaderlm.engine import Completion, EngineOptions, LanguageModel, load
-from shaderlm.engine.constraints import GrammarCompiler
+from shaderlm.engine.constraints import Grammar, GrammarCompiler
 from shaderlm.engine.structured import structure_of
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
 from shaderlm.runtime.adjusted import mask_words
-from shaderlm.text import Tokenizer
+from shaderlm.text import ChatFormat, Tokenizer, read_tools
+from shaderlm.text.chat_output import LLAMA, TAGGED
 
 from .command_line import Done
 from .command_line import shaderlm as shaderlm_command
@@ -110,6 +111,47 @@ def test_gbnf_of_json(model: LanguageModel) -> None:
             assert isinstance(json.loads(made), dict)
             complete += 1
     assert complete
+
+
+def accepts(model: LanguageModel, grammar: Grammar, text: str) -> bool:
+    """Is this a complete text of the grammar?"""
+    constraint, rest, tokens = grammar.start(), text.encode(), model.tokenizer.bytes_by_token
+    while rest:
+        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little"))
+        fitting = [i for i in allowed.tolist() if tokens[i] and rest.startswith(tokens[i])]
+        if not fitting:
+            return False
+        token = max(fitting, key=lambda i: len(tokens[i]))
+        rest = rest[len(tokens[token]) :]
+        if not constraint.accept(token):
+            return not rest
+    mask, eos = constraint.mask(), min(model.tokenizer.stop_ids)
+    return bool(mask[eos >> 3] >> (eos & 7) & 1)
+
+
+any_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(any_text, min_size=1, max_size=3))
+@example(texts=["\x7f", "\n", '/\\"'])
+def test_any_text_can_be_a_choice_a_regex_or_a_name(model: LanguageModel, texts: list[str]) -> None:
+    compiler = model._grammars
+    for options in ({"choice": texts}, {"regex": "|".join(map(re.escape, texts))}):
+        structure = structure_of(options)
+        assert structure is not None
+        grammar = compiler.of_structure(structure)
+        assert all(accepts(model, grammar, text) for text in texts)
+        assert not accepts(model, grammar, "".join(texts) + "zz")
+    for calls in (TAGGED, LLAMA):
+        choice = read_tools([{"type": "function", "function": {"name": texts[0]}}], "required")
+        output = ChatFormat(calls, frozenset(texts[:1]))
+        made = compiler.of_chat(output, choice, None, may_think=False)
+        assert made is not None
+        name = json.dumps(texts[0], ensure_ascii=False)
+        call = f'{calls.begin}{{"name": {name}, "{calls.arguments}": {{}}}}{calls.end}'
+        assert accepts(model, made, call)
+        assert output.message(call)["tool_calls"][0]["function"]["name"] == texts[0]
 
 
 def test_what_is_cut_says_so(model: LanguageModel) -> None:
@@ -281,6 +323,7 @@ IN_DEFINITION = {"$defs": {"x": {"uniqueItems": True}}, "anyOf": [{"type": "null
         ({"grammar": "root ::= ("}, "grammar cannot be honoured: .*it is read as GBNF"),
         ({"grammar": "root ::= foo"}, "grammar cannot be honoured: Rule 'foo' not found"),
         ({"grammar": "start: foo"}, "grammar cannot be honoured: "),
+        ({"grammar": " "}, "grammar cannot be honoured: No 'root' rule"),
         ({"grammar": 3}, "grammar must be a str that is not empty, got 3"),
         ({"regex": "(?=a)"}, "regex cannot be honoured: .*look-ahead"),
         ({"regex": ""}, "regex must be a str that is not empty, got ''"),
@@ -328,8 +371,11 @@ def test_llguidance_is_named_where_it_is_missing(model: LanguageModel, monkeypat
     compiler = GrammarCompiler(model.tokenizer, model.config.vocabulary)
     structure = structure_of({"regex": "a"})
     assert structure is not None
-    with pytest.raises(InputError, match=r"need the package llguidance; install it with: pip install 'shaderlm\[stru"):
-        compiler.of_structure(structure)
+    for call in (compiler.prepare, lambda: compiler.of_structure(structure)):
+        with pytest.raises(
+            InputError, match=r"need the package llguidance; install it with: pip install 'shaderlm\[stru"
+        ):
+            call()
 
 
 def test_tokens_that_are_excluded_can_leave_none(model: LanguageModel) -> None:
@@ -340,6 +386,13 @@ def test_tokens_that_are_excluded_can_leave_none(model: LanguageModel) -> None:
 
 
 # In company ------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_a_vocabulary_can_be_made_before_they_are_needed(model: LanguageModel) -> None:
+    model.prepare_grammars()
+    first = model._grammars._guidance
+    model.prepare_grammars()
+    assert model._grammars._guidance is first
 
 
 def test_grammars_are_kept(model: LanguageModel) -> None:

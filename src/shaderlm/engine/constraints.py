@@ -80,8 +80,12 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
-        self._lock = threading.Lock()
+        self._lock, self._making = threading.Lock(), threading.Lock()
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Make the tables of the vocabulary now. Python runs nothing else meanwhile."""
+        self._made_guidance()
 
     def of_structure(self, structure: Structure) -> Grammar:
         """For a text."""
@@ -154,7 +158,7 @@ class GrammarCompiler:
         return made
 
     def _made(self, text: str, refused: Callable[[str], str]) -> Grammar:
-        tokenizer, ends, only_ends = self._guidance
+        tokenizer, ends, only_ends = self._made_guidance()
         import llguidance
 
         limits = llguidance.LLParserLimits(verbose_errors=False)
@@ -164,6 +168,10 @@ class GrammarCompiler:
         if matcher.is_error():
             raise InputError(refused(_reason(matcher.get_error())))
         return Grammar(matcher, ends, only_ends)
+
+    def _made_guidance(self) -> tuple[llguidance.LLTokenizer, frozenset[int], bytes]:
+        with self._making:
+            return self._guidance
 
     @cached_property
     def _guidance(self) -> tuple[llguidance.LLTokenizer, frozenset[int], bytes]:

@@ -9,7 +9,6 @@ import operator
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
@@ -47,6 +46,7 @@ class LanguageModel:
     def __init__(self, runner: Runner, tokenizer: Tokenizer, report: LoadReport) -> None:
         self._runner, self.tokenizer, self.report = runner, tokenizer, report
         self.engine = Engine(runner, tokenizer)
+        self._grammars = GrammarCompiler(tokenizer, runner.config.vocabulary)
         self._template: ChatTemplate | None = None
         if tokenizer.vocabulary.chat_template:
             self.use_chat_template(tokenizer.vocabulary.chat_template)
@@ -210,6 +210,10 @@ class LanguageModel:
             finally:
                 session.close()
 
+    def prepare_grammars(self) -> None:
+        """Make what the first schema, grammar or tool needs. Takes 0.2 to 0.6 s, in which no other thread runs."""
+        self._grammars.prepare()
+
     def close(self) -> None:
         """Free all memory. Generations that are not finished end with an error."""
         self.engine.close()
@@ -225,10 +229,6 @@ class LanguageModel:
         return f"<LanguageModel {self.report.name} on {self.report.device}>"
 
     # Requests ------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _grammars(self) -> GrammarCompiler:
-        return GrammarCompiler(self.tokenizer, self.config.vocabulary)
 
     def _request(self, ids: list[int], params: GenerationParams) -> Request:
         if not ids:

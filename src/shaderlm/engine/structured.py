@@ -48,7 +48,7 @@ def structure_of(given: Mapping[str, Any]) -> Structure | None:
         if not texts or any(not isinstance(text, str) or not text for text in texts):
             raise InputError(f"choice must be a list of texts, got {reprlib.repr(value)}")
         return Structure(name, "choice", json.dumps(list(texts)))
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not value:
         raise InputError(f"{name} must be a str that is not empty, got {reprlib.repr(value)}")
     return Structure(name, "grammar" if name == "grammar" else "regex", value)
 
@@ -198,11 +198,13 @@ def structure_grammar(structure: Structure, lark: Callable[[str], str]) -> dict[
 
 def _slashes(regex: str) -> str:
     """A regular expression as it is written between slashes: a line end is not allowed there, nor is a slash."""
-    return re.sub(r"\\.|/|\n|\r", lambda found: {"/": r"\/", "\n": r"\n", "\r": r"\r"}.get(found[0], found[0]), regex)
+    written = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
+    return re.sub(r"\\?[\s\S]", lambda found: written.get(found[0], found[0]), regex)
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """A text in quotes. Lark takes JSON's escapes, and no control characters, of which JSON escapes only the first."""
+    return re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def whole_grammar(structure: Mapping[str, Any]) -> str:
