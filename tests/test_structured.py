@@ -314,6 +314,7 @@ IN_DEFINITION = {"$defs": {"x": {"uniqueItems": True}}, "anyOf": [{"type": "null
         ({"json_schema": {"type": "object", "minProperties": 2}}, "at #: minProperties is kept where"),
         ({"json_schema": {"items": {"enum": [{"a": [-(2**53) - 1]}]}}}, "at #/items: numbers beyond 2"),
         ({"json_schema": {"type": "integer", "maximum": 2**60}}, "at #: numbers beyond 2"),
+        ({"json_schema": {"oneOf": [{"minimum": 1}, {"maximum": 2}]}}, "at #: oneOf is kept where its cases are of"),
         ({"json_schema": False}, "json_schema cannot be honoured: nothing satisfies it"),
         ({"json_schema": {"$ref": "#"}}, "nothing satisfies it"),
         ({"json_schema": {"minimum": 3, "maximum": 2, "type": "integer"}}, "minimum .* is greater than maximum"),
@@ -347,6 +348,10 @@ def test_what_cannot_be_honoured_is_refused_with_the_reason(
     assert "\n" not in str(caught.value)
 
 
+def tool(**function: Any) -> list[Any]:
+    return [{"type": "function", "function": {"name": "f", **function}}]
+
+
 def deep(levels: int) -> Any:
     made: Any = {"type": "null"}
     for _ in range(levels):
@@ -354,10 +359,14 @@ def deep(levels: int) -> Any:
     return made
 
 
-@pytest.mark.parametrize("schema", [deep(200), deep(100_000)], ids=["deep", "deeper"])
-def test_schemas_that_are_too_deep_are_refused(model: LanguageModel, schema: Any) -> None:
-    with pytest.raises(InputError, match="recursion"):
-        model.request("x", json_schema=schema)
+@pytest.mark.parametrize("levels", [100, 127, 300, 900, 100_000])
+def test_schemas_that_are_too_deep_are_refused(model: LanguageModel, levels: int) -> None:
+    assert model.request("x", json_schema=deep(99)).constraint is not None
+    words = "recursion|must be nested at most 100 levels deep, it has"
+    with pytest.raises(InputError, match=words):
+        model.request("x", json_schema=deep(levels))
+    with pytest.raises(InputError, match=words):
+        model.chat_request(CHAT, tools=tool(parameters={"properties": {"x": deep(levels)}}))
 
 
 def test_a_schema_does_not_change_what_is_allowed(model: LanguageModel) -> None:
@@ -369,13 +378,15 @@ def test_a_schema_does_not_change_what_is_allowed(model: LanguageModel) -> None:
 def test_llguidance_is_named_where_it_is_missing(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     compiler = GrammarCompiler(model.tokenizer, model.config.vocabulary)
-    structure = structure_of({"regex": "a"})
-    assert structure is not None
-    for call in (compiler.prepare, lambda: compiler.of_structure(structure)):
-        with pytest.raises(
-            InputError, match=r"need the package llguidance; install it with: pip install 'shaderlm\[stru"
-        ):
-            call()
+    message = r"the package llguidance; install it with: pip install 'shaderlm\[structured\]'"
+    with pytest.raises(InputError, match=message):
+        compiler.prepare()
+    cases: list[dict[str, Any]] = [{"regex": "a"}, {"grammar": "root ::= [a]"}, {"json_schema": {}}]
+    for options in cases:
+        structure = structure_of(options)
+        assert structure is not None
+        with pytest.raises(InputError, match=message):
+            compiler.of_structure(structure)
 
 
 def test_tokens_that_are_excluded_can_leave_none(model: LanguageModel) -> None:
@@ -588,9 +599,6 @@ def test_thinking_comes_before_the_form(model: LanguageModel) -> None:
 
 
 def test_tools_that_cannot_be_honoured(model: LanguageModel) -> None:
-    def tool(**function: Any) -> list[Any]:
-        return [{"type": "function", "function": {"name": "f", **function}}]
-
     strange = {"type": "object", "properties": {"x": {"not": {"type": "null"}}}}
     with pytest.raises(InputError, match=r"the schema of the parameters of f cannot be honoured at #/properties/x"):
         model.chat_request(CHAT, tools=tool(parameters=strange, strict=True))

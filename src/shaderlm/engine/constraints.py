@@ -22,6 +22,7 @@ from .structured import (
     chat_grammar,
     check_schema,
     guided,
+    json_text,
     refused_place,
     structure_grammar,
     whole_grammar,
@@ -105,6 +106,7 @@ class GrammarCompiler:
 
     def _structure(self, structure: Structure) -> dict[str, Any]:
         """As a grammar that compiles by itself."""
+        self._made_guidance()  # says so where llguidance is missing
         if structure.kind == "json_schema":
             self._check_schema(json.loads(structure.text), structure.option)
         grammar = structure_grammar(structure, self._lark)
@@ -114,26 +116,29 @@ class GrammarCompiler:
 
     def _parameters(self, choice: ToolChoice, i: int) -> dict[str, Any]:
         tool = choice.tools[i]
-        self._check_schema(tool.parameters, f"the schema of the parameters of {tool.name}", lenient=not tool.strict)
-        return guided(tool.parameters, lenient=not tool.strict)
+        option = f"the schema of the parameters of {tool.name}"
+        schema = json.loads(json_text(option, tool.parameters))
+        self._check_schema(schema, option, lenient=not tool.strict)
+        return guided(schema, lenient=not tool.strict)
 
     def _check_schema(self, schema: Any, option: str, *, lenient: bool = False) -> None:
         """Refuse a schema that cannot be honoured, with the reason and the place."""
 
         def refuse(part: Any) -> str | None:
             try:
-                self._compiled(whole_grammar({"json_schema": guided(part, lenient=lenient)}), str)
+                self._made(whole_grammar({"json_schema": guided(part, lenient=lenient)}), str)
             except InputError as problem:
                 return str(problem)
             return None
+
+        def refused(reason: str) -> str:
+            return "{} cannot be honoured at {}: {}".format(option, *refused_place(schema, refuse, reason))
 
         if schema is False:
             raise InputError(f"{option} cannot be honoured: nothing satisfies it")
         if not lenient:
             check_schema(schema, option)
-        if refuse(schema) is not None:
-            place, reason = refused_place(schema, refuse)
-            raise InputError(f"{option} cannot be honoured at {place}: {reason}")
+        self._compiled(whole_grammar({"json_schema": guided(schema, lenient=lenient)}), refused)
 
     def _lark(self, grammar: str) -> str:
         """Lark of GBNF; what is Lark already stays as it is."""
@@ -211,11 +216,19 @@ def _refused(structure: Structure, reason: str) -> str:
     return f"{structure.option} cannot be honoured: {reason}"
 
 
+# What it says in terms of its own parts, in terms of schemas.
+_WORDS = {
+    "NoExtension": "nothing satisfies it",
+    "oneOf constraints are not supported": "oneOf is kept where its cases are of different types; use anyOf",
+}
+
+
 def _reason(problem: object) -> str:
     """llguidance's words on one line."""
     words = str(problem).replace("<non-verbose/>", "")
-    if words.startswith("NoExtension"):
-        return "nothing satisfies it"
+    known = next((ours for theirs, ours in _WORDS.items() if words.startswith(theirs)), None)
+    if known is not None:
+        return known
     return " ".join(words.split())[:_LONGEST_REASON] or type(problem).__name__
 
 

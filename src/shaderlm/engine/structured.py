@@ -5,6 +5,7 @@ A grammar is JSON text: {"grammars": [{"name", "lark_grammar" or "json_schema"},
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import reprlib
@@ -72,14 +73,24 @@ def _response_format(given: Any) -> Structure | None:
 def _schema(option: str, given: Any) -> Structure:
     if not isinstance(given, (Mapping, bool)):
         raise InputError(f"{option} must be a JSON schema (a mapping), got {reprlib.repr(given)}")
-    return Structure(option, "json_schema", _json_text(option, given))
+    return Structure(option, "json_schema", json_text(option, given))
 
 
-def _json_text(option: str, value: Any) -> str:
+def json_text(option: str, value: Any) -> str:
+    """A value as JSON, if it can be written so."""
     try:
-        return json.dumps(value, ensure_ascii=True, allow_nan=False, default=dict)
+        made = json.dumps(value, ensure_ascii=True, allow_nan=False, default=dict)
     except (TypeError, ValueError, RecursionError) as problem:
         raise InputError(f"{option} must be JSON; {' '.join(str(problem).split())}") from None
+    if _depth(made) > _MAX_DEPTH:
+        raise InputError(f"{option} must be nested at most {_MAX_DEPTH} levels deep, it has {_depth(made)}")
+    return made
+
+
+def _depth(text: str) -> int:
+    """How deep brackets are nested in JSON."""
+    brackets = re.sub(r'"(\\.|[^"\\])*"|[^][{}]', "", text)
+    return max(itertools.accumulate((1 if each in "[{" else -1 for each in brackets), initial=0))
 
 
 # JSON schemas ----------------------------------------------------------------------------------------------------
@@ -90,6 +101,7 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 _WITH_NUMBERS = ("enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _DEFINITIONS = ("$defs", "definitions")
 _BRACE_FIRST = r"/\s*\{(.|\n)*/"
+_MAX_DEPTH = 100  # of brackets: llguidance reads 128 levels, of which a grammar takes some
 _MAX_PLACES = 500  # schemas that are compiled to find the one that is refused
 
 
@@ -147,14 +159,13 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def refused_place(schema: Any, refuse: Callable[[Any], str | None]) -> tuple[str, str]:
+def refused_place(schema: Any, refuse: Callable[[Any], str | None], reason: str) -> tuple[str, str]:
     """The innermost schema that is refused by itself, as a JSON pointer, and the reason.
 
-    `refuse` says why a schema is refused; it refuses the whole.
+    `refuse` says why a schema is refused; `reason` is why the whole is.
     """
     definitions = {key: schema[key] for key in _DEFINITIONS if isinstance(schema, Mapping) and key in schema}
-    place, reason, left = "#", refuse(schema) or "", _MAX_PLACES
-    inner, seen = schema, set[str]()
+    place, left, inner, seen = "#", _MAX_PLACES, schema, set[str]()
     while isinstance(inner, Mapping):
         for step, each in _inner(inner, place, schema):
             left -= 1

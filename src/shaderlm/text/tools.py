@@ -73,6 +73,10 @@ def _read_tool(i: int, given: Any) -> Tool:
     if kind != "function" or not isinstance(function, Mapping):
         expected = "{'type': 'function', 'function': {'name': …, 'parameters': …}}"
         raise InputError(f"tools[{i}] must be {expected}, got {reprlib.repr(given)}")
+    try:
+        json.dumps(given, allow_nan=False, default=dict)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise InputError(f"tools[{i}] must be JSON; {' '.join(str(problem).split())}") from None
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not name or len(name) > 256:
         raise InputError(f"tools[{i}].function.name must be a text of 1 to 256 characters, got {reprlib.repr(name)}")
