@@ -36,15 +36,15 @@ WGSL = sorted(KERNELS.rglob("*.wgsl"))
 # Imports -------------------------------------------------------------------------------------------------
 
 LAYERS: tuple[str, ...] = ("errors", "files", "formats", "text", "graph", "gpu", "kernels", "models", "compile")
-LAYERS += ("runtime", "ops", "engine", "bench", "profile", "cli")
+LAYERS += ("runtime", "ops", "engine", "bench", "profile", "server", "cli")
 PEERS = (
     {"formats", "text", "graph", "gpu"},
     {"models", "kernels"},
-    {"cli", "bench", "profile"},
+    {"cli", "bench", "profile", "server"},
     {"runtime", "text"},
     {"compile", "text"},
 )
-ALLOWED = {("cli", "bench"), ("cli", "profile")}
+ALLOWED = {("cli", "bench"), ("cli", "profile"), ("cli", "server")}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:

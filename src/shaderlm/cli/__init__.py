@@ -24,6 +24,7 @@ from .info import info
 from .interrupts import LostInterrupts
 from .plan import plan
 from .profile import profile
+from .serve import serve
 from .tune import tune
 
 
@@ -33,7 +34,7 @@ def app() -> None:
     """Large language models on any GPU, through WebGPU."""
 
 
-for command in (generate, chat, info, devices, plan, tune, bench, profile):
+for command in (generate, chat, serve, info, devices, plan, tune, bench, profile):
     app.add_command(command)
 
 

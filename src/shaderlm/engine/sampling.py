@@ -42,7 +42,7 @@ def _biases(given: Any) -> Mapping[int, float]:
 
 
 # Per field: minimum, maximum, and what is expected, for the error. NaN is in no range.
-_NUMBERS = {
+RANGES = {
     "temperature": (0.0, 1e6, "0 (greedy) or a positive number, at most 1e6"),
     "top_p": (0.0, 1.0, "a number in 0 … 1 (1: off)"),
     "min_p": (0.0, 1.0, "a number in 0 … 1 (0: off)"),
@@ -72,9 +72,7 @@ class SamplingParams:
     logprobs: int | None = None  # alternatives to report per token; 0: the sampled token alone; None: no report
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {
-            name: _number(name, getattr(self, name), *bounds) for name, bounds in _NUMBERS.items()
-        }
+        checked: dict[str, Any] = {name: _number(name, getattr(self, name), *bounds) for name, bounds in RANGES.items()}
         checked["top_k"] = _whole("top_k", self.top_k, 0, _MAX_U32, "a whole number of at least 0 (0: off)")
         checked["logit_bias"] = _biases(self.logit_bias)
         if self.seed is not None:

@@ -1,0 +1,196 @@
+"""`shaderlm serve`: the HTTP server. Options are spelled as llama-server spells them, where it has the same thing."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import InputError
+from .loading import load_model
+from .options import backend_option, ignore_key_option, precision_option, tune_option
+
+if TYPE_CHECKING:
+    from ..engine import LanguageModel
+    from ..gpu import Backend
+    from ..server.served import Served
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_NEEDED = ("starlette", "uvicorn", "msgspec", "prometheus_client")
+
+
+def _bytes(ctx: click.Context, param: click.Parameter, given: str | None) -> int | None:
+    """A size such as 512M or 8GiB."""
+    if given is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", given.strip().lower())
+    if found is None or float(found[1]) <= 0:
+        raise click.BadParameter(f"{given!r} must be a size such as 512M or 8G", ctx, param)
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def _many(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Repeated, or separated by commas."""
+    return tuple(each.strip() for text in given for each in text.split(",") if each.strip())
+
+
+@click.command()
+@click.option("-m", "--model", help="As for generate.  [default: smollm2-135m, downloaded once]")
+@click.option("--device", default="auto", show_default=True, help="As for generate.")
+@backend_option
+@precision_option
+@tune_option
+@ignore_key_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
+@click.option("-c", "--ctx-size", type=click.IntRange(1), metavar="N", help="Context of each sequence, in tokens.")
+@click.option("-np", "--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at the same time.")
+@click.option("--queue", type=click.IntRange(0), default=1024, show_default=True, help="Requests that may wait.")
+@click.option("--kv-memory", callback=_bytes, metavar="SIZE", help="Memory of the KV cache, such as 8G.")
+@click.option("--api-key", "api_keys", multiple=True, callback=_many, metavar="KEY", help="A key. May be repeated.")
+@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Keys, one on each line.")
+@click.option("-a", "--alias", "aliases", multiple=True, callback=_many, metavar="NAME", help="The model's name.")
+@click.option(
+    "--cors-origins",
+    multiple=True,
+    callback=_many,
+    metavar="ORIGIN",
+    help="Pages that may use the server: *, localhost, or origins. May be repeated.  [default: localhost]",
+)
+@click.option("--metrics/--no-metrics", default=False, show_default=True, help="Answer /metrics.")
+@click.option("--slots/--no-slots", default=True, show_default=True, help="Answer /slots.")
+@click.option("-n", "--n-predict", type=click.IntRange(-1), metavar="N", help="Tokens to generate by default, at most.")
+@click.option("-s", "--seed", type=int, metavar="N", help="Seed of requests that have none.")
+@click.option("--chat-template", metavar="TEXT", help="A Jinja template, instead of the model's own.")
+@click.option("--chat-template-file", type=click.Path(exists=True, dir_okay=False), help="The same, from a file.")
+@click.option(
+    "--reasoning-format", type=click.Choice(["auto", "none"]), default="auto", help="none: thoughts are text."
+)
+@click.option("--embedding", "--embeddings", is_flag=True, help="Answer /v1/embeddings.")
+@click.option("--ssl-cert-file", type=click.Path(exists=True, dir_okay=False), help="Certificate, for HTTPS.")
+@click.option("--ssl-key-file", type=click.Path(exists=True, dir_okay=False), help="Its private key.")
+@click.option(
+    "--drain", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish requests in."
+)
+def serve(
+    model: str | None,
+    device: str,
+    backend: Backend,
+    precision: str,
+    no_tune: bool,
+    ignore_keys: tuple[str, ...],
+    ctx_size: int | None,
+    **given: Any,
+) -> None:
+    """Answer OpenAI's, Anthropic's and llama-server's HTTP APIs."""
+    _check_packages()
+    from ..server.access import Origins, is_loopback
+    from ..server.app import make_app
+    from ..server.running import make_server
+    from ..server.service import Service
+
+    keys = _keys(given["api_keys"], given["api_key_file"])
+    template = _template(given["chat_template"], given["chat_template_file"])
+    if (given["ssl_cert_file"] is None) != (given["ssl_key_file"] is None):
+        raise click.UsageError("--ssl-cert-file and --ssl-key-file belong together; give both.")
+    origins = Origins(given["cors_origins"] or ("localhost",))
+    _log_to_stderr()
+    host = given["host"]
+    if not keys and not is_loopback(host):
+        print(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it", file=sys.stderr)
+
+    def load() -> Served:
+        loaded = load_model(model, device, backend, ctx_size, precision, not no_tune, ignore_keys)
+        return _served(loaded, template, given)
+
+    service = Service(load, metrics=given["metrics"], slots=given["slots"])
+    server = make_server(
+        make_app(service, keys=keys, origins=origins, host=host),
+        service,
+        host=host,
+        port=given["port"],
+        drain=given["drain"],
+        ready=lambda address: _tell(f"listening on {address}"),
+        ssl_cert_file=given["ssl_cert_file"],
+        ssl_key_file=given["ssl_key_file"],
+    )
+    service.on_loaded = lambda served: _tell(f"{served.name} is ready on {served.model.report.device}")
+    _run(server.run)
+    if service.failure is not None:
+        raise service.failure
+
+
+def _run(run: Callable[[], None]) -> None:
+    try:
+        run()
+    except SystemExit as end:  # uvicorn could not listen, and has said why
+        if end.code:
+            sys.exit(1)
+
+
+def _check_packages() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        names = ", ".join(missing).replace("_", "-")
+        raise InputError(f"serve needs packages that are not installed ({names}): pip install 'shaderlm[serve]'")
+
+
+def _keys(given: tuple[str, ...], path: str | None) -> list[str]:
+    lines = [] if path is None else Path(path).read_text(encoding="utf-8").splitlines()
+    keys = [*given, *(line.strip() for line in lines if line.strip())]
+    if path is not None and len(keys) == len(given):
+        raise InputError(f"--api-key-file {path} has no key; write one on each line")
+    return keys
+
+
+def _template(text: str | None, path: str | None) -> str | None:
+    if text is not None and path is not None:
+        raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
+    return text if path is None else Path(path).read_text(encoding="utf-8")
+
+
+def _served(model: LanguageModel, template: str | None, given: dict[str, Any]) -> Served:
+    """The model with the server's options. One that does not take them is closed again."""
+    from ..engine import EngineOptions
+    from ..server.served import Served
+
+    try:
+        if template is not None:
+            model.use_chat_template(template)
+        memory = given["kv_memory"]
+        tokens = None if memory is None else model.engine.tokens_for(memory)
+        if tokens == 0:
+            raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
+        model.engine.configure(EngineOptions(given["parallel"], given["queue"], tokens))
+    except BaseException:
+        model.close()
+        raise
+    n_predict = given["n_predict"]
+    return Served(
+        model,
+        names=given["aliases"],
+        n_predict=None if n_predict is None or n_predict < 0 else n_predict,
+        seed=given["seed"],
+        reasoning=given["reasoning_format"],
+        embedding=given["embedding"],
+    )
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _log_to_stderr() -> None:
+    """Warnings and errors of uvicorn, beside those of our own packages."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger = logging.getLogger("uvicorn")
+    logger.handlers[:], logger.propagate = [handler], False
+    logger.setLevel(logging.WARNING)

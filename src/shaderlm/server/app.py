@@ -1,0 +1,314 @@
+"""The application: routes, each with its types, and what happens to errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ..errors import ShaderlmError
+from . import llama
+from .access import Access, Origins, error_response
+from .chat import Chat, conversation_of
+from .completions import Completions
+from .embeddings import Embeddings
+from .errors import ApiError, api_error
+from .metrics import CONTENT_TYPE
+from .openapi import Endpoint, Handler, document
+from .page import asset
+from .prepare import decode
+from .served import Served
+from .service import Service
+from .streaming import respond
+from .types.llama import (
+    ApplyTemplateResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    Health,
+    LlamaCompletion,
+    LlamaCompletionRequest,
+    LlamaDelta,
+    Props,
+    Slot,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from .types.openai import (
+    ChatChunk,
+    ChatRequest,
+    ChatResponse,
+    CompletionRequest,
+    CompletionResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    Model,
+    ModelList,
+    ModelMeta,
+)
+
+MAX_BODY_BYTES = 16 << 20  # a prompt of a million tokens has a third of it
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def read_body(request: Request) -> bytes:
+    """The body, if it is not too large."""
+    too_large = ApiError(413, f"the body has more than {MAX_BODY_BYTES >> 20} MiB, which is the most; send less")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _generating(kind: Any, make: Any) -> Handler:
+    """A route that runs the engine. Decoding, templates and tokenising are done in a thread, not in the event loop."""
+
+    async def handler(service: Service, request: Request) -> Response:
+        served, raw = service.served, await read_body(request)
+        prepared = await asyncio.to_thread(lambda: make(served, decode(raw, kind)))
+        return await respond(service, prepared, request)
+
+    return handler
+
+
+def _computing(kind: Any, compute: Callable[[Served, Any], Any]) -> Handler:
+    """A route that computes its answer from the body alone."""
+
+    async def handler(service: Service, request: Request) -> Response:
+        served, raw = service.served, await read_body(request)
+        return _json(await asyncio.to_thread(lambda: compute(served, decode(raw, kind))))
+
+    return handler
+
+
+# Routes without a body -----------------------------------------------------------------------------------
+
+
+async def _health(service: Service, request: Request) -> Response:
+    service.served  # noqa: B018 (a 503 while there is no model)
+    return _json(Health("ok"))
+
+
+def _model(served: Served) -> Model:
+    report, config = served.model.report, served.model.config
+    sizes = ModelMeta(
+        served.context, report.max_context, config.hidden, report.parameters, config.vocabulary, report.tensor_bytes
+    )
+    return Model(served.name, "model", served.created, "shaderlm", sizes)
+
+
+async def _models(service: Service, request: Request) -> Response:
+    return _json(ModelList("list", [_model(service.served)]))
+
+
+async def _one_model(service: Service, request: Request) -> Response:
+    service.served.check_name(request.path_params["model"])
+    return _json(_model(service.served))
+
+
+async def _props(service: Service, request: Request) -> Response:
+    return _json(llama.props(service.served))
+
+
+async def _slots(service: Service, request: Request) -> Response:
+    if not service.has_slots:
+        raise ApiError(501, "/slots is off; start the server with --slots")
+    found = llama.slots(service.served)
+    if request.query_params.get("fail_on_no_slot") == "1" and all(slot.is_processing for slot in found):
+        raise ApiError(503, "all slots are busy")
+    return _json(found)
+
+
+async def _metrics(service: Service, request: Request) -> Response:
+    if not service.has_metrics:
+        raise ApiError(501, "/metrics is off; start the server with --metrics")
+    return Response(service.metrics.text(service.served), media_type=CONTENT_TYPE)
+
+
+def _apply_template(served: Served, body: ChatRequest) -> ApplyTemplateResponse:
+    return ApplyTemplateResponse(conversation_of(body).text(served.model))
+
+
+async def _openapi(request: Request) -> Response:
+    return _json(document(ENDPOINTS))
+
+
+async def _page(request: Request) -> Response:
+    return asset(request.path_params.get("name", "index.html"))
+
+
+_CHAT = _generating(ChatRequest, Chat)
+_COMPLETIONS = _generating(CompletionRequest, Completions)
+_EMBEDDINGS = _generating(EmbeddingRequest, Embeddings)
+_LLAMA = _generating(LlamaCompletionRequest, llama.LlamaCompletions)
+
+ENDPOINTS: list[Endpoint] = [
+    Endpoint("GET", "/v1/models", "The models that are served", _models, "OpenAI", response=ModelList),
+    Endpoint(
+        "GET",
+        "/v1/models/{model}",
+        "One model",
+        _one_model,
+        "OpenAI",
+        response=Model,
+        errors=(404,),
+        parameters=("model",),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        "Answer a conversation",
+        _CHAT,
+        "OpenAI",
+        ChatRequest,
+        ChatResponse,
+        ChatChunk,
+        errors=(404, 429),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        "Continue texts",
+        _COMPLETIONS,
+        "OpenAI",
+        CompletionRequest,
+        CompletionResponse,
+        CompletionResponse,
+        errors=(404, 429),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/embeddings",
+        "Embed texts",
+        _EMBEDDINGS,
+        "OpenAI",
+        EmbeddingRequest,
+        EmbeddingResponse,
+        errors=(404, 429, 501),
+    ),
+    Endpoint(
+        "POST",
+        "/completion",
+        "Continue a text",
+        _LLAMA,
+        "llama-server",
+        LlamaCompletionRequest,
+        LlamaCompletion,
+        LlamaDelta,
+        errors=(404, 429),
+    ),
+    Endpoint(
+        "POST",
+        "/tokenize",
+        "Token ids of a text",
+        _computing(TokenizeRequest, llama.tokenize),
+        "llama-server",
+        TokenizeRequest,
+        TokenizeResponse,
+    ),
+    Endpoint(
+        "POST",
+        "/detokenize",
+        "The text of token ids",
+        _computing(DetokenizeRequest, llama.detokenize),
+        "llama-server",
+        DetokenizeRequest,
+        DetokenizeResponse,
+    ),
+    Endpoint(
+        "POST",
+        "/apply-template",
+        "The prompt of a conversation",
+        _computing(ChatRequest, _apply_template),
+        "llama-server",
+        ChatRequest,
+        ApplyTemplateResponse,
+    ),
+    Endpoint("GET", "/props", "What is served, and how", _props, "llama-server", response=Props),
+    Endpoint(
+        "GET",
+        "/slots",
+        "What runs and waits",
+        _slots,
+        "llama-server",
+        response=list[Slot],
+        errors=(501,),
+        parameters=("fail_on_no_slot",),
+    ),
+    Endpoint("GET", "/health", "Is the model loaded?", _health, "llama-server", response=Health),
+    Endpoint(
+        "GET",
+        "/metrics",
+        "Numbers for Prometheus",
+        _metrics,
+        "llama-server",
+        errors=(501,),
+        media_type=CONTENT_TYPE.partition(";")[0],
+    ),
+]
+
+
+# The application -----------------------------------------------------------------------------------------
+
+
+def _route(service: Service, endpoint: Endpoint) -> Route:
+    async def answer(request: Request) -> Response:
+        return await endpoint.handler(service, request)
+
+    return Route(endpoint.path, answer, methods=[endpoint.method])
+
+
+def _on_error(request: Request, problem: Exception) -> Response:
+    if isinstance(problem, HTTPException):
+        return error_response(_routing_error(request, problem), request.url.path)
+    if isinstance(problem, ClientDisconnect):
+        return Response(status_code=400)  # nobody reads it
+    return error_response(api_error(problem, "request"), request.url.path)  # uvicorn logs what is a 500
+
+
+def _routing_error(request: Request, problem: HTTPException) -> ApiError:
+    if problem.status_code == 405:
+        allowed = (problem.headers or {}).get("Allow", "")
+        message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
+        return ApiError(405, message, headers={"Allow": allowed})
+    return ApiError(404, f"there is no {request.url.path}; /openapi.json lists what there is")
+
+
+def make_app(service: Service, *, keys: Sequence[str] = (), origins: Origins, host: str = "127.0.0.1") -> ASGIApp:
+    """The application over a service that may still load its model."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    own = [
+        Route("/openapi.json", _openapi, methods=["GET"]),
+        Route("/", _page, methods=["GET"]),
+        Route("/assets/{name}", _page, methods=["GET"]),
+    ]
+    expected = (ApiError, ShaderlmError, RecursionError, HTTPException, ClientDisconnect)
+    app = Starlette(
+        routes=[*(_route(service, endpoint) for endpoint in ENDPOINTS), *own],
+        lifespan=lifespan,
+        exception_handlers=dict.fromkeys((*expected, Exception), _on_error),
+    )
+    return Access(app, keys, origins, host)

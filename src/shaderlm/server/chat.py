@@ -1,0 +1,269 @@
+"""`/v1/chat/completions`: from the request to the engine, and from handles to the response or its stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from ..engine import Delta, Handle
+from .answers import Answer, AnswerParser, Parts, answer_of, finish_reason, new_id, thinking_tokens
+from .conversation import Conversation, ToolUse, chat_request
+from .errors import ApiError, unsupported
+from .generation import OPENAI_DEFAULTS, max_tokens, options_of, refuse, repeated, timings_of, usage_of
+from .logprobs import chat_logprobs
+from .served import FINGERPRINT, Served
+from .structured import constraint_of
+from .types.common import PromptProgress
+from .types.openai import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatDelta,
+    ChatRequest,
+    ChatResponse,
+    ChunkChoice,
+    DeltaFunction,
+    MadeToolCall,
+    Message,
+    NamedTool,
+    TextPart,
+    ToolCallDelta,
+    ToolCallFunction,
+)
+
+_encode = msgspec.json.Encoder().encode
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "verbosity": ("medium",),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "functions": ([],),
+    "function_call": (),
+}
+
+
+class Chat:
+    """A chat completion that is checked and tokenised."""
+
+    def __init__(self, served: Served, body: ChatRequest) -> None:
+        served.check_name(body.model)
+        refuse(body, _NEUTRAL)
+        self.served, self.body = served, body
+        self.stream, self.return_progress = bool(body.stream), bool(body.return_progress)
+        options = options_of(body, served, OPENAI_DEFAULTS)
+        options["max_tokens"] = max_tokens(served, body.max_completion_tokens, body.max_tokens, body.n_predict)
+        options["logprobs"] = _alternatives(body)
+        if options["max_tokens"] == 0:
+            raise ApiError(400, "n_predict must be −1 or at least 1 in a chat, got 0", param="n_predict")
+        if body.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options is for streams; give stream: true, too", param="stream_options")
+        constraint = constraint_of(served, body, body.response_format)
+        request, self.parser = chat_request(
+            served, conversation_of(body), options, constraint, reasoning=body.reasoning_format != "none"
+        )
+        self.requests = repeated(request, body.n or 1)
+        self.id, self.created = new_id("chatcmpl-"), int(time.time())
+
+    def response(self, handles: Sequence[Handle]) -> ChatResponse:
+        """The whole answer."""
+        parsers = [self.parser() for _ in handles]
+        answers = [answer_of(handle, parser) for handle, parser in zip(handles, parsers, strict=True)]
+        choices = [self._choice(i, *each) for i, each in enumerate(zip(handles, answers, parsers, strict=True))]
+        thinking = thinking_tokens(handles, parsers, self.served.model.tokenizer)
+        usage = usage_of(handles, len(handles), thinking)
+        return ChatResponse(
+            self.id,
+            "chat.completion",
+            self.created,
+            self.served.name,
+            FINGERPRINT,
+            choices,
+            usage,
+            timings_of(handles[0]),
+        )
+
+    def _choice(self, index: int, handle: Handle, answer: Answer, parser: AnswerParser) -> ChatChoice:
+        calls = [
+            MadeToolCall(call.id, "function", ToolCallFunction(call.name, call.arguments)) for call in answer.calls
+        ]
+        message = AnswerMessage(
+            content=answer.content if answer.content or not calls else None,
+            reasoning_content=answer.reasoning if parser.reasoned else UNSET,
+            tool_calls=calls or UNSET,
+        )
+        found = handle.completion.logprobs if handle.completion is not None else None
+        logprobs = None if found is None else chat_logprobs(self.served.model.tokenizer, found)
+        return ChatChoice(index, message, logprobs, finish_reason(handle, parser.called))
+
+    def writer(self, handles: Sequence[Handle]) -> ChatWriter:
+        """What writes the stream."""
+        return ChatWriter(self, handles)
+
+
+class ChatWriter:
+    """Writes chunks."""
+
+    def __init__(self, chat: Chat, handles: Sequence[Handle]) -> None:
+        self._chat, self._handles = chat, handles
+        self._parsers = [chat.parser() for _ in handles]
+        self._begun = [False] * len(handles)
+        options = chat.body.stream_options
+        self._usage = options is not None and bool(options.include_usage)
+        self._timings = bool(chat.body.timings_per_token)
+        self._tokenizer = chat.served.model.tokenizer
+
+    def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:
+        chat = self._chat
+        more.setdefault("usage", None if self._usage else UNSET)
+        chunk = ChatChunk(
+            id=chat.id,
+            created=chat.created,
+            model=chat.served.name,
+            system_fingerprint=FINGERPRINT,
+            choices=choices,
+            **more,
+        )
+        return b"data: %b\n\n" % _encode(chunk)
+
+    def _begin(self, index: int) -> bytes:
+        if self._begun[index]:
+            return b""
+        self._begun[index] = True
+        return self._chunk([ChunkChoice(index=index, delta=ChatDelta(role="assistant", content=None))])
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """A chunk with what is new."""
+        parts = self._parsers[index].push(delta.text)
+        return self._begin(index) + self._written(index, parts, delta)
+
+    def _written(self, index: int, parts: Parts, delta: Delta | None = None) -> bytes:
+        logprobs = None
+        if delta is not None and delta.logprobs:
+            logprobs = chat_logprobs(self._tokenizer, delta.logprobs)
+        if not (parts.content or parts.reasoning or parts.calls or logprobs):
+            return b""
+        made = ChatDelta()
+        if parts.reasoning:
+            made.reasoning_content = parts.reasoning
+        if parts.content or not (parts.reasoning or parts.calls):
+            made.content = parts.content
+        if parts.calls:
+            made.tool_calls = [
+                ToolCallDelta(index=call.index, function=DeltaFunction(call.arguments))
+                if call.name is None
+                else ToolCallDelta(
+                    index=call.index,
+                    id=call.id or UNSET,
+                    type="function",
+                    function=DeltaFunction(call.arguments, call.name),
+                )
+                for call in parts.calls
+            ]
+        choice = ChunkChoice(index=index, delta=made, logprobs=logprobs)
+        if self._timings:
+            return self._chunk([choice], timings=timings_of(self._handles[index]))
+        return self._chunk([choice])
+
+    def progress(self, index: int) -> bytes:
+        """A chunk that says how much of the prompt is read."""
+        return self._chunk([], prompt_progress=progress_of(self._handles[index]))
+
+    def finish(self, index: int) -> bytes:
+        """The last chunk of a choice."""
+        parser, handle = self._parsers[index], self._handles[index]
+        rest = self._begin(index) + self._written(index, parser.finish())
+        reason = finish_reason(handle, parser.called)
+        choice = ChunkChoice(index=index, delta=ChatDelta(), finish_reason=reason)
+        return rest + self._chunk([choice], timings=timings_of(handle))
+
+    def end(self) -> bytes:
+        """Usage, if it is wanted, and the end."""
+        done = b"data: [DONE]\n\n"
+        if not self._usage:
+            return done
+        thinking = thinking_tokens(self._handles, self._parsers, self._tokenizer)
+        return self._chunk([], usage=usage_of(self._handles, len(self._handles), thinking)) + done
+
+    def error(self, problem: ApiError) -> bytes:
+        """An error event."""
+        return error_event(problem)
+
+
+def error_event(problem: ApiError) -> bytes:
+    """An error within a stream of OpenAI's or llama-server's routes."""
+    return b"event: error\ndata: %b\n\n" % _encode(problem.body())
+
+
+def progress_of(handle: Handle) -> PromptProgress:
+    """How much of a prompt is read."""
+    done, total = handle.prompt_progress
+    cached = handle.usage.cached_tokens
+    return PromptProgress(total, cached, done, int(handle.timing.prompt_seconds * 1e3))
+
+
+def _alternatives(body: ChatRequest) -> int | None:
+    """How many alternatives are reported for each token; None: no report."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    return body.n_probs or None
+
+
+def conversation_of(body: ChatRequest) -> Conversation:
+    """The messages, tools and variables for the template."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.continue_final_message and body.add_generation_prompt:
+        raise ApiError(
+            400,
+            "continue_final_message and add_generation_prompt exclude each other; give one of them",
+            param="continue_final_message",
+        )
+    if body.add_generation_prompt is False and not body.continue_final_message:
+        raise unsupported("add_generation_prompt", "leave it out, or give continue_final_message: true")
+    messages = [template_message(i, message) for i, message in enumerate(body.messages)]
+    return Conversation(messages, _tools(body), kwargs, bool(body.continue_final_message))
+
+
+def template_message(i: int, message: Message) -> dict[str, Any]:
+    """A message as templates read it."""
+    role = "system" if message.role == "developer" else message.role
+    content = message.content
+    if isinstance(content, list):
+        content = joined(content)
+    calls = [msgspec.to_builtins(call) for call in message.tool_calls or ()]
+    if content is None and not calls:
+        raise ApiError(400, f"messages[{i}].content must be text", param=f"messages[{i}].content")
+    made: dict[str, Any] = {"role": role, "content": content}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if getattr(message, name) is not None:
+            made[name] = getattr(message, name)
+    return {**made, "tool_calls": calls} if calls else made
+
+
+def joined(parts: Sequence[TextPart]) -> str:
+    """The text of a content that comes in parts."""
+    return "\n".join(part.text for part in parts)
+
+
+def _tools(body: ChatRequest) -> ToolUse | None:
+    if not body.tools:
+        if body.tool_choice not in (None, "none", "auto"):
+            raise ApiError(400, "tool_choice needs tools; there are none", param="tool_choice")
+        return None
+    tools = [msgspec.to_builtins(tool) for tool in body.tools]
+    for tool in tools:
+        tool["function"] = {key: value for key, value in tool["function"].items() if value is not None}
+    parallel = body.parallel_tool_calls is not False
+    if isinstance(body.tool_choice, NamedTool):
+        return ToolUse(tools, "required", body.tool_choice.function.name, parallel)
+    return ToolUse(tools, body.tool_choice or "auto", None, parallel)

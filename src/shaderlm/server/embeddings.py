@@ -1,0 +1,51 @@
+"""`/v1/embeddings`: the normalised final state of an input's last token."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..engine import Handle
+from .completions import prompts
+from .errors import ApiError
+from .generation import Writer
+from .served import Served
+from .types.openai import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
+
+
+class Embeddings:
+    """Inputs that are checked and tokenised."""
+
+    stream = return_progress = False
+
+    def __init__(self, served: Served, body: EmbeddingRequest) -> None:
+        if not served.embedding:
+            raise ApiError(501, "embeddings are off; start the server with --embedding")
+        served.check_name(body.model)
+        width = served.model.config.hidden
+        if body.dimensions is not None and body.dimensions != width:
+            raise ApiError(
+                400, f"dimensions must be the model's {width:,}, got {body.dimensions:,}", param="dimensions"
+            )
+        self.served, self.base64 = served, body.encoding_format == "base64"
+        found = prompts("input", body.input)
+        self.requests = [replace(served.model.request(each, max_tokens=1), output="hidden") for each in found]
+
+    def response(self, handles: Sequence[Handle]) -> EmbeddingResponse:
+        """One embedding for each handle."""
+        data = [Embedding("embedding", i, self._embedding(handle)) for i, handle in enumerate(handles)]
+        tokens = sum(handle.usage.prompt_tokens for handle in handles)
+        return EmbeddingResponse("list", data, self.served.name, EmbeddingUsage(tokens, tokens))
+
+    def _embedding(self, handle: Handle) -> list[float] | str:
+        assert handle.hidden is not None
+        state = handle.hidden.astype("<f4")
+        state = state / max(float(np.linalg.norm(state)), 1e-12)
+        return base64.b64encode(state.tobytes()).decode() if self.base64 else [float(value) for value in state]
+
+    def writer(self, handles: Sequence[Handle]) -> Writer:
+        """There are no streams of embeddings."""
+        raise NotImplementedError

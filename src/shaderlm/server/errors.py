@@ -1,0 +1,122 @@
+"""Errors as clients see them: status, type and message, in OpenAI's shape or in Anthropic's. Knows no HTTP library."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+import msgspec
+
+from ..errors import ContextSizeError, DeviceError, InputError, ModelError, QueueFullError, UnavailableError
+from .types.anthropic import AnthropicError, AnthropicErrorResponse
+from .types.common import ErrorBody, ErrorResponse
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+# Where Anthropic has another word for it.
+_ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 501: "api_error", 503: "overloaded_error"}
+RETRY_SECONDS = 5  # while a model is loaded
+
+
+class ApiError(Exception):
+    """An answer that is an error. `param` names the field that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        kind: str | None = None,
+        prompt_tokens: int | None = None,
+        context: int | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.type = status, param, kind or TYPES[status]
+        self.code = status
+        self.prompt_tokens, self.context, self.headers = prompt_tokens, context, headers or {}
+
+    def body(self) -> ErrorResponse:
+        """OpenAI's shape."""
+        return ErrorResponse(ErrorBody(str(self), self.type, self.param, self.code, self.prompt_tokens, self.context))
+
+    def anthropic_body(self) -> AnthropicErrorResponse:
+        """Anthropic's shape."""
+        kind = _ANTHROPIC_TYPES.get(self.status, TYPES[self.status])
+        return AnthropicErrorResponse(type="error", error=AnthropicError(kind, str(self)))
+
+
+def unsupported(param: str, instead: str) -> ApiError:
+    """A field that is known and cannot be honoured."""
+    return ApiError(400, f"{param} is not supported; {instead}", param=param)
+
+
+def api_error(problem: BaseException, phase: Literal["request", "generation"] = "generation") -> ApiError:
+    """What a problem is to a client. While a request is prepared, what is wrong is the request."""
+    if isinstance(problem, ApiError):
+        return problem
+    if isinstance(problem, ContextSizeError):
+        return exceeds_context(problem.prompt_tokens, problem.context)
+    if isinstance(problem, UnavailableError):
+        return ApiError(503, str(problem), headers={"Retry-After": str(RETRY_SECONDS)})
+    if isinstance(problem, QueueFullError):
+        return ApiError(429, str(problem), headers={"Retry-After": str(math.ceil(problem.retry_after))})
+    if isinstance(problem, DeviceError):
+        return ApiError(503, f"the device failed: {problem}", headers={"Retry-After": str(RETRY_SECONDS)})
+    if isinstance(problem, RecursionError):
+        return ApiError(400, "the request is nested too deeply; use fewer levels of lists and objects")
+    if isinstance(problem, InputError) or (phase == "request" and isinstance(problem, ModelError)):
+        return ApiError(400, str(problem), param=_field(str(problem)))
+    return ApiError(500, "the server failed while it answered; its log has the reason")
+
+
+def exceeds_context(tokens: int, context: int) -> ApiError:
+    """A prompt that does not fit."""
+    return ApiError(
+        400,
+        f"the prompt has {tokens:,} tokens, the context holds {context:,}; shorten the prompt, or start the server "
+        "with a larger --ctx-size",
+        kind="exceed_context_size_error",
+        param="prompt",
+        prompt_tokens=tokens,
+        context=context,
+    )
+
+
+_FIELD = re.compile(r"(?:a token(?: id)? of )?([a-z]+(?:_[a-z]+)*)(?:\[\d+\])? (?:must be|has token|is −inf)")
+
+
+def _field(message: str) -> str | None:
+    """The option that an InputError of the engine begins with."""
+    found = _FIELD.match(message)
+    return found[1] if found else None
+
+
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
+
+
+def undecodable(problem: Exception) -> ApiError:
+    """A body that is no JSON, or that has a value which its field does not take."""
+    if isinstance(problem, RecursionError):
+        return api_error(problem)
+    message = str(problem)
+    if isinstance(problem, msgspec.ValidationError):
+        place = _PLACE.search(message)
+        param = place[1] if place and place[1] else None
+        said = _PLACE.sub("", message).replace("`", "")
+        if param is None:
+            return ApiError(400, f"the body is not what this route takes: {said}")
+        return ApiError(400, f"{param}: {said[0].lower()}{said[1:]}", param=param)
+    return ApiError(400, f"the body must be JSON in UTF-8: {message}")

@@ -1,0 +1,265 @@
+"""llama-server's routes: `/completion`, and what it tells about the model. Knows no HTTP library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from ..engine import Delta, Handle, Request, TokenLogprob
+from ..text import Tokenizer
+from .chat import error_event, progress_of
+from .errors import ApiError
+from .generation import LLAMA_DEFAULTS, max_tokens, options_of, refuse, timings_of
+from .logprobs import finite, piece
+from .served import FINGERPRINT, Served
+from .structured import constraint_of
+from .types.llama import (
+    CompletionProbability,
+    DefaultSettings,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    GenerationSettings,
+    LlamaCompletion,
+    LlamaCompletionRequest,
+    LlamaDelta,
+    Props,
+    Slot,
+    SlotToken,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenPiece,
+    TokenProbability,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class LlamaCompletions:
+    """A completion that is checked and tokenised. n_predict 0 reads the prompt into the cache and generates nothing."""
+
+    def __init__(self, served: Served, body: LlamaCompletionRequest) -> None:
+        served.check_name(body.model)
+        refuse(body, {"n_keep": (0, -1), "n_indent": (0,), "samplers": (), "lora": ([],), "response_fields": ([],)})
+        self.served, self.body = served, body
+        self.stream, self.return_progress = bool(body.stream), bool(body.return_progress)
+        options = options_of(body, served, LLAMA_DEFAULTS)
+        limit = max_tokens(served, body.n_predict)
+        options |= {"max_tokens": max(limit, 1), "logprobs": body.n_probs or None}
+        if body.t_max_predict_ms:
+            options["timeout"] = body.t_max_predict_ms / 1e3
+        constraint = constraint_of(served, body, None)
+        prompt = _prompt(served, body.prompt)
+        request = replace(served.model.request(prompt, **options), constraint=constraint)
+        self.requests = [request if limit else replace(request, output="hidden")]
+        self.prompt = prompt if isinstance(prompt, str) else served.model.detokenize(prompt)
+
+    def response(self, handles: Sequence[Handle]) -> LlamaCompletion:
+        """The whole answer."""
+        handle = handles[0]
+        completion = handle.completion
+        found = completion.logprobs if completion is not None else None
+        tokens = completion.ids if completion is not None and self.body.return_tokens else []
+        return self.last(handle, str(completion or ""), tokens, self.probabilities(found))
+
+    def probabilities(self, found: Iterable[TokenLogprob] | None) -> Any:
+        """Those of tokens, if they are asked for."""
+        return _probabilities(self.served.model.tokenizer, found) if found and self.body.n_probs else UNSET
+
+    def last(self, handle: Handle, content: str, tokens: list[int], probabilities: Any) -> LlamaCompletion:
+        """The whole answer, or what a stream ends with."""
+        usage = handle.usage
+        whole = str(handle.completion or "")
+        kind, word = _stop(handle)
+        return LlamaCompletion(
+            index=0,
+            content=content,
+            tokens=tokens,
+            id_slot=-1,
+            model=self.served.name,
+            tokens_predicted=usage.completion_tokens,
+            tokens_evaluated=usage.prompt_tokens,
+            tokens_cached=usage.cached_tokens,
+            generation_settings=settings_of(self.requests[0]),
+            prompt=self.prompt,
+            has_new_line="\n" in whole,
+            stop_type=kind,
+            stopping_word=word,
+            timings=timings_of(handle),
+            completion_probabilities=probabilities,
+        )
+
+    def writer(self, handles: Sequence[Handle]) -> LlamaWriter:
+        """What writes the stream."""
+        return LlamaWriter(self, handles[0])
+
+
+class LlamaWriter:
+    """Writes parts of a text. The last one has everything that a whole answer has, but the text."""
+
+    def __init__(self, completions: LlamaCompletions, handle: Handle) -> None:
+        self._completions, self._handle = completions, handle
+
+    def _part(self, **more: Any) -> bytes:
+        usage = self._handle.usage
+        made: dict[str, Any] = {"content": "", "tokens": [], "tokens_predicted": usage.completion_tokens}
+        made |= {"tokens_evaluated": usage.prompt_tokens, **more}
+        return b"data: %b\n\n" % _encode(LlamaDelta(index=0, id_slot=-1, **made))
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """An event with more text."""
+        if not delta.text and not delta.ids:
+            return b""
+        body = self._completions.body
+        more: dict[str, Any] = {"timings": timings_of(self._handle)} if body.timings_per_token else {}
+        probabilities = self._completions.probabilities(delta.logprobs)
+        return self._part(content=delta.text, tokens=delta.ids, completion_probabilities=probabilities, **more)
+
+    def progress(self, index: int) -> bytes:
+        """An event that says how much of the prompt is read."""
+        return self._part(prompt_progress=progress_of(self._handle))
+
+    def finish(self, index: int) -> bytes:
+        """The last event."""
+        return b"data: %b\n\n" % _encode(self._completions.last(self._handle, "", [], UNSET))
+
+    def end(self) -> bytes:
+        """Nothing: llama-server's streams have no mark of their end."""
+        return b""
+
+    def error(self, problem: ApiError) -> bytes:
+        """An error event."""
+        return error_event(problem)
+
+
+def _prompt(served: Served, given: str | list[Any]) -> str | list[int]:
+    """Text, token ids, or both in turn. The beginning is a text's beginning; later texts have no BOS."""
+    if isinstance(given, str):
+        return given
+    ids: list[int] = []
+    for i, each in enumerate(given):
+        ids += served.model.tokenize(each, add_special=i == 0) if isinstance(each, str) else [each]
+    served.model.runner.check_ids(ids)
+    return ids
+
+
+def _stop(handle: Handle) -> tuple[Literal["none", "eos", "limit", "word"], str]:
+    if handle.finish_reason != "stop":
+        return "limit", ""
+    if isinstance(handle.stop_match, str):
+        return "word", handle.stop_match
+    return ("eos" if handle.stop_match is not None else "none"), ""
+
+
+def _probabilities(tokenizer: Tokenizer, found: Iterable[TokenLogprob]) -> list[CompletionProbability]:
+    def one(token: int, logprob: float) -> TokenProbability:
+        raw = piece(tokenizer, token)
+        return TokenProbability(token, raw.decode(errors="replace"), list(raw), finite(logprob))
+
+    made = []
+    for each in found:
+        own = one(each.id, each.logprob)
+        top = [one(*pair) for pair in each.top]
+        made.append(CompletionProbability(own.id, own.token, own.bytes, own.logprob, top))
+    return made
+
+
+def settings_of(request: Request) -> GenerationSettings:
+    """What a request is run with, as llama-server writes it."""
+    sampling = request.sampling
+    return GenerationSettings(
+        n_predict=request.max_tokens,
+        seed=sampling.seed,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repeat_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        stop=list(request.stop),
+        min_tokens=request.min_tokens,
+        n_probs=sampling.logprobs or 0,
+        cache_prompt=request.cache_prompt,
+    )
+
+
+# About the model -----------------------------------------------------------------------------------------
+
+
+def tokenize(served: Served, body: TokenizeRequest) -> TokenizeResponse:
+    """Token ids of a text, with their texts if they are asked for."""
+    parse_special = body.parse_special is not False
+    ids = served.model.tokenize(body.content, add_special=bool(body.add_special), parse_special=parse_special)
+    if not body.with_pieces:
+        return TokenizeResponse(list(ids))
+    return TokenizeResponse([TokenPiece(token, _piece(served.model.tokenizer, token)) for token in ids])
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
+    raw = piece(tokenizer, token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+def detokenize(served: Served, body: DetokenizeRequest) -> DetokenizeResponse:
+    """The text of token ids, special tokens included."""
+    model = served.model
+    if body.tokens:
+        model.runner.check_ids(body.tokens)
+    raw = b"".join(piece(model.tokenizer, token) for token in body.tokens)
+    return DetokenizeResponse(raw.decode(errors="replace"))
+
+
+def props(served: Served) -> Props:
+    """What is served, and how."""
+    model = served.model
+    vocabulary, template = model.tokenizer.vocabulary, model.chat_template
+    special = ["" if token is None else vocabulary.tokens[token] for token in (vocabulary.bos, vocabulary.eos)]
+    default = model.request([0], max_tokens=max_tokens(served) or 1, **LLAMA_DEFAULTS)
+    return Props(
+        default_generation_settings=DefaultSettings(served.context, settings_of(default)),
+        total_slots=slot_count(served),
+        model_alias=served.name,
+        model_path=str(model.report.path),
+        chat_template="" if template is None else str(template.source),
+        bos_token=special[0],
+        eos_token=special[1],
+        build_info=FINGERPRINT,
+        device=model.report.device,
+        backend=model.report.backend,
+    )
+
+
+def slot_count(served: Served) -> int:
+    """How many sequences run at the same time."""
+    model = served.model
+    outputs = min(model.runner.max_outputs, model.runner.max_tokens)
+    return min(model.engine.options.parallel or outputs, outputs)
+
+
+def slots(served: Served) -> list[Slot]:
+    """The sequences that run, then those that wait, then free places. What they say stays private."""
+    found = served.model.engine.sequences()
+    made = [
+        Slot(
+            id=i,
+            id_task=each.id,
+            n_ctx=served.context,
+            is_processing=True,
+            state=each.state,  # type: ignore[arg-type]
+            n_prompt_tokens=each.prompt_tokens,
+            n_prompt_tokens_processed=each.prompt_done,
+            n_prompt_tokens_cache=each.cached_tokens,
+            next_token=SlotToken(each.completion_tokens, max(0, each.max_tokens - each.completion_tokens)),
+            params=settings_of(each.request),
+        )
+        for i, each in enumerate(found)
+    ]
+    free = range(len(made), max(len(made), slot_count(served)))
+    return made + [Slot(i, -1, served.context, False, "idle", 0, 0, 0, SlotToken(0, 0), None) for i in free]

@@ -1,0 +1,136 @@
+"""Numbers for Prometheus: vLLM's names under `shaderlm:`, and those of llama-server that its dashboards use."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from ..engine import EngineStats, Handle
+from .served import Served
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+_BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+# What the engine calls an end → vLLM's word.
+_REASONS = {"closed": "abort", "deadline": "length"}
+
+
+class Histogram:
+    """Counts of values up to each bound. Used by the event loop alone, so it needs no lock."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """So many times this value."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative counts by bound, and the sum of all values."""
+        total, found = 0.0, []
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            found.append((bound, total))
+        return found, self._sum
+
+
+class Metrics:
+    """Counts what the engine does not: how long clients wait."""
+
+    def __init__(self) -> None:
+        self.first_token, self.between = Histogram(_SECONDS), Histogram(_BETWEEN)
+        self.whole, self.queued = Histogram(_SECONDS), Histogram(_SECONDS)
+
+    def finished(self, handle: Handle) -> None:
+        """A request is over."""
+        timing = handle.timing
+        self.queued.observe(timing.queue_seconds)
+        if not handle.usage.completion_tokens:
+            return
+        first = timing.queue_seconds + timing.prompt_seconds
+        self.first_token.observe(first)
+        self.whole.observe(first + timing.decode_seconds)
+        if timing.decoded:
+            self.between.observe(timing.decode_seconds / timing.decoded, timing.decoded)
+
+    def text(self, served: Served) -> bytes:
+        """What `/metrics` answers."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(self, served))
+        return generate_latest(registry)
+
+
+class _Collector:
+    def __init__(self, metrics: Metrics, served: Served) -> None:
+        self._metrics, self._served = metrics, served
+
+    def collect(self) -> Iterator[Metric]:
+        """All numbers as they are now."""
+        stats = self._served.model.engine.stats()
+        yield from self._engine(stats)
+        yield from self._histograms()
+        yield from _llama(stats)
+
+    def _engine(self, stats: EngineStats) -> Iterator[Metric]:
+        name = self._served.name
+        usage = stats.pages_used / stats.max_pages if stats.max_pages else 0.0
+        for stem, words, value in (
+            ("num_requests_running", "Requests that run", stats.running),
+            ("num_requests_waiting", "Requests that wait", stats.waiting),
+            ("kv_cache_usage_perc", "Part of the KV cache that running requests use, 1: all of it", usage),
+        ):
+            gauge = GaugeMetricFamily(f"shaderlm:{stem}", words, labels=["model_name"])
+            gauge.add_metric([name], value)
+            yield gauge
+        for stem, words, value in (
+            ("prefix_cache_queries", "Tokens of prompts that were looked up in the prefix cache", stats.prefix_queries),
+            ("prefix_cache_hits", "Tokens of prompts that were found in the prefix cache", stats.prefix_hits),
+            ("prompt_tokens", "Tokens of prompts", stats.prompt_tokens),
+            ("generation_tokens", "Tokens that were generated", stats.generation_tokens),
+        ):
+            counter = CounterMetricFamily(f"shaderlm:{stem}", words, labels=["model_name"])
+            counter.add_metric([name], value)
+            yield counter
+        reasons = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+        for reason, count in stats.finished.items():
+            reasons[_REASONS.get(reason, reason)] += count
+        ended = CounterMetricFamily(
+            "shaderlm:request_success", "Requests that ended, by reason", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in reasons.items():
+            ended.add_metric([name, reason], count)
+        yield ended
+
+    def _histograms(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        for stem, words, histogram in (
+            ("time_to_first_token_seconds", "From the request to its first token", metrics.first_token),
+            ("inter_token_latency_seconds", "From a token to the next, the mean of a request", metrics.between),
+            ("e2e_request_latency_seconds", "From the request to its last token", metrics.whole),
+            ("request_queue_time_seconds", "From the request to its first step", metrics.queued),
+        ):
+            family = HistogramMetricFamily(f"shaderlm:{stem}", words, labels=["model_name"])
+            buckets, total = histogram.buckets()
+            family.add_metric([self._served.name], buckets, total)
+            yield family
+
+
+def _llama(stats: EngineStats) -> Iterator[Metric]:
+    yield CounterMetricFamily("llamacpp:prompt_tokens", "Tokens of prompts", stats.prompt_tokens)
+    yield CounterMetricFamily("llamacpp:tokens_predicted", "Tokens that were generated", stats.generation_tokens)
+    read = stats.prompt_tokens / stats.prompt_seconds if stats.prompt_seconds > 0 else 0.0
+    made = stats.generation_tokens / stats.decode_seconds if stats.decode_seconds > 0 else 0.0
+    yield GaugeMetricFamily("llamacpp:prompt_tokens_seconds", "Prompt tokens per second of a request", read)
+    yield GaugeMetricFamily("llamacpp:predicted_tokens_seconds", "Generated tokens per second of a request", made)
+    yield GaugeMetricFamily("llamacpp:requests_processing", "Requests that run", stats.running)
+    yield GaugeMetricFamily("llamacpp:requests_deferred", "Requests that wait", stats.waiting)

@@ -1,0 +1,120 @@
+"""The OpenAPI document, made from the table of routes and the types of their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .. import __version__
+from .service import Service
+from .types.anthropic import AnthropicErrorResponse
+from .types.common import ErrorResponse
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One route: what answers it, and what the document says about it."""
+
+    method: str
+    path: str
+    summary: str
+    handler: Handler
+    tag: str
+    body: Any = None  # the type of the request's body
+    response: Any = None  # of a whole answer; None: text
+    event: Any = None  # of a stream's events; None: it has no stream
+    errors: tuple[int, ...] = ()  # beside those that every route has
+    media_type: str = "application/json"
+    parameters: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> Any:
+        """The type of an error's body."""
+        return AnthropicErrorResponse if self.tag == "Anthropic" else ErrorResponse
+
+
+_MEANINGS = {
+    400: "The request is wrong: the message says where",
+    401: "The server needs a key",
+    403: "Pages of this origin may not use the server",
+    404: "There is no such model",
+    413: "The body is too large",
+    429: "As many requests run and wait as may; Retry-After says when to try again",
+    500: "The server failed",
+    501: "The route is off; the message names the option that switches it on",
+    503: "The model is being loaded, the server is about to end, or its device is lost",
+}
+_EVERYWHERE = (401, 403, 500, 503)
+_WITH_BODY = (400, 413)
+_PARAMETERS = {
+    "model": {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
+    "fail_on_no_slot": {
+        "name": "fail_on_no_slot",
+        "in": "query",
+        "required": False,
+        "description": "1: a 503 if no slot is free",
+        "schema": {"type": "string", "enum": ["0", "1"]},
+    },
+}
+
+
+def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """OpenAPI 3.1: every route, every field, every status."""
+    types = [
+        kind for each in endpoints for kind in (each.body, each.response, each.event, each.error) if kind is not None
+    ]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(map(str, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for each in endpoints:
+        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "shaderlm", "version": __version__, "description": "Text generation on any GPU"},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"key": []}],
+    }
+
+
+def _operation(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
+    def content(kind: Any, media_type: str = "application/json") -> dict[str, Any]:
+        return {media_type: {"schema": {"type": "string"} if kind is None else schema_of[str(kind)]}}
+
+    answers = content(each.response, each.media_type)
+    if each.event is not None:
+        words = "Server-sent events; the data of each is JSON"
+        answers["text/event-stream"] = {
+            "schema": {"type": "string", "description": words, "contentSchema": schema_of[str(each.event)]}
+        }
+    responses: dict[str, Any] = {"200": {"description": "The answer", "content": answers}}
+    for status in _statuses(each):
+        responses[str(status)] = {"description": _MEANINGS[status], "content": content(each.error)}
+    made: dict[str, Any] = {
+        "operationId": f"{each.method.lower()}{each.path.replace('/', '_').replace('{', '').replace('}', '')}",
+        "summary": each.summary,
+        "tags": [each.tag],
+        "responses": responses,
+    }
+    if each.body is not None:
+        made["requestBody"] = {"required": True, "content": content(each.body)}
+    if each.parameters:
+        made["parameters"] = [_PARAMETERS[name] for name in each.parameters]
+    return made
+
+
+def _statuses(each: Endpoint) -> Iterable[int]:
+    return sorted({*_EVERYWHERE, *each.errors, *(_WITH_BODY if each.body is not None else ())})

@@ -1,0 +1,43 @@
+"""The model as requests see it: its names, and what a request that says nothing gets. Knows no HTTP library."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .. import __version__
+from ..engine import LanguageModel
+from .errors import ApiError
+
+FINGERPRINT = f"shaderlm-{__version__}"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A loaded model and the server's defaults."""
+
+    model: LanguageModel
+    names: tuple[str, ...] = ()  # of --alias; the first is what responses say. None: those of the file
+    n_predict: int | None = None  # tokens to generate at most where a request does not say; None: until the end
+    seed: int | None = None
+    reasoning: Literal["auto", "none"] = "auto"  # none: thoughts stay in the text
+    embedding: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        """What responses and the list of models say."""
+        return self.names[0] if self.names else self.model.report.path.stem
+
+    def check_name(self, given: str | None) -> None:
+        """A request for another model is a 404. A request that names none is for this one."""
+        report = self.model.report
+        known = self.names or (report.path.stem, report.path.name, str(report.path), report.name)
+        if given is not None and given not in known:
+            raise ApiError(404, f"the model {given!r} is not served here; there is {self.name!r}", param="model")
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        return self.model.engine.context

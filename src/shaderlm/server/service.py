@@ -1,0 +1,109 @@
+"""The model behind the server: loading it, giving it requests, loading it again after its device is lost, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from ..engine import Handle, Request
+from ..errors import ShaderlmError
+from .errors import RETRY_SECONDS, ApiError
+from .metrics import Metrics
+from .served import Served
+
+_log = logging.getLogger("shaderlm.server")
+
+
+class Service:
+    """Holds the model while there is one. Its methods are for the event loop."""
+
+    def __init__(self, load: Callable[[], Served], *, metrics: bool = False, slots: bool = True) -> None:
+        self._load = load
+        self._served: Served | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self.failure: Exception | None = None  # why there will be no model
+        self.on_failure: Callable[[], None] = lambda: None
+        self.on_loaded: Callable[[Served], None] = lambda served: None
+        self.metrics, self.has_metrics, self.has_slots = Metrics(), metrics, slots
+        self._ending = False
+
+    # Loading -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Load the model. Requests get a 503 meanwhile."""
+        self._loading = asyncio.create_task(self._loaded(None))
+
+    async def _loaded(self, lost: Served | None) -> None:
+        try:
+            if lost is not None:
+                await asyncio.to_thread(lost.model.close)
+            found = await asyncio.to_thread(self._load)
+        except Exception as problem:
+            self.failure = problem
+            self.on_failure()
+            return
+        self._served = found
+        self.on_loaded(found)
+        if self._ending:
+            await self.stop()
+
+    @property
+    def served(self) -> Served:
+        """The model; a 503 while there is none."""
+        if self._served is None:
+            wait = {"Retry-After": str(RETRY_SECONDS)}
+            if self._ending:
+                raise ApiError(503, "the server is about to end", headers=wait)
+            raise ApiError(503, "the model is being loaded; try again in a few seconds", headers=wait)
+        lost = self._served.model.engine.lost
+        if lost is not None:
+            self._recover()
+            wait = {"Retry-After": str(RETRY_SECONDS)}
+            raise ApiError(503, f"the device is lost, and the model is loaded again: {lost}", headers=wait)
+        return self._served
+
+    def _recover(self) -> None:
+        """Load the model again. If that fails, the server ends."""
+        lost, self._served = self._served, None
+        if not self._ending and lost is not None:
+            _log.warning("the device is lost; the model is loaded again")
+            self._loading = asyncio.create_task(self._loaded(lost))
+
+    # Requests ------------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        """Start all of them, or none."""
+        engine = self.served.model.engine
+        handles: list[Handle] = []
+        try:
+            for request in requests:
+                handles.append(engine.submit(request))
+        except ShaderlmError:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return handles
+
+    def finished(self, handles: Sequence[Handle]) -> None:
+        """Requests are over: count them, and look after the device."""
+        for handle in handles:
+            self.metrics.finished(handle)
+        if self._served is not None and self._served.model.engine.lost is not None:
+            self._recover()
+
+    # The end -------------------------------------------------------------------------------------------------
+
+    async def drain(self, seconds: float) -> None:
+        """No more requests. Those that are not over after so many seconds end with an error."""
+        self._ending = True
+        if self._served is not None and not await self._served.model.engine.adrain(seconds):
+            _log.warning("requests that are not over after %g s end now", seconds)
+            await asyncio.to_thread(self._served.model.engine.close)
+
+    async def stop(self) -> None:
+        """Free the model."""
+        self._ending = True
+        served, self._served = self._served, None
+        if served is not None:
+            await asyncio.to_thread(served.model.close)

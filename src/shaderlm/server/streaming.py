@@ -1,0 +1,176 @@
+"""Runs a prepared request and writes its answer, whole or as server-sent events. Who goes away cancels what is theirs.
+
+One task writes; another one listens for the client's end and sends a comment where 15 s were silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..engine import Delta, Handle
+from .errors import api_error
+from .generation import Prepared
+from .service import Service
+
+SILENT_SECONDS = 15.0
+PROGRESS_SECONDS = 0.1  # between two reports of how much of a prompt is read
+_GONE = 499  # nobody reads it
+_log = logging.getLogger("shaderlm.server")
+_encode = msgspec.json.Encoder().encode
+
+
+async def respond(service: Service, prepared: Prepared, request: Request) -> Response:
+    """The answer to a request. What the engine refuses is raised before anything is sent."""
+    handles = service.submit(prepared.requests)
+    if prepared.stream:
+        return EventStream(service, prepared, handles)
+    listening = asyncio.create_task(_listen(request.receive, handles))
+    try:
+        for handle in handles:
+            await handle.aresult()
+        if any(handle.cancelled for handle in handles):
+            return Response(status_code=_GONE)
+        return Response(_encode(prepared.response(handles)), media_type="application/json")
+    finally:
+        await _leave(service, handles, listening)
+
+
+async def _listen(receive: Receive, handles: Sequence[Handle]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    for handle in handles:
+        handle.cancel()
+
+
+async def _leave(service: Service, handles: Sequence[Handle], listening: asyncio.Task[None]) -> None:
+    """Nothing stays behind."""
+    for handle in handles:
+        handle.cancel()  # does nothing to one that is finished
+    service.finished(handles)
+    listening.cancel()
+    with suppress(asyncio.CancelledError):
+        await listening
+
+
+class EventStream(Response):
+    """A stream of events. Headers are sent with the first one, so that an error before it has its own status."""
+
+    def __init__(self, service: Service, prepared: Prepared, handles: Sequence[Handle]) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._service, self._handles = service, handles
+        self._writer = prepared.writer(handles)
+        self._progress = prepared.return_progress
+        self._started = self._writing = False
+        self._last = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write all of it."""
+        self._last = asyncio.get_running_loop().time()
+        listening = asyncio.create_task(self._listen(receive, send))
+        try:
+            try:
+                async for events in self._events():
+                    if events:
+                        await self._write(send, events)
+            except Exception as problem:
+                error = api_error(problem)
+                if error.status == 500:
+                    _log.exception("a stream ended with an error")
+                if not self._started:
+                    raise error from problem
+                await self._write(send, self._writer.error(error))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await _leave(self._service, self._handles, listening)
+
+    async def _write(self, send: Send, events: bytes) -> None:
+        self._writing = True
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": events, "more_body": True})
+        self._last = asyncio.get_running_loop().time()
+        self._writing = False
+
+    async def _listen(self, receive: Receive, send: Send) -> None:
+        """Until the client is gone; meanwhile a comment after each 15 s without an event."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout_at(self._last + SILENT_SECONDS):
+                    if (await receive())["type"] == "http.disconnect":
+                        break
+            except TimeoutError:
+                if self._writing:  # the reader is slow, not the writer
+                    self._last = loop.time()
+                elif loop.time() - self._last >= SILENT_SECONDS:
+                    await self._write(send, b": waiting\n\n")
+        for handle in self._handles:
+            handle.cancel()
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        writer, handles = self._writer, self._handles
+        if self._progress:
+            async for events in self._reading():
+                yield events
+        if len(handles) == 1:
+            async for delta in handles[0]:
+                yield writer.delta(0, delta)
+            yield writer.finish(0) + writer.end()
+            return
+        async for index, found in _merged(handles):
+            yield writer.finish(index) if found is None else writer.delta(index, found)
+        yield writer.end()
+
+    async def _reading(self) -> AsyncIterator[bytes]:
+        """Reports until the prompts are read."""
+        told: dict[int, tuple[int, int]] = {}
+        while any(handle.state in ("waiting", "prefill") for handle in self._handles):
+            for i, handle in enumerate(self._handles):
+                now = handle.prompt_progress
+                if handle.state == "prefill" and told.get(i) != now:
+                    told[i] = now
+                    yield self._writer.progress(i)
+            await asyncio.sleep(PROGRESS_SECONDS)
+        for i in range(len(self._handles)):
+            if i not in told:
+                yield self._writer.progress(i)
+
+
+async def _merged(handles: Sequence[Handle]) -> AsyncIterator[tuple[int, Delta | None]]:
+    """Deltas of several handles as they come; None after the last one of each."""
+    queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(len(handles))
+
+    async def read(index: int, handle: Handle) -> None:
+        try:
+            async for delta in handle:
+                await queue.put((index, delta))
+            await queue.put((index, None))
+        except Exception as problem:
+            await queue.put((index, problem))
+
+    tasks = [asyncio.create_task(read(i, handle)) for i, handle in enumerate(handles)]
+    try:
+        left = len(handles)
+        while left:
+            index, found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            left -= found is None
+            yield index, found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

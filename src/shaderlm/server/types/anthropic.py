@@ -1,0 +1,280 @@
+"""Anthropic: messages, and counting their tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from .common import Count, NonEmpty
+
+# Requests ------------------------------------------------------------------------------------------------
+
+
+class CacheControl(Struct, kw_only=True):
+    """Where a cached prefix may end. Has no effect: every prefix is cached."""
+
+    type: Literal["ephemeral"]
+    ttl: str | None = None
+
+
+class TextBlock(Struct, kw_only=True, tag="text"):
+    """Text."""
+
+    text: str
+    cache_control: CacheControl | None = None
+    citations: list[dict[str, Any]] | None = None
+
+
+class ThinkingBlock(Struct, kw_only=True, tag="thinking"):
+    """What the model thought."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(Struct, kw_only=True, tag="tool_use"):
+    """A call that the model made."""
+
+    id: str
+    name: NonEmpty
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+class ToolResultBlock(Struct, kw_only=True, tag="tool_result"):
+    """What a call gave."""
+
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class AnthropicMessage(Struct):
+    """One message. `system` and images are not roles and blocks of this route."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class AnthropicTool(Struct, kw_only=True):
+    """A function that the model may call. Tools that Anthropic runs itself are not there."""
+
+    name: NonEmpty
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class AnthropicToolChoice(Struct, kw_only=True):
+    """auto, any (at least one call), tool (this one) or none."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct, kw_only=True):
+    """May the model think first? How long it thinks cannot be limited."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(Struct):
+    """The schema that the text must have."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct, kw_only=True):
+    """The form of the answer."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class Metadata(Struct, kw_only=True):
+    """Whom the request is for. Has no effect."""
+
+    user_id: str | None = None
+
+
+class CountTokensRequest(Struct, kw_only=True):
+    """`POST /v1/messages/count_tokens`."""
+
+    model: str
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """`POST /v1/messages`."""
+
+    max_tokens: Count
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    metadata: Metadata | None = None
+    # Known, and honoured only with the value that changes nothing.
+    service_tier: Literal["auto", "standard_only"] | None = None
+    container: str | dict[str, Any] | None = None
+    mcp_servers: list[dict[str, Any]] | None = None
+    context_management: dict[str, Any] | None = None
+    inference_geo: str | None = None
+
+
+# Responses -----------------------------------------------------------------------------------------------
+
+
+class MadeText(Struct, tag="text"):
+    """Text that the model wrote."""
+
+    text: str
+
+
+class MadeThinking(Struct, tag="thinking"):
+    """What the model thought. There is nothing to sign."""
+
+    thinking: str
+    signature: str = ""
+
+
+class MadeToolUse(Struct, tag="tool_use"):
+    """A call that the model makes."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+MadeBlock = MadeText | MadeThinking | MadeToolUse
+
+
+class AnthropicUsage(Struct):
+    """Tokens. `input_tokens` are those of the prompt that were not in the cache."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int = 0
+
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class MessageResponse(Struct, kw_only=True):
+    """A whole answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[MadeBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class CountTokensResponse(Struct):
+    """Tokens of a prompt."""
+
+    input_tokens: int
+
+
+class AnthropicError(Struct):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(Struct, kw_only=True):
+    """The body of every error of Anthropic's routes."""
+
+    type: Literal["error"]
+    error: AnthropicError
+    request_id: str | None = None
+
+
+# Events --------------------------------------------------------------------------------------------------
+
+
+class MessageStart(Struct, tag="message_start"):
+    """The first event: the message, still empty."""
+
+    message: MessageResponse
+
+
+class BlockStart(Struct, tag="content_block_start"):
+    """A block begins."""
+
+    index: int
+    content_block: MadeBlock
+
+
+class TextDelta(Struct, tag="text_delta"):
+    """More text."""
+
+    text: str
+
+
+class ThinkingDelta(Struct, tag="thinking_delta"):
+    """More thoughts."""
+
+    thinking: str
+
+
+class InputJsonDelta(Struct, tag="input_json_delta"):
+    """More of a call's arguments."""
+
+    partial_json: str
+
+
+class BlockDelta(Struct, tag="content_block_delta"):
+    """More of a block."""
+
+    index: int
+    delta: TextDelta | ThinkingDelta | InputJsonDelta
+
+
+class BlockStop(Struct, tag="content_block_stop"):
+    """A block ends."""
+
+    index: int
+
+
+class MessageEnd(Struct):
+    """Why the message ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Struct, tag="message_delta"):
+    """The end of the message, and its tokens."""
+
+    delta: MessageEnd
+    usage: AnthropicUsage
+
+
+class MessageStop(Struct, tag="message_stop"):
+    """The last event."""
+
+
+Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop

@@ -1,0 +1,159 @@
+"""Fields that several families of APIs share: how tokens are sampled and when a generation ends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ...engine.sampling import RANGES
+from ...graph.sampling import MAX_LOGPROBS
+
+MAX_CHOICES = 128
+_MAX_U32 = (1 << 32) - 1
+
+
+def _within(name: str) -> Meta:
+    low, high, _ = RANGES[name]
+    return Meta(ge=low, le=high)
+
+
+Temperature = Annotated[float, _within("temperature")]
+TopP = Annotated[float, _within("top_p")]
+MinP = Annotated[float, _within("min_p")]
+RepetitionPenalty = Annotated[float, _within("repetition_penalty")]
+Penalty = Annotated[float, _within("presence_penalty")]
+TopK = Annotated[int, Meta(ge=-1, le=_MAX_U32, description="−1 or 0: all tokens")]
+Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=1, le=_MAX_U32)]
+CountOrZero = Annotated[int, Meta(ge=0, le=_MAX_U32)]
+TokenId = Annotated[int, Meta(ge=0, le=_MAX_U32)]
+Predict = Annotated[int, Meta(ge=-2, le=_MAX_U32, description="−1 or −2: until the context is full")]
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Bias = dict[int, Annotated[float, Meta(ge=-100, le=100)]]
+BiasPair = tuple[TokenId, Annotated[float, Meta(ge=-100, le=100)] | bool]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+
+
+class JsonSchemaSpec(Struct, kw_only=True):
+    """A schema with a name."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """The form of the text. `json_object` may have a schema beside it, as with llama-server."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaSpec | None = None
+    schema: dict[str, Any] | bool | None = None
+
+
+class SamplingFields(Struct, kw_only=True):
+    """What OpenAI's and llama-server's routes have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Bias | list[BiasPair] | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: CountOrZero | None = None
+    n_predict: Predict | None = None
+    n_probs: Alternatives | None = None
+    cache_prompt: bool | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+    id_slot: Annotated[int, Meta(description="has no effect: sequences have no fixed slots")] | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    # Known from llama-server, and honoured only with the value that switches them off.
+    mirostat: int | None = None
+    dynatemp_range: float | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    dry_multiplier: float | None = None
+    top_n_sigma: float | None = None
+    post_sampling_probs: bool | None = None
+
+
+class StreamOptions(Struct, kw_only=True):
+    """How a stream is written."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class PromptTokensDetails(Struct):
+    """Of the prompt's tokens: those that were in the cache."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Struct):
+    """Of the generated tokens: those between thinking tags."""
+
+    reasoning_tokens: int
+
+
+class Usage(Struct):
+    """Tokens of a request, as OpenAI counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class Timings(Struct):
+    """llama-server's numbers: tokens and milliseconds of prompt and generation."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class PromptProgress(Struct):
+    """How much of the prompt is read."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
+class ErrorBody(Struct, omit_defaults=True):
+    """What went wrong. Sizes are there if the prompt exceeds the context."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int | None
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
+
+
+class ErrorResponse(Struct):
+    """The body of every error."""
+
+    error: ErrorBody

@@ -1,0 +1,187 @@
+"""llama-server: completion, tokenize, detokenize, apply-template, props, slots, health."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from .common import PromptProgress, SamplingFields, Timings, TokenId
+
+
+class LlamaCompletionRequest(SamplingFields, kw_only=True):
+    """`POST /completion`."""
+
+    prompt: str | Annotated[list[str | TokenId], Meta(min_length=1)]
+    return_tokens: bool | None = None
+    t_max_predict_ms: Annotated[int, Meta(ge=0, le=1 << 40)] | None = None
+    # Known, and honoured only with the value that changes nothing.
+    n_keep: int | None = None
+    n_indent: int | None = None
+    samplers: list[str] | str | None = None
+    lora: list[dict[str, Any]] | None = None
+    response_fields: list[str] | None = None
+
+
+class TokenProbability(Struct):
+    """A token that was likely."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class CompletionProbability(Struct):
+    """The token that was sampled, and those that were likely."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[TokenProbability]
+
+
+class GenerationSettings(Struct):
+    """What a request was run with."""
+
+    n_predict: int
+    seed: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: list[str]
+    min_tokens: int
+    n_probs: int
+    cache_prompt: bool
+
+
+class LlamaCompletion(Struct, kw_only=True):
+    """A whole answer, or the last part of a stream."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int
+    stop: Literal[True] = True
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+    generation_settings: GenerationSettings
+    prompt: str
+    has_new_line: bool
+    truncated: Literal[False] = False
+    stop_type: Literal["none", "eos", "limit", "word"]
+    stopping_word: str
+    timings: Timings
+    completion_probabilities: list[CompletionProbability] | UnsetType = UNSET
+
+
+class LlamaDelta(Struct, kw_only=True):
+    """A part of a stream."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: Literal[False] = False
+    id_slot: int
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: list[CompletionProbability] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """`POST /tokenize`."""
+
+    content: str
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class TokenPiece(Struct):
+    """A token and its text; one that is no text has its bytes."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizeResponse(Struct):
+    """Token ids of a text."""
+
+    tokens: list[int | TokenPiece]
+
+
+class DetokenizeRequest(Struct):
+    """`POST /detokenize`."""
+
+    tokens: list[TokenId]
+
+
+class DetokenizeResponse(Struct):
+    """The text of token ids."""
+
+    content: str
+
+
+class ApplyTemplateResponse(Struct):
+    """The prompt that a chat template makes of messages."""
+
+    prompt: str
+
+
+class Health(Struct):
+    """The server is ready."""
+
+    status: Literal["ok"]
+
+
+class DefaultSettings(Struct):
+    """What a request that says nothing gets."""
+
+    n_ctx: int
+    params: GenerationSettings
+
+
+class Props(Struct):
+    """What is served, and how."""
+
+    default_generation_settings: DefaultSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+    device: str
+    backend: str
+
+
+class SlotToken(Struct):
+    """How far a sequence is."""
+
+    n_decoded: int
+    n_remain: int
+
+
+class Slot(Struct):
+    """A place for one sequence. `id_task` is the request in it, −1: none."""
+
+    id: int
+    id_task: int
+    n_ctx: int
+    is_processing: bool
+    state: Literal["idle", "waiting", "prefill", "decode", "finished"]
+    n_prompt_tokens: int
+    n_prompt_tokens_processed: int
+    n_prompt_tokens_cache: int
+    next_token: SlotToken
+    params: GenerationSettings | None

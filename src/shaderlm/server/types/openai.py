@@ -1,0 +1,369 @@
+"""OpenAI: models, chat completions, completions, embeddings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from .common import (
+    Alternatives,
+    Choices,
+    Count,
+    NonEmpty,
+    PromptProgress,
+    ResponseFormat,
+    SamplingFields,
+    StreamOptions,
+    Timings,
+    TokenId,
+    Usage,
+)
+
+# Models --------------------------------------------------------------------------------------------------
+
+
+class ModelMeta(Struct):
+    """Sizes of a model, as llama-server reports them."""
+
+    n_ctx: int
+    n_ctx_train: int
+    n_embd: int
+    n_params: int
+    n_vocab: int
+    size: int
+
+
+class Model(Struct):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    meta: ModelMeta
+
+
+class ModelList(Struct):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+# Chat: requests ------------------------------------------------------------------------------------------
+
+
+class TextPart(Struct):
+    """A part of a message's content. Only text is read."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class FunctionCall(Struct):
+    """The function that a message calls; its arguments are JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call that an assistant made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Struct, kw_only=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+
+
+class Function(Struct, kw_only=True):
+    """A function that the model may call."""
+
+    name: NonEmpty
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct):
+    """A tool: functions only."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Struct):
+    """The name of a function."""
+
+    name: NonEmpty
+
+
+class NamedTool(Struct):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    max_tokens: Count | None = None
+    n: Choices | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = None
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+    # Known, and honoured only with the value that changes nothing.
+    modalities: list[str] | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    verbosity: str | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+
+
+# Chat: responses -----------------------------------------------------------------------------------------
+
+
+class TopLogprob(Struct):
+    """A token that was likely."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(Struct):
+    """The token that was sampled, and those that were likely."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Log probabilities of the tokens of a message."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class ToolCallFunction(Struct):
+    """The function that is called."""
+
+    name: str
+    arguments: str
+
+
+class MadeToolCall(Struct):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: ToolCallFunction
+
+
+class AnswerMessage(Struct, kw_only=True):
+    """What the model answers."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[MadeToolCall] | UnsetType = UNSET
+    refusal: None = None
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ChatChoice(Struct):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatResponse(Struct):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings
+
+
+class DeltaFunction(Struct):
+    """Of a function that is called, what is new."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, kw_only=True):
+    """The first one of a call has an id, a type and a name; later ones only arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: DeltaFunction
+
+
+class ChatDelta(Struct, kw_only=True):
+    """What is new in a message."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct, kw_only=True):
+    """What is new in one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class ChatChunk(Struct, kw_only=True):
+    """A part of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
+
+
+# Completions ---------------------------------------------------------------------------------------------
+
+Prompt = str | list[str] | list[TokenId] | list[list[TokenId]]
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """`POST /v1/completions`."""
+
+    # A union of lists: msgspec takes one list, so its items are told apart later.
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    max_tokens: Count | None = None
+    n: Choices | None = None
+    logprobs: Alternatives | None = None
+    echo: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    # Known, and honoured only with the value that changes nothing.
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class CompletionLogprobs(Struct):
+    """Log probabilities as lists, one item for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct):
+    """One text, or what is new of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionResponse(Struct, kw_only=True):
+    """A whole answer, or a part of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
+
+
+# Embeddings ----------------------------------------------------------------------------------------------
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    """`POST /v1/embeddings`."""
+
+    input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=2048)]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    user: str | None = None
+    # Known, and honoured only if it is the model's own.
+    dimensions: Count | None = None
+
+
+class Embedding(Struct):
+    """The normalised final state of an input's last token; in base64, its f32 bytes."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(Struct):
+    """One embedding for each input."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
