@@ -113,7 +113,7 @@ class Access:
         given = [bearer.strip()] if scheme.lower() == "bearer" else []
         given.append(headers.get("x-api-key", ""))
         # All are compared, each in constant time: how long it takes says nothing about the keys.
-        found = [hmac.compare_digest(each.encode(), key) for each in given if each for key in self._keys]
+        found = [hmac.compare_digest(each.encode("latin-1"), key) for each in given if each for key in self._keys]
         return any(found)
 
     async def _refuse(self, problem: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

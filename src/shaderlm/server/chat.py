@@ -64,6 +64,8 @@ class Chat:
             raise ApiError(400, "n_predict must be −1 or at least 1 in a chat, got 0", param="n_predict")
         if body.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options is for streams; give stream: true, too", param="stream_options")
+        if self.return_progress and (body.n or 1) > 1:
+            raise ApiError(400, "return_progress is for one answer; leave out n", param="return_progress")
         constraint = constraint_of(served, body, body.response_format)
         request, self.parser = chat_request(
             served, conversation_of(body), options, constraint, reasoning=body.reasoning_format != "none"

@@ -49,6 +49,8 @@ class Completions:
         found = prompts("prompt", body.prompt)
         made = [replace(served.model.request(prompt, **options), constraint=constraint) for prompt in found]
         self.requests = [each for request in made for each in repeated(request, self.choices)]
+        if self.return_progress and len(self.requests) > 1:
+            raise ApiError(400, "return_progress is for one text; leave out n", param="return_progress")
         self.echoed = [self._echo(prompt) for prompt in found for _ in range(self.choices)]
         self.id, self.created = new_id("cmpl-"), int(time.time())
 

@@ -122,10 +122,10 @@ class EventStream(Response):
 
     async def _events(self) -> AsyncIterator[bytes]:
         writer, handles = self._writer, self._handles
-        if self._progress:
-            async for events in self._reading():
-                yield events
         if len(handles) == 1:
+            if self._progress:
+                async for events in self._reading(handles[0]):
+                    yield events
             async for delta in handles[0]:
                 yield writer.delta(0, delta)
             yield writer.finish(0) + writer.end()
@@ -134,19 +134,21 @@ class EventStream(Response):
             yield writer.finish(index) if found is None else writer.delta(index, found)
         yield writer.end()
 
-    async def _reading(self) -> AsyncIterator[bytes]:
-        """Reports until the prompts are read."""
-        told: dict[int, tuple[int, int]] = {}
-        while any(handle.state in ("waiting", "prefill") for handle in self._handles):
-            for i, handle in enumerate(self._handles):
-                now = handle.prompt_progress
-                if handle.state == "prefill" and told.get(i) != now:
-                    told[i] = now
-                    yield self._writer.progress(i)
-            await asyncio.sleep(PROGRESS_SECONDS)
-        for i in range(len(self._handles)):
-            if i not in told:
-                yield self._writer.progress(i)
+    async def _reading(self, handle: Handle) -> AsyncIterator[bytes]:
+        """Reports until the prompt is read, and what came with its end."""
+        told = (-1, -1)
+        while True:
+            try:
+                async with asyncio.timeout(PROGRESS_SECONDS):
+                    found = await anext(handle, None)
+                break
+            except TimeoutError:
+                if handle.prompt_progress != told and handle.state != "waiting":
+                    told = handle.prompt_progress
+                    yield self._writer.progress(0)
+        yield self._writer.progress(0)
+        if found is not None:
+            yield self._writer.delta(0, found)
 
 
 async def _merged(handles: Sequence[Handle]) -> AsyncIterator[tuple[int, Delta | None]]:

@@ -1,0 +1,84 @@
+"""Runs the HTTP server for tests: a real uvicorn on a free port, in a thread of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from shaderlm import load
+from shaderlm.engine import EngineOptions, LanguageModel
+from shaderlm.server.access import Origins
+from shaderlm.server.app import make_app
+from shaderlm.server.running import Server, make_server
+from shaderlm.server.served import Served
+from shaderlm.server.service import Service
+
+
+@dataclass
+class Running:
+    """A server that answers."""
+
+    url: str
+    service: Service
+    server: Server
+    thread: threading.Thread
+
+    @property
+    def model(self) -> LanguageModel:
+        return self.service.served.model
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
+
+
+@contextmanager
+def running(
+    load_model: Callable[[], Served],
+    *,
+    keys: Sequence[str] = (),
+    origins: Sequence[str] = ("localhost",),
+    metrics: bool = True,
+    slots: bool = True,
+    drain: float = 5.0,
+    wait: bool = True,
+) -> Iterator[Running]:
+    """A server, from its first answer to its end. `wait`: until the model is loaded."""
+    ready, loaded, address = threading.Event(), threading.Event(), ""
+
+    def listening(found: str) -> None:
+        nonlocal address
+        address = found
+        ready.set()
+
+    service = Service(load_model, metrics=metrics, slots=slots)
+    service.on_loaded = lambda served: loaded.set()
+    app = make_app(service, keys=keys, origins=Origins(origins))
+    server = make_server(app, service, host="127.0.0.1", port=0, drain=drain, ready=listening)
+    thread = threading.Thread(target=server.run, name="server")
+    thread.start()
+    try:
+        assert ready.wait(30), "the server does not listen"
+        assert not wait or loaded.wait(30), f"the model is not loaded: {service.failure}"
+        yield Running(address, service, server, thread)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server does not end"
+
+
+def loader(path: Path, options: EngineOptions | None = None, **more: Any) -> Callable[[], Served]:
+    """Loads a checkpoint on the CPU."""
+
+    def made() -> Served:
+        model = load(path, device="cpu")
+        if options is not None:
+            model.engine.configure(options)
+        return Served(model, **more)
+
+    return made

@@ -1,0 +1,333 @@
+"""Clients that go away, wait or have no key; a server that loads, drains, or loses its device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from shaderlm.engine import EngineOptions
+from shaderlm.errors import DeviceError, InputError, ModelError
+from shaderlm.server import streaming
+from shaderlm.server.access import Origins
+from shaderlm.server.served import Served
+
+from .command_line import start
+from .serving import Running, loader, running
+from .test_server import ASK, chat_text
+from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("server")
+
+LONG: dict[str, Any] = {"messages": ASK, "temperature": 0, "ignore_eos": True, "max_tokens": 1500, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("server") / "tiny.gguf", context=2048)
+
+
+@pytest.fixture(scope="module")
+def server(path: Path) -> Iterator[Running]:
+    with running(loader(path, EngineOptions(parallel=2, queue=1))) as made:
+        yield made
+
+
+def until(reached: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.01)
+
+
+def idle(server: Running) -> bool:
+    return not server.model.engine.sequences()
+
+
+# Clients that go away ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_goes_away_is_cancelled_and_nobody_else(server: Running, stream: bool) -> None:
+    until(lambda: idle(server))
+    expected = server.model.chat(ASK, max_tokens=300, ignore_eos=True)
+    before = server.model.engine.stats().finished.get("closed", 0)
+    with server.client() as http, ThreadPoolExecutor(1) as pool:
+        body = {**LONG, "max_tokens": 300, "stream": False}
+        stays = pool.submit(lambda: http.post("/v1/chat/completions", json=body).json())
+        leaver = _connected(server, {**LONG, "stream": stream})
+        until(lambda: sum(each.completion_tokens > 0 for each in server.model.engine.sequences()) == 2)
+        steps = server.model.engine.stats().steps
+        leaver.close()
+        until(lambda: server.model.engine.stats().finished.get("closed", 0) == before + 1)
+        assert server.model.engine.stats().steps - steps < 200, "long before its end"
+        assert stays.result(30)["choices"][0]["message"]["content"] == expected
+    until(lambda: idle(server))
+
+
+def _connected(server: Running, body: Any) -> socket.socket:
+    """A request that is sent, and whose answer nobody has read yet."""
+    where = urlsplit(server.url)
+    made = socket.create_connection((where.hostname, where.port))
+    raw = json.dumps(body).encode()
+    made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+    return made
+
+
+def test_who_leaves_while_it_waits_is_cancelled_too(server: Running) -> None:
+    until(lambda: idle(server))
+    busy = [_connected(server, LONG) for _ in range(3)]  # two run, one waits
+    until(lambda: len(server.model.engine.sequences()) == 3)
+    busy[2].close()
+    until(lambda: len(server.model.engine.sequences()) == 2)
+    for each in busy:
+        each.close()
+    until(lambda: idle(server))
+
+
+def test_a_full_queue_is_a_429(server: Running) -> None:
+    until(lambda: idle(server))
+    busy = [_connected(server, LONG) for _ in range(3)]
+    until(lambda: len(server.model.engine.sequences()) == 3)
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json={**LONG, "n": 2})
+        assert (found.status_code, found.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert int(found.headers["retry-after"]) >= 1
+        assert len(server.model.engine.sequences()) == 3
+        slots = http.get("/slots", params={"fail_on_no_slot": 1})
+        assert (slots.status_code, slots.json()["error"]["type"]) == (503, "unavailable_error")
+    for each in busy:
+        each.close()
+    until(lambda: idle(server))
+
+
+@pytest.mark.parametrize("tokens", [200, pytest.param(1500, marks=pytest.mark.long)])  # the buffers hold 200
+def test_a_slow_reader_holds_up_nobody_and_loses_nothing(server: Running, tokens: int) -> None:
+    until(lambda: idle(server))
+    expected = server.model.chat(ASK, max_tokens=tokens, ignore_eos=True)
+    slow = _connected(server, {**LONG, "max_tokens": tokens, "logprobs": True, "top_logprobs": 20})
+    until(lambda: bool(server.model.engine.sequences()))
+    with server.client() as http:
+        body = {"messages": ASK, "temperature": 0, "max_tokens": 5}
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+    until(lambda: idle(server), 30)
+    raw = b""
+    while b"[DONE]" not in raw:
+        raw += slow.recv(1 << 20)
+    slow.close()
+    lines = [line for line in raw.decode().splitlines() if line.startswith("data: {")]
+    assert chat_text([json.loads(line.removeprefix("data: ")) for line in lines]) == expected
+
+
+def test_silence_is_filled_with_comments(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "SILENT_SECONDS", 0.1)
+    until(lambda: idle(server))
+    busy = [_connected(server, LONG) for _ in range(2)]
+    until(lambda: len(server.model.engine.sequences()) == 2)
+    with server.client() as http, http.stream("POST", "/v1/chat/completions", json=LONG) as response:
+        lines = response.iter_lines()
+        assert next(lines) == ": waiting"
+        for each in busy:
+            each.close()
+        assert any(line.startswith("data: ") for line in lines)
+    until(lambda: idle(server))
+
+
+def test_many_connections(server: Running) -> None:
+    until(lambda: idle(server))
+    where = urlsplit(server.url)
+    held = [socket.create_connection((where.hostname, where.port)) for _ in range(200)]
+    with server.client() as http:
+        assert http.get("/health").status_code == 200
+    for each in held:
+        each.close()
+
+
+# Errors after the first byte -----------------------------------------------------------------------------
+
+
+def test_an_error_within_a_stream_is_one_event_and_the_end(path: Path) -> None:
+    with running(loader(path)) as server, server.client() as http:
+        model = server.model
+        with http.stream("POST", "/v1/chat/completions", json=LONG) as response:
+            lines = response.iter_lines()
+            next(lines)
+            model.engine.close()
+            rest = [line for line in lines if line]
+        at = rest.index("event: error")
+        error = json.loads(rest[at + 1].removeprefix("data: "))["error"]
+        assert (error["type"], error["code"]) == ("unavailable_error", 503)
+        assert len(rest) == at + 2
+        assert http.post("/v1/chat/completions", json=LONG).status_code == 503
+
+
+# Keys and origins ----------------------------------------------------------------------------------------
+
+
+def test_keys(path: Path) -> None:
+    with running(loader(path), keys=["first", "zweiter-schlüssel"]) as server, server.client() as http:
+        assert http.get("/health").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "firs"}, {"Authorization": "first"}):
+            found = http.get("/v1/models", headers=headers)
+            assert (found.status_code, found.json()["error"]["type"]) == (401, "authentication_error")
+            assert "first" not in found.text
+        for headers in (
+            {"Authorization": "Bearer first"},
+            {"x-api-key": "first"},
+            {"authorization": "bearer first"},
+            {"x-api-key": "zweiter-schlüssel".encode()},
+        ):
+            assert http.get("/v1/models", headers=headers).status_code == 200
+        assert http.post("/v1/messages", json={}).json()["type"] == "error"
+
+
+def test_origins(server: Running) -> None:
+    with server.client() as http:
+        good = http.get("/v1/models", headers={"Origin": "http://localhost:3000"})
+        assert good.headers["access-control-allow-origin"] == "http://localhost:3000"
+        assert "origin" in good.headers["vary"].lower()
+        assert http.get("/v1/models", headers={"Origin": server.url}).status_code == 200
+        for origin in ("http://localhost.evil.com", "http://evil.com", "null", "http://evil.com/localhost"):
+            bad = http.get("/v1/models", headers={"Origin": origin})
+            assert (bad.status_code, bad.json()["error"]["type"]) == (403, "permission_error")
+            assert "access-control-allow-origin" not in bad.headers
+        # A name of an attacker that resolves to this machine is "the same origin", and is not let in.
+        rebound = http.get("/v1/models", headers={"Origin": "http://evil.com:80", "Host": "evil.com:80"})
+        assert rebound.status_code == 403
+        asks = {"Origin": "http://127.0.0.1:1", "Access-Control-Request-Method": "POST"}
+        asks["Access-Control-Request-Headers"] = "authorization"
+        preflight = http.options("/v1/chat/completions", headers=asks)
+        assert preflight.status_code == 204
+        assert "POST" in preflight.headers["access-control-allow-methods"]
+        assert preflight.headers["access-control-allow-headers"] == "authorization"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "admitted"),
+    [
+        ("localhost", "http://localhost", True),
+        ("localhost", "https://localhost:8443", True),
+        ("localhost", "http://127.0.0.1:5173", True),
+        ("localhost", "http://[::1]:5173", True),
+        ("localhost", "http://localhost.evil.com", False),
+        ("localhost", "http://evil.com#localhost", False),
+        ("localhost", "http://localhost@evil.com", False),
+        ("localhost", "file://localhost", False),
+        ("localhost", "null", False),
+        ("https://a.example", "https://a.example", True),
+        ("https://a.example/", "https://a.example:443", True),
+        ("https://a.example", "http://a.example", False),
+        ("https://a.example", "https://a.example:8443", False),
+        ("https://a.example", "https://a.example.evil.com", False),
+        ("*", "http://anything", True),
+    ],
+)
+def test_who_is_admitted(allowed: str, origin: str, admitted: bool) -> None:
+    assert Origins([allowed]).admits(origin) is admitted
+
+
+def test_an_origin_that_is_none() -> None:
+    with pytest.raises(InputError, match=r"--cors-origins must be .*, got 'a.example'"):
+        Origins(["a.example"])
+
+
+# Loading, draining, losing the device --------------------------------------------------------------------
+
+
+def test_while_the_model_is_loaded(path: Path) -> None:
+    go_on = threading.Event()
+
+    def slow() -> Served:
+        assert go_on.wait(20)
+        return loader(path)()
+
+    with running(slow, wait=False) as server, server.client() as http:
+        for found in (http.get("/health"), http.post("/v1/chat/completions", json=LONG)):
+            assert (found.status_code, found.json()["error"]["type"]) == (503, "unavailable_error")
+            assert "retry-after" in found.headers
+        go_on.set()
+        until(lambda: http.get("/health").status_code == 200)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    def broken() -> Served:
+        raise ModelError("the file is broken")
+
+    with running(broken, wait=False) as server:
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+        assert isinstance(server.service.failure, ModelError)
+
+
+def test_a_lost_device_is_a_503_and_the_model_comes_back(path: Path) -> None:
+    with running(loader(path)) as server, server.client() as http:
+        first = server.model
+        first.engine.lost = DeviceError("the device is gone")
+        found = http.post("/v1/chat/completions", json=LONG)
+        assert (found.status_code, found.json()["error"]["type"]) == (503, "unavailable_error")
+        until(lambda: http.get("/health").status_code == 200)
+        assert server.model is not first
+        body = {**LONG, "stream": False, "max_tokens": 3}
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_draining_lets_requests_finish(path: Path) -> None:
+    with running(loader(path), drain=20) as server, server.client() as http:
+        expected = server.model.chat(ASK, max_tokens=100, ignore_eos=True)
+        with http.stream("POST", "/v1/chat/completions", json={**LONG, "max_tokens": 100}) as response:
+            lines = response.iter_lines()
+            first = next(lines)
+            server.server.should_exit = True
+            rest = [first, *lines]
+        chunks = [json.loads(line.removeprefix("data: ")) for line in rest if line.startswith("data: {")]
+        assert chat_text(chunks) == expected
+        assert "data: [DONE]" in rest
+
+
+def test_draining_ends_after_its_time(path: Path) -> None:
+    with running(loader(path), drain=0.2) as server, server.client() as http:
+        with http.stream("POST", "/v1/chat/completions", json=LONG) as response:
+            lines = response.iter_lines()
+            next(lines)
+            began = time.monotonic()
+            server.server.should_exit = True
+            rest = list(lines)
+        assert "event: error" in rest
+        server.thread.join(10)
+        assert time.monotonic() - began < 4
+
+
+# The command ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_serves_until_sigterm(path: Path) -> None:
+    options = ("--port", 0, "--device", "cpu", "--ctx-size", 512, "--drain", 5, "--alias", "a,b", "--api-key", "k")
+    process = start("serve", "-m", path, *options)
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        address = next(line.split()[-1] for line in lines if line.startswith("listening on "))
+        assert any("is ready on" in line for line in lines)
+        with httpx.Client(base_url=address, trust_env=False, headers={"x-api-key": "k"}) as http:
+            assert http.get("/v1/models").json()["data"][0]["meta"]["n_ctx"] == 512
+            body = {**LONG, "max_tokens": 200}
+            with http.stream("POST", "/v1/chat/completions", json=body) as response:
+                found = response.iter_lines()
+                next(found)
+                os.kill(process.pid, signal.SIGTERM)
+                assert list(found)[-2:][0] == "data: [DONE]"
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()

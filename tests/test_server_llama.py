@@ -1,0 +1,147 @@
+"""llama-server's routes, and what the server tells about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .serving import Running, loader, running
+from .test_server import ASK, events
+from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("server")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("server") / "tiny.gguf", context=256)
+
+
+@pytest.fixture(scope="module")
+def server(path: Path) -> Iterator[Running]:
+    with running(loader(path, names=("first", "second"))) as made:
+        yield made
+
+
+@pytest.fixture
+def http(server: Running) -> Iterator[httpx.Client]:
+    with server.client() as made:
+        yield made
+
+
+def test_completion(http: httpx.Client, server: Running) -> None:
+    expected = server.model.generate("the an", max_tokens=8, ignore_eos=True)
+    body: dict[str, Any] = {"prompt": "the an", "n_predict": 8, "temperature": 0, "ignore_eos": True}
+    whole = http.post("/completion", json={**body, "return_tokens": True}).json()
+    assert whole["content"] == expected
+    assert whole["tokens"] == expected.ids
+    assert (whole["stop_type"], whole["tokens_predicted"]) == ("limit", 8)
+    assert whole["generation_settings"]["n_predict"] == 8
+    parts = events(http.post("/completion", json={**body, "stream": True}))
+    assert "".join(part["content"] for part in parts) == expected
+    assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1]["timings"]["predicted_n"] == 8
+    mixed = http.post("/completion", json={**body, "prompt": ["the", *server.model.tokenize(" an")]}).json()
+    assert mixed["content"] == expected
+    stopped = http.post("/completion", json={**body, "stop": [expected[3:5]]}).json()
+    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", expected[3:5])
+
+
+def test_probabilities_of_a_completion(http: httpx.Client) -> None:
+    body = {"prompt": "the", "n_predict": 3, "temperature": 0, "n_probs": 2}
+    found = http.post("/completion", json=body).json()["completion_probabilities"]
+    assert [len(each["top_logprobs"]) for each in found] == [2, 2, 2]
+    assert all(each["logprob"] == each["top_logprobs"][0]["logprob"] for each in found)
+
+
+def test_a_prompt_can_be_read_into_the_cache(http: httpx.Client) -> None:
+    prompt = "the in an " * 20
+    read = http.post("/completion", json={"prompt": prompt, "n_predict": 0}).json()
+    assert (read["content"], read["tokens_predicted"]) == ("", 0)
+    again = http.post("/completion", json={"prompt": prompt, "n_predict": 1}).json()
+    assert again["tokens_cached"] > 0
+
+
+def test_tokens(http: httpx.Client, server: Running) -> None:
+    text = "the café <|im_end|>"
+    ids = http.post("/tokenize", json={"content": text}).json()["tokens"]
+    assert ids == server.model.tokenize(text)
+    assert http.post("/detokenize", json={"tokens": ids}).json() == {"content": text}
+    plain = http.post("/tokenize", json={"content": text, "parse_special": False}).json()["tokens"]
+    assert len(plain) > len(ids)
+    pieces = http.post("/tokenize", json={"content": "é", "with_pieces": True}).json()["tokens"]
+    assert [piece["piece"] for piece in pieces] == [[0xC3], [0xA9]]
+    assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
+    assert http.post("/detokenize", json={"tokens": []}).json() == {"content": ""}
+
+
+def test_apply_template(http: httpx.Client) -> None:
+    found = http.post("/apply-template", json={"messages": ASK}).json()
+    assert found == {"prompt": "<|im_start|>user\nthe an in<|im_end|>\n<|im_start|>assistant\n"}
+
+
+def test_names(http: httpx.Client) -> None:
+    assert http.get("/v1/models").json()["data"][0]["id"] == "first"
+    for name, status in (("first", 200), ("second", 200), ("tiny", 404), (None, 200)):
+        body = {"model": name, "messages": ASK, "max_tokens": 1}
+        assert http.post("/v1/chat/completions", json=body).status_code == status, name
+
+
+def test_props_and_slots(http: httpx.Client) -> None:
+    found = http.get("/props").json()
+    assert found["default_generation_settings"]["n_ctx"] == 256
+    assert "im_start" in found["chat_template"]
+    slots = http.get("/slots").json()
+    assert len(slots) == found["total_slots"]
+    assert not any(slot["is_processing"] for slot in slots)
+    assert http.get("/slots", params={"fail_on_no_slot": 1}).status_code == 200
+
+
+def test_slots_show_what_runs(http: httpx.Client) -> None:
+    body = {"messages": ASK, "max_tokens": 200, "stream": True, "ignore_eos": True}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        next(response.iter_lines())
+        running_now = [slot for slot in http.get("/slots").json() if slot["is_processing"]]
+    assert len(running_now) == 1
+    assert running_now[0]["state"] == "decode"
+    assert running_now[0]["next_token"]["n_decoded"] > 0
+
+
+def _metric(text: str, name: str) -> float:
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+
+def test_metrics(http: httpx.Client) -> None:
+    before = http.get("/metrics").text
+    http.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 5, "ignore_eos": True})
+    after = http.get("/metrics").text
+
+    def grew(name: str) -> float:
+        return _metric(after, name) - _metric(before, name)
+
+    assert grew("shaderlm:generation_tokens_total") == 5
+    assert grew("shaderlm:prompt_tokens_total") == grew("llamacpp:prompt_tokens_total") > 0
+    assert grew("llamacpp:tokens_predicted_total") == 5
+    assert grew('shaderlm:request_success_total{finished_reason="length"') == 1
+    assert grew("shaderlm:prefix_cache_queries_total") > 0
+    for stem in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
+        assert grew(f"shaderlm:{stem}_seconds_count") == 1
+    assert grew("shaderlm:inter_token_latency_seconds_count") == 4
+    names = ("shaderlm:num_requests_running", "shaderlm:num_requests_waiting", "shaderlm:kv_cache_usage_perc")
+    llama = ("prompt_tokens_seconds", "predicted_tokens_seconds", "requests_processing", "requests_deferred")
+    for name in (*names, "shaderlm:prefix_cache_hits_total", *(f"llamacpp:{each}" for each in llama)):
+        assert f"\n{name}" in after, name
+
+
+def test_routes_that_are_off(path: Path) -> None:
+    with running(loader(path), metrics=False, slots=False) as server, server.client() as http:
+        for route in ("/metrics", "/slots"):
+            found = http.get(route)
+            assert (found.status_code, found.json()["error"]["type"]) == (501, "not_supported_error")
+        found = http.post("/v1/embeddings", json={"input": "x"})
+        assert (found.status_code, found.json()["error"]["type"]) == (501, "not_supported_error")
+        assert "--embedding" in found.json()["error"]["message"]
