@@ -1,45 +1,16 @@
-"""Generated text, told apart: thoughts, answer and tool calls. The same for whole and for streamed answers."""
+"""What is generated, told apart into thoughts, answer and tool calls. The same for whole and for streamed answers."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal
 
-from ..engine import Handle
+from ..engine import Handle, Request
 from ..text import Tokenizer
-from ..text.reasoning import CLOSE, ReasoningParser
-
-
-@dataclass(frozen=True, slots=True)
-class CallDelta:
-    """More of a tool call. The first one of a call has its name and id, later ones have arguments."""
-
-    index: int
-    id: str | None
-    name: str | None
-    arguments: str
-
-
-class Parts(NamedTuple):
-    """What some text brought."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: tuple[CallDelta, ...] = ()
-
-
-class ToolParser(Protocol):
-    """Finds tool calls in streamed text."""
-
-    def push(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
-        """More text: content, and calls in it."""
-        ...
-
-    def finish(self) -> tuple[str, tuple[CallDelta, ...]]:
-        """What was held back."""
-        ...
+from ..text.chat_output import END_OF_THINK, CallDelta, ChatDelta, ContentDelta, ReasoningDelta
+from .logprobs import piece
 
 
 def new_id(prefix: str) -> str:
@@ -48,45 +19,38 @@ def new_id(prefix: str) -> str:
 
 
 class AnswerParser:
-    """Reads the text of one handle."""
+    """Reads the text of one handle, in deltas or as a whole."""
 
-    def __init__(self, reasoning: ReasoningParser | None = None, tools: ToolParser | None = None) -> None:
-        self._reasoning, self._tools = reasoning, tools
+    def __init__(self, request: Request) -> None:
+        form = request.chat
+        splits = form is not None and (form.reasoning or form.calls is not None)
+        self._parser = form.parser() if form is not None and splits else None
         self.reasoned = self.called = False
 
-    def push(self, text: str) -> Parts:
-        """More text."""
-        if self._reasoning is None and self._tools is None:
-            return Parts(content=text)
-        thoughts, content = ("", text) if self._reasoning is None else self._reasoning.push(text)
-        return self._made(thoughts, content)
+    def push(self, text: str) -> Sequence[ChatDelta]:
+        """More text: what is certain of it."""
+        if self._parser is None:
+            return (ContentDelta(text),) if text else ()
+        return self._seen(self._parser.push(text))
 
-    def finish(self) -> Parts:
+    def finish(self, handle: Handle) -> Sequence[ChatDelta]:
         """What was held back until the end."""
-        thoughts, content = ("", "") if self._reasoning is None else self._reasoning.finish()
-        found = self._made(thoughts, content)
-        if self._tools is None:
-            return found
-        content, calls = self._tools.finish()
-        self.called = self.called or bool(calls)
-        return Parts(found.reasoning, found.content + content, found.calls + calls)
+        return () if self._parser is None else self._seen(self._parser.finish(handle.finish_reason or "error"))
 
-    def _made(self, thoughts: str, content: str) -> Parts:
-        self.reasoned = self.reasoned or bool(thoughts)
-        calls: tuple[CallDelta, ...] = ()
-        if self._tools is not None and content:
-            content, calls = self._tools.push(content)
-            self.called = self.called or bool(calls)
-        return Parts(thoughts, content, calls)
+    def _seen(self, found: Sequence[ChatDelta]) -> Sequence[ChatDelta]:
+        for each in found:
+            self.reasoned = self.reasoned or isinstance(each, ReasoningDelta)
+            self.called = self.called or isinstance(each, CallDelta)
+        return found
 
 
 @dataclass
 class Call:
-    """A whole tool call."""
+    """A whole tool call. Its arguments are JSON."""
 
-    id: str
     name: str
-    arguments: str
+    arguments: str = ""
+    id: str = field(default_factory=lambda: new_id("call_"))
 
 
 @dataclass
@@ -97,22 +61,24 @@ class Answer:
     content: str = ""
     calls: list[Call] = field(default_factory=list)
 
-    def add(self, parts: Parts) -> None:
+    def add(self, found: Iterable[ChatDelta]) -> None:
         """What came next."""
-        self.reasoning += parts.reasoning
-        self.content += parts.content
-        for call in parts.calls:
-            if call.name is not None:
-                self.calls.append(Call(call.id or new_id("call_"), call.name, call.arguments))
+        for each in found:
+            if isinstance(each, ReasoningDelta):
+                self.reasoning += each.text
+            elif isinstance(each, ContentDelta):
+                self.content += each.text
             else:
-                self.calls[call.index].arguments += call.arguments
+                if each.name is not None:
+                    self.calls.append(Call(each.name))
+                self.calls[each.index].arguments += each.arguments
 
 
 def answer_of(handle: Handle, parser: AnswerParser) -> Answer:
     """The whole answer of a handle that is finished."""
     made = Answer()
     made.add(parser.push(str(handle.completion or "")))
-    made.add(parser.finish())
+    made.add(parser.finish(handle))
     return made
 
 
@@ -123,21 +89,21 @@ def finish_reason(handle: Handle, called: bool = False) -> Literal["stop", "leng
     return "tool_calls" if called else "stop"
 
 
-def reasoning_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+def thinking_tokens(handles: Sequence[Handle], parsers: Sequence[AnswerParser], tokenizer: Tokenizer) -> int:
+    """Tokens of thoughts in all finished handles."""
+    return sum(
+        _tokens_to_end_of_think(tokenizer, handle.completion.ids)
+        for handle, parser in zip(handles, parsers, strict=True)
+        if parser.reasoned and handle.completion is not None
+    )
+
+
+def _tokens_to_end_of_think(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
     """How many tokens there are up to the closing tag, or in all if it never came."""
-    end, tail = CLOSE.encode(), b""
+    end, tail = END_OF_THINK.encode(), b""
     for i, token in enumerate(ids):
-        tail += tokenizer.bytes_by_token[token]
+        tail += piece(tokenizer, token)
         if end in tail:
             return i + 1
         tail = tail[-len(end) :]
     return len(ids)
-
-
-def thinking_tokens(handles: Sequence[Handle], parsers: Sequence[AnswerParser], tokenizer: Tokenizer) -> int:
-    """Tokens of thoughts in all finished handles."""
-    return sum(
-        reasoning_tokens(tokenizer, handle.completion.ids)
-        for handle, parser in zip(handles, parsers, strict=True)
-        if parser.reasoned and handle.completion is not None
-    )

@@ -10,13 +10,13 @@ import msgspec
 from msgspec import UNSET
 
 from ..engine import Delta, Handle
-from .answers import Answer, AnswerParser, Parts, answer_of, finish_reason, new_id, thinking_tokens
-from .conversation import Conversation, ToolUse, chat_request
+from ..text.chat_output import CallDelta, ContentDelta, ReasoningDelta
+from .answers import Answer, AnswerParser, answer_of, finish_reason, new_id, thinking_tokens
+from .conversation import Conversation
 from .errors import ApiError, unsupported
-from .generation import OPENAI_DEFAULTS, max_tokens, options_of, refuse, repeated, timings_of, usage_of
+from .generation import OPENAI_DEFAULTS, form_of, max_tokens, options_of, refuse, repeated, timings_of, usage_of
 from .logprobs import chat_logprobs
 from .served import FINGERPRINT, Served
-from .structured import constraint_of
 from .types.common import PromptProgress
 from .types.openai import (
     AnswerMessage,
@@ -27,6 +27,7 @@ from .types.openai import (
     ChatResponse,
     ChunkChoice,
     DeltaFunction,
+    Function,
     MadeToolCall,
     Message,
     NamedTool,
@@ -66,16 +67,14 @@ class Chat:
             raise ApiError(400, "stream_options is for streams; give stream: true, too", param="stream_options")
         if self.return_progress and (body.n or 1) > 1:
             raise ApiError(400, "return_progress is for one answer; leave out n", param="return_progress")
-        constraint = constraint_of(served, body, body.response_format)
-        request, self.parser = chat_request(
-            served, conversation_of(body), options, constraint, reasoning=body.reasoning_format != "none"
-        )
+        options |= form_of(body.response_format)
+        request = conversation_of(body).request(served, options, reasoning=body.reasoning_format != "none")
         self.requests = repeated(request, body.n or 1)
         self.id, self.created = new_id("chatcmpl-"), int(time.time())
 
     def response(self, handles: Sequence[Handle]) -> ChatResponse:
         """The whole answer."""
-        parsers = [self.parser() for _ in handles]
+        parsers = [AnswerParser(handle.request) for handle in handles]
         answers = [answer_of(handle, parser) for handle, parser in zip(handles, parsers, strict=True)]
         choices = [self._choice(i, *each) for i, each in enumerate(zip(handles, answers, parsers, strict=True))]
         thinking = thinking_tokens(handles, parsers, self.served.model.tokenizer)
@@ -114,7 +113,7 @@ class ChatWriter:
 
     def __init__(self, chat: Chat, handles: Sequence[Handle]) -> None:
         self._chat, self._handles = chat, handles
-        self._parsers = [chat.parser() for _ in handles]
+        self._parsers = [AnswerParser(handle.request) for handle in handles]
         self._begun = [False] * len(handles)
         options = chat.body.stream_options
         self._usage = options is not None and bool(options.include_usage)
@@ -142,32 +141,25 @@ class ChatWriter:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """A chunk with what is new."""
-        parts = self._parsers[index].push(delta.text)
-        return self._begin(index) + self._written(index, parts, delta)
+        found = self._parsers[index].push(delta.text)
+        return self._begin(index) + self._written(index, found, delta)
 
-    def _written(self, index: int, parts: Parts, delta: Delta | None = None) -> bytes:
+    def _written(self, index: int, found: Sequence[Any], delta: Delta | None = None) -> bytes:
         logprobs = None
         if delta is not None and delta.logprobs:
             logprobs = chat_logprobs(self._tokenizer, delta.logprobs)
-        if not (parts.content or parts.reasoning or parts.calls or logprobs):
+        if not found and logprobs is None:
             return b""
         made = ChatDelta()
-        if parts.reasoning:
-            made.reasoning_content = parts.reasoning
-        if parts.content or not (parts.reasoning or parts.calls):
-            made.content = parts.content
-        if parts.calls:
-            made.tool_calls = [
-                ToolCallDelta(index=call.index, function=DeltaFunction(call.arguments))
-                if call.name is None
-                else ToolCallDelta(
-                    index=call.index,
-                    id=call.id or UNSET,
-                    type="function",
-                    function=DeltaFunction(call.arguments, call.name),
-                )
-                for call in parts.calls
-            ]
+        for each in found:
+            if isinstance(each, ContentDelta):
+                made.content = (made.content or "") + each.text
+            elif isinstance(each, ReasoningDelta):
+                made.reasoning_content = (made.reasoning_content or "") + each.text
+            else:
+                made.tool_calls = [*(made.tool_calls or ()), _call_delta(each)]
+        if not found:
+            made.content = ""  # tokens whose text is held back
         choice = ChunkChoice(index=index, delta=made, logprobs=logprobs)
         if self._timings:
             return self._chunk([choice], timings=timings_of(self._handles[index]))
@@ -180,7 +172,7 @@ class ChatWriter:
     def finish(self, index: int) -> bytes:
         """The last chunk of a choice."""
         parser, handle = self._parsers[index], self._handles[index]
-        rest = self._begin(index) + self._written(index, parser.finish())
+        rest = self._begin(index) + self._written(index, parser.finish(handle))
         reason = finish_reason(handle, parser.called)
         choice = ChunkChoice(index=index, delta=ChatDelta(), finish_reason=reason)
         return rest + self._chunk([choice], timings=timings_of(handle))
@@ -196,6 +188,14 @@ class ChatWriter:
     def error(self, problem: ApiError) -> bytes:
         """An error event."""
         return error_event(problem)
+
+
+def _call_delta(call: CallDelta) -> ToolCallDelta:
+    """The first one of a call has an id, a type and a name; later ones only arguments."""
+    if call.name is None:
+        return ToolCallDelta(index=call.index, function=DeltaFunction(call.arguments))
+    function = DeltaFunction(call.arguments, call.name)
+    return ToolCallDelta(index=call.index, id=new_id("call_"), type="function", function=function)
 
 
 def error_event(problem: ApiError) -> bytes:
@@ -232,8 +232,23 @@ def conversation_of(body: ChatRequest) -> Conversation:
         )
     if body.add_generation_prompt is False and not body.continue_final_message:
         raise unsupported("add_generation_prompt", "leave it out, or give continue_final_message: true")
-    messages = [template_message(i, message) for i, message in enumerate(body.messages)]
-    return Conversation(messages, _tools(body), kwargs, bool(body.continue_final_message))
+    if body.tool_choice not in (None, "none", "auto") and not body.tools:
+        raise ApiError(400, "tool_choice needs tools; there are none", param="tool_choice")
+    choice = body.tool_choice
+    return Conversation(
+        [template_message(i, message) for i, message in enumerate(body.messages)],
+        tools=[template_tool(tool.function) for tool in body.tools] if body.tools else None,
+        tool_choice=msgspec.to_builtins(choice) if isinstance(choice, NamedTool) else choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        template_kwargs=kwargs,
+        continue_final_message=bool(body.continue_final_message),
+    )
+
+
+def template_tool(function: Function) -> dict[str, Any]:
+    """A tool as templates read it."""
+    found = msgspec.to_builtins(function)
+    return {"type": "function", "function": {key: value for key, value in found.items() if value is not None}}
 
 
 def template_message(i: int, message: Message) -> dict[str, Any]:
@@ -255,17 +270,3 @@ def template_message(i: int, message: Message) -> dict[str, Any]:
 def joined(parts: Sequence[TextPart]) -> str:
     """The text of a content that comes in parts."""
     return "\n".join(part.text for part in parts)
-
-
-def _tools(body: ChatRequest) -> ToolUse | None:
-    if not body.tools:
-        if body.tool_choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice needs tools; there are none", param="tool_choice")
-        return None
-    tools = [msgspec.to_builtins(tool) for tool in body.tools]
-    for tool in tools:
-        tool["function"] = {key: value for key, value in tool["function"].items() if value is not None}
-    parallel = body.parallel_tool_calls is not False
-    if isinstance(body.tool_choice, NamedTool):
-        return ToolUse(tools, "required", body.tool_choice.function.name, parallel)
-    return ToolUse(tools, body.tool_choice or "auto", None, parallel)

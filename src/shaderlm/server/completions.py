@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,10 +13,9 @@ from ..engine import Delta, Handle
 from .answers import finish_reason, new_id
 from .chat import error_event, progress_of
 from .errors import ApiError
-from .generation import OPENAI_DEFAULTS, max_tokens, options_of, refuse, repeated, timings_of, usage_of
+from .generation import OPENAI_DEFAULTS, form_of, max_tokens, options_of, refuse, repeated, timings_of, usage_of
 from .logprobs import CompletionLogprobsWriter
 from .served import FINGERPRINT, Served
-from .structured import constraint_of
 from .types.openai import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
 
 DEFAULT_TOKENS = 16  # OpenAI's
@@ -45,9 +43,9 @@ class Completions:
         options["logprobs"] = self.alternatives
         if options["max_tokens"] == 0:
             raise ApiError(400, "n_predict must be −1 or at least 1 on this route, got 0", param="n_predict")
-        constraint = constraint_of(served, body, body.response_format)
+        options |= form_of(body.response_format)
         found = prompts("prompt", body.prompt)
-        made = [replace(served.model.request(prompt, **options), constraint=constraint) for prompt in found]
+        made = [served.model.request(prompt, **options) for prompt in found]
         self.requests = [each for request in made for each in repeated(request, self.choices)]
         if self.return_progress and len(self.requests) > 1:
             raise ApiError(400, "return_progress is for one text; leave out n", param="return_progress")

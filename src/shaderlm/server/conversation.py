@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from ..engine import Constraint, LanguageModel, Request
-from ..text.reasoning import OPEN, ReasoningParser
-from .answers import AnswerParser
+from ..engine import LanguageModel, Request
 from .errors import unsupported
 from .served import Served
 
 
 @dataclass
-class ToolUse:
-    """Functions in OpenAI's form, and whether they are called."""
-
-    tools: list[dict[str, Any]]
-    choice: Literal["auto", "none", "required"] = "auto"
-    name: str | None = None  # with "required": this one
-    parallel: bool = True
-
-
-@dataclass
 class Conversation:
-    """What a chat template renders."""
+    """What a chat template renders. Tools and their choice are in OpenAI's form."""
 
     messages: list[dict[str, Any]]
-    tools: ToolUse | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
+
+    def request(self, served: Served, options: Mapping[str, Any], *, reasoning: bool = True) -> Request:
+        """What the engine runs. It says how its answer is told apart, too."""
+        return served.model.chat_request(
+            self.messages,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning=reasoning and served.reasoning == "auto",
+            continue_final_message=self.continue_final_message,
+            template_kwargs=self.template_kwargs,
+            **options,
+        )
+
+    def _shown_tools(self) -> list[dict[str, Any]] | None:
+        return None if self.tool_choice == "none" else self.tools or None
 
     def ids(self, model: LanguageModel) -> list[int]:
         """Its tokens."""
         return model.chat_ids(
             self.messages,
+            tools=self._shown_tools(),
             continue_final_message=self.continue_final_message,
             template_kwargs=self.template_kwargs,
         )
@@ -46,33 +53,8 @@ class Conversation:
         if template is None:
             raise unsupported("messages", "this model has no chat template; use /v1/completions")
         return template.render(
-            self.messages, continue_final_message=self.continue_final_message, kwargs=self.template_kwargs
+            self.messages,
+            tools=self._shown_tools(),
+            continue_final_message=self.continue_final_message,
+            kwargs=self.template_kwargs,
         )
-
-
-def chat_request(
-    served: Served,
-    conversation: Conversation,
-    options: Mapping[str, Any],
-    constraint: Constraint | None,
-    *,
-    reasoning: bool = True,
-) -> tuple[Request, Callable[[], AnswerParser]]:
-    """The engine's request, and what makes parsers of its answers."""
-    if conversation.tools is not None and conversation.tools.tools and conversation.tools.choice != "none":
-        raise unsupported("tools", "leave them out")
-    ids = conversation.ids(served.model)
-    request = replace(served.model.request(ids, **options), constraint=constraint)
-    splits = reasoning and served.reasoning == "auto" and reasons(served.model)
-    inside = splits and served.model.detokenize(ids[-8:]).rstrip().endswith(OPEN)
-
-    def parser() -> AnswerParser:
-        return AnswerParser(ReasoningParser(inside=inside) if splits else None)
-
-    return request, parser
-
-
-def reasons(model: LanguageModel) -> bool:
-    """Does its chat template know thinking tags?"""
-    template = model.chat_template
-    return template is not None and OPEN in str(template.source)

@@ -11,6 +11,7 @@ import msgspec
 from ..errors import ContextSizeError, DeviceError, InputError, ModelError, QueueFullError, UnavailableError
 from .types.anthropic import AnthropicError, AnthropicErrorResponse
 from .types.common import ErrorBody, ErrorResponse
+from .types.openai import ChatRequest, CompletionRequest
 
 TYPES = {
     400: "invalid_request_error",
@@ -95,13 +96,16 @@ def exceeds_context(tokens: int, context: int) -> ApiError:
     )
 
 
-_FIELD = re.compile(r"(?:a token(?: id)? of )?([a-z]+(?:_[a-z]+)*)(?:\[\d+\])? (?:must be|has token|is −inf)")
+_FIELD = re.compile(r"(?:a token(?: id)? of )?([a-z]+(?:_[a-z]+)*)\b")
+_FIELDS = {field for kind in (ChatRequest, CompletionRequest) for field in kind.__struct_fields__}
 
 
 def _field(message: str) -> str | None:
     """The option that an InputError of the engine begins with."""
+    if message.startswith("the schema of the parameters"):
+        return "tools"
     found = _FIELD.match(message)
-    return found[1] if found else None
+    return found[1] if found and found[1] in _FIELDS else None
 
 
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")

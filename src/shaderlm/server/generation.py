@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from ..engine import Handle, Request
 from .errors import ApiError, unsupported
 from .served import Served
-from .types.common import CompletionTokensDetails, PromptTokensDetails, SamplingFields, Timings, Usage
+from .types.common import CompletionTokensDetails, PromptTokensDetails, ResponseFormat, SamplingFields, Timings, Usage
 
 
 class Writer(Protocol):
@@ -111,7 +112,18 @@ def options_of(body: SamplingFields, served: Served, defaults: Mapping[str, Any]
         options["logit_bias"] = dict(_biases(body.logit_bias))
     if served.seed is not None:
         options.setdefault("seed", served.seed)
+    for name in ("grammar", "json_schema"):
+        if getattr(body, name) is not None:
+            options[name] = getattr(body, name)
     return options
+
+
+def form_of(given: ResponseFormat | None) -> dict[str, Any]:
+    """`response_format` as an option of the engine, if it asks for anything."""
+    if given is None or given.type == "text":
+        return {}
+    found = msgspec.to_builtins(given)
+    return {"response_format": {key: value for key, value in found.items() if value is not None}}
 
 
 def _biases(given: Any) -> Iterable[tuple[int, float]]:

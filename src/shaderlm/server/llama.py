@@ -16,7 +16,6 @@ from .errors import ApiError
 from .generation import LLAMA_DEFAULTS, max_tokens, options_of, refuse, timings_of
 from .logprobs import finite, piece
 from .served import FINGERPRINT, Served
-from .structured import constraint_of
 from .types.llama import (
     CompletionProbability,
     DefaultSettings,
@@ -51,9 +50,8 @@ class LlamaCompletions:
         options |= {"max_tokens": max(limit, 1), "logprobs": body.n_probs or None}
         if body.t_max_predict_ms:
             options["timeout"] = body.t_max_predict_ms / 1e3
-        constraint = constraint_of(served, body, None)
         prompt = _prompt(served, body.prompt)
-        request = replace(served.model.request(prompt, **options), constraint=constraint)
+        request = served.model.request(prompt, **options)
         self.requests = [request if limit else replace(request, output="hidden")]
         self.prompt = prompt if isinstance(prompt, str) else served.model.detokenize(prompt)
 
