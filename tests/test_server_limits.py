@@ -182,13 +182,10 @@ def test_keys(path: Path) -> None:
             found = http.get("/v1/models", headers=headers)
             assert (found.status_code, found.json()["error"]["type"]) == (401, "authentication_error")
             assert "first" not in found.text
-        for headers in (
-            {"Authorization": "Bearer first"},
-            {"x-api-key": "first"},
-            {"authorization": "bearer first"},
-            {"x-api-key": "zweiter-schlüssel".encode()},
-        ):
-            assert http.get("/v1/models", headers=headers).status_code == 200
+        good: list[Any] = [{"Authorization": "Bearer first"}, {"x-api-key": "first"}]
+        good += [{"authorization": "bearer first"}, {"x-api-key": "zweiter-schlüssel".encode()}]
+        for admitted in good:
+            assert http.get("/v1/models", headers=admitted).status_code == 200
         assert http.post("/v1/messages", json={}).json()["type"] == "error"
 
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..errors import ShaderlmError
-from . import llama
+from . import anthropic, llama
 from .access import Access, Origins, error_response
 from .chat import Chat, conversation_of
 from .completions import Completions
@@ -26,9 +26,11 @@ from .metrics import CONTENT_TYPE
 from .openapi import Endpoint, Handler, document
 from .page import asset
 from .prepare import decode
+from .responses import Responses
 from .served import Served
 from .service import Service
 from .streaming import respond
+from .types.anthropic import CountTokensRequest, CountTokensResponse, Event, MessageResponse, MessagesRequest
 from .types.llama import (
     ApplyTemplateResponse,
     DetokenizeRequest,
@@ -54,6 +56,8 @@ from .types.openai import (
     ModelList,
     ModelMeta,
 )
+from .types.responses import Response as OpenAIResponse
+from .types.responses import ResponseEvent, ResponsesRequest
 
 MAX_BODY_BYTES = 16 << 20  # a prompt of a million tokens has a third of it
 
@@ -157,6 +161,8 @@ async def _page(request: Request) -> Response:
 _CHAT = _generating(ChatRequest, Chat)
 _COMPLETIONS = _generating(CompletionRequest, Completions)
 _EMBEDDINGS = _generating(EmbeddingRequest, Embeddings)
+_RESPONSES = _generating(ResponsesRequest, Responses)
+_MESSAGES = _generating(MessagesRequest, anthropic.Messages)
 _LLAMA = _generating(LlamaCompletionRequest, llama.LlamaCompletions)
 
 ENDPOINTS: list[Endpoint] = [
@@ -202,6 +208,38 @@ ENDPOINTS: list[Endpoint] = [
         EmbeddingRequest,
         EmbeddingResponse,
         errors=(404, 429, 501),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        "Answer text or items",
+        _RESPONSES,
+        "OpenAI",
+        ResponsesRequest,
+        OpenAIResponse,
+        ResponseEvent,
+        errors=(404, 429),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/messages",
+        "Answer a conversation",
+        _MESSAGES,
+        "Anthropic",
+        MessagesRequest,
+        MessageResponse,
+        Event,
+        errors=(404, 429),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/messages/count_tokens",
+        "Count the tokens of a prompt",
+        _computing(CountTokensRequest, anthropic.count_tokens),
+        "Anthropic",
+        CountTokensRequest,
+        CountTokensResponse,
+        errors=(404,),
     ),
     Endpoint(
         "POST",

@@ -47,6 +47,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "functions": ([],),
     "function_call": (),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "prompt_cache_options": ({},),
+    "moderation": (),
 }
 
 

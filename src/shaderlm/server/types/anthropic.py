@@ -55,9 +55,9 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class AnthropicMessage(Struct):
-    """One message. `system` and images are not roles and blocks of this route."""
+    """One message, of text, thoughts, calls and their results."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
@@ -119,6 +119,9 @@ class CountTokensRequest(Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -137,6 +140,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     mcp_servers: list[dict[str, Any]] | None = None
     context_management: dict[str, Any] | None = None
     inference_geo: str | None = None
+    diagnostics: dict[str, Any] | None = None
 
 
 # Responses -----------------------------------------------------------------------------------------------

@@ -150,6 +150,9 @@ class ChatRequest(SamplingFields, kw_only=True):
     web_search_options: dict[str, Any] | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
 
 
 # Chat: responses -----------------------------------------------------------------------------------------

@@ -1,0 +1,302 @@
+"""Anthropic's `/v1/messages`: from its blocks to a conversation, and from handles to its message or events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ..engine import Delta, Handle
+from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
+from .answers import AnswerParser, answer_of, new_id
+from .conversation import Conversation
+from .errors import ApiError, unsupported
+from .generation import OPENAI_DEFAULTS, refuse
+from .served import Served
+from .types.anthropic import (
+    AnthropicMessage,
+    AnthropicTool,
+    AnthropicUsage,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    CountTokensRequest,
+    CountTokensResponse,
+    Event,
+    InputJsonDelta,
+    MadeBlock,
+    MadeText,
+    MadeThinking,
+    MadeToolUse,
+    MessageDelta,
+    MessageEnd,
+    MessageResponse,
+    MessagesRequest,
+    MessageStart,
+    MessageStop,
+    StopReason,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+
+_encode = msgspec.json.Encoder().encode
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # Anthropic's words → OpenAI's
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "container": (),
+    "mcp_servers": ([],),
+    "context_management": ({},),
+    "inference_geo": (),
+    "diagnostics": ({},),
+    "speed": ("standard",),
+}
+
+
+class Messages:
+    """A message that is asked for, checked and tokenised."""
+
+    return_progress = False
+
+    def __init__(self, served: Served, body: MessagesRequest) -> None:
+        served.check_name(body.model)
+        refuse(body, _NEUTRAL)
+        self.served, self.stream = served, bool(body.stream)
+        options: dict[str, Any] = {**OPENAI_DEFAULTS, "max_tokens": body.max_tokens}
+        for name in ("temperature", "top_k", "top_p"):
+            if getattr(body, name) is not None:
+                options[name] = getattr(body, name)
+        if body.stop_sequences:
+            options["stop"] = body.stop_sequences
+        if served.seed is not None:
+            options["seed"] = served.seed
+        if body.output_config is not None and body.output_config.format is not None:
+            options["json_schema"] = body.output_config.format.schema
+        self.requests = [conversation_of(body).request(served, options)]
+        self.id = new_id("msg_")
+
+    def message(self, handle: Handle, content: list[MadeBlock], called: bool | None = None) -> MessageResponse:
+        """The message with this content. `called` is None before its end."""
+        reason, sequence = (None, None) if called is None else stop_of(handle, called)
+        return MessageResponse(
+            id=self.id,
+            model=self.served.name,
+            content=content,
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=usage_of(handle),
+        )
+
+    def response(self, handles: Sequence[Handle]) -> MessageResponse:
+        """The whole message."""
+        handle = handles[0]
+        parser = AnswerParser(handle.request)
+        answer = answer_of(handle, parser)
+        content: list[MadeBlock] = []
+        if answer.reasoning:
+            content.append(MadeThinking(answer.reasoning))
+        if answer.content or not answer.calls:
+            content.append(MadeText(answer.content))
+        content += [MadeToolUse(tool_id(call.id), call.name, _object(call.arguments)) for call in answer.calls]
+        return self.message(handle, content, parser.called)
+
+    def writer(self, handles: Sequence[Handle]) -> MessagesWriter:
+        """What writes the events."""
+        return MessagesWriter(self, handles[0])
+
+
+class MessagesWriter:
+    """Writes events: a block begins where the kind of what is generated changes."""
+
+    def __init__(self, messages: Messages, handle: Handle) -> None:
+        self._messages, self._handle = messages, handle
+        self._parser = AnswerParser(handle.request)
+        self._begun = False
+        self._index, self._kind = -1, ""  # of the block that is open
+
+    def _begin(self) -> bytes:
+        if self._begun:
+            return b""
+        self._begun = True
+        return _event(MessageStart(self._messages.message(self._handle, [])))
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Events for what came."""
+        return self._begin() + b"".join(map(_event, self._events(self._parser.push(delta.text))))
+
+    def _events(self, found: Sequence[ChatDelta]) -> Iterator[Event]:
+        for each in found:
+            if isinstance(each, ContentDelta):
+                yield from self._open("text", MadeText(""))
+                yield BlockDelta(self._index, TextDelta(each.text))
+            elif isinstance(each, ReasoningDelta):
+                yield from self._open("thinking", MadeThinking(""))
+                yield BlockDelta(self._index, ThinkingDelta(each.text))
+            else:
+                yield from self._call(each)
+
+    def _call(self, call: CallDelta) -> Iterator[Event]:
+        if call.name is not None:
+            yield from self._open(f"call {call.index}", MadeToolUse(tool_id(new_id("")), call.name, {}))
+        if call.arguments:
+            yield BlockDelta(self._index, InputJsonDelta(call.arguments))
+
+    def _open(self, kind: str, block: MadeBlock) -> Iterator[Event]:
+        """Begin a block, unless it is there already; the one before it ends."""
+        if kind == self._kind:
+            return
+        yield from self._close()
+        self._index, self._kind = self._index + 1, kind
+        yield BlockStart(self._index, block)
+
+    def _close(self) -> Iterator[Event]:
+        if self._kind:
+            yield BlockStop(self._index)
+        self._kind = ""
+
+    def progress(self, index: int) -> bytes:
+        """Nothing: these streams do not say how much of a prompt is read."""
+        return b""
+
+    def finish(self, index: int) -> bytes:
+        """The end of the last block and of the message."""
+        events = [*self._events(self._parser.finish(self._handle))]
+        if self._index < 0:
+            events += self._open("text", MadeText(""))  # nothing came: the text is empty
+        events += self._close()
+        reason, sequence = stop_of(self._handle, self._parser.called)
+        events += [MessageDelta(MessageEnd(reason, sequence), usage_of(self._handle)), MessageStop()]
+        return self._begin() + b"".join(map(_event, events))
+
+    def end(self) -> bytes:
+        """Nothing: there is one message in a stream."""
+        return b""
+
+    def error(self, problem: ApiError) -> bytes:
+        """An error event."""
+        return b"event: error\ndata: %b\n\n" % _encode(problem.anthropic_body())
+
+
+def _event(event: Event) -> bytes:
+    name = type(event).__struct_config__.tag
+    return b"event: %b\ndata: %b\n\n" % (str(name).encode(), _encode(event))
+
+
+def stop_of(handle: Handle, called: bool) -> tuple[StopReason, str | None]:
+    """Why a message ended, and the stop sequence that ended it."""
+    if handle.finish_reason != "stop":
+        return "max_tokens", None
+    if called:
+        return "tool_use", None
+    return ("stop_sequence", handle.stop_match) if isinstance(handle.stop_match, str) else ("end_turn", None)
+
+
+def usage_of(handle: Handle) -> AnthropicUsage:
+    """Tokens. Those that were in the cache are counted apart."""
+    usage = handle.usage
+    return AnthropicUsage(usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens, usage.cached_tokens)
+
+
+def tool_id(text: str) -> str:
+    """An id as Anthropic's tool calls have it."""
+    return "toolu_" + text.removeprefix("call_")
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Arguments as an object. Where an answer was cut they may be a part of one: then there are none."""
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# Requests ------------------------------------------------------------------------------------------------
+
+
+def count_tokens(served: Served, body: CountTokensRequest) -> CountTokensResponse:
+    """Tokens of the prompt that a message would have."""
+    served.check_name(body.model)
+    return CountTokensResponse(len(conversation_of(body).ids(served.model)))
+
+
+def conversation_of(body: CountTokensRequest) -> Conversation:
+    """Blocks as messages for a template. A last message of the assistant is continued."""
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        messages.append({"role": "system", "content": _text(body.system)})
+    for i, message in enumerate(body.messages):
+        messages += _messages(i, message)
+    kwargs: dict[str, Any] = {}
+    if body.thinking is not None:
+        if body.thinking.budget_tokens is not None:
+            raise unsupported("thinking.budget_tokens", 'leave it out, and give the type "adaptive"')
+        kwargs["enable_thinking"] = body.thinking.type != "disabled"
+    if body.output_config is not None and body.output_config.effort is not None:
+        kwargs["reasoning_effort"] = body.output_config.effort
+    choice = body.tool_choice
+    return Conversation(
+        messages,
+        tools=[_tool(tool) for tool in body.tools] if body.tools else None,
+        tool_choice=_choice(body),
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        template_kwargs=kwargs,
+        continue_final_message=body.messages[-1].role == "assistant",
+    )
+
+
+def _text(given: str | Sequence[TextBlock]) -> str:
+    return given if isinstance(given, str) else "\n".join(block.text for block in given)
+
+
+def _messages(i: int, message: AnthropicMessage) -> list[dict[str, Any]]:
+    """One message of blocks as one or several: results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts, thoughts = list[str](), list[str]()
+    calls, results = list[dict[str, Any]](), list[dict[str, Any]]()
+    for block in message.content:
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ToolResultBlock) and message.role == "user":
+            content = "" if block.content is None else _text(block.content)
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        elif isinstance(block, ToolUseBlock) and message.role == "assistant":
+            function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif isinstance(block, ThinkingBlock) and message.role == "assistant":
+            thoughts.append(block.thinking)
+        else:
+            kind = type(block).__struct_config__.tag
+            where = f"messages[{i}].content"
+            raise ApiError(400, f"{where}: a message of the {message.role} has no {kind} block", param=where)
+    made: dict[str, Any] = {"role": message.role, "content": "\n".join(texts) if texts or not calls else None}
+    if thoughts:
+        made["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        made["tool_calls"] = calls
+    return results if results and not texts else [*results, made]
+
+
+def _tool(tool: AnthropicTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _choice(body: CountTokensRequest) -> str | dict[str, Any] | None:
+    given = body.tool_choice
+    if given is None:
+        return None
+    if given.type != "tool":
+        return _CHOICES[given.type]
+    if not given.name:
+        raise ApiError(400, "tool_choice of the type tool must have a name", param="tool_choice.name")
+    return {"type": "function", "function": {"name": given.name}}

@@ -1,0 +1,397 @@
+"""OpenAI's `/v1/responses`: text and function calls, whole or as events. Nothing is stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ..engine import Delta, Handle
+from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
+from .answers import AnswerParser, new_id, thinking_tokens
+from .conversation import Conversation
+from .errors import ApiError
+from .generation import OPENAI_DEFAULTS, max_tokens, refuse
+from .logprobs import chat_logprobs
+from .served import Served
+from .types.openai import ChatLogprob
+from .types.responses import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    CallItem,
+    ErrorEvent,
+    Incomplete,
+    InputItem,
+    InputPart,
+    InputTokensDetails,
+    Item,
+    ItemAdded,
+    ItemDone,
+    MadeReasoning,
+    MessageItem,
+    OutputText,
+    OutputTextDelta,
+    OutputTextDone,
+    OutputTokensDetails,
+    PartAdded,
+    PartDone,
+    ReasoningItem,
+    ReasoningOptions,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    Response,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponsesNamedTool,
+    ResponsesRequest,
+    ResponsesTool,
+    ResponsesUsage,
+    TextOptions,
+)
+
+_encode = msgspec.json.Encoder().encode
+_LOGPROBS = "message.output_text.logprobs"
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "background": (False,),
+    "conversation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "max_tool_calls": (),
+    "service_tier": ("auto", "default"),
+    "truncation": ("disabled",),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "prompt_cache_options": ({},),
+    "context_management": ([],),
+    "moderation": (),
+    "image": (),
+    "access_programs": ([],),
+}
+
+
+class Responses:
+    """A response that is asked for, checked and tokenised."""
+
+    return_progress = False
+
+    def __init__(self, served: Served, body: ResponsesRequest) -> None:
+        served.check_name(body.model)
+        refuse(body, _NEUTRAL)
+        for name in body.include or ():
+            if name not in (_LOGPROBS, "reasoning.encrypted_content"):
+                raise ApiError(400, f"include: {name!r} is not supported; there is {_LOGPROBS!r}", param="include")
+        self.served, self.body, self.stream = served, body, bool(body.stream)
+        self.logprobs = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+        options: dict[str, Any] = {**OPENAI_DEFAULTS, "max_tokens": max_tokens(served, body.max_output_tokens) or 1}
+        for name in ("temperature", "top_p"):
+            if getattr(body, name) is not None:
+                options[name] = getattr(body, name)
+        if self.logprobs:
+            options["logprobs"] = body.top_logprobs or 0
+        if served.seed is not None:
+            options["seed"] = served.seed
+        options |= _form(body.text)
+        self.requests = [conversation_of(body).request(served, options)]
+        self.id, self.created = new_id("resp_"), int(time.time())
+
+    def made(self, status: str, output: list[Item], usage: ResponsesUsage | None = None) -> Response:
+        """The response as far as it is."""
+        body, sampling = self.body, self.requests[0].sampling
+        return Response(
+            id=self.id,
+            created_at=self.created,
+            status=status,  # type: ignore[arg-type]
+            error=None,
+            incomplete_details=Incomplete("max_output_tokens") if status == "incomplete" else None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            model=self.served.name,
+            output=output,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            reasoning=body.reasoning or ReasoningOptions(),
+            temperature=sampling.temperature,
+            text=body.text or TextOptions(),
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
+            top_p=sampling.top_p,
+            usage=usage,
+            user=body.user,
+        )
+
+    def whole(self, handle: Handle, output: Output) -> Response:
+        """The response, after its last item."""
+        status = "completed" if handle.finish_reason == "stop" else "incomplete"
+        return self.made(status, output.items, usage_of(self.served, handle, output.parser))
+
+    def response(self, handles: Sequence[Handle]) -> Response:
+        """The whole response."""
+        handle, output = handles[0], Output(handles[0])
+        completion = handle.completion
+        found = completion.logprobs if completion is not None else None
+        logprobs = chat_logprobs(self.served.model.tokenizer, found).content if found else []
+        for _ in output.take(output.parser.push(str(completion or "")), logprobs):
+            pass
+        for _ in output.finish():
+            pass
+        return self.whole(handle, output)
+
+    def writer(self, handles: Sequence[Handle]) -> ResponsesWriter:
+        """What writes the events."""
+        return ResponsesWriter(self, handles[0])
+
+
+class Output:
+    """The items of a response, as they grow; each change is an event. Events are numbered when they are written."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.items: list[Item] = []
+        self.parser = AnswerParser(handle.request)
+        self._handle = handle
+
+    def take(self, found: Sequence[ChatDelta], logprobs: list[ChatLogprob]) -> Iterator[ResponseEvent]:
+        """What came next."""
+        for each in found:
+            if isinstance(each, CallDelta):
+                yield from self._call(each)
+            elif isinstance(each, ReasoningDelta):
+                yield from self._reasoning(each.text)
+            else:
+                yield from self._text(each, logprobs)
+                logprobs = []
+
+    def finish(self) -> Iterator[ResponseEvent]:
+        """What was held back, and the end of the last item."""
+        yield from self.take(self.parser.finish(self._handle), [])
+        if not self.items:
+            yield from self._text(ContentDelta(""), [])
+        yield from self._close("completed" if self._handle.finish_reason == "stop" else "incomplete")
+
+    @property
+    def _last(self) -> Item | None:
+        return self.items[-1] if self.items and self.items[-1].status == "in_progress" else None
+
+    def _open(self, item: Item) -> Iterator[ResponseEvent]:
+        yield from self._close("completed")
+        self.items.append(item)
+        at = len(self.items) - 1
+        yield ItemAdded(sequence_number=0, output_index=at, item=_copy(item))
+        if not isinstance(item, CallItem):
+            place: dict[str, Any] = {"output_index": at, "content_index": 0, "item_id": item.id}
+            yield PartAdded(sequence_number=0, part=_copy(item.content[0]), **place)
+
+    def _place(self) -> dict[str, Any]:
+        return {"sequence_number": 0, "output_index": len(self.items) - 1, "item_id": self.items[-1].id}
+
+    def _text(self, delta: ContentDelta, logprobs: list[ChatLogprob]) -> Iterator[ResponseEvent]:
+        item = self._last
+        if not isinstance(item, MessageItem):
+            item = MessageItem(id=new_id("msg_"), status="in_progress", content=[OutputText(text="")])
+            yield from self._open(item)
+        item.content[0].text += delta.text
+        item.content[0].logprobs += logprobs
+        yield OutputTextDelta(content_index=0, delta=delta.text, logprobs=logprobs, **self._place())
+
+    def _reasoning(self, text: str) -> Iterator[ResponseEvent]:
+        item = self._last
+        if not isinstance(item, ReasoningItem):
+            item = ReasoningItem(id=new_id("rs_"), status="in_progress", content=[MadeReasoning(text="")])
+            yield from self._open(item)
+        item.content[0].text += text
+        yield ReasoningTextDelta(content_index=0, delta=text, **self._place())
+
+    def _call(self, call: CallDelta) -> Iterator[ResponseEvent]:
+        if call.name is not None:
+            yield from self._open(
+                CallItem(id=new_id("fc_"), call_id=new_id("call_"), name=call.name, arguments="", status="in_progress")
+            )
+        item = self._last
+        assert isinstance(item, CallItem)
+        item.arguments += call.arguments
+        if call.arguments:
+            yield ArgumentsDelta(delta=call.arguments, **self._place())
+
+    def _close(self, status: Any) -> Iterator[ResponseEvent]:
+        item = self._last
+        if item is None:
+            return
+        item.status = status
+        if isinstance(item, CallItem):
+            yield ArgumentsDone(name=item.name, arguments=item.arguments, **self._place())
+        else:
+            part = item.content[0]
+            if isinstance(part, OutputText):
+                yield OutputTextDone(content_index=0, text=part.text, logprobs=part.logprobs, **self._place())
+            else:
+                yield ReasoningTextDone(content_index=0, text=part.text, **self._place())
+            yield PartDone(content_index=0, part=part, **self._place())
+        yield ItemDone(sequence_number=0, output_index=len(self.items) - 1, item=item)
+
+
+def _copy(value: Any) -> Any:
+    """As it is now: an item grows after the event of its beginning is made."""
+    return msgspec.convert(msgspec.to_builtins(value), type(value))
+
+
+class ResponsesWriter:
+    """Writes events with their numbers."""
+
+    def __init__(self, responses: Responses, handle: Handle) -> None:
+        self._responses, self._handle = responses, handle
+        self._output = Output(handle)
+        self._number = 0
+        self._tokenizer = responses.served.model.tokenizer
+
+    def _event(self, event: ResponseEvent) -> bytes:
+        event.sequence_number, self._number = self._number, self._number + 1
+        name = type(event).__struct_config__.tag
+        return b"event: %b\ndata: %b\n\n" % (str(name).encode(), _encode(event))
+
+    def _begin(self) -> bytes:
+        if self._number:
+            return b""
+        now = self._responses.made("in_progress", [])
+        created = self._event(ResponseCreated(sequence_number=0, response=now))
+        return created + self._event(ResponseInProgress(sequence_number=0, response=now))
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Events for what came."""
+        logprobs = chat_logprobs(self._tokenizer, delta.logprobs).content if delta.logprobs else []
+        output = self._output
+        return self._begin() + b"".join(map(self._event, output.take(output.parser.push(delta.text), logprobs)))
+
+    def progress(self, index: int) -> bytes:
+        """Nothing: these streams do not say how much of a prompt is read."""
+        return b""
+
+    def finish(self, index: int) -> bytes:
+        """The end of the last item and of the response."""
+        written = self._begin() + b"".join(map(self._event, self._output.finish()))
+        whole = self._responses.whole(self._handle, self._output)
+        kind = ResponseCompleted if whole.status == "completed" else ResponseIncomplete
+        return written + self._event(kind(sequence_number=0, response=whole))
+
+    def end(self) -> bytes:
+        """Nothing: there is one response in a stream."""
+        return b""
+
+    def error(self, problem: ApiError) -> bytes:
+        """An error event."""
+        event = ErrorEvent(sequence_number=0, code=problem.type, message=str(problem), param=problem.param)
+        return self._event(event)
+
+
+def usage_of(served: Served, handle: Handle, parser: AnswerParser) -> ResponsesUsage:
+    """Tokens of a response."""
+    usage = handle.usage
+    thinking = thinking_tokens([handle], [parser], served.model.tokenizer)
+    return ResponsesUsage(
+        usage.prompt_tokens,
+        InputTokensDetails(usage.cached_tokens),
+        usage.completion_tokens,
+        OutputTokensDetails(thinking),
+        usage.prompt_tokens + usage.completion_tokens,
+    )
+
+
+# Requests ------------------------------------------------------------------------------------------------
+
+
+def _form(text: TextOptions | None) -> dict[str, Any]:
+    """The form of the text as an option of the engine, if it asks for anything."""
+    if text is None:
+        return {}
+    refuse(text, {"verbosity": ("medium",)})
+    if text.format is None or text.format.type == "text":
+        return {}
+    if text.format.type == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    if text.format.schema is None:
+        raise ApiError(400, "text.format of the type json_schema must have a schema", param="text.format.schema")
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": text.format.schema}}}
+
+
+def conversation_of(body: ResponsesRequest) -> Conversation:
+    """Items as messages for a template."""
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        messages.append({"role": "user", "content": body.input})
+    else:
+        for i, item in enumerate(body.input):
+            _add(messages, f"input[{i}]", item)
+    for message in messages:
+        if message["content"] is None and "tool_calls" not in message:
+            message["content"] = ""  # thoughts without an answer
+    kwargs = {}
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        kwargs["reasoning_effort"] = body.reasoning.effort
+    choice: Any = body.tool_choice
+    if isinstance(choice, ResponsesNamedTool):
+        choice = {"type": "function", "function": {"name": choice.name}}
+    return Conversation(
+        messages,
+        tools=[_tool(tool) for tool in body.tools] if body.tools else None,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        template_kwargs=kwargs,
+    )
+
+
+def _add(messages: list[dict[str, Any]], where: str, item: InputItem) -> None:
+    """One item. Calls and thoughts belong to the message of the assistant that they come with."""
+    kind = item.type or "message"
+    if kind == "function_call_output":
+        needed: dict[str, Any] = {"call_id": item.call_id, "output": item.output}
+        _check(where, kind, needed)
+        output = item.output if isinstance(item.output, str) else _joined(item.output or [])
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
+    elif kind == "function_call":
+        _check(where, kind, {"name": item.name, "arguments": item.arguments})
+        call = {"id": item.call_id or item.id, "type": "function"}
+        call["function"] = {"name": item.name, "arguments": item.arguments}  # type: ignore[assignment]
+        _assistant(messages).setdefault("tool_calls", []).append(call)
+    elif kind == "reasoning":
+        parts = item.content if isinstance(item.content, list) else []
+        text = _joined([*parts, *(item.summary or [])])
+        if text:
+            messages.append({"role": "assistant", "content": None, "reasoning_content": text})
+    else:
+        _check(where, kind, {"role": item.role, "content": item.content})
+        assert item.content is not None
+        text = item.content if isinstance(item.content, str) else _joined(item.content)
+        if item.role == "assistant":
+            message = _assistant(messages)
+            message["content"] = text if message["content"] is None else f"{message['content']}\n{text}"
+        else:
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": text})
+
+
+def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message of the assistant that is being put together, or a new one."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _check(where: str, kind: str, needed: dict[str, Any]) -> None:
+    for name, value in needed.items():
+        if value is None:
+            place = f"{where}.{name}"
+            raise ApiError(400, f"{place} is missing: an item of the type {kind} has it", param=place)
+
+
+def _joined(parts: Sequence[InputPart]) -> str:
+    return "\n".join(part.text for part in parts)
+
+
+def _tool(tool: ResponsesTool) -> dict[str, Any]:
+    found = {name: getattr(tool, name) for name in ("name", "description", "parameters", "strict")}
+    return {"type": "function", "function": {name: value for name, value in found.items() if value is not None}}

@@ -1,0 +1,393 @@
+"""OpenAI's responses: items in, items out, and events between them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from .common import Alternatives, Choices, Count, NonEmpty, StreamOptions, Temperature, TopP
+from .openai import ChatLogprob
+
+# Requests ------------------------------------------------------------------------------------------------
+
+
+class InputPart(Struct, kw_only=True):
+    """A part of a message, or of what a model thought. Only text is read."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+    annotations: list[dict[str, Any]] | None = None
+    logprobs: list[dict[str, Any]] | None = None
+
+
+class InputItem(Struct, kw_only=True):
+    """A message, a call of a function, what it gave, or a model's thoughts. The type says which fields it has."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: str | None = None
+
+
+class ResponsesTool(Struct, kw_only=True):
+    """A function that the model may call. Tools that OpenAI runs itself are not there."""
+
+    type: Literal["function"]
+    name: NonEmpty
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesNamedTool(Struct):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    name: NonEmpty
+
+
+class TextFormat(Struct, kw_only=True):
+    """The form of the text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, kw_only=True):
+    """The form of the text."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(Struct, kw_only=True):
+    """How much the model thinks, for templates that know it."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesRequest(Struct, kw_only=True):
+    """`POST /v1/responses`."""
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1)]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: Alternatives | None = None
+    text: TextOptions | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Known, and honoured only with the value that changes nothing.
+    store: bool | None = None
+    background: bool | None = None
+    conversation: str | dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    prompt: dict[str, Any] | None = None
+    include: list[str] | None = None
+    max_tool_calls: Choices | None = None
+    service_tier: str | None = None
+    truncation: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
+    moderation: dict[str, Any] | None = None
+    image: dict[str, Any] | None = None
+    access_programs: list[dict[str, Any]] | None = None
+
+
+# Responses -----------------------------------------------------------------------------------------------
+
+
+class OutputText(Struct, tag="output_text", kw_only=True):
+    """Text that the model wrote."""
+
+    text: str
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[ChatLogprob] = field(default_factory=list)
+
+
+class MadeReasoning(Struct, tag="reasoning_text", kw_only=True):
+    """Thoughts as text."""
+
+    text: str
+
+
+class MessageItem(Struct, tag="message", kw_only=True):
+    """A message."""
+
+    id: str
+    role: Literal["assistant"] = "assistant"
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class ReasoningItem(Struct, tag="reasoning", kw_only=True):
+    """What the model thought."""
+
+    id: str
+    summary: list[dict[str, Any]] = field(default_factory=list)
+    content: list[MadeReasoning]
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class CallItem(Struct, tag="function_call", kw_only=True):
+    """A call of a function."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+Item = MessageItem | ReasoningItem | CallItem
+
+
+class InputTokensDetails(Struct):
+    """Of the prompt's tokens: those that were in the cache."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(Struct):
+    """Of the generated tokens: those between thinking tags."""
+
+    reasoning_tokens: int
+
+
+class ResponsesUsage(Struct):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class Incomplete(Struct):
+    """Why a response is cut."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponsesError(Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class Response(Struct, kw_only=True):
+    """A response, whole or as far as it is."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponsesError | None
+    incomplete_details: Incomplete | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[Item]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: ReasoningOptions
+    store: Literal[False] = False
+    temperature: float
+    text: TextOptions
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool
+    tools: list[ResponsesTool]
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponsesUsage | None
+    user: str | None
+
+
+# Events --------------------------------------------------------------------------------------------------
+
+
+class ResponseCreated(Struct, tag="response.created", kw_only=True):
+    """The first event."""
+
+    sequence_number: int
+    response: Response
+
+
+class ResponseInProgress(Struct, tag="response.in_progress", kw_only=True):
+    """The second one."""
+
+    sequence_number: int
+    response: Response
+
+
+class ResponseCompleted(Struct, tag="response.completed", kw_only=True):
+    """The last event."""
+
+    sequence_number: int
+    response: Response
+
+
+class ResponseIncomplete(Struct, tag="response.incomplete", kw_only=True):
+    """The last event of a response that is cut."""
+
+    sequence_number: int
+    response: Response
+
+
+class ResponseFailed(Struct, tag="response.failed", kw_only=True):
+    """The last event of a response that failed."""
+
+    sequence_number: int
+    response: Response
+
+
+class ItemAdded(Struct, tag="response.output_item.added", kw_only=True):
+    """An item begins."""
+
+    sequence_number: int
+    output_index: int
+    item: Item
+
+
+class ItemDone(Struct, tag="response.output_item.done", kw_only=True):
+    """An item is whole."""
+
+    sequence_number: int
+    output_index: int
+    item: Item
+
+
+class PartAdded(Struct, tag="response.content_part.added", kw_only=True):
+    """A part of an item begins."""
+
+    sequence_number: int
+    output_index: int
+    content_index: int
+    item_id: str
+    part: OutputText | MadeReasoning
+
+
+class PartDone(Struct, tag="response.content_part.done", kw_only=True):
+    """A part of an item is whole."""
+
+    sequence_number: int
+    output_index: int
+    content_index: int
+    item_id: str
+    part: OutputText | MadeReasoning
+
+
+class OutputTextDelta(Struct, tag="response.output_text.delta", kw_only=True):
+    """More text."""
+
+    sequence_number: int
+    output_index: int
+    content_index: int
+    item_id: str
+    delta: str
+    logprobs: list[ChatLogprob] = field(default_factory=list)
+
+
+class OutputTextDone(Struct, tag="response.output_text.done", kw_only=True):
+    """The whole text."""
+
+    sequence_number: int
+    output_index: int
+    content_index: int
+    item_id: str
+    text: str
+    logprobs: list[ChatLogprob] = field(default_factory=list)
+
+
+class ReasoningTextDelta(Struct, tag="response.reasoning_text.delta", kw_only=True):
+    """More thoughts."""
+
+    sequence_number: int
+    output_index: int
+    content_index: int
+    item_id: str
+    delta: str
+
+
+class ReasoningTextDone(Struct, tag="response.reasoning_text.done", kw_only=True):
+    """All thoughts."""
+
+    sequence_number: int
+    output_index: int
+    content_index: int
+    item_id: str
+    text: str
+
+
+class ArgumentsDelta(Struct, tag="response.function_call_arguments.delta", kw_only=True):
+    """More of a call's arguments."""
+
+    sequence_number: int
+    output_index: int
+    item_id: str
+    delta: str
+
+
+class ArgumentsDone(Struct, tag="response.function_call_arguments.done", kw_only=True):
+    """All arguments of a call."""
+
+    sequence_number: int
+    output_index: int
+    item_id: str
+    name: str
+    arguments: str
+
+
+class ErrorEvent(Struct, tag="error", kw_only=True):
+    """The stream ends with an error."""
+
+    sequence_number: int
+    code: str
+    message: str
+    param: str | None
+
+
+ResponseEvent = (
+    ResponseCreated
+    | ResponseInProgress
+    | ResponseCompleted
+    | ResponseIncomplete
+    | ResponseFailed
+    | ItemAdded
+    | ItemDone
+    | PartAdded
+    | PartDone
+    | OutputTextDelta
+    | OutputTextDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | ErrorEvent
+)

@@ -1,0 +1,379 @@
+"""Structured output and tools over OpenAI's chat, OpenAI's responses and Anthropic's messages, by their packages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from anthropic.types import MessageCountTokensParams
+from anthropic.types import message_create_params as message_params
+from openai.types import EmbeddingCreateParams
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as response_params
+
+from shaderlm.server.types.anthropic import CountTokensRequest, MessagesRequest
+from shaderlm.server.types.openai import ChatRequest, CompletionRequest, EmbeddingRequest
+from shaderlm.server.types.responses import ResponsesRequest
+
+from .serving import Running, loader, running
+from .test_server import ASK
+from .tiny_models import CHATML, write_tiny_llama
+
+pytestmark = [pytest.mark.xdist_group("server"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Ulm", "Bern"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FUNCTION: dict[str, Any] = {"name": "weather", "description": "The weather", "parameters": SCHEMA}
+TOOL: Any = {"type": "function", "function": FUNCTION}
+# A template that thinks first: the model is given its tag.
+THINKING = CHATML.replace("<|im_start|>assistant\n' }}{% endif %}", "<|im_start|>assistant\n<think>\n' }}{% endif %}")
+THINKING += "{# </think> #}"
+
+
+def is_weather(arguments: Any) -> bool:
+    return set(arguments) == {"city", "days"} and arguments["city"] in ("Ulm", "Bern") and 1 <= arguments["days"] <= 9
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    path = write_tiny_llama(tmp_path_factory.mktemp("server") / "tiny.gguf", context=4096)
+    with running(loader(path)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    metadata = {"tokenizer.chat_template": THINKING}
+    path = write_tiny_llama(tmp_path_factory.mktemp("server") / "thinks.gguf", context=512, metadata=metadata)
+    with running(loader(path)) as made:
+        yield made
+
+
+def openai_client(server: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai_client(server) as made:
+        yield made
+
+
+@pytest.fixture
+def claude(server: Running) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (chat_params.CompletionCreateParamsBase, ChatRequest),
+        (completion_params.CompletionCreateParamsBase, CompletionRequest),
+        (EmbeddingCreateParams, EmbeddingRequest),
+        (response_params.ResponseCreateParamsBase, ResponsesRequest),
+        (message_params.MessageCreateParamsBase, MessagesRequest),
+        (MessageCountTokensParams, CountTokensRequest),
+    ],
+)
+def test_every_field_of_the_packages_is_known(theirs: Any, ours: Any) -> None:
+    """Unknown fields are ignored: a field that these packages send must not be one of them."""
+    assert set(theirs.__annotations__) <= set(ours.__struct_fields__)
+
+
+# Chat ----------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_in_a_schema(client: openai.OpenAI, server: Running) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA, "strict": True}}
+    options: dict[str, Any] = {"model": "tiny", "messages": ASK, "temperature": 0, "response_format": form}
+    whole = client.chat.completions.create(**options)
+    assert is_weather(json.loads(whole.choices[0].message.content or ""))
+    assert whole.choices[0].finish_reason == "stop"
+    with server.client() as http:
+        for field, value in (("json_schema", SCHEMA), ("grammar", 'root ::= "yes" | "no"')):
+            body = {"messages": ASK, field: value}
+            text = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+            assert text in ("yes", "no") if field == "grammar" else is_weather(json.loads(text))
+        plain = http.post("/completion", json={"prompt": "x", "grammar": 'root ::= "yes"'}).json()
+        assert plain["content"] == "yes"
+
+
+def test_a_schema_that_cannot_be_honoured(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": {"type": "nothing"}}}
+    with pytest.raises(openai.BadRequestError, match="cannot be honoured") as found:
+        client.chat.completions.create(model="tiny", messages=ASK, response_format=form)
+    assert found.value.param == "response_format"
+    with pytest.raises(openai.BadRequestError, match="grammar cannot be honoured"):
+        client.chat.completions.create(model="tiny", messages=ASK, extra_body={"grammar": "root ::= ("})
+
+
+def test_tool_calls_of_a_chat(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "tiny", "messages": ASK, "temperature": 0, "seed": 1}
+    options |= {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    whole = client.chat.completions.create(**options).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content is None
+    assert whole.message.tool_calls is not None
+    call: Any = whole.message.tool_calls[0]
+    assert call.function.name == "weather"
+    assert is_weather(json.loads(call.function.arguments))
+    deltas: list[Any] = []
+    reasons = []
+    for chunk in client.chat.completions.create(**options, stream=True):
+        reasons.append(chunk.choices[0].finish_reason)
+        deltas += chunk.choices[0].delta.tool_calls or []
+    assert reasons[-1] == "tool_calls"
+    first, rest = deltas[0], deltas[1:]
+    assert (first.index, first.type, first.function.name, first.function.arguments) == (0, "function", "weather", "")
+    assert first.id.startswith("call_")
+    assert all(each.id is None and each.function.name is None for each in rest)
+    assert "".join(each.function.arguments for each in rest) == call.function.arguments
+    # What comes back is read again, with the result.
+    made = {"id": call.id, "type": "function", "function": {"name": "weather", "arguments": call.function.arguments}}
+    more: list[Any] = [{"role": "assistant", "content": None, "tool_calls": [made]}]
+    more.append({"role": "tool", "tool_call_id": call.id, "content": "rain"})
+    follow = client.chat.completions.create(model="tiny", messages=ASK + more, tools=[TOOL], max_tokens=2)
+    assert follow.usage is not None
+    assert follow.usage.prompt_tokens > 100
+
+
+def test_named_and_forbidden_tools(client: openai.OpenAI) -> None:
+    other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+    options: dict[str, Any] = {"model": "tiny", "messages": ASK, "tools": [other, TOOL], "max_tokens": 200}
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    found: Any = client.chat.completions.create(**options, tool_choice=named).choices[0].message.tool_calls
+    assert [call.function.name for call in found] == ["weather"]
+    none = client.chat.completions.create(**{**options, "max_tokens": 4}, tool_choice="none").choices[0].message
+    assert none.tool_calls is None
+    wrong: Any = {"type": "function", "function": {"name": "nobody"}}
+    with pytest.raises(openai.BadRequestError, match="nobody") as problem:
+        client.chat.completions.create(**options, tool_choice=wrong)
+    assert problem.value.param == "tool_choice"
+
+
+def test_thoughts_are_told_from_the_answer(thinking: Running) -> None:
+    text = "</think>ok"
+    with thinking.client() as http:
+
+        def answer(**more: Any) -> Any:
+            body = {"messages": ASK, "grammar": f'root ::= "{text}"', "temperature": 0, **more}
+            return http.post("/v1/chat/completions", json=body)
+
+        cut = answer(grammar=None, max_tokens=6).json()
+        message = cut["choices"][0]["message"]
+        assert message["content"] == ""
+        assert message["reasoning_content"]
+        assert cut["usage"]["completion_tokens_details"]["reasoning_tokens"] == 6
+        plain = answer(grammar=None, max_tokens=6, reasoning_format="none").json()["choices"][0]["message"]
+        assert "reasoning_content" not in plain
+        assert plain["content"].strip() == message["reasoning_content"].strip()
+        streamed = answer(grammar=None, max_tokens=6, stream=True).text
+        found = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+        deltas = [choice["delta"] for chunk in found for choice in chunk["choices"]]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
+
+
+# Responses -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_a_response_is_the_same_whole_and_streamed(client: openai.OpenAI, server: Running) -> None:
+    expected = server.model.chat([{"role": "system", "content": "Be short"}, *ASK], max_tokens=10)
+    options: dict[str, Any] = {"model": "tiny", "input": ASK[0]["content"], "instructions": "Be short"}
+    options |= {"max_output_tokens": 10, "temperature": 0}
+    whole = client.responses.create(**options)
+    assert whole.output_text == expected
+    assert (whole.status, whole.usage and whole.usage.output_tokens) == ("incomplete", 10)
+    assert whole.incomplete_details is not None
+    assert whole.incomplete_details.reason == "max_output_tokens"
+    events = list(client.responses.create(**options, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == expected
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert last.response.output_text == expected
+    assert last.response.usage is not None
+    assert whole.usage is not None
+    assert last.response.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_calls_and_items_of_a_response(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "strict": True, **FUNCTION}
+    options: dict[str, Any] = {"model": "tiny", "input": "x", "tools": [tool], "tool_choice": "required"}
+    options |= {"temperature": 0, "parallel_tool_calls": False}
+    whole = client.responses.create(**options)
+    call: Any = whole.output[0]
+    assert (call.type, call.name, whole.status) == ("function_call", "weather", "completed")
+    assert is_weather(json.loads(call.arguments))
+    with client.responses.stream(**options) as stream:
+        for _ in stream:
+            pass
+        final: Any = stream.get_final_response().output[0]
+    assert (final.type, final.arguments) == ("function_call", call.arguments)
+    items: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": call.arguments},
+        {"type": "function_call_output", "call_id": "c", "output": "rain"},
+        {"role": "assistant", "content": "It rains", "type": "message"},
+        {"role": "developer", "content": "Go on"},
+    ]
+    assert client.responses.create(model="tiny", input=items, max_output_tokens=2).usage is not None
+    schema: Any = {"format": {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}}
+    assert is_weather(json.loads(client.responses.create(model="tiny", input="x", text=schema).output_text))
+    logged = client.responses.create(
+        model="tiny", input="x", max_output_tokens=3, top_logprobs=2, include=["message.output_text.logprobs"]
+    )
+    message: Any = logged.output[0]
+    assert [len(each.top_logprobs) for each in message.content[0].logprobs] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("store", True),
+        ("background", True),
+        ("previous_response_id", "resp_1"),
+        ("conversation", "c"),
+        ("truncation", "auto"),
+        ("include", ["file_search_call.results"]),
+        ("prompt", {"id": "p"}),
+    ],
+)
+def test_what_responses_cannot_honour(server: Running, field: str, value: Any) -> None:
+    with server.client() as http:
+        found = http.post("/v1/responses", json={"input": "x", field: value})
+    assert (found.status_code, found.json()["error"]["param"]) == (400, field)
+
+
+def test_thoughts_of_a_response(thinking: Running) -> None:
+    with openai_client(thinking) as client:
+        whole: Any = client.responses.create(model="thinks", input="x", max_output_tokens=5, temperature=0)
+        events = list(
+            client.responses.create(model="thinks", input="x", max_output_tokens=5, temperature=0, stream=True)
+        )
+    assert whole.output[0].type == "reasoning"
+    assert whole.usage.output_tokens_details.reasoning_tokens == 5
+    streamed = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+    assert streamed == whole.output[0].content[0].text
+
+
+# Anthropic -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_a_message_is_the_same_whole_and_streamed(claude: anthropic.Anthropic, server: Running) -> None:
+    expected = server.model.chat([{"role": "system", "content": "Be short"}, *ASK], max_tokens=10)
+    options: dict[str, Any] = {"model": "tiny", "messages": ASK, "system": "Be short", "max_tokens": 10}
+    options["extra_body"] = {"temperature": 0}
+    whole = claude.messages.create(**options)
+    block: Any = whole.content[0]
+    assert (block.type, block.text, whole.stop_reason) == ("text", expected, "max_tokens")
+    total = whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    assert (total, whole.usage.output_tokens) == (len(expected.prompt_ids), 10)
+    with claude.messages.stream(**options) as stream:
+        assert "".join(stream.text_stream) == expected
+        final = stream.get_final_message()
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 10)
+    raw = [event.type for event in claude.messages.create(**options, stream=True)]
+    assert [kind for i, kind in enumerate(raw) if i == 0 or raw[i - 1] != kind] == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    counted = claude.messages.count_tokens(model="tiny", messages=ASK, system="Be short")
+    assert counted.input_tokens == len(expected.prompt_ids)
+    stopped = claude.messages.create(**{**options, "stop_sequences": [expected[4:6]]})
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", expected[4:6])
+
+
+def test_tools_of_messages(claude: anthropic.Anthropic) -> None:
+    tool: Any = {"name": "weather", "description": "The weather", "input_schema": SCHEMA}
+    options: dict[str, Any] = {"model": "tiny", "messages": ASK, "max_tokens": 200}
+    options |= {
+        "extra_body": {"temperature": 0},
+        "tools": [tool],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    }
+    whole = claude.messages.create(**options)
+    block: Any = whole.content[-1]
+    assert (whole.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "weather")
+    assert is_weather(block.input)
+    with claude.messages.stream(**options) as stream:
+        for _ in stream:
+            pass
+        final: Any = stream.get_final_message().content[-1]
+    assert (final.name, final.input) == ("weather", block.input)
+    turn: list[Any] = [
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": block.id, "name": "weather", "input": block.input}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "rain"}]},
+    ]
+    follow = claude.messages.create(model="tiny", messages=ASK + turn, max_tokens=2, tools=[tool])
+    assert follow.usage.input_tokens > 0
+    named: Any = {"type": "tool", "name": "weather"}
+    again: Any = claude.messages.create(**{**options, "tool_choice": named}).content[-1]
+    assert again.name == "weather"
+    begun: Any = [*ASK, {"role": "assistant", "content": "the"}]
+    assert claude.messages.create(model="tiny", messages=begun, max_tokens=2).content
+
+
+def test_errors_of_messages(claude: anthropic.Anthropic, server: Running) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        claude.messages.create(model="other", messages=ASK, max_tokens=1)
+    body: Any = missing.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+    image: Any = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
+    with pytest.raises(anthropic.BadRequestError, match="image"):
+        claude.messages.create(model="tiny", messages=image, max_tokens=1)
+    with pytest.raises(anthropic.BadRequestError, match="budget_tokens"):
+        claude.messages.create(
+            model="tiny", messages=ASK, max_tokens=2000, thinking={"type": "enabled", "budget_tokens": 1024}
+        )
+    with server.client() as http:
+        found: httpx.Response = http.post("/v1/messages", content=b"{")
+        assert (found.status_code, found.json()["error"]["type"]) == (400, "invalid_request_error")
+        large = http.post("/v1/messages", content=b"x" * 20_000_000)
+        assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
+
+
+def test_thoughts_of_messages(thinking: Running) -> None:
+    with anthropic.Anthropic(base_url=thinking.url, api_key="none", max_retries=0) as claude:
+        options: dict[str, Any] = {"model": "thinks", "messages": ASK, "max_tokens": 5}
+        options["extra_body"] = {"temperature": 0}
+        whole: Any = claude.messages.create(**options)
+        assert whole.content[0].type == "thinking"
+        with claude.messages.stream(**options) as stream:
+            for _ in stream:
+                pass
+            final: Any = stream.get_final_message()
+    assert final.content[0].thinking == whole.content[0].thinking
