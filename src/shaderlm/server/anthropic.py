@@ -47,14 +47,6 @@ from .types.anthropic import (
 
 _encode = msgspec.json.Encoder().encode
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # Anthropic's words → OpenAI's
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "container": (),
-    "mcp_servers": ([],),
-    "context_management": ({},),
-    "inference_geo": (),
-    "diagnostics": ({},),
-    "speed": ("standard",),
-}
 
 
 class Messages:
@@ -64,7 +56,7 @@ class Messages:
 
     def __init__(self, served: Served, body: MessagesRequest) -> None:
         served.check_name(body.model)
-        refuse(body, _NEUTRAL)
+        refuse(body)
         self.served, self.stream = served, bool(body.stream)
         options: dict[str, Any] = {**OPENAI_DEFAULTS, "max_tokens": body.max_tokens}
         for name in ("temperature", "top_k", "top_p"):

@@ -185,7 +185,8 @@ ENDPOINTS: list[Endpoint] = [
         "OpenAI",
         ChatRequest,
         ChatResponse,
-        ChatChunk,
+        (ChatChunk,),
+        done=True,
         errors=(404, 429),
     ),
     Endpoint(
@@ -196,7 +197,8 @@ ENDPOINTS: list[Endpoint] = [
         "OpenAI",
         CompletionRequest,
         CompletionResponse,
-        CompletionResponse,
+        (CompletionResponse,),
+        done=True,
         errors=(404, 429),
     ),
     Endpoint(
@@ -217,7 +219,7 @@ ENDPOINTS: list[Endpoint] = [
         "OpenAI",
         ResponsesRequest,
         OpenAIResponse,
-        ResponseEvent,
+        (ResponseEvent,),
         errors=(404, 429),
     ),
     Endpoint(
@@ -228,7 +230,7 @@ ENDPOINTS: list[Endpoint] = [
         "Anthropic",
         MessagesRequest,
         MessageResponse,
-        Event,
+        (Event,),
         errors=(404, 429),
     ),
     Endpoint(
@@ -249,7 +251,7 @@ ENDPOINTS: list[Endpoint] = [
         "llama-server",
         LlamaCompletionRequest,
         LlamaCompletion,
-        LlamaDelta,
+        (LlamaDelta, LlamaCompletion),
         errors=(404, 429),
     ),
     Endpoint(

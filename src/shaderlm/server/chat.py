@@ -14,7 +14,7 @@ from ..text.chat_output import CallDelta, ContentDelta, ReasoningDelta
 from .answers import Answer, AnswerParser, answer_of, finish_reason, new_id, thinking_tokens
 from .conversation import Conversation
 from .errors import ApiError, unsupported
-from .generation import OPENAI_DEFAULTS, form_of, max_tokens, options_of, refuse, repeated, timings_of, usage_of
+from .generation import OPENAI_DEFAULTS, form_of, max_tokens, options_of, repeated, timings_of, usage_of
 from .logprobs import chat_logprobs
 from .served import FINGERPRINT, Served
 from .types.common import PromptProgress
@@ -37,20 +37,6 @@ from .types.openai import (
 )
 
 _encode = msgspec.json.Encoder().encode
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "modalities": (["text"],),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "verbosity": ("medium",),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "functions": ([],),
-    "function_call": (),
-    "prompt_cache_retention": ("in_memory", "in-memory"),
-    "prompt_cache_options": ({},),
-    "moderation": (),
-}
 
 
 class Chat:
@@ -58,7 +44,6 @@ class Chat:
 
     def __init__(self, served: Served, body: ChatRequest) -> None:
         served.check_name(body.model)
-        refuse(body, _NEUTRAL)
         self.served, self.body = served, body
         self.stream, self.return_progress = bool(body.stream), bool(body.return_progress)
         options = options_of(body, served, OPENAI_DEFAULTS)

@@ -12,8 +12,8 @@ from msgspec import UNSET
 from ..engine import Delta, Handle
 from .answers import finish_reason, new_id
 from .chat import error_event, progress_of
-from .errors import ApiError
-from .generation import OPENAI_DEFAULTS, form_of, max_tokens, options_of, refuse, repeated, timings_of, usage_of
+from .errors import ApiError, unsupported
+from .generation import OPENAI_DEFAULTS, form_of, max_tokens, options_of, repeated, timings_of, usage_of
 from .logprobs import CompletionLogprobsWriter
 from .served import FINGERPRINT, Served
 from .types.openai import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
@@ -29,7 +29,8 @@ class Completions:
     def __init__(self, served: Served, body: CompletionRequest) -> None:
         served.check_name(body.model)
         self.choices = body.n or 1
-        refuse(body, {"suffix": ("",), "best_of": (self.choices,)})
+        if body.best_of not in (None, self.choices):
+            raise unsupported("best_of", "leave it out, or give the same as n")
         if body.echo and body.logprobs is not None:
             expected = "log probabilities of a prompt are not computed; leave out echo or logprobs"
             raise ApiError(400, expected, param="echo")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, Protocol, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -67,24 +69,25 @@ class Prepared(Protocol):
         ...
 
 
-# Fields that llama-server has, the values that switch them off, and what a request gets without them.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "mirostat": (0,),
-    "dynatemp_range": (0.0,),
-    "typical_p": (1.0,),
-    "xtc_probability": (0.0,),
-    "dry_multiplier": (0.0,),
-    "top_n_sigma": (-1.0, 0.0),
-    "post_sampling_probs": (False,),
-}
+@cache
+def _restricted(kind: type[Struct]) -> dict[str, tuple[Any, ...]]:
+    """Fields that cannot be honoured, and the values that change nothing (`types.common.only`)."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        for meta in getattr(hint, "__metadata__", ()):
+            if isinstance(meta, msgspec.Meta) and "only" in (meta.extra or {}):
+                found[name] = (meta.extra or {})["only"]
+    return found
 
 
-def refuse(body: Struct, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+def refuse(body: Struct) -> None:
     """A field that cannot be honoured is an error, unless it has a value that changes nothing."""
-    for name, values in neutral.items():
+    for name, values in _restricted(type(body)).items():
         given = getattr(body, name)
-        if given is not None and given not in values:
-            also = f", or give {' or '.join(repr(value) for value in values)}" if values else ""
+        if given is not None and not any(
+            given == value and isinstance(given, bool) == isinstance(value, bool) for value in values
+        ):
+            also = f", or give {' or '.join(json.dumps(value) for value in values)}" if values else ""
             raise unsupported(name, f"leave it out{also}")
 
 
@@ -95,7 +98,7 @@ LLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0
 
 def options_of(body: SamplingFields, served: Served, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `LanguageModel.request`, without the length and the report of log probabilities."""
-    refuse(body, _NEUTRAL)
+    refuse(body)
     plain = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
     names = (*plain, "stop_token_ids", "ignore_eos", "min_tokens", "cache_prompt", "repetition_penalty")
     given = {name: getattr(body, name) for name in names if getattr(body, name) is not None}

@@ -13,7 +13,7 @@ from ..engine import Delta, Handle, Request, TokenLogprob
 from ..text import Tokenizer
 from .chat import error_event, progress_of
 from .errors import ApiError
-from .generation import LLAMA_DEFAULTS, max_tokens, options_of, refuse, timings_of
+from .generation import LLAMA_DEFAULTS, max_tokens, options_of, timings_of
 from .logprobs import finite, piece
 from .served import FINGERPRINT, Served
 from .types.llama import (
@@ -42,7 +42,6 @@ class LlamaCompletions:
 
     def __init__(self, served: Served, body: LlamaCompletionRequest) -> None:
         served.check_name(body.model)
-        refuse(body, {"n_keep": (0, -1), "n_indent": (0,), "samplers": (), "lora": ([],), "response_fields": ([],)})
         self.served, self.body = served, body
         self.stream, self.return_progress = bool(body.stream), bool(body.return_progress)
         options = options_of(body, served, LLAMA_DEFAULTS)

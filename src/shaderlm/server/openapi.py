@@ -29,7 +29,8 @@ class Endpoint:
     tag: str
     body: Any = None  # the type of the request's body
     response: Any = None  # of a whole answer; None: text
-    event: Any = None  # of a stream's events; None: it has no stream
+    events: tuple[Any, ...] = ()  # of a stream's events; none: it has no stream
+    done: bool = False  # does a stream end with [DONE]?
     errors: tuple[int, ...] = ()  # beside those that every route has
     media_type: str = "application/json"
     parameters: tuple[str, ...] = ()
@@ -66,17 +67,16 @@ _PARAMETERS = {
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """OpenAPI 3.1: every route, every field, every status."""
-    types = [
-        kind for each in endpoints for kind in (each.body, each.response, each.event, each.error) if kind is not None
-    ]
+    """OpenAPI 3.2, the first version that describes the events of streams: every route, every field, every status."""
+    named = [kind for each in endpoints for kind in (each.body, each.response, *each.events, each.error)]
+    types = [kind for kind in named if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(str, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for each in endpoints:
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, schema_of)
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",
         "info": {"title": "shaderlm", "version": __version__, "description": "Text generation on any GPU"},
         "paths": paths,
         "components": {
@@ -95,11 +95,8 @@ def _operation(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
         return {media_type: {"schema": {"type": "string"} if kind is None else schema_of[str(kind)]}}
 
     answers = content(each.response, each.media_type)
-    if each.event is not None:
-        words = "Server-sent events; the data of each is JSON"
-        answers["text/event-stream"] = {
-            "schema": {"type": "string", "description": words, "contentSchema": schema_of[str(each.event)]}
-        }
+    if each.events:
+        answers["text/event-stream"] = {"itemSchema": _event(each, schema_of)}
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": answers}}
     for status in _statuses(each):
         responses[str(status)] = {"description": _MEANINGS[status], "content": content(each.error)}
@@ -114,6 +111,19 @@ def _operation(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
     if each.parameters:
         made["parameters"] = [_PARAMETERS[name] for name in each.parameters]
     return made
+
+
+def _event(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
+    """An event as the document sees it: its data is text, which is JSON."""
+    kinds = [schema_of[str(kind)] for kind in (*each.events, each.error)]
+    data: dict[str, Any] = {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
+    if each.done:
+        data = {"anyOf": [{"const": "[DONE]"}, data]}
+    return {
+        "type": "object",
+        "properties": {"event": {"type": "string"}, "data": {"type": "string", **data}},
+        "required": ["data"],
+    }
 
 
 def _statuses(each: Endpoint) -> Iterable[int]:

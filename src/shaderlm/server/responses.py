@@ -56,22 +56,6 @@ from .types.responses import (
 
 _encode = msgspec.json.Encoder().encode
 _LOGPROBS = "message.output_text.logprobs"
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
-    "background": (False,),
-    "conversation": (),
-    "previous_response_id": (),
-    "prompt": (),
-    "max_tool_calls": (),
-    "service_tier": ("auto", "default"),
-    "truncation": ("disabled",),
-    "prompt_cache_retention": ("in_memory", "in-memory"),
-    "prompt_cache_options": ({},),
-    "context_management": ([],),
-    "moderation": (),
-    "image": (),
-    "access_programs": ([],),
-}
 
 
 class Responses:
@@ -81,7 +65,7 @@ class Responses:
 
     def __init__(self, served: Served, body: ResponsesRequest) -> None:
         served.check_name(body.model)
-        refuse(body, _NEUTRAL)
+        refuse(body)
         for name in body.include or ():
             if name not in (_LOGPROBS, "reasoning.encrypted_content"):
                 raise ApiError(400, f"include: {name!r} is not supported; there is {_LOGPROBS!r}", param="include")
@@ -306,7 +290,7 @@ def _form(text: TextOptions | None) -> dict[str, Any]:
     """The form of the text as an option of the engine, if it asks for anything."""
     if text is None:
         return {}
-    refuse(text, {"verbosity": ("medium",)})
+    refuse(text)
     if text.format is None or text.format.type == "text":
         return {}
     if text.format.type == "json_object":

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from .common import Count, NonEmpty
+from .common import Count, NonEmpty, only
 
 # Requests ------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class CountTokensRequest(Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
-    speed: str | None = None
+    speed: Annotated[Any, only("standard")] = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
 
@@ -136,11 +136,11 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     metadata: Metadata | None = None
     # Known, and honoured only with the value that changes nothing.
     service_tier: Literal["auto", "standard_only"] | None = None
-    container: str | dict[str, Any] | None = None
-    mcp_servers: list[dict[str, Any]] | None = None
-    context_management: dict[str, Any] | None = None
-    inference_geo: str | None = None
-    diagnostics: dict[str, Any] | None = None
+    container: Annotated[Any, only()] = None
+    mcp_servers: Annotated[Any, only([])] = None
+    context_management: Annotated[Any, only({})] = None
+    inference_geo: Annotated[Any, only()] = None
+    diagnostics: Annotated[Any, only({})] = None
 
 
 # Responses -----------------------------------------------------------------------------------------------

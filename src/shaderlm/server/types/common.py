@@ -13,6 +13,11 @@ MAX_CHOICES = 128
 _MAX_U32 = (1 << 32) - 1
 
 
+def only(*values: Any) -> Meta:
+    """Of a field that is known and cannot be honoured: the values, beside null, that change nothing."""
+    return Meta(extra_json_schema={"enum": [None, *values]}, extra={"only": values})
+
+
 def _within(name: str) -> Meta:
     low, high, _ = RANGES[name]
     return Meta(ge=low, le=high)
@@ -81,13 +86,13 @@ class SamplingFields(Struct, kw_only=True):
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
     # Known from llama-server, and honoured only with the value that switches them off.
-    mirostat: int | None = None
-    dynatemp_range: float | None = None
-    typical_p: float | None = None
-    xtc_probability: float | None = None
-    dry_multiplier: float | None = None
-    top_n_sigma: float | None = None
-    post_sampling_probs: bool | None = None
+    mirostat: Annotated[Any, only(0)] = None
+    dynatemp_range: Annotated[Any, only(0)] = None
+    typical_p: Annotated[Any, only(1)] = None
+    xtc_probability: Annotated[Any, only(0)] = None
+    dry_multiplier: Annotated[Any, only(0)] = None
+    top_n_sigma: Annotated[Any, only(-1, 0)] = None
+    post_sampling_probs: Annotated[Any, only(False)] = None
 
 
 class StreamOptions(Struct, kw_only=True):

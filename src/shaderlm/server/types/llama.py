@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from .common import PromptProgress, SamplingFields, Timings, TokenId
+from .common import PromptProgress, SamplingFields, Timings, TokenId, only
 
 
 class LlamaCompletionRequest(SamplingFields, kw_only=True):
@@ -16,11 +16,11 @@ class LlamaCompletionRequest(SamplingFields, kw_only=True):
     return_tokens: bool | None = None
     t_max_predict_ms: Annotated[int, Meta(ge=0, le=1 << 40)] | None = None
     # Known, and honoured only with the value that changes nothing.
-    n_keep: int | None = None
-    n_indent: int | None = None
-    samplers: list[str] | str | None = None
-    lora: list[dict[str, Any]] | None = None
-    response_fields: list[str] | None = None
+    n_keep: Annotated[Any, only(0, -1)] = None
+    n_indent: Annotated[Any, only(0)] = None
+    samplers: Annotated[Any, only()] = None
+    lora: Annotated[Any, only([])] = None
+    response_fields: Annotated[Any, only([])] = None
 
 
 class TokenProbability(Struct):

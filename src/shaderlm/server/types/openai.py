@@ -18,6 +18,7 @@ from .common import (
     Timings,
     TokenId,
     Usage,
+    only,
 )
 
 # Models --------------------------------------------------------------------------------------------------
@@ -141,18 +142,18 @@ class ChatRequest(SamplingFields, kw_only=True):
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     # Known, and honoured only with the value that changes nothing.
-    modalities: list[str] | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    verbosity: str | None = None
-    audio: dict[str, Any] | None = None
-    prediction: dict[str, Any] | None = None
-    web_search_options: dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    moderation: dict[str, Any] | None = None
+    modalities: Annotated[Any, only(["text"])] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    audio: Annotated[Any, only()] = None
+    prediction: Annotated[Any, only()] = None
+    web_search_options: Annotated[Any, only()] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only()] = None
+    prompt_cache_retention: Annotated[Any, only("in_memory", "in-memory")] = None
+    prompt_cache_options: Annotated[Any, only({})] = None
+    moderation: Annotated[Any, only()] = None
 
 
 # Chat: responses -----------------------------------------------------------------------------------------
@@ -299,7 +300,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     user: str | None = None
     # Known, and honoured only with the value that changes nothing.
     best_of: int | None = None
-    suffix: str | None = None
+    suffix: Annotated[Any, only("")] = None
 
 
 class CompletionLogprobs(Struct):

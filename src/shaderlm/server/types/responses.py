@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from .common import Alternatives, Choices, Count, NonEmpty, StreamOptions, Temperature, TopP
+from .common import Alternatives, Count, NonEmpty, StreamOptions, Temperature, TopP, only
 from .openai import ChatLogprob
 
 # Requests ------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class TextOptions(Struct, kw_only=True):
     """The form of the text."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Annotated[Any, only("medium")] = None
 
 
 class ReasoningOptions(Struct, kw_only=True):
@@ -101,21 +101,21 @@ class ResponsesRequest(Struct, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # Known, and honoured only with the value that changes nothing.
-    store: bool | None = None
-    background: bool | None = None
-    conversation: str | dict[str, Any] | None = None
-    previous_response_id: str | None = None
-    prompt: dict[str, Any] | None = None
+    store: Annotated[Any, only(False)] = None
+    background: Annotated[Any, only(False)] = None
+    conversation: Annotated[Any, only()] = None
+    previous_response_id: Annotated[Any, only()] = None
+    prompt: Annotated[Any, only()] = None
     include: list[str] | None = None
-    max_tool_calls: Choices | None = None
-    service_tier: str | None = None
-    truncation: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    context_management: list[dict[str, Any]] | None = None
-    moderation: dict[str, Any] | None = None
-    image: dict[str, Any] | None = None
-    access_programs: list[dict[str, Any]] | None = None
+    max_tool_calls: Annotated[Any, only()] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    truncation: Annotated[Any, only("disabled")] = None
+    prompt_cache_retention: Annotated[Any, only("in_memory", "in-memory")] = None
+    prompt_cache_options: Annotated[Any, only({})] = None
+    context_management: Annotated[Any, only([])] = None
+    moderation: Annotated[Any, only()] = None
+    image: Annotated[Any, only()] = None
+    access_programs: Annotated[Any, only([])] = None
 
 
 # Responses -----------------------------------------------------------------------------------------------
