@@ -84,11 +84,13 @@ def refuse(body: Struct) -> None:
     """A field that cannot be honoured is an error, unless it has a value that changes nothing."""
     for name, values in _restricted(type(body)).items():
         given = getattr(body, name)
-        if given is not None and not any(
-            given == value and isinstance(given, bool) == isinstance(value, bool) for value in values
-        ):
+        if given is not None and not any(_same(given, value) for value in values):
             also = f", or give {' or '.join(json.dumps(value) for value in values)}" if values else ""
             raise unsupported(name, f"leave it out{also}")
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)  # 0 is not false
 
 
 # What a request that says nothing gets, by family: each one's own defaults.
