@@ -154,6 +154,18 @@ def test_many_connections(server: Running) -> None:
         each.close()
 
 
+def test_slots_show_what_runs(server: Running) -> None:
+    until(lambda: idle(server))
+    with server.client() as http, http.stream("POST", "/v1/chat/completions", json=LONG) as response:
+        lines = response.iter_lines()
+        next(lines)
+        running_now = [slot for slot in http.get("/slots").json() if slot["is_processing"]]
+    assert len(running_now) == 1
+    assert running_now[0]["state"] == "decode"
+    assert running_now[0]["next_token"]["n_decoded"] > 0
+    until(lambda: idle(server))
+
+
 # Errors after the first byte -----------------------------------------------------------------------------
 
 

@@ -101,16 +101,6 @@ def test_props_and_slots(http: httpx.Client) -> None:
     assert http.get("/slots", params={"fail_on_no_slot": 1}).status_code == 200
 
 
-def test_slots_show_what_runs(http: httpx.Client) -> None:
-    body = {"messages": ASK, "max_tokens": 200, "stream": True, "ignore_eos": True}
-    with http.stream("POST", "/v1/chat/completions", json=body) as response:
-        next(response.iter_lines())
-        running_now = [slot for slot in http.get("/slots").json() if slot["is_processing"]]
-    assert len(running_now) == 1
-    assert running_now[0]["state"] == "decode"
-    assert running_now[0]["next_token"]["n_decoded"] > 0
-
-
 def _metric(text: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
 

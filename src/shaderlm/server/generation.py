@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -70,23 +69,22 @@ class Prepared(Protocol):
 
 
 @cache
-def _restricted(kind: type[Struct]) -> dict[str, tuple[Any, ...]]:
-    """Fields that cannot be honoured, and the values that change nothing (`types.common.only`)."""
+def _restricted(kind: type[Struct]) -> dict[str, tuple[tuple[Any, ...], str]]:
+    """Fields that cannot be honoured: the values that change nothing, and what to do (`types.common.only`)."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         for meta in getattr(hint, "__metadata__", ()):
             if isinstance(meta, msgspec.Meta) and "only" in (meta.extra or {}):
-                found[name] = (meta.extra or {})["only"]
+                found[name] = (meta.extra or {})["only"], meta.description or ""
     return found
 
 
 def refuse(body: Struct) -> None:
     """A field that cannot be honoured is an error, unless it has a value that changes nothing."""
-    for name, values in _restricted(type(body)).items():
+    for name, (values, instead) in _restricted(type(body)).items():
         given = getattr(body, name)
         if given is not None and not any(_same(given, value) for value in values):
-            also = f", or give {' or '.join(json.dumps(value) for value in values)}" if values else ""
-            raise unsupported(name, f"leave it out{also}")
+            raise unsupported(name, instead)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -15,7 +16,9 @@ _MAX_U32 = (1 << 32) - 1
 
 def only(*values: Any) -> Meta:
     """Of a field that is known and cannot be honoured: the values, beside null, that change nothing."""
-    return Meta(extra_json_schema={"enum": [None, *values]}, extra={"only": values})
+    instead = " or ".join(["leave it out", *(f"give {json.dumps(value)}" for value in values)])
+    # typing keeps annotations that are equal once, and 0 equals False: the description tells them apart.
+    return Meta(description=instead, extra_json_schema={"enum": [None, *values]}, extra={"only": values})
 
 
 def _within(name: str) -> Meta:
