@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +22,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from shaderlm.cli.serve import serve
 from shaderlm.server.app import ENDPOINTS
+from shaderlm.server.errors import TYPES
 from shaderlm.server.openapi import Endpoint, document
 
 from .serving import Running, loader, running
@@ -89,6 +93,14 @@ def test_all_of_the_document(server: Running) -> None:
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+
+
+def test_docs_have_every_route_option_and_error() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "server.md").read_text(encoding="utf-8")
+    assert not [each.path for each in ENDPOINTS if f"`{each.method} {each.path}`" not in text]
+    options = {option.opts[-1] for option in serve.params if option.name not in ("aliases", "embedding")}
+    assert not [name for name in options if f"`{name}`" not in text]
+    assert {f"`{kind}`" for kind in TYPES.values()} <= set(re.findall(r"`\w+`", text))
 
 
 def test_the_document_has_every_route_field_and_status() -> None:
