@@ -152,12 +152,15 @@ def load_model(
     precision: str,
     tune: bool,
     ignore_keys: Sequence[str],
+    *,
+    deterministic: bool = False,
 ) -> LanguageModel:
     """The model, loaded under a progress bar."""
     from ..engine import load
 
     with progress_bar() as progress:
         options: dict[str, Any] = {"precision": precision, "tune": tune, "ignore_keys": ignore_keys}
+        options["deterministic"] = deterministic
         return load(model, device=device, backend=backend, context=context, progress=progress, **options)
 
 

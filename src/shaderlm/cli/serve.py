@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -77,6 +78,8 @@ def _many(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) ->
 @click.option(
     "--drain", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish requests in."
 )
+@click.option("--warmup/--no-warmup", default=True, show_default=True, help="Compile all kernels before the start.")
+@click.option("--deterministic", is_flag=True, help="Answers do not depend on what runs beside them. Slower.")
 def serve(
     model: str | None,
     device: str,
@@ -91,7 +94,7 @@ def serve(
     _check_packages()
     from ..server.access import Origins, is_loopback
     from ..server.app import make_app
-    from ..server.running import make_server
+    from ..server.running import allow_connections, make_server
     from ..server.service import Service
 
     keys = _keys(given["api_keys"], given["api_key_file"])
@@ -105,9 +108,11 @@ def serve(
         print(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it", file=sys.stderr)
 
     def load() -> Served:
-        loaded = load_model(model, device, backend, ctx_size, precision, not no_tune, ignore_keys)
+        options = {"deterministic": given["deterministic"]}
+        loaded = load_model(model, device, backend, ctx_size, precision, not no_tune, ignore_keys, **options)
         return _served(loaded, template, given)
 
+    allow_connections()
     service = Service(load, metrics=given["metrics"], slots=given["slots"])
     server = make_server(
         make_app(service, keys=keys, origins=origins, host=host),
@@ -123,6 +128,10 @@ def serve(
     _run(server.run)
     if service.failure is not None:
         raise service.failure
+    code = 130 if server.interrupted else 0
+    if service.is_loading:
+        os._exit(code)  # a thread reads a file or compiles, and cannot be stopped
+    sys.exit(code)
 
 
 def _run(run: Callable[[], None]) -> None:
@@ -169,6 +178,8 @@ def _served(model: LanguageModel, template: str | None, given: dict[str, Any]) -
         if tokens == 0:
             raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
         model.engine.configure(EngineOptions(given["parallel"], given["queue"], tokens))
+        if given["warmup"]:
+            model.runner.warm_up()
     except BaseException:
         model.close()
         raise

@@ -240,6 +240,9 @@ class Runner(ABC):
         """Not closed, and its device is not lost."""
         return not self.closed
 
+    def warm_up(self) -> None:  # noqa: B027 (a runner that compiles nothing has nothing to do)
+        """Make whatever steps may want, for servers. Nothing where nothing is compiled."""
+
     # graphs ----------------------------------------------------------------------------------------------
 
     def graph(self, step: Step) -> tuple[Graph, tuple[RejectedFusion, ...]]:

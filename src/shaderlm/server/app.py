@@ -312,7 +312,8 @@ def _route(service: Service, endpoint: Endpoint) -> Route:
     async def answer(request: Request) -> Response:
         return await endpoint.handler(service, request)
 
-    return Route(endpoint.path, answer, methods=[endpoint.method])
+    path = endpoint.path.replace("{model}", "{model:path}")  # names may have slashes
+    return Route(path, answer, methods=[endpoint.method])
 
 
 def _on_error(request: Request, problem: Exception) -> Response:

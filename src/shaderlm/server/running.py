@@ -26,6 +26,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, drain: float, ready: Callable[[str], None]) -> None:
         super().__init__(config)
         self._service, self._drain, self._ready = service, drain, ready
+        self.interrupted = False  # by Ctrl-C
         service.on_failure = self._fail
 
     def _fail(self) -> None:
@@ -59,15 +60,25 @@ class Server(uvicorn.Server):
                 signal.signal(each, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            self.force_exit = True
-            return
+        self.force_exit = self.should_exit  # the second time
         self.should_exit = True
+        self.interrupted = self.interrupted or number == signal.SIGINT
 
 
 def _address(servers: Sequence[asyncio.Server]) -> str:
     host, port = servers[0].sockets[0].getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def allow_connections() -> None:
+    """As many open connections as the system allows: the usual limit of 1,024 files is for programs without clients."""
+    with suppress(ImportError, OSError, ValueError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def make_server(

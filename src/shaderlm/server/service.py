@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ..engine import Handle, Request
 from ..errors import ShaderlmError
@@ -26,7 +28,7 @@ class Service:
         self.on_failure: Callable[[], None] = lambda: None
         self.on_loaded: Callable[[Served], None] = lambda served: None
         self.metrics, self.has_metrics, self.has_slots = Metrics(), metrics, slots
-        self._ending = False
+        self._ending = self._stopped = False
 
     # Loading -------------------------------------------------------------------------------------------------
 
@@ -38,7 +40,7 @@ class Service:
         try:
             if lost is not None:
                 await asyncio.to_thread(lost.model.close)
-            found = await asyncio.to_thread(self._load)
+            found = await _in_a_thread(self._load)
         except Exception as problem:
             self.failure = problem
             self.on_failure()
@@ -47,6 +49,11 @@ class Service:
         self.on_loaded(found)
         if self._ending:
             await self.stop()
+
+    @property
+    def is_loading(self) -> bool:
+        """Does a thread still load a model?"""
+        return self._served is None and self.failure is None and not self._stopped
 
     @property
     def served(self) -> Served:
@@ -106,4 +113,31 @@ class Service:
         self._ending = True
         served, self._served = self._served, None
         if served is not None:
+            self._stopped = True
             await asyncio.to_thread(served.model.close)
+
+
+async def _in_a_thread(load: Callable[[], Served]) -> Served:
+    """Like `asyncio.to_thread`, but the end of the program does not wait for it: loading may take minutes."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Served] = loop.create_future()
+
+    def told(found: Served | None, problem: BaseException | None) -> None:
+        if done.done():
+            return
+        if found is not None:
+            done.set_result(found)
+        else:
+            done.set_exception(problem or RuntimeError("nothing was loaded"))
+
+    def run() -> None:
+        found, problem = None, None
+        try:
+            found = load()
+        except BaseException as raised:
+            problem = raised
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(told, found, problem)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await done
