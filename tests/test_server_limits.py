@@ -22,6 +22,7 @@ from shaderlm.errors import DeviceError, InputError, ModelError
 from shaderlm.server import streaming
 from shaderlm.server.access import Origins
 from shaderlm.server.served import Served
+from shaderlm.server.service import Pace
 
 from .command_line import start
 from .serving import Running, loader, running
@@ -144,10 +145,26 @@ def test_silence_is_filled_with_comments(server: Running, monkeypatch: pytest.Mo
     until(lambda: idle(server))
 
 
+def test_many_streams_write_together(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    until(lambda: idle(server))
+    expected = server.model.chat(ASK, max_tokens=100, ignore_eos=True)
+
+    def chunks() -> list[Any]:
+        with server.client() as http:
+            text = http.post("/v1/chat/completions", json={**LONG, "max_tokens": 100}).text
+        return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+    monkeypatch.setattr(Pace, "BUSY_STREAMS", 1)
+    monkeypatch.setattr(Pace, "TICK_SECONDS", 0.05)
+    together = chunks()
+    assert chat_text(together) == expected
+    assert len(together) < 50, "several tokens in each"
+
+
 def test_many_connections(server: Running) -> None:
     until(lambda: idle(server))
     where = urlsplit(server.url)
-    held = [socket.create_connection((where.hostname, where.port)) for _ in range(200)]
+    held = [socket.create_connection((where.hostname, where.port)) for _ in range(1000)]
     with server.client() as http:
         assert http.get("/health").status_code == 200
     for each in held:

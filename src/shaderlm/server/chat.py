@@ -107,6 +107,7 @@ class ChatWriter:
         self._usage = options is not None and bool(options.include_usage)
         self._timings = bool(chat.body.timings_per_token)
         self._tokenizer = chat.served.model.tokenizer
+        self._around = [self._content_chunk(i) for i in range(len(handles))]
 
     def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:
         chat = self._chat
@@ -130,7 +131,16 @@ class ChatWriter:
     def delta(self, index: int, delta: Delta) -> bytes:
         """A chunk with what is new."""
         found = self._parsers[index].push(delta.text)
+        if len(found) == 1 and type(found[0]) is ContentDelta and not delta.logprobs and not self._timings:
+            before, after = self._around[index]
+            return self._begin(index) + before + _encode(found[0].text) + after
         return self._begin(index) + self._written(index, found, delta)
+
+    def _content_chunk(self, index: int) -> tuple[bytes, bytes]:
+        """What is before and after the text in a chunk that has text alone: the same each time."""
+        mark = f"{self._chat.id} text"  # is nowhere else
+        before, _, after = self._written(index, [ContentDelta(mark)]).partition(_encode(mark))
+        return before, after
 
     def _written(self, index: int, found: Sequence[Any], delta: Delta | None = None) -> bytes:
         logprobs = None

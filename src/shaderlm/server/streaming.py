@@ -79,6 +79,7 @@ class EventStream(Response):
         """Write all of it."""
         self._last = asyncio.get_running_loop().time()
         listening = asyncio.create_task(self._listen(receive, send))
+        self._service.pace.streams += 1
         try:
             try:
                 async for events in self._events():
@@ -93,6 +94,7 @@ class EventStream(Response):
                 await self._write(send, self._writer.error(error))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
+            self._service.pace.streams -= 1
             await _leave(self._service, self._handles, listening)
 
     async def _write(self, send: Send, events: bytes) -> None:
@@ -128,6 +130,8 @@ class EventStream(Response):
                     yield events
             async for delta in handles[0]:
                 yield writer.delta(0, delta)
+                if self._service.pace.is_busy:
+                    await self._service.pace.tick()
             yield writer.finish(0) + writer.end()
             return
         async for index, found in _merged(handles):
