@@ -126,6 +126,18 @@ def test_a_schema_that_cannot_be_honoured(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="tiny", messages=ASK, extra_body={"grammar": "root ::= ("})
 
 
+def test_an_error_before_the_first_event_has_its_status(server: Running) -> None:
+    """No token that the grammar allows can be sampled: the first step says so."""
+    token = server.model.tokenize("y")[0]
+    body = {"messages": ASK, "grammar": 'root ::= "y"', "logit_bias": [[token, False]], "stream": True}
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json=body)
+        assert (found.status_code, found.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert "logit_bias" in found.json()["error"]["message"]
+        assert http.post("/v1/messages", json={"model": "tiny", **body}).status_code == 400
+        assert http.post("/v1/chat/completions", json={**body, "stream": False}).status_code == 400
+
+
 def test_tool_calls_of_a_chat(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "tiny", "messages": ASK, "temperature": 0, "seed": 1}
     options |= {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}

@@ -24,7 +24,7 @@ from shaderlm.server.access import Origins
 from shaderlm.server.served import Served
 from shaderlm.server.service import Pace
 
-from .command_line import start
+from .command_line import shaderlm, start
 from .serving import Running, loader, running
 from .test_server import ASK, chat_text
 from .tiny_models import write_tiny_llama
@@ -357,3 +357,37 @@ def test_the_command_serves_until_sigterm(path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--n-predict", 0], 2, "at least 1, got 0"),
+        (["--kv-memory", "much"], 2, "a size such as 512M or 8G"),
+        (["--cors-origins", "a.example"], 2, "--cors-origins must be"),
+        (["--ssl-key-file", __file__], 2, "belong together"),
+        (["--api-key-file", os.devnull], 2, "--api-key-file"),
+        (["--chat-template", "{% if %}"], 1, "the chat template of this model is broken"),
+        (["--ctx-size", 10**6], 2, "context must be a whole number from 1 to"),
+        (["--kv-memory", "1"], 2, "at least one page"),
+    ],
+)
+def test_mistakes_of_the_command(path: Path, options: list[Any], code: int, words: str) -> None:
+    found = shaderlm("serve", "-m", path, "--device", "cpu", "--port", 0, *options)
+    assert (found.code, words in found.err) == (code, True), found.err
+
+
+@pytest.mark.long
+def test_a_port_that_is_taken(path: Path, server: Running) -> None:
+    with start("serve", "-m", path, "--device", "cpu", "--port", urlsplit(server.url).port) as process:
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "address already in use" in err
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = shaderlm("serve")
+    assert found.code == 2
+    assert found.err.count("\n") == 1
+    assert "pip install 'shaderlm[serve]'" in found.err

@@ -66,7 +66,9 @@ def _many(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) ->
 @click.option("--metrics/--no-metrics", default=False, show_default=True, help="Answer /metrics.")
 @click.option("--slots/--no-slots", default=True, show_default=True, help="Answer /slots.")
 @click.option("-n", "--n-predict", type=click.IntRange(-1), metavar="N", help="Tokens to generate by default, at most.")
-@click.option("-s", "--seed", type=int, metavar="N", help="Seed of requests that have none.")
+@click.option(
+    "-s", "--seed", type=click.IntRange(-(1 << 63), (1 << 63) - 1), metavar="N", help="Seed of requests that have none."
+)
 @click.option("--chat-template", metavar="TEXT", help="A Jinja template, instead of the model's own.")
 @click.option("--chat-template-file", type=click.Path(exists=True, dir_okay=False), help="The same, from a file.")
 @click.option(
@@ -101,6 +103,8 @@ def serve(
     template = _template(given["chat_template"], given["chat_template_file"])
     if (given["ssl_cert_file"] is None) != (given["ssl_key_file"] is None):
         raise click.UsageError("--ssl-cert-file and --ssl-key-file belong together; give both.")
+    if given["n_predict"] == 0:
+        raise click.UsageError("--n-predict must be −1 (until the end) or at least 1, got 0.")
     origins = Origins(given["cors_origins"] or ("localhost",))
     _log_to_stderr()
     host = given["host"]
@@ -125,21 +129,21 @@ def serve(
         ssl_key_file=given["ssl_key_file"],
     )
     service.on_loaded = lambda served: _tell(f"{served.name} is ready on {served.model.report.device}")
-    _run(server.run)
+    code = _run(server.run)
     if service.failure is not None:
         raise service.failure
-    code = 130 if server.interrupted else 0
     if service.is_loading:
         os._exit(code)  # a thread reads a file or compiles, and cannot be stopped
-    sys.exit(code)
+    sys.exit(130 if server.interrupted else code)
 
 
-def _run(run: Callable[[], None]) -> None:
+def _run(run: Callable[[], None]) -> int:
+    """The exit code. uvicorn raises SystemExit if it cannot listen, and has said why."""
     try:
         run()
-    except SystemExit as end:  # uvicorn could not listen, and has said why
-        if end.code:
-            sys.exit(1)
+    except SystemExit:
+        return 1
+    return 0
 
 
 def _check_packages() -> None:
@@ -173,6 +177,8 @@ def _served(model: LanguageModel, template: str | None, given: dict[str, Any]) -
     try:
         if template is not None:
             model.use_chat_template(template)
+            assert model.chat_template is not None
+            model.chat_template.compile()  # a broken one ends the server at its start
         memory = given["kv_memory"]
         tokens = None if memory is None else model.engine.tokens_for(memory)
         if tokens == 0:

@@ -46,6 +46,8 @@ class Completions:
             raise ApiError(400, "n_predict must be −1 or at least 1 on this route, got 0", param="n_predict")
         options |= form_of(body.response_format)
         found = prompts("prompt", body.prompt)
+        if len(found) * self.choices > MAX_PROMPTS:
+            raise ApiError(400, f"n × the number of prompts must be at most {MAX_PROMPTS:,}", param="n")
         made = [served.model.request(prompt, **options) for prompt in found]
         self.requests = [each for request in made for each in repeated(request, self.choices)]
         if self.return_progress and len(self.requests) > 1:

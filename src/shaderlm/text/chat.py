@@ -113,6 +113,10 @@ class ChatTemplate:
 
         return "tools" in find_undeclared_variables(self._template.environment.parse(str(self._source)))
 
+    def compile(self) -> None:
+        """Compile it now: a broken template is a ModelError here, and not when it is first rendered."""
+        self._template  # noqa: B018 (makes it)
+
     @cached_property
     def _template(self) -> jinja2.Template:
         if not isinstance(self._source, str):

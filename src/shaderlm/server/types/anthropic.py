@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from .common import Count, NonEmpty, only
+from .common import MAX_STOPS, Count, NonEmpty, StopString, only
 
 # Requests ------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     """`POST /v1/messages`."""
 
     max_tokens: Count
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] | None = None

@@ -11,6 +11,7 @@ from ...engine.sampling import RANGES
 from ...graph.sampling import MAX_LOGPROBS
 
 MAX_CHOICES = 128
+MAX_STOPS = 64
 _MAX_U32 = (1 << 32) - 1
 
 
@@ -41,6 +42,8 @@ Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Bias = dict[int, Annotated[float, Meta(ge=-100, le=100)]]
 BiasPair = tuple[TokenId, Annotated[float, Meta(ge=-100, le=100)] | bool]
+# Each token's text is searched for them by the thread that steps all requests.
+StopString = Annotated[str, Meta(max_length=4096)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
@@ -76,7 +79,7 @@ class SamplingFields(Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     logit_bias: Bias | list[BiasPair] | None = None
     seed: Seed | None = None
-    stop: str | list[str] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: CountOrZero | None = None
