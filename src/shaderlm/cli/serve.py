@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,6 +187,8 @@ def _served(model: LanguageModel, template: str | None, given: dict[str, Any]) -
         model.engine.configure(EngineOptions(given["parallel"], given["queue"], tokens))
         if given["warmup"]:
             model.runner.warm_up()
+            with suppress(InputError):  # without llguidance, requests that need it are told so
+                model.prepare_grammars()
     except BaseException:
         model.close()
         raise
