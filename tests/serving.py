@@ -34,7 +34,7 @@ class Running:
         return self.service.served.model
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False, **options)
 
 
 @contextmanager

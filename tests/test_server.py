@@ -26,13 +26,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def http(server: Running) -> Iterator[httpx.Client]:
     with server.client() as made:
         yield made

@@ -71,13 +71,13 @@ def openai_client(server: Running) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with openai_client(server) as made:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def claude(server: Running) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
         yield made

@@ -27,7 +27,7 @@ def server(path: Path) -> Iterator[Running]:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def http(server: Running) -> Iterator[httpx.Client]:
     with server.client() as made:
         yield made
