@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import threading
+import time
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -117,6 +120,36 @@ def test_what_only_looked_like_a_stop_string_comes_out_at_the_end() -> None:
     assert "".join(stream.push(token) for token in words.encode("a ##")) == "a "
     assert stream.finish() == "##"
     assert not stream.stopped
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    text, begun, over, seen = "some words of a text, " * 40_000, threading.Event(), threading.Event(), list[float]()
+
+    def look() -> None:
+        begun.set()
+        while not over.is_set():
+            seen.append(time.monotonic())
+            time.sleep(0)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    begun.wait()
+    first = time.monotonic()
+    tokenizer("gpt-2").encode(text)
+    last = time.monotonic()
+    over.set()
+    thread.join()
+    looks = [first, *(each for each in seen if first < each < last), last]
+    gap = max(b - a for a, b in itertools.pairwise(looks))
+    assert gap < 0.5 * (last - first), "they wait for the end"
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_text_has_no_fewer_tokens_than_said(name: str) -> None:
+    texts = [text for text, _ in recorded(name)]
+    for text in [*texts, " " * 5000, "\u1100\u1161\u11a8" * 100, *tokenizer(name).special_tokens]:
+        assert tokenizer(name).min_tokens(text) <= len(tokenizer(name).encode(text))
+    assert tokenizer(name).min_tokens("ab" * 50_000) > 10
 
 
 def test_special_tokens_are_parsed_unless_told_otherwise() -> None:

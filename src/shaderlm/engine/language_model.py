@@ -107,6 +107,7 @@ class LanguageModel:
         """What `generate` asks of the engine, checked."""
         params = generation_params(options)
         if isinstance(prompt, str):
+            self._check_tokens(self.tokenizer.min_tokens(prompt), "at least ")
             ids = self.tokenize(prompt, parse_special=params.parse_special)
         else:
             ids = token_ids("prompt", prompt, "a str or a list of token ids (whole numbers)")
@@ -183,6 +184,7 @@ class LanguageModel:
         """The prompt of a conversation, as text and as token ids."""
         if parse_special:
             text = template.render(messages, **asked)
+            self._check_tokens(self.tokenizer.min_tokens(text), "at least ")
             return text, self.tokenize(text)
         text, mark = template.render_marked(messages, self.tokenizer.special_tokens, **asked)
         return text, self._with_bos(self.tokenizer.encode_marked(text, mark))
@@ -202,7 +204,7 @@ class LanguageModel:
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after each of these tokens, [T, vocabulary]."""
         given = token_ids("ids", ids)
-        self._check_length(given)
+        self._check_tokens(len(given))
         with self._runner.lock:
             session = self._runner.session()
             try:
@@ -233,7 +235,7 @@ class LanguageModel:
     def _request(self, ids: list[int], params: GenerationParams) -> Request:
         if not ids:
             raise InputError("the prompt is empty; give at least one word")
-        self._check_length(ids)
+        self._check_tokens(len(ids))
         params.sampling.check_vocabulary(self.config.vocabulary)
         own = frozenset[int]() if params.ignore_eos else self.tokenizer.stop_ids
         return Request(
@@ -249,12 +251,13 @@ class LanguageModel:
             keep_cache=params.cache_prompt,
         )
 
-    def _check_length(self, ids: Sequence[int]) -> None:
+    def _check_tokens(self, tokens: int, at_least: str = "") -> None:
+        """Does a prompt of so many tokens fit?"""
         context, limit = self.config.context, self.report.max_context
-        if len(ids) > context:
+        if tokens > context:
             longer = f"raise context= (up to {limit:,})" if context < limit else "use a model with a longer context"
-            holds = f"the prompt has {len(ids):,} tokens, the context holds {context:,}"
-            raise ContextSizeError(f"{holds}. Shorten the prompt, or {longer}", len(ids), context)
+            holds = f"the prompt has {at_least}{tokens:,} tokens, the context holds {context:,}"
+            raise ContextSizeError(f"{holds}. Shorten the prompt, or {longer}", tokens, context)
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         vocabulary = self.tokenizer.vocabulary
