@@ -403,6 +403,9 @@ def test_a_wrong_request_does_not_reach_the_others(model: LanguageModel) -> None
         def accept(self, token: int) -> bool:
             return True
 
+        def is_complete(self, dropped: int, kept: bytes) -> bool:
+            return True
+
     running = model.engine.submit(request([5], 60))
     for wrong, message in (
         (request([VOCABULARY]), "a token id must lie in"),
@@ -438,6 +441,9 @@ class Allowed:
     def accept(self, token: int) -> bool:
         self.seen.append(token)
         return len(self.seen) < self.tokens
+
+    def is_complete(self, dropped: int, kept: bytes) -> bool:
+        return len(self.seen) - dropped >= self.tokens
 
 
 def test_a_constraint_sees_every_token_and_holds_nobody_up(model: LanguageModel) -> None:

@@ -159,6 +159,54 @@ def test_what_is_cut_says_so(model: LanguageModel) -> None:
     assert (made.finish_reason, len(made.ids)) == ("length", 20)
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"json_schema": PERSON, "stop": ['"age"']}, "length"),
+        ({"json_schema": PERSON, "stop": ["}"]}, "length"),
+        ({"choice": ["one two"], "stop": ["e t"]}, "length"),
+        ({"regex": "(ab)*c", "stop": ["c"]}, "length"),
+        ({"regex": "a+,b", "stop": [",b"]}, "length"),
+        ({"regex": "a+(,b)?", "stop": ["b"], "logit_bias": {"a": -99}}, "length"),
+        ({"regex": "aa(,b)", "stop": ["b"]}, "length"),
+        ({"regex": "aa(,b)?", "stop": [",b"], "logit_bias": {",": 99, "b": 99}}, "stop"),
+        ({"regex": "[a-z]* x", "stop": ["z"], "logit_bias": {"z": 99}}, "length"),
+        ({"regex": "[a-z]*", "stop": ["z"], "logit_bias": {"z": 99}}, "stop"),
+    ],
+)
+def test_a_stop_string_within_a_form_cuts_it(model: LanguageModel, options: dict[str, Any], reason: str) -> None:
+    """Unless what comes before it is complete."""
+    bias = {model.tokenize(text, add_special=False)[0]: bias for text, bias in options.pop("logit_bias", {}).items()}
+    made = model.generate("x", temperature=1.0, seed=1, max_tokens=600, logit_bias=bias, **options)
+    assert made.finish_reason == reason, made
+    assert options["stop"][0] not in made
+    assert len(made.ids) < 600
+
+
+def test_a_stop_string_within_a_token_of_a_form(walker: Walker) -> None:
+    """What is before it of this token is part of the text."""
+    model = walker.tokenizer
+    grammar = walker.compiler.of_structure(structure_of({"regex": "[a-z ]*;?"}))  # type: ignore[arg-type]
+    the = model.encode("the", parse_special=False)
+    assert len(the) == 1
+    for dropped, kept, complete in ((1, b"th", True), (1, b"t;", True), (2, b"t;t", False), (0, b"", True)):
+        constraint = grammar.start()
+        for token in the * 2:
+            constraint.accept(token)
+        assert constraint.is_complete(dropped, kept) is complete
+
+
+def test_a_stop_id_within_a_form_cuts_it(model: LanguageModel) -> None:
+    quote = model.tokenize('"', add_special=False)
+    made = model.generate("x", json_schema=PERSON, stop_token_ids=quote, temperature=1.0, seed=1)
+    assert made.finish_reason == "length", made
+    b = model.tokenize("b", add_special=False)
+    complete = model.generate("x", regex="a*bc?", stop_token_ids=b, logit_bias=dict.fromkeys(b, 99.0))
+    assert complete.finish_reason == "length", "it has no b"
+    complete = model.generate("x", regex="a*b?", stop_token_ids=b, logit_bias=dict.fromkeys(b, 99.0))
+    assert complete.finish_reason == "stop"
+
+
 def test_what_is_complete_ends(model: LanguageModel) -> None:
     """Whatever else was asked for: neither a token that is banned nor one that is missing keeps it from that."""
     eos: Any = model.tokenizer.vocabulary.eos
@@ -355,6 +403,15 @@ IN_DEFINITION = {"$defs": {"x": {"uniqueItems": True}}, "anyOf": [{"type": "null
         ({"json_schema": {"items": {"type": "intt"}}}, "json_schema cannot be honoured at #/items: Invalid type: intt"),
         ({"json_schema": {"pattern": "(?=a)"}}, "json_schema cannot be honoured at #: .*look-ahead"),
         ({"json_schema": {"type": "object", "minProperties": 2}}, "at #: minProperties is kept where"),
+        ({"json_schema": {"minProperties": 2, "required": 5}}, "at #: minProperties is kept where"),
+        ({"json_schema": {"minProperties": 2, "required": None}}, "at #: minProperties is kept where"),
+        ({"json_schema": {"minProperties": 2, "required": ["a", "a"]}}, "at #: minProperties is kept where"),
+        ({"json_schema": {"minProperties": 2, "required": [{}, []]}}, "at #: minProperties is kept where"),
+        ({"json_schema": {"const": "x" * 2_000_000}}, "json_schema must have at most 1,048,576 characters"),
+        ({"json_schema": {"enum": [0] * 2_000_000}}, "json_schema must have at most 1,048,576 characters"),
+        ({"grammar": "#" * 2_000_000}, "grammar must have at most 1,048,576 characters"),
+        ({"choice": ["x" * 2_000_000]}, "choice must have at most 1,048,576 characters"),
+        ({"response_format": {"type": "json_object", "schema": False}}, "nothing satisfies it"),
         ({"json_schema": {"items": {"enum": [{"a": [-(2**53) - 1]}]}}}, "at #/items: numbers beyond 2"),
         ({"json_schema": {"type": "integer", "maximum": 2**60}}, "at #: numbers beyond 2"),
         ({"json_schema": {"oneOf": [{"minimum": 1}, {"maximum": 2}]}}, "at #: oneOf is kept where its cases are of"),
@@ -405,7 +462,7 @@ def deep(levels: int) -> Any:
 @pytest.mark.parametrize("levels", [100, 127, 300, 900, 100_000])
 def test_schemas_that_are_too_deep_are_refused(model: LanguageModel, levels: int) -> None:
     assert model.request("x", json_schema=deep(99)).constraint is not None
-    words = "recursion|must be nested at most 100 levels deep, it has"
+    words = "recursion|must be nested at most 100 levels deep; it has more"
     with pytest.raises(InputError, match=words):
         model.request("x", json_schema=deep(levels))
     with pytest.raises(InputError, match=words):
@@ -648,12 +705,27 @@ def test_tools_that_cannot_be_honoured(model: LanguageModel) -> None:
     assert model.chat_request(CHAT, tools=tool(parameters=strange)).constraint is not None, "as far as it goes"
     with pytest.raises(InputError, match=r"the schema of the parameters of f cannot be honoured"):
         model.chat_request(CHAT, tools=tool(parameters={"properties": {"x": {"type": "y"}}}))
+    many = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]
+    assert read_tools(many[:128], "auto") is not None
+    with pytest.raises(InputError, match="tools must be at most 128, got 129"):
+        model.chat_request(CHAT, tools=many)
+    with pytest.raises(InputError, match="the function 'f0' is there twice"):
+        model.chat_request(CHAT, tools=[*many[:100], many[0]])
     with pytest.raises(InputError, match="unknown option 'tool'"):
         model.chat(CHAT, tool=[])  # type: ignore[call-arg]
     with pytest.raises(InputError, match="unknown option 'tools'"):
         model.generate("x", tools=[])  # type: ignore[call-arg]
     with pytest.raises(InputError, match="reasoning must be True or False, got 2"):
         model.chat(CHAT, reasoning=2)  # type: ignore[arg-type]
+
+
+def test_a_call_that_a_stop_string_cuts_says_so(model: LanguageModel) -> None:
+    options: Any = {"tools": TOOLS[:1], "temperature": 1.0, "seed": 1, "max_tokens": 500}
+    cut = model.chat(CHAT, tool_choice="required", stop=["city"], **options)
+    assert cut.finish_reason == "length", cut
+    bias = dict.fromkeys(model.tokenize("q", add_special=False), 50.0)
+    free = model.chat(CHAT, tool_choice="auto", stop=["q"], logit_bias=bias, **options)
+    assert free.finish_reason == "stop", "text without calls is always complete"
 
 
 def test_the_answer_goes_back_into_the_conversation(model: LanguageModel) -> None:

@@ -5,13 +5,14 @@ The package `llguidance` does the work. It is imported when the first grammar is
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,22 +36,31 @@ _MAX_GRAMMARS = 64  # that are kept
 _LONGEST_REASON = 500  # characters of llguidance's own words
 
 
+class _Guidance(NamedTuple):
+    """What all grammars of a vocabulary share."""
+
+    tokenizer: llguidance.LLTokenizer
+    ends: frozenset[int]  # tokens that end a text
+    only_ends: bytes  # the mask of these alone
+
+
 class Grammar:
     """A compiled grammar. Safe to share between threads and requests."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: frozenset[int], only_ends: bytes) -> None:
-        self._matcher, self._ends, self._only_ends = matcher, ends, only_ends
+    def __init__(self, matcher: llguidance.LLMatcher, guidance: _Guidance) -> None:
+        self._matcher, self._guidance = matcher, guidance
 
     def start(self) -> GrammarConstraint:
         """A constraint for one generation."""
-        return GrammarConstraint(self._matcher.deep_copy(), self._ends, self._only_ends)
+        return GrammarConstraint(self._matcher.deep_copy(), self._guidance)
 
 
 class GrammarConstraint:
     """The state of one generation. For one thread at a time."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: frozenset[int], only_ends: bytes) -> None:
-        self._matcher, self._ends, self._only_ends = matcher, ends, only_ends
+    def __init__(self, matcher: llguidance.LLMatcher, guidance: _Guidance) -> None:
+        self._matcher = matcher
+        self._tokenizer, self._ends, self._only_ends = guidance
         self._mask: bytes | None = None
 
     def mask(self) -> bytes:
@@ -75,6 +85,15 @@ class GrammarConstraint:
             return False
         return not matcher.is_accepting() or self.mask() != self._only_ends
 
+    def is_complete(self, dropped: int, kept: bytes) -> bool:
+        """Is the text complete without its last `dropped` tokens, but with these bytes of them? No token may follow."""
+        matcher = self._matcher
+        if dropped and not matcher.rollback(dropped):
+            return False
+        if kept and not matcher.consume_tokens(self._tokenizer.tokenize_bytes(kept)):
+            return False
+        return bool(matcher.is_accepting())
+
 
 class GrammarCompiler:
     """Compiles grammars for one tokenizer, and keeps them. Safe to use from several threads."""
@@ -82,7 +101,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._lock, self._making = threading.Lock(), threading.Lock()
-        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._kept: OrderedDict[bytes, Grammar] = OrderedDict()  # by a hash: texts may have megabytes
 
     def prepare(self) -> None:
         """Make the tables of the vocabulary now. Python runs nothing else meanwhile."""
@@ -151,36 +170,36 @@ class GrammarCompiler:
             raise InputError(f"grammar cannot be honoured: {_reason(problem)}; {words}") from None
 
     def _compiled(self, text: str, refused: Callable[[str], str]) -> Grammar:
+        key = hashlib.sha256(text.encode()).digest()
         with self._lock:
-            if text in self._kept:
-                self._kept.move_to_end(text)
-                return self._kept[text]
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
         made = self._made(text, refused)
         with self._lock:
-            self._kept[text] = made
+            self._kept[key] = made
             if len(self._kept) > _MAX_GRAMMARS:
                 self._kept.popitem(last=False)
         return made
 
     def _made(self, text: str, refused: Callable[[str], str]) -> Grammar:
-        tokenizer, ends, only_ends = self._made_guidance()
+        guidance = self._made_guidance()
         import llguidance
 
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(guidance.tokenizer, text, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first mask takes longest, and shows whether there is a text at all
         if matcher.is_error():
             raise InputError(refused(_reason(matcher.get_error())))
-        return Grammar(matcher, ends, only_ends)
+        return Grammar(matcher, guidance)
 
-    def _made_guidance(self) -> tuple[llguidance.LLTokenizer, frozenset[int], bytes]:
+    def _made_guidance(self) -> _Guidance:
         with self._making:
             return self._guidance
 
     @cached_property
-    def _guidance(self) -> tuple[llguidance.LLTokenizer, frozenset[int], bytes]:
-        """The tokenizer as llguidance has it; the tokens that end a text; the mask of these alone."""
+    def _guidance(self) -> _Guidance:
         try:
             import llguidance
         except ImportError:
@@ -193,7 +212,7 @@ class GrammarCompiler:
         bits = np.zeros(-(-self._vocabulary // 32) * 32, np.uint8)
         bits[sorted(ends)] = 1
         only_ends = np.packbits(bits, bitorder="little").tobytes()
-        return llguidance.LLTokenizer(wrapped, eos_token=sorted(ends)), ends, only_ends
+        return _Guidance(llguidance.LLTokenizer(wrapped, eos_token=sorted(ends)), ends, only_ends)
 
 
 class _Tokens:

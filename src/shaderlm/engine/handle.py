@@ -243,6 +243,17 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             return True
         return False
 
+    def dropped(self) -> tuple[int, bytes]:
+        """How many of the last tokens a stop string touches, and the bytes of them that come before it."""
+        cut, tokens = self._text.cut_bytes, 0
+        while cut > 0:
+            tokens += 1
+            raw = self._text.bytes_of(self._ids[-tokens])
+            if len(raw) > cut:
+                return tokens, raw[: len(raw) - cut]
+            cut -= len(raw)
+        return tokens, b""
+
     def finish(self, reason: str) -> None:
         """The end."""
         text = self._text.finish()

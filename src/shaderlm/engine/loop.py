@@ -483,7 +483,7 @@ class Engine:
             assert tokens is not None
             token = int(tokens[slot])
             if token in handle.request.stop_ids:
-                handle.ending, handle.stop_match = "stop", token
+                handle.ending, handle.stop_match = self._stop_reason(handle), token
                 self._stop(state)
                 found.append((handle, None, None))
                 continue
@@ -521,6 +521,11 @@ class Engine:
             self._fail(handle.sequence, problem)
             return False
 
+    def _stop_reason(self, handle: Handle) -> str:
+        """Why a generation ends that a stop id or a stop string ends. A form that is not complete is cut."""
+        constraint = handle.constraint
+        return "stop" if constraint is None or constraint.is_complete(*handle.dropped()) else "length"
+
     def _deliver(self, confirmed: Confirmed) -> None:
         """Text for the readers."""
         awaited = False
@@ -530,7 +535,7 @@ class Engine:
             if token is not None and handle.take_token(token, logprob):
                 if handle.ending is None:
                     self._stop(handle.sequence)
-                handle.ending = "stop"
+                handle.ending = self._stop_reason(handle)
             if handle.ending is not None:
                 self._over(handle)
             awaited = awaited or handle.waiter is not None

@@ -22,6 +22,10 @@ class Constraint(Protocol):
         """This token came. False: the text is complete."""
         ...
 
+    def is_complete(self, dropped: int, kept: bytes) -> bool:
+        """Is the text complete without its last `dropped` tokens, but with these bytes of them? Asked last of all."""
+        ...
+
 
 class Constrains(Protocol):
     """Makes constraints, one for each generation: a request may be submitted several times."""

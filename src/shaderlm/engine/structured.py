@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,9 +48,10 @@ def structure_of(given: Mapping[str, Any]) -> Structure | None:
         texts = value if isinstance(value, (list, tuple)) else []
         if not texts or any(not isinstance(text, str) or not text for text in texts):
             raise InputError(f"choice must be a list of texts, got {reprlib.repr(value)}")
-        return Structure(name, "choice", json.dumps(list(texts)))
+        return Structure(name, "choice", json_text(name, list(texts)))
     if not isinstance(value, str) or not value:
         raise InputError(f"{name} must be a str that is not empty, got {reprlib.repr(value)}")
+    _check_size(name, value)
     return Structure(name, "grammar" if name == "grammar" else "regex", value)
 
 
@@ -59,7 +60,8 @@ def _response_format(given: Any) -> Structure | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return _schema("response_format.schema", given.get("schema") or {"type": "object"})
+        schema = given.get("schema")
+        return _schema("response_format.schema", {"type": "object"} if schema is None else schema)
     if kind == "json_schema":
         inner = given.get("json_schema", given)
         schema = inner.get("schema") if isinstance(inner, Mapping) else None
@@ -78,19 +80,34 @@ def _schema(option: str, given: Any) -> Structure:
 
 def json_text(option: str, value: Any) -> str:
     """A value as JSON, if it can be written so."""
+    _check_size(option, value)
     try:
         made = json.dumps(value, ensure_ascii=True, allow_nan=False, default=dict)
     except (TypeError, ValueError, RecursionError) as problem:
         raise InputError(f"{option} must be JSON; {' '.join(str(problem).split())}") from None
-    if _depth(made) > _MAX_DEPTH:
-        raise InputError(f"{option} must be nested at most {_MAX_DEPTH} levels deep, it has {_depth(made)}")
     return made
 
 
-def _depth(text: str) -> int:
-    """How deep brackets are nested in JSON."""
-    brackets = re.sub(r'"(\\.|[^"\\])*"|[^][{}]', "", text)
-    return max(itertools.accumulate((1 if each in "[{" else -1 for each in brackets), initial=0))
+def _check_size(option: str, value: Any) -> None:
+    """Refuse what is too long or too deep. Other threads run meanwhile, as they do not while JSON is written."""
+    size, left = 0, [(value, 0)]
+    while left:
+        each, depth = left.pop()
+        inner: Iterable[Any] = ()
+        if isinstance(each, str):
+            size += len(each)
+        elif isinstance(each, Mapping):
+            inner = itertools.chain(each, each.values())
+            size += 2 * len(each)
+        elif isinstance(each, (list, tuple)):
+            inner = each
+            size += len(each)
+        if size > _MAX_CHARACTERS:
+            raise InputError(f"{option} must have at most {_MAX_CHARACTERS:,} characters; it has more")
+        if isinstance(each, (Mapping, list, tuple)):
+            if depth == _MAX_DEPTH:
+                raise InputError(f"{option} must be nested at most {_MAX_DEPTH} levels deep; it has more")
+            left += [(part, depth + 1) for part in inner]
 
 
 # JSON schemas ----------------------------------------------------------------------------------------------------
@@ -101,6 +118,7 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 _WITH_NUMBERS = ("enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _DEFINITIONS = ("$defs", "definitions")
 _BRACE_FIRST = r"/\s*\{(.|\n)*/"
+_MAX_CHARACTERS = 1 << 20
 _MAX_DEPTH = 100  # of brackets: llguidance reads 128 levels, of which a grammar takes some
 _MAX_PLACES = 500  # schemas that are compiled to find the one that is refused
 
@@ -119,7 +137,9 @@ def check_schema(schema: Any, option: str) -> None:
         least = each.get("minProperties", 0)
         # A key may come twice, unless all of them are known.
         known = each.get("additionalProperties") is False and not each.get("patternProperties")
-        if isinstance(least, (int, float)) and least > max(1, len(each.get("required", ()))) and not known:
+        required = each.get("required")
+        named = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
+        if isinstance(least, (int, float)) and least > max(1, named) and not known:
             reason = "minProperties is kept where additionalProperties is false, or where it is 1"
             raise InputError(f"{option} cannot be honoured at {place}: {reason}")
         if any(abs(number) > 2**53 for key in _WITH_NUMBERS for number in _numbers(each.get(key))):

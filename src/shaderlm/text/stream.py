@@ -15,18 +15,24 @@ class TextStream:
         self._bytes = tokenizer.bytes_by_token
         # Special tokens have no text, except for these.
         self._shown = {token: tokenizer.vocabulary.tokens[token].encode() for token in shown_ids}
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decode = self._decoder.decode
         self._stop = [text for text in stop if text]
         self._held = ""  # the end of the text, where it may be the beginning of a stop string
         self.stopped = False
         self.stop_match: str | None = None  # the stop string that came
+        self.cut_bytes = 0  # of it, and of what came after it
 
     def push(self, token: int) -> str:
         """The text that this token makes certain; "" while a character or a stop string is incomplete."""
         if self.stopped:
             return ""
-        text = self._decode(self._shown.get(token) or self._bytes[token] if self._shown else self._bytes[token])
+        text = self._decode(self.bytes_of(token))
         return self._release(text) if self._stop else text
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token adds to the text."""
+        return self._shown.get(token) or self._bytes[token] if self._shown else self._bytes[token]
 
     def finish(self) -> str:
         """The text that was held back. The beginning of a character whose end never came is left out."""
@@ -41,6 +47,7 @@ class TextStream:
             self.stopped = True
             self._held = ""
             end, self.stop_match = min(ends)
+            self.cut_bytes = len(text[end:].encode()) + len(self._decoder.getstate()[0])
             return text[:end]
         keep = max(overlap(text, stop) for stop in self._stop)
         certain = len(text) - keep

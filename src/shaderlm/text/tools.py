@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import InputError
 from .chat_output import LLAMA, TAGGED, CallFormat
 
+MAX_TOOLS = 128  # OpenAI's limit; each has a grammar
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -34,11 +35,14 @@ class ToolChoice:
 
 def read_tools(given: Any, choice: Any, parallel: bool = True) -> ToolChoice | None:
     """`tools` and `tool_choice` in OpenAI's form, checked. None: nothing can be called."""
-    tools = () if given is None else tuple(_read_tool(i, tool) for i, tool in enumerate(_list("tools", given)))
-    names = [tool.name for tool in tools]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InputError(f"tools: the function {twice!r} is there twice; give each a name of its own")
+    listed = () if given is None else _list("tools", given)
+    if len(listed) > MAX_TOOLS:
+        raise InputError(f"tools must be at most {MAX_TOOLS}, got {len(listed):,}")
+    tools, names = tuple(_read_tool(i, tool) for i, tool in enumerate(listed)), set[str]()
+    for tool in tools:
+        if tool.name in names:
+            raise InputError(f"tools: the function {tool.name!r} is there twice; give each a name of its own")
+        names.add(tool.name)
     if choice in (None, "auto", "none"):
         return ToolChoice(tools, False, parallel) if tools and choice != "none" else None
     if not tools:
