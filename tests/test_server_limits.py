@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.responses import Response
 
 from shaderlm.engine import EngineOptions
 from shaderlm.errors import DeviceError, InputError, ModelError
 from shaderlm.server import streaming
-from shaderlm.server.access import Origins
+from shaderlm.server.access import Access, Origins
 from shaderlm.server.served import Served
 from shaderlm.server.service import Pace
 
@@ -82,7 +84,7 @@ def _connected(server: Running, body: Any) -> socket.socket:
     where = urlsplit(server.url)
     made = socket.create_connection((where.hostname, where.port))
     raw = json.dumps(body).encode()
-    made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+    made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
     return made
 
 
@@ -228,15 +230,52 @@ def test_origins(server: Running) -> None:
             bad = http.get("/v1/models", headers={"Origin": origin})
             assert (bad.status_code, bad.json()["error"]["type"]) == (403, "permission_error")
             assert "access-control-allow-origin" not in bad.headers
-        # A name of an attacker that resolves to this machine is "the same origin", and is not let in.
-        rebound = http.get("/v1/models", headers={"Origin": "http://evil.com:80", "Host": "evil.com:80"})
-        assert rebound.status_code == 403
         asks = {"Origin": "http://127.0.0.1:1", "Access-Control-Request-Method": "POST"}
         asks["Access-Control-Request-Headers"] = "authorization"
         preflight = http.options("/v1/chat/completions", headers=asks)
         assert preflight.status_code == 204
         assert "POST" in preflight.headers["access-control-allow-methods"]
         assert preflight.headers["access-control-allow-headers"] == "authorization"
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "status"),
+    [
+        ("127.0.0.1", "127.0.0.1:8080", 200),
+        ("127.0.0.1", "localhost", 200),
+        ("127.0.0.1", "[::1]:8080", 200),
+        ("127.0.0.1", "evil.com:8080", 403),
+        ("127.0.0.1", "127.0.0.1.evil.com", 403),
+        ("127.0.0.1", "localhost@evil.com", 403),
+        ("0.0.0.0", "192.168.1.5:8080", 200),
+        ("0.0.0.0", "evil.com", 403),
+        ("gpu.lan", "GPU.lan:8080", 200),
+        ("0.0.0.0", "chat.example", 200),
+    ],
+)
+def test_names_of_attackers_that_resolve_to_this_machine(host: str, name: str, status: int) -> None:
+    """Their pages are of the same origin as the server: there is no Origin with a GET, and their own with a POST."""
+
+    def asked(path: str, keys: Sequence[str] = (), origins: Sequence[str] = ("http://chat.example",)) -> int:
+        access = Access(Response("secret"), keys, Origins(origins), host)
+
+        async def ask() -> int:
+            transport = httpx.ASGITransport(access)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+                return (await http.get(path, headers={"Host": name})).status_code
+
+        return asyncio.run(ask())
+
+    assert asked("/props") == asked("/v1/models") == status
+    assert asked("/health") == 200
+    assert asked("/props", keys=["k"]) == 401, "a page has no key"
+    assert asked("/props", origins=["*"]) == 200
+
+
+def test_an_attacker_that_posts(server: Running) -> None:
+    with server.client() as http:
+        headers = {"Host": "evil.com:80", "Origin": "http://evil.com:80"}
+        assert http.post("/v1/chat/completions", json=LONG, headers=headers).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -363,6 +402,9 @@ def test_the_command_serves_until_sigterm(path: Path) -> None:
     ("options", "code", "words"),
     [
         (["--n-predict", 0], 2, "at least 1, got 0"),
+        (["--api-key", ""], 2, "a key must not be empty"),
+        (["--api-key", "a,,b"], 2, "a key must not be empty"),
+        (["--api-key", "\udcff"], 2, "a key must be valid UTF-8"),
         (["--kv-memory", "much"], 2, "a size such as 512M or 8G"),
         (["--cors-origins", "a.example"], 2, "--cors-origins must be"),
         (["--ssl-key-file", __file__], 2, "belong together"),

@@ -41,6 +41,18 @@ def _many(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) ->
     return tuple(each.strip() for text in given for each in text.split(",") if each.strip())
 
 
+def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """As `_many`. A key that is empty, such as a variable that is not set, would leave the server open."""
+    keys = _many(ctx, param, given)
+    if any(not each.strip() for text in given for each in text.split(",")):
+        raise click.BadParameter("a key must not be empty", ctx, param)
+    try:
+        ",".join(keys).encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("a key must be valid UTF-8", ctx, param) from None
+    return keys
+
+
 @click.command()
 @click.option("-m", "--model", help="As for generate.  [default: smollm2-135m, downloaded once]")
 @click.option("--device", default="auto", show_default=True, help="As for generate.")
@@ -54,7 +66,7 @@ def _many(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) ->
 @click.option("-np", "--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at the same time.")
 @click.option("--queue", type=click.IntRange(0), default=1024, show_default=True, help="Requests that may wait.")
 @click.option("--kv-memory", callback=_bytes, metavar="SIZE", help="Memory of the KV cache, such as 8G.")
-@click.option("--api-key", "api_keys", multiple=True, callback=_many, metavar="KEY", help="A key. May be repeated.")
+@click.option("--api-key", "api_keys", multiple=True, callback=_given_keys, metavar="KEY", help="A key. May be repeated.")
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Keys, one on each line.")
 @click.option("-a", "--alias", "aliases", multiple=True, callback=_many, metavar="NAME", help="The model's name.")
 @click.option(

@@ -38,7 +38,8 @@ class Completion(str):
     """Generated text: a str with its tokens, the reason why it ended, and its timing.
 
     finish_reason is "stop" (the model ended its turn, or a stop string came), "length" (max_tokens, a full context, or
-    a stop string within JSON or another form that was asked for), "closed" (the stream was closed before either) or "deadline" (its time was over).
+    a stop string within JSON or another form that was asked for), "closed" (the stream was closed before either) or
+    "deadline" (its time was over).
     """
 
     ids: list[int]

@@ -42,11 +42,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 class Origins:
     """Origins of pages that may use the server: `*` (all), `localhost` (this machine, any port), or URLs."""
 
     def __init__(self, allowed: Collection[str]) -> None:
-        self._all = "*" in allowed
+        self.all = "*" in allowed
         self._local = "localhost" in allowed
         self._exact = set()
         for text in allowed:
@@ -58,9 +66,14 @@ class Origins:
                 raise InputError(f"--cors-origins must be {expected}, got {text!r}")
             self._exact.add(found)
 
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Hosts of the origins that are named."""
+        return frozenset(host for _, host, _ in self._exact)
+
     def admits(self, origin: str) -> bool:
         """May pages of this origin use the server?"""
-        if self._all:
+        if self.all:
             return True
         found = origin_of(origin)
         return found is not None and (found in self._exact or (self._local and is_loopback(found[1])))
@@ -72,6 +85,7 @@ class Access:
     def __init__(self, app: ASGIApp, keys: Collection[str], origins: Origins, host: str) -> None:
         self._app, self._keys, self._origins = app, [key.encode() for key in keys], origins
         self._open = not is_loopback(host)
+        self._hosts = origins.hosts | {"localhost", host.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -79,6 +93,12 @@ class Access:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        public = scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDER)
+        if not public and not self._keys and not self._is_own(headers.get("host", "")):
+            name = headers.get("host", "")
+            allowed = f"use its address, or start it with --api-key or --cors-origins http://{name}"
+            await self._refuse(ApiError(403, f"this server is not known as {name}; {allowed}"), scope, receive, send)
+            return
         origin = headers.get("origin")
         if origin is not None and not self._admits(origin, headers.get("host", "")):
             problem = ApiError(403, f"pages of {origin} may not use this server; --cors-origins {origin} allows it")
@@ -89,7 +109,6 @@ class Access:
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             await _preflight(headers)(scope, receive, send)
             return
-        public = scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDER)
         if self._keys and not public and not self._has_key(headers):
             given = "a wrong key" if headers.get("authorization") or headers.get("x-api-key") else "no key"
             expected = "send `Authorization: Bearer KEY` or `x-api-key: KEY`"
@@ -98,6 +117,15 @@ class Access:
             await self._refuse(problem, scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    def _is_own(self, host: str) -> bool:
+        """Is it a name of this server? A page may give its own name this machine's address, and is then the same
+        origin as the server: browsers let it read everything, and send no origin with a GET.
+        """
+        if self._origins.all or not host:  # browsers always send one
+            return True
+        found = origin_of(f"http://{host}")
+        return found is not None and (found[1] in self._hosts or _is_address(found[1]))
 
     def _admits(self, origin: str, host: str) -> bool:
         """Pages of this server itself may, too. By a name that only looks like this machine's, they may not."""
@@ -143,6 +171,7 @@ def _with_cors(send: Send, origin: str) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["Access-Control-Allow-Origin"] = origin
+            headers["Access-Control-Expose-Headers"] = "Retry-After"
             headers.add_vary_header("Origin")
         await send(message)
 
