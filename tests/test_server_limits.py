@@ -84,7 +84,9 @@ def _connected(server: Running, body: Any) -> socket.socket:
     where = urlsplit(server.url)
     made = socket.create_connection((where.hostname, where.port))
     raw = json.dumps(body).encode()
-    made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+    made.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw
+    )
     return made
 
 

@@ -66,7 +66,9 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
 @click.option("-np", "--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at the same time.")
 @click.option("--queue", type=click.IntRange(0), default=1024, show_default=True, help="Requests that may wait.")
 @click.option("--kv-memory", callback=_bytes, metavar="SIZE", help="Memory of the KV cache, such as 8G.")
-@click.option("--api-key", "api_keys", multiple=True, callback=_given_keys, metavar="KEY", help="A key. May be repeated.")
+@click.option(
+    "--api-key", "api_keys", multiple=True, callback=_given_keys, metavar="KEY", help="A key. May be repeated."
+)
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Keys, one on each line.")
 @click.option("-a", "--alias", "aliases", multiple=True, callback=_many, metavar="NAME", help="The model's name.")
 @click.option(

@@ -192,7 +192,7 @@ class Engine:
             if handle.submitted or handle.finish_reason is not None:  # by another thread, meanwhile
                 return
             self._check_open()
-            self._check_queue()
+            self.check_queue()
             if not handle.pulled or self._active:
                 self._start_thread()  # which waits for `_lock`; before there is anything to undo
             if not self._active:  # a pool that could not grow may do so now
@@ -209,7 +209,14 @@ class Engine:
         if self._cancels:
             self._attend_unless_driven()
 
-    def _check_queue(self) -> None:
+    @property
+    def max_requests(self) -> int | None:
+        """How many requests run and wait at most; None: any number."""
+        limit = self.options.queue
+        return None if limit is None else self._scheduler.limits.max_running + limit
+
+    def check_queue(self) -> None:
+        """Is there a place for one more request?"""
         limit, running = self.options.queue, self._scheduler.limits.max_running
         if limit is None or len(self._active) < running + limit:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..engine import Handle, Request
 from ..text import Tokenizer
@@ -82,11 +82,43 @@ def answer_of(handle: Handle, parser: AnswerParser) -> Answer:
     return made
 
 
-def finish_reason(handle: Handle, called: bool = False) -> Literal["stop", "length", "tool_calls"]:
-    """OpenAI's word for why a generation ended. A deadline is a limit of its length, too."""
-    if handle.finish_reason != "stop":
-        return "length"
-    return "tool_calls" if called else "stop"
+@dataclass(frozen=True)
+class Finish:
+    """Why a generation ended, in the words of each API."""
+
+    openai: Literal["stop", "length", "tool_calls"]
+    anthropic: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    responses: Literal["completed", "incomplete"]
+    llama: Literal["none", "eos", "limit", "word"]
+    metrics: Literal["stop", "length", "abort", "error"]
+
+
+_CUT: tuple[Any, ...] = ("length", "max_tokens", "incomplete", "limit")
+# By the engine's reason; "stop" is told apart further.
+FINISHES = {
+    "stop": Finish("stop", "end_turn", "completed", "eos", "stop"),  # the model ended it
+    "form": Finish("stop", "end_turn", "completed", "none", "stop"),  # its form was complete
+    "word": Finish("stop", "stop_sequence", "completed", "word", "stop"),
+    "calls": Finish("tool_calls", "tool_use", "completed", "none", "stop"),
+    "length": Finish(*_CUT, "length"),
+    "deadline": Finish(*_CUT, "length"),
+    "closed": Finish(*_CUT, "abort"),
+    "error": Finish(*_CUT, "error"),
+}
+
+
+def finish_of(handle: Handle, called: bool = False) -> Finish:
+    """Why a handle is finished. `called`: the text has calls of tools."""
+    reason = handle.finish_reason or "error"
+    if reason != "stop":
+        return FINISHES[reason]
+    if handle.request.output == "hidden":
+        return FINISHES["length"]  # nothing was to be generated
+    if called:
+        return FINISHES["calls"]
+    if isinstance(handle.stop_match, str):
+        return FINISHES["word"]
+    return FINISHES["form" if handle.stop_match is None else "stop"]
 
 
 def thinking_tokens(handles: Sequence[Handle], parsers: Sequence[AnswerParser], tokenizer: Tokenizer) -> int:

@@ -10,10 +10,10 @@ import msgspec
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .answers import AnswerParser, answer_of, new_id
+from .answers import AnswerParser, answer_of, finish_of, new_id
 from .conversation import Conversation
 from .errors import ApiError, unsupported
-from .generation import OPENAI_DEFAULTS, refuse
+from .generation import OPENAI_DEFAULTS, options_of
 from .served import Served
 from .types.anthropic import (
     AnthropicMessage,
@@ -56,18 +56,14 @@ class Messages:
 
     def __init__(self, served: Served, body: MessagesRequest) -> None:
         served.check_name(body.model)
-        refuse(body)
         self.served, self.stream = served, bool(body.stream)
-        options: dict[str, Any] = {**OPENAI_DEFAULTS, "max_tokens": body.max_tokens}
-        for name in ("temperature", "top_k", "top_p"):
-            if getattr(body, name) is not None:
-                options[name] = getattr(body, name)
+        options = options_of(body, served, OPENAI_DEFAULTS)
+        options["max_tokens"] = body.max_tokens
         if body.stop_sequences:
             options["stop"] = body.stop_sequences
-        if served.seed is not None:
-            options["seed"] = served.seed
         if body.output_config is not None and body.output_config.format is not None:
-            options["json_schema"] = body.output_config.format.schema
+            schema = {"type": "json_schema", "schema": body.output_config.format.schema}
+            options["response_format"] = schema
         self.requests = [conversation_of(body).request(served, options)]
         self.id = new_id("msg_")
 
@@ -180,11 +176,8 @@ def _event(event: Event) -> bytes:
 
 def stop_of(handle: Handle, called: bool) -> tuple[StopReason, str | None]:
     """Why a message ended, and the stop sequence that ended it."""
-    if handle.finish_reason != "stop":
-        return "max_tokens", None
-    if called:
-        return "tool_use", None
-    return ("stop_sequence", handle.stop_match) if isinstance(handle.stop_match, str) else ("end_turn", None)
+    reason = finish_of(handle, called).anthropic
+    return reason, str(handle.stop_match) if reason == "stop_sequence" else None
 
 
 def usage_of(handle: Handle) -> AnthropicUsage:
@@ -223,7 +216,7 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
         messages.append({"role": "system", "content": _text(body.system)})
     for i, message in enumerate(body.messages):
         messages += _messages(i, message)
-    kwargs: dict[str, Any] = {}
+    kwargs = dict(body.chat_template_kwargs or {})
     if body.thinking is not None:
         if body.thinking.budget_tokens is not None:
             raise unsupported("thinking.budget_tokens", 'leave it out, and give the type "adaptive"')

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -60,6 +62,12 @@ from .types.responses import Response as OpenAIResponse
 from .types.responses import ResponseEvent, ResponsesRequest
 
 MAX_BODY_BYTES = 16 << 20  # a prompt of a million tokens has a third of it
+LARGE_BODY_BYTES = 1 << 20
+BODY_SECONDS = 60.0  # in which a large body must arrive: others wait for it
+
+
+Value = TypeVar("Value")
+_log = logging.getLogger("shaderlm.server")
 
 
 def _json(value: Any) -> Response:
@@ -81,12 +89,27 @@ async def read_body(request: Request) -> bytes:
     return b"".join(parts)
 
 
+async def _computed(service: Service, request: Request, compute: Callable[[Served, bytes], Value]) -> Value:
+    """What a thread makes of a body. Few large bodies are in memory at the same time."""
+    served, length = service.served, request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) <= LARGE_BODY_BYTES:
+        raw = await read_body(request)
+        return await asyncio.to_thread(compute, served, raw)
+    async with service.large_bodies:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                raw = await read_body(request)
+        except TimeoutError:
+            raise ApiError(400, f"the body took more than {BODY_SECONDS:g} s to arrive; send it faster") from None
+        return await asyncio.to_thread(compute, served, raw)
+
+
 def _generating(kind: Any, make: Any) -> Handler:
     """A route that runs the engine. Decoding, templates and tokenising are done in a thread, not in the event loop."""
 
     async def handler(service: Service, request: Request) -> Response:
-        served, raw = service.served, await read_body(request)
-        prepared = await asyncio.to_thread(lambda: make(served, decode(raw, kind)))
+        service.check_queue()
+        prepared = await _computed(service, request, lambda served, raw: make(served, decode(raw, kind)))
         return await respond(service, prepared, request)
 
     return handler
@@ -96,8 +119,10 @@ def _computing(kind: Any, compute: Callable[[Served, Any], Any]) -> Handler:
     """A route that computes its answer from the body alone."""
 
     async def handler(service: Service, request: Request) -> Response:
-        served, raw = service.served, await read_body(request)
-        return _json(await asyncio.to_thread(lambda: compute(served, decode(raw, kind))))
+        def computed(served: Served, raw: bytes) -> Response:
+            return _json(compute(served, decode(raw, kind)))
+
+        return await _computed(service, request, computed)
 
     return handler
 
@@ -150,8 +175,13 @@ def _apply_template(served: Served, body: ChatRequest) -> ApplyTemplateResponse:
     return ApplyTemplateResponse(conversation_of(body).text(served.model))
 
 
+@cache
+def _document() -> bytes:
+    return msgspec.json.encode(document(ENDPOINTS))
+
+
 async def _openapi(request: Request) -> Response:
-    return _json(document(ENDPOINTS))
+    return Response(_document(), media_type="application/json")
 
 
 async def _page(request: Request) -> Response:
@@ -321,7 +351,10 @@ def _on_error(request: Request, problem: Exception) -> Response:
         return error_response(_routing_error(request, problem), request.url.path)
     if isinstance(problem, ClientDisconnect):
         return Response(status_code=400)  # nobody reads it
-    return error_response(api_error(problem, "request"), request.url.path)  # uvicorn logs what is a 500
+    error = api_error(problem, "request")
+    if error.status == 500 and isinstance(problem, ShaderlmError):  # uvicorn logs the others
+        _log.error("%s failed", request.url.path, exc_info=problem)
+    return error_response(error, request.url.path)
 
 
 def _routing_error(request: Request, problem: HTTPException) -> ApiError:

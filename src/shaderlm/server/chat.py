@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ContentDelta, ReasoningDelta
-from .answers import Answer, AnswerParser, answer_of, finish_reason, new_id, thinking_tokens
+from .answers import Answer, AnswerParser, answer_of, finish_of, new_id, thinking_tokens
 from .conversation import Conversation
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, form_of, max_tokens, options_of, repeated, timings_of, usage_of
@@ -89,7 +89,7 @@ class Chat:
         )
         found = handle.completion.logprobs if handle.completion is not None else None
         logprobs = None if found is None else chat_logprobs(self.served.model.tokenizer, found)
-        return ChatChoice(index, message, logprobs, finish_reason(handle, parser.called))
+        return ChatChoice(index, message, logprobs, finish_of(handle, parser.called).openai)
 
     def writer(self, handles: Sequence[Handle]) -> ChatWriter:
         """What writes the stream."""
@@ -148,20 +148,24 @@ class ChatWriter:
             logprobs = chat_logprobs(self._tokenizer, delta.logprobs)
         if not found and logprobs is None:
             return b""
-        made = ChatDelta()
+        made = [ChatDelta()]
         for each in found:
             if isinstance(each, ContentDelta):
-                made.content = (made.content or "") + each.text
+                made[-1].content = (made[-1].content or "") + each.text
             elif isinstance(each, ReasoningDelta):
-                made.reasoning_content = (made.reasoning_content or "") + each.text
+                made[-1].reasoning_content = (made[-1].reasoning_content or "") + each.text
             else:
-                made.tool_calls = [*(made.tool_calls or ()), _call_delta(each)]
+                calls = made[-1].tool_calls or []
+                if any(call.index == each.index for call in calls):  # a chunk has a call once
+                    made.append(ChatDelta())
+                    calls = []
+                made[-1].tool_calls = [*calls, _call_delta(each)]
         if not found:
-            made.content = ""  # tokens whose text is held back
-        choice = ChunkChoice(index=index, delta=made, logprobs=logprobs)
-        if self._timings:
-            return self._chunk([choice], timings=timings_of(self._handles[index]))
-        return self._chunk([choice])
+            made[0].content = ""  # tokens whose text is held back
+        more = {"timings": timings_of(self._handles[index])} if self._timings else {}
+        choices = [ChunkChoice(index=index, delta=delta) for delta in made]
+        choices[0].logprobs = logprobs
+        return b"".join(self._chunk([choice], **more) for choice in choices)
 
     def progress(self, index: int) -> bytes:
         """A chunk that says how much of the prompt is read."""
@@ -171,7 +175,7 @@ class ChatWriter:
         """The last chunk of a choice."""
         parser, handle = self._parsers[index], self._handles[index]
         rest = self._begin(index) + self._written(index, parser.finish(handle))
-        reason = finish_reason(handle, parser.called)
+        reason = finish_of(handle, parser.called).openai
         choice = ChunkChoice(index=index, delta=ChatDelta(), finish_reason=reason)
         return rest + self._chunk([choice], timings=timings_of(handle))
 

@@ -10,16 +10,16 @@ import msgspec
 from msgspec import UNSET
 
 from ..engine import Delta, Handle
-from .answers import finish_reason, new_id
+from .answers import finish_of, new_id
 from .chat import error_event, progress_of
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, form_of, max_tokens, options_of, repeated, timings_of, usage_of
 from .logprobs import CompletionLogprobsWriter
 from .served import FINGERPRINT, Served
+from .types.common import MAX_PROMPTS
 from .types.openai import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
 
 DEFAULT_TOKENS = 16  # OpenAI's
-MAX_PROMPTS = 2048
 _encode = msgspec.json.Encoder().encode
 
 
@@ -84,7 +84,7 @@ class Completions:
             completion, writer = handle.completion, self.logprobs(i)
             found = completion.logprobs if completion is not None else None
             logprobs = None if writer is None else writer.write(found or ())
-            reason = finish_reason(handle)
+            reason = finish_of(handle).openai
             assert reason != "tool_calls"
             choices.append(CompletionChoice(i, self.echoed[i] + str(completion or ""), logprobs, reason))
         return self.made(choices, usage=usage_of(handles, self.choices), timings=timings_of(handles[0]))
@@ -131,7 +131,7 @@ class CompletionsWriter:
         """The last event of a choice."""
         handle = self._handles[index]
         text, self._echoed[index] = self._echoed[index], ""
-        reason = finish_reason(handle)
+        reason = finish_of(handle).openai
         assert reason != "tool_calls"
         return self._event([CompletionChoice(index, text, None, reason)], timings=timings_of(handle))
 

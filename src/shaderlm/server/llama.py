@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from ..engine import Delta, Handle, Request, TokenLogprob
 from ..text import Tokenizer
+from .answers import finish_of
 from .chat import error_event, progress_of
 from .errors import ApiError
 from .generation import LLAMA_DEFAULTS, max_tokens, options_of, timings_of
@@ -70,7 +71,7 @@ class LlamaCompletions:
         """The whole answer, or what a stream ends with."""
         usage = handle.usage
         whole = str(handle.completion or "")
-        kind, word = _stop(handle)
+        kind = finish_of(handle).llama
         return LlamaCompletion(
             index=0,
             content=content,
@@ -84,7 +85,7 @@ class LlamaCompletions:
             prompt=self.prompt,
             has_new_line="\n" in whole,
             stop_type=kind,
-            stopping_word=word,
+            stopping_word=str(handle.stop_match) if kind == "word" else "",
             timings=timings_of(handle),
             completion_probabilities=probabilities,
         )
@@ -136,19 +137,14 @@ def _prompt(served: Served, given: str | list[Any]) -> str | list[int]:
     """Text, token ids, or both in turn. The beginning is a text's beginning; later texts have no BOS."""
     if isinstance(given, str):
         return given
+    if len(given) > 1 and all(isinstance(each, str) for each in given):
+        expected = "send one request for each, or use /v1/completions"
+        raise ApiError(400, f"prompt: {len(given):,} texts are several prompts; {expected}", param="prompt")
     ids: list[int] = []
     for i, each in enumerate(given):
         ids += served.model.tokenize(each, add_special=i == 0) if isinstance(each, str) else [each]
     served.model.runner.check_ids(ids)
     return ids
-
-
-def _stop(handle: Handle) -> tuple[Literal["none", "eos", "limit", "word"], str]:
-    if handle.finish_reason != "stop":
-        return "limit", ""
-    if isinstance(handle.stop_match, str):
-        return "word", handle.stop_match
-    return ("eos" if handle.stop_match is not None else "none"), ""
 
 
 def _probabilities(tokenizer: Tokenizer, found: Iterable[TokenLogprob]) -> list[CompletionProbability]:
@@ -168,7 +164,7 @@ def settings_of(request: Request) -> GenerationSettings:
     """What a request is run with, as llama-server writes it."""
     sampling = request.sampling
     return GenerationSettings(
-        n_predict=request.max_tokens,
+        n_predict=request.max_tokens if request.output == "text" else 0,
         seed=sampling.seed,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -218,7 +214,7 @@ def props(served: Served) -> Props:
     model = served.model
     vocabulary, template = model.tokenizer.vocabulary, model.chat_template
     special = ["" if token is None else vocabulary.tokens[token] for token in (vocabulary.bos, vocabulary.eos)]
-    default = model.request([0], max_tokens=max_tokens(served) or 1, **LLAMA_DEFAULTS)
+    default = model.request([0], max_tokens=max_tokens(served), **LLAMA_DEFAULTS)
     return Props(
         default_generation_settings=DefaultSettings(served.context, settings_of(default)),
         total_slots=slot_count(served),

@@ -15,13 +15,12 @@ from prometheus_client.metrics_core import (
 )
 
 from ..engine import EngineStats, Handle
+from .answers import FINISHES
 from .served import Served
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 _BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-# What the engine calls an end → vLLM's word.
-_REASONS = {"closed": "abort", "deadline": "length"}
 
 
 class Histogram:
@@ -101,9 +100,9 @@ class _Collector:
             counter = CounterMetricFamily(f"shaderlm:{stem}", words, labels=["model_name"])
             counter.add_metric([name], value)
             yield counter
-        reasons = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+        reasons = dict.fromkeys((each.metrics for each in FINISHES.values()), 0)
         for reason, count in stats.finished.items():
-            reasons[_REASONS.get(reason, reason)] += count
+            reasons[FINISHES[reason].metrics] += count
         ended = CounterMetricFamily(
             "shaderlm:request_success", "Requests that ended, by reason", labels=["model_name", "finished_reason"]
         )

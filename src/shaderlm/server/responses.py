@@ -10,10 +10,10 @@ import msgspec
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .answers import AnswerParser, new_id, thinking_tokens
+from .answers import AnswerParser, finish_of, new_id, thinking_tokens
 from .conversation import Conversation
 from .errors import ApiError
-from .generation import OPENAI_DEFAULTS, max_tokens, refuse
+from .generation import OPENAI_DEFAULTS, max_tokens, options_of, refuse
 from .logprobs import chat_logprobs
 from .served import Served
 from .types.openai import ChatLogprob
@@ -65,20 +65,15 @@ class Responses:
 
     def __init__(self, served: Served, body: ResponsesRequest) -> None:
         served.check_name(body.model)
-        refuse(body)
         for name in body.include or ():
             if name not in (_LOGPROBS, "reasoning.encrypted_content"):
                 raise ApiError(400, f"include: {name!r} is not supported; there is {_LOGPROBS!r}", param="include")
         self.served, self.body, self.stream = served, body, bool(body.stream)
         self.logprobs = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
-        options: dict[str, Any] = {**OPENAI_DEFAULTS, "max_tokens": max_tokens(served, body.max_output_tokens) or 1}
-        for name in ("temperature", "top_p"):
-            if getattr(body, name) is not None:
-                options[name] = getattr(body, name)
+        options = options_of(body, served, OPENAI_DEFAULTS)
+        options["max_tokens"] = max_tokens(served, body.max_output_tokens)
         if self.logprobs:
             options["logprobs"] = body.top_logprobs or 0
-        if served.seed is not None:
-            options["seed"] = served.seed
         options |= _form(body.text)
         self.requests = [conversation_of(body).request(served, options)]
         self.id, self.created = new_id("resp_"), int(time.time())
@@ -110,8 +105,7 @@ class Responses:
 
     def whole(self, handle: Handle, output: Output) -> Response:
         """The response, after its last item."""
-        status = "completed" if handle.finish_reason == "stop" else "incomplete"
-        return self.made(status, output.items, usage_of(self.served, handle, output.parser))
+        return self.made(finish_of(handle).responses, output.items, usage_of(self.served, handle, output.parser))
 
     def response(self, handles: Sequence[Handle]) -> Response:
         """The whole response."""
@@ -137,24 +131,29 @@ class Output:
         self.items: list[Item] = []
         self.parser = AnswerParser(handle.request)
         self._handle = handle
+        self._logprobs: list[ChatLogprob] = []  # of tokens whose text comes later, and of thoughts
 
     def take(self, found: Sequence[ChatDelta], logprobs: list[ChatLogprob]) -> Iterator[ResponseEvent]:
         """What came next."""
+        self._logprobs += logprobs
         for each in found:
             if isinstance(each, CallDelta):
                 yield from self._call(each)
             elif isinstance(each, ReasoningDelta):
                 yield from self._reasoning(each.text)
             else:
-                yield from self._text(each, logprobs)
-                logprobs = []
+                yield from self._text(each)
 
     def finish(self) -> Iterator[ResponseEvent]:
         """What was held back, and the end of the last item."""
         yield from self.take(self.parser.finish(self._handle), [])
+        for item in reversed(self.items):  # tokens without text after the last one
+            if isinstance(item, MessageItem):
+                item.content[0].logprobs += self._logprobs
+                break
         if not self.items:
-            yield from self._text(ContentDelta(""), [])
-        yield from self._close("completed" if self._handle.finish_reason == "stop" else "incomplete")
+            yield from self._text(ContentDelta(""))
+        yield from self._close(finish_of(self._handle).responses)
 
     @property
     def _last(self) -> Item | None:
@@ -172,11 +171,12 @@ class Output:
     def _place(self) -> dict[str, Any]:
         return {"sequence_number": 0, "output_index": len(self.items) - 1, "item_id": self.items[-1].id}
 
-    def _text(self, delta: ContentDelta, logprobs: list[ChatLogprob]) -> Iterator[ResponseEvent]:
+    def _text(self, delta: ContentDelta) -> Iterator[ResponseEvent]:
         item = self._last
         if not isinstance(item, MessageItem):
             item = MessageItem(id=new_id("msg_"), status="in_progress", content=[OutputText(text="")])
             yield from self._open(item)
+        logprobs, self._logprobs = self._logprobs, []
         item.content[0].text += delta.text
         item.content[0].logprobs += logprobs
         yield OutputTextDelta(content_index=0, delta=delta.text, logprobs=logprobs, **self._place())
@@ -313,9 +313,9 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
     for message in messages:
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""  # thoughts without an answer
-    kwargs = {}
+    kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning is not None and body.reasoning.effort is not None:
-        kwargs["reasoning_effort"] = body.reasoning.effort
+        kwargs.setdefault("reasoning_effort", body.reasoning.effort)
     choice: Any = body.tool_choice
     if isinstance(choice, ResponsesNamedTool):
         choice = {"type": "function", "function": {"name": choice.name}}

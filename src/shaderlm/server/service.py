@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ..engine import Handle, Request
-from ..errors import ShaderlmError
+from ..engine import Engine, Handle, Request
 from .errors import RETRY_SECONDS, ApiError
 from .metrics import Metrics
 from .served import Served
 
+MAX_LARGE_BODIES = 8  # that are read, decoded and tokenised at the same time
+_FEW_TOKENS, _FEW_REQUESTS = 16_384, 8  # take a millisecond
 _log = logging.getLogger("shaderlm.server")
 
 
@@ -63,6 +64,7 @@ class Service:
         self.on_failure: Callable[[], None] = lambda: None
         self.on_loaded: Callable[[Served], None] = lambda served: None
         self.pace = Pace()
+        self.large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
         self.metrics, self.has_metrics, self.has_slots = Metrics(), metrics, slots
         self._ending = self._stopped = False
 
@@ -107,26 +109,35 @@ class Service:
         return self._served
 
     def _recover(self) -> None:
-        """Load the model again. If that fails, the server ends."""
+        """Load the model again, unless the server ends. If that fails, the server ends."""
+        if self._ending:
+            return
         lost, self._served = self._served, None
-        if not self._ending and lost is not None:
+        if lost is not None:
             _log.warning("the device is lost; the model is loaded again")
             self._loading = asyncio.create_task(self._loaded(lost))
 
     # Requests ------------------------------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[Request]) -> list[Handle]:
-        """Start all of them, or none."""
+    def check_queue(self) -> None:
+        """A 429 if the queue is full: before a body is read."""
+        self.served.model.engine.check_queue()
+
+    async def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        """Start all of them, or none. Where that takes long, it is done in a thread."""
         engine = self.served.model.engine
-        handles: list[Handle] = []
+        limit = engine.max_requests
+        if limit is not None and len(requests) > limit:
+            given = f"the request asks for {len(requests):,} generations, this server runs and queues {limit:,} at most"
+            raise ApiError(400, f"{given}; send several requests, or start it with a larger --queue")
+        if sum(len(request.prompt_ids) for request in requests) < _FEW_TOKENS and len(requests) < _FEW_REQUESTS:
+            return _submitted(engine, requests)
+        work = asyncio.ensure_future(asyncio.to_thread(_submitted, engine, requests))
         try:
-            for request in requests:
-                handles.append(engine.submit(request))
-        except ShaderlmError:
-            for handle in handles:
-                handle.cancel()
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_cancel_all)
             raise
-        return handles
 
     def finished(self, handles: Sequence[Handle]) -> None:
         """Requests are over: count them, and look after the device."""
@@ -140,9 +151,10 @@ class Service:
     async def drain(self, seconds: float) -> None:
         """No more requests. Those that are not over after so many seconds end with an error."""
         self._ending = True
-        if self._served is not None and not await self._served.model.engine.adrain(seconds):
+        served = self._served
+        if served is not None and not await served.model.engine.adrain(seconds):
             _log.warning("requests that are not over after %g s end now", seconds)
-            await asyncio.to_thread(self._served.model.engine.close)
+            await asyncio.to_thread(served.model.engine.close)
 
     async def stop(self) -> None:
         """Free the model."""
@@ -151,6 +163,25 @@ class Service:
         if served is not None:
             self._stopped = True
             await asyncio.to_thread(served.model.close)
+
+
+def _submitted(engine: Engine, requests: Sequence[Request]) -> list[Handle]:
+    handles: list[Handle] = []
+    try:
+        for request in requests:
+            handles.append(engine.submit(request))
+    except BaseException:
+        for handle in handles:
+            handle.cancel()
+        raise
+    return handles
+
+
+def _cancel_all(work: asyncio.Future[list[Handle]]) -> None:
+    """Nobody waits for them any more."""
+    if not work.cancelled() and work.exception() is None:
+        for handle in work.result():
+            handle.cancel()
 
 
 async def _in_a_thread(load: Callable[[], Served]) -> Served:

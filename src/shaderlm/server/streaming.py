@@ -30,16 +30,23 @@ _encode = msgspec.json.Encoder().encode
 
 async def respond(service: Service, prepared: Prepared, request: Request) -> Response:
     """The answer to a request. What the engine refuses is raised before anything is sent."""
-    handles = service.submit(prepared.requests)
+    handles = await service.submit(prepared.requests)
     if prepared.stream:
-        return EventStream(service, prepared, handles)
+        try:
+            return EventStream(service, prepared, handles)
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
     listening = asyncio.create_task(_listen(request.receive, handles))
     try:
         for handle in handles:
             await handle.aresult()
         if any(handle.cancelled for handle in handles):
             return Response(status_code=_GONE)
-        return Response(_encode(prepared.response(handles)), media_type="application/json")
+        # In a thread: a long answer with log probabilities takes seconds.
+        body = await asyncio.to_thread(lambda: _encode(prepared.response(handles)))
+        return Response(body, media_type="application/json")
     finally:
         await _leave(service, handles, listening)
 
@@ -72,18 +79,19 @@ class EventStream(Response):
         self._service, self._handles = service, handles
         self._writer = prepared.writer(handles)
         self._progress = prepared.return_progress
-        self._started = self._writing = False
+        self._started = self._over = self._counted = False
+        self._lock = asyncio.Lock()  # of what is sent
         self._last = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write all of it."""
         self._last = asyncio.get_running_loop().time()
         listening = asyncio.create_task(self._listen(receive, send))
-        self._service.pace.streams += 1
         try:
             try:
                 async for events in self._events():
                     if events:
+                        self._count()
                         await self._write(send, events)
             except Exception as problem:
                 error = api_error(problem)
@@ -92,19 +100,27 @@ class EventStream(Response):
                 if not self._started:
                     raise error from problem
                 await self._write(send, self._writer.error(error))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            async with self._lock:
+                self._over = True
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._service.pace.streams -= 1
+            self._service.pace.streams -= self._counted
             await _leave(self._service, self._handles, listening)
 
+    def _count(self) -> None:
+        """It writes, and does not wait in the queue any more."""
+        self._service.pace.streams += not self._counted
+        self._counted = True
+
     async def _write(self, send: Send, events: bytes) -> None:
-        self._writing = True
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": events, "more_body": True})
-        self._last = asyncio.get_running_loop().time()
-        self._writing = False
+        async with self._lock:
+            if self._over:
+                return
+            if not self._started:
+                self._started = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": events, "more_body": True})
+            self._last = asyncio.get_running_loop().time()
 
     async def _listen(self, receive: Receive, send: Send) -> None:
         """Until the client is gone; meanwhile a comment after each 15 s without an event."""
@@ -115,7 +131,7 @@ class EventStream(Response):
                     if (await receive())["type"] == "http.disconnect":
                         break
             except TimeoutError:
-                if self._writing:  # the reader is slow, not the writer
+                if self._lock.locked():  # the reader is slow, not the writer
                     self._last = loop.time()
                 elif loop.time() - self._last >= SILENT_SECONDS:
                     await self._write(send, b": waiting\n\n")

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from .common import MAX_STOPS, Count, NonEmpty, StopString, only
+from ...text.tools import MAX_TOOLS
+from .common import MAX_STOPS, Count, NonEmpty, SamplingFields, StopString, only
 
 # Requests ------------------------------------------------------------------------------------------------
 
@@ -108,16 +109,23 @@ class Metadata(Struct, kw_only=True):
     user_id: str | None = None
 
 
-class CountTokensRequest(Struct, kw_only=True):
-    """`POST /v1/messages/count_tokens`."""
+class CountTokensRequest(SamplingFields, kw_only=True):
+    """`POST /v1/messages/count_tokens`. How tokens are sampled has no effect on their count."""
 
     model: str
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
     system: str | list[TextBlock] | None = None
-    tools: list[AnthropicTool] | None = None
+    tools: Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # These have other names here, or no place in a message.
+    stop: Annotated[Any, only()] = None
+    n_predict: Annotated[Any, only()] = None
+    n_probs: Annotated[Any, only(0)] = None
+    timings_per_token: Annotated[Any, only(False)] = None
+    return_progress: Annotated[Any, only(False)] = None
     cache_control: CacheControl | None = None
     speed: Annotated[Any, only("standard")] = None
     user_profile_id: str | None = None
@@ -129,10 +137,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     max_tokens: Count
     stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     metadata: Metadata | None = None
     # Known, and honoured only with the value that changes nothing.
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -11,6 +11,7 @@ from ...engine.sampling import RANGES
 from ...graph.sampling import MAX_LOGPROBS
 
 MAX_CHOICES = 128
+MAX_PROMPTS = 2048  # OpenAI's
 MAX_STOPS = 64
 _MAX_U32 = (1 << 32) - 1
 

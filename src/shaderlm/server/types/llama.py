@@ -122,7 +122,7 @@ class TokenizeResponse(Struct):
 class DetokenizeRequest(Struct):
     """`POST /detokenize`."""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Meta(max_length=1 << 20)]
 
 
 class DetokenizeResponse(Struct):

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from ...text.tools import MAX_TOOLS
 from .common import (
+    MAX_PROMPTS,
     Alternatives,
     Choices,
     Count,
@@ -129,7 +131,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: Alternatives | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -283,8 +285,6 @@ class ChatChunk(Struct, kw_only=True):
 
 # Completions ---------------------------------------------------------------------------------------------
 
-Prompt = str | list[str] | list[TokenId] | list[list[TokenId]]
-
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """`POST /v1/completions`."""
@@ -341,7 +341,7 @@ class CompletionResponse(Struct, kw_only=True):
 class EmbeddingRequest(Struct, kw_only=True):
     """`POST /v1/embeddings`."""
 
-    input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=2048)]
+    input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=MAX_PROMPTS)]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from .common import Alternatives, Count, NonEmpty, StreamOptions, Temperature, TopP, only
+from ...text.tools import MAX_TOOLS
+from .common import Alternatives, Count, NonEmpty, SamplingFields, StreamOptions, only
 from .openai import ChatLogprob
 
 # Requests ------------------------------------------------------------------------------------------------
@@ -79,20 +80,16 @@ class ReasoningOptions(Struct, kw_only=True):
     generate_summary: str | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True):
+class ResponsesRequest(SamplingFields, kw_only=True):
     """`POST /v1/responses`."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     top_logprobs: Alternatives | None = None
     text: TextOptions | None = None
-    tools: list[ResponsesTool] | None = None
+    tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
@@ -100,6 +97,12 @@ class ResponsesRequest(Struct, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # These have other names here, or no place in a response.
+    n_predict: Annotated[Any, only()] = None
+    n_probs: Annotated[Any, only(0)] = None
+    timings_per_token: Annotated[Any, only(False)] = None
+    return_progress: Annotated[Any, only(False)] = None
     # Known, and honoured only with the value that changes nothing.
     store: Annotated[Any, only(False)] = None
     background: Annotated[Any, only(False)] = None
