@@ -155,7 +155,13 @@ def test_fields_beyond_openai(http: httpx.Client, server: Running) -> None:
         return http.post("/v1/chat/completions", json=body).json()["choices"][0]
 
     assert answer(stop_token_ids=[tokens[3]])["finish_reason"] == "stop"
-    assert answer(stop_token_ids=[tokens[3]], min_tokens=6, ignore_eos=True)["message"]["content"] != ""
+    body = {"messages": ASK, "max_tokens": 8, "temperature": 0, "stop_token_ids": [tokens[3]], "ignore_eos": True}
+    counts = [
+        http.post("/v1/chat/completions", json={**body, **more}).json()["usage"]["completion_tokens"]
+        for more in ({}, {"min_tokens": 6})
+    ]
+    assert counts[0] < 6
+    assert counts[1] >= 6
     assert answer(logit_bias={str(tokens[0]): -100})["message"] != answer()["message"]
     assert answer(logit_bias=[[tokens[0], False]])["message"] != answer()["message"]
     assert answer(repeat_penalty=5.0)["message"] == answer(repetition_penalty=5.0)["message"] != answer()["message"]

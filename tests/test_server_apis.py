@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import anthropic
 import httpx
+import msgspec
 import openai
 import pytest
 from anthropic.types import MessageCountTokensParams
@@ -17,9 +18,14 @@ from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 
+from shaderlm.engine import Delta, Handle, Request, TokenLogprob
+from shaderlm.server.chat import Chat
+from shaderlm.server.generation import Prepared
+from shaderlm.server.responses import Responses
+from shaderlm.server.served import Served
 from shaderlm.server.types.anthropic import CountTokensRequest, MessagesRequest
-from shaderlm.server.types.openai import ChatRequest, CompletionRequest, EmbeddingRequest
-from shaderlm.server.types.responses import ResponsesRequest
+from shaderlm.server.types.openai import ChatRequest, CompletionRequest, EmbeddingRequest, Message
+from shaderlm.server.types.responses import MessageItem, ResponsesRequest
 
 from .serving import Running, loader, running
 from .test_server import ASK
@@ -134,7 +140,9 @@ def test_an_error_before_the_first_event_has_its_status(server: Running) -> None
         found = http.post("/v1/chat/completions", json=body)
         assert (found.status_code, found.json()["error"]["type"]) == (400, "invalid_request_error")
         assert "logit_bias" in found.json()["error"]["message"]
-        assert http.post("/v1/messages", json={"model": "tiny", **body}).status_code == 400
+        message = http.post("/v1/messages", json={"model": "tiny", "max_tokens": 5, **body})
+        assert message.status_code == 400
+        assert "logit_bias" in message.json()["error"]["message"]
         assert http.post("/v1/chat/completions", json={**body, "stream": False}).status_code == 400
 
 
@@ -184,26 +192,140 @@ def test_named_and_forbidden_tools(client: openai.OpenAI) -> None:
     assert problem.value.param == "tool_choice"
 
 
+def generated(served: Served, request: Request, texts: Sequence[str]) -> tuple[Handle, list[Delta]]:
+    """A handle that generated these texts and ended, and a delta for each of them."""
+    handle, deltas = Handle(served.model.engine, request, 0), []
+    handle.submitted = handle.started = handle.first = handle.last = 1.0
+    for text in texts:
+        for token in served.model.tokenize(text, add_special=False):
+            handle.take_token(token, TokenLogprob(token, -1.0, []) if request.sampling.logprobs is not None else None)
+        deltas.append(next(handle))
+    handle.finish("stop")
+    return handle, deltas
+
+
+def written(prepared: Prepared, handle: Handle, deltas: Sequence[Delta]) -> list[Any]:
+    """The data of the events of a stream."""
+    writer = prepared.writer([handle])
+    raw = b"".join([*(writer.delta(0, delta) for delta in deltas), writer.finish(0), writer.end()])
+    return [json.loads(line[6:]) for line in raw.decode().splitlines() if line.startswith("data: {")]
+
+
+THOUGHT = ["Hm", ", so", "</th", "ink>\n", "The an", "swer"]
+
+
 def test_thoughts_are_told_from_the_answer(thinking: Running) -> None:
-    text = "</think>ok"
+    served = thinking.service.served
+    chat = Chat(served, ChatRequest(messages=[Message(role="user", content="x")]))
+    handle, deltas = generated(served, chat.requests[0], THOUGHT)
+    whole = chat.response([handle])
+    message = whole.choices[0].message
+    assert (message.reasoning_content, message.content) == ("Hm, so", "The answer")
+    thought = len(served.model.tokenize("Hm, so</think>\n", add_special=False)) - 1
+    assert 0 < whole.usage.completion_tokens_details.reasoning_tokens <= thought + 1 < whole.usage.completion_tokens
+    found = [choice["delta"] for chunk in written(chat, handle, deltas) for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in found) == "Hm, so"
+    assert "".join(delta.get("content") or "" for delta in found) == "The answer"
+
+
+def test_thoughts_that_are_cut(thinking: Running) -> None:
     with thinking.client() as http:
 
         def answer(**more: Any) -> Any:
-            body = {"messages": ASK, "grammar": f'root ::= "{text}"', "temperature": 0, **more}
-            return http.post("/v1/chat/completions", json=body)
+            return http.post("/v1/chat/completions", json={"messages": ASK, "temperature": 0, "max_tokens": 6, **more})
 
-        cut = answer(grammar=None, max_tokens=6).json()
+        cut = answer().json()
         message = cut["choices"][0]["message"]
         assert message["content"] == ""
         assert message["reasoning_content"]
         assert cut["usage"]["completion_tokens_details"]["reasoning_tokens"] == 6
-        plain = answer(grammar=None, max_tokens=6, reasoning_format="none").json()["choices"][0]["message"]
+        plain = answer(reasoning_format="none").json()["choices"][0]["message"]
         assert "reasoning_content" not in plain
         assert plain["content"].strip() == message["reasoning_content"].strip()
-        streamed = answer(grammar=None, max_tokens=6, stream=True).text
-        found = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
-        deltas = [choice["delta"] for chunk in found for choice in chunk["choices"]]
-        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
+
+
+def test_a_chunk_has_a_call_once(server: Running) -> None:
+    """Also where all tokens come at once: to a slow reader, or among many streams."""
+    served = server.service.served
+    body = {"messages": ASK, "tools": [TOOL], "stream": True}
+    chat = Chat(served, msgspec.convert(body, ChatRequest))
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Ulm", "days": 1}}</tool_call>'
+    handle, deltas = generated(served, chat.requests[0], ["Well", call + call])
+    lists = [
+        [each["index"] for each in choice["delta"]["tool_calls"]]
+        for chunk in written(chat, handle, deltas)
+        for choice in chunk["choices"]
+        if "tool_calls" in choice["delta"]
+    ]
+    assert all(len(set(indices)) == len(indices) for indices in lists), lists
+    assert {index for indices in lists for index in indices} == {0, 1}
+
+
+@pytest.mark.parametrize("options", [{"stop": ["city"]}, {"stop": ["}"]}])
+def test_a_call_that_is_cut_says_so(server: Running, options: Any) -> None:
+    body: Any = {"model": "tiny", "messages": ASK, "temperature": 0, "max_tokens": 300}
+    with server.client() as http:
+        chat = {**body, **options, "tools": [TOOL], "tool_choice": "required"}
+        assert http.post("/v1/chat/completions", json=chat).json()["choices"][0]["finish_reason"] == "length"
+        streamed = http.post("/v1/chat/completions", json={**chat, "stream": True}).text
+        assert '"finish_reason":"length"' in streamed
+        tool = {"name": "weather", "input_schema": SCHEMA}
+        message = {**body, "stop_sequences": options["stop"], "tools": [tool], "tool_choice": {"type": "any"}}
+        assert http.post("/v1/messages", json=message).json()["stop_reason"] == "max_tokens"
+        response = {"input": "x", **options, "tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"}
+        assert http.post("/v1/responses", json=response).json()["status"] == "incomplete"
+
+
+def test_fields_of_sampling_are_on_all_routes(server: Running) -> None:
+    with server.client() as http:
+
+        def response(**more: Any) -> Any:
+            found = http.post("/v1/responses", json={"input": "x", "max_output_tokens": 9, **more}).json()
+            return found["output"][0]["content"][0]["text"] if "output" in found else found["error"]["param"]
+
+        def message(**more: Any) -> Any:
+            body = {"model": "tiny", "messages": ASK, "max_tokens": 9, **more}
+            found = http.post("/v1/messages", json=body).json()
+            return found["content"][0]["text"] if "content" in found else found["error"]["message"]
+
+        for ask in (response, message):
+            assert ask(grammar='root ::= "yes"') == "yes"
+            assert ask(json_schema={"const": 7}) == "7"
+            assert ask(seed=3) == ask(seed=3) != ask(seed=4)
+            assert ask(min_p=1.0) == ask(top_k=1) == ask(temperature=0)
+            biased = server.model.tokenize("q", add_special=False)[0]
+            assert ask(logit_bias={str(biased): 100}, ignore_eos=True) == "q" * 9
+            assert "mirostat" in ask(mirostat=2)
+            assert "n_predict" in ask(n_predict=3)
+        assert response(stop="q", logit_bias={str(biased): 100}) == ""
+        assert "stop" in message(stop="q")
+
+
+def test_log_probabilities_of_a_response(thinking: Running) -> None:
+    """All of them, whole and streamed: also those of half a character and of thoughts."""
+    served = thinking.service.served
+    body = {"input": "x", "include": ["message.output_text.logprobs"], "stream": True}
+    responses = Responses(served, msgspec.convert(body, ResponsesRequest))
+    handle, deltas = generated(served, responses.requests[0], [*THOUGHT, " ist schö"])
+    half = served.model.tokenize("ö", add_special=False)
+    assert len(half) == 2
+    whole = responses.response([handle])
+    message = whole.output[1]
+    assert isinstance(message, MessageItem)
+    tokens = [each.token for each in message.content[0].logprobs]
+    assert len(tokens) == handle.usage.completion_tokens
+    # One delta for each token.
+    handle = Handle(served.model.engine, responses.requests[0], 0)
+    deltas = []
+    for token in served.model.tokenize("".join(THOUGHT) + " ist schö", add_special=False):
+        handle.take_token(token, TokenLogprob(token, -1.0, []))
+        deltas.append(next(handle))
+    handle.finish("stop")
+    events = written(responses, handle, deltas)
+    texts = [event for event in events if event["type"] == "response.output_text.delta"]
+    streamed = [each["token"] for event in texts for each in event["logprobs"]]
+    assert streamed == tokens
+    assert len(events[-1]["response"]["output"][1]["content"][0]["logprobs"]) == len(tokens)
 
 
 # Responses -----------------------------------------------------------------------------------------------

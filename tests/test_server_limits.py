@@ -12,19 +12,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from starlette.responses import Response
 
-from shaderlm.engine import EngineOptions
+from shaderlm.engine import EngineOptions, Handle
 from shaderlm.errors import DeviceError, InputError, ModelError
+from shaderlm.server import app as application
 from shaderlm.server import streaming
 from shaderlm.server.access import Access, Origins
+from shaderlm.server.chat import Chat
 from shaderlm.server.served import Served
-from shaderlm.server.service import Pace
+from shaderlm.server.service import MAX_LARGE_BODIES, Pace, Service
 
 from .command_line import shaderlm, start
 from .serving import Running, loader, running
@@ -62,19 +65,35 @@ def idle(server: Running) -> bool:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_goes_away_is_cancelled_and_nobody_else(server: Running, stream: bool) -> None:
+def test_who_goes_away_is_cancelled_and_nobody_else(
+    server: Running, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     until(lambda: idle(server))
     expected = server.model.chat(ASK, max_tokens=300, ignore_eos=True)
     before = server.model.engine.stats().finished.get("closed", 0)
+    steps = dict[str, int]()
+    cancel, finish = Handle.cancel, Handle.finish
+
+    def cancelled(handle: Handle) -> None:
+        if handle.finish_reason is None:
+            steps.setdefault("cancelled", server.model.engine.stats().steps)
+        cancel(handle)
+
+    def finished(handle: Handle, reason: str) -> None:
+        if reason == "closed":
+            steps.setdefault("finished", server.model.engine.stats().steps)
+        finish(handle, reason)
+
+    monkeypatch.setattr(Handle, "cancel", cancelled)
+    monkeypatch.setattr(Handle, "finish", finished)
     with server.client() as http, ThreadPoolExecutor(1) as pool:
         body = {**LONG, "max_tokens": 300, "stream": False}
         stays = pool.submit(lambda: http.post("/v1/chat/completions", json=body).json())
         leaver = _connected(server, {**LONG, "stream": stream})
         until(lambda: sum(each.completion_tokens > 0 for each in server.model.engine.sequences()) == 2)
-        steps = server.model.engine.stats().steps
         leaver.close()
         until(lambda: server.model.engine.stats().finished.get("closed", 0) == before + 1)
-        assert server.model.engine.stats().steps - steps < 200, "long before its end"
+        assert steps["finished"] - steps["cancelled"] <= 1
         assert stays.result(30)["choices"][0]["message"]["content"] == expected
     until(lambda: idle(server))
 
@@ -115,6 +134,84 @@ def test_a_full_queue_is_a_429(server: Running) -> None:
     for each in busy:
         each.close()
     until(lambda: idle(server))
+
+
+def test_more_generations_than_there_can_be_are_a_400(server: Running) -> None:
+    until(lambda: idle(server))
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json={**LONG, "n": 4, "max_tokens": 1})
+        assert found.status_code == 400, "it would be a 429 for ever"
+        assert "4 generations, this server runs and queues 3 at most" in found.json()["error"]["message"]
+        assert http.post("/v1/chat/completions", json={**LONG, "n": 3, "max_tokens": 1}).status_code == 200
+    until(lambda: idle(server))
+
+
+def test_a_full_queue_reads_no_bodies(server: Running) -> None:
+    until(lambda: idle(server))
+    busy = [_connected(server, LONG) for _ in range(3)]
+    until(lambda: len(server.model.engine.sequences()) == 3)
+    more = _begun(server, 1000)
+    assert more.recv(1 << 16).startswith(b"HTTP/1.1 429")
+    for each in [*busy, more]:
+        each.close()
+    until(lambda: idle(server))
+
+
+def _begun(server: Running, length: int) -> socket.socket:
+    """A request whose body does not come."""
+    where = urlsplit(server.url)
+    made = socket.create_connection((where.hostname, where.port))
+    made.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % length)
+    return made
+
+
+def test_few_large_bodies_are_read_at_the_same_time(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    until(lambda: idle(server))
+    service = server.service
+    slow = [_begun(server, 2 << 20) for _ in range(MAX_LARGE_BODIES)]
+    until(service.large_bodies.locked)
+    monkeypatch.setattr(application, "BODY_SECONDS", 0.01)
+    with server.client() as http, ThreadPoolExecutor(1) as pool:
+        body = json.dumps({"prompt": "x" * (2 << 20)}).encode()
+        waits = pool.submit(lambda: http.post("/v1/completions", content=body, timeout=60).status_code)
+        small = {**LONG, "stream": False, "max_tokens": 1}
+        assert http.post("/v1/chat/completions", json=small).status_code == 200
+        assert not waits.done()
+        monkeypatch.undo()
+        for each in slow:
+            each.close()
+        assert waits.result(60) == 400, "too long for the context"
+    until(lambda: not service.large_bodies.locked())
+
+
+def test_a_large_body_that_does_not_come(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "BODY_SECONDS", 0.01)
+    slow = _begun(server, 2 << 20)
+    assert slow.recv(1 << 16).startswith(b"HTTP/1.1 400")
+    slow.close()
+
+
+def test_long_work_is_not_done_by_the_event_loop(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    until(lambda: idle(server))
+    threads = set[int | None]()
+    response, submit = Chat.response, server.model.engine.submit
+
+    def answered(chat: Chat, handles: Any) -> Any:
+        threads.add(threading.get_ident())
+        return response(chat, handles)
+
+    def submitted(request: Any) -> Any:
+        threads.add(threading.get_ident())
+        return submit(request)
+
+    monkeypatch.setattr(Chat, "response", answered)
+    monkeypatch.setattr(server.model.engine, "submit", submitted)
+    monkeypatch.setattr("shaderlm.server.service._FEW_TOKENS", 1)
+    with server.client() as http:
+        small = {**LONG, "stream": False, "max_tokens": 1}
+        assert http.post("/v1/chat/completions", json=small).status_code == 200
+    assert threads
+    assert server.thread.ident not in threads
 
 
 @pytest.mark.long  # fewer tokens fit the buffers of a connection
@@ -169,9 +266,10 @@ def test_many_connections(server: Running) -> None:
     until(lambda: idle(server))
     where = urlsplit(server.url)
     held = [socket.create_connection((where.hostname, where.port)) for _ in range(1000)]
-    with server.client() as http:
-        assert http.get("/health").status_code == 200
     for each in held:
+        each.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    for each in held:
+        assert each.recv(1 << 16).startswith(b"HTTP/1.1 200")
         each.close()
 
 
@@ -208,7 +306,8 @@ def test_an_error_within_a_stream_is_one_event_and_the_end(path: Path) -> None:
 # Keys and origins ----------------------------------------------------------------------------------------
 
 
-def test_keys(path: Path) -> None:
+def test_keys(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(0)
     with running(loader(path), keys=["first", "zweiter-schlüssel"]) as server, server.client() as http:
         assert http.get("/health").status_code == 200
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "firs"}, {"Authorization": "first"}):
@@ -220,6 +319,8 @@ def test_keys(path: Path) -> None:
         for admitted in good:
             assert http.get("/v1/models", headers=admitted).status_code == 200
         assert http.post("/v1/messages", json={}).json()["type"] == "error"
+    ours = [record.getMessage() for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))]
+    assert not [line for line in ours if "first" in line or "schlüssel" in line], "keys are not logged"
 
 
 def test_origins(server: Running) -> None:
@@ -347,6 +448,35 @@ def test_a_lost_device_is_a_503_and_the_model_comes_back(path: Path) -> None:
         assert server.model is not first
         body = {**LONG, "stream": False, "max_tokens": 3}
         assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_a_device_that_is_lost_while_the_server_drains() -> None:
+    """The model is not loaded again, and is closed at the end."""
+    closed = list[str]()
+
+    class Lost:
+        lost = DeviceError("gone")
+
+        async def adrain(self, seconds: float) -> bool:
+            service.finished([])
+            return False
+
+        def close(self) -> None:
+            closed.append("engine")
+
+    model = SimpleNamespace(engine=Lost(), close=lambda: closed.append("model"))
+    service = Service(lambda: cast("Served", SimpleNamespace(model=model)))
+
+    async def run() -> None:
+        loaded = asyncio.Event()
+        service.on_loaded = lambda served: loaded.set()
+        service.start()
+        await loaded.wait()
+        await service.drain(0.1)
+        await service.stop()
+
+    asyncio.run(run())
+    assert closed == ["engine", "model"]
 
 
 def test_draining_lets_requests_finish(path: Path) -> None:

@@ -47,6 +47,10 @@ def test_completion(http: httpx.Client, server: Running) -> None:
     assert parts[-1]["timings"]["predicted_n"] == 8
     mixed = http.post("/completion", json={**body, "prompt": ["the", *server.model.tokenize(" an")]}).json()
     assert mixed["content"] == expected
+    several = http.post("/completion", json={**body, "prompt": ["the", "an"]})
+    assert (several.status_code, several.json()["error"]["param"]) == (400, "prompt")
+    one = http.post("/completion", json={**body, "prompt": ["the an"]}).json()
+    assert one["content"] == expected
     stopped = http.post("/completion", json={**body, "stop": [expected[3:5]]}).json()
     assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", expected[3:5])
 
@@ -62,6 +66,7 @@ def test_a_prompt_can_be_read_into_the_cache(http: httpx.Client) -> None:
     prompt = "the in an " * 20
     read = http.post("/completion", json={"prompt": prompt, "n_predict": 0}).json()
     assert (read["content"], read["tokens_predicted"]) == ("", 0)
+    assert (read["stop_type"], read["generation_settings"]["n_predict"]) == ("limit", 0)
     again = http.post("/completion", json={"prompt": prompt, "n_predict": 1}).json()
     assert again["tokens_cached"] > 0
 

@@ -86,12 +86,12 @@ def test_a_route_does_what_the_document_says(
 
 
 @pytest.mark.long
-def test_all_of_the_document(server: Running) -> None:
+def test_all_of_the_document(server: Running, tmp_path: Path) -> None:
     """By schemathesis's own program, which also tries each value of each field by itself, and other methods."""
     names = [check.__name__ for check in CHECKS]
     options = ["--checks", ",".join([*names, "unsupported_method"]), "--max-examples", "20", "--no-color"]
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
 
 

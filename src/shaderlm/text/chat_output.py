@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,11 +106,6 @@ class ChatParser:
         self._take: Callable[[], bool] = self._take_start if output.reasoning else self._take_first
         if output.reasoning and output.thinking:
             self._take = self._take_first_of_reasoning
-
-    @property
-    def has_calls(self) -> bool:
-        """Was there a call?"""
-        return self._calls.count > 0
 
     def push(self, text: str) -> list[ChatDelta]:
         """What is certain now."""
@@ -218,12 +214,11 @@ class ChatParser:
                 if self._calls.started:
                     self._pending, self._take = text[at:], self._take_broken
                 else:
-                    self._emit_content(self._raw + character)
+                    self._emit_content(self._raw + text[: at + 1])
                     self._pending, self._take = text[at + 1 :], self._take_content
                 self._raw = ""
                 self._calls.restart()
                 return True
-            self._raw = "" if self._calls.started else self._raw + character
             if over:
                 self._found += self._calls.taken()
                 self._raw, self._pending = "", text[at + 1 :]
@@ -232,7 +227,7 @@ class ChatParser:
                 self._take = self._take_end_tag if self._format.calls.end else self._take_next
                 return True
         self._found += self._calls.taken()
-        self._pending = ""
+        self._raw, self._pending = "" if self._calls.started else self._raw + text, ""
         return False
 
     def _take_broken(self) -> bool:
@@ -275,17 +270,22 @@ class ChatParser:
 def _joined(found: list[ChatDelta]) -> list[ChatDelta]:
     """Neighbours of one kind as one. A delta with a name stays alone."""
     made: list[ChatDelta] = []
-    for each in found:
-        last = made[-1] if made else None
-        if isinstance(each, CallDelta):
-            if each.name is None and isinstance(last, CallDelta) and last.name is None and last.index == each.index:
-                made[-1] = CallDelta(each.index, None, last.arguments + each.arguments)
-                continue
-        elif last is not None and type(last) is type(each):
-            made[-1] = type(each)(last.text + each.text)
-            continue
-        made.append(each)
+    for (kind, index, _), group in itertools.groupby(enumerate(found), _kind):
+        each = [delta for _, delta in group]
+        if kind is CallDelta:
+            name = each[0].name if isinstance(each[0], CallDelta) else None
+            made.append(CallDelta(index, name, "".join(call.arguments for call in each if isinstance(call, CallDelta))))
+        else:
+            made.append(kind("".join(delta.text for delta in each if not isinstance(delta, CallDelta))))
     return made
+
+
+def _kind(numbered: tuple[int, ChatDelta]) -> tuple[Any, int, int]:
+    """Equal for neighbours that can be joined."""
+    number, delta = numbered
+    if isinstance(delta, CallDelta):
+        return CallDelta, delta.index, -1 if delta.name is None else number
+    return type(delta), -1, -1
 
 
 # JSON of calls ---------------------------------------------------------------------------------------------------
@@ -299,13 +299,13 @@ class _Value:
     """Where one JSON value ends. Takes it character by character; checks brackets and strings, nothing else."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self._parts: list[str] = []
         self._depth = 0
         self._string = self._escaped = False
 
     def push(self, character: str) -> bool:
         """True: this was its last character. A number or a word has no last one: see `closed_by`."""
-        self.text += character
+        self._parts.append(character)
         if self._string:
             if self._escaped:
                 self._escaped = False
@@ -323,9 +323,14 @@ class _Value:
             return self._depth == 0
         return False
 
+    @property
+    def text(self) -> str:
+        """All of it so far."""
+        return "".join(self._parts)
+
     def closed_by(self, character: str) -> bool:
         """Is it a number or a word, and this the first character after it?"""
-        return self._depth == 0 and not self._string and character in ",}" + _SPACE
+        return bool(self._parts) and self._depth == 0 and not self._string and character in ",}" + _SPACE
 
 
 class _Calls:
@@ -415,13 +420,14 @@ class _Calls:
         return self._inside(character)
 
     def _inside(self, character: str) -> bool:
-        if self._value.closed_by(character) and self._value.text:
+        if self._value.closed_by(character):
             self._expect = self._after_value
             return self._after_value(character)
         over = self._value.push(character)
         if self._member in _ARGUMENTS:
             if self._name is None:
-                self._arguments = (self._arguments or "") + character
+                if over:
+                    self._arguments = self._value.text
             else:
                 self._found.append(CallDelta(self.count - 1, None, character))
                 self._complete = over
