@@ -303,6 +303,36 @@ def test_an_error_within_a_stream_is_one_event_and_the_end(path: Path) -> None:
         assert http.post("/v1/chat/completions", json=LONG).status_code == 503
 
 
+def test_a_response_that_fails(path: Path) -> None:
+    with running(loader(path)) as server, server.client() as http:
+        body = {"input": "x", "ignore_eos": True, "stream": True}
+        with http.stream("POST", "/v1/responses", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.model.engine.close()
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+        assert events[-1]["response"]["status"] == "failed"
+        assert events[-1]["response"]["error"]["code"] == "unavailable_error"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_fault_within_a_generation_is_logged(
+    server: Running, stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(request: Any) -> Handle:
+        handle = Handle(server.model.engine, request, 0)
+        handle.submitted = 1.0
+        handle.fail(ModelError("weights are missing"))
+        return handle
+
+    monkeypatch.setattr(server.model.engine, "submit", broken)
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json={**LONG, "stream": stream})
+    assert (found.status_code, found.json()["error"]["type"]) == (500, "server_error")
+    assert "weights are missing" in caplog.text
+
+
 # Keys and origins ----------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from shaderlm.engine import Handle
+from shaderlm.server.metrics import Metrics
+
 from .serving import Running, loader, running
 from .test_server import ASK, events
 from .tiny_models import write_tiny_llama
@@ -108,6 +111,21 @@ def test_props_and_slots(http: httpx.Client) -> None:
 
 def _metric(text: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+
+def test_speeds_are_of_requests_that_are_over(server: Running) -> None:
+    served, metrics = server.service.served, Metrics()
+    handle = Handle(served.model.engine, served.model.request("the an"), 0)
+    handle.submitted, handle.started, handle.first, handle.last = 1.0, 2.0, 4.0, 14.0
+    handle.sequence.cached_tokens = 1
+    for _ in range(21):
+        handle.take_token(5, None)
+    handle.finish("length")
+    metrics.finished(handle)
+    text = metrics.text(served).decode()
+    tokens = len(served.model.tokenize("the an")) - 1
+    assert f"llamacpp:prompt_tokens_seconds {tokens / 2}\n" in text
+    assert "llamacpp:predicted_tokens_seconds 2.0\n" in text
 
 
 def test_metrics(http: httpx.Client) -> None:

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..graph.sampling import MAX_LOGPROBS
 from ..runtime.runner import SamplerSettings
 
-_MAX_U32 = (1 << 32) - 1
+MAX_U32 = (1 << 32) - 1
 
 
 def _number(name: str, value: Any, minimum: float, maximum: float, expected: str) -> float:
@@ -34,7 +34,7 @@ def _biases(given: Any) -> Mapping[int, float]:
         raise InputError(f"logit_bias must be a mapping from token ids to numbers, got {type(given).__name__}")
     checked = {}
     for token, value in given.items():
-        key = _whole("a token id of logit_bias", token, 0, _MAX_U32, "a whole number of at least 0")
+        key = _whole("a token id of logit_bias", token, 0, MAX_U32, "a whole number of at least 0")
         banned = isinstance(value, Real) and float(value) == -math.inf
         name, expected = f"logit_bias[{key}]", "a number in −100 … 100, or −inf"
         checked[key] = -math.inf if banned else _number(name, value, -100, 100, expected)
@@ -73,7 +73,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {name: _number(name, getattr(self, name), *bounds) for name, bounds in RANGES.items()}
-        checked["top_k"] = _whole("top_k", self.top_k, 0, _MAX_U32, "a whole number of at least 0 (0: off)")
+        checked["top_k"] = _whole("top_k", self.top_k, 0, MAX_U32, "a whole number of at least 0 (0: off)")
         checked["logit_bias"] = _biases(self.logit_bias)
         if self.seed is not None:
             expected = "None or a whole number in −2^63 … 2^64 − 1"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ..engine import Handle, Request
 from ..text import Tokenizer
@@ -93,17 +93,17 @@ class Finish:
     metrics: Literal["stop", "length", "abort", "error"]
 
 
-_CUT: tuple[Any, ...] = ("length", "max_tokens", "incomplete", "limit")
+_CUT = Finish("length", "max_tokens", "incomplete", "limit", "length")
 # By the engine's reason; "stop" is told apart further.
 FINISHES = {
     "stop": Finish("stop", "end_turn", "completed", "eos", "stop"),  # the model ended it
     "form": Finish("stop", "end_turn", "completed", "none", "stop"),  # its form was complete
     "word": Finish("stop", "stop_sequence", "completed", "word", "stop"),
     "calls": Finish("tool_calls", "tool_use", "completed", "none", "stop"),
-    "length": Finish(*_CUT, "length"),
-    "deadline": Finish(*_CUT, "length"),
-    "closed": Finish(*_CUT, "abort"),
-    "error": Finish(*_CUT, "error"),
+    "length": _CUT,
+    "deadline": _CUT,
+    "closed": replace(_CUT, metrics="abort"),
+    "error": replace(_CUT, metrics="error"),
 }
 
 

@@ -49,11 +49,19 @@ class Metrics:
     def __init__(self) -> None:
         self.first_token, self.between = Histogram(_SECONDS), Histogram(_BETWEEN)
         self.whole, self.queued = Histogram(_SECONDS), Histogram(_SECONDS)
+        # Of requests that are over: tokens of prompts that were computed, tokens after the first, and their seconds.
+        self.prompt_tokens = self.decoded_tokens = 0
+        self.prompt_seconds = self.decode_seconds = 0.0
 
     def finished(self, handle: Handle) -> None:
         """A request is over."""
         timing = handle.timing
         self.queued.observe(timing.queue_seconds)
+        if handle.started:
+            self.prompt_tokens += handle.usage.prompt_tokens - handle.usage.cached_tokens
+            self.prompt_seconds += timing.prompt_seconds
+            self.decoded_tokens += timing.decoded
+            self.decode_seconds += timing.decode_seconds
         if not handle.usage.completion_tokens:
             return
         first = timing.queue_seconds + timing.prompt_seconds
@@ -78,7 +86,7 @@ class _Collector:
         stats = self._served.model.engine.stats()
         yield from self._engine(stats)
         yield from self._histograms()
-        yield from _llama(stats)
+        yield from _llama(stats, self._metrics)
 
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
         name = self._served.name
@@ -124,11 +132,11 @@ class _Collector:
             yield family
 
 
-def _llama(stats: EngineStats) -> Iterator[Metric]:
+def _llama(stats: EngineStats, metrics: Metrics) -> Iterator[Metric]:
     yield CounterMetricFamily("llamacpp:prompt_tokens", "Tokens of prompts", stats.prompt_tokens)
     yield CounterMetricFamily("llamacpp:tokens_predicted", "Tokens that were generated", stats.generation_tokens)
-    read = stats.prompt_tokens / stats.prompt_seconds if stats.prompt_seconds > 0 else 0.0
-    made = stats.generation_tokens / stats.decode_seconds if stats.decode_seconds > 0 else 0.0
+    read = metrics.prompt_tokens / metrics.prompt_seconds if metrics.prompt_seconds > 0 else 0.0
+    made = metrics.decoded_tokens / metrics.decode_seconds if metrics.decode_seconds > 0 else 0.0
     yield GaugeMetricFamily("llamacpp:prompt_tokens_seconds", "Prompt tokens per second of a request", read)
     yield GaugeMetricFamily("llamacpp:predicted_tokens_seconds", "Generated tokens per second of a request", made)
     yield GaugeMetricFamily("llamacpp:requests_processing", "Requests that run", stats.running)

@@ -45,8 +45,10 @@ from .types.responses import (
     ResponseCompleted,
     ResponseCreated,
     ResponseEvent,
+    ResponseFailed,
     ResponseIncomplete,
     ResponseInProgress,
+    ResponsesError,
     ResponsesNamedTool,
     ResponsesRequest,
     ResponsesTool,
@@ -78,14 +80,16 @@ class Responses:
         self.requests = [conversation_of(body).request(served, options)]
         self.id, self.created = new_id("resp_"), int(time.time())
 
-    def made(self, status: str, output: list[Item], usage: ResponsesUsage | None = None) -> Response:
+    def made(
+        self, status: str, output: list[Item], usage: ResponsesUsage | None = None, error: ResponsesError | None = None
+    ) -> Response:
         """The response as far as it is."""
         body, sampling = self.body, self.requests[0].sampling
         return Response(
             id=self.id,
             created_at=self.created,
             status=status,  # type: ignore[arg-type]
-            error=None,
+            error=error,
             incomplete_details=Incomplete("max_output_tokens") if status == "incomplete" else None,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
@@ -265,9 +269,11 @@ class ResponsesWriter:
         return b""
 
     def error(self, problem: ApiError) -> bytes:
-        """An error event."""
+        """An error event, and the end of the response."""
+        begun = self._begin()
         event = ErrorEvent(sequence_number=0, code=problem.type, message=str(problem), param=problem.param)
-        return self._event(event)
+        failed = self._responses.made("failed", self._output.items, error=ResponsesError(problem.type, str(problem)))
+        return begun + self._event(event) + self._event(ResponseFailed(sequence_number=0, response=failed))
 
 
 def usage_of(served: Served, handle: Handle, parser: AnswerParser) -> ResponsesUsage:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..engine import Delta, Handle
-from .errors import api_error
+from .errors import ApiError, api_error
 from .generation import Prepared
 from .service import Service
 
@@ -40,8 +40,11 @@ async def respond(service: Service, prepared: Prepared, request: Request) -> Res
             raise
     listening = asyncio.create_task(_listen(request.receive, handles))
     try:
-        for handle in handles:
-            await handle.aresult()
+        try:
+            for handle in handles:
+                await handle.aresult()
+        except Exception as problem:
+            raise _error_of(problem) from problem
         if any(handle.cancelled for handle in handles):
             return Response(status_code=_GONE)
         # In a thread: a long answer with log probabilities takes seconds.
@@ -49,6 +52,14 @@ async def respond(service: Service, prepared: Prepared, request: Request) -> Res
         return Response(body, media_type="application/json")
     finally:
         await _leave(service, handles, listening)
+
+
+def _error_of(problem: Exception) -> ApiError:
+    """What a generation's problem is to a client. What is nobody's fault but the server's is logged."""
+    error = api_error(problem)
+    if error.status == 500:
+        _log.error("a generation ended with an error", exc_info=problem)
+    return error
 
 
 async def _listen(receive: Receive, handles: Sequence[Handle]) -> None:
@@ -94,9 +105,7 @@ class EventStream(Response):
                         self._count()
                         await self._write(send, events)
             except Exception as problem:
-                error = api_error(problem)
-                if error.status == 500:
-                    _log.exception("a stream ended with an error")
+                error = _error_of(problem)
                 if not self._started:
                     raise error from problem
                 await self._write(send, self._writer.error(error))

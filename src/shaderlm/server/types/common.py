@@ -7,13 +7,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ...engine.sampling import RANGES
+from ...engine.sampling import MAX_U32, RANGES
 from ...graph.sampling import MAX_LOGPROBS
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 2048  # OpenAI's
 MAX_STOPS = 64
-_MAX_U32 = (1 << 32) - 1
 
 
 def only(*values: Any) -> Meta:
@@ -33,12 +32,12 @@ TopP = Annotated[float, _within("top_p")]
 MinP = Annotated[float, _within("min_p")]
 RepetitionPenalty = Annotated[float, _within("repetition_penalty")]
 Penalty = Annotated[float, _within("presence_penalty")]
-TopK = Annotated[int, Meta(ge=-1, le=_MAX_U32, description="−1 or 0: all tokens")]
+TopK = Annotated[int, Meta(ge=-1, le=MAX_U32, description="−1 or 0: all tokens")]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Count = Annotated[int, Meta(ge=1, le=_MAX_U32)]
-CountOrZero = Annotated[int, Meta(ge=0, le=_MAX_U32)]
-TokenId = Annotated[int, Meta(ge=0, le=_MAX_U32)]
-Predict = Annotated[int, Meta(ge=-2, le=_MAX_U32, description="−1 or −2: until the context is full")]
+Count = Annotated[int, Meta(ge=1, le=MAX_U32)]
+CountOrZero = Annotated[int, Meta(ge=0, le=MAX_U32)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_U32)]
+Predict = Annotated[int, Meta(ge=-2, le=MAX_U32, description="−1 or −2: until the context is full")]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Bias = dict[int, Annotated[float, Meta(ge=-100, le=100)]]
