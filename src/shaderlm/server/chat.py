@@ -28,12 +28,12 @@ from .types.openai import (
     ChunkChoice,
     DeltaFunction,
     Function,
+    FunctionCall,
     MadeToolCall,
     Message,
     NamedTool,
     TextPart,
     ToolCallDelta,
-    ToolCallFunction,
 )
 
 _encode = msgspec.json.Encoder().encode
@@ -80,7 +80,7 @@ class Chat:
 
     def _choice(self, index: int, handle: Handle, answer: Answer, parser: AnswerParser) -> ChatChoice:
         calls = [
-            MadeToolCall(call.id, "function", ToolCallFunction(call.name, call.arguments)) for call in answer.calls
+            MadeToolCall(call.id, "function", FunctionCall(call.name, call.arguments)) for call in answer.calls
         ]
         message = AnswerMessage(
             content=answer.content if answer.content or not calls else None,

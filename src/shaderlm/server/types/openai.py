@@ -65,7 +65,7 @@ class TextPart(Struct):
 
 
 class FunctionCall(Struct):
-    """The function that a message calls; its arguments are JSON."""
+    """The function that is called; its arguments are JSON."""
 
     name: str
     arguments: str
@@ -185,19 +185,12 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
-class ToolCallFunction(Struct):
-    """The function that is called."""
-
-    name: str
-    arguments: str
-
-
 class MadeToolCall(Struct):
     """A call that the model makes."""
 
     id: str
     type: Literal["function"]
-    function: ToolCallFunction
+    function: FunctionCall
 
 
 class AnswerMessage(Struct, kw_only=True):
