@@ -427,6 +427,7 @@ class Allowed:
     def __init__(self, tokens: int, fails: bool = False) -> None:
         self.seen: list[int] = []
         self.masks, self.tokens, self.fails = 0, tokens, fails
+        self.ends = True  # with the last of its tokens
 
     def start(self) -> Allowed:
         return self
@@ -440,10 +441,32 @@ class Allowed:
 
     def accept(self, token: int) -> bool:
         self.seen.append(token)
-        return len(self.seen) < self.tokens
+        return len(self.seen) < self.tokens or not self.ends
 
     def is_complete(self, dropped: int, kept: bytes) -> bool:
         return len(self.seen) - dropped >= self.tokens
+
+
+class Unknown(Allowed):
+    """A constraint that cannot say whether a text is complete."""
+
+    def is_complete(self, dropped: int, kept: bytes) -> bool:
+        raise ZeroDivisionError("nobody knows")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"), [(Allowed(3), "stop"), (Allowed(60), "length"), (Unknown(3), "length")]
+)
+def test_a_stop_id_within_a_form(model: LanguageModel, constraint: Allowed, reason: str) -> None:
+    ids = expected([6], 60)
+    at = next(i for i, token in enumerate(ids) if i > 2 and token not in ids[:i])
+    constraint.tokens = at + 1 if constraint.tokens == 60 else at
+    constraint.ends = False
+    plain = model.engine.submit(request([5], 60))
+    handle = model.engine.submit(request([6], 60, constraint=constraint, stop_ids=frozenset({ids[at]})))
+    assert ids_of(handle) == ids[:at]
+    assert handle.finish_reason == reason
+    assert ids_of(plain) == expected([5], 60)
 
 
 def test_a_constraint_sees_every_token_and_holds_nobody_up(model: LanguageModel) -> None:

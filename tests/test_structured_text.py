@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shaderlm.errors import InputError
@@ -166,6 +166,7 @@ PIECES += ['"parameters": ', "}", "{", "]", "[", '"', "\\", ",", ":", ";", " ", 
 PIECES += [call("f", {"k": [1, "}"]}), call("f", {}, "parameters")]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(FORMATS)), st.lists(st.sampled_from(PIECES), max_size=14), st.randoms(), st.booleans())
 @example("tagged", ["<tool_call>", '{"name": "f", ', '"arguments": {', "}", "}", "<", "a"], None, False)
 def test_cuts_change_nothing(kind: str, pieces: list[str], random: Any, whole: bool) -> None:
@@ -193,6 +194,7 @@ objects = st.dictionaries(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     plain_texts | st.none(), plain_texts | st.none(), st.lists(objects, max_size=3), st.integers(1, 9), st.booleans()
 )

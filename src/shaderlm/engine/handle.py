@@ -246,7 +246,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     def dropped(self) -> tuple[int, bytes]:
         """How many of the last tokens a stop string touches, and the bytes of them that come before it."""
         cut, tokens = self._text.cut_bytes, 0
-        while cut > 0:
+        while cut > 0 and tokens < len(self._ids):  # a broken character is shorter than U+FFFD, which stands for it
             tokens += 1
             raw = self._text.bytes_of(self._ids[-tokens])
             if len(raw) > cut:

@@ -531,7 +531,10 @@ class Engine:
     def _stop_reason(self, handle: Handle) -> str:
         """Why a generation ends that a stop id or a stop string ends. A form that is not complete is cut."""
         constraint = handle.constraint
-        return "stop" if constraint is None or constraint.is_complete(*handle.dropped()) else "length"
+        try:
+            return "stop" if constraint is None or constraint.is_complete(*handle.dropped()) else "length"
+        except Exception:  # of this request alone: nobody says that it is complete
+            return "length"
 
     def _deliver(self, confirmed: Confirmed) -> None:
         """Text for the readers."""

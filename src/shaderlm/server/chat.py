@@ -79,9 +79,7 @@ class Chat:
         )
 
     def _choice(self, index: int, handle: Handle, answer: Answer, parser: AnswerParser) -> ChatChoice:
-        calls = [
-            MadeToolCall(call.id, "function", FunctionCall(call.name, call.arguments)) for call in answer.calls
-        ]
+        calls = [MadeToolCall(call.id, "function", FunctionCall(call.name, call.arguments)) for call in answer.calls]
         message = AnswerMessage(
             content=answer.content if answer.content or not calls else None,
             reasoning_content=answer.reasoning if parser.reasoned else UNSET,
