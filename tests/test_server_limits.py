@@ -27,7 +27,7 @@ from shaderlm.server import streaming
 from shaderlm.server.access import Access, Origins
 from shaderlm.server.chat import Chat
 from shaderlm.server.served import Served
-from shaderlm.server.service import MAX_LARGE_BODIES, Pace, Service
+from shaderlm.server.service import MAX_LARGE_BODIES, Service, WriteCoalescing
 
 from .command_line import shaderlm, start
 from .serving import Running, loader, running
@@ -255,8 +255,8 @@ def test_many_streams_write_together(server: Running, monkeypatch: pytest.Monkey
             text = http.post("/v1/chat/completions", json={**LONG, "max_tokens": 100}).text
         return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
 
-    monkeypatch.setattr(Pace, "BUSY_STREAMS", 1)
-    monkeypatch.setattr(Pace, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(WriteCoalescing, "BUSY_STREAMS", 1)
+    monkeypatch.setattr(WriteCoalescing, "INTERVAL_SECONDS", 0.05)
     together = chunks()
     assert chat_text(together) == expected
     assert len(together) < 50, "several tokens in each"

@@ -24,8 +24,8 @@ from .structured import (
     check_schema,
     guided,
     json_text,
-    refused_place,
     structure_grammar,
+    unsupported_place,
     whole_grammar,
 )
 
@@ -109,7 +109,7 @@ class GrammarCompiler:
 
     def of_structure(self, structure: Structure) -> Grammar:
         """For a text."""
-        return self._compiled(whole_grammar(self._structure(structure)), lambda reason: _refused(structure, reason))
+        return self._compiled(whole_grammar(self._structure(structure)), lambda reason: _unsupported(structure, reason))
 
     def of_chat(
         self, output: ChatFormat, choice: ToolChoice | None, structure: Structure | None, *, may_think: bool
@@ -130,7 +130,7 @@ class GrammarCompiler:
             self._check_schema(json.loads(structure.text), structure.option)
         grammar = structure_grammar(structure, self._lark)
         if structure.kind != "json_schema":
-            self._compiled(whole_grammar(grammar), lambda reason: _refused(structure, reason))
+            self._compiled(whole_grammar(grammar), lambda reason: _unsupported(structure, reason))
         return grammar
 
     def _parameters(self, choice: ToolChoice, i: int) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class GrammarCompiler:
     def _check_schema(self, schema: Any, option: str, *, lenient: bool = False) -> None:
         """Refuse a schema that cannot be honoured, with the reason and the place."""
 
-        def refuse(part: Any) -> str | None:
+        def unsupported_reason(part: Any) -> str | None:
             try:
                 self._made(whole_grammar({"json_schema": guided(part, lenient=lenient)}), str)
             except InputError as problem:
@@ -151,7 +151,9 @@ class GrammarCompiler:
             return None
 
         def refused(reason: str) -> str:
-            return "{} cannot be honoured at {}: {}".format(option, *refused_place(schema, refuse, reason))
+            return "{} cannot be honoured at {}: {}".format(
+                option, *unsupported_place(schema, unsupported_reason, reason)
+            )
 
         if schema is False:
             raise InputError(f"{option} cannot be honoured: nothing satisfies it")
@@ -231,7 +233,7 @@ class _Tokens:
         return self._encode(text, parse_special=False)
 
 
-def _refused(structure: Structure, reason: str) -> str:
+def _unsupported(structure: Structure, reason: str) -> str:
     return f"{structure.option} cannot be honoured: {reason}"
 
 

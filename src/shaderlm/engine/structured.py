@@ -179,17 +179,19 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def refused_place(schema: Any, refuse: Callable[[Any], str | None], reason: str) -> tuple[str, str]:
+def unsupported_place(schema: Any, unsupported_reason: Callable[[Any], str | None], reason: str) -> tuple[str, str]:
     """The innermost schema that is refused by itself, as a JSON pointer, and the reason.
 
-    `refuse` says why a schema is refused; `reason` is why the whole is.
+    `unsupported_reason` says why a schema is refused; `reason` is why the whole is.
     """
     definitions = {key: schema[key] for key in _DEFINITIONS if isinstance(schema, Mapping) and key in schema}
     place, left, inner, seen = "#", _MAX_PLACES, schema, set[str]()
     while isinstance(inner, Mapping):
         for step, each in _inner(inner, place, schema):
             left -= 1
-            found = refuse({**definitions, **each}) if isinstance(each, Mapping) and step not in seen else None
+            found = (
+                unsupported_reason({**definitions, **each}) if isinstance(each, Mapping) and step not in seen else None
+            )
             if found is not None or left < 0:
                 break
         else:

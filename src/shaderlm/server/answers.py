@@ -18,7 +18,7 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)
 
 
-class AnswerParser:
+class OutputParser:
     """Reads the text of one handle, in deltas or as a whole."""
 
     def __init__(self, request: Request) -> None:
@@ -54,7 +54,7 @@ class Call:
 
 
 @dataclass
-class Answer:
+class ChatOutput:
     """A whole answer."""
 
     reasoning: str = ""
@@ -74,9 +74,9 @@ class Answer:
                 self.calls[each.index].arguments += each.arguments
 
 
-def answer_of(handle: Handle, parser: AnswerParser) -> Answer:
+def output_of(handle: Handle, parser: OutputParser) -> ChatOutput:
     """The whole answer of a handle that is finished."""
-    made = Answer()
+    made = ChatOutput()
     made.add(parser.push(str(handle.completion or "")))
     made.add(parser.finish(handle))
     return made
@@ -121,7 +121,7 @@ def finish_of(handle: Handle, called: bool = False) -> Finish:
     return FINISHES["form" if handle.stop_match is None else "stop"]
 
 
-def thinking_tokens(handles: Sequence[Handle], parsers: Sequence[AnswerParser], tokenizer: Tokenizer) -> int:
+def thinking_tokens(handles: Sequence[Handle], parsers: Sequence[OutputParser], tokenizer: Tokenizer) -> int:
     """Tokens of thoughts in all finished handles."""
     return sum(
         _tokens_to_end_of_think(tokenizer, handle.completion.ids)

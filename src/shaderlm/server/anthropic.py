@@ -10,7 +10,7 @@ import msgspec
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .answers import AnswerParser, answer_of, finish_of, new_id
+from .answers import OutputParser, finish_of, new_id, output_of
 from .conversation import Conversation
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, options_of
@@ -26,16 +26,16 @@ from .types.anthropic import (
     CountTokensResponse,
     Event,
     InputJsonDelta,
-    MadeBlock,
-    MadeText,
-    MadeThinking,
-    MadeToolUse,
     MessageDelta,
     MessageEnd,
     MessageResponse,
     MessagesRequest,
     MessageStart,
     MessageStop,
+    ResponseBlock,
+    ResponseText,
+    ResponseThinking,
+    ResponseToolUse,
     StopReason,
     TextBlock,
     TextDelta,
@@ -67,7 +67,7 @@ class Messages:
         self.requests = [conversation_of(body).request(served, options)]
         self.id = new_id("msg_")
 
-    def message(self, handle: Handle, content: list[MadeBlock], called: bool | None = None) -> MessageResponse:
+    def message(self, handle: Handle, content: list[ResponseBlock], called: bool | None = None) -> MessageResponse:
         """The message with this content. `called` is None before its end."""
         reason, sequence = (None, None) if called is None else stop_of(handle, called)
         return MessageResponse(
@@ -82,14 +82,14 @@ class Messages:
     def response(self, handles: Sequence[Handle]) -> MessageResponse:
         """The whole message."""
         handle = handles[0]
-        parser = AnswerParser(handle.request)
-        answer = answer_of(handle, parser)
-        content: list[MadeBlock] = []
+        parser = OutputParser(handle.request)
+        answer = output_of(handle, parser)
+        content: list[ResponseBlock] = []
         if answer.reasoning:
-            content.append(MadeThinking(answer.reasoning))
+            content.append(ResponseThinking(answer.reasoning))
         if answer.content or not answer.calls:
-            content.append(MadeText(answer.content))
-        content += [MadeToolUse(tool_id(call.id), call.name, _object(call.arguments)) for call in answer.calls]
+            content.append(ResponseText(answer.content))
+        content += [ResponseToolUse(tool_id(call.id), call.name, _object(call.arguments)) for call in answer.calls]
         return self.message(handle, content, parser.called)
 
     def writer(self, handles: Sequence[Handle]) -> MessagesWriter:
@@ -102,7 +102,7 @@ class MessagesWriter:
 
     def __init__(self, messages: Messages, handle: Handle) -> None:
         self._messages, self._handle = messages, handle
-        self._parser = AnswerParser(handle.request)
+        self._parser = OutputParser(handle.request)
         self._begun = False
         self._index, self._kind = -1, ""  # of the block that is open
 
@@ -119,21 +119,21 @@ class MessagesWriter:
     def _events(self, found: Sequence[ChatDelta]) -> Iterator[Event]:
         for each in found:
             if isinstance(each, ContentDelta):
-                yield from self._open("text", MadeText(""))
+                yield from self._open("text", ResponseText(""))
                 yield BlockDelta(self._index, TextDelta(each.text))
             elif isinstance(each, ReasoningDelta):
-                yield from self._open("thinking", MadeThinking(""))
+                yield from self._open("thinking", ResponseThinking(""))
                 yield BlockDelta(self._index, ThinkingDelta(each.text))
             else:
                 yield from self._call(each)
 
     def _call(self, call: CallDelta) -> Iterator[Event]:
         if call.name is not None:
-            yield from self._open(f"call {call.index}", MadeToolUse(tool_id(new_id("")), call.name, {}))
+            yield from self._open(f"call {call.index}", ResponseToolUse(tool_id(new_id("")), call.name, {}))
         if call.arguments:
             yield BlockDelta(self._index, InputJsonDelta(call.arguments))
 
-    def _open(self, kind: str, block: MadeBlock) -> Iterator[Event]:
+    def _open(self, kind: str, block: ResponseBlock) -> Iterator[Event]:
         """Begin a block, unless it is there already; the one before it ends."""
         if kind == self._kind:
             return
@@ -154,7 +154,7 @@ class MessagesWriter:
         """The end of the last block and of the message."""
         events = [*self._events(self._parser.finish(self._handle))]
         if self._index < 0:
-            events += self._open("text", MadeText(""))  # nothing came: the text is empty
+            events += self._open("text", ResponseText(""))  # nothing came: the text is empty
         events += self._close()
         reason, sequence = stop_of(self._handle, self._parser.called)
         events += [MessageDelta(MessageEnd(reason, sequence), usage_of(self._handle)), MessageStop()]

@@ -11,15 +11,15 @@ from msgspec import UNSET
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ContentDelta, ReasoningDelta
-from .answers import Answer, AnswerParser, answer_of, finish_of, new_id, thinking_tokens
+from .answers import ChatOutput, OutputParser, finish_of, new_id, output_of, thinking_tokens
 from .conversation import Conversation
 from .errors import ApiError, unsupported
-from .generation import OPENAI_DEFAULTS, form_of, max_tokens, options_of, repeated, timings_of, usage_of
+from .generation import OPENAI_DEFAULTS, max_tokens, options_of, repeated, response_format_option, timings_of, usage_of
 from .logprobs import chat_logprobs
 from .served import FINGERPRINT, Served
 from .types.common import PromptProgress
 from .types.openai import (
-    AnswerMessage,
+    AssistantMessage,
     ChatChoice,
     ChatChunk,
     ChatDelta,
@@ -29,9 +29,9 @@ from .types.openai import (
     DeltaFunction,
     Function,
     FunctionCall,
-    MadeToolCall,
     Message,
     NamedTool,
+    ResponseToolCall,
     TextPart,
     ToolCallDelta,
 )
@@ -55,15 +55,15 @@ class Chat:
             raise ApiError(400, "stream_options is for streams; give stream: true, too", param="stream_options")
         if self.return_progress and (body.n or 1) > 1:
             raise ApiError(400, "return_progress is for one answer; leave out n", param="return_progress")
-        options |= form_of(body.response_format)
+        options |= response_format_option(body.response_format)
         request = conversation_of(body).request(served, options, reasoning=body.reasoning_format != "none")
         self.requests = repeated(request, body.n or 1)
         self.id, self.created = new_id("chatcmpl-"), int(time.time())
 
     def response(self, handles: Sequence[Handle]) -> ChatResponse:
         """The whole answer."""
-        parsers = [AnswerParser(handle.request) for handle in handles]
-        answers = [answer_of(handle, parser) for handle, parser in zip(handles, parsers, strict=True)]
+        parsers = [OutputParser(handle.request) for handle in handles]
+        answers = [output_of(handle, parser) for handle, parser in zip(handles, parsers, strict=True)]
         choices = [self._choice(i, *each) for i, each in enumerate(zip(handles, answers, parsers, strict=True))]
         thinking = thinking_tokens(handles, parsers, self.served.model.tokenizer)
         usage = usage_of(handles, len(handles), thinking)
@@ -78,9 +78,11 @@ class Chat:
             timings_of(handles[0]),
         )
 
-    def _choice(self, index: int, handle: Handle, answer: Answer, parser: AnswerParser) -> ChatChoice:
-        calls = [MadeToolCall(call.id, "function", FunctionCall(call.name, call.arguments)) for call in answer.calls]
-        message = AnswerMessage(
+    def _choice(self, index: int, handle: Handle, answer: ChatOutput, parser: OutputParser) -> ChatChoice:
+        calls = [
+            ResponseToolCall(call.id, "function", FunctionCall(call.name, call.arguments)) for call in answer.calls
+        ]
+        message = AssistantMessage(
             content=answer.content if answer.content or not calls else None,
             reasoning_content=answer.reasoning if parser.reasoned else UNSET,
             tool_calls=calls or UNSET,
@@ -99,7 +101,7 @@ class ChatWriter:
 
     def __init__(self, chat: Chat, handles: Sequence[Handle]) -> None:
         self._chat, self._handles = chat, handles
-        self._parsers = [AnswerParser(handle.request) for handle in handles]
+        self._parsers = [OutputParser(handle.request) for handle in handles]
         self._begun = [False] * len(handles)
         options = chat.body.stream_options
         self._usage = options is not None and bool(options.include_usage)

@@ -13,7 +13,7 @@ from ..engine import Delta, Handle
 from .answers import finish_of, new_id
 from .chat import error_event, progress_of
 from .errors import ApiError, unsupported
-from .generation import OPENAI_DEFAULTS, form_of, max_tokens, options_of, repeated, timings_of, usage_of
+from .generation import OPENAI_DEFAULTS, max_tokens, options_of, repeated, response_format_option, timings_of, usage_of
 from .logprobs import CompletionLogprobsWriter
 from .served import FINGERPRINT, Served
 from .types.common import MAX_PROMPTS
@@ -44,7 +44,7 @@ class Completions:
         options["logprobs"] = self.alternatives
         if options["max_tokens"] == 0:
             raise ApiError(400, "n_predict must be −1 or at least 1 on this route, got 0", param="n_predict")
-        options |= form_of(body.response_format)
+        options |= response_format_option(body.response_format)
         found = prompts("prompt", body.prompt)
         if len(found) * self.choices > MAX_PROMPTS:
             raise ApiError(400, f"n × the number of prompts must be at most {MAX_PROMPTS:,}", param="n")

@@ -79,7 +79,7 @@ def _restricted(kind: type[Struct]) -> dict[str, tuple[tuple[Any, ...], str]]:
     return found
 
 
-def refuse(body: Struct) -> None:
+def check_supported(body: Struct) -> None:
     """A field that cannot be honoured is an error, unless it has a value that changes nothing."""
     for name, (values, instead) in _restricted(type(body)).items():
         given = getattr(body, name)
@@ -98,7 +98,7 @@ LLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0
 
 def options_of(body: SamplingFields, served: Served, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `LanguageModel.request`, without the length and the report of log probabilities."""
-    refuse(body)
+    check_supported(body)
     plain = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
     names = (*plain, "stop_token_ids", "ignore_eos", "min_tokens", "cache_prompt", "repetition_penalty")
     given = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
@@ -121,7 +121,7 @@ def options_of(body: SamplingFields, served: Served, defaults: Mapping[str, Any]
     return options
 
 
-def form_of(given: ResponseFormat | None) -> dict[str, Any]:
+def response_format_option(given: ResponseFormat | None) -> dict[str, Any]:
     """`response_format` as an option of the engine, if it asks for anything."""
     if given is None or given.type == "text":
         return {}

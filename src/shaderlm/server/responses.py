@@ -10,10 +10,10 @@ import msgspec
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .answers import AnswerParser, finish_of, new_id, thinking_tokens
+from .answers import OutputParser, finish_of, new_id, thinking_tokens
 from .conversation import Conversation
 from .errors import ApiError
-from .generation import OPENAI_DEFAULTS, max_tokens, options_of, refuse
+from .generation import OPENAI_DEFAULTS, check_supported, max_tokens, options_of
 from .logprobs import chat_logprobs
 from .served import Served
 from .types.openai import ChatLogprob
@@ -29,7 +29,6 @@ from .types.responses import (
     Item,
     ItemAdded,
     ItemDone,
-    MadeReasoning,
     MessageItem,
     OutputText,
     OutputTextDelta,
@@ -39,6 +38,7 @@ from .types.responses import (
     PartDone,
     ReasoningItem,
     ReasoningOptions,
+    ReasoningText,
     ReasoningTextDelta,
     ReasoningTextDone,
     Response,
@@ -133,7 +133,7 @@ class Output:
 
     def __init__(self, handle: Handle) -> None:
         self.items: list[Item] = []
-        self.parser = AnswerParser(handle.request)
+        self.parser = OutputParser(handle.request)
         self._handle = handle
         self._logprobs: list[ChatLogprob] = []  # of tokens whose text comes later, and of thoughts
 
@@ -188,7 +188,7 @@ class Output:
     def _reasoning(self, text: str) -> Iterator[ResponseEvent]:
         item = self._last
         if not isinstance(item, ReasoningItem):
-            item = ReasoningItem(id=new_id("rs_"), status="in_progress", content=[MadeReasoning(text="")])
+            item = ReasoningItem(id=new_id("rs_"), status="in_progress", content=[ReasoningText(text="")])
             yield from self._open(item)
         item.content[0].text += text
         yield ReasoningTextDelta(content_index=0, delta=text, **self._place())
@@ -276,7 +276,7 @@ class ResponsesWriter:
         return begun + self._event(event) + self._event(ResponseFailed(sequence_number=0, response=failed))
 
 
-def usage_of(served: Served, handle: Handle, parser: AnswerParser) -> ResponsesUsage:
+def usage_of(served: Served, handle: Handle, parser: OutputParser) -> ResponsesUsage:
     """Tokens of a response."""
     usage = handle.usage
     thinking = thinking_tokens([handle], [parser], served.model.tokenizer)
@@ -296,7 +296,7 @@ def _form(text: TextOptions | None) -> dict[str, Any]:
     """The form of the text as an option of the engine, if it asks for anything."""
     if text is None:
         return {}
-    refuse(text)
+    check_supported(text)
     if text.format is None or text.format.type == "text":
         return {}
     if text.format.type == "json_object":

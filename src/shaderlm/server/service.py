@@ -18,14 +18,14 @@ _FEW_TOKENS, _FEW_REQUESTS = 16_384, 8  # take a millisecond
 _log = logging.getLogger("shaderlm.server")
 
 
-class Pace:
+class WriteCoalescing:
     """Lets many streams write together, every few milliseconds, with all tokens that came meanwhile.
 
     An event costs 30 µs of Python. 64 streams of 400 tokens per second would take most of a core's time, which the
     engine's thread needs, too. The first event of a stream does not wait.
     """
 
-    TICK_SECONDS = 0.008
+    INTERVAL_SECONDS = 0.008
     BUSY_STREAMS = 8
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Pace:
         """Are there so many streams that they wait for each other?"""
         return self.streams >= self.BUSY_STREAMS
 
-    async def tick(self) -> None:
+    async def next_write(self) -> None:
         """Until the next time that all streams write."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_later(self.TICK_SECONDS, self._end)
+            loop.call_later(self.INTERVAL_SECONDS, self._end)
         mine: asyncio.Future[None] = loop.create_future()
         self._waiting.append(mine)
         await mine
@@ -63,7 +63,7 @@ class Service:
         self.failure: Exception | None = None  # why there will be no model
         self.on_failure: Callable[[], None] = lambda: None
         self.on_loaded: Callable[[Served], None] = lambda served: None
-        self.pace = Pace()
+        self.coalescing = WriteCoalescing()
         self.large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
         self.metrics, self.has_metrics, self.has_slots = Metrics(), metrics, slots
         self._ending = self._stopped = False

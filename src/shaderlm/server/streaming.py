@@ -113,12 +113,12 @@ class EventStream(Response):
                 self._over = True
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._service.pace.streams -= self._counted
+            self._service.coalescing.streams -= self._counted
             await _leave(self._service, self._handles, listening)
 
     def _count(self) -> None:
         """It writes, and does not wait in the queue any more."""
-        self._service.pace.streams += not self._counted
+        self._service.coalescing.streams += not self._counted
         self._counted = True
 
     async def _write(self, send: Send, events: bytes) -> None:
@@ -155,8 +155,8 @@ class EventStream(Response):
                     yield events
             async for delta in handles[0]:
                 yield writer.delta(0, delta)
-                if self._service.pace.is_busy:
-                    await self._service.pace.tick()
+                if self._service.coalescing.is_busy:
+                    await self._service.coalescing.next_write()
             yield writer.finish(0) + writer.end()
             return
         async for index, found in _merged(handles):

@@ -151,20 +151,20 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 # Responses -----------------------------------------------------------------------------------------------
 
 
-class MadeText(Struct, tag="text"):
+class ResponseText(Struct, tag="text"):
     """Text that the model wrote."""
 
     text: str
 
 
-class MadeThinking(Struct, tag="thinking"):
+class ResponseThinking(Struct, tag="thinking"):
     """What the model thought. There is nothing to sign."""
 
     thinking: str
     signature: str = ""
 
 
-class MadeToolUse(Struct, tag="tool_use"):
+class ResponseToolUse(Struct, tag="tool_use"):
     """A call that the model makes."""
 
     id: str
@@ -172,7 +172,7 @@ class MadeToolUse(Struct, tag="tool_use"):
     input: dict[str, Any]
 
 
-MadeBlock = MadeText | MadeThinking | MadeToolUse
+ResponseBlock = ResponseText | ResponseThinking | ResponseToolUse
 
 
 class AnthropicUsage(Struct):
@@ -194,7 +194,7 @@ class MessageResponse(Struct, kw_only=True):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[MadeBlock]
+    content: list[ResponseBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: AnthropicUsage
@@ -234,7 +234,7 @@ class BlockStart(Struct, tag="content_block_start"):
     """A block begins."""
 
     index: int
-    content_block: MadeBlock
+    content_block: ResponseBlock
 
 
 class TextDelta(Struct, tag="text_delta"):

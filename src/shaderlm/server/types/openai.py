@@ -185,7 +185,7 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
-class MadeToolCall(Struct):
+class ResponseToolCall(Struct):
     """A call that the model makes."""
 
     id: str
@@ -193,13 +193,13 @@ class MadeToolCall(Struct):
     function: FunctionCall
 
 
-class AnswerMessage(Struct, kw_only=True):
+class AssistantMessage(Struct, kw_only=True):
     """What the model answers."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[MadeToolCall] | UnsetType = UNSET
+    tool_calls: list[ResponseToolCall] | UnsetType = UNSET
     refusal: None = None
 
 
@@ -210,7 +210,7 @@ class ChatChoice(Struct):
     """One answer."""
 
     index: int
-    message: AnswerMessage
+    message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 

@@ -132,7 +132,7 @@ class OutputText(Struct, tag="output_text", kw_only=True):
     logprobs: list[ChatLogprob] = field(default_factory=list)
 
 
-class MadeReasoning(Struct, tag="reasoning_text", kw_only=True):
+class ReasoningText(Struct, tag="reasoning_text", kw_only=True):
     """Thoughts as text."""
 
     text: str
@@ -152,7 +152,7 @@ class ReasoningItem(Struct, tag="reasoning", kw_only=True):
 
     id: str
     summary: list[dict[str, Any]] = field(default_factory=list)
-    content: list[MadeReasoning]
+    content: list[ReasoningText]
     status: Literal["in_progress", "completed", "incomplete"]
 
 
@@ -293,7 +293,7 @@ class PartAdded(Struct, tag="response.content_part.added", kw_only=True):
     output_index: int
     content_index: int
     item_id: str
-    part: OutputText | MadeReasoning
+    part: OutputText | ReasoningText
 
 
 class PartDone(Struct, tag="response.content_part.done", kw_only=True):
@@ -303,7 +303,7 @@ class PartDone(Struct, tag="response.content_part.done", kw_only=True):
     output_index: int
     content_index: int
     item_id: str
-    part: OutputText | MadeReasoning
+    part: OutputText | ReasoningText
 
 
 class OutputTextDelta(Struct, tag="response.output_text.delta", kw_only=True):
