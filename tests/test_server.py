@@ -84,7 +84,8 @@ def test_a_chat_is_the_same_whole_streamed_and_in_python(client: openai.OpenAI, 
 
 
 def test_the_order_of_a_stream(http: httpx.Client) -> None:
-    body = {"messages": ASK, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    body = {"messages": ASK, "max_tokens": 4, "ignore_eos": True, "stream": True}
+    body |= {"stream_options": {"include_usage": True}}
     found = events(http.post("/v1/chat/completions", json=body))
     assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
     assert found[-1] == "[DONE]"
@@ -174,7 +175,8 @@ def test_fields_beyond_openai(http: httpx.Client, server: Running) -> None:
 
 
 def test_timings_and_progress(http: httpx.Client) -> None:
-    body = {"messages": ASK, "max_tokens": 4, "stream": True, "timings_per_token": True, "return_progress": True}
+    body = {"messages": ASK, "max_tokens": 4, "ignore_eos": True, "stream": True}
+    body |= {"timings_per_token": True, "return_progress": True}
     found = events(http.post("/v1/chat/completions", json=body))[:-1]
     progress = [chunk["prompt_progress"] for chunk in found if "prompt_progress" in chunk]
     assert progress[-1]["processed"] == progress[-1]["total"]
@@ -243,7 +245,7 @@ def test_completions(client: openai.OpenAI, server: Running) -> None:
 
 
 def test_log_probabilities_of_completions(http: httpx.Client) -> None:
-    body = {"prompt": "the", "max_tokens": 6, "temperature": 0, "logprobs": 2}
+    body = {"prompt": "the", "max_tokens": 6, "temperature": 0, "ignore_eos": True, "logprobs": 2}
     choice = http.post("/v1/completions", json=body).json()["choices"][0]
     found = choice["logprobs"]
     assert [len(found[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [6] * 4
@@ -288,6 +290,12 @@ def test_a_prompt_over_the_context(http: httpx.Client) -> None:
     found = http.post("/v1/chat/completions", json=body)
     error = found.json()["error"]
     assert (found.status_code, error["type"], error["n_ctx"]) == (400, "exceed_context_size_error", 256)
+    assert error["param"] == "messages"
+    for route, field in (("/v1/completions", "prompt"), ("/v1/responses", "input"), ("/v1/embeddings", "input")):
+        assert http.post(route, json={field: "x" * 400}).json()["error"]["param"] == field
+    # A text that cannot fit is not tokenized: its number of tokens is what it has at least.
+    huge = http.post("/v1/completions", json={"prompt": "x" * 1_000_000}).json()["error"]
+    assert 256 < huge["n_prompt_tokens"] < 1_000_000
     assert error["n_prompt_tokens"] > 400
     assert "--ctx-size" in error["message"]
 

@@ -351,7 +351,7 @@ def _on_error(request: Request, problem: Exception) -> Response:
         return error_response(_routing_error(request, problem), request.url.path)
     if isinstance(problem, ClientDisconnect):
         return Response(status_code=400)  # nobody reads it
-    error = api_error(problem, "request")
+    error = api_error(problem, "request", request.url.path)
     if error.status == 500 and isinstance(problem, ShaderlmError):  # uvicorn logs the others
         _log.error("%s failed", request.url.path, exc_info=problem)
     return error_response(error, request.url.path)

@@ -64,12 +64,23 @@ def unsupported(param: str, instead: str) -> ApiError:
     return ApiError(400, f"{param} is not supported; {instead}", param=param)
 
 
-def api_error(problem: BaseException, phase: Literal["request", "generation"] = "generation") -> ApiError:
+# Which field of a route is the prompt, where it is not `prompt`.
+_PROMPT_FIELDS = {
+    "/v1/chat/completions": "messages",
+    "/v1/messages": "messages",
+    "/v1/responses": "input",
+    "/v1/embeddings": "input",
+}
+
+
+def api_error(
+    problem: BaseException, phase: Literal["request", "generation"] = "generation", path: str = ""
+) -> ApiError:
     """What a problem is to a client. While a request is prepared, what is wrong is the request."""
     if isinstance(problem, ApiError):
         return problem
     if isinstance(problem, ContextSizeError):
-        return exceeds_context(problem.prompt_tokens, problem.context)
+        return exceeds_context(problem.prompt_tokens, problem.context, _PROMPT_FIELDS.get(path, "prompt"))
     if isinstance(problem, UnavailableError):
         return ApiError(503, str(problem), headers={"Retry-After": str(RETRY_SECONDS)})
     if isinstance(problem, QueueFullError):
@@ -83,14 +94,14 @@ def api_error(problem: BaseException, phase: Literal["request", "generation"] = 
     return ApiError(500, "the server failed while it answered; its log has the reason")
 
 
-def exceeds_context(tokens: int, context: int) -> ApiError:
+def exceeds_context(tokens: int, context: int, param: str) -> ApiError:
     """A prompt that does not fit."""
     return ApiError(
         400,
         f"the prompt has {tokens:,} tokens, the context holds {context:,}; shorten the prompt, or start the server "
         "with a larger --ctx-size",
         kind="exceed_context_size_error",
-        param="prompt",
+        param=param,
         prompt_tokens=tokens,
         context=context,
     )

@@ -41,7 +41,7 @@ def prepare(served: Served, url: str, body: bytes) -> Prepared:
     try:
         return make(served, decode(body, kind))
     except Exception as problem:
-        error = api_error(problem, "request")
+        error = api_error(problem, "request", url)
         if error.status == 500:
             raise
         raise error from problem
