@@ -262,6 +262,31 @@ def test_many_streams_write_together(server: Running, monkeypatch: pytest.Monkey
     assert len(together) < 50, "several tokens in each"
 
 
+def test_streams_that_wait_do_not_slow_down_those_that_write(server: Running) -> None:
+    until(lambda: idle(server))
+    busy = [_connected(server, LONG) for _ in range(3)]
+    until(lambda: len(server.model.engine.sequences()) == 3 and server.service.coalescing.streams == 2)
+    for each in busy:
+        each.close()
+    until(lambda: idle(server) and server.service.coalescing.streams == 0)
+
+
+def test_a_stream_that_cannot_be_written_leaves_nothing_behind(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until(lambda: idle(server))
+    before = server.model.engine.stats().finished.get("closed", 0)
+
+    def broken(chat: Chat, handles: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Chat, "writer", broken)
+    with server.client() as http:
+        assert http.post("/v1/chat/completions", json=LONG).status_code == 500
+    until(lambda: idle(server))
+    assert server.model.engine.stats().finished.get("closed", 0) == before + 1
+
+
 def test_many_connections(server: Running) -> None:
     until(lambda: idle(server))
     where = urlsplit(server.url)
