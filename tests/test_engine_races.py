@@ -115,7 +115,7 @@ def test_a_request_that_is_cancelled_while_it_is_submitted(by: str, monkeypatch:
             handle.cancel()
 
     with monkeypatch.context() as patched:
-        patched.setattr(model.engine, "_check_queue", cancel)
+        patched.setattr(model.engine, "check_queue", cancel)
         model.engine.start(handle)
     if by == "a thread":
         canceller.join(20)
@@ -137,7 +137,7 @@ def test_who_asks_for_counters_does_not_hold_up_who_submits(monkeypatch: pytest.
         runner.lock.release()
 
     with monkeypatch.context() as patched:
-        patched.setattr(model.engine, "_check_queue", ask)
+        patched.setattr(model.engine, "check_queue", ask)
         handle = model.engine.submit(request([5], 9))
     asking.join(20)
     assert ids_of(handle) == expected([5], 9)
