@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -17,6 +19,8 @@ from typing import Any
 import pytest
 
 import shaderlm as package
+from shaderlm.cli import history
+from shaderlm.cli.conversation import Conversation
 from shaderlm.errors import InputError
 from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.runtime.runner import Part
@@ -24,6 +28,7 @@ from shaderlm.runtime.runner import Part
 from .command_line import COMMAND, Done, Recorder, shaderlm, start
 from .tiny_models import write_tiny_llama
 
+NAMES = ["/regenerate", "/undo", "/reset", "/system", "/set", "/save", "/save!", "/load", "/help", "/quit"]
 posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals and terminals")
 
 
@@ -35,6 +40,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("slow") / "slow.gguf", layers=8, context=1 << 20)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the history of a test is kept."""
+    path = tmp_path_factory.mktemp("state") / "below"
+    monkeypatch.setenv("SHADERLM_STATE", str(path))
+    return path
 
 
 def chat(model: Path, lines: str, *arguments: object) -> Done:
@@ -83,7 +96,7 @@ def test_reset_forgets_all_but_the_system_message(tiny: Path, tmp_path: Path) ->
 def test_quit_ends_and_help_lists_every_command(tiny: Path) -> None:
     done = chat(tiny, "/help\n/quit\nHello\n")
     assert (done.code, done.out) == (0, "")
-    assert all(name in done.err for name in ("/reset", "/save FILE", "/save! FILE", "/help", "/quit"))
+    assert [line.split()[0] for line in done.err.splitlines() if line.startswith("/")] == NAMES
 
 
 @pytest.mark.parametrize(
@@ -91,8 +104,12 @@ def test_quit_ends_and_help_lists_every_command(tiny: Path) -> None:
     [
         ("/rest", "/rest is not a command; did you mean /reset?"),
         ("/Quit", "did you mean /quit?"),
-        ("/zzz", "the commands are /reset, /save, /save!, /help, /quit"),
-        ("/", "the commands are /reset"),
+        ("/zzz", f"the commands are {', '.join(NAMES)}"),
+        ("/", "the commands are /regenerate"),
+        ("/regenerate", "there is no message to answer yet"),
+        ("/undo", "there is no message to undo"),
+        ("/load", "/load needs the name of a file"),
+        ("/system", "there is no system message; /system TEXT sets one"),
         ("/save", "/save needs the name of a file"),
         ("/save!", "/save! needs the name of a file"),
     ],
@@ -156,15 +173,212 @@ def test_three_quotes_begin_a_message_of_several_lines(tiny: Path, tmp_path: Pat
     assert not ended or saved(path) == expected
 
 
-def test_a_full_conversation_says_reset_and_forgets_the_message(tiny: Path, tmp_path: Path) -> None:
-    path, long = tmp_path / "talk.json", "x" * 100
-    done = chat(tiny, f"Hello\n{long}\n/save {path}\n/reset\nHello\n")
-    first = conversation(tiny, "Hello")
-    assert done.code == 0
-    assert "the conversation is full: " in done.err
-    assert "the context holds 128. /reset starts a new one" in done.err
-    assert saved(path) == first
-    assert done.out == f"{first[1]['content']}\n" * 2
+# Commands that change the conversation ----------------------------------------------------------------------
+
+
+def test_undo_forgets_the_last_turn(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    done = chat(tiny, f"Hello\nWrong\n/undo\nAgain\n/save {path}\n/undo\n/undo\n/undo\n")
+    assert saved(path) == conversation(tiny, "Hello", "Again")
+    assert [line for line in done.err.splitlines() if "are gone" in line or "to undo" in line] == [
+        "your last message and its answer are gone; 1 turn left",
+        "your last message and its answer are gone; 1 turn left",
+        "your last message and its answer are gone; 0 turns left",
+        "there is no message to undo",
+    ]
+
+
+def test_regenerate_replaces_the_last_answer(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    lines = f"Hello\n/regenerate\n/regenerate\nAnd you?\n/save! {path}\n"
+    done = chat(tiny, lines, "-t", 2, "--seed", 5)
+    answers = done.out.splitlines()
+    assert len(set(answers[:3])) == 3, "the seed is fixed, the answers differ"
+    assert [message["content"] for message in saved(path)] == ["Hello", answers[2], "And you?", answers[3]]
+    assert chat(tiny, lines, "-t", 2, "--seed", 5).out == done.out
+    greedy = chat(tiny, "Hello\n/regenerate\n")
+    first, second = greedy.out.splitlines()
+    assert first == second
+    assert "temperature is 0, so the same text comes again; /set temperature 0.7 changes that\n" in greedy.err
+
+
+def test_ctrl_c_before_another_answer_leaves_the_first(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, expected = tmp_path / "talk.json", conversation(tiny, "Hello")
+    interrupt_prompt(2, monkeypatch)
+    done = chat(tiny, f"Hello\n/regenerate\n/save {path}\n")
+    assert "cancelled: there is no other answer yet; the conversation is as it was\n" in done.err
+    assert saved(path) == expected
+
+
+def test_system_shows_changes_and_removes_the_system_message(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    done = chat(tiny, f"/system Be brief\nHello\n/system\n/save {path}\n")
+    assert saved(path) == conversation(tiny, "Hello", system="Be brief")
+    assert 'Be brief\n(/system TEXT changes it, /system "" removes it)\n' in done.err
+    done = chat(tiny, f'/system """two\nlines"""\nHello\n/save! {path}\n/system ""\n/save! {path}\n')
+    assert saved(path) == conversation(tiny, "Hello", system="two\nlines")[1:]
+    assert "there is no system message from here on\n" in done.err
+
+
+def test_a_system_message_that_the_template_refuses_is_not_taken(tmp_path: Path) -> None:
+    template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    model = write_tiny_llama(tmp_path / "strict.gguf", metadata={"tokenizer.chat_template": template})
+    done = chat(model, "/system Be brief\nHello\n")
+    assert "refuses this conversation: no system message" in done.err
+    assert done.out == conversation(model, "Hello")[1]["content"] + "\n"
+
+
+def test_load_continues_what_save_wrote(tiny: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    chat(tiny, f"Hello\n/save {first}\n", "--system", "Be brief")
+    done = chat(tiny, f"Other\n/load {first}\nAnd you?\n/save {second}\n", "--system", "Never mind")
+    assert saved(second) == conversation(tiny, "Hello", "And you?", system="Be brief")
+    assert "loaded 3 messages\n" in done.err
+    first.write_text('[{"role": "user", "content": "Hello"}]', encoding="utf-8")
+    done = chat(tiny, f"/load {first}\n/regenerate\n/save! {second}\n")
+    assert "loaded 1 message; the last one has no answer, /regenerate makes one\n" in done.err
+    assert saved(second) == conversation(tiny, "Hello")
+    first.write_text("[]", encoding="utf-8")
+    assert chat(tiny, f"/load {first}\nHello\n", "--system", "Be").out == done.out, "its system message, too"
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("{", "cannot be read: Expecting property name"),
+        ('{"role": "user"}', "must have a list of messages, as /save writes it; it has dict"),
+        ('["Hello"]', "chat: message 0 must have a role of system, user, assistant, tool; got 'str'"),
+        ('[{"role": "user", "content": 5}]', "chat: message 0 must have a content that is a str, got 5"),
+        ("[" * 100_000, "cannot be read: "),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_leaves_the_conversation(
+    tiny: Path, tmp_path: Path, contents: str | None, words: str
+) -> None:
+    path, result = tmp_path / "talk.json", tmp_path / "result.json"
+    if contents is not None:
+        path.write_text(contents, encoding="utf-8")
+    done = chat(tiny, f"Hello\n/load {path}\n/save {result}\n")
+    assert words in done.err
+    assert saved(result) == conversation(tiny, "Hello")
+
+
+# Settings -------------------------------------------------------------------------------------------------
+
+
+def test_set_changes_what_the_next_answer_is_made_with(tiny: Path) -> None:
+    lines = "/set max-tokens 3\n/set seed=7\n/set temperature 1.5\nHello\n"
+    expected = chat(tiny, "Hello\n", "-n", 3, "--seed", 7, "-t", 1.5)
+    done = chat(tiny, lines)
+    assert done.out == expected.out
+    assert done.err.splitlines()[:3] == ["max_tokens 3", "seed 7", "temperature 1.5"]
+    assert chat(tiny, "/set seed 7\n/set seed none\n/set seed\n").err.splitlines()[1:] == ["seed none"] * 2
+
+
+def test_set_shows_all_settings(tiny: Path) -> None:
+    lines = chat(tiny, "/set\n", "--stop", "a", "--stop", "b\n").err.splitlines()
+    found = dict(line.split(maxsplit=1) for line in lines)
+    assert found["max_tokens"] == "6"
+    assert found["stop"] == '["a", "b\\n"]'
+    assert (found["seed"], found["ignore_eos"], found["parse_special"], found["verbose"]) == (
+        "none",
+        "off",
+        "on",
+        "off",
+    )
+    changed = "".join(f"/set {name} {value}\n" for name, value in found.items())
+    assert chat(tiny, changed + "/set\n").err.splitlines()[len(found) :] == lines, "what is shown can be given"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("temperature warm", "temperature must be 0 (greedy) or a positive number, at most 1e6, got 'warm'"),
+        ("max_tokens 0", "max_tokens must be a whole number of at least 1, got 0"),
+        ("max_tokens none", "max_tokens must be a whole number of at least 1, got None"),
+        ("ignore_eos 1", "ignore_eos must be True or False, got 1"),
+        ("temprature 1", "temprature is not a setting; did you mean temperature?"),
+        ("zzz 1", "zzz is not a setting; the settings are max_tokens, "),
+        ("logit_bias 1", "logit_bias is not a setting"),
+        ("verbose 1", "verbose must be on or off, got '1'"),
+        ("stop [1]", "stop must be a str or a list of them, got [1]"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_changes_nothing(tiny: Path, given: str, words: str) -> None:
+    done = chat(tiny, f"/set {given}\nHello\n")
+    assert done.err.splitlines()[0].startswith(f"shaderlm: {words}")
+    assert len(done.err.splitlines()) == 2
+    assert done.out == conversation(tiny, "Hello")[1]["content"] + "\n"
+
+
+def test_stop_strings_can_be_set(tiny: Path) -> None:
+    (answer,) = chat(tiny, "Hello\n").out.splitlines()
+    stop = answer[1:3]
+    for given in (stop, json.dumps(stop), json.dumps([stop])):
+        assert chat(tiny, f"/set stop {given}\nHello\n").out == answer[:1] + "\n"
+    assert chat(tiny, "/set stop none\nHello\n", "--stop", stop).out == answer + "\n"
+
+
+@pytest.mark.parametrize("how", ["--verbose", "/set verbose on\n"])
+def test_tokens_per_second_come_after_an_answer_where_they_are_asked_for(tiny: Path, how: str) -> None:
+    done = chat(tiny, "Hello\n", how) if how.startswith("--") else chat(tiny, f"{how}Hello\n")
+    form = r"6 tokens, [\d.]+ tok/s, [\d.]+ s to the first token; (\d+) of 128 tokens of the context are used"
+    found = re.fullmatch(form, done.err.splitlines()[-1])
+    assert found
+    with package.load(tiny, device="cpu") as model:
+        assert int(found[1]) == len(model.chat_ids([{"role": "user", "content": "Hello"}])) + 6
+    assert "tok/s" not in chat(tiny, "Hello\n").err
+
+
+# A context that is full -------------------------------------------------------------------------------------
+
+
+def test_a_full_context_leaves_out_the_oldest_turns_and_says_so(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    lines = "".join(f"{letter * 20}\n" for letter in "abcdef")
+    done = chat(tiny, f"{lines}/save {path}\n", "--system", "Be brief")
+    said = [line for line in done.err.splitlines() if "is full" in line]
+    assert set(said) == {"the context of 128 tokens is full: the oldest turn is left out from here on"}
+    messages = saved(path)
+    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 6], "all are saved"
+    first = 0
+    with package.load(tiny, device="cpu") as model:
+        for turn in range(6):
+
+            def seen(start: int, turn: int = turn) -> list[dict[str, str]]:
+                return [messages[0], *messages[1 + 2 * start : 2 + 2 * turn]]
+
+            if len(model.chat_ids(seen(first))) + 6 > 128:
+                first = next(at for at in range(first, turn + 1) if len(model.chat_ids(seen(at))) + 12 <= 128)
+            assert messages[2 + 2 * turn]["content"] == str(model.chat(seen(first), max_tokens=6))
+    assert first == len(said) > 0
+
+
+def test_turns_that_are_left_out_make_way_for_two_answers(tiny: Path) -> None:
+    """So that the next message does not leave out another one, for which all the others are read again."""
+    with package.load(tiny, device="cpu") as model:
+        options: Any = {"max_tokens": 16, "parse_special": True, "temperature": 0.0, "seed": None}
+        talk = Conversation(model, options)
+        firsts = []
+        for letter in "abcdefgh":
+            talk.say(letter)
+            firsts.append(talk.first)
+            seen = len(model.chat_ids(talk.messages[talk.first : -1]))
+            assert seen + 16 <= 128
+            if len(firsts) > 1 and firsts[-1] > firsts[-2]:
+                assert seen + 32 <= 128
+    assert firsts[-1] > 0
+    assert all(first % 2 == 0 for first in firsts), "the first message is the user's"
+
+
+def test_the_context_is_that_of_the_command_line(tiny: Path) -> None:
+    assert "the context of 64 tokens is full: " in chat(tiny, "a\nb\nc\nd\n", "--context", 64).err
 
 
 def test_a_first_message_beyond_the_context_is_too_long(tiny: Path, tmp_path: Path) -> None:
@@ -180,9 +394,13 @@ def test_a_first_message_beyond_the_context_is_too_long(tiny: Path, tmp_path: Pa
 
 def test_an_answer_that_fills_the_context_says_so(tiny: Path) -> None:
     done = chat(tiny, "x" * 80, "-n", 100)
-    assert "the conversation is full: 128 tokens" in done.err
-    assert "cut after" not in done.err
-    assert "answer cut after 6 tokens; --max-tokens (-n) allows more" in chat(tiny, "Hello").err
+    full = "answer cut: the context of 128 tokens is full. The next message leaves out the oldest turns\n"
+    assert done.err == full
+    cut = "answer cut after 6 tokens; /set max_tokens (or --max-tokens, -n) allows more\n"
+    assert chat(tiny, "Hello").err == cut
+    done = chat(tiny, "x" * 80 + "\nHello\n", "-n", 100)
+    assert done.err.splitlines()[1] == "the context of 128 tokens is full: the oldest turn is left out from here on"
+    assert done.out.splitlines()[1] == conversation(tiny, "Hello", max_tokens=100)[1]["content"]
 
 
 def test_what_the_template_refuses_is_one_line(tmp_path: Path) -> None:
@@ -241,18 +459,23 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(slow: Path, tmp_path: Path,
     assert "Traceback" not in err
 
 
-def test_ctrl_c_before_the_answer_says_that_the_message_is_dropped(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, step, expected = tmp_path / "talk.json", NumpyRunner.step, conversation(tiny, "Again")
-    presses = iter([True, False])
+def interrupt_prompt(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl-C while this prompt is read, counted from 1; never again."""
+    step, prompts = NumpyRunner.step, itertools.count(1)
 
     def interrupted(self: NumpyRunner, parts: list[Part]) -> Any:
-        if parts[0].ids is not None and next(presses):  # while a prompt is read
+        if parts[0].ids is not None and next(prompts) == number:
             raise KeyboardInterrupt
         return step(self, parts)
 
     monkeypatch.setattr(NumpyRunner, "step", interrupted)
+
+
+def test_ctrl_c_before_the_answer_says_that_the_message_is_dropped(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, expected = tmp_path / "talk.json", conversation(tiny, "Again")
+    interrupt_prompt(1, monkeypatch)
     done = chat(tiny, f"Hello\nAgain\n/save {path}\n")
     assert done.out == expected[1]["content"] + "\n", "no empty line for what has no answer"
     assert saved(path) == expected
@@ -388,7 +611,7 @@ def test_readline_comes_before_adapters(tiny: Path, monkeypatch: pytest.MonkeyPa
         raise InputError("enough")
 
     monkeypatch.setattr(module, "_interactive", lambda: True)
-    monkeypatch.setattr(module, "_import_readline", lambda: order.append("readline"))
+    monkeypatch.setattr(module, "set_up_readline", lambda: order.append("readline"))
     monkeypatch.setattr(module, "load_model", load)
     chat(tiny, "/quit\n")
     assert order == ["readline", "load"]
@@ -401,3 +624,86 @@ def test_the_prompt_does_not_go_into_a_file(tiny: Path, monkeypatch: pytest.Monk
     done = chat(tiny, "Hello\n")
     assert done.out == conversation(tiny, "Hello")[1]["content"] + "\n"
     assert done.err.count("> ") == 2
+
+
+# History ---------------------------------------------------------------------------------------------------
+
+
+@posix
+def test_what_is_typed_is_kept_for_the_next_chat(tiny: Path, tmp_path: Path, state: Path) -> None:
+    pytest.importorskip("readline")
+    path, arguments = tmp_path / "talk.json", ("chat", "-m", tiny, "--device", "cpu", "-t", 0, "-n", 4)
+    with terminal(*arguments, term="xterm") as (screen, child):
+        screen.wait_for("> ")
+        time.sleep(0.3)  # readline shows the prompt a moment before it listens
+        screen.type("one\x1b\rtwo\r")  # Alt-Enter
+        screen.wait_for("answer cut after 4")
+        screen.wait_for("> ")
+        screen.type('"""three\r')
+        screen.wait_for("... ")
+        screen.type('four"""\r')
+        screen.wait_for("answer cut after 4")
+        screen.wait_for("> ")
+        screen.type("/quit\r")
+        assert child.wait(60) == 0
+    (kept,) = state.iterdir()
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == ["one\ntwo", '"""three\nfour"""', "/quit"]
+    assert (kept.stat().st_mode & 0o777, state.stat().st_mode & 0o777) == (0o600, 0o700)
+    with terminal(*arguments, term="xterm") as (screen, child):
+        screen.wait_for("> ")
+        time.sleep(0.3)
+        screen.type("\x1b[A" * 3 + "\r")  # up: /quit, three four, one two
+        screen.wait_for("answer cut after 4")
+        screen.wait_for("> ")
+        screen.type("\x1b[A" * 3 + "\r")  # the last is now one two
+        screen.wait_for("answer cut after 4")
+        screen.wait_for("> ")
+        screen.type(f"/save {path}\r")
+        screen.wait_for("saved 4 messages")
+        screen.type("/quit\r")
+        assert child.wait(60) == 0
+    assert saved(path) == conversation(tiny, "one\ntwo", "three\nfour", max_tokens=4)
+
+
+def test_the_history_is_limited_private_and_survives_broken_lines(state: Path) -> None:
+    state.mkdir()
+    path = state / "chat_history.jsonl"
+    lines = [json.dumps(f"line {i}") for i in range(2 * history.ENTRIES)]
+    path.write_text("\n".join([*lines, "5", '"not its end', '"last"']) + "\n")
+    os.chmod(path, 0o644)
+    found = history.History(keep=True)
+    assert len(found.entries) == history.ENTRIES
+    assert (found.entries[0], found.entries[-1]) == (f"line {history.ENTRIES + 1}", "last")
+    assert len(path.read_text().splitlines()) == history.ENTRIES, "the file is shortened"
+    if os.name != "nt":
+        assert path.stat().st_mode & 0o777 == 0o600
+    for text in ("last", "  ", "x" * (history.LONGEST + 1), "new"):
+        found.add(text)
+    assert found.entries[-2:] == ["last", "new"]
+    history.History(keep=False).add("secret")
+    assert history.History(keep=True).entries == found.entries[-history.ENTRIES :]
+    path.write_text(json.dumps("y" * 100) + "\n" + (json.dumps("x" * history.LONGEST) + "\n") * 500)
+    assert len(history.History(keep=True).entries) < 500
+    assert path.stat().st_size < history.SHORTEN_BYTES
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-history",)])
+def test_the_history_can_be_left_out(
+    tiny: Path, state: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["shaderlm.cli.chat"], "_interactive", lambda: True)
+    assert chat(tiny, "Hello\n", *flags).code == 0
+    assert [path.read_text() for path in state.glob("*")] == ([] if flags else ['"Hello"\n'])
+    assert chat(tiny, "Hello\n", *flags).code == 0
+
+
+def test_a_history_that_cannot_be_kept_is_told_once(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    monkeypatch.setenv("SHADERLM_STATE", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(sys.modules["shaderlm.cli.chat"], "_interactive", lambda: True)
+    done = chat(tiny, "Hello\nHello\n")
+    assert done.err.count("what you type is not kept for later chats: ") == 1
+    assert "Not a directory" in done.err
+    assert len(done.out.splitlines()) == 2

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from shaderlm.files import atomic_write, atomic_write_text
+from shaderlm.files import atomic_write, atomic_write_text, state_directory
 
 
 def names(folder: Path) -> list[str]:
@@ -85,3 +86,27 @@ def test_names_as_long_as_the_system_allows(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 250)
     atomic_write_text(path, "text")
     assert path.read_text() == "text"
+
+
+def test_where_state_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("SHADERLM_STATE", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert state_directory() == tmp_path / ".local" / "state" / "shaderlm"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert state_directory() == tmp_path / ".local" / "state" / "shaderlm", "the standard: it is ignored"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    assert state_directory() == tmp_path / "xdg" / "shaderlm"
+    monkeypatch.setenv("SHADERLM_STATE", str(tmp_path / "own"))
+    assert state_directory() == tmp_path / "own"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
+def test_a_private_file_is_private_from_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with atomic_write(path, private=True) as file:
+        assert all(each.stat().st_mode & 0o077 == 0 for each in tmp_path.iterdir() if each != path)
+        file.write(b"new")
+    assert path.stat().st_mode & 0o777 == 0o600

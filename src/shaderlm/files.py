@@ -1,4 +1,4 @@
-"""Files that the package writes: where its caches are, and writing that is all or nothing."""
+"""Files that the package writes: where its caches and its state are, and writing that is all or nothing."""
 
 from __future__ import annotations
 
@@ -31,16 +31,40 @@ def _platform_caches() -> Path:
     return given if given.is_absolute() else Path.home() / ".cache"  # the standard: a relative one is ignored
 
 
+def state_directory() -> Path:
+    """Where is kept what no command can make again, such as a history: $SHADERLM_STATE, or the platform's place."""
+    given = os.environ.get("SHADERLM_STATE")
+    try:
+        return Path(given).expanduser().absolute() if given else _platform_state() / "shaderlm"
+    except RuntimeError:  # no home directory
+        raise ModelError("there is no home directory for a history; set SHADERLM_STATE to a directory") from None
+
+
+def _platform_state() -> Path:
+    if sys.platform == "win32":
+        return _platform_caches()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support"
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return given if given.is_absolute() else Path.home() / ".local" / "state"
+
+
+def open_private(path: str | os.PathLike[str], flags: int) -> int:
+    """An `opener` for `open`: a file that is new can be read by its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
 @contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `path` at the end, in an existing directory.
 
     Readers see the old contents or the new ones. If anything fails, the old file stays and nothing is left beside it.
+    private: others can not read it.
     """
     target = Path(os.path.realpath(path))  # of a link, the file it points to is replaced
     temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.{threading.get_ident()}")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=open_private if private else None) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -50,9 +74,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             temporary.unlink()
 
 
-def atomic_write_text(path: Path, text: str) -> None:
+def atomic_write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Text in UTF-8, in place of what `path` holds."""
-    with atomic_write(path) as file:
+    with atomic_write(path, private=private) as file:
         file.write(text.encode())
 
 

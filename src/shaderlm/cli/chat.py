@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +17,15 @@ import click
 
 from ..errors import InputError, ModelError
 from ..files import atomic_write_text
+from .conversation import Conversation
+from .history import History, set_up_readline
 from .loading import load_model
 from .options import generation_options, model_options, sampling_options
-from .streaming import tell_cancelled, write_stream
+from .streaming import tell
 
 if TYPE_CHECKING:
-    from ..engine import GenerationOptions, LanguageModel
     from ..gpu import Backend
 
-_FULL = "the conversation is full: {used:,} tokens, the context holds {limit:,}. /reset starts a new one"
-_TOO_LONG = "this message is too long: {used:,} tokens, the context holds {limit:,}"
-_DROPPED = "there is no answer yet, and your message is not part of the conversation"
-_STOPPED = "the answer ends here, and is part of the conversation as far as it came"
 _QUOTES = '"""'
 
 
@@ -38,6 +33,8 @@ _QUOTES = '"""'
 @model_options
 @sampling_options(max_tokens=1024, temperature=0.7, top_p=0.95)
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
+@click.option("--no-history", is_flag=True, help="Do not keep what is typed for the arrow keys of later chats.")
+@click.option("-v", "--verbose", is_flag=True, help="Print tokens per second after each answer.")
 def chat(
     model: str | None,
     device: str,
@@ -47,39 +44,31 @@ def chat(
     no_tune: bool,
     ignore_keys: tuple[str, ...],
     system: str | None,
+    no_history: bool,
+    verbose: bool,
     **given: Any,
 ) -> None:
     """Chat with a model.
 
     /help lists the commands. Ctrl-C stops an answer, Ctrl-D ends the chat. A message of several lines is pasted, or
-    begins and ends with three quotes.
+    begins and ends with three quotes; Alt-Enter begins a new line. Where the context is full, the oldest turns are
+    left out.
     """
     options = generation_options(given, model)
+    history = None
     if _interactive():
-        _import_readline()
+        set_up_readline()
+        history = History(keep=not no_history)
+        _tell_problem(history)
     with load_model(model, device, backend, context, precision, not no_tune, ignore_keys) as loaded:
         if not loaded.has_chat_template:
             raise ModelError(
                 f"{loaded.report.name} has no chat template; use `shaderlm generate`, which continues a text"
             )
-        conversation = Conversation(loaded, options, system)
+        conversation = Conversation(loaded, options, system, verbose)
         if _interactive():
-            _tell(f"{loaded.report.name} on {loaded.report.device}. /help lists the commands")
-        _loop(conversation)
-
-
-def _import_readline() -> None:
-    """Give input() line editing and a history. To be called before any adapter is opened.
-
-    Opening adapters may load Mesa, which loads LLVM and with it libedit. If that comes first, readline's functions are
-    libedit's, and a long line corrupts the heap.
-    """
-    with suppress(ImportError):  # not on Windows
-        import readline
-
-        # Python switches it off. With it a paste of several lines is one message.
-        if os.environ.get("TERM", "dumb") != "dumb":
-            readline.parse_and_bind("set enable-bracketed-paste on")
+            tell(f"{loaded.report.name} on {loaded.report.device}. /help lists the commands")
+        _loop(conversation, history)
 
 
 def _interactive() -> bool:
@@ -87,58 +76,22 @@ def _interactive() -> bool:
     return sys.stdin.isatty()
 
 
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-@dataclass
-class Conversation:
-    """The messages so far, and the model that answers."""
-
-    model: LanguageModel
-    options: GenerationOptions
-    system: str | None = None
-    messages: list[dict[str, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything but the system message."""
-        self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-
-    def say(self, text: str) -> None:
-        """Answer on stdout. A message without an answer, because it does not fit or was stopped, is forgotten."""
-        message = {"role": "user", "content": text}
-        asked = [*self.messages, message]
-        used, limit = self._tokens(asked), self.model.config.context
-        if used > limit:
-            alone = self._tokens([*(m for m in self.messages[:1] if m["role"] == "system"), message])
-            _tell((_TOO_LONG if alone > limit else _FULL).format(used=alone if alone > limit else used, limit=limit))
-            return
-        stream = self.model.stream_chat(asked, **self.options)
-        answer, interrupted = write_stream(stream)
-        completion = None if interrupted else stream.completion
-        if answer or completion is not None:
-            self.messages = [*asked, {"role": "assistant", "content": answer}]
-        if interrupted:
-            tell_cancelled(_STOPPED if answer else _DROPPED, answer)
-        if completion is not None and completion.finish_reason == "length":
-            max_tokens = self.options["max_tokens"]
-            cut = f"answer cut after {max_tokens:,} tokens; --max-tokens (-n) allows more"
-            _tell(cut if len(completion.ids) == max_tokens else _FULL.format(used=limit, limit=limit))
-
-    def _tokens(self, messages: list[dict[str, str]]) -> int:
-        return len(self.model.chat_ids(messages, parse_special=self.options["parse_special"]))
+def _tell_problem(history: History) -> None:
+    if history.problem is not None:
+        tell(f"shaderlm: {history.problem}")
+        history.problem = None
 
 
 # The loop ------------------------------------------------------------------------------------------------
 
 
-def _loop(conversation: Conversation) -> None:
+def _loop(conversation: Conversation, history: History | None) -> None:
     while True:
         try:
-            text, command = _read_message()
+            typed, text, command = _read_message()
+            if history is not None:
+                history.add(typed)
+                _tell_problem(history)
             if command:
                 if not _command(conversation, text):
                     return
@@ -146,31 +99,43 @@ def _loop(conversation: Conversation) -> None:
                 conversation.say(text)
         except EOFError:
             if _interactive():
-                _tell("")
+                tell("")
             return
         except InputError as problem:  # the template refuses a message, or half a character was typed
-            _tell(f"shaderlm: {problem}")
+            tell(f"shaderlm: {problem}")
         except KeyboardInterrupt:
             if not _interactive():  # nobody would type /quit
                 raise
-            _tell("\n/quit or Ctrl-D ends the chat")
+            tell("\n/quit or Ctrl-D ends the chat")
 
 
-def _read_message() -> tuple[str, bool]:
-    """A message, and whether it is a command; EOFError after the last one.
+def _read_message() -> tuple[str, str, bool]:
+    """What was typed, the message in it, and whether that is a command; EOFError after the last one.
 
-    It is a line, pasted lines, or the lines between three quotes and three quotes.
+    It is a line, pasted lines, or the lines between three quotes and three quotes. What a command is given may be
+    quoted, too.
     """
     line = _read_line("> ")
-    if not line.startswith(_QUOTES):
-        return line, line.startswith("/") and "\n" not in line
-    lines = [line.removeprefix(_QUOTES)]
+    word, space, argument = line.partition(" ")
+    if line.startswith(_QUOTES):
+        typed, text = _read_quoted(line)
+        return typed, text, False
+    if line.startswith("/") and argument.startswith(_QUOTES):
+        typed, text = _read_quoted(argument)
+        return word + space + typed, word + space + text, True
+    return line, line, line.startswith("/") and "\n" not in line
+
+
+def _read_quoted(begun: str) -> tuple[str, str]:
+    """What was typed up to the second three quotes, and what is between them."""
+    lines = [begun.removeprefix(_QUOTES)]
     with suppress(EOFError):  # what was begun is a message too
         while not lines[-1].rstrip().endswith(_QUOTES):
             lines.append(_read_line("... "))
+    typed = _QUOTES + "\n".join(lines)
     lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
     # A line that has nothing but the quotes is not part of the message.
-    return "\n".join(lines).removeprefix("\n").removesuffix("\n"), False
+    return typed, "\n".join(lines).removeprefix("\n").removesuffix("\n")
 
 
 def _read_line(prompt: str) -> str:
@@ -190,7 +155,28 @@ def _read_line(prompt: str) -> str:
 
 def _reset(conversation: Conversation, argument: str) -> None:
     conversation.reset()
-    _tell("new conversation")
+    tell("new conversation")
+
+
+def _system(conversation: Conversation, argument: str) -> None:
+    if argument:
+        conversation.set_system(None if argument in ('""', "''") else argument)
+        tell("there is no system message from here on" if conversation.system is None else "system message set")
+    elif conversation.system is None:
+        tell("there is no system message; /system TEXT sets one")
+    else:
+        tell(f'{conversation.system}\n(/system TEXT changes it, /system "" removes it)')
+
+
+def _regenerate(conversation: Conversation, argument: str) -> None:
+    conversation.regenerate()
+
+
+def _undo(conversation: Conversation, argument: str) -> None:
+    if conversation.undo():
+        tell(f"your last message and its answer are gone; {_count(conversation.turns, 'turn')} left")
+    else:
+        tell("there is no message to undo")
 
 
 def _save(conversation: Conversation, argument: str) -> None:
@@ -203,33 +189,71 @@ def _save_over(conversation: Conversation, argument: str) -> None:
 
 def _save_to(conversation: Conversation, command: str, argument: str) -> None:
     if not argument:
-        _tell(f"{command} needs the name of a file, such as {command} conversation.json")
+        tell(f"{command} needs the name of a file, such as {command} conversation.json")
         return
     try:
         path = Path(argument).expanduser().resolve()
         if command == "/save" and path.is_file():
-            _tell(f"{path} exists; /save! {argument} overwrites it")
+            tell(f"{path} exists; /save! {argument} overwrites it")
             return
-        atomic_write_text(path, json.dumps(conversation.messages, ensure_ascii=False, indent=2) + "\n")
+        atomic_write_text(path, json.dumps(conversation.all_messages, ensure_ascii=False, indent=2) + "\n")
     except (OSError, RuntimeError, ValueError) as problem:  # an unknown ~user, a NUL
-        _tell(f"{argument} cannot be written: {getattr(problem, 'strerror', None) or problem}")
+        tell(f"{argument} cannot be written: {getattr(problem, 'strerror', None) or problem}")
         return
-    _tell(f"saved {len(conversation.messages)} messages to {path}")
+    tell(f"saved {_count(len(conversation.all_messages), 'message')} to {path}")
+
+
+def _load(conversation: Conversation, argument: str) -> None:
+    if not argument:
+        tell("/load needs the name of a file that /save wrote, such as /load conversation.json")
+        return
+    try:
+        found = json.loads(Path(argument).expanduser().read_text(encoding="utf-8"))
+    except (OSError, RuntimeError, ValueError, RecursionError) as problem:
+        tell(f"{argument} cannot be read: {getattr(problem, 'strerror', None) or problem}")
+        return
+    if not isinstance(found, list):
+        tell(f"{argument} must have a list of messages, as /save writes it; it has {type(found).__name__}")
+        return
+    conversation.replace(found)
+    unanswered = conversation.messages[-1:] and conversation.messages[-1]["role"] == "user"
+    hint = "; the last one has no answer, /regenerate makes one" if unanswered else ""
+    tell(f"loaded {_count(len(found), 'message')}{hint}")
+
+
+def _set(conversation: Conversation, argument: str) -> None:
+    """Show the settings, or change one."""
+    from .settings import change_setting, shown_settings
+
+    name, _, value = argument.partition("=" if "=" in argument.split(" ")[0] else " ")
+    if name:
+        change_setting(conversation, name, value.strip())
+    for line in shown_settings(conversation, name):
+        tell(line)
 
 
 def _help(conversation: Conversation, argument: str) -> None:
     for usage, (_, meaning) in COMMANDS.items():
-        _tell(f"{usage:<12} {meaning}")
-    _tell(
+        tell(f"{usage:<17}  {meaning}")
+    tell(
         f"Ctrl-C stops an answer. {_QUOTES} begins a message of several lines, which ends with {_QUOTES}.\n"
-        "A space before a / makes the line a message."
+        "Alt-Enter begins a new line, too. A space before a / makes the line a message."
     )
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 COMMANDS: dict[str, tuple[Callable[[Conversation, str], None] | None, str]] = {
+    "/regenerate": (_regenerate, "answer your last message once more"),
+    "/undo": (_undo, "forget your last message and its answer"),
     "/reset": (_reset, "start a new conversation"),
+    "/system [TEXT]": (_system, "show or change the system message"),
+    "/set [NAME VALUE]": (_set, "show or change settings, such as /set temperature 0.5"),
     "/save FILE": (_save, "write the conversation to FILE, as JSON messages"),
     "/save! FILE": (_save_over, "the same, also if FILE exists"),
+    "/load FILE": (_load, "continue the conversation of FILE"),
     "/help": (_help, "show this list"),
     "/quit": (None, "end the chat (so does Ctrl-D)"),
 }
@@ -242,7 +266,7 @@ def _command(conversation: Conversation, line: str) -> bool:
     if word not in known:
         close = difflib.get_close_matches(word.lower(), known, 1, 0.5)
         hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(known)}"
-        _tell(f"{word} is not a command; {hint}")
+        tell(f"{word} is not a command; {hint}")
         return True
     run = known[word]
     if run is not None:

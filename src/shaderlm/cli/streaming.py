@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 0.01
 
 
+def tell(text: str) -> None:
+    """A line on stderr: for the person, not for a pipe that reads the text."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def tell_cancelled(what: str, text: str) -> None:
     """One line on stderr after Ctrl-C. Where no text and so no newline was written, a terminal still shows ^C."""
     if not text and sys.stderr.isatty():
         print(file=sys.stderr)
-    print(f"cancelled: {what}", file=sys.stderr, flush=True)
+    tell(f"cancelled: {what}")
 
 
 def write_stream(stream: Stream) -> tuple[str, bool]:

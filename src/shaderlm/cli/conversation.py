@@ -1,0 +1,168 @@
+"""A conversation: its messages, which of them the model sees, and answers to the last one on stdout."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .streaming import tell, tell_cancelled, write_stream
+
+if TYPE_CHECKING:
+    from ..engine import Completion, GenerationOptions, LanguageModel
+
+Message = dict[str, Any]
+
+_LEFT_OUT = "the context of {limit:,} tokens is full: the oldest {turns} left out from here on"
+_TOO_LONG = "this message is too long: {used:,} tokens, the context holds {limit:,}"
+_FULL = "answer cut: the context of {limit:,} tokens is full. The next message leaves out the oldest turns"
+_CUT = "answer cut after {count:,} tokens; /set max_tokens (or --max-tokens, -n) allows more"
+_NO_ANSWER = "there is no answer yet, and your message is not part of the conversation"
+_OLD_ANSWER = "there is no other answer yet; the conversation is as it was"
+_STOPPED = "the answer ends here, and is part of the conversation as far as it came"
+_SAME = "temperature is 0, so the same text comes again; /set temperature 0.7 changes that"
+
+
+@dataclass
+class Conversation:
+    """The messages so far, and the model that answers.
+
+    `messages` has all of them but the system message. The model sees those from `first` on.
+    """
+
+    model: LanguageModel
+    options: GenerationOptions
+    system: str | None = None
+    verbose: bool = False
+    messages: list[Message] = field(default_factory=list)
+    first: int = 0
+    again: int = 0  # how often the last answer was made again
+
+    @property
+    def all_messages(self) -> list[Message]:
+        """What is saved."""
+        return self._with_system(self.messages)
+
+    @property
+    def turns(self) -> int:
+        """Messages of the user."""
+        return _turns(self.messages)
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = []
+        self.first = self.again = 0
+
+    def replace(self, messages: Sequence[Message]) -> None:
+        """Continue this conversation from now on. What the chat template refuses is an InputError."""
+        if messages:
+            self._tokens(list(messages))
+        system = [message["content"] for message in messages[:1] if message["role"] == "system"]
+        self.system, self.messages = (system[0] if system else None), list(messages[len(system) :])
+        self.first = self.again = 0
+
+    def set_system(self, text: str | None) -> None:
+        """Another system message, or none, before the same messages."""
+        if text is not None:  # templates may refuse one
+            self._tokens([_message("system", text), _message("user", "Hello")])
+        self.system, self.first = text, 0
+
+    def undo(self) -> bool:
+        """Forget the last message of the user and what follows it. False: there is none."""
+        asked = self._last_asked()
+        if asked is None:
+            return False
+        del self.messages[asked:]
+        self.first = self.again = 0
+        return True
+
+    def say(self, text: str) -> None:
+        """Answer on stdout. A message without an answer, because it does not fit or was stopped, is forgotten."""
+        self._answer([*self.messages, _message("user", text)], 0, _NO_ANSWER)
+
+    def regenerate(self) -> None:
+        """Answer the last message of the user once more. The new answer replaces the old one."""
+        asked = self._last_asked()
+        if asked is None:
+            tell("there is no message to answer yet")
+            return
+        if self.options["temperature"] == 0 and self.messages[asked + 1 :]:
+            tell(_SAME)
+        self._answer(self.messages[: asked + 1], self.again + 1, _OLD_ANSWER)
+
+    def _answer(self, asked: list[Message], again: int, nothing: str) -> None:
+        first = self._fitting(asked)
+        if first is None:
+            return
+        options = self.options.copy()
+        seed = options["seed"]
+        if seed is not None and again:  # another answer, and the same one where all is repeated
+            options["seed"] = (seed + again) % (1 << 64)
+        stream = self.model.stream_chat(self._with_system(asked[first:]), **options)
+        answer, interrupted = write_stream(stream)
+        completion = stream.completion
+        if answer or not interrupted:
+            self.messages, self.first, self.again = [*asked, _message("assistant", answer)], first, again
+        if interrupted:
+            tell_cancelled(_STOPPED if answer else nothing, answer)
+        elif completion is not None and completion.finish_reason == "length":
+            cut = len(completion.ids) == options["max_tokens"]
+            tell((_CUT if cut else _FULL).format(count=len(completion.ids), limit=self._limit))
+        if self.verbose and completion is not None and completion.ids:
+            tell(self._speed(completion))
+
+    def _speed(self, completion: Completion) -> str:
+        timing, used = completion.timing, len(completion.prompt_ids) + len(completion.ids)
+        return (
+            f"{len(completion.ids):,} tokens, {timing.tokens_per_second:.1f} tok/s, {timing.prompt_seconds:.2f} s to "
+            f"the first token; {used:,} of {self._limit:,} tokens of the context are used"
+        )
+
+    # What the model sees -------------------------------------------------------------------------------------
+
+    def _fitting(self, asked: list[Message]) -> int | None:
+        """The first message that the model sees, so that an answer fits too. None: the last one alone does not fit.
+
+        Where turns must go, twice the tokens of an answer are made free: each time the model reads all others again.
+        """
+        answer = min(self.options["max_tokens"], self._limit // 4)
+        if self._seen(asked, self.first) + answer <= self._limit:
+            return self.first
+        starts = [at for at in range(self.first + 1, len(asked)) if asked[at]["role"] == "user"]
+        starts.insert(0, self.first)
+        fits = bisect_left(starts, True, key=lambda at: self._seen(asked, at) + 2 * answer <= self._limit)
+        first = starts[min(fits, len(starts) - 1)]  # a message stays, however long it is
+        used = self._seen(asked, first)
+        if used > self._limit:
+            tell(_TOO_LONG.format(used=used, limit=self._limit))
+            return None
+        if first > self.first:
+            count = _turns(asked[self.first : first])
+            tell(_LEFT_OUT.format(limit=self._limit, turns="turn is" if count == 1 else f"{count} turns are"))
+        return first
+
+    @property
+    def _limit(self) -> int:
+        return self.model.engine.context
+
+    def _seen(self, asked: list[Message], first: int) -> int:
+        return self._tokens(self._with_system(asked[first:]))
+
+    def _tokens(self, messages: list[Message]) -> int:
+        return len(self.model.chat_ids(messages, parse_special=self.options["parse_special"]))
+
+    def _with_system(self, messages: list[Message]) -> list[Message]:
+        return messages if self.system is None else [_message("system", self.system), *messages]
+
+    def _last_asked(self) -> int | None:
+        found = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
+        return found[-1] if found else None
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _turns(messages: Sequence[Message]) -> int:
+    return sum(message["role"] == "user" for message in messages)
