@@ -102,6 +102,37 @@ def test_dash_reads_standard_input(tiny: Path) -> None:
     assert "the prompt is empty" in generate(tiny, "-", given="\n").err
 
 
+def test_a_file_is_a_prompt_or_follows_one(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"two\nlines\n")
+    expected = generate(tiny, "two\nlines", "-n", 8)
+    assert generate(tiny, "-f", path, "-n", 8) == expected
+    assert generate(tiny, "-f", "-", "-n", 8, given="two\nlines\n") == expected
+    assert generate(tiny, "Count:", "--file", path, "-n", 8) == generate(tiny, "Count:\n\ntwo\nlines", "-n", 8)
+    path.write_bytes(b"ab\xff")
+    assert generate(tiny, "-f", path).err == f"shaderlm: {path} must be UTF-8, byte 2 is not\n"
+    path.write_bytes(b"\n")
+    assert "the prompt is empty" in generate(tiny, "-f", path).err
+
+
+def test_jsonl_is_a_line_per_delta_as_it_comes_and_then_all_of_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shaderlm.cli.streaming.FLUSH_SECONDS", 0.0)
+    out = Recorder()
+    done = generate(tiny, "Hello", "-n", 6, "--jsonl", "--logprobs", 1, out=out)
+    assert (done.code, done.err) == (0, "")
+    *deltas, last = map(json.loads, done.out.splitlines())
+    assert len(deltas) == 6
+    assert all(list(delta) == ["delta"] for delta in deltas)
+    assert all(flushed.endswith("\n") for flushed in out.flushed if flushed), "no line is flushed in part"
+    assert len(set(out.flushed) - {""}) >= 7
+    expected = json.loads(generate(tiny, "Hello", "-n", 6, "--json", "--logprobs", 1).out)
+    timed = {"seconds_to_first_token", "tokens_per_second"}
+    assert {key: value for key, value in last.items() if key not in timed} == {
+        key: value for key, value in expected.items() if key not in timed
+    }
+    assert "".join(delta["delta"] for delta in deltas) == last["text"]
+
+
 def test_json_is_one_object_with_every_number(tiny: Path) -> None:
     done = generate(tiny, "Hello", "-n", 6, "--json", "--logprobs", 2)
     found = json.loads(done.out)

@@ -26,7 +26,10 @@ def generate(model: Path, *arguments: object, **options: Any) -> Done:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((), 2, "Missing argument 'PROMPT'"),
+        ((), 2, "Missing argument 'PROMPT', or -f FILE."),
+        (("-", "-f", "-"), 2, "PROMPT and -f FILE cannot both be standard input."),
+        (("-f", "none/such.txt"), 2, "cannot read none/such.txt: No such file or directory"),
+        (("-f", "."), 2, "cannot read .: Is a directory"),
         (("",), 2, "the prompt is empty"),
         (("x", "--max-tokens", "0"), 2, "0 is not in the range x>=1"),
         (("x", "-n", "many"), 2, "'many' is not a valid integer"),

@@ -25,6 +25,7 @@ from .interrupts import LostInterrupts
 from .plan import plan
 from .profile import profile
 from .serve import serve
+from .tokenize import tokenize
 from .tune import tune
 
 
@@ -34,7 +35,7 @@ def app() -> None:
     """Large language models on any GPU, through WebGPU."""
 
 
-for command in (generate, chat, serve, info, devices, plan, tune, bench, profile):
+for command in (generate, chat, serve, tokenize, info, devices, plan, tune, bench, profile):
     app.add_command(command)
 
 

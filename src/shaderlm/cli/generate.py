@@ -12,6 +12,7 @@ import click
 from ..errors import InputError
 from .loading import load_model, status
 from .options import generation_options, model_options, sampling_options, structure_options
+from .prompts import prompt_text
 from .streaming import tell_cancelled, write_stream
 
 if TYPE_CHECKING:
@@ -22,14 +23,18 @@ CHECKED_TOKENS = 8
 
 
 @click.command()
-@click.argument("prompt")
+@click.argument("prompt", required=False)
+@click.option("-f", "--file", metavar="FILE", help="Read the prompt from FILE. PROMPT goes first, if there is one.")
 @model_options
 @sampling_options(max_tokens=256, temperature=0.0, top_p=1.0)
 @structure_options
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @click.option("--logprobs", type=int, metavar="N", help="Print log probabilities: of each token and of the N best.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@click.option("--json", "form", flag_value="json", help="Print one JSON object instead of the text.")
+@click.option(
+    "--jsonl", "form", flag_value="jsonl", help="Print a JSON line per delta as it comes; last all of --json."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Also print what was loaded and how fast it ran, on stderr.")
 @click.option(
     "--check-with",
@@ -37,7 +42,8 @@ CHECKED_TOKENS = 8
     help=f"Afterwards compute the first {CHECKED_TOKENS} tokens again on DEVICE, and compare them.",
 )
 def generate(
-    prompt: str,
+    prompt: str | None,
+    file: str | None,
     model: str | None,
     device: str,
     backend: Backend,
@@ -47,14 +53,15 @@ def generate(
     ignore_keys: tuple[str, ...],
     system: str | None,
     raw: bool,
-    as_json: bool,
+    form: str | None,
     verbose: bool,
     check_with: str | None,
     **given: Any,
 ) -> None:
     """Answer a prompt, or continue a text.
 
-    PROMPT `-` reads standard input. A model with a chat template answers through it; --raw continues the text instead.
+    PROMPT `-` and FILE `-` read standard input. A model with a chat template answers through it; --raw continues the
+    text instead.
     """
     from ..gpu import begin_opening
 
@@ -64,7 +71,7 @@ def generate(
         raise click.UsageError("--system needs a chat template; leave out --raw.")
     if check_with is not None and options["temperature"] != 0:
         raise click.UsageError("--check-with compares greedy generations; leave out --temperature.")
-    text = _prompt(prompt)
+    text = prompt_text(prompt, file)
     other = None if check_with is None else _check_device(check_with, backend)
 
     def ask(asked: LanguageModel, max_tokens: int) -> Stream:
@@ -73,20 +80,21 @@ def generate(
     with load_model(model, device, backend, context, precision, not no_tune, ignore_keys) as loaded:
         if verbose:
             _note(*loaded.report.lines())
-        completion = _generate(ask(loaded, options["max_tokens"]), streamed=not as_json)
-        if as_json:
-            print(json.dumps(_record(loaded, completion), ensure_ascii=False, indent=2), flush=True)
+        completion = _generate(ask(loaded, options["max_tokens"]), form)
+        if form is not None:
+            indent = 2 if form == "json" else None
+            print(json.dumps(_record(loaded, completion), ensure_ascii=False, indent=indent), flush=True)
         elif completion.logprobs is not None:
             _note(*(_logprob_line(loaded, entry) for entry in completion.logprobs))
         if verbose:
             _note(*_timing_lines(completion))
-        if completion.finish_reason == "length" and not as_json and (verbose or sys.stderr.isatty()):
+        if completion.finish_reason == "length" and form is None and (verbose or sys.stderr.isatty()):
             _note(_cut(loaded, completion, options["max_tokens"]))
     if other is not None:
         count = min(CHECKED_TOKENS, options["max_tokens"])
         _note(f"computing the first {count} tokens again on {check_with} …")  # software adapters take seconds
         with load_model(model, other, backend, context, precision, not no_tune, ignore_keys) as second:
-            again = _generate(ask(second, count), streamed=False)
+            again = _generate(ask(second, count), "json")
             _compare(second, completion.ids[:count], again.ids)
 
 
@@ -95,19 +103,6 @@ def _check_device(name: str, backend: Backend) -> str | Device:
     from ..engine.loading import choose_device
 
     return choose_device(name, backend) or "cpu"
-
-
-def _prompt(given: str) -> str:
-    text = given
-    if given == "-":
-        try:
-            text = sys.stdin.buffer.read().decode()
-        except UnicodeDecodeError as problem:
-            raise InputError(f"standard input must be UTF-8, byte {problem.start} is not") from None
-        text = text.removesuffix("\n").removesuffix("\r")  # the one that ends a line, not part of the prompt
-    if not text:
-        raise InputError("the prompt is empty; give at least one word")
-    return text
 
 
 def _ask(model: LanguageModel, text: str, raw: bool, system: str | None, options: GenerationOptions) -> Stream:
@@ -121,11 +116,11 @@ def _ask(model: LanguageModel, text: str, raw: bool, system: str | None, options
     return model.stream_chat([*first, {"role": "user", "content": text}], reasoning=free, **options)
 
 
-def _generate(stream: Stream, *, streamed: bool) -> Completion:
-    """The whole generation, on stdout as it comes if it is streamed. Ctrl-C ends the line and the program."""
+def _generate(stream: Stream, form: str | None) -> Completion:
+    """The whole generation, on stdout as it comes if that is its form. Ctrl-C ends the line and the program."""
     text, interrupted = "", False
-    if streamed:
-        text, interrupted = write_stream(stream)
+    if form != "json":
+        text, interrupted = write_stream(stream, as_lines=form == "jsonl")
     else:
         try:
             with status("generating"):

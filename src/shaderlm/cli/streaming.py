@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from itertools import chain
@@ -29,10 +30,11 @@ def tell_cancelled(what: str, text: str) -> None:
     tell(f"cancelled: {what}")
 
 
-def write_stream(stream: Stream) -> tuple[str, bool]:
+def write_stream(stream: Stream, *, as_lines: bool = False) -> tuple[str, bool]:
     """Write a stream to stdout, and a newline: the text that was written, and whether Ctrl-C ended it.
 
-    Until the first text comes, a terminal shows that the prompt is read. Ctrl-C before that writes nothing.
+    as_lines: each delta is a line of JSON, for programs. Until the first text comes, a terminal shows that the prompt
+    is read. Ctrl-C before that writes nothing.
     """
     write, flush, clock = sys.stdout.write, sys.stdout.flush, time.perf_counter
     written: list[str] = []
@@ -44,7 +46,7 @@ def write_stream(stream: Stream) -> tuple[str, bool]:
                 first = next(stream, None)
             for delta in () if first is None else chain((first,), stream):
                 written.append(delta)
-                write(delta)
+                write(json.dumps({"delta": delta}, ensure_ascii=False) + "\n" if as_lines else delta)
                 now = clock()
                 if now - flushed >= FLUSH_SECONDS:
                     flush()
@@ -52,6 +54,6 @@ def write_stream(stream: Stream) -> tuple[str, bool]:
     except KeyboardInterrupt:
         interrupted = True
     if written or not interrupted:
-        write("\n")
+        write("" if as_lines else "\n")
         flush()
     return "".join(written), interrupted

@@ -137,6 +137,12 @@ class Tokenizer:
             raise InputError(f"decode: a token id must lie in 0 … {len(self._bytes) - 1}, got {at}")
         return self._bytes[at]
 
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token as they can be shown: those of a special token are its text."""
+        found, at = self.token_bytes(token), operator.index(token)
+        special = self.vocabulary.types[at] in (CONTROL, UNKNOWN)
+        return self.vocabulary.tokens[at].encode() if special else found
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, special tokens left out. Broken UTF-8 becomes U+FFFD."""
         if not isinstance(ids, Iterable):

@@ -1,0 +1,35 @@
+"""The text that a command is given: as an argument, in a file, or on standard input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ..errors import InputError
+
+
+def prompt_text(given: str | None, file: str | None, name: str = "PROMPT") -> str:
+    """The text of the argument of this name and of FILE, with an empty line between them if there are both."""
+    if given is None and file is None:
+        raise click.UsageError(f"Missing argument '{name}', or -f FILE.")
+    if given == file == "-":
+        raise click.UsageError(f"{name} and -f FILE cannot both be standard input.")
+    texts = [] if given is None else [_read("-") if given == "-" else given]
+    text = "\n\n".join(texts if file is None else [*texts, _read(file)])
+    if not text:
+        raise InputError(f"the {name.lower()} is empty; give at least one word")
+    return text
+
+
+def _read(path: str) -> str:
+    """A text file, or standard input for `-`. The newline that ends the last line is not part of a prompt."""
+    name = "standard input" if path == "-" else path
+    try:
+        read = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return read.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as problem:
+        raise InputError(f"{name} must be UTF-8, byte {problem.start} is not") from None
+    except OSError as problem:
+        raise InputError(f"cannot read {name}: {problem.strerror}") from None

@@ -1,0 +1,110 @@
+"""`shaderlm tokenize`: a text as token ids, or token ids as text. Reads a file's vocabulary, and no weight."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import InputError
+from .loading import progress_bar
+from .prompts import prompt_text
+
+if TYPE_CHECKING:
+    from ..engine.tokenizer import Tokenizer
+
+
+@click.command()
+@click.argument("text", required=False)
+@click.option(
+    "-f",
+    "--file",
+    metavar="FILE",
+    help="Read the text from FILE; - is standard input. TEXT goes first, if there is one.",
+)
+@click.option("-m", "--model", help="Path of a .gguf file, hf:ORG/REPO/FILE.gguf, or a name.  [default: smollm2-135m]")
+@click.option("--ids", is_flag=True, help="TEXT or FILE has token ids; print their text.")
+@click.option("--no-bos", is_flag=True, help="Leave out the first token that the model wants before a text.")
+@click.option(
+    "--parse-special/--no-parse-special",
+    default=True,
+    show_default=True,
+    help="Read the text of a special token, such as <|im_end|>, as that token.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as llama-server's /tokenize has it.")
+def tokenize(
+    text: str | None,
+    file: str | None,
+    model: str | None,
+    ids: bool,
+    no_bos: bool,
+    parse_special: bool,
+    as_json: bool,
+) -> None:
+    """Show the tokens of a text, or the text of tokens.
+
+    Each line has an id and the text of the token. TEXT `-`, or nothing in a pipe, reads standard input. No chat
+    template is applied.
+    """
+    if text is None and file is None and not sys.stdin.isatty():
+        text = "-"
+    given = prompt_text(text, file, "TEXT")
+    tokens = _token_ids(given) if ids else None
+    tokenizer = _tokenizer(model)
+    if tokens is not None:
+        content = b"".join(map(tokenizer.piece, tokens)).decode(errors="replace")
+        if tokenizer.vocabulary.add_space_prefix:
+            content = content.removeprefix(" ")  # it was put there when the text was encoded
+        print(json.dumps({"content": content}, ensure_ascii=False) if as_json else content, flush=True)
+        return
+    tokens = tokenizer.encode(given, parse_special=parse_special)
+    bos = tokenizer.vocabulary.bos
+    if tokenizer.vocabulary.add_bos and bos is not None and not no_bos and tokens[:1] != [bos]:
+        tokens.insert(0, bos)
+    pieces = [_shown(tokenizer.piece(token)) for token in tokens]
+    if as_json:
+        listed = [{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)]
+        print(json.dumps({"tokens": listed}, ensure_ascii=False), flush=True)
+        return
+    width = len(str(max(tokens)))
+    for token, piece in zip(tokens, pieces, strict=True):
+        print(f"{token:>{width}} {piece!r}" if isinstance(piece, str) else f"{token:>{width}} {bytes(piece)!r}")
+    if sys.stdout.isatty():
+        print(f"{len(tokens):,} tokens", file=sys.stderr)
+
+
+def _tokenizer(model: str | None) -> Tokenizer:
+    from ..engine.tokenizer import Tokenizer
+    from ..formats.find import find
+
+    with progress_bar() as progress:
+        path = find(model, progress)
+    return Tokenizer.from_file(path)
+
+
+def _token_ids(given: str) -> list[int]:
+    """Numbers between spaces, commas or brackets; or what --json prints."""
+    found: Any = None
+    if given.lstrip().startswith("{"):
+        try:
+            listed = json.loads(given)["tokens"]
+            found = [each["id"] if isinstance(each, dict) else each for each in listed]
+        except (ValueError, KeyError, TypeError):
+            found = None
+    elif re.fullmatch(r"[\s\d,\[\]]+", given):
+        found = list(map(int, re.findall(r"\d+", given)))
+    if not found or not all(type(each) is int for each in found):
+        shown = given if len(given) <= 40 else given[:40] + "…"
+        raise InputError(f"--ids takes token ids such as 504 2365, or what --json prints; got {shown!r}")
+    return list(found)
+
+
+def _shown(piece: bytes) -> str | list[int]:
+    """Its text; numbers where it is a part of a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
