@@ -16,6 +16,7 @@ import click
 
 from .. import __version__
 from ..errors import InputError, ShaderlmError
+from .batch import batch
 from .bench import bench
 from .chat import chat
 from .devices import devices
@@ -35,7 +36,7 @@ def app() -> None:
     """Large language models on any GPU, through WebGPU."""
 
 
-for command in (generate, chat, serve, tokenize, info, devices, plan, tune, bench, profile):
+for command in (generate, chat, serve, batch, tokenize, info, devices, plan, tune, bench, profile):
     app.add_command(command)
 
 

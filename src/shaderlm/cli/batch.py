@@ -1,0 +1,277 @@
+"""`shaderlm batch`: a file of requests in OpenAI's batch format → a file of results. Many requests run at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import DeviceError, InputError, ModelError
+from .batch_files import Call, Line, RequestFile, ResultFile, request_file
+from .loading import load_model
+from .options import model_options
+from .streaming import tell
+
+if TYPE_CHECKING:
+    from ..engine import Engine, Handle
+    from ..gpu import Backend
+    from ..server.errors import ApiError
+    from ..server.generation import Prepared
+    from ..server.served import Served
+
+# How often handles are looked at. Nobody waits for their tokens, so no thread is woken for each of them.
+POLL_SECONDS = 0.01
+SYNC_SECONDS = 1.0
+AHEAD = 2  # requests that are prepared, for each one that runs: a sequence that ends is replaced in the same step
+
+
+@click.command()
+@click.argument("requests", metavar="REQUESTS")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Where results are appended.")
+@model_options
+@click.option("--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at once.")
+@click.option("--alias", "names", multiple=True, metavar="NAME", help="A name of the model in requests. Repeatable.")
+@click.option("-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Limit for requests that have none.")
+@click.option("--seed", type=int, metavar="N", help="Seed of requests that have none.")
+@click.option("--retry-failed", is_flag=True, help="Run requests again whose result is an error.")
+def batch(
+    requests: str,
+    output: Path,
+    model: str | None,
+    device: str,
+    backend: Backend,
+    context: int | None,
+    precision: str,
+    no_tune: bool,
+    ignore_keys: tuple[str, ...],
+    parallel: int | None,
+    names: tuple[str, ...],
+    max_tokens: int | None,
+    seed: int | None,
+    retry_failed: bool,
+) -> None:
+    """Run a file of requests, many at once.
+
+    REQUESTS has a request per line in the format of OpenAI's batches: custom_id, method, url (/v1/chat/completions,
+    /v1/completions, /v1/embeddings) and body. Results are in the order in which they come. The same command goes on
+    where a run was ended. Exit code 1: some results are errors.
+    """
+    _check_packages()
+    if requests != "-" and output.exists() and output.samefile(requests):
+        raise InputError(f"-o must be another file than the requests, got {output} for both")
+    with request_file(requests) as asked, closing(ResultFile(output)) as results:
+        _check_results(asked, results, output)
+        done = results.ids.keys() - results.failed if retry_failed else results.ids.keys()
+        todo = [line for line in asked.lines if line.custom_id not in done]
+        if done:
+            tell(f"{len(done):,} of {len(asked.lines):,} requests have a result already")
+        if todo:
+            with load_model(model, device, backend, context, precision, not no_tune, ignore_keys) as loaded:
+                from ..engine import EngineOptions
+                from ..server.served import Served
+
+                served = Served(loaded, names, max_tokens, seed, embedding=True)
+                _check_models(asked, results, served, output)
+                if parallel is not None:
+                    loaded.engine.configure(EngineOptions(parallel=parallel))
+                if retry_failed:
+                    results.drop_failed()
+                _run(asked, todo, results, served)
+        failed = len(results.failed)
+        count = f"{len(asked.lines):,} requests"
+        hint = f", {failed:,} of them failed; --retry-failed runs those again" if failed else ""
+        tell(f"{output} has the results of {count}{hint}")
+    if failed:
+        sys.exit(1)
+
+
+def _check_packages() -> None:
+    try:
+        import msgspec  # noqa: F401
+    except ImportError:
+        raise ModelError("`shaderlm batch` needs the package msgspec: pip install 'shaderlm[serve]'") from None
+
+
+def _check_results(asked: RequestFile, results: ResultFile, output: Path) -> None:
+    """Results of other requests are an InputError: the file belongs to another batch."""
+    known = {line.custom_id: line for line in asked.lines}
+    for custom, made in results.ids.items():
+        line = known.get(custom)
+        if line is None or line.id != made:
+            where = (
+                f"{asked.name} does not have" if line is None else f"has changed in {asked.name}, line {line.number}"
+            )
+            raise InputError(
+                f"{output} has a result of the request {custom!r}, which {where}. Give another -o, or remove the file"
+            )
+
+
+def _check_models(asked: RequestFile, results: ResultFile, served: Served, output: Path) -> None:
+    """A name that is not this model's is an error at once, not one per line. Results of two models are not mixed."""
+    from ..server.errors import ApiError
+
+    for name, number in asked.models.items():
+        try:
+            served.check_name(name)
+        except ApiError:
+            raise InputError(
+                f"{asked.name} line {number} asks for the model {name!r}, and this one is {served.name!r}; "
+                f"--alias {name} gives it that name, and may be repeated"
+            ) from None
+    if results.model not in (None, served.name):
+        raise InputError(
+            f"{output} has results of the model {results.model!r}, and this one is {served.name!r}. "
+            "Give the same -m and --alias, or another -o"
+        )
+
+
+# Running -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A request that runs: one handle, or several for several choices or inputs."""
+
+    line: Line
+    prepared: Prepared
+    handles: Sequence[Handle]
+
+    @property
+    def finished(self) -> bool:
+        return all(handle.finish_reason is not None for handle in self.handles)
+
+
+def _run(asked: RequestFile, todo: Sequence[Line], results: ResultFile, served: Served) -> None:
+    """Each request to its result. Ctrl-C ends the program; what is finished is written."""
+    engine, began = served.model.engine, time.monotonic()
+    ahead = AHEAD * (engine.options.parallel or served.model.runner.max_outputs)
+    waiting, running = deque(todo), list[_Job]()
+    synced = began
+    try:
+        with _progress(len(asked.lines), len(asked.lines) - len(todo), engine) as progress:
+            while waiting or running:
+                while waiting and sum(len(job.handles) for job in running) < ahead:
+                    line = waiting.popleft()
+                    job = _started(served, line, asked.read(line), results)
+                    running += [] if job is None else [job]
+                finished = [job for job in running if job.finished]
+                running = [job for job in running if not job.finished]
+                for job in finished:
+                    _finish(job, served, results)
+                progress(len(results.ids))
+                if engine.lost is not None:
+                    raise engine.lost
+                if time.monotonic() - synced > SYNC_SECONDS:
+                    results.sync()
+                    synced = time.monotonic()
+                if not finished:
+                    time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        tell(f"interrupted: {len(results.ids):,} of {len(asked.lines):,} results are written; the same command goes on")
+        sys.exit(130)
+    except DeviceError as problem:
+        done = f"{len(results.ids):,} of {len(asked.lines):,} results are written; the same command goes on"
+        raise DeviceError(f"{problem}. {done}") from problem
+    results.sync()
+    seconds, made = time.monotonic() - began, engine.stats().generation_tokens
+    tell(f"{len(todo):,} requests in {seconds:.1f} s: {made:,} tokens, {made / seconds:.1f} tok/s")
+
+
+def _started(served: Served, line: Line, call: Call, results: ResultFile) -> _Job | None:
+    """The request on its way; None where it is an error, which is written."""
+    from ..server.errors import ApiError
+    from ..server.prepare import prepare
+
+    handles: list[Handle] = []
+    try:
+        if call.method != "POST":
+            raise ApiError(405, f"method must be POST, got {call.method!r}", param="method")
+        if not isinstance(call.url, str) or not isinstance(call.body, dict):
+            raise ApiError(
+                400, f"url must be a text and body an object, got {call.url!r} and {type(call.body).__name__}"
+            )
+        prepared = prepare(served, call.url, json.dumps(call.body).encode())
+        if prepared.stream:
+            raise ApiError(400, "stream: a batch has whole answers; leave it out", param="stream")
+        for request in prepared.requests:
+            handles.append(served.model.engine.submit(request))
+        return _Job(line, prepared, handles)
+    except Exception as problem:
+        for handle in handles:
+            handle.cancel()
+        if served.model.engine.lost is None:
+            _write_error(line, _api_error(problem), results)
+        return None
+
+
+def _api_error(problem: Exception) -> ApiError:
+    """What a line says of a problem. There is no log: an unexpected one is named."""
+    from ..server.errors import ApiError, api_error
+
+    error = api_error(problem)
+    return ApiError(500, f"{type(problem).__name__}: {problem}") if error.status == 500 else error
+
+
+def _finish(job: _Job, served: Served, results: ResultFile) -> None:
+    """Write the result of a request that is finished. A lost device is no result: the request runs again later."""
+    try:
+        for handle in job.handles:
+            handle.result()
+        body = job.prepared.response(job.handles)
+    except Exception as problem:
+        if served.model.engine.lost is None:
+            _write_error(job.line, _api_error(problem), results)
+    else:
+        _write(job.line, 200, body, None, results)
+
+
+def _write_error(line: Line, error: ApiError, results: ResultFile) -> None:
+    _write(line, error.status, error.body(), {"code": error.type, "message": str(error)}, results)
+
+
+def _write(line: Line, status: int, body: Any, error: dict[str, str] | None, results: ResultFile) -> None:
+    import msgspec
+
+    request = line.id.removeprefix("batch_")
+    response = {"status_code": status, "request_id": request, "body": body}
+    result = {"id": line.id, "custom_id": line.custom_id, "response": response, "error": error}
+    results.add(line.custom_id, msgspec.json.encode(result), failed=error is not None)
+
+
+@contextmanager
+def _progress(total: int, done: int, engine: Engine) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's standard error, gone afterwards; the function is told how many results there are."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    began = time.monotonic()
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    bars = Progress(
+        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True, redirect_stdout=False
+    )
+    task = bars.add_task("", total=total, completed=done)
+
+    def update(done: int) -> None:
+        speed = engine.stats().generation_tokens / max(1e-9, time.monotonic() - began)
+        bars.update(task, completed=done, description=f"{speed:,.0f} tok/s")
+
+    with bars:
+        yield update

@@ -1,0 +1,222 @@
+"""The two files of a batch: requests that are read, and results that are appended. Knows no model.
+
+A result is one line, appended with one write. So whatever ends a run, the file has whole results, and at most its last
+line is cut off; the next run repairs that and goes on with the requests that have none. What belongs together is known
+by `custom_id`, and by an id that is made from the request: a request that was changed is not taken for the old one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from ..errors import InputError
+from ..files import atomic_write
+
+SHOWN = 3  # problems of a file that are told
+_ID = "batch_req_"
+_BEGINNING = f'{{"id":"{_ID}'.encode()  # of each result
+
+
+class Line(NamedTuple):
+    """Where a request is in its file, and how its result will be known."""
+
+    number: int  # from 1
+    offset: int
+    custom_id: str
+    id: str
+
+
+class Call(NamedTuple):
+    """What a line asks for. Only `custom_id` has been checked."""
+
+    method: object
+    url: object
+    body: object
+
+
+@contextmanager
+def request_file(path: str) -> Iterator[RequestFile]:
+    """The requests of a file, or of standard input for `-`."""
+    try:
+        file: BinaryIO
+        with io.BytesIO(sys.stdin.buffer.read()) if path == "-" else open(path, "rb") as file:
+            yield RequestFile(file, "standard input" if path == "-" else path)
+    except OSError as problem:
+        if problem.filename != path:
+            raise
+        raise InputError(f"cannot read {path}: {problem.strerror}") from None
+
+
+class RequestFile:
+    """The requests of a file. Each is read again when it is needed: there may be many."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file, self.name = file, name
+        self.models: dict[str, int] = {}  # that requests name, and the first line of each
+        self.lines = list(self._checked())
+        if not self.lines:
+            raise InputError(f"{self.name} has no requests; each line must be one, as OpenAI's batches have it")
+
+    def read(self, line: Line) -> Call:
+        """A request."""
+        self._file.seek(line.offset)
+        text = self._file.readline()
+        checked = self._line(line.number, line.offset, text)
+        if checked != line:
+            raise InputError(f"{self.name} line {line.number} has changed since the batch began; run it again")
+        found = json.loads(text)
+        return Call(found.get("method"), found.get("url"), found.get("body"))
+
+    def _checked(self) -> Iterator[Line]:
+        seen: dict[str, int] = {}
+        problems: list[str] = []
+        offset = 0
+        for number, text in enumerate(self._file, 1):
+            if text.strip():
+                line = self._line(number, offset, text)
+                if isinstance(line, Line) and line.custom_id in seen:
+                    line = f"has the custom_id {line.custom_id!r} of line {seen[line.custom_id]}"
+                if isinstance(line, str):
+                    problems.append(f"line {number} {line}")
+                else:
+                    seen[line.custom_id] = number
+                    yield line
+            offset += len(text)
+        if problems:
+            more = f"; and {len(problems) - SHOWN:,} more" if len(problems) > SHOWN else ""
+            raise InputError(f"{self.name}: {'; '.join(problems[:SHOWN])}{more}. Nothing was run")
+
+    def _line(self, number: int, offset: int, text: bytes) -> Line | str:
+        """The line, or what is wrong with it."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as problem:
+            return f"must be JSON in UTF-8: {problem}"
+        custom = found.get("custom_id") if isinstance(found, dict) else None
+        if not isinstance(custom, str) or not custom or any("\ud800" <= each <= "\udfff" for each in custom):
+            given = f"custom_id {custom!r}" if isinstance(found, dict) else type(found).__name__
+            return f"must be an object with a custom_id, a text; got {given}"
+        body = found.get("body")
+        model = body.get("model") if isinstance(body, dict) else None
+        if isinstance(model, str):
+            self.models.setdefault(model, number)
+        return Line(number, offset, custom, _id(found))
+
+
+def _id(request: dict[str, object]) -> str:
+    """The same for the same request, in whatever order its fields are."""
+    asked = [request.get(name) for name in ("custom_id", "method", "url", "body")]
+    return _ID + hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:24]
+
+
+class ResultFile:
+    """The results of a batch. `ids` and `failed` say what is in it, by custom_id."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.ids: dict[str, str] = {}
+        self.failed: set[str] = set()
+        self.model: str | None = None  # that a result names
+        try:
+            self._fd = self._opened()
+            try:
+                self._read()
+            except BaseException:
+                self.close()
+                raise
+        except OSError as problem:
+            raise InputError(f"cannot write {path}: {problem.strerror}") from None
+
+    def add(self, custom_id: str, line: bytes, *, failed: bool) -> None:
+        """Append a result, a line of JSON."""
+        left = memoryview(line + b"\n")
+        while left:
+            left = left[os.write(self._fd, left) :]
+        self.ids[custom_id] = ""
+        if failed:
+            self.failed.add(custom_id)
+
+    def drop_failed(self) -> None:
+        """Take errors out of the file, all at once."""
+        with atomic_write(self._path) as kept, open(self._path, "rb") as file:
+            for text in file:
+                found = _result(text)
+                if found is not None and not found.failed:
+                    kept.write(text)
+        before, self._fd = self._fd, self._opened()
+        os.close(before)
+        for custom in self.failed:
+            del self.ids[custom]
+        self.failed.clear()
+
+    def sync(self) -> None:
+        """Have what was written survive a loss of power, too."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Write no more."""
+        os.close(self._fd)
+
+    def _opened(self) -> int:
+        if self._path.exists() and not self._path.is_file():
+            raise InputError(f"cannot write {self._path}: it is not a file")
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            import fcntl
+
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # Windows, where two runs into one file are not noticed
+            pass
+        except BlockingIOError:
+            os.close(fd)
+            raise InputError(f"{self._path} is being written by another run; wait for it, or give another -o") from None
+        return fd
+
+    def _read(self) -> None:
+        whole = 0  # bytes of whole lines
+        with open(self._path, "rb") as file:
+            for number, text in enumerate(file, 1):
+                found = _result(text)
+                ended = text.endswith(b"\n")
+                if found is None and text.strip():
+                    if ended or text[: len(_BEGINNING)] != _BEGINNING[: len(text)]:
+                        raise InputError(
+                            f"{self._path} line {number} is not the result of a request. Give another -o, or remove it"
+                        )
+                    os.truncate(self._path, whole)  # the run before was killed while it wrote this
+                    return
+                if not ended:
+                    os.write(self._fd, b"\n")
+                whole += len(text)
+                if found is not None:
+                    self.ids[found.custom_id] = found.id
+                    self.model = found.model or self.model
+                    if found.failed:
+                        self.failed.add(found.custom_id)
+
+
+class _Result(NamedTuple):
+    custom_id: str
+    id: str
+    failed: bool
+    model: str | None
+
+
+def _result(text: bytes) -> _Result | None:
+    """What a line says; None where it is not a result."""
+    try:
+        found = json.loads(text)
+        custom, made, response = found["custom_id"], found["id"], found["response"]
+        failed = found["error"] is not None or response["status_code"] != 200
+        model = None if failed else response["body"]["model"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return _Result(custom, made, failed, model) if isinstance(custom, str) and isinstance(made, str) else None
