@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from svg import WIDTH, card
+from shaderlm.bench.svg import WIDTH, card
 
 HERE = Path(__file__).parent
 LEFT, RIGHT, TOP = 150, 80, 66

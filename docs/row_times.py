@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from svg import WIDTH, card
+from shaderlm.bench.svg import WIDTH, card
 
 HERE = Path(__file__).parent
 TITLE = "Products of one layer over the number of rows"

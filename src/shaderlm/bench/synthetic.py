@@ -1,7 +1,7 @@
 """Models of a known shape with random weights: speed does not depend on the values, and nothing has to be fetched.
 
 `synthetic:llama-3.2-1b:q4_0`. The weights are blocks of one small random pool, packed and uploaded a few rows at a
-time, as those of a file are.
+time, as those of a file are. A vocabulary of made-up words lets a server run such a model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.loading import Progress, backend_of, check_precision, choose_device
+from ..engine import LanguageModel
+from ..engine.loading import Progress, backend_of, check_context, check_precision, choose_device
 from ..engine.report import LoadReport
 from ..errors import InputError
 from ..formats.weight_formats import WEIGHT_FORMATS
@@ -27,6 +28,9 @@ from ..models.architecture import EMBEDDING, OUTPUT, Architecture, Config, archi
 from ..models.shapes import SYNTHETIC, ModelShape
 from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
+from ..text import Tokenizer, Vocabulary
+from ..text.tokenizer import byte_alphabet
+from ..text.vocabulary import CONTROL, NORMAL
 
 PREFIX = "synthetic:"
 
@@ -86,20 +90,26 @@ def load_synthetic(
     precision: str = "fast",
     tune: bool = True,
     backend: Backend = "auto",
+    context: int | None = None,
+    deterministic: bool = False,
 ) -> tuple[GpuRunner | NumpyRunner, LoadReport]:
-    """A runner for a synthetic model, and what was loaded."""
+    """A runner for a synthetic model, and what was loaded. `context` and `deterministic` as for `load`."""
     shape, mix = parse(spec)
     check_precision(precision)
     started = time.perf_counter()
     kind, config = config_of(shape, mix)
+    if context is not None:
+        check_context(context, config.context)
+        config = replace(config, context=context)
     target = choose_device(device, backend)
     moved = (lambda done, total: progress("making weights", done, total)) if progress else None
     runner: GpuRunner | NumpyRunner
+    options: dict[str, Any] = {"fusions": fusions, "deterministic": deterministic}
     if target is None:
         dense = replace(config, formats=dict.fromkeys(config.shapes, "f32"))
-        runner = NumpyRunner(kind, dense, RandomWeights(dense), fusions=fusions, progress=moved)
+        runner = NumpyRunner(kind, dense, RandomWeights(dense), progress=moved, **options)
     else:
-        options: dict[str, Any] = {"fusions": fusions, "precision": precision, "tune": tune}
+        options |= {"precision": precision, "tune": tune, "reserve": context or 0}
         runner = GpuRunner(kind, config, RandomWeights(config), target, progress=moved, **options)
     ran = runner.report()
     report = LoadReport(
@@ -110,6 +120,7 @@ def load_synthetic(
         architecture=config.architecture,
         parameters=sum(math.prod(size) for size in config.shapes.values()),
         context=runner.config.context,
+        max_context=shape.context,
         types=dict(Counter(config.formats.values()).most_common()),
         converted={},
         device=ran["device"],
@@ -120,6 +131,44 @@ def load_synthetic(
         seconds=time.perf_counter() - started,
     )
     return runner, report
+
+
+def load_synthetic_model(spec: str, device: str | int | Device | None, **options: Any) -> LanguageModel:
+    """A synthetic model with a tokenizer, as servers need it; options as for `load_synthetic`."""
+    runner, report = load_synthetic(spec, device, **options)
+    return LanguageModel(runner, Tokenizer(made_up_vocabulary(runner.config.vocabulary)), report)
+
+
+def made_up_vocabulary(size: int) -> Vocabulary:
+    """One token for each byte, so that all text can be read; then words with a space before them; the last one is EOS.
+
+    Words have the length of usual tokens. Grammars have as many tokens to choose from as with a real vocabulary.
+    """
+    tokens = [*byte_alphabet(), *(f"Ġ{_word(i)}" for i in range(size))][: size - 1]
+    return Vocabulary(
+        kind="bpe",
+        pre="gpt-2",
+        tokens=[*tokens, "<|endoftext|>"],
+        types=[NORMAL] * len(tokens) + [CONTROL],
+        scores=[],
+        merges=[],
+        bos=None,
+        eos=len(tokens),
+        unknown=None,
+        add_bos=False,
+        add_eos=False,
+        add_space_prefix=False,
+        chat_template=None,
+    )
+
+
+def _word(number: int) -> str:
+    """A word of at least three letters, another one for each number."""
+    letters = ""
+    while number or len(letters) < 3:
+        number, at = divmod(number, 26)
+        letters += chr(ord("a") + at)
+    return letters
 
 
 def tensor_bytes(config: Config) -> int:

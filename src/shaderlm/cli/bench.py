@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ..models.shapes import MODELS
+from .bench_serve import serve
 from .loading import spoken
 from .models import described
 from .options import backend_option, tune_option
@@ -32,14 +33,17 @@ ROWS_MODELS = ("synthetic:llama-3.2-1b:q4_0", "synthetic:llama-3.1-8b:q4_0")
 def bench(ctx: click.Context, /, **options: Any) -> None:
     """Measure the speed of models, with the tests of llama-bench.
 
-    `bench kernels` compares single kernels with their baselines instead, and `bench rows` times the products of a layer
-    over the number of rows.
+    `bench kernels` compares single kernels with their baselines instead, `bench rows` times the products of a layer
+    over the number of rows, and `bench serve` measures an HTTP server under load.
     """
     named = ctx.invoked_subcommand
     if named is None:
         measure_models(**options)
     elif any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in options):
         raise click.UsageError(f"options of `bench` say nothing to `bench {named}`; give them after its name", ctx)
+
+
+bench.add_command(serve)
 
 
 def _ops(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from .loading import load_model
+from .loading import load_model, progress_bar
+from .models import is_synthetic
 from .options import backend_option, ignore_key_option, precision_option, tune_option
 
 if TYPE_CHECKING:
@@ -54,7 +55,11 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
 
 
 @click.command()
-@click.option("-m", "--model", help="As for generate.  [default: smollm2-135m, downloaded once]")
+@click.option(
+    "-m",
+    "--model",
+    help="As for generate, or as for bench synthetic:SHAPE:FORMAT.  [default: smollm2-135m, downloaded once]",
+)
 @click.option("--device", default="auto", show_default=True, help="As for generate.")
 @backend_option
 @precision_option
@@ -120,6 +125,10 @@ def serve(
         raise click.UsageError("--ssl-cert-file and --ssl-key-file belong together; give both.")
     if given["n_predict"] == 0:
         raise click.UsageError("--n-predict must be −1 (until the end) or at least 1, got 0.")
+    if model is not None and is_synthetic(model):
+        given["aliases"] = given["aliases"] or (model,)  # there is no file whose name it could have
+        if ignore_keys:
+            raise click.UsageError(f"{model} has no metadata; leave out --ignore-key.")
     origins = Origins(given["cors_origins"] or ("localhost",))
     _log_to_stderr()
     host = given["host"]
@@ -127,8 +136,12 @@ def serve(
         print(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it", file=sys.stderr)
 
     def load() -> Served:
-        options = {"deterministic": given["deterministic"]}
-        loaded = load_model(model, device, backend, ctx_size, precision, not no_tune, ignore_keys, **options)
+        deterministic = given["deterministic"]
+        if model is not None and is_synthetic(model):
+            loaded = _synthetic(model, device, backend, ctx_size, precision, not no_tune, deterministic)
+        else:
+            options = {"deterministic": deterministic}
+            loaded = load_model(model, device, backend, ctx_size, precision, not no_tune, ignore_keys, **options)
         return _served(loaded, template, given)
 
     allow_connections()
@@ -150,6 +163,19 @@ def serve(
     if service.is_loading:
         os._exit(code)  # a thread reads a file or compiles, and cannot be stopped
     sys.exit(130 if server.interrupted else code)
+
+
+def _synthetic(
+    model: str, device: str, backend: Backend, context: int | None, precision: str, tune: bool, deterministic: bool
+) -> LanguageModel:
+    """Random weights, for `bench serve`."""
+    from ..bench.synthetic import load_synthetic_model
+
+    options: dict[str, Any] = {"context": context, "precision": precision, "tune": tune}
+    with progress_bar() as progress:
+        return load_synthetic_model(
+            model, device, backend=backend, progress=progress, deterministic=deterministic, **options
+        )
 
 
 def _run(run: Callable[[], None]) -> int:

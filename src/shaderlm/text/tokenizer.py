@@ -221,7 +221,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     return encoder
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Byte-level BPE writes each byte as a printable character: itself, or one from U+0100 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -254,7 +254,7 @@ class _TokenBytes(Sequence[bytes]):
 
 
 # As Latin-1, a character is the byte of its number; those that are not in the alphabet are made to fail.
-_TO_LATIN_1 = dict.fromkeys(range(256), 0x400) | {ord(shown): byte for shown, byte in _byte_alphabet().items()}
+_TO_LATIN_1 = dict.fromkeys(range(256), 0x400) | {ord(shown): byte for shown, byte in byte_alphabet().items()}
 
 
 def _token_bytes(vocabulary: Vocabulary, token: int) -> bytes:

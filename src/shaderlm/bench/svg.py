@@ -1,4 +1,4 @@
-"""What the charts of the documentation share: a card with title and note, and colours for light and dark."""
+"""What charts share, those of `bench serve` and of the documentation: a card with title and note, light and dark."""
 
 from __future__ import annotations
 

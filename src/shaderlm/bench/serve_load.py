@@ -1,0 +1,321 @@
+"""The load of `bench serve`: which requests are sent when, and what came of each.
+
+Prompts are random token ids, so that no tokenizer is needed; `ignore_eos` keeps answers at their length. Times are the
+client's: a token counts when the event with its text was read. Tokens that come in one event count as one in the
+latency between tokens; the time per output token counts all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from .serve_client import Answer, Client
+
+ROUTE = "/v1/completions"
+_LONGEST_ERROR = 300
+
+
+@dataclass(frozen=True)
+class Span:
+    """A length, or all lengths from `low` to `high` with the same probability."""
+
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is sent: `requests`, at most `concurrency` of them at once, `rate` per second on average (None: no limit).
+
+    Prompts have `prefix` tokens in common and then `prompt` tokens of their own. Answers have `output` tokens.
+    """
+
+    requests: int
+    prompt: Span
+    output: Span
+    prefix: int = 0
+    concurrency: int | None = None
+    rate: float | None = None
+    temperature: float = 0.0
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """16 streams, 4 requests/s, or both."""
+        parts = [f"{self.concurrency} streams" if self.concurrency != 1 else "1 stream"] if self.concurrency else []
+        parts += [f"{self.rate:g} requests/s"] if self.rate is not None else []
+        return ", ".join(parts) or f"{self.requests} requests at once"
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the server says about its model."""
+
+    name: str
+    vocabulary: int
+    context: int | None
+    device: str  # "" where it does not say
+    backend: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that is ready to be sent."""
+
+    message: bytes
+    output: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a request. Times are in seconds of one clock."""
+
+    sent: float
+    ended: float
+    events: tuple[float, ...] = ()  # that had text
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    wanted: int = 0  # output tokens that were asked for
+    error: str | None = None
+
+    @property
+    def first_token(self) -> float | None:
+        """Seconds to the first token."""
+        return self.events[0] - self.sent if self.events else None
+
+    @property
+    def per_token(self) -> float | None:
+        """Seconds per token after the first one."""
+        return (self.events[-1] - self.events[0]) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between one event and the next."""
+        return [b - a for a, b in zip(self.events, self.events[1:], strict=False)]
+
+
+@dataclass
+class Run:
+    """One load and its outcomes, which come while it runs."""
+
+    name: str
+    load: Load
+    outcomes: list[Outcome] = field(default_factory=list)
+    beside: list[Outcome] = field(default_factory=list)  # of a companion, which is not measured itself
+    seconds: float = 0.0  # from the first request to the end of the last answer; the sum, if it runs several times
+    busy: float = 0.0  # CPU seconds of the client
+
+
+def jobs(client: Client, served: Served, load: Load, salt: int, more: Mapping[str, Any] | None = None) -> list[Job]:
+    """The requests of a load. Another `salt` gives other tokens: servers remember prompts."""
+    rng = np.random.default_rng((load.seed, salt))
+    shared: list[int] = rng.integers(0, served.vocabulary, load.prefix).tolist()
+    made = []
+    for _ in range(load.requests):
+        own = int(rng.integers(load.prompt.low, load.prompt.high + 1))
+        output = int(rng.integers(load.output.low, load.output.high + 1))
+        body = {
+            "model": served.name,
+            "prompt": shared + rng.integers(0, served.vocabulary, own).tolist(),
+            "max_tokens": output,
+            "ignore_eos": True,
+            "temperature": load.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        raw = json.dumps(body | dict(more or {}), separators=(",", ":")).encode()
+        made.append(Job(client.address.message("POST", ROUTE, raw), output))
+    return made
+
+
+def _arrivals(load: Load, count: int) -> list[float]:
+    """When each request is sent, in seconds from the start: a Poisson process of this rate."""
+    if load.rate is None:
+        return [0.0] * count
+    gaps = np.random.default_rng((load.seed, 1 << 20)).exponential(1 / load.rate, count)
+    found: list[float] = (np.cumsum(gaps) - gaps[0]).tolist()
+    return found
+
+
+async def send(client: Client, job: Job, on_body: Callable[[], None] | None = None) -> Outcome:
+    """One request, to its end."""
+    sent = time.perf_counter()
+    try:
+        answer = await client.send(job.message, on_body)
+    except OSError as problem:
+        return Outcome(sent, time.perf_counter(), wanted=job.output, error=str(problem))
+    return outcome(answer, job.output)
+
+
+def outcome(answer: Answer, wanted: int) -> Outcome:
+    """What an answer says."""
+    if answer.status != 200:
+        return Outcome(answer.sent, answer.ended, wanted=wanted, error=f"{answer.status}: {_message(answer.body())}")
+    times: list[float] = []
+    usage: dict[str, Any] = {}
+    complete, error = False, None
+    for came, data in answer.events():
+        if data == b"[DONE]":
+            complete = True
+            continue
+        found = json.loads(data)
+        if "error" in found:
+            error = _message(data)
+        usage = found.get("usage") or usage
+        if any(choice.get("text") for choice in found.get("choices") or ()):
+            times.append(came)
+    if error is None and not complete:
+        error = "the stream has no end ([DONE])"
+    details = usage.get("prompt_tokens_details") or {}
+    return Outcome(
+        answer.sent,
+        answer.ended,
+        tuple(times),
+        int(usage.get("prompt_tokens", 0)),
+        int(usage.get("completion_tokens", len(times))),
+        int(details.get("cached_tokens") or 0),
+        wanted,
+        error,
+    )
+
+
+def _message(body: bytes) -> str:
+    """The words of an error."""
+    with suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(body)["error"]["message"])[:_LONGEST_ERROR]
+    return body[:_LONGEST_ERROR].decode(errors="replace") or "no reason given"
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A stream beside the measured ones: one job after the other while they run, or one job once all of them run."""
+
+    jobs: Sequence[Job]
+    once: bool = False
+
+
+async def run(
+    client: Client,
+    run: Run,
+    todo: Sequence[Job],
+    companion: Companion | None = None,
+    told: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Send everything; outcomes are added to `run` as they come. `told` hears how many there are."""
+    load = run.load
+    limit = asyncio.Semaphore(load.concurrency or len(todo))
+    streaming, all_stream = 0, asyncio.Event()
+    wanted = min(load.concurrency or len(todo), len(todo))
+
+    def begins() -> None:
+        nonlocal streaming
+        streaming += 1
+        if streaming >= wanted:
+            all_stream.set()
+
+    async def one(job: Job) -> None:
+        try:
+            run.outcomes.append(await send(client, job, begins))
+            told(len(run.outcomes))
+        finally:
+            limit.release()
+
+    async def beside(companion: Companion) -> None:
+        if companion.once:
+            await all_stream.wait()
+        for job in companion.jobs if companion.once else _again(companion.jobs):
+            run.beside.append(await send(client, job))
+            if run.beside[-1].error is not None:
+                return
+
+    began, company = time.process_time(), None if companion is None else asyncio.create_task(beside(companion))
+    finished, before = False, len(run.outcomes)
+    try:
+        async with asyncio.TaskGroup() as group:
+            begin = time.perf_counter()
+            for job, at in zip(todo, _arrivals(load, len(todo)), strict=True):
+                await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
+                await limit.acquire()
+                group.create_task(one(job))
+        finished = all_stream.is_set()
+    finally:
+        run.busy += time.process_time() - began
+        done = run.outcomes[before:]
+        run.seconds += max(each.ended for each in done) - min(each.sent for each in done) if done else 0.0
+        if company is not None:
+            if not (finished and companion is not None and companion.once):
+                company.cancel()
+            with suppress(asyncio.CancelledError):
+                await company
+
+
+def _again(given: Sequence[Job]) -> Iterator[Job]:
+    while True:
+        yield from given
+
+
+async def describe(client: Client, vocabulary: int | None) -> Served:
+    """What the server's list of models says."""
+    status, found = await client.get("/v1/models")
+    if status != 200:
+        words = (found or {}).get("error", {}).get("message", "") if isinstance(found, dict) else ""
+        raise InputError(f"the server answers /v1/models with status {status}: {words or 'no reason given'}")
+    try:
+        model = found["data"][0]
+        meta = model.get("meta") or {}
+        name = str(model["id"])
+    except (TypeError, KeyError, IndexError, AttributeError):
+        raise InputError("the server's /v1/models lists no model") from None
+    known = vocabulary or meta.get("n_vocab")
+    if known is None:
+        raise InputError("this server does not say how many tokens its model has; give --vocabulary N")
+    context = meta.get("n_ctx") or model.get("max_model_len")
+    _, props = await client.get("/props")
+    device, backend = (str((props or {}).get(key) or "") for key in ("device", "backend"))
+    return Served(name, int(known), None if context is None else int(context), device, backend)
+
+
+async def wait_until_ready(client: Client, seconds: float, is_alive: Callable[[], bool]) -> bool:
+    """Until the server's model is loaded. False: the time is over, or the server ended."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and is_alive():
+        with suppress(OSError):
+            status, _ = await client.get("/health")
+            if status != 503:
+                return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+@contextmanager
+def event_loop() -> Iterator[asyncio.Runner]:
+    """Runs the client: uvloop where there is one, and no garbage collection, which takes milliseconds."""
+    factory = None
+    if find_spec("uvloop") is not None:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            yield runner
+    finally:
+        if collects:
+            gc.enable()
