@@ -202,6 +202,7 @@ class Client:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._idle: list[_Connection] = []
+        self._open: set[_Connection] = set()
 
     async def send(self, message: bytes, on_body: Callable[[], None] | None = None) -> Answer:
         """The answer, when it is over. `on_body` is called once, when something of its body is there."""
@@ -227,6 +228,7 @@ class Client:
         except OSError as problem:  # TimeoutError is one
             why = problem.strerror or str(problem) or "no answer"
             raise ConnectionError(f"cannot connect to {address.host}:{address.port}: {why}") from None
+        self._open = {made, *(each for each in self._open if not each.closed)}
         return made
 
     async def _exchange(
@@ -251,7 +253,11 @@ class Client:
         except ValueError:
             return answer.status, None
 
-    def close(self) -> None:
-        """Close the connections that are idle."""
-        while self._idle:
-            self._idle.pop().transport.close()
+    async def close(self) -> None:
+        """End all connections."""
+        for connection in self._open:
+            connection.transport.abort()
+        while any(not connection.closed for connection in self._open):
+            await asyncio.sleep(0.001)
+        self._idle.clear()
+        self._open.clear()

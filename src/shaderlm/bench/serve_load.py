@@ -1,7 +1,7 @@
 """The load of `bench serve`: which requests are sent when, and what came of each.
 
 Prompts are random token ids, so that no tokenizer is needed; `ignore_eos` keeps answers at their length. Times are the
-client's: a token counts when the event with its text was read. Tokens that come in one event count as one in the
+client's: a token counts when the event with its text was read. Tokens that are read together count as one in the
 latency between tokens; the time per output token counts all of them.
 """
 
@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError
-from .serve_client import Answer, Client
+from .serve_client import Address, Answer, Client
 
 ROUTE = "/v1/completions"
 _LONGEST_ERROR = 300
@@ -86,7 +87,7 @@ class Outcome:
 
     sent: float
     ended: float
-    events: tuple[float, ...] = ()  # that had text
+    events: tuple[float, ...] = ()  # when text was read
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -105,7 +106,7 @@ class Outcome:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between one event and the next."""
+        """Seconds between text and the next text."""
         return [b - a for a, b in zip(self.events, self.events[1:], strict=False)]
 
 
@@ -152,14 +153,13 @@ def _arrivals(load: Load, count: int) -> list[float]:
     return found
 
 
-async def send(client: Client, job: Job, on_body: Callable[[], None] | None = None) -> Outcome:
-    """One request, to its end."""
+async def send(client: Client, job: Job, on_body: Callable[[], None] | None = None) -> Callable[[], Outcome]:
+    """One request, to its end. Its answer is read later: 64 of them at once would take 100 ms, in which others wait."""
     sent = time.perf_counter()
     try:
-        answer = await client.send(job.message, on_body)
+        return partial(outcome, await client.send(job.message, on_body), job.output)
     except OSError as problem:
-        return Outcome(sent, time.perf_counter(), wanted=job.output, error=str(problem))
-    return outcome(answer, job.output)
+        return partial(Outcome, sent, time.perf_counter(), wanted=job.output, error=str(problem))
 
 
 def outcome(answer: Answer, wanted: int) -> Outcome:
@@ -168,17 +168,22 @@ def outcome(answer: Answer, wanted: int) -> Outcome:
         return Outcome(answer.sent, answer.ended, wanted=wanted, error=f"{answer.status}: {_message(answer.body())}")
     times: list[float] = []
     usage: dict[str, Any] = {}
-    complete, error = False, None
+    complete, error, texts = False, None, 0
     for came, data in answer.events():
         if data == b"[DONE]":
             complete = True
             continue
-        found = json.loads(data)
+        try:
+            found = json.loads(data)
+        except ValueError:
+            found = {"error": data}
         if "error" in found:
             error = _message(data)
         usage = found.get("usage") or usage
         if any(choice.get("text") for choice in found.get("choices") or ()):
-            times.append(came)
+            texts += 1
+            if not times or came > times[-1]:
+                times.append(came)
     if error is None and not complete:
         error = "the stream has no end ([DONE])"
     details = usage.get("prompt_tokens_details") or {}
@@ -187,7 +192,7 @@ def outcome(answer: Answer, wanted: int) -> Outcome:
         answer.ended,
         tuple(times),
         int(usage.get("prompt_tokens", 0)),
-        int(usage.get("completion_tokens", len(times))),
+        int(usage.get("completion_tokens", texts)),
         int(details.get("cached_tokens") or 0),
         wanted,
         error,
@@ -216,8 +221,8 @@ async def run(
     companion: Companion | None = None,
     told: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Send everything; outcomes are added to `run` as they come. `told` hears how many there are."""
-    load = run.load
+    """Send everything, and add the outcomes to `run`, also if this is cancelled. `told` hears how many there are."""
+    load, done = run.load, list[Callable[[], Outcome]]()
     limit = asyncio.Semaphore(load.concurrency or len(todo))
     streaming, all_stream = 0, asyncio.Event()
     wanted = min(load.concurrency or len(todo), len(todo))
@@ -230,8 +235,8 @@ async def run(
 
     async def one(job: Job) -> None:
         try:
-            run.outcomes.append(await send(client, job, begins))
-            told(len(run.outcomes))
+            done.append(await send(client, job, begins))
+            told(len(done))
         finally:
             limit.release()
 
@@ -239,12 +244,13 @@ async def run(
         if companion.once:
             await all_stream.wait()
         for job in companion.jobs if companion.once else _again(companion.jobs):
-            run.beside.append(await send(client, job))
+            read = await send(client, job)
+            run.beside.append(read())
             if run.beside[-1].error is not None:
                 return
 
-    began, company = time.process_time(), None if companion is None else asyncio.create_task(beside(companion))
-    finished, before = False, len(run.outcomes)
+    began, company = time.thread_time(), None if companion is None else asyncio.create_task(beside(companion))
+    finished = False
     try:
         async with asyncio.TaskGroup() as group:
             begin = time.perf_counter()
@@ -254,14 +260,15 @@ async def run(
                 group.create_task(one(job))
         finished = all_stream.is_set()
     finally:
-        run.busy += time.process_time() - began
-        done = run.outcomes[before:]
-        run.seconds += max(each.ended for each in done) - min(each.sent for each in done) if done else 0.0
+        run.busy += time.thread_time() - began
         if company is not None:
             if not (finished and companion is not None and companion.once):
                 company.cancel()
             with suppress(asyncio.CancelledError):
                 await company
+        found = [read() for read in done]
+        run.outcomes += found
+        run.seconds += max(each.ended for each in found) - min(each.sent for each in found) if found else 0.0
 
 
 def _again(given: Sequence[Job]) -> Iterator[Job]:
@@ -303,8 +310,8 @@ async def wait_until_ready(client: Client, seconds: float, is_alive: Callable[[]
 
 
 @contextmanager
-def event_loop() -> Iterator[asyncio.Runner]:
-    """Runs the client: uvloop where there is one, and no garbage collection, which takes milliseconds."""
+def open_client(address: Address) -> Iterator[tuple[Client, asyncio.Runner]]:
+    """A client and what runs it: uvloop where there is one, and no garbage collection, which takes milliseconds."""
     factory = None
     if find_spec("uvloop") is not None:
         import uvloop
@@ -313,9 +320,13 @@ def event_loop() -> Iterator[asyncio.Runner]:
     collects = gc.isenabled()
     gc.collect()
     gc.disable()
+    client = Client(address)
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
-            yield runner
+            try:
+                yield client, runner
+            finally:
+                runner.run(client.close())
     finally:
         if collects:
             gc.enable()

@@ -82,16 +82,49 @@ class ServerProcess:
 
 @contextmanager
 def server_process(options: Sequence[str]) -> Iterator[ServerProcess]:
-    """A server that ends with the block, also if this process is told to end."""
-    made = ServerProcess(options)
-    main = threading.current_thread() is threading.main_thread()
-    kept = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT)) if main else None
-    try:
-        yield made
-    finally:
-        made.stop()
-        if main:
-            signal.signal(signal.SIGTERM, kept)
+    """A server that ends with the block, also if Ctrl-C or SIGTERM end this process, whenever they come."""
+    made: ServerProcess | None = None
+    with _SignalsHeld() as signals:
+        try:
+            made = ServerProcess(options)
+            signals.release()
+            yield made
+        finally:
+            signals.hold()
+            if made is not None:
+                made.stop()
+
+
+class _SignalsHeld:
+    """SIGINT and SIGTERM wait. While they are released, both are what SIGINT was."""
+
+    def __init__(self) -> None:
+        self._waiting = False
+        self._is_main = threading.current_thread() is threading.main_thread()  # no other thread has signals
+
+    def __enter__(self) -> _SignalsHeld:
+        self._kept = {each: signal.getsignal(each) or signal.SIG_DFL for each in (signal.SIGINT, signal.SIGTERM)}
+        self.hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle(self._kept[signal.SIGINT], self._kept[signal.SIGTERM])
+
+    def _handle(self, interrupt: Any, terminate: Any) -> None:
+        if self._is_main:
+            signal.signal(signal.SIGINT, interrupt)
+            signal.signal(signal.SIGTERM, terminate)
+
+    def hold(self) -> None:
+        self._handle(self._wait, self._wait)
+
+    def release(self) -> None:
+        self._handle(self._kept[signal.SIGINT], lambda *_: signal.raise_signal(signal.SIGINT))
+        if self._waiting:
+            raise KeyboardInterrupt
+
+    def _wait(self, *_: object) -> None:
+        self._waiting = True
 
 
 def bench_decode(options: Sequence[str]) -> float:

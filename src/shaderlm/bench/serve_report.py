@@ -16,6 +16,7 @@ from .svg import WIDTH, card
 
 PERCENTILES = (50, 95, 99)
 BUSY = 0.8  # of a core: from here on the client may be what limits
+SHORT = 0.5  # seconds: a run that is too short to say so
 # Keys in JSON, and words for people.
 LATENCIES = {
     "ttft_ms": "time to first token",
@@ -104,7 +105,7 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
     said += [f"the server says {error}" for error in found["errors"][:3]]
     if found["short"]:
         said.append(f"{found['short']} answers are shorter than asked for; the server may not know ignore_eos")
-    if found["client_cpu"] > BUSY:
+    if found["client_cpu"] > BUSY and found["seconds"] > SHORT:
         said.append(f"the client took {found['client_cpu']:.0%} of a core, and may be what limits")
     return [f"{found['name']}: {text}" for text in said]
 

@@ -129,7 +129,7 @@ def serve(**given: Any) -> None:
                 say("tg128 with `bench`")
                 found["baseline"] = bench_decode(_model_options(given))
         with _server(given) as (url, process):
-            found["served"] = _measure(given, url, process, loads, runs)
+            _measure(given, url, process, loads, found, runs)
     except KeyboardInterrupt:
         interrupted = True
     ok = _report(given, found, [run for run in runs if run.outcomes])
@@ -203,28 +203,29 @@ def _server(given: dict[str, Any]) -> Iterator[tuple[str, ServerProcess | None]]
 
 
 def _measure(
-    given: dict[str, Any], url: str, process: ServerProcess | None, loads: Sequence[Load], runs: list[Run]
-) -> Served:
+    given: dict[str, Any],
+    url: str,
+    process: ServerProcess | None,
+    loads: Sequence[Load],
+    found: dict[str, Any],
+    runs: list[Run],
+) -> None:
+    """Add what is served to `found`, and every run to `runs` when it begins."""
     from ..bench import serve_load
-    from ..bench.serve_client import Address, Client
+    from ..bench.serve_client import Address
 
-    client = Client(Address.of(url, given["api_key"]))
-    with spoken() as say, serve_load.event_loop() as loop:
+    with spoken() as say, serve_load.open_client(Address.of(url, given["api_key"])) as (client, loop):
         say("as soon as the model is loaded")
         alive = (lambda: True) if process is None else process.is_alive
         if not loop.run(serve_load.wait_until_ready(client, _LOAD_SECONDS if process else 10.0, alive)):
             if process is not None and not process.is_alive():
                 raise process.failure()
             raise InputError(f"no server with a loaded model answers at {url}")
-        served = loop.run(serve_load.describe(client, given["vocabulary"]))
+        served = found["served"] = loop.run(serve_load.describe(client, given["vocabulary"]))
         _check_context(served, given, loads)
         bench = _Bench(client, served, loop.run, say, not given["no_warmup"])
-        try:
-            for load in loads:
-                bench.measure(load, given["beside"], runs)
-        finally:
-            client.close()
-        return served
+        for load in loads:
+            bench.measure(load, given["beside"], runs)
 
 
 def _check_context(served: Served, given: dict[str, Any], loads: Sequence[Load]) -> None:
