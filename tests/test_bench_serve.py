@@ -126,7 +126,7 @@ def test_every_request_is_sent_and_its_answer_is_whole(server: Running) -> None:
     assert all(144 <= each.prompt_tokens <= 149 for each in run.outcomes)
     assert sum(each.prompt_tokens for each in run.outcomes) == stats.prompt_tokens - before.prompt_tokens
     assert sum(each.output_tokens for each in run.outcomes) == stats.generation_tokens - before.generation_tokens
-    assert any(each.cached_tokens for each in run.outcomes)
+    assert any(each.is_cached for each in run.outcomes)
     for each in run.outcomes:
         assert each.events
         assert each.sent < each.events[0] <= each.events[-1] <= each.ended
@@ -178,8 +178,8 @@ def test_a_long_prompt_enters_while_all_streams_run(server: Running) -> None:
 
 def test_the_numbers_of_a_run() -> None:
     outcomes = [
-        Outcome(0.0, 1.0, (0.5, 0.6, 0.9), 10, 5, 0, 5),
-        Outcome(0.0, 2.0, (0.25, 1.25), 20, 3, 8, 4),
+        Outcome(0.0, 1.0, (0.5, 0.6, 0.9), 10, 5, 4, 5),
+        Outcome(0.0, 2.0, (0.25, 1.25), 20, 3, 10, 4),
         Outcome(1.0, 1.5, error="400: no"),
     ]
     run = Run(
@@ -188,7 +188,7 @@ def test_the_numbers_of_a_run() -> None:
     found = summary(run)
     assert (found["completed"], found["failed"], found["short"]) == (2, 1, 1)
     assert (found["requests_per_second"], found["output_tokens_per_second"]) == (1.0, 4.0)
-    assert (found["total_tokens_per_second"], found["cached_tokens"]) == (19.0, 8)
+    assert (found["total_tokens_per_second"], found["cached_tokens"]) == (19.0, 14)
     assert found["ttft_ms"] == pytest.approx(
         {"mean": 375, "p50": 375, "p95": 487.5, "p99": 497.5, "max": 500, "count": 2}
     )

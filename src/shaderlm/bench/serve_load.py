@@ -95,6 +95,11 @@ class Outcome:
     error: str | None = None
 
     @property
+    def is_cached(self) -> bool:
+        """Was at least half of its prompt in the prefix cache? Short random prompts may share a token by chance."""
+        return 0 < self.prompt_tokens <= 2 * self.cached_tokens
+
+    @property
     def first_token(self) -> float | None:
         """Seconds to the first token."""
         return self.events[0] - self.sent if self.events else None

@@ -60,11 +60,11 @@ def summary(run: Run) -> dict[str, Any]:
 
 def _latencies(run: Run, good: Sequence[Outcome]) -> dict[str, list[float]]:
     first = [(each, each.first_token) for each in good]
-    cached = any(each.cached_tokens for each in good)
+    cached = any(each.is_cached for each in good)
     found = {
         "ttft_ms": [seconds for _, seconds in first if seconds is not None],
-        "ttft_cached_ms": [seconds for each, seconds in first if seconds is not None and each.cached_tokens],
-        "ttft_uncached_ms": [s for each, s in first if s is not None and cached and not each.cached_tokens],
+        "ttft_cached_ms": [seconds for each, seconds in first if seconds is not None and each.is_cached],
+        "ttft_uncached_ms": [s for each, s in first if s is not None and cached and not each.is_cached],
         "itl_ms": [gap for each in good for gap in each.gaps],
         "itl_window_ms": _gaps_while(run, good),
         "tpot_ms": [seconds for each in good if (seconds := each.per_token) is not None],
