@@ -259,6 +259,7 @@ def test_failed_requests_are_counted_and_explained(server: Running) -> None:
     [
         (["--url", "x://y"], "--url must be like"),
         (["--url", "http://a", "-m", "b"], "--model is for a server that is started here"),
+        (["--url", "http://a", "--backend", "wgpu"], "--backend is for a server that is started here"),
         (["--api-key", "k"], "--api-key is for --url"),
         (["-p", "9-3"], "must be a number of tokens, or a range"),
         (["-p", "0"], "a prompt has at least one token"),

@@ -76,26 +76,47 @@ def _beside(ctx: click.Context, param: click.Parameter, given: str | None) -> tu
 )
 @click.option("--api-key", metavar="KEY", help="Its key.")
 @click.option("-m", "--model", help="What the started server serves: as for `bench`, synthetic:SHAPE:FORMAT too.")
-@click.option("--device", help="Of the started server; as for generate.")
+@click.option("--device", help="As for generate; of the started server, like all options up to --deterministic.")
 @backend_option
 @precision_option
 @tune_option
-@click.option("-c", "--ctx-size", type=click.IntRange(1), metavar="N", help="Of the started server.")
-@click.option("-np", "--parallel", type=click.IntRange(1), metavar="N", help="Of the started server.")
-@click.option("--kv-memory", metavar="SIZE", help="Of the started server.")
-@click.option("--deterministic", is_flag=True, help="Of the started server.")
+@click.option("-c", "--ctx-size", type=click.IntRange(1), metavar="N", help="As for serve.")
+@click.option("-np", "--parallel", type=click.IntRange(1), metavar="N", help="As for serve.")
+@click.option("--kv-memory", metavar="SIZE", help="As for serve.")
+@click.option("--deterministic", is_flag=True, help="As for serve.")
 @click.option("--concurrency", metavar="16,64", callback=_levels, help="Requests at once, at most.  [default: 16]")
 @click.option("--request-rate", type=float, metavar="X", help="Requests per second on average, at random times.")
 @click.option(
-    "--num-requests", "--num-prompts", type=click.IntRange(1), metavar="N", help="[default: 4 for each stream]"
+    "--num-requests",
+    "--num-prompts",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Requests of a run.  [default: 4 for each stream]",
 )
 @click.option(
-    "-p", "--n-prompt", "prompt", default="512", show_default=True, callback=_span, help=f"Prompt. {_LENGTHS}"
+    "-p",
+    "--n-prompt",
+    "prompt",
+    default="512",
+    show_default=True,
+    callback=_span,
+    help=f"Tokens of a prompt. {_LENGTHS}",
 )
-@click.option("-n", "--n-gen", "output", default="128", show_default=True, callback=_span, help=f"Answer. {_LENGTHS}")
-@click.option("--prefix", type=click.IntRange(0), default=0, metavar="N", help="Tokens before them that prompts share.")
 @click.option(
-    "--beside", callback=_beside, metavar="KIND", help="prompt:N, logprobs:N or grammar: a stream of another kind."
+    "-n", "--n-gen", "output", default="128", show_default=True, callback=_span, help=f"Tokens of an answer. {_LENGTHS}"
+)
+@click.option(
+    "--prefix",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Tokens that all prompts begin with, before those of -p.",
+)
+@click.option(
+    "--beside",
+    callback=_beside,
+    metavar="KIND",
+    help="A request of another kind beside the streams: prompt:N, logprobs:N or grammar.",
 )
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, metavar="X", help="0: greedy.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of prompts and times.")
@@ -144,6 +165,7 @@ def _check(given: dict[str, Any]) -> None:
 
     own = ("model", "device", "ctx_size", "parallel", "kv_memory", "deterministic", "no_tune", "baseline")
     wrong = [name for name in own if given[name]]
+    wrong += [name for name, usual in (("backend", "auto"), ("precision", "fast")) if given[name] != usual]
     if given["url"] is not None:
         Address.of(given["url"])
         if wrong:
