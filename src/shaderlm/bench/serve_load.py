@@ -106,8 +106,10 @@ class Outcome:
 
     @property
     def per_token(self) -> float | None:
-        """Seconds per token after the first one."""
-        return (self.events[-1] - self.events[0]) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        """Seconds per token after the first one; None where all of them were read together."""
+        if len(self.events) < 2 or self.output_tokens < 2:
+            return None
+        return (self.events[-1] - self.events[0]) / (self.output_tokens - 1)
 
     @property
     def gaps(self) -> list[float]:
