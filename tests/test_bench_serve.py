@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from .command_line import shaderlm, start
 from .serving import Running, loader, running
 from .tiny_models import write_tiny_llama
 
-pytestmark = [pytest.mark.xdist_group("server"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +288,20 @@ def test_a_prompt_that_does_not_fit(server: Running) -> None:
     done = shaderlm("bench", "serve", "--url", server.url, "-p", 500, "-n", 13)
     assert done.code == 2
     assert "need 513 tokens, the server's context holds 512" in done.err
+
+
+def test_a_server_that_is_not_there() -> None:
+    with socket.socket() as taken:  # bound, but it does not listen
+        taken.bind(("127.0.0.1", 0))
+        done = shaderlm("bench", "serve", "--url", f"http://127.0.0.1:{taken.getsockname()[1]}")
+    assert done.code == 1
+    assert "cannot connect to 127.0.0.1:" in done.err
+
+
+def test_serve_refuses_a_synthetic_model_that_there_is_not() -> None:
+    done = shaderlm("serve", "-m", "synthetic:llama-3.2-2b")
+    assert (done.code, done.out) == (2, "")
+    assert "no synthetic model 'llama-3.2-2b'" in done.err
 
 
 def test_a_server_that_wants_a_key(tiny: Path) -> None:

@@ -300,18 +300,22 @@ async def describe(client: Client, vocabulary: int | None) -> Served:
         raise InputError("this server does not say how many tokens its model has; give --vocabulary N")
     context = meta.get("n_ctx") or model.get("max_model_len")
     _, props = await client.get("/props")
-    device, backend = (str((props or {}).get(key) or "") for key in ("device", "backend"))
+    said = props if isinstance(props, dict) else {}
+    device, backend = (str(said.get(key) or "") for key in ("device", "backend"))
     return Served(name, int(known), None if context is None else int(context), device, backend)
 
 
-async def wait_until_ready(client: Client, seconds: float, is_alive: Callable[[], bool]) -> bool:
-    """Until the server's model is loaded. False: the time is over, or the server ended."""
+async def wait_until_ready(client: Client, seconds: float, is_starting: Callable[[], bool] | None = None) -> bool:
+    """Until the server's model is loaded. False: the time is over, or a server that was starting has ended."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end and is_alive():
-        with suppress(OSError):
+    while time.monotonic() < end and (is_starting is None or is_starting()):
+        try:
             status, _ = await client.get("/health")
             if status != 503:
                 return True
+        except OSError:
+            if is_starting is None:
+                raise
         await asyncio.sleep(0.1)
     return False
 

@@ -238,11 +238,11 @@ def _measure(
 
     with spoken() as say, serve_load.open_client(Address.of(url, given["api_key"])) as (client, loop):
         say("as soon as the model is loaded")
-        alive = (lambda: True) if process is None else process.is_alive
-        if not loop.run(serve_load.wait_until_ready(client, _LOAD_SECONDS if process else 10.0, alive)):
+        starting = None if process is None else process.is_alive
+        if not loop.run(serve_load.wait_until_ready(client, _LOAD_SECONDS, starting)):
             if process is not None and not process.is_alive():
                 raise process.failure()
-            raise InputError(f"no server with a loaded model answers at {url}")
+            raise InputError(f"the server at {url} loads its model for longer than {_LOAD_SECONDS:g} s")
         served = found["served"] = loop.run(serve_load.describe(client, given["vocabulary"]))
         _check_context(served, given, loads)
         bench = _Bench(client, served, loop.run, say, not given["no_warmup"])

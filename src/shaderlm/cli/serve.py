@@ -15,7 +15,7 @@ import click
 
 from ..errors import InputError
 from .loading import load_model, progress_bar
-from .models import is_synthetic
+from .models import described, is_synthetic
 from .options import backend_option, ignore_key_option, precision_option, tune_option
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def serve(
     if given["n_predict"] == 0:
         raise click.UsageError("--n-predict must be −1 (until the end) or at least 1, got 0.")
     if model is not None and is_synthetic(model):
+        described(model)  # a wrong name ends the server at its start
         given["aliases"] = given["aliases"] or (model,)  # there is no file whose name it could have
         if ignore_keys:
             raise click.UsageError(f"{model} has no metadata; leave out --ignore-key.")
