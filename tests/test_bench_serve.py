@@ -240,10 +240,8 @@ def test_the_command_prints_saves_and_draws(server: Running, tmp_path: Path) -> 
     assert f"{found['runs'][1]['ttft_ms']['p50']:,.2f}"[:3] in text
 
 
-@pytest.mark.parametrize("kind", ["logprobs", "grammar"])
+@pytest.mark.parametrize("kind", ["logprobs", "schema"])
 def test_one_row_of_another_kind(kind: str, server: Running) -> None:
-    if kind == "grammar":
-        pytest.importorskip("llguidance")
     options = ["--concurrency", 2, "-p", 4, "-n", 24, "--num-requests", 2, "--beside", kind, "--json"]
     done = shaderlm("bench", "serve", "--url", server.url, *options)
     assert (done.code, done.err) == (0, "")
