@@ -151,11 +151,25 @@ class Browser:
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=where[0], y=where[1])
 
-    def press(self, key: str, code: int) -> None:
+    def press(self, key: str, code: int, *, shift: bool = False) -> None:
         """A key, by its name and its Windows virtual key code."""
         text = {"text": "\r"} if key == "Enter" else {}  # without it, Enter presses no button
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+            pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0, **text}
+            self.call("Input.dispatchKeyEvent", type=kind, **pressed)
+
+    def type(self, text: str) -> None:
+        """Text into what has the focus."""
+        self.call("Input.insertText", text=text)
+
+    def until(self, expression: str) -> Any:
+        """Waits until an expression is true, and returns its value."""
+        deadline = time.monotonic() + PATIENCE / 3
+        while not (found := self.run(expression)):
+            if time.monotonic() > deadline:
+                raise BrowserError(f"{expression}: never true; the page says {self.run('document.body.innerText')!r}")
+            time.sleep(0.02)
+        return found
 
     def screenshot(self, whole: bool = False) -> bytes:
         """What is in sight, or the whole page, as a PNG file."""

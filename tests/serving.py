@@ -47,6 +47,7 @@ def running(
     slots: bool = True,
     drain: float = 5.0,
     wait: bool = True,
+    port: int = 0,
 ) -> Iterator[Running]:
     """A server, from its first answer to its end. `wait`: until the model is loaded."""
     ready, loaded, address = threading.Event(), threading.Event(), ""
@@ -59,7 +60,7 @@ def running(
     service = Service(load_model, metrics=metrics, slots=slots)
     service.on_loaded = lambda served: loaded.set()
     app = make_app(service, keys=keys, origins=Origins(origins))
-    server = make_server(app, service, host="127.0.0.1", port=0, drain=drain, ready=listening)
+    server = make_server(app, service, host="127.0.0.1", port=port, drain=drain, ready=listening)
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:

@@ -1,0 +1,75 @@
+// Talks to the server. Knows no page. Addresses are relative: the page may be served below any path.
+
+import { cut, offline, problemOf } from "./problems.js";
+
+let key = null;
+
+/** The key for all later requests; null: none. */
+export function useKey(given) {
+  key = given;
+}
+
+async function ask(path, options = {}) {
+  const headers = { ...options.headers };
+  if (key) headers.Authorization = `Bearer ${key}`;
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers, cache: "no-store" });
+  } catch (problem) {
+    throw problem.name === "AbortError" ? problem : offline();
+  }
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  throw problemOf(response.status, body.error, Number(response.headers.get("Retry-After")) || null);
+}
+
+/** What is served, and how: llama-server's /props. */
+export async function props() {
+  return (await ask("props")).json();
+}
+
+/** Events of a stream: name and data of each. Comments are left out. */
+export async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "", name = "message", data = [];
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split(/\r?\n/);
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data:")) data.push(line.slice(5).trimStart());
+        else if (line.startsWith("event:")) name = line.slice(6).trim();
+        else if (line === "") {
+          if (data.length) yield { name, data: data.join("\n") };
+          name = "message";
+          data = [];
+        }
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // who stops reading ends the request
+  }
+}
+
+/** Chunks of a streamed chat completion. A stream without its end is a problem. */
+export async function* chat(request, signal) {
+  const response = await ask("v1/chat/completions", {
+    method: "POST",
+    signal,
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ ...request, stream: true, timings_per_token: true, return_progress: true }),
+  });
+  try {
+    for await (const { name, data } of events(response.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (name === "error") throw problemOf(chunk.error?.code ?? 500, chunk.error);
+      yield chunk;
+    }
+  } catch (problem) {
+    throw problem.name === "TypeError" ? cut() : problem; // what fetch says of a lost connection
+  }
+  throw cut();
+}

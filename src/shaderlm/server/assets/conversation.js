@@ -1,0 +1,137 @@
+// Draws a conversation: one article for each message, with what can be done to it. Knows neither server nor storage.
+
+import { copyButton, make } from "./dom.js";
+import { showMarkdown } from "./markdown.js";
+
+const ENDS = {
+  length: "Ended at the limit of tokens.",
+  stopped: "Stopped.",
+  left: "Cut off: the page was closed before the answer was complete.",
+};
+
+/** Time to first token, tokens per second, tokens. */
+export function figuresOf({ firstToken, rate, tokens } = {}) {
+  const found = [];
+  if (firstToken !== undefined) {
+    const text = firstToken < 1000 ? `${Math.round(firstToken)} ms` : `${(firstToken / 1000).toFixed(2)} s`;
+    found.push(`first token after ${text}`);
+  }
+  if (rate) found.push(`${rate < 100 ? rate.toFixed(1) : Math.round(rate).toLocaleString("en")} tokens/s`);
+  if (tokens) found.push(tokens === 1 ? "1 token" : `${tokens.toLocaleString("en")} tokens`);
+  return found.join(" · ");
+}
+
+export class ConversationView {
+  #parts = new WeakMap(); // message → the elements that change
+
+  /** actions: edit(message, text), regenerate(), connect a problem's button to retry(). */
+  constructor(root, actions) {
+    Object.assign(this, { root, actions });
+  }
+
+  /** Draw all messages. `running`: the answer that is being written, if there is one. */
+  show(conversation, model, running) {
+    this.conversation = conversation;
+    this.model = model;
+    this.running = running;
+    this.root.replaceChildren(...conversation.messages.map((message) => this.#article(message)));
+  }
+
+  #article(message) {
+    const user = message.role === "user";
+    const name = user ? "You" : (message.model ?? this.model ?? "Answer");
+    const article = make("article", { class: message.role, tabindex: -1 }, make("h2", {}, name));
+    const body = make("div", { class: user ? "text" : "markdown" });
+    const parts = { article, body };
+    this.#parts.set(message, parts);
+    if (user) {
+      body.textContent = message.content;
+      parts.actions = make("div", { class: "actions" }, ...this.#userActions(message, parts));
+      article.append(body, parts.actions);
+    } else {
+      parts.thoughts = make("div", { class: "markdown" });
+      parts.thinking = make("details", { class: "thoughts" }, make("summary", {}, "Thoughts"), parts.thoughts);
+      parts.progress = make("p", { class: "soft waiting" });
+      parts.problem = make("div", { class: "problem", role: "alert" });
+      parts.figures = make("p", { class: "figures" });
+      parts.actions = make("div", { class: "actions" });
+      const foot = make("div", { class: "foot" }, parts.figures, parts.actions);
+      article.append(parts.thinking, body, parts.progress, parts.problem, foot);
+      this.update(message);
+    }
+    return article;
+  }
+
+  // A person's message -----------------------------------------------------------------------------------
+
+  #userActions(message, parts) {
+    const edit = make("button", { type: "button", class: "plain", click: () => this.#edit(message, parts) }, "Edit");
+    return this.running ? [] : [copyButton(() => message.content, "Copy message"), edit].filter(Boolean);
+  }
+
+  #edit(message, parts) {
+    const isLast = this.conversation.messages.indexOf(message) >= this.conversation.messages.length - 2;
+    const note = isLast ? null : make("p", { class: "soft" }, "What follows this message is replaced.");
+    const area = make("textarea", { "aria-label": "Edit your message", rows: Math.min(12, message.content.split("\n").length + 1) });
+    area.value = message.content;
+    const close = () => {
+      form.replaceWith(parts.body, parts.actions);
+      parts.actions.querySelector("button:last-child")?.focus();
+    };
+    const send = () => (area.value.trim() ? this.actions.edit(message, area.value.trim()) : area.focus());
+    const cancel = make("button", { type: "button", click: close }, "Cancel");
+    const form = make("form", { class: "edit", submit: (event) => { event.preventDefault(); send(); } },
+      area, note, make("div", { class: "row" }, cancel, make("button", { class: "main" }, "Send")));
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") { event.stopPropagation(); close(); }
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+    });
+    parts.actions.remove();
+    parts.body.replaceWith(form);
+    area.focus();
+    area.setSelectionRange(area.value.length, area.value.length);
+  }
+
+  // An answer --------------------------------------------------------------------------------------------
+
+  /** Draw again what changed of an answer. */
+  update(message) {
+    const parts = this.#parts.get(message);
+    if (!parts) return; // another conversation is shown
+    const isRunning = message === this.running;
+    parts.article.classList.toggle("running", isRunning);
+    parts.article.setAttribute("aria-busy", String(isRunning));
+    parts.thinking.hidden = !message.thoughts;
+    if (message.thoughts) showMarkdown(parts.thoughts, message.thoughts);
+    showMarkdown(parts.body, message.content);
+    parts.figures.textContent = this.#figures(message, isRunning);
+    parts.progress.hidden = !isRunning || message.content !== "";
+    parts.progress.textContent = message.thoughts ? "Thinking…" : progressText(message.progress);
+    if (!isRunning || !parts.actions.childNodes.length) this.#end(message, parts, isRunning);
+  }
+
+  #figures(message, isRunning) {
+    const end = isRunning || message.problem ? null : ENDS[message.ended];
+    return [figuresOf(message.figures), end].filter(Boolean).join(" · ");
+  }
+
+  #end(message, parts, isRunning) {
+    const isLast = this.conversation.messages.at(-1) === message;
+    const again = (label) => make("button", { type: "button", class: "plain", click: () => this.actions.regenerate() }, label);
+    parts.problem.hidden = isRunning || !message.problem;
+    parts.problem.replaceChildren();
+    if (!isRunning && message.problem) {
+      parts.problem.append(make("p", {}, make("b", {}, message.problem.title), ` ${message.problem.advice}`));
+      if (isLast) parts.problem.append(again("Try again"));
+    }
+    const copy = message.content ? copyButton(() => message.content, "Copy answer") : null;
+    const regenerate = isLast && !message.problem ? again("Regenerate") : null;
+    parts.actions.replaceChildren(...(isRunning ? [] : [copy, regenerate].filter(Boolean)));
+  }
+}
+
+function progressText(progress) {
+  if (!progress || progress.done >= progress.total) return "Waiting for the first token…";
+  const count = (n) => n.toLocaleString("en");
+  return `Reading the prompt: ${count(progress.done)} of ${count(progress.total)} tokens…`;
+}

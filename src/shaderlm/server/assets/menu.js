@@ -1,0 +1,48 @@
+// The list of conversations: at the side where there is space, over the page where there is not.
+
+import { byId, make } from "./dom.js";
+import { titleOf } from "./store.js";
+
+export function startMenu(store, { open, remove }) {
+  const nav = byId("chats");
+  const button = byId("menu");
+  const isOpen = () => nav.classList.contains("open");
+
+  function toggle(wanted) {
+    nav.classList.toggle("open", wanted);
+    button.setAttribute("aria-expanded", String(wanted));
+    byId("page").inert = wanted; // what is covered cannot be reached
+    byId("shade").hidden = !wanted;
+    (wanted ? byId("new") : button).focus();
+  }
+
+  function close() {
+    const was = isOpen();
+    if (was) toggle(false);
+    return was;
+  }
+
+  async function confirmed(conversation) {
+    const dialog = byId("delete-dialog");
+    byId("delete-name").textContent = titleOf(conversation);
+    dialog.returnValue = "";
+    dialog.showModal();
+    await new Promise((done) => { dialog.addEventListener("close", done, { once: true }); });
+    return dialog.returnValue === "delete";
+  }
+
+  function entry(conversation, current) {
+    const title = titleOf(conversation);
+    const isCurrent = conversation.id === current;
+    const choose = () => { close(); open(conversation); };
+    const drop = async () => { if (await confirmed(conversation)) remove(conversation); };
+    return make("li", {},
+      make("button", { type: "button", class: "chat", "aria-current": isCurrent ? "page" : null, click: choose }, title),
+      make("button", { type: "button", class: "drop", "aria-label": `Delete: ${title}`, title: "Delete", click: drop }, "×"));
+  }
+
+  button.addEventListener("click", () => toggle(true));
+  byId("shade").addEventListener("click", close);
+  matchMedia("(min-width: 801px)").addEventListener("change", (event) => { if (event.matches) close(); });
+  return { close, show: (current) => byId("list").replaceChildren(...store.list().map((each) => entry(each, current))) };
+}

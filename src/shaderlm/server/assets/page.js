@@ -1,0 +1,204 @@
+// The page: joins conversations, answers, settings and what people do. Each part is in a file of its own.
+
+import { Answer } from "./answer.js";
+import { ConversationView } from "./conversation.js";
+import { announce, byId } from "./dom.js";
+import { askForKey, startKey } from "./key.js";
+import { startMenu } from "./menu.js";
+import { connect, server } from "./server.js";
+import { openSettings, startSettings, summary } from "./settings.js";
+import { Store } from "./store.js";
+
+const SAVE_MS = 1000; // between two times that an answer is kept while it is being written
+const NEAR_END = 60; // pixels: who reads the end stays at the end
+
+const store = new Store((text) => { byId("notice").textContent = text; });
+const running = new Map(); // id of a conversation → its Answer
+const view = new ConversationView(byId("messages"), { edit, regenerate });
+const menu = startMenu(store, { open, remove });
+const scroller = byId("scroller");
+let current = null;
+
+// What is shown -----------------------------------------------------------------------------------------------
+
+function show() {
+  const answer = running.get(current.id);
+  view.show(current, server.model, answer?.message);
+  byId("empty").hidden = current.messages.length > 0;
+  byId("send").hidden = answer !== undefined;
+  byId("stop").hidden = answer === undefined;
+  byId("active").textContent = summary(current.settings);
+  menu.show(current.id);
+}
+
+const isAtEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END;
+
+function toEnd() {
+  scroller.scrollTop = scroller.scrollHeight;
+}
+
+function open(conversation) {
+  current = conversation;
+  history.replaceState(null, "", conversation.messages.length ? `#chat=${conversation.id}` : location.pathname);
+  show();
+  toEnd();
+  byId("prompt").focus();
+}
+
+function startNew() {
+  open(store.create({ ...current?.settings }));
+}
+
+function remove(conversation) {
+  running.get(conversation.id)?.stop();
+  store.remove(conversation.id);
+  announce("The conversation is deleted");
+  if (conversation.id === current.id) startNew();
+  else menu.show(current.id);
+}
+
+// Answers -----------------------------------------------------------------------------------------------------
+
+async function answerTo(conversation) {
+  // Until its end is known, an answer counts as one that the page left.
+  const message = { role: "assistant", content: "", model: server.model, figures: {}, ended: "left" };
+  conversation.messages.push(message);
+  conversation.updated = Date.now();
+  const answer = new Answer(conversation, message);
+  running.set(conversation.id, answer);
+  store.save(conversation);
+  open(conversation);
+  announce("The answer is being written");
+  const draw = drawing(conversation, message);
+  try {
+    await answer.run(server.defaults, draw.soon);
+  } finally {
+    draw.end();
+    running.delete(conversation.id);
+  }
+  if (store.get(conversation.id) === conversation) store.save(conversation); // it may be deleted meanwhile
+  if (message.problem?.kind === "key" && (await askForKey())) return again(conversation);
+  if (conversation === current) ended(message);
+  else menu.show(current.id);
+  if (message.problem) connect();
+}
+
+// Draws once a frame at most, and keeps what came once a second.
+function drawing(conversation, message) {
+  let frame = null, saved = performance.now();
+  const draw = () => {
+    frame = null;
+    if (conversation !== current) return;
+    const follows = isAtEnd();
+    view.update(message);
+    if (follows) toEnd();
+  };
+  const soon = () => {
+    // There are no frames while nobody sees the page.
+    if (!document.hidden) frame ??= requestAnimationFrame(draw);
+    if (performance.now() - saved > SAVE_MS) {
+      saved = performance.now();
+      store.save(conversation);
+    }
+  };
+  return { soon, end: () => cancelAnimationFrame(frame) };
+}
+
+function ended(message) {
+  const follows = isAtEnd();
+  const stopped = document.activeElement === byId("stop");
+  show();
+  if (follows) toEnd();
+  if (stopped) byId("prompt").focus();
+  const text = message.content.slice(0, 500);
+  if (!message.problem) announce(message.ended === "stopped" ? "Stopped" : `The answer: ${text}`);
+}
+
+function again(conversation) {
+  if (running.has(conversation.id)) return;
+  if (conversation.messages.at(-1)?.role === "assistant") conversation.messages.pop();
+  answerTo(conversation);
+}
+
+function regenerate() {
+  again(current);
+}
+
+function edit(message, text) {
+  const at = current.messages.indexOf(message);
+  if (running.has(current.id) || at < 0) return;
+  current.messages.length = at;
+  current.messages.push({ role: "user", content: text });
+  answerTo(current);
+}
+
+function send() {
+  const field = byId("prompt");
+  const text = field.value.trim();
+  if (!text || running.has(current.id)) return;
+  field.value = "";
+  grow();
+  current.messages.push({ role: "user", content: text });
+  answerTo(current);
+}
+
+function stop() {
+  running.get(current.id)?.stop();
+}
+
+// What people do ----------------------------------------------------------------------------------------------
+
+// The box for a message is as high as what is in it, within limits that the style sets.
+function grow() {
+  const field = byId("prompt");
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight + 2}px`;
+}
+
+function startComposer() {
+  byId("prompt").addEventListener("input", grow);
+  byId("prompt").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  });
+  byId("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+  byId("stop").addEventListener("click", stop);
+  for (const button of document.querySelectorAll("dialog .cancel")) {
+    button.addEventListener("click", () => button.closest("dialog").close());
+  }
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]") && !menu.close()) stop();
+  });
+  byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("prompt").focus(); });
+}
+
+function startConversations() {
+  for (const id of ["new", "new-short"]) byId(id).addEventListener("click", () => { menu.close(); startNew(); });
+  byId("open-settings").addEventListener("click", () => openSettings(current.settings));
+  startSettings((settings) => {
+    current.settings = settings;
+    store.save(current);
+    byId("active").textContent = summary(settings);
+  });
+  addEventListener("hashchange", openFromAddress);
+  addEventListener("pagehide", () => running.forEach(({ conversation }) => store.save(conversation)));
+  addEventListener("storage", (event) => {
+    if (!store.changed(event.key) || running.has(current.id)) return;
+    current = store.get(current.id) ?? current;
+    show();
+  });
+}
+
+function openFromAddress() {
+  const found = store.get(location.hash.replace("#chat=", ""));
+  if (found) open(found);
+  else startNew();
+}
+
+startKey();
+startComposer();
+startConversations();
+openFromAddress();
+await connect();
+show();

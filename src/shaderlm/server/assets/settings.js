@@ -1,0 +1,86 @@
+// Settings of a conversation: the form, and what a request has of them. A field that is empty has the server's value.
+
+import { byId } from "./dom.js";
+
+const NUMBERS = [
+  "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "max_tokens", "seed",
+];
+const TEXTS = ["system", "stop", "schema"];
+
+const field = (name) => byId("settings").elements[name];
+
+/** Fields of a request. Where neither people nor the page say anything, the server's values for a chat are sent. */
+export function requestFields(settings, defaults) {
+  const found = {};
+  for (const name of ["temperature", "top_p", "top_k", "min_p"]) {
+    if (defaults?.[name] !== undefined) found[name] = defaults[name];
+  }
+  for (const name of NUMBERS) if (settings[name] !== undefined) found[name] = settings[name];
+  const stop = (settings.stop ?? "").split("\n").filter((line) => line !== "");
+  if (stop.length) found.stop = stop;
+  if (settings.schema) {
+    const schema = JSON.parse(settings.schema);
+    found.response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
+  }
+  return found;
+}
+
+/** What is set, in few words. */
+export function summary(settings) {
+  const words = [];
+  if (settings.system) words.push("system prompt");
+  if (settings.schema) words.push("JSON schema");
+  const numbers = NUMBERS.filter((name) => settings[name] !== undefined);
+  for (const name of numbers) words.push(`${name.replaceAll("_", " ")} ${settings[name]}`);
+  if (settings.stop) words.push("stop strings");
+  return words.join(" · ");
+}
+
+/** The server's own values stand where nothing is given. */
+export function showDefaults(defaults) {
+  for (const name of NUMBERS) {
+    const value = defaults[name];
+    if (value !== undefined && value !== null) field(name).placeholder = String(value);
+  }
+}
+
+function checkSchema() {
+  const text = field("schema").value.trim();
+  let problem = "";
+  if (text) {
+    try {
+      const found = JSON.parse(text);
+      if (found === null || typeof found !== "object" || Array.isArray(found)) problem = "A schema is an object: {…}";
+    } catch (error) {
+      problem = `This is not JSON: ${error.message}`;
+    }
+  }
+  field("schema").setCustomValidity(problem);
+  field("schema").setAttribute("aria-invalid", String(problem !== ""));
+  byId("schema-problem").textContent = problem;
+}
+
+function read() {
+  const found = {};
+  for (const name of NUMBERS) if (field(name).value !== "") found[name] = field(name).valueAsNumber;
+  for (const name of TEXTS) if (field(name).value.trim()) found[name] = field(name).value;
+  return found;
+}
+
+/** Let people change settings. `apply` gets the new ones; Escape and Cancel change nothing. */
+export function startSettings(apply) {
+  const form = byId("settings");
+  field("schema").addEventListener("input", checkSchema);
+  form.addEventListener("submit", () => apply(read())); // method=dialog: only a form that is right is submitted
+  byId("settings-reset").addEventListener("click", () => {
+    for (const name of [...NUMBERS, ...TEXTS]) field(name).value = "";
+    checkSchema();
+    field("system").focus();
+  });
+}
+
+export function openSettings(settings) {
+  for (const name of [...NUMBERS, ...TEXTS]) field(name).value = settings[name] ?? "";
+  checkSchema();
+  byId("settings-dialog").showModal();
+}
