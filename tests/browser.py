@@ -129,6 +129,15 @@ class Browser:
         failed = self.call("Page.navigate", url=url).get("errorText")
         if failed:
             raise BrowserError(f"{url}: {failed}")
+        self._drawn()
+
+    def reload(self) -> None:
+        """Shows the page again."""
+        self.events.clear()
+        self.call("Page.reload")
+        self._drawn()
+
+    def _drawn(self) -> None:
         self.wait_for("Page.loadEventFired")
         # Two frames later everything is drawn, and observers of sizes have been called.
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
@@ -162,14 +171,13 @@ class Browser:
         """Text into what has the focus."""
         self.call("Input.insertText", text=text)
 
-    def until(self, expression: str) -> Any:
-        """Waits until an expression is true, and returns its value."""
+    def until(self, expression: str) -> None:
+        """Waits until an expression is true."""
         deadline = time.monotonic() + PATIENCE / 3
-        while not (found := self.run(expression)):
+        while not self.run(f"Boolean({expression})"):
             if time.monotonic() > deadline:
                 raise BrowserError(f"{expression}: never true; the page says {self.run('document.body.innerText')!r}")
             time.sleep(0.02)
-        return found
 
     def screenshot(self, whole: bool = False) -> bytes:
         """What is in sight, or the whole page, as a PNG file."""

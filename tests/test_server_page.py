@@ -60,7 +60,8 @@ class Speaker:
             questions = re.findall(r"user\n(.*?)(?:<\|im_end\|>)?\n", prompt)
             text = ANSWERS.get(questions[-1], f"{len(questions)}: {questions[-1]}")
             self._answers[prompt] = [*self.tokenizer.encode(text), self._end]
-        return self._answers[prompt][said] if said >= 0 else self._end
+        answer = self._answers[prompt]
+        return answer[said] if 0 <= said < len(answer) else self._end
 
     def load(self) -> Served:
         runner = FakeRunner(self.token, len(self.tokenizer.vocabulary.tokens), context=CONTEXT)
@@ -204,7 +205,7 @@ def test_a_conversation(show: Show, speaker: Speaker) -> None:
     figures = texts(browser, ".figures")
     assert len(figures) == 2
     assert all(re.fullmatch(r"first token after [\d.]+ m?s · [\d,.]+ tokens/s · \d+ tokens", each) for each in figures)
-    assert int(figures[0].split()[-2]) == len(speaker.tokenizer.encode("Hello to you.")) + 1, "with the end token"
+    assert int(figures[0].split()[-2]) == len(speaker.tokenizer.encode("Hello to you."))
     assert texts(browser, "#said") == ["The answer: 2: and now"]
     assert browser.complaints() == []
     assert all(each.startswith(browser.run("location.origin")) for each in browser.requests())
@@ -215,11 +216,11 @@ def test_an_answer_comes_bit_by_bit_and_can_be_stopped(show: Show, speaker: Spea
     browser = show()
     speaker.seconds = 0.02
     say(browser, "long")
-    browser.until("document.querySelector('.running .markdown')?.textContent.includes('word word')")
+    browser.until("document.querySelector('.running > .markdown')?.textContent.includes('word word')")
     assert re.search(r"first token after .* tokens/s · \d+ tokens$", texts(browser, ".figures")[0]), "live"
     assert browser.run("document.querySelector('article.running').ariaBusy") == "true"
     first = texts(browser, "article.assistant > .markdown")[0]
-    browser.until(f"document.querySelector('.running .markdown').textContent.length > {len(first) + 8}")
+    browser.until(f"document.querySelector('.running > .markdown').textContent.length > {len(first) + 8}")
     click(browser, "Stop")
     browser.until(DONE)
     stopped = texts(browser, "article.assistant > .markdown")[0]
@@ -241,7 +242,7 @@ def test_escape_stops_an_answer(show: Show, speaker: Speaker) -> None:
     browser = show()
     speaker.seconds = 0.05
     say(browser, "long")
-    browser.until("document.querySelector('.running .markdown')?.textContent.includes('w')")
+    browser.until("document.querySelector('.running > .markdown')?.textContent.includes('w')")
     browser.press("Escape", 27)
     browser.until(DONE)
     assert texts(browser, ".figures")[0].endswith("Stopped.")
@@ -256,8 +257,8 @@ def test_conversations_are_there_after_a_reload(show: Show, speaker: Speaker) ->
     ask(browser, "second question")
     speaker.seconds = 0.03
     say(browser, "long")
-    browser.until("document.querySelector('.running .markdown')?.textContent.includes('word')")
-    browser.call("Page.reload")
+    browser.until("document.querySelector('.running > .markdown')?.textContent.includes('word')")
+    browser.reload()
     speaker.seconds = 0.0
     browser.until("document.querySelectorAll('article').length === 4 && !document.querySelector('.running')")
     kept = texts(browser, "article.assistant > .markdown")
@@ -342,7 +343,7 @@ def test_settings_are_sent_and_kept(show: Show, speaker: Speaker, server: Runnin
     assert (found.sampling.temperature, found.sampling.top_p, found.sampling.seed) == (0, 0.5, 7)
     assert (found.max_tokens, tuple(found.stop)) == (9, ("a", "b"))
     assert "system\nYou are an owl." in speaker.prompts[-1]
-    browser.call("Page.reload")
+    browser.reload()
     browser.until("document.querySelectorAll('article').length === 4")
     click(browser, "Settings")
     assert browser.run("document.querySelector('[name=seed]').value") == "7"
@@ -385,7 +386,7 @@ def test_a_schema_is_checked_and_sent(show: Show, server: Running, monkeypatch: 
 @pytest.mark.parametrize(
     ("raised", "title", "advice"),
     [
-        (QueueFullError("the queue is full", retry_after=3), "The server is busy", "Try again in 3 seconds."),
+        (QueueFullError("the queue is full", 4, 4, 3), "The server is busy", "Try again in 3 seconds."),
         (DeviceError("it is gone"), "The server cannot answer yet.", "it is gone"),
         (RuntimeError("bug"), "The server failed.", "its log has the reason"),
     ],
@@ -406,7 +407,7 @@ def test_errors_are_told_and_a_retry_works(
         assert advice in said
         assert browser.run("document.querySelector('.problem').getAttribute('role')") == "alert"
     click(browser, "Try again")
-    browser.until(f"document.querySelector('article.assistant .markdown').textContent === 'Hello to you.' && {DONE}")
+    browser.until(f"document.querySelector('article.assistant > .markdown').textContent === 'Hello to you.' && {DONE}")
     browser.until("document.querySelectorAll('.problem:not([hidden])').length === 0")
 
 
@@ -450,7 +451,7 @@ def test_a_server_that_ends_within_an_answer(show: Show, speaker: Speaker) -> No
         browser = show(ending.url)
         speaker.seconds = 0.03
         say(browser, "long")
-        browser.until("document.querySelector('.running .markdown')?.textContent.includes('word')")
+        browser.until("document.querySelector('.running > .markdown')?.textContent.includes('word')")
         ending.server.should_exit = True
         browser.until(DONE)
     assert texts(browser, "article.assistant > .markdown")[0].startswith("word"), "what came is kept"
@@ -490,7 +491,7 @@ def test_a_server_with_a_key(show: Show, speaker: Speaker) -> None:
         browser.until(READY)
         assert ask(browser, "hello") == "Hello to you."
         assert browser.run("localStorage.getItem('shaderlm.key')") is None, "for this tab only"
-        browser.call("Page.reload")
+        browser.reload()
         browser.until(f"document.querySelectorAll('article').length === 2 && {READY}")
         browser.open("about:blank")
 
@@ -506,7 +507,8 @@ TREE = """(text => import("/assets/markdown.js").then(({showMarkdown}) => {
   const took = performance.now() - start;
   const tree = node => node.nodeType === 3 ? node.data
     : [node.localName + (node.href ? ` ${node.getAttribute("href")}` : ""), ...[...node.childNodes].map(tree)];
-  const made = {tree: tree(box).slice(1), took, tags: [...new Set([...box.querySelectorAll("*")].map(n => n.localName))],
+  const depth = node => 1 + [...node.children].reduce((most, child) => Math.max(most, depth(child)), 0);
+  const made = {depth: depth(box), tree: tree(box).slice(1), took, tags: [...new Set([...box.querySelectorAll("*")].map(n => n.localName))],
     attributes: [...new Set([...box.querySelectorAll("*")].flatMap(n => [...n.attributes].map(a => a.name)))]};
   box.remove();
   return made;
@@ -611,8 +613,7 @@ def test_no_text_takes_long(show: Show) -> None:
     for text in ENDLESS:
         found = rendered(browser, text)
         assert found["took"] < 1500, f"{text[:20]!r} takes {found['took']:.0f} ms"
-        depth = json.dumps(found["tree"]).count("[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[")
-        assert depth == 0
+        assert found["depth"] < 40, text[:20]
     assert browser.complaints() == []
 
 
@@ -790,7 +791,7 @@ def test_the_scheme_can_be_chosen(show: Show) -> None:
     browser.run("(n => { n.value = 'dark'; n.dispatchEvent(new Event('change')); })(document.getElementById('appearance'))")
     dark = browser.run(paper)
     assert dark != light
-    browser.call("Page.reload")
+    browser.reload()
     browser.until(READY)
     assert browser.run(paper) == dark
     assert browser.run("document.getElementById('appearance').value") == "dark"

@@ -32,6 +32,7 @@ class Frames {
   get top() { return this.stack[this.stack.length - 1]; }
 
   add(child) {
+    if (child === "") return;
     const { children } = this.top;
     const last = children.length - 1;
     if (typeof child === "string" && typeof children[last] === "string") children[last] += child;

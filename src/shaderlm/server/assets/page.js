@@ -18,6 +18,7 @@ const view = new ConversationView(byId("messages"), { edit, regenerate });
 const menu = startMenu(store, { open, remove });
 const scroller = byId("scroller");
 let current = null;
+let isLeaving = false; // the browser ends requests of a page that is left: that is no problem to tell
 
 // What is shown -----------------------------------------------------------------------------------------------
 
@@ -76,6 +77,7 @@ async function answerTo(conversation) {
     draw.end();
     running.delete(conversation.id);
   }
+  if (isLeaving) return;
   if (store.get(conversation.id) === conversation) store.save(conversation); // it may be deleted meanwhile
   if (message.problem?.kind === "key" && (await askForKey())) return again(conversation);
   if (conversation === current) ended(message);
@@ -182,7 +184,11 @@ function startConversations() {
     byId("active").textContent = summary(settings);
   });
   addEventListener("hashchange", openFromAddress);
-  addEventListener("pagehide", () => running.forEach(({ conversation }) => store.save(conversation)));
+  addEventListener("pagehide", () => {
+    isLeaving = true;
+    running.forEach(({ conversation }) => store.save(conversation));
+  });
+  addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); }); // back to a page that was left
   addEventListener("storage", (event) => {
     if (!store.changed(event.key) || running.has(current.id)) return;
     current = store.get(current.id) ?? current;
