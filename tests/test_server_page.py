@@ -9,12 +9,11 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from shaderlm.engine.sampling import RANGES
@@ -33,6 +32,20 @@ CONTEXT = 512
 LONG = "word " * 60
 RICH = "# Title\n\nSome **bold** text and `code`.\n\n```python\nprint('a < b')\n```\n\n- one\n- two\n"
 ANSWERS = {"hello": "Hello to you.", "long": LONG, "rich": RICH, "json": '{"a": 1}'}
+
+
+HOSTILE = [
+    "<script>document.title='harm'</script>",
+    "<img src=x onerror=\"document.title='harm'\">",
+    "[a](javascript:document.title=1) [b](JaVaScRiPt:alert(1)) [c](data:text/html,<b>x</b>) [d](vbscript:x)",
+    "[e](java\nscript:alert(1)) ![f](javascript:alert(1)) <javascript:alert(1)> [g](\u0001javascript:alert(1))",
+    '[h](https://a.example/" onclick="x) ![i](https://a.example/i.png)',
+    '```"><img src=x onerror=alert(1)>\n</code></pre><script>1</script>',
+    "| <b>a</b> | <i onclick=x>b |\n|---|---|\n| <script>1</script> | &lt;script&gt; |",
+    "<iframe src='https://a.example'></iframe><svg/onload=alert(1)><style>*{display:none}</style>",
+    "# <h1 id=harm>\n- <form action=x><input></form>\n> <base href=x>",
+    "&#60;script&#62; &lt;script&gt;alert(1)&lt;/script&gt; \u202e\u0000\ud800 text",
+]
 
 
 class Speaker:
@@ -105,8 +118,8 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) < 300, path
         assert set(re.findall(r"https?://[\w.]+", text)) <= {"http://www.w3.org"}, path
-        forbidden = r"@import|url\(|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|style=\"|onclick="
-        assert not re.search(forbidden, text), path
+        assert not re.search(r"@import|url\(|(inner|outer|Adjacent)HTML|document\.write|eval\(|Function\(", text), path
+        assert not re.search(r"<[^>]* (style|on\w+)=", text), path
     page = (ASSETS / "index.html").read_text(encoding="utf-8")
     for reference in re.findall(r'(?:src|href)="([^"#]+)"', page):
         assert (ASSETS / reference.removeprefix("assets/")).is_file(), reference
@@ -188,7 +201,7 @@ def ask(browser: Browser, text: str) -> str:
 def click(browser: Browser, name: str) -> None:
     """Press the last button of this name that is shown."""
     find = "[...document.querySelectorAll('button')].filter(n => n.checkVisibility())"
-    match = f"(n.getAttribute('aria-label') ?? n.textContent) === {json.dumps(name)}"
+    match = f"(n.getAttribute('aria-label') ?? n.textContent).trim() === {json.dumps(name)}"
     assert browser.run(f"(() => {{ const n = {find}.filter(n => {match}).at(-1); n?.click(); return !!n; }})()"), name
 
 
@@ -322,17 +335,31 @@ def test_regenerate_and_edit(show: Show, speaker: Speaker) -> None:
 
 
 @pytest.mark.browser
-def test_settings_are_sent_and_kept(show: Show, speaker: Speaker, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_sent_and_kept(
+    show: Show, speaker: Speaker, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
     submit = server.service.submit
-    monkeypatch.setattr(server.service, "submit", lambda requests: asked.extend(requests) or submit(requests))
+
+    def submitted(requests: Sequence[Any]) -> Any:
+        asked.extend(requests)
+        return submit(requests)
+
+    monkeypatch.setattr(server.service, "submit", submitted)
     browser = show()
     browser.until(READY)
     ask(browser, "hello")
     assert (asked[0].sampling.temperature, asked[0].sampling.top_k) == (0.8, 40), "the server's own for a chat"
     click(browser, "Settings")
     assert browser.run("document.querySelector('[name=temperature]').placeholder") == "0.8"
-    values = {"system": "You are an owl.", "temperature": "0", "top_p": "0.5", "max_tokens": "9", "seed": "7", "stop": "a\nb"}
+    values = {
+        "system": "You are an owl.",
+        "temperature": "0",
+        "top_p": "0.5",
+        "max_tokens": "9",
+        "seed": "7",
+        "stop": "a\nb",
+    }
     for name, value in values.items():
         browser.run(f"document.querySelector('#settings [name={name}]').value = {json.dumps(value)}")
     click(browser, "Apply")
@@ -440,7 +467,9 @@ def test_a_server_that_goes_away_and_comes_back(show: Show, speaker: Speaker) ->
     with running(speaker.load, port=port):
         browser.until(READY)
         click(browser, "Try again")
-        browser.until(f"document.querySelectorAll('article.assistant > .markdown')[1].textContent.startsWith('2:') && {DONE}")
+        browser.until(
+            f"document.querySelectorAll('article.assistant > .markdown')[1].textContent.startsWith('2:') && {DONE}"
+        )
         assert texts(browser, ".problem") == []
         browser.open("about:blank")
 
@@ -496,146 +525,23 @@ def test_a_server_with_a_key(show: Show, speaker: Speaker) -> None:
         browser.open("about:blank")
 
 
-# Markdown ------------------------------------------------------------------------------------------------
-
-# Elements and texts of what the renderer makes, as nested lists.
-TREE = """(text => import("/assets/markdown.js").then(({showMarkdown}) => {
-  const box = document.createElement("div");
-  document.body.append(box);
-  const start = performance.now();
-  showMarkdown(box, text);
-  const took = performance.now() - start;
-  const tree = node => node.nodeType === 3 ? node.data
-    : [node.localName + (node.href ? ` ${node.getAttribute("href")}` : ""), ...[...node.childNodes].map(tree)];
-  const depth = node => 1 + [...node.children].reduce((most, child) => Math.max(most, depth(child)), 0);
-  const made = {depth: depth(box), tree: tree(box).slice(1), took, tags: [...new Set([...box.querySelectorAll("*")].map(n => n.localName))],
-    attributes: [...new Set([...box.querySelectorAll("*")].flatMap(n => [...n.attributes].map(a => a.name)))]};
-  box.remove();
-  return made;
-}))"""
-ALLOWED_TAGS = set(
-    "p br em strong del code a h3 h4 h5 h6 hr blockquote ul ol li div span button pre table thead tbody tr th td".split()
-)
-ALLOWED_ATTRIBUTES = set("href target rel class tabindex role aria-label type start scope".split())
-
-
-def rendered(browser: Browser, text: str) -> Any:
-    return browser.run(f"{TREE}({json.dumps(text)})")
-
-
 @pytest.mark.browser
-def test_markdown(show: Show) -> None:
-    browser = show()
-    link = "https://a.example/x_(y)"
-    for text, tree in {
-        "a **b *c* d** e": [["p", "a ", ["strong", "b ", ["em", "c"], " d"], " e"]],
-        "snake_case_name 2 * 3 * 4": [["p", "snake_case_name 2 * 3 * 4"]],
-        "***x*** ~~y~~ **open": [["p", ["em", ["strong", "x"]], " ", ["del", "y"], " **open"]],
-        "`a < *b*` and ``c ` d``": [["p", ["code", "a < *b*"], " and ", ["code", "c ` d"]]],
-        "one\ntwo": [["p", "one", ["br"], "two"]],
-        "## Head `x` ##": [["h4", "Head ", ["code", "x"]]],
-        "- a\n- b\n  - c\n- d": [["ul", ["li", "a"], ["li", "b", ["ul", ["li", "c"]]], ["li", "d"]]],
-        "3. a\n4. b": [["ol", ["li", "a"], ["li", "b"]]],
-        "- a\n\n- b": [["ul", ["li", ["p", "a"]], ["li", ["p", "b"]]]],
-        "> a\n> - b\n\nc": [["blockquote", ["p", "a"], ["ul", ["li", "b"]]], ["p", "c"]],
-        "a\n\n---\n\nb": [["p", "a"], ["hr"], ["p", "b"]],
-        f"see {link}.": [["p", "see ", [f"a {link}", link], "."]],
-        f"[*b*]({link} 'title') <{link}>": [["p", [f"a {link}", ["em", "b"]], " ", [f"a {link}", link]]],
-        f"![picture]({link})": [["p", [f"a {link}", "picture"]]],
-        "\\*a\\* &lt;b&gt; a<br>b": [["p", "*a* <b> a", ["br"], "b"]],
-        "| a | b |\n|---|--:|\n| 1 | `x` |": [
-            ["div", ["table", ["thead", ["tr", ["th", "a"], ["th", "b"]]],
-                     ["tbody", ["tr", ["td", "1"], ["td", ["code", "x"]]]]]],
-        ],
-    }.items():  # fmt: skip
-        assert rendered(browser, text)["tree"] == tree, text
-    assert browser.run("1") == 1
-    code = rendered(browser, "a\n```py\nx = '<b>'\n\n# y\n```\nb")["tree"]
-    assert [code[0], code[2]] == [["p", "a"], ["p", "b"]]
-    assert code[1][1][1] == ["span", "py"]
-    assert code[1][2] == ["pre", ["code", "x = '<b>'\n\n# y"]]
-    unclosed = rendered(browser, "```\nx")["tree"]
-    assert unclosed[0][2] == ["pre", ["code", "x"]], "while it is being written"
-
-
-HOSTILE = [
-    "<script>document.title='harm'</script>",
-    "<img src=x onerror=\"document.title='harm'\">",
-    "[a](javascript:document.title=1) [b](JaVaScRiPt:alert(1)) [c](data:text/html,<b>x</b>) [d](vbscript:x)",
-    "[e](java\nscript:alert(1)) ![f](javascript:alert(1)) <javascript:alert(1)> [g](\u0001javascript:alert(1))",
-    '[h](https://a.example/" onclick="x) ![i](https://a.example/i.png)',
-    "```\"><img src=x onerror=alert(1)>\n</code></pre><script>1</script>",
-    "| <b>a</b> | <i onclick=x>b |\n|---|---|\n| <script>1</script> | &lt;script&gt; |",
-    "<iframe src='https://a.example'></iframe><svg/onload=alert(1)><style>*{display:none}</style>",
-    "# <h1 id=harm>\n- <form action=x><input></form>\n> <base href=x>",
-    "&#60;script&#62; &lt;script&gt;alert(1)&lt;/script&gt; \u202e\u0000\ud800 text",
-]
-ENDLESS = [
-    "*" * 50_000, "**a " * 10_000, "*a _b " * 10_000, "[" * 20_000, "[a](" * 10_000, "![" * 10_000, "`" * 50_000,
-    "".join("`" * n + " " for n in range(300)), ">" * 20_000, "> " * 10_000 + "a", "- " * 5_000 + "a", "#" * 50_000,
-    "# " + "# " * 20_000, "\n".join(" " * n + "- a" for n in range(500)), "|" * 20_000 + "\n" + "|-" * 20_000, "<" * 50_000,
-    "http://" * 10_000, "http://a" + ")" * 50_000, " " * 100_000 + "a", "a\n" * 20_000, "\\" * 50_000, "&" * 50_000,
-    "- a\n\n" * 5_000, "1. a\n" * 5_000, "_" * 3 + "a" * 50_000, "~~" * 20_000, "- - - a\n" * 3_000, "```\n" * 5_000 + "x",
-    "a | b\n" * 5_000, "|a|\n|-|\n" * 3_000, "> a\n\n" * 4_000,
-]  # fmt: skip
-
-
-@pytest.mark.browser
-def test_a_hostile_answer_does_no_harm(show: Show) -> None:
-    browser = show()
+def test_a_hostile_conversation_does_no_harm(show: Show) -> None:
+    messages = []
+    for text in HOSTILE:
+        messages.append({"role": "user", "content": text})
+        messages.append({"role": "assistant", "content": text, "thoughts": text, "model": text})
+    browser = show(conversations=[{"id": "x", "updated": 1, "settings": {}, "messages": messages}])
     browser.until(READY)
     title = browser.run("document.title")
-    for text in HOSTILE:
-        found = rendered(browser, text)
-        assert set(found["tags"]) <= ALLOWED_TAGS, text
-        assert set(found["attributes"]) <= ALLOWED_ATTRIBUTES, text
-        links = re.findall(r'"a ([^"]*)"', json.dumps(found["tree"]))
-        assert all(each.startswith("https://a.example/") for each in links), text
-    assert browser.run("document.title") == title
-    conversation = {"id": "x", "updated": 1, "settings": {}, "messages": []}
-    for text in HOSTILE:
-        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": text, "thoughts": text, "model": text}]
-        conversation["messages"] += messages  # type: ignore[operator]
-    browser = show(conversations=[conversation])
-    browser.until(READY)
-    click(browser, HOSTILE[0][:60])
-    browser.until(f"document.querySelectorAll('article').length === {2 * len(HOSTILE)}")
-    assert browser.run("document.querySelectorAll('#messages :is(script, img, iframe, svg, style, form, input, base)').length") == 0
+    click(browser, HOSTILE[0])
+    browser.until(f"document.querySelectorAll('article').length === {len(messages)}")
+    forbidden = "#messages :is(script, img, iframe, svg, style, input, base)"
+    assert browser.run(f"document.querySelectorAll('{forbidden}').length") == 0
     assert browser.run("document.title") == title
     assert browser.complaints() == []
     assert all(each.startswith(browser.run("location.origin")) for each in browser.requests())
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-
-
-@pytest.mark.browser
-def test_no_text_takes_long(show: Show) -> None:
-    browser = show()
-    for text in ENDLESS:
-        found = rendered(browser, text)
-        assert found["took"] < 1500, f"{text[:20]!r} takes {found['took']:.0f} ms"
-        assert found["depth"] < 40, text[:20]
-    assert browser.complaints() == []
-
-
-@pytest.mark.browser
-def test_what_was_drawn_stays_while_a_text_grows(show: Show) -> None:
-    """And each beginning of a text is drawn as it is alone."""
-    browser = show()
-    text = RICH + "\n1. a\n2. b\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> quote\n\nend **here**"
-    same = browser.run(f"""import("/assets/markdown.js").then(({{showMarkdown}}) => {{
-        const grown = document.createElement("div");
-        const text = {json.dumps(text)};
-        let first = null;
-        for (let n = 1; n <= text.length; n++) {{
-            showMarkdown(grown, text.slice(0, n));
-            const alone = document.createElement("div");
-            showMarkdown(alone, text.slice(0, n));
-            if (!grown.isEqualNode(alone)) return text.slice(0, n);
-            if (n === 40) first = grown.firstChild;
-        }}
-        return first === grown.firstChild;
-    }})""")
-    assert same is True
 
 
 # For everybody -------------------------------------------------------------------------------------------
@@ -647,7 +553,9 @@ def test_all_of_it_by_keyboard(show: Show) -> None:
     browser.until(READY)
 
     def tab_to(name: str, *, back: bool = False) -> None:
-        label = "(n => n.getAttribute('aria-label') ?? n.labels?.[0]?.textContent ?? n.textContent)(document.activeElement)"
+        label = (
+            "(n => n.getAttribute('aria-label') ?? n.labels?.[0]?.textContent ?? n.textContent)(document.activeElement)"
+        )
         for _ in range(40):
             browser.press("Tab", 9, shift=back)
             if browser.run(label).strip() == name:
@@ -711,10 +619,11 @@ def test_everything_has_a_name(show: Show) -> None:
     assert browser.run("document.querySelectorAll('svg:not([aria-hidden])').length") == 0
     levels = browser.run("[...document.querySelectorAll('#page :is(h1, h2, h3, h4)')].map(n => Number(n.localName[1]))")
     assert levels[0] == 1
-    assert all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False)), "no level is left out"
+    assert all(b - a <= 1 for a, b in pairwise(levels)), "no level is left out"
     assert browser.run("document.querySelector('#said').getAttribute('role')") == "status"
 
 
+WIDE_TABLE = f"|{' column |' * 12}\n|{'---|' * 12}\n|{' cell |' * 12}\n"
 WIDE = {
     "id": "wide",
     "updated": 1,
@@ -723,7 +632,7 @@ WIDE = {
         {"role": "user", "content": "x" * 300},
         {
             "role": "assistant",
-            "content": f"{RICH}\n{'y' * 300}\n\n```\n{'z' * 300}\n```\n\n|{' column |' * 12}\n|{'---|' * 12}\n|{' cell |' * 12}\n",
+            "content": f"{RICH}\n{'y' * 300}\n\n```\n{'z' * 300}\n```\n\n{WIDE_TABLE}",
             "model": "m" * 100,
             "thoughts": "t" * 200,
             "figures": {"firstToken": 1234, "rate": 55.5, "tokens": 12345},
@@ -775,7 +684,17 @@ def test_text_can_be_read(show: Show, scheme: str) -> None:
     browser.until(READY)
     browser.run("location.hash = '#chat=wide'")
     browser.until("document.querySelectorAll('article').length === 2")
-    read = ["h1", "#device", ".chat", "article h2", ".text", ".markdown p", ".markdown code", ".figures", ".actions button"]
+    read = [
+        "h1",
+        "#device",
+        ".chat",
+        "article h2",
+        ".text",
+        ".markdown p",
+        ".markdown code",
+        ".figures",
+        ".actions button",
+    ]
     read += ["#send", "#open-settings", ".nav-foot p", ".code-head span", "th", "td", "dialog label", "dialog .soft"]
     read += ["#new", "summary", ".markdown h3"]
     found = browser.run(f"{CONTRAST}({json.dumps(read)})")
@@ -788,7 +707,9 @@ def test_the_scheme_can_be_chosen(show: Show) -> None:
     browser = show(scheme="light")
     paper = "getComputedStyle(document.body).backgroundColor"
     light = browser.run(paper)
-    browser.run("(n => { n.value = 'dark'; n.dispatchEvent(new Event('change')); })(document.getElementById('appearance'))")
+    browser.run(
+        "(n => { n.value = 'dark'; n.dispatchEvent(new Event('change')); })(document.getElementById('appearance'))"
+    )
     dark = browser.run(paper)
     assert dark != light
     browser.reload()

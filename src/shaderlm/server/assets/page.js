@@ -43,7 +43,7 @@ function open(conversation) {
   history.replaceState(null, "", conversation.messages.length ? `#chat=${conversation.id}` : location.pathname);
   show();
   toEnd();
-  byId("prompt").focus();
+  if (!matchMedia("(pointer: coarse)").matches) byId("prompt").focus(); // on a phone, a keyboard would cover the text
 }
 
 function startNew() {
