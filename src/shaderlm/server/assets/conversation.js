@@ -1,6 +1,6 @@
 // Draws a conversation: one article for each message, with what can be done to it. Knows neither server nor storage.
 
-import { copyButton, make } from "./dom.js";
+import { copyButton, grow, make, sends } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 
 const ENDS = {
@@ -72,7 +72,7 @@ export class ConversationView {
   #edit(message, parts) {
     const isLast = this.conversation.messages.indexOf(message) >= this.conversation.messages.length - 2;
     const note = isLast ? null : make("p", { class: "soft" }, "What follows this message is replaced.");
-    const area = make("textarea", { "aria-label": "Edit your message", rows: Math.min(12, message.content.split("\n").length + 1) });
+    const area = make("textarea", { "aria-label": "Edit your message", rows: 1, input: () => grow(area) });
     area.value = message.content;
     const close = () => {
       form.replaceWith(parts.body, parts.actions);
@@ -84,10 +84,11 @@ export class ConversationView {
       area, note, make("div", { class: "row" }, cancel, make("button", { class: "main" }, "Send")));
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") { event.stopPropagation(); close(); }
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+      if (sends(event)) { event.preventDefault(); send(); }
     });
     parts.actions.remove();
     parts.body.replaceWith(form);
+    grow(area);
     area.focus();
     area.setSelectionRange(area.value.length, area.value.length);
   }

@@ -14,6 +14,18 @@ export function make(tag, props = {}, ...children) {
   return node;
 }
 
+/** Make a box for text as high as what is in it, within limits that the style sets. */
+export function grow(field) {
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight + field.offsetHeight - field.clientHeight}px`; // with its border
+}
+
+/** Is a finger what points? */
+export const byTouch = () => matchMedia("(pointer: coarse)").matches;
+
+/** Does a key press send what was written? With a keyboard on the screen, Enter starts a new line. */
+export const sends = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && !byTouch();
+
 /** Say something to people who listen to the page. */
 export function announce(text) {
   byId("said").textContent = text;

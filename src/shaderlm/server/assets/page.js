@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { ConversationView } from "./conversation.js";
-import { announce, byId } from "./dom.js";
+import { announce, byId, byTouch, grow, sends } from "./dom.js";
 import { askForKey, startKey } from "./key.js";
 import { startMenu } from "./menu.js";
 import { connect, server } from "./server.js";
@@ -43,7 +43,7 @@ function open(conversation) {
   history.replaceState(null, "", conversation.messages.length ? `#chat=${conversation.id}` : location.pathname);
   show();
   toEnd();
-  if (!matchMedia("(pointer: coarse)").matches) byId("prompt").focus(); // on a phone, a keyboard would cover the text
+  if (!byTouch()) byId("prompt").focus(); // the keyboard on a screen would cover the text
 }
 
 function startNew() {
@@ -139,7 +139,7 @@ function send() {
   const text = field.value.trim();
   if (!text || running.has(current.id)) return;
   field.value = "";
-  grow();
+  grow(field);
   current.messages.push({ role: "user", content: text });
   answerTo(current);
 }
@@ -150,17 +150,10 @@ function stop() {
 
 // What people do ----------------------------------------------------------------------------------------------
 
-// The box for a message is as high as what is in it, within limits that the style sets.
-function grow() {
-  const field = byId("prompt");
-  field.style.height = "auto";
-  field.style.height = `${field.scrollHeight + 2}px`;
-}
-
 function startComposer() {
-  byId("prompt").addEventListener("input", grow);
+  byId("prompt").addEventListener("input", () => grow(byId("prompt")));
   byId("prompt").addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (!sends(event)) return;
     event.preventDefault();
     send();
   });

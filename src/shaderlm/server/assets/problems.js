@@ -40,7 +40,8 @@ export function problemOf(status, error = {}, wait = null) {
   return new Problem("refused", "The server refused the request.", said);
 }
 
+// A name of a field stays as it is.
 function sentence(text) {
-  const first = text.charAt(0).toUpperCase() + text.slice(1);
+  const first = /^[a-z]+[ ,:]/.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
   return /[.!?]$/.test(first) ? first : `${first}.`;
 }
