@@ -403,6 +403,7 @@ def test_a_schema_is_checked_and_sent(show: Show, server: Running, monkeypatch: 
     sent = [e["params"]["request"] for e in browser.events if e.get("method") == "Network.requestWillBeSent"]
     bodies = [json.loads(each["postData"]) for each in sent if each["url"].endswith("/chat/completions")]
     schema = {"name": "answer", "schema": {"type": "object"}, "strict": True}
+    assert texts(browser, "article.assistant pre") == ['{"a": 1}'], "JSON is no Markdown"
     assert bodies[0]["response_format"] == {"type": "json_schema", "json_schema": schema}
 
 
@@ -508,6 +509,10 @@ def test_the_page_waits_for_a_model(show: Show, speaker: Speaker) -> None:
 def test_a_server_with_a_key(show: Show, speaker: Speaker) -> None:
     with running(speaker.load, keys=["open sesame"]) as server:
         browser = show(server.url)
+        browser.until("document.querySelector('#key-dialog').open")
+        click(browser, "Cancel")
+        browser.until("document.getElementById('model').textContent === 'A key is needed'")
+        say(browser, "hello")  # it asks again
         for key, wrong in (("guess", False), ("open sesame", True)):
             browser.until("document.querySelector('#key-dialog').open")
             assert bool(texts(browser, "#key-wrong")) == wrong
@@ -517,8 +522,8 @@ def test_a_server_with_a_key(show: Show, speaker: Speaker) -> None:
             browser.until(f"!document.querySelector('#key-dialog').open || {json.dumps(not wrong)}")
             if not wrong:
                 browser.until("!document.querySelector('#key-wrong').hidden")
-        browser.until(READY)
-        assert ask(browser, "hello") == "Hello to you."
+        browser.until(f"{READY} && {DONE} && document.querySelector('article.assistant > .markdown').textContent")
+        assert texts(browser, "article.assistant > .markdown") == ["Hello to you."]
         assert browser.run("localStorage.getItem('shaderlm.key')") is None, "for this tab only"
         browser.reload()
         browser.until(f"document.querySelectorAll('article').length === 2 && {READY}")
@@ -623,6 +628,7 @@ def test_everything_has_a_name(show: Show) -> None:
     assert browser.run("document.querySelector('#said').getAttribute('role')") == "status"
 
 
+CODE = "```python\nif x > 10:  # a comment\n    return 'text'\n```\n\n"
 WIDE_TABLE = f"|{' column |' * 12}\n|{'---|' * 12}\n|{' cell |' * 12}\n"
 WIDE = {
     "id": "wide",
@@ -632,7 +638,7 @@ WIDE = {
         {"role": "user", "content": "x" * 300},
         {
             "role": "assistant",
-            "content": f"{RICH}\n{'y' * 300}\n\n```\n{'z' * 300}\n```\n\n{WIDE_TABLE}",
+            "content": f"{RICH}\n{'y' * 300}\n\n```\n{'z' * 300}\n```\n\n{CODE}{WIDE_TABLE}",
             "model": "m" * 100,
             "thoughts": "t" * 200,
             "figures": {"firstToken": 1234, "rate": 55.5, "tokens": 12345},
@@ -696,7 +702,7 @@ def test_text_can_be_read(show: Show, scheme: str) -> None:
         ".actions button",
     ]
     read += ["#send", "#open-settings", ".nav-foot p", ".code-head span", "th", "td", "dialog label", "dialog .soft"]
-    read += ["#new", "summary", ".markdown h3"]
+    read += ["#new", "summary", ".markdown h3", ".comment", ".string", ".number", ".keyword"]
     found = browser.run(f"{CONTRAST}({json.dumps(read)})")
     assert {selector for selector, _, _ in found} == set(read)
     assert [entry for entry in found if entry[2] < 4.5] == []

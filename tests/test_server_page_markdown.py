@@ -78,25 +78,33 @@ def test_markdown(page: Browser) -> None:
     code = rendered(page, "a\n```py\nx = '<b>'\n\n# y\n```\nb")["tree"]
     assert [code[0], code[2]] == [["p", "a"], ["p", "b"]]
     assert code[1][1][1] == ["span", "py"]
-    assert code[1][2] == ["pre", ["code", "x = '<b>'\n\n# y"]]
+    assert code[1][2] == ["pre", ["code", "x = ", ["span", "'<b>'"], "\n\n", ["span", "# y"]]]
+    sql = rendered(page, "```sql\nSELECT a1 FROM b WHERE c > 1.5 -- it's\n```")["tree"][0][2][1]
+    assert [each[1] for each in sql if isinstance(each, list)] == ["SELECT", "FROM", "WHERE", "1.5", "-- it's"]
+    rust = rendered(page, "```rust\nfn f<'a>(x: &'a str) {} // y\n```")["tree"][0][2][1]
+    assert [each[1] for each in rust if isinstance(each, list)] == ["fn", "// y"]
+    assert rendered(page, "```text\nif 'a'\n```")["tree"][0][2] == ["pre", ["code", "if 'a'"]]
     unclosed = rendered(page, "```\nx")["tree"]
     assert unclosed[0][2] == ["pre", ["code", "x"]], "while it is being written"
 
 
 ENDLESS = [
-    "*" * 50_000, "**a " * 10_000, "*a _b " * 10_000, "[" * 20_000, "[a](" * 10_000, "![" * 10_000, "`" * 50_000,
+    "*a " * 2_000 + "a* " * 2_000, "*" * 50_000, "**a " * 10_000, "*a _b " * 10_000, "[" * 20_000, "[a](" * 10_000,
+    "![" * 10_000, "`" * 50_000,
     "".join("`" * n + " " for n in range(300)), ">" * 20_000, "> " * 10_000 + "a", "- " * 5_000 + "a", "#" * 50_000,
     "# " + "# " * 20_000, "\n".join(" " * n + "- a" for n in range(500)), "|" * 20_000 + "\n" + "|-" * 20_000,
     "<" * 50_000,
     "http://" * 10_000, "http://a" + ")" * 50_000, " " * 100_000 + "a", "a\n" * 20_000, "\\" * 50_000, "&" * 50_000,
     "- a\n\n" * 5_000, "1. a\n" * 5_000, "_" * 3 + "a" * 50_000, "~~" * 20_000, "- - - a\n" * 3_000,
     "```\n" * 5_000 + "x",
+    "```py\n" + "\\'" * 9_000, "```js\n" + "/*" * 9_000, "```c\n" + '"a' * 9_000, "```py\n" + "'" * 19_999,
+    "```py\n" + "if " * 6_000, "```rs\n" + "'a, " * 4_000,
     "a | b\n" * 5_000, "|a|\n|-|\n" * 3_000, "> a\n\n" * 4_000,
 ]  # fmt: skip
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_text_does_no_harm(page: Browser, text: str) -> None:
     title = page.run("document.title")
     found = rendered(page, text)

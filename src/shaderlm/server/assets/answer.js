@@ -26,13 +26,14 @@ export class Answer {
     this.#abort.abort();
   }
 
-  /** Until the end, however it comes. `changed` is called after each part. Problems other than the server's are thrown. */
+  /** Until the end, however it comes. `changed` is called after each part. Only faults of the page are thrown. */
   async run(defaults, changed) {
     const { message, conversation } = this;
     const before = conversation.messages.slice(0, conversation.messages.indexOf(message));
     const start = performance.now();
     try {
       const fields = requestFields(conversation.settings, defaults);
+      if (fields.response_format) message.isJson = true;
       const request = { ...fields, messages: turns(before, conversation.settings.system) };
       for await (const chunk of chat(request, this.#abort.signal)) {
         this.#take(chunk, start);

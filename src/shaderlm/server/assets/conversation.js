@@ -23,8 +23,9 @@ export function figuresOf({ firstToken, rate, tokens } = {}) {
 
 export class ConversationView {
   #parts = new WeakMap(); // message → the elements that change
+  #opened = new WeakSet(); // messages whose thoughts people read
 
-  /** actions: edit(message, text), regenerate(), connect a problem's button to retry(). */
+  /** actions: edit(message, text) and regenerate(), which is also what "Try again" does. */
   constructor(root, actions) {
     Object.assign(this, { root, actions });
   }
@@ -50,7 +51,10 @@ export class ConversationView {
       article.append(body, parts.actions);
     } else {
       parts.thoughts = make("div", { class: "markdown" });
-      parts.thinking = make("details", { class: "thoughts" }, make("summary", {}, "Thoughts"), parts.thoughts);
+      const toggle = ({ target }) => (target.open ? this.#opened.add(message) : this.#opened.delete(message));
+      const open = this.#opened.has(message);
+      const summary = make("summary", {}, "Thoughts");
+      parts.thinking = make("details", { class: "thoughts", open, toggle }, summary, parts.thoughts);
       parts.progress = make("p", { class: "soft waiting" });
       parts.problem = make("div", { class: "problem", role: "alert" });
       parts.figures = make("p", { class: "figures" });
@@ -104,7 +108,7 @@ export class ConversationView {
     parts.article.setAttribute("aria-busy", String(isRunning));
     parts.thinking.hidden = !message.thoughts;
     if (message.thoughts) showMarkdown(parts.thoughts, message.thoughts);
-    showMarkdown(parts.body, message.content);
+    showMarkdown(parts.body, message.isJson && message.content ? fenced(message.content) : message.content);
     parts.figures.textContent = this.#figures(message, isRunning);
     parts.progress.hidden = !isRunning || message.content !== "";
     parts.progress.textContent = message.thoughts ? "Thinking…" : progressText(message.progress);
@@ -118,7 +122,8 @@ export class ConversationView {
 
   #end(message, parts, isRunning) {
     const isLast = this.conversation.messages.at(-1) === message;
-    const again = (label) => make("button", { type: "button", class: "plain", click: () => this.actions.regenerate() }, label);
+    const click = () => this.actions.regenerate();
+    const again = (label) => make("button", { type: "button", class: "plain", click }, label);
     parts.problem.hidden = isRunning || !message.problem;
     parts.problem.replaceChildren();
     if (!isRunning && message.problem) {
@@ -129,6 +134,13 @@ export class ConversationView {
     const regenerate = isLast && !message.problem ? again("Regenerate") : null;
     parts.actions.replaceChildren(...(isRunning ? [] : [copy, regenerate].filter(Boolean)));
   }
+}
+
+// JSON is shown as it is, within a fence that is not in it.
+function fenced(json) {
+  let fence = "```";
+  while (json.includes(fence)) fence += "`";
+  return `${fence}json\n${json}\n${fence}`;
 }
 
 function progressText(progress) {

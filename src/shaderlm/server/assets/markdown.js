@@ -3,6 +3,7 @@
 // A text that grows is drawn again from the first block that changed: what is above keeps its place and selection.
 
 import { copyButton, make } from "./dom.js";
+import { highlighted } from "./highlight.js";
 import { inline } from "./inline.js";
 
 const MAX_NESTING = 8; // of lists and quotes; deeper ones are paragraphs
@@ -60,9 +61,10 @@ function closesFence(line, fence) {
 
 function codeBlock(code, language) {
   const name = language.slice(0, 30);
-  const head = make("div", { class: "code-head" }, make("span", {}, name || "code"), copyButton(() => code, "Copy code"));
+  const label = make("span", {}, name || "code");
+  const head = make("div", { class: "code-head" }, label, copyButton(() => code, "Copy code"));
   const pre = make("pre", { tabindex: 0, role: "region", "aria-label": name ? `Code: ${name}` : "Code" });
-  pre.append(make("code", {}, code));
+  pre.append(make("code", {}, ...highlighted(code, name)));
   return make("div", { class: "code" }, head, pre);
 }
 
@@ -175,8 +177,11 @@ function readTable(lines, i) {
   const row = (tag, line) => make("tr", {}, ...cells(line).slice(0, head.length).map(
     (cell, n) => make(tag, { class: sides[n], scope: tag === "th" ? "col" : null }, ...inline(cell)),
   ));
-  const draw = () => make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, make("table", {},
-    make("thead", {}, row("th", lines[i])), make("tbody", {}, ...lines.slice(i + 2, end).map((line) => row("td", line)))));
+  const draw = () => {
+    const body = make("tbody", {}, ...lines.slice(i + 2, end).map((line) => row("td", line)));
+    const table = make("table", {}, make("thead", {}, row("th", lines[i])), body);
+    return make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, table);
+  };
   return { end, draw };
 }
 
@@ -188,7 +193,7 @@ function startsBlock(lines, i) {
   const line = lines[i];
   const mark = ITEM.exec(line);
   const item = mark !== null && mark[0].length < line.length;
-  return item || FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || readTable(lines, i) !== null;
+  return item || [FENCE, HEADING, RULE, QUOTE].some((each) => each.test(line)) || readTable(lines, i) !== null;
 }
 
 function readParagraph(lines, i, depth) {

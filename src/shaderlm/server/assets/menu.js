@@ -33,16 +33,17 @@ export function startMenu(store, { open, remove }) {
 
   function entry(conversation, current) {
     const title = titleOf(conversation);
-    const isCurrent = conversation.id === current;
     const choose = () => { close(); open(conversation); };
     const drop = async () => { if (await confirmed(conversation)) remove(conversation); };
+    const shown = conversation.id === current ? "page" : null;
     return make("li", {},
-      make("button", { type: "button", class: "chat", "aria-current": isCurrent ? "page" : null, click: choose }, title),
-      make("button", { type: "button", class: "drop", "aria-label": `Delete: ${title}`, title: "Delete", click: drop }, "×"));
+      make("button", { type: "button", class: "chat", "aria-current": shown, click: choose }, title),
+      make("button", { type: "button", class: "drop", "aria-label": `Delete: ${title}`, click: drop }, "×"));
   }
 
   button.addEventListener("click", () => toggle(true));
   byId("shade").addEventListener("click", close);
   matchMedia("(min-width: 801px)").addEventListener("change", (event) => { if (event.matches) close(); });
-  return { close, show: (current) => byId("list").replaceChildren(...store.list().map((each) => entry(each, current))) };
+  const show = (current) => byId("list").replaceChildren(...store.list().map((each) => entry(each, current)));
+  return { close, show };
 }

@@ -79,10 +79,14 @@ async function answerTo(conversation) {
   }
   if (isLeaving) return;
   if (store.get(conversation.id) === conversation) store.save(conversation); // it may be deleted meanwhile
-  if (message.problem?.kind === "key" && (await askForKey())) return again(conversation);
+  const needsKey = message.problem?.kind === "key";
+  if (needsKey && (await askForKey())) {
+    connect();
+    return again(conversation);
+  }
   if (conversation === current) ended(message);
   else menu.show(current.id);
-  if (message.problem) connect();
+  if (message.problem && !needsKey) connect();
 }
 
 // Draws once a frame at most, and keeps what came once a second.

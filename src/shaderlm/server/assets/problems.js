@@ -17,7 +17,7 @@ export const offline = () => new Problem(
 );
 
 export const cut = () => new Problem(
-  "cut", "The connection was lost before the answer was complete.", "What came so far is kept. Try again for a whole answer.",
+  "cut", "The connection was lost before the answer was complete.", "Try again for a whole answer.",
 );
 
 const seconds = (n) => (n === 1 ? "1 second" : `${n} seconds`);

@@ -7,6 +7,7 @@ import { Problem } from "./problems.js";
 import { showDefaults } from "./settings.js";
 
 const AGAIN_MS = 2000;
+const TITLES = { unavailable: "Waiting for the model", key: "A key is needed" };
 
 export const server = { model: null, defaults: null };
 
@@ -14,9 +15,10 @@ let timer = null;
 
 function show(state, title, text) {
   byId("server").dataset.state = state;
-  byId("model").textContent = title;
-  byId("device").textContent = text;
   byId("device").title = text;
+  for (const [id, said] of [["model", title], ["device", text]]) {
+    if (byId(id).textContent !== said) byId(id).textContent = said; // what stays is not read aloud again
+  }
 }
 
 /** The name of the implementation, without the reason for it. */
@@ -42,8 +44,8 @@ export async function connect() {
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;
     if (problem.kind === "key" && (await askForKey())) return connect();
-    const waits = problem.kind === "unavailable";
-    show(waits ? "waiting" : "lost", waits ? "Waiting for the model" : "No connection", `${problem.title} ${problem.advice}`);
+    const title = TITLES[problem.kind] ?? "No connection";
+    show(problem.kind === "unavailable" ? "waiting" : "lost", title, `${problem.title} ${problem.advice}`);
     if (problem.kind !== "key") timer = setTimeout(connect, AGAIN_MS);
   }
 }

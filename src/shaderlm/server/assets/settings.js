@@ -3,7 +3,8 @@
 import { byId } from "./dom.js";
 
 const NUMBERS = [
-  "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "max_tokens", "seed",
+  "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "max_tokens",
+  "seed",
 ];
 const TEXTS = ["system", "stop", "schema"];
 

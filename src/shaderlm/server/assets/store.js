@@ -1,7 +1,7 @@
-// Conversations, kept in this browser: one entry of localStorage for each, so that two tabs do not overwrite each other.
+// Conversations, kept in this browser: one entry of localStorage for each, so that tabs do not overwrite each other's.
 //
 // A conversation: {id, updated, settings, messages}. A message: {role, content}; an answer also has `thoughts`,
-// `figures` (tokens, rate, first token) and `ended`: how it ended, or the problem that ended it.
+// `figures` (tokens, rate, first token), `ended` (how), the `problem` that ended it, `isJson`, and its `model`.
 
 const PREFIX = "shaderlm.chat.";
 
