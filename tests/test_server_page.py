@@ -384,8 +384,7 @@ def test_settings_are_sent_and_kept(
 
 
 @pytest.mark.browser
-def test_a_schema_is_checked_and_sent(show: Show, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies: list[Any] = []
+def test_a_schema_is_checked_and_sent(show: Show) -> None:
     browser = show()
     browser.until(READY)
     click(browser, "Settings")
@@ -404,7 +403,90 @@ def test_a_schema_is_checked_and_sent(show: Show, server: Running, monkeypatch: 
     bodies = [json.loads(each["postData"]) for each in sent if each["url"].endswith("/chat/completions")]
     schema = {"name": "answer", "schema": {"type": "object"}, "strict": True}
     assert texts(browser, "article.assistant pre") == ['{"a": 1}'], "JSON is no Markdown"
+    click(browser, "Settings")
+    browser.run("document.querySelector('#schema').value = '{\"type\": \"nonsense\"}'")
+    click(browser, "Apply")
+    ask(browser, "json")
+    assert texts(browser, ".problem p")[0].startswith("The server cannot honour the JSON schema.")
+    assert "nonsense" in texts(browser, ".problem p")[0]
     assert bodies[0]["response_format"] == {"type": "json_schema", "json_schema": schema}
+
+
+# A stream of a model that thinks, with comments, both kinds of line ends, and characters of several bytes.
+THINKING = (
+    ": waiting\n\n"
+    'data: {"choices": [], "prompt_progress": {"total": 9, "cache": 0, "processed": 4, "time_ms": 1}}\n\n'
+    'data: {"model": "m", "choices": [{"index": 0, "delta": {"role": "assistant", "content": null}}]}\r\n\r\n'
+    'data: {"choices": [{"index": 0, "delta": {"reasoning_content": "Hm – "}}]}\n\n'
+    'data: {"choices": [{"index": 0, "delta": {"reasoning_content": "ja."}}]}\n\n'
+    'event: message\ndata: {"choices": [{"index": 0, "delta": {"content": "Grüße 😀"}}]}\n\n'
+    'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
+)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_stream_may_be_split_anywhere(show: Show, size: int) -> None:
+    browser = show()
+
+    def answered(stream: str) -> Any:
+        """What becomes of a stream that comes in parts of so many bytes."""
+        return browser.run(f"""import("/assets/answer.js").then(async ({{Answer}}) => {{
+            const bytes = new TextEncoder().encode({json.dumps(stream)});
+            const parts = Array.from({{length: Math.ceil(bytes.length / {size})}},
+                (_, i) => bytes.slice({size} * i, {size} * (i + 1)));
+            const kept = globalThis.fetch;
+            globalThis.fetch = async () => new Response(new ReadableStream({{
+                pull(out) {{ parts.length ? out.enqueue(parts.shift()) : out.close(); }}
+            }}));
+            const message = {{role: "assistant", content: "", figures: {{}}, ended: "left"}};
+            const seen = new Set();
+            const answer = new Answer({{settings: {{}}, messages: [message]}}, message);
+            await answer.run(null, () => seen.add(message.progress?.done));
+            globalThis.fetch = kept;
+            return {{...message, seen: [...seen]}};
+        }})""")
+
+    found = answered(THINKING + "data: [DONE]\n\n")
+    assert (found["thoughts"], found["content"], found["ended"]) == ("Hm – ja.", "Grüße 😀", "stop")
+    assert (found["model"], found["seen"], "problem" in found) == ("m", [4], False)
+    cut = answered(THINKING)
+    assert (cut["content"], cut["problem"]["kind"]) == ("Grüße 😀", "cut"), "a stream without its end"
+    error = (
+        'event: error\ndata: {"error": {"message": "the device failed", "code": 503, "type": "unavailable_error"}}\n\n'
+    )
+    failed = answered(THINKING + error)
+    assert (failed["content"], failed["problem"]["kind"]) == ("Grüße 😀", "unavailable")
+    assert failed["problem"]["advice"] == "The device failed."
+
+
+@pytest.mark.browser
+def test_what_is_sent_of_a_conversation(show: Show) -> None:
+    """Failed answers and thoughts are not; what a person said twice in a row is one message, as templates want it."""
+    browser = show()
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "problem": {}},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c", "thoughts": "t"},
+        {"role": "user", "content": "d"},
+    ]
+    sent = browser.run(f"import('/assets/answer.js').then(m => m.turns({json.dumps(messages)}, 'be kind'))")
+    assert [(each["role"], each["content"]) for each in sent] == [
+        ("system", "be kind"),
+        ("user", "a\n\nb"),
+        ("assistant", "c"),
+        ("user", "d"),
+    ]
+
+
+@pytest.mark.browser
+def test_a_browser_that_keeps_nothing(show: Show) -> None:
+    """Full storage is told, and the conversation goes on."""
+    browser = show()
+    browser.run("Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); }")
+    assert ask(browser, "hello") == "Hello to you."
+    assert "is full" in texts(browser, "#notice")[0]
 
 
 # What goes wrong -----------------------------------------------------------------------------------------

@@ -32,6 +32,9 @@ export function problemOf(status, error = {}, wait = null) {
     const advice = "Edit an earlier message, shorten the system prompt, or start a new chat.";
     return new Problem("context", "The conversation is longer than the model can read.", `${size} ${advice}`);
   }
+  if (status === 400 && error.param === "response_format") {
+    return new Problem("refused", "The server cannot honour the JSON schema.", `Change it in the settings. ${said}`);
+  }
   if (status === 401) return new Problem("key", "The server needs a key.", "Enter the key that it was started with.");
   if (status === 403) return new Problem("origin", "The server does not accept this page.", said);
   if (status === 429) return new Problem("busy", "The server is busy, and its queue is full.", later, wait);
