@@ -63,7 +63,7 @@ function codeBlock(code, language) {
   const name = language.slice(0, 30);
   const label = make("span", {}, name || "code");
   const head = make("div", { class: "code-head" }, label, copyButton(() => code, "Copy code"));
-  const pre = make("pre", { tabindex: 0, role: "region", "aria-label": name ? `Code: ${name}` : "Code" });
+  const pre = make("pre", { tabindex: 0, role: "group", "aria-label": name ? `Code: ${name}` : "Code" });
   pre.append(make("code", {}, ...highlighted(code, name)));
   return make("div", { class: "code" }, head, pre);
 }
@@ -180,7 +180,7 @@ function readTable(lines, i) {
   const draw = () => {
     const body = make("tbody", {}, ...lines.slice(i + 2, end).map((line) => row("td", line)));
     const table = make("table", {}, make("thead", {}, row("th", lines[i])), body);
-    return make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, table);
+    return make("div", { class: "table", tabindex: 0, role: "group", "aria-label": "Table" }, table);
   };
   return { end, draw };
 }
