@@ -22,13 +22,20 @@ export function startMenu(store, { open, remove }) {
     return was;
   }
 
-  async function confirmed(conversation) {
-    const dialog = byId("delete-dialog");
+  const dialog = byId("delete-dialog");
+  let decide = null; // what waits for the dialog
+  dialog.addEventListener("close", () => {
+    if (dialog.open) return; // the event of an earlier time: it comes late
+    decide?.(dialog.returnValue === "delete");
+    decide = null;
+  });
+
+  function confirmed(conversation) {
+    decide?.(false);
     byId("delete-name").textContent = titleOf(conversation);
     dialog.returnValue = "";
     dialog.showModal();
-    await new Promise((done) => { dialog.addEventListener("close", done, { once: true }); });
-    return dialog.returnValue === "delete";
+    return new Promise((resolve) => { decide = resolve; });
   }
 
   function entry(conversation, current) {
