@@ -70,7 +70,13 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self._reading = threading.RLock()  # reentrant: a signal handler that reads it gets an error, see `serve`
         self._event = threading.Event()  # for the thread that reads it: look again
         self._over = threading.Event()
-        self.waiter: asyncio.Future[None] | None = None  # of a task that waits
+        self.waiter: asyncio.Future[None] | None = None  # of a task that waits for the next token
+        self.end_waiter: asyncio.Future[None] | None = None  # of a task that reads later, unless it ends before
+
+    @property
+    def awaited(self) -> bool:
+        """Is there a task to be woken?"""
+        return self.waiter is not None or (self.end_waiter is not None and self.finish_reason is not None)
 
     # Reading -------------------------------------------------------------------------------------------------
 
@@ -288,9 +294,9 @@ def wake(handles: Iterable[Handle]) -> None:
     """Tasks that wait for these handles go on: one call for each event loop, however many handles there are."""
     loops: dict[Any, list[asyncio.Future[None]]] = {}
     for handle in handles:
-        waiter = handle.waiter
-        if waiter is not None:
-            loops.setdefault(waiter.get_loop(), []).append(waiter)
+        for waiter in (handle.waiter, handle.end_waiter if handle.finish_reason is not None else None):
+            if waiter is not None:
+                loops.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, waiters in loops.items():
         try:
             loop.call_soon_threadsafe(_set_all, waiters)

@@ -548,7 +548,7 @@ class Engine:
                 handle.ending = self._stop_reason(handle)
             if handle.ending is not None:
                 self._over(handle)
-            awaited = awaited or handle.waiter is not None
+            awaited = awaited or handle.awaited
         if awaited:
             wake(handle for handle, _, _ in confirmed)
 

@@ -63,6 +63,9 @@ from .types.responses import ResponseEvent, ResponsesRequest
 
 MAX_BODY_BYTES = 16 << 20  # a prompt of a million tokens has a third of it
 LARGE_BODY_BYTES = 1 << 20
+SMALL_BODY_BYTES = 4 << 10  # takes a millisecond: less than threads that want Python's lock at the same time
+# Grammars are made of these, which may take long.
+_SLOW_FIELDS = ("tools", "response_format", "json_schema", "grammar", "text", "output_config")
 BODY_SECONDS = 60.0  # in which a large body must arrive: others wait for it
 
 
@@ -105,11 +108,17 @@ async def _computed(service: Service, request: Request, compute: Callable[[Serve
 
 
 def _generating(kind: Any, make: Any) -> Handler:
-    """A route that runs the engine. Decoding, templates and tokenising are done in a thread, not in the event loop."""
+    """A route that runs the engine. Decoding, templates and tokenising are done in a thread, unless they are short."""
 
     async def handler(service: Service, request: Request) -> Response:
         service.check_queue()
-        prepared = await _computed(service, request, lambda served, raw: make(served, decode(raw, kind)))
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) <= SMALL_BODY_BYTES:
+            served, body = service.served, decode(await read_body(request), kind)
+            slow = any(getattr(body, name, None) is not None for name in _SLOW_FIELDS)
+            prepared = await asyncio.to_thread(make, served, body) if slow else make(served, body)
+        else:
+            prepared = await _computed(service, request, lambda served, raw: make(served, decode(raw, kind)))
         return await respond(service, prepared, request)
 
     return handler

@@ -37,14 +37,21 @@ class WriteCoalescing:
         """Are there so many streams that they wait for each other?"""
         return self.streams >= self.BUSY_STREAMS
 
-    async def next_write(self) -> None:
-        """Until the next time that all streams write."""
+    async def next_write(self, handle: Handle) -> None:
+        """Until the next time that all streams write, or the end of this one."""
+        if handle.finish_reason is not None:
+            return
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_later(self.INTERVAL_SECONDS, self._end)
         mine: asyncio.Future[None] = loop.create_future()
         self._waiting.append(mine)
-        await mine
+        handle.end_waiter = mine
+        try:
+            if handle.finish_reason is None:  # it may have ended meanwhile, in the engine's thread
+                await mine
+        finally:
+            handle.end_waiter = None
 
     def _end(self) -> None:
         waiting, self._waiting = self._waiting, []

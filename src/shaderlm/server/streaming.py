@@ -156,7 +156,7 @@ class EventStream(Response):
             async for delta in handles[0]:
                 yield writer.delta(0, delta)
                 if self._service.coalescing.is_busy:
-                    await self._service.coalescing.next_write()
+                    await self._service.coalescing.next_write(handles[0])
             yield writer.finish(0) + writer.end()
             return
         async for index, found in _merged(handles):

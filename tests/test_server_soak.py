@@ -1,0 +1,224 @@
+"""Many clients for a long time: every answer is the one alone, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import shaderlm
+from shaderlm.engine import EngineOptions, LanguageModel
+from shaderlm.engine.loading import load_with
+from shaderlm.engine.loop import Engine
+from shaderlm.graph.batch import PAGE
+from shaderlm.server.served import Served
+
+from .compare import TOLERANCES
+from .serving import Running, running
+from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.xdist_group("tiny q8_0")
+
+TOKENS = 64
+Ids = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("soak") / "tiny.gguf"
+    return write_tiny_llama(path, kind="q8_0", layers=1, context=3 * PAGE)
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny: Path) -> Iterator[LanguageModel]:
+    with shaderlm.load(tiny, device="cpu") as model:
+        yield model
+
+
+@pytest.fixture
+def rows_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    found: list[int] = []
+    count = Engine._count_step
+
+    def counted(engine: Engine, rows: int) -> None:
+        found.append(rows)
+        count(engine, rows)
+
+    monkeypatch.setattr(Engine, "_count_step", counted)
+    return found
+
+
+def prompts_of(vocabulary: int, count: int) -> list[Ids]:
+    """Half of them begin with the same page and a half. Nearly all need another page before they are over."""
+    rng = random.Random(3)
+    shared = [rng.randrange(vocabulary) for _ in range(PAGE + 60)]
+    found = []
+    for i in range(count):
+        length = rng.choice((10, 30, 50, 60) if i % 2 else (2, 80, 100, 110))
+        found.append((*(shared if i % 2 else ()), *(rng.randrange(vocabulary) for _ in range(length))))
+    return found
+
+
+def body_of(prompt: Ids, *, stream: bool, **more: Any) -> dict[str, Any]:
+    fixed = {"n_predict": TOKENS, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    return {"prompt": list(prompt), "stream": stream, **fixed, **more}
+
+
+async def ask(client: httpx.AsyncClient, prompt: Ids, kind: str) -> Ids | None:
+    """One request, whole or streamed. Who leaves does so after the first token, and has no answer."""
+    body = body_of(prompt, stream=kind != "whole")
+    if kind == "whole":
+        answer = await client.post("/completion", json=body)
+        assert answer.status_code == 200, answer.text
+        return tuple(answer.json()["tokens"])
+    ids: list[int] = []
+    async with client.stream("POST", "/completion", json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            if event["stop"]:
+                assert event["stop_type"] == "limit"
+                return tuple(ids)
+            ids += event["tokens"]
+            if kind == "leaves":
+                return None
+    raise AssertionError("the stream has no end")
+
+
+async def load_of(url: str, clients: int, jobs: list[tuple[Ids, str]]) -> list[tuple[Ids, Ids | None]]:
+    """All jobs, by so many clients at once, each on a connection of its own."""
+    left, found = iter(jobs), []
+
+    async def client() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as connection:
+            for prompt, kind in left:
+                found.append((prompt, await ask(connection, prompt, kind)))
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return found
+
+
+def is_greedy(oracle: LanguageModel, prompt: Ids, ids: Ids) -> bool:
+    """Every token has the largest logit, or one that is as large within the tolerance of models."""
+    logits = oracle.logits([*prompt, *ids[:-1]])[len(prompt) - 1 :]
+    best, taken = logits.max(axis=1), logits[np.arange(len(ids)), list(ids)]
+    absolute, relative = TOLERANCES["model"]
+    return bool((best - taken <= 2 * np.maximum(absolute, relative * np.abs(best))).all())  # both may be off
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def threads_of_requests() -> int:
+    """Without those of the event loop's pool, which has a fixed size and keeps its threads."""
+    return sum(not thread.name.startswith(("uvloop_", "asyncio_")) for thread in threading.enumerate())
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    try:
+        fields = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return 0
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_idle(server: Running, threads: int, files: int) -> None:
+    """No page, sequence, task, connection, thread or descriptor is left."""
+    state, engine = server.server.server_state, server.model.engine
+    wait_until(lambda: not state.tasks and not state.connections, "requests or connections are left")
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+    assert server.model.runner.pool.sequences == 0
+    assert server.service.coalescing.streams == 0
+    wait_until(lambda: threads_of_requests() <= threads, f"threads are left: {threading.enumerate()}")
+    wait_until(lambda: descriptors() <= files, "descriptors are left")
+
+
+@pytest.mark.parametrize(
+    ("where", "clients", "requests", "rounds", "deterministic"),
+    [
+        ("cpu", 24, 60, 1, False),
+        pytest.param("cpu", 24, 60, 1, True, marks=pytest.mark.long),
+        pytest.param("device", 32, 1000, 2, False, marks=pytest.mark.long),
+        pytest.param("device", 32, 1000, 2, True, marks=pytest.mark.long),
+    ],
+)
+def test_clients_together(
+    where: str,
+    clients: int,
+    requests: int,
+    rounds: int,
+    deterministic: bool,
+    tiny: Path,
+    oracle: LanguageModel,
+    rows_of_steps: list[int],
+    request: pytest.FixtureRequest,
+) -> None:
+    """A tenth of the clients leave midway. The pool holds a third of what so many requests want."""
+    device = "cpu" if where == "cpu" else request.getfixturevalue(where)
+    prompts = prompts_of(oracle.config.vocabulary, requests // 4)
+    wanted = sum(-(-(len(prompt) + TOKENS) // PAGE) for prompt in prompts) * clients // len(prompts)
+
+    def load_model() -> Served:
+        model = load_with(tiny, device=device, cache="f32", deterministic=deterministic)
+        if deterministic:
+            model.runner.max_tokens = PAGE  # chunks, and with them cached prefixes, end at multiples of it
+        model.engine.configure(EngineOptions(parallel=clients, cache_tokens=wanted // 3 * PAGE))
+        return Served(model)
+
+    kinds = ["leaves" if i % 10 == 5 else "whole" if i % 2 else "stream" for i in range(requests)]
+    jobs = [(prompts[i % len(prompts)], kind) for i, kind in enumerate(kinds)]
+    with running(load_model) as server:
+        with server.client() as client:
+            alone = {
+                prompt: tuple(
+                    client.post("/completion", json=body_of(prompt, stream=False, cache_prompt=False)).json()["tokens"]
+                )
+                for prompt in prompts
+            }
+        asyncio.run(load_of(server.url, 2, jobs[:2]))  # what a first request makes is there
+        check_idle(server, threads := threads_of_requests(), files := descriptors())
+        memory = []
+        for _ in range(rounds):
+            rows_of_steps.clear()
+            before = server.model.engine.stats()
+            found = asyncio.run(load_of(server.url, clients, jobs))
+            check_idle(server, threads, files)
+            memory.append(resident_bytes())
+            stats = server.model.engine.stats()
+            assert len(found) == requests
+            answers = [(prompt, ids) for prompt, ids in found if ids is not None]
+            assert len(answers) == requests - kinds.count("leaves")
+            assert {len(ids) for _, ids in answers} == {TOKENS}
+            others = {(prompt, ids) for prompt, ids in answers if ids != alone[prompt]}
+            if deterministic:
+                assert not others
+            assert all(is_greedy(oracle, prompt, ids) for prompt, ids in others)
+            assert stats.preemptions > before.preemptions
+            assert stats.prefix_hits > before.prefix_hits
+            assert sum(rows >= 8 for rows in rows_of_steps) >= len(rows_of_steps) / 2
+        assert all(is_greedy(oracle, prompt, ids) for prompt, ids in alone.items())
+        assert memory[-1] <= 1.05 * memory[0]
