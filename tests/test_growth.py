@@ -290,6 +290,32 @@ def test_plans_of_longer_contexts_are_there_before_they_are_wanted(
     session.close()
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_nothing_is_prepared_for_sequences_that_end_before(
+    more: int, runner: GpuRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.device, "caps", with_policy(runner.device.caps, record_ahead=True))
+    prepared = list[Step]()
+    monkeypatch.setattr(runner, "prepare", prepared.append)
+    sequence = runner.add()
+    sequence.expected = single_pass_keys(16) + more
+    for first in range(0, SOON - 1, runner.max_tokens):
+        runner.step([Part(sequence, [7] * min(runner.max_tokens, SOON - 1 - first), "nothing")])
+    runner.step([Part(sequence, [7])]).token(sequence).wait()
+    batch = runner.decode_batch([sequence], [Part(sequence, None).settings])
+    batch.step().wait()
+    batch.close()
+    assert prepared == [Step(1, CONTEXTS[1], runner.cache)] * more
+
+
+def test_the_graph_of_a_longer_context_is_that_of_a_new_model(runner: GpuRunner) -> None:
+    for context in CONTEXTS:
+        step = Step(1, context, runner.cache)
+        found = runner.graph(step)
+        runner._last_graph = runner._decode_graph = None
+        assert runner.graph(step) == found
+
+
 def test_nothing_is_prepared_where_steps_are_recorded_directly(
     runner: GpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -379,6 +379,7 @@ class Scheduler:
             self._blocked = True  # until somebody leaves
             return None
         state.sequence = self.share(pages, length)
+        state.sequence.expected = len(state.tokens) + state.left
         if state.contiguous and not self.running and not self.limits.fixed_chunk:
             self._clear_the_way(state, pages, length)
         del self.waiting[0]

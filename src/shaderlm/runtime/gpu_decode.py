@@ -18,6 +18,8 @@ from .adjusted import Adjusted, Wanted
 from .pages import Sequence
 from .runner import DecodeBatch, Part, SamplerSettings, head_kind, padded_batch
 
+_NEVER = 1 << 31
+
 if TYPE_CHECKING:
     from .gpu_runner import GpuRunner, GpuTokens
 
@@ -120,11 +122,12 @@ class GpuDecode(DecodeBatch):
         self._keys, self._programs = wanted, programs
         self._last_key = last_key(context, width)
         # A quarter of the class is left then: a tenth of a second, which is what making and compiling a plan takes. It
-        # takes the recording threads' time, so that short generations do without.
-        self._prepare_at = self._last_key * 3 // 4
+        # takes the recording threads' time, so that generations that end before do without.
+        longer = any(each.expected is None or each.expected > self._last_key for each in self._sequences)
+        self._prepare_at = self._last_key * 3 // 4 if longer else _NEVER
 
     def _prepare_next(self) -> None:
-        self._prepare_at = 1 << 31
+        self._prepare_at = _NEVER
         assert self._keys is not None
         step = self._keys[0]
         following = CONTEXTS[CONTEXTS.index(step.context) + 1 :]

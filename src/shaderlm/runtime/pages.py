@@ -31,6 +31,7 @@ class Sequence:
     length: int = 0
     freed: bool = False
     has_history: bool = False  # its tokens are counted, for penalties
+    expected: int | None = None  # positions that it has at its end, at most, where that is known
 
     @property
     def contiguous(self) -> bool:

@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from ..errors import DeviceError, InputError
 from ..graph.batch import LAST, NONE, PAGE, RUN, RUN_ROWS
 from ..graph.fuse import RejectedFusion, fuse
 from ..graph.graph import Graph, Node
+from ..graph.ops import resolve
 from ..graph.reference import rope_table
 from ..graph.sampling import OUTPUT
 from ..models.architecture import Architecture, Config, Step
@@ -229,6 +230,7 @@ class Runner(ABC):
         self._architecture, self._factors, self._fusions = architecture, factors, fusions
         self._unsupported_reason = unsupported_reason
         self._last_graph: tuple[Step, tuple[Graph, tuple[RejectedFusion, ...]]] | None = None
+        self._decode_graph: tuple[Step, tuple[Graph, tuple[RejectedFusion, ...]]] | None = None  # of one row
 
     @property
     def fixed_chunk(self) -> int:
@@ -249,9 +251,31 @@ class Runner(ABC):
         """The fused graph of a step, to the hidden states. The last one is kept: it is asked for twice."""
         known = self._last_graph
         if known is None or known[0] != step:
-            made = fuse(self._architecture.build(self.config, step), self._fusions, self._unsupported_reason)
-            self._last_graph = known = (step, made)
+            known = (step, self._of_context(step) or self._fused(step))
+            self._last_graph = known
+            if step.tokens == 1:
+                self._decode_graph = known
         return known[1]
+
+    def _fused(self, step: Step) -> tuple[Graph, tuple[RejectedFusion, ...]]:
+        return fuse(self._architecture.build(self.config, step), self._fusions, self._unsupported_reason)
+
+    def _of_context(self, step: Step) -> tuple[Graph, tuple[RejectedFusion, ...]] | None:
+        """The graph of decoding that is known, for another context class; None if it is not known.
+
+        It is made while a generation runs, which has better use for the time.
+        """
+        known = self._decode_graph
+        if known is None or known[0]._replace(context=step.context) != step:
+            return None
+        graph, rejected = known[1]
+        nodes = (
+            replace(node, dims=resolve(node.op, {**node.dims, "context": step.context}))
+            if "context" in node.dims
+            else node
+            for node in graph.nodes
+        )
+        return replace(graph, nodes=tuple(nodes)), rejected
 
     def head_graph(self, rows: int, tokens: int, *, logits: bool = True) -> tuple[Graph, tuple[RejectedFusion, ...]]:
         """The fused graph from the hidden states of `tokens` rows to the logits of `rows` of them, or to the norm."""
