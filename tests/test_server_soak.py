@@ -179,7 +179,7 @@ def test_clients_together(
 ) -> None:
     """A tenth of the clients leave midway. The pool holds a third of what so many requests want."""
     device = "cpu" if where == "cpu" else request.getfixturevalue(where)
-    prompts = prompts_of(oracle.config.vocabulary, requests // 4)
+    prompts = prompts_of(oracle.config.vocabulary, min(requests // 4, 50))
     wanted = sum(-(-(len(prompt) + TOKENS) // PAGE) for prompt in prompts) * clients // len(prompts)
 
     def load_model() -> Served:
