@@ -384,12 +384,25 @@ def test_the_context_is_that_of_the_command_line(tiny: Path) -> None:
 def test_a_first_message_beyond_the_context_is_too_long(tiny: Path, tmp_path: Path) -> None:
     """/reset does not help then."""
     path = tmp_path / "talk.json"
-    for system in ((), ("--system", "Be brief")):
+    for system, counted in (((), "tokens"), (("--system", "Be brief"), "tokens with the system message")):
         done = chat(tiny, "x" * 200 + f"\nHello\n/save! {path}\n", *system)
         assert "this message is too long: 2" in done.err
-        assert "tokens, the context holds 128\n" in done.err
+        assert f"{counted}, the context holds 128\n" in done.err
         assert "/reset" not in done.err
         assert len(saved(path)) == 2 + len(system) // 2, "it is forgotten"
+
+
+def test_what_is_many_times_the_context(tiny: Path, tmp_path: Path) -> None:
+    """So long that its tokens are more than the context holds, however many bytes a token has."""
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    talk = [{"role": role, "content": "ab" * 10_000} for role in ("user", "assistant")]
+    before.write_text(json.dumps(talk))
+    done = chat(tiny, f"/system {'ab' * 10_000}\n/load {before}\nHello\n/save {after}\n")
+    assert done.err.count("shaderlm: the system message is too long: 20,0") == 1
+    assert (
+        "loaded 2 messages\nthe context of 128 tokens is full: the oldest turn is left out from here on\n" in done.err
+    )
+    assert saved(after) == [*talk, *conversation(tiny, "Hello")]
 
 
 def test_an_answer_that_fills_the_context_says_so(tiny: Path) -> None:
@@ -413,6 +426,17 @@ def test_what_the_template_refuses_is_one_line(tmp_path: Path) -> None:
     assert done.err.count("shaderlm: the chat template refuses this conversation: one message, please") == 1
     first, second = done.out.splitlines()
     assert first == second
+
+
+def test_a_template_that_fails_does_not_end_the_chat(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message.content | length / (message.content != 'zero') }}{% endfor %}"
+    model = write_tiny_llama(tmp_path / "failing.gguf", metadata={"tokenizer.chat_template": template})
+    path = tmp_path / "talk.json"
+    path.write_text('[{"role": "user", "content": "zero"}]')
+    done = chat(model, f"zero\n/system zero\n/load {path}\nHello\n/save! {path}\n")
+    assert done.code == 0
+    assert done.err.count("shaderlm: the chat template of this model failed") == 3, done.err
+    assert saved(path)[0]["content"] == "Hello"
 
 
 def test_a_model_without_a_template(tmp_path: Path) -> None:

@@ -101,7 +101,10 @@ def _loop(conversation: Conversation, history: History | None) -> None:
             if _interactive():
                 tell("")
             return
-        except InputError as problem:  # the template refuses a message, or half a character was typed
+        except (
+            InputError,
+            ModelError,
+        ) as problem:  # the template refuses a message or fails, half a character is typed
             tell(f"shaderlm: {problem}")
         except KeyboardInterrupt:
             if not _interactive():  # nobody would type /quit

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InputError
 from .streaming import tell, tell_cancelled, write_stream
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 _LEFT_OUT = "the context of {limit:,} tokens is full: the oldest {turns} left out from here on"
-_TOO_LONG = "this message is too long: {used:,} tokens, the context holds {limit:,}"
+_TOO_LONG = "this message is too long: {used:,} tokens{more}, the context holds {limit:,}"
+_SYSTEM_TOO_LONG = "the system message is too long: {used:,} tokens, the context holds {limit:,}; it is as it was"
 _FULL = "answer cut: the context of {limit:,} tokens is full. The next message leaves out the oldest turns"
 _CUT = "answer cut after {count:,} tokens; /set max_tokens (or --max-tokens, -n) allows more"
 _NO_ANSWER = "there is no answer yet, and your message is not part of the conversation"
@@ -65,7 +67,9 @@ class Conversation:
     def set_system(self, text: str | None) -> None:
         """Another system message, or none, before the same messages."""
         if text is not None:  # templates may refuse one
-            self._tokens([_message("system", text), _message("user", "Hello")])
+            used = self._tokens([_message("system", text), _message("user", "Hello")])
+            if used > self._limit:
+                raise InputError(_SYSTEM_TOO_LONG.format(used=used, limit=self._limit))
         self.system, self.first = text, 0
 
     def undo(self) -> bool:
@@ -135,7 +139,8 @@ class Conversation:
         first = starts[min(fits, len(starts) - 1)]  # a message stays, however long it is
         used = self._seen(asked, first)
         if used > self._limit:
-            tell(_TOO_LONG.format(used=used, limit=self._limit))
+            more = "" if self.system is None else " with the system message"
+            tell(_TOO_LONG.format(used=used, more=more, limit=self._limit))
             return None
         if first > self.first:
             count = _turns(asked[self.first : first])

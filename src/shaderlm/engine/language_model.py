@@ -169,9 +169,12 @@ class LanguageModel:
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation, by the model's chat template; arguments as `ChatTemplate.render`."""
+        """Token ids of a conversation, by the model's chat template; arguments as `ChatTemplate.render`.
+
+        There may be more of them than the context holds.
+        """
         asked = {"tools": tools, "kwargs": template_kwargs, "continue_final_message": continue_final_message}
-        return self._rendered(self._chat_template(), messages, parse_special, asked)[1]
+        return self._rendered(self._chat_template(), messages, parse_special, asked, may_be_long=True)[1]
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
@@ -179,15 +182,23 @@ class LanguageModel:
         return self._template
 
     def _rendered(
-        self, template: ChatTemplate, messages: Messages, parse_special: bool, asked: Mapping[str, Any]
+        self,
+        template: ChatTemplate,
+        messages: Messages,
+        parse_special: bool,
+        asked: Mapping[str, Any],
+        *,
+        may_be_long: bool = False,
     ) -> tuple[str, list[int]]:
-        """The prompt of a conversation, as text and as token ids."""
+        """The prompt of a conversation, as text and as token ids. A text that cannot fit is not tokenised."""
+        mark = ""
         if parse_special:
             text = template.render(messages, **asked)
-            self._check_tokens(self.tokenizer.min_tokens(text), "at least ")
-            return text, self.tokenize(text)
-        text, mark = template.render_marked(messages, self.tokenizer.special_tokens, **asked)
-        return text, self._with_bos(self.tokenizer.encode_marked(text, mark))
+        else:
+            text, mark = template.render_marked(messages, self.tokenizer.special_tokens, **asked)
+        if not may_be_long:
+            self._check_tokens(self.tokenizer.min_tokens(text.replace(mark, "") if mark else text), "at least ")
+        return text, self._with_bos(self.tokenizer.encode_marked(text, mark)) if mark else self.tokenize(text)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text, the same that `generate` makes of it.
