@@ -36,6 +36,7 @@ from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("server")
 
+NOT_TEXT = Path(__file__).parent / "data" / "vocab" / "gpt-2.gguf"
 LONG: dict[str, Any] = {"messages": ASK, "temperature": 0, "ignore_eos": True, "max_tokens": 1500, "stream": True}
 
 
@@ -325,6 +326,7 @@ def test_an_error_within_a_stream_is_one_event_and_the_end(path: Path) -> None:
         at = rest.index("event: error")
         error = json.loads(rest[at + 1].removeprefix("data: "))["error"]
         assert (error["type"], error["code"]) == ("unavailable_error", 503)
+        assert error["message"].startswith("the server is about to end")
         assert len(rest) == at + 2
         assert http.post("/v1/chat/completions", json=LONG).status_code == 503
 
@@ -597,6 +599,9 @@ def test_the_command_serves_until_sigterm(path: Path) -> None:
         (["--cors-origins", "a.example"], 2, "--cors-origins must be"),
         (["--ssl-key-file", __file__], 2, "belong together"),
         (["--api-key-file", os.devnull], 2, "--api-key-file"),
+        (["--api-key-file", NOT_TEXT], 2, "must be UTF-8"),
+        (["--chat-template-file", NOT_TEXT], 2, "must be UTF-8"),
+        (["--ssl-cert-file", __file__, "--ssl-key-file", __file__], 2, "both must be PEM files"),
         (["--chat-template", "{% if %}"], 1, "the chat template of this model is broken"),
         (["--ctx-size", 10**6], 2, "context must be a whole number from 1 to"),
         (["--kv-memory", "1"], 2, "at least one page"),
@@ -607,12 +612,50 @@ def test_mistakes_of_the_command(path: Path, options: list[Any], code: int, word
     assert (found.code, words in found.err) == (code, True), found.err
 
 
-@pytest.mark.long
-def test_a_port_that_is_taken(path: Path, server: Running) -> None:
-    with start("serve", "-m", path, "--device", "cpu", "--port", urlsplit(server.url).port) as process:
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "address already in use" in err
+def test_an_address_that_cannot_be_used(path: Path, server: Running) -> None:
+    port = urlsplit(server.url).port
+    found = shaderlm("serve", "-m", path, "--device", "cpu", "--port", port)
+    reason = f"cannot listen on 127.0.0.1, port {port}: address already in use; give another --host or --port"
+    assert found == (1, "", f"shaderlm: {reason}\n")
+    found = shaderlm("serve", "-m", path, "--device", "cpu", "--host", "no such host", "--api-key", "k")
+    assert (found.code, found.err.count("\n")) == (1, 1)
+    assert "cannot listen on no such host, port 8080: " in found.err
+
+
+def test_ctrl_c_waits_for_requests_once(path: Path) -> None:
+    """The second one ends them, with an error event and without a traceback."""
+    process = start("serve", "-m", path, "--port", 0, "--device", "cpu")
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        address = next(line.split()[-1] for line in lines if line.startswith("listening on "))
+        assert any("is ready on" in line for line in lines)
+        with httpx.Client(base_url=address, trust_env=False, timeout=60) as http:
+            with http.stream("POST", "/v1/chat/completions", json=LONG) as response:
+                found = response.iter_lines()
+                next(found)
+                process.send_signal(signal.SIGINT)
+                assert next(lines) == "waiting up to 30 s for a request; Ctrl-C once more does not wait\n"
+                process.send_signal(signal.SIGINT)
+                assert "event: error" in list(found)
+        assert process.wait(10) == 130
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_while_the_model_is_loaded() -> None:
+    process = start("serve", "-m", "synthetic:llama-3.2-1b:q4_0", "--port", 0, "--device", "cpu")  # takes seconds
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("listening on ")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

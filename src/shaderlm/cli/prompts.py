@@ -16,14 +16,14 @@ def prompt_text(given: str | None, file: str | None, name: str = "PROMPT") -> st
         raise click.UsageError(f"Missing argument '{name}', or -f FILE.")
     if given == file == "-":
         raise click.UsageError(f"{name} and -f FILE cannot both be standard input.")
-    texts = [] if given is None else [_read("-") if given == "-" else given]
-    text = "\n\n".join(texts if file is None else [*texts, _read(file)])
+    texts = [] if given is None else [read_text("-") if given == "-" else given]
+    text = "\n\n".join(texts if file is None else [*texts, read_text(file)])
     if not text:
         raise InputError(f"the {name.lower()} is empty; give at least one word")
     return text
 
 
-def _read(path: str) -> str:
+def read_text(path: str) -> str:
     """A text file, or standard input for `-`. The newline that ends the last line is not part of a prompt."""
     name = "standard input" if path == "-" else path
     try:

@@ -6,9 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +15,7 @@ from ..errors import InputError
 from .loading import load_model, progress_bar
 from .models import described, is_synthetic
 from .options import backend_option, ignore_key_option, precision_option, tune_option
+from .prompts import read_text
 
 if TYPE_CHECKING:
     from ..engine import LanguageModel
@@ -139,11 +138,22 @@ def serve(
     def load() -> Served:
         deterministic = given["deterministic"]
         if model is not None and is_synthetic(model):
-            loaded = _synthetic(model, device, backend, ctx_size, precision, not no_tune, deterministic)
+            made = _synthetic(model, device, backend, ctx_size, precision, not no_tune, deterministic)
         else:
             options = {"deterministic": deterministic}
-            loaded = load_model(model, device, backend, ctx_size, precision, not no_tune, ignore_keys, **options)
-        return _served(loaded, template, given)
+            made = load_model(model, device, backend, ctx_size, precision, not no_tune, ignore_keys, **options)
+        return _served(made, template, given)
+
+    address = ""
+
+    def listening(found: str) -> None:
+        nonlocal address
+        address = found
+        _tell(f"listening on {address}")
+
+    def loaded(served: Served) -> None:
+        where = f"{address} has a chat, {address}/v1 is for OpenAI's clients"
+        _tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 
     allow_connections()
     service = Service(load, metrics=given["metrics"], slots=given["slots"])
@@ -153,17 +163,19 @@ def serve(
         host=host,
         port=given["port"],
         drain=given["drain"],
-        ready=lambda address: _tell(f"listening on {address}"),
+        ready=listening,
         ssl_cert_file=given["ssl_cert_file"],
         ssl_key_file=given["ssl_key_file"],
     )
-    service.on_loaded = lambda served: _tell(f"{served.name} is ready on {served.model.report.device}")
-    code = _run(server.run)
+    service.on_loaded = loaded
+    server.on_drain = lambda requests: _tell_drain(requests, given["drain"])
+    server.run()
     if service.failure is not None:
         raise service.failure
+    code = 130 if server.interrupted else 0
     if service.is_loading:
         os._exit(code)  # a thread reads a file or compiles, and cannot be stopped
-    sys.exit(130 if server.interrupted else code)
+    sys.exit(code)
 
 
 def _synthetic(
@@ -179,15 +191,6 @@ def _synthetic(
         )
 
 
-def _run(run: Callable[[], None]) -> int:
-    """The exit code. uvicorn raises SystemExit if it cannot listen, and has said why."""
-    try:
-        run()
-    except SystemExit:
-        return 1
-    return 0
-
-
 def _check_packages() -> None:
     from importlib.util import find_spec
 
@@ -198,7 +201,7 @@ def _check_packages() -> None:
 
 
 def _keys(given: tuple[str, ...], path: str | None) -> list[str]:
-    lines = [] if path is None else Path(path).read_text(encoding="utf-8").splitlines()
+    lines = [] if path is None else read_text(path).splitlines()
     keys = [*given, *(line.strip() for line in lines if line.strip())]
     if path is not None and len(keys) == len(given):
         raise InputError(f"--api-key-file {path} has no key; write one on each line")
@@ -208,7 +211,7 @@ def _keys(given: tuple[str, ...], path: str | None) -> list[str]:
 def _template(text: str | None, path: str | None) -> str | None:
     if text is not None and path is not None:
         raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
-    return text if path is None else Path(path).read_text(encoding="utf-8")
+    return text if path is None else read_text(path)
 
 
 def _served(model: LanguageModel, template: str | None, given: dict[str, Any]) -> Served:
@@ -242,6 +245,13 @@ def _served(model: LanguageModel, template: str | None, given: dict[str, Any]) -
         reasoning=given["reasoning_format"],
         embedding=given["embedding"],
     )
+
+
+def _tell_drain(requests: int, seconds: float) -> None:
+    if sys.stderr.isatty():
+        _tell("")  # after ^C
+    what = "a request" if requests == 1 else f"{requests:,} requests"
+    _tell(f"waiting up to {seconds:g} s for {what}; Ctrl-C once more does not wait")
 
 
 def _tell(text: str) -> None:

@@ -27,6 +27,7 @@ TYPES = {
 }
 # Where Anthropic has another word for it.
 _ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 501: "api_error", 503: "overloaded_error"}
+ENDING = "the server is about to end; try again when it is there again"
 RETRY_SECONDS = 5  # while a model is loaded
 
 
@@ -81,8 +82,8 @@ def api_error(
         return problem
     if isinstance(problem, ContextSizeError):
         return exceeds_context(problem.prompt_tokens, problem.context, _PROMPT_FIELDS.get(path, "prompt"))
-    if isinstance(problem, UnavailableError):
-        return ApiError(503, str(problem), headers={"Retry-After": str(RETRY_SECONDS)})
+    if isinstance(problem, UnavailableError):  # it speaks to Python's users
+        return ApiError(503, ENDING, headers={"Retry-After": str(RETRY_SECONDS)})
     if isinstance(problem, QueueFullError):
         return ApiError(429, str(problem), headers={"Retry-After": str(math.ceil(problem.retry_after))})
     if isinstance(problem, DeviceError):

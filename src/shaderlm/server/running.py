@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +17,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from ..errors import InputError
 from .service import Service
 
 _SLACK_SECONDS = 2.0  # for the last bytes, after the last token
@@ -26,11 +29,18 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, drain: float, ready: Callable[[str], None]) -> None:
         super().__init__(config)
         self._service, self._drain, self._ready = service, drain, ready
+        self._signals = 0
+        self._hurried = asyncio.Event()
         self.interrupted = False  # by Ctrl-C
+        self.on_drain: Callable[[int], None] = lambda requests: None  # told how many there are, if any
         service.on_failure = self._fail
 
     def _fail(self) -> None:
         self.should_exit = True
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the end. OSError: the address is not free, or not of this machine."""
+        super().run(sockets or listen(self.config.host, self.config.port))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
@@ -40,29 +50,65 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections; wait for the requests that there are, as long as may be."""
-        draining = asyncio.create_task(self._service.drain(self._drain))
+        draining = [asyncio.create_task(self._service.drain(self._drain)), asyncio.create_task(self._end_if_hurried())]
+        requests = self._service.requests
+        if requests:
+            self.on_drain(requests)
         await super().shutdown(sockets)
-        draining.cancel()
-        with suppress(asyncio.CancelledError):
-            await draining
+        for task in draining:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _end_if_hurried(self) -> None:
+        await self._hurried.wait()
+        await self._service.end_requests()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the server once its requests are over; the second one ends it now."""
+        """SIGINT and SIGTERM end the server once its requests are over; the second one ends them, the third all."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        kept = {each: signal.signal(each, self._handle) for each in (signal.SIGINT, signal.SIGTERM)}
+        loop = asyncio.get_running_loop()
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._signals += 1
+            self.should_exit = True
+            self.interrupted = self.interrupted or number == signal.SIGINT
+            if self._signals == 2:
+                loop.call_soon_threadsafe(self._hurried.set)
+            elif self._signals > 2:
+                os._exit(130)  # the device, or a client, does not come to an end
+
+        kept = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for each, handler in kept.items():
                 signal.signal(each, handler)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit  # the second time
-        self.should_exit = True
-        self.interrupted = self.interrupted or number == signal.SIGINT
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of a host."""
+    made = list[socket.socket]()
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            made.append(socket.socket(family, kind, protocol))
+            if sys.platform != "win32":  # where it would share a port that is taken
+                made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made[-1].bind(address)
+            made[-1].listen()  # SO_REUSEADDR lets two bind, and one listen
+    except OSError as problem:
+        for each in made:
+            each.close()
+        reason = (problem.strerror or str(problem)).lower()
+        raise OSError(f"cannot listen on {host}, port {port}: {reason}; give another --host or --port") from None
+    return made
 
 
 def _address(servers: Sequence[asyncio.Server]) -> str:
@@ -109,4 +155,11 @@ def make_server(
         backlog=2048,
         **options,
     )
+    try:
+        config.load()
+    except OSError as problem:
+        expected = "both must be PEM files, and belong together"
+        raise InputError(
+            f"{ssl_cert_file} and {ssl_key_file} are no certificate and key ({problem}); {expected}"
+        ) from None
     return Server(config, service, drain, ready)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ..engine import Engine, Handle, Request
-from .errors import RETRY_SECONDS, ApiError
+from .errors import ENDING, RETRY_SECONDS, ApiError
 from .metrics import Metrics
 from .served import Served
 
@@ -106,7 +106,7 @@ class Service:
         if self._served is None:
             wait = {"Retry-After": str(RETRY_SECONDS)}
             if self._ending:
-                raise ApiError(503, "the server is about to end", headers=wait)
+                raise ApiError(503, ENDING, headers=wait)
             raise ApiError(503, "the model is being loaded; try again in a few seconds", headers=wait)
         lost = self._served.model.engine.lost
         if lost is not None:
@@ -162,6 +162,16 @@ class Service:
         if served is not None and not await served.model.engine.adrain(seconds):
             _log.warning("requests that are not over after %g s end now", seconds)
             await asyncio.to_thread(served.model.engine.close)
+
+    @property
+    def requests(self) -> int:
+        """How many run and wait."""
+        return 0 if self._served is None else len(self._served.model.engine.sequences())
+
+    async def end_requests(self) -> None:
+        """Those that are not over end with an error."""
+        if self._served is not None:
+            await asyncio.to_thread(self._served.model.engine.close)
 
     async def stop(self) -> None:
         """Free the model."""
