@@ -270,6 +270,8 @@ def test_other_files_are_not_written_to(tiny: Path, tmp_path: Path) -> None:
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert words in done.err
     assert "cannot read" in run(tiny, tmp_path / "none", tmp_path / "x").err
+    (tmp_path / "there").touch()
+    assert "cannot read" in run(tiny, tmp_path / "none", tmp_path / "there").err
 
 
 @pytest.mark.skipif(os.name == "nt", reason="files are locked on POSIX alone")

@@ -563,6 +563,22 @@ def test_draining_ends_after_its_time(path: Path) -> None:
         assert time.monotonic() - began < 4
 
 
+def test_clients_that_do_not_come_to_an_end_are_disconnected(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shaderlm.server.running._SLACK_SECONDS", 0.1)
+    with running(loader(path), drain=0.1) as server:
+        slow = _begun(server, 1000)
+        with server.client() as http:
+            assert http.get("/health").status_code == 200, "the server has seen the other one, too"
+        server.server.should_exit = True
+        server.thread.join(20)
+        assert not server.thread.is_alive()
+    assert slow.recv(1 << 16) == b""
+    slow.close()
+    assert not caplog.records
+
+
 # The command ---------------------------------------------------------------------------------------------
 
 
@@ -630,14 +646,13 @@ def test_ctrl_c_waits_for_requests_once(path: Path) -> None:
         lines = iter(process.stderr.readline, "")
         address = next(line.split()[-1] for line in lines if line.startswith("listening on "))
         assert any("is ready on" in line for line in lines)
-        with httpx.Client(base_url=address, trust_env=False, timeout=60) as http:
-            with http.stream("POST", "/v1/chat/completions", json=LONG) as response:
-                found = response.iter_lines()
-                next(found)
-                process.send_signal(signal.SIGINT)
-                assert next(lines) == "waiting up to 30 s for a request; Ctrl-C once more does not wait\n"
-                process.send_signal(signal.SIGINT)
-                assert "event: error" in list(found)
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=LONG, timeout=60, trust_env=False) as response:
+            found = response.iter_lines()
+            next(found)
+            process.send_signal(signal.SIGINT)
+            assert next(lines) == "waiting up to 30 s for a request; Ctrl-C once more does not wait\n"
+            process.send_signal(signal.SIGINT)
+            assert "event: error" in list(found)
         assert process.wait(10) == 130
         assert process.stderr.read() == ""
     finally:

@@ -226,7 +226,8 @@ class Client:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 _, made = await loop.create_connection(_Connection, address.host, address.port, ssl=context)
         except OSError as problem:  # TimeoutError is one
-            why = problem.strerror or str(problem) or "no answer"
+            refused = "connection refused" if isinstance(problem, ConnectionRefusedError) else None
+            why = refused or problem.strerror or str(problem) or "no answer"
             raise ConnectionError(f"cannot connect to {address.host}:{address.port}: {why}") from None
         self._open = {made, *(each for each in self._open if not each.closed)}
         return made

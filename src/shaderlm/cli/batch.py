@@ -65,7 +65,7 @@ def batch(
     where a run was ended. Exit code 1: some results are errors.
     """
     _check_packages()
-    if requests != "-" and output.exists() and output.samefile(requests):
+    if requests != "-" and output.exists() and Path(requests).exists() and output.samefile(requests):
         raise InputError(f"-o must be another file than the requests, got {output} for both")
     with request_file(requests) as asked, closing(ResultFile(output)) as results:
         _check_results(asked, results, output)

@@ -50,19 +50,32 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections; wait for the requests that there are, as long as may be."""
-        draining = [asyncio.create_task(self._service.drain(self._drain)), asyncio.create_task(self._end_if_hurried())]
+        ending = [asyncio.create_task(self._end_after_drain()), asyncio.create_task(self._end_if_hurried())]
         requests = self._service.requests
-        if requests:
+        if requests and self._drain:
             self.on_drain(requests)
         await super().shutdown(sockets)
-        for task in draining:
+        for task in ending:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
 
+    async def _end_after_drain(self) -> None:
+        clock = asyncio.get_running_loop().time
+        end = clock() + self._drain
+        await self._service.drain(self._drain)
+        await self._disconnect(max(0.0, end - clock()))
+
     async def _end_if_hurried(self) -> None:
         await self._hurried.wait()
         await self._service.end_requests()
+        await self._disconnect()
+
+    async def _disconnect(self, seconds: float = 0.0) -> None:
+        """End connections that do not end by themselves: their clients do not read, or do not send."""
+        await asyncio.sleep(seconds + _SLACK_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -151,7 +164,6 @@ def make_server(
         access_log=False,
         log_config=None,
         server_header=False,
-        timeout_graceful_shutdown=int(drain + _SLACK_SECONDS),
         backlog=2048,
         **options,
     )

@@ -160,7 +160,8 @@ class Service:
         self._ending = True
         served = self._served
         if served is not None and not await served.model.engine.adrain(seconds):
-            _log.warning("requests that are not over after %g s end now", seconds)
+            if seconds:
+                _log.warning("requests that are not over after %g s end now", seconds)
             await asyncio.to_thread(served.model.engine.close)
 
     @property
