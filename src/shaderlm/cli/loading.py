@@ -56,6 +56,16 @@ def _later(show: Callable[[], None], close: Callable[[], None]) -> Iterator[None
         close()
 
 
+def leave_line() -> None:
+    """Before a process ends in the middle of a bar or a line: the cursor comes back, on a line of its own."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        console.show_cursor()
+        console.line()
+
+
 def _bar(tokens: Callable[[], tuple[int, int]] | None) -> str:
     """A bar for more than 4,096 tokens: fewer take a moment."""
     done, total = tokens() if tokens is not None else (0, 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from .loading import load_model, progress_bar
+from .loading import leave_line, load_model, progress_bar, status
 from .models import described, is_synthetic
 from .options import backend_option, ignore_key_option, precision_option, tune_option
 from .prompts import read_text
@@ -174,6 +174,7 @@ def serve(
         raise service.failure
     code = 130 if server.interrupted else 0
     if service.is_loading:
+        leave_line()
         os._exit(code)  # a thread reads a file or compiles, and cannot be stopped
     sys.exit(code)
 
@@ -230,7 +231,8 @@ def _served(model: LanguageModel, template: str | None, given: dict[str, Any]) -
             raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
         model.engine.configure(EngineOptions(given["parallel"], given["queue"], tokens))
         if given["warmup"]:
-            model.runner.warm_up()
+            with status("compiling kernels"):
+                model.runner.warm_up()
             with suppress(InputError):  # without llguidance, requests that need it are told so
                 model.prepare_grammars()
     except BaseException:
