@@ -510,7 +510,7 @@ def test_a_lost_device_is_a_503_and_the_model_comes_back(path: Path) -> None:
 
 def test_a_device_that_is_lost_while_the_server_drains() -> None:
     """The model is not loaded again, and is closed at the end."""
-    closed = list[str]()
+    closed, loads = list[str](), list[int]()
 
     class Lost:
         lost = DeviceError("gone")
@@ -523,7 +523,12 @@ def test_a_device_that_is_lost_while_the_server_drains() -> None:
             closed.append("engine")
 
     model = SimpleNamespace(engine=Lost(), close=lambda: closed.append("model"))
-    service = Service(lambda: cast("Served", SimpleNamespace(model=model)))
+
+    def load() -> Served:
+        loads.append(1)
+        return cast("Served", SimpleNamespace(model=model))
+
+    service = Service(load)
 
     async def run() -> None:
         loaded = asyncio.Event()
@@ -531,10 +536,11 @@ def test_a_device_that_is_lost_while_the_server_drains() -> None:
         service.start()
         await loaded.wait()
         await service.drain(0.1)
+        assert not service.is_loading
         await service.stop()
 
     asyncio.run(run())
-    assert closed == ["engine", "model"]
+    assert (closed, loads) == (["engine", "model"], [1])
 
 
 def test_draining_lets_requests_finish(path: Path) -> None:

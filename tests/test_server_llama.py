@@ -85,6 +85,8 @@ def test_tokens(http: httpx.Client, server: Running) -> None:
     assert [piece["piece"] for piece in pieces] == [[0xC3], [0xA9]]
     assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
     assert http.post("/detokenize", json={"tokens": []}).json() == {"content": ""}
+    many = b'{"tokens": [' + b"1," * (1 << 20) + b"1]}"
+    assert http.post("/detokenize", content=many).status_code == 400
 
 
 def test_apply_template(http: httpx.Client) -> None:

@@ -64,7 +64,7 @@ def tokenize(
     bos = tokenizer.vocabulary.bos
     if tokenizer.vocabulary.add_bos and bos is not None and not no_bos and tokens[:1] != [bos]:
         tokens.insert(0, bos)
-    pieces = [_shown(tokenizer.piece(token)) for token in tokens]
+    pieces = [tokenizer.text_or_bytes(token) for token in tokens]
     if as_json:
         listed = [{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)]
         print(json.dumps({"tokens": listed}, ensure_ascii=False), flush=True)
@@ -100,11 +100,3 @@ def _token_ids(given: str) -> list[int]:
         shown = given if len(given) <= 40 else given[:40] + "…"
         raise InputError(f"--ids takes token ids such as 504 2365, or what --json prints; got {shown!r}")
     return list(found)
-
-
-def _shown(piece: bytes) -> str | list[int]:
-    """Its text; numbers where it is a part of a character."""
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return list(piece)

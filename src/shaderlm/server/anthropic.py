@@ -10,10 +10,10 @@ import msgspec
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .answers import OutputParser, finish_of, new_id, output_of
 from .conversation import Conversation
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, options_of
+from .output import OutputParser, finish_of, new_id, output_of
 from .served import Served
 from .types.anthropic import (
     AnthropicMessage,

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..errors import ShaderlmError
-from . import anthropic, llama
+from . import anthropic, llama_server
 from .access import Access, Origins, error_response
 from .chat import Chat, conversation_of
 from .completions import Completions
@@ -33,7 +33,7 @@ from .served import Served
 from .service import Service
 from .streaming import respond
 from .types.anthropic import CountTokensRequest, CountTokensResponse, Event, MessageResponse, MessagesRequest
-from .types.llama import (
+from .types.llama_server import (
     ApplyTemplateResponse,
     DetokenizeRequest,
     DetokenizeResponse,
@@ -162,13 +162,13 @@ async def _one_model(service: Service, request: Request) -> Response:
 
 
 async def _props(service: Service, request: Request) -> Response:
-    return _json(llama.props(service.served))
+    return _json(llama_server.props(service.served))
 
 
 async def _slots(service: Service, request: Request) -> Response:
     if not service.has_slots:
         raise ApiError(501, "/slots is off; start the server with --slots")
-    found = llama.slots(service.served)
+    found = llama_server.slots(service.served)
     if request.query_params.get("fail_on_no_slot") == "1" and all(slot.is_processing for slot in found):
         raise ApiError(503, "all slots are busy")
     return _json(found)
@@ -202,7 +202,7 @@ _COMPLETIONS = _generating(CompletionRequest, Completions)
 _EMBEDDINGS = _generating(EmbeddingRequest, Embeddings)
 _RESPONSES = _generating(ResponsesRequest, Responses)
 _MESSAGES = _generating(MessagesRequest, anthropic.Messages)
-_LLAMA = _generating(LlamaCompletionRequest, llama.LlamaCompletions)
+_LLAMA = _generating(LlamaCompletionRequest, llama_server.LlamaCompletions)
 
 ENDPOINTS: list[Endpoint] = [
     Endpoint("GET", "/v1/models", "The models that are served", _models, "OpenAI", response=ModelList),
@@ -297,7 +297,7 @@ ENDPOINTS: list[Endpoint] = [
         "POST",
         "/tokenize",
         "Token ids of a text",
-        _computing(TokenizeRequest, llama.tokenize),
+        _computing(TokenizeRequest, llama_server.tokenize),
         "llama-server",
         TokenizeRequest,
         TokenizeResponse,
@@ -306,7 +306,7 @@ ENDPOINTS: list[Endpoint] = [
         "POST",
         "/detokenize",
         "The text of token ids",
-        _computing(DetokenizeRequest, llama.detokenize),
+        _computing(DetokenizeRequest, llama_server.detokenize),
         "llama-server",
         DetokenizeRequest,
         DetokenizeResponse,

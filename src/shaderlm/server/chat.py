@@ -11,11 +11,11 @@ from msgspec import UNSET
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ContentDelta, ReasoningDelta
-from .answers import ChatOutput, OutputParser, finish_of, new_id, output_of, thinking_tokens
 from .conversation import Conversation
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, max_tokens, options_of, repeated, response_format_option, timings_of, usage_of
 from .logprobs import chat_logprobs
+from .output import ChatOutput, OutputParser, finish_of, new_id, output_of, thinking_tokens
 from .served import FINGERPRINT, Served
 from .types.common import PromptProgress
 from .types.openai import (

@@ -10,11 +10,11 @@ import msgspec
 from msgspec import UNSET
 
 from ..engine import Delta, Handle
-from .answers import finish_of, new_id
 from .chat import error_event, progress_of
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, max_tokens, options_of, repeated, response_format_option, timings_of, usage_of
 from .logprobs import CompletionLogprobsWriter
+from .output import finish_of, new_id
 from .served import FINGERPRINT, Served
 from .types.common import MAX_PROMPTS
 from .types.openai import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse

@@ -18,11 +18,6 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _IMPOSSIBLE
 
 
-def piece(tokenizer: Tokenizer, token: int) -> bytes:
-    """The bytes of a token; of a special token, its text."""
-    return tokenizer.bytes_by_token[token] or tokenizer.vocabulary.tokens[token].encode()
-
-
 def text_of(raw: bytes) -> str:
     """A token's text; one that is a part of a character is written as its bytes."""
     try:
@@ -35,7 +30,7 @@ def chat_logprobs(tokenizer: Tokenizer, found: Iterable[TokenLogprob]) -> ChatLo
     """The form of chat completions."""
 
     def top(token: int, logprob: float) -> TopLogprob:
-        raw = piece(tokenizer, token)
+        raw = tokenizer.piece(token)
         return TopLogprob(raw.decode(errors="replace"), finite(logprob), list(raw))
 
     content = []
@@ -57,10 +52,10 @@ class CompletionLogprobsWriter:
         tokens, logprobs, offsets = list[str](), list[float](), list[int]()
         tops = list[dict[str, float]]()
         for each in found:
-            tokens.append(text_of(piece(self._tokenizer, each.id)))
+            tokens.append(text_of(self._tokenizer.piece(each.id)))
             logprobs.append(finite(each.logprob))
             offsets.append(self._offset)
             pairs = {each.id: each.logprob} | dict(each.top)
-            tops.append({text_of(piece(self._tokenizer, token)): finite(value) for token, value in pairs.items()})
+            tops.append({text_of(self._tokenizer.piece(token)): finite(value) for token, value in pairs.items()})
             self._offset += len(self._decode(self._tokenizer.bytes_by_token[each.id]))
         return CompletionLogprobs(tokens, logprobs, tops if self._alternatives else None, offsets)

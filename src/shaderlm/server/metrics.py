@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import (
 )
 
 from ..engine import EngineStats, Handle
-from .answers import FINISHES
+from .output import FINISHES
 from .served import Served
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

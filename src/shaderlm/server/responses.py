@@ -10,11 +10,11 @@ import msgspec
 
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .answers import OutputParser, finish_of, new_id, thinking_tokens
 from .conversation import Conversation
 from .errors import ApiError
 from .generation import OPENAI_DEFAULTS, check_supported, max_tokens, options_of
 from .logprobs import chat_logprobs
+from .output import OutputParser, finish_of, new_id, thinking_tokens
 from .served import Served
 from .types.openai import ChatLogprob
 from .types.responses import (

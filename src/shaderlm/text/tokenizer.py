@@ -143,6 +143,14 @@ class Tokenizer:
         special = self.vocabulary.types[at] in (CONTROL, UNKNOWN)
         return self.vocabulary.tokens[at].encode() if special else found
 
+    def text_or_bytes(self, token: int) -> str | list[int]:
+        """The text of a token; where it is a part of a character, its bytes as numbers."""
+        found = self.piece(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return list(found)
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, special tokens left out. Broken UTF-8 becomes U+FFFD."""
         if not isinstance(ids, Iterable):

@@ -11,13 +11,13 @@ from msgspec import UNSET
 
 from ..engine import Delta, Handle, Request, TokenLogprob
 from ..text import Tokenizer
-from .answers import finish_of
 from .chat import error_event, progress_of
 from .errors import ApiError
 from .generation import LLAMA_DEFAULTS, max_tokens, options_of, timings_of
-from .logprobs import finite, piece
+from .logprobs import finite
+from .output import finish_of
 from .served import FINGERPRINT, Served
-from .types.llama import (
+from .types.llama_server import (
     CompletionProbability,
     DefaultSettings,
     DetokenizeRequest,
@@ -149,7 +149,7 @@ def _prompt(served: Served, given: str | list[Any]) -> str | list[int]:
 
 def _probabilities(tokenizer: Tokenizer, found: Iterable[TokenLogprob]) -> list[CompletionProbability]:
     def one(token: int, logprob: float) -> TokenProbability:
-        raw = piece(tokenizer, token)
+        raw = tokenizer.piece(token)
         return TokenProbability(token, raw.decode(errors="replace"), list(raw), finite(logprob))
 
     made = []
@@ -189,15 +189,7 @@ def tokenize(served: Served, body: TokenizeRequest) -> TokenizeResponse:
     ids = served.model.tokenize(body.content, add_special=bool(body.add_special), parse_special=parse_special)
     if not body.with_pieces:
         return TokenizeResponse(list(ids))
-    return TokenizeResponse([TokenPiece(token, _piece(served.model.tokenizer, token)) for token in ids])
-
-
-def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
-    raw = piece(tokenizer, token)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return list(raw)
+    return TokenizeResponse([TokenPiece(token, served.model.tokenizer.text_or_bytes(token)) for token in ids])
 
 
 def detokenize(served: Served, body: DetokenizeRequest) -> DetokenizeResponse:
@@ -205,7 +197,7 @@ def detokenize(served: Served, body: DetokenizeRequest) -> DetokenizeResponse:
     model = served.model
     if body.tokens:
         model.runner.check_ids(body.tokens)
-    raw = b"".join(piece(model.tokenizer, token) for token in body.tokens)
+    raw = b"".join(model.tokenizer.piece(token) for token in body.tokens)
     return DetokenizeResponse(raw.decode(errors="replace"))
 
 

@@ -10,7 +10,6 @@ from typing import Literal
 from ..engine import Handle, Request
 from ..text import Tokenizer
 from ..text.chat_output import END_OF_THINK, CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .logprobs import piece
 
 
 def new_id(prefix: str) -> str:
@@ -134,7 +133,7 @@ def _tokens_to_end_of_think(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
     """How many tokens there are up to the closing tag, or in all if it never came."""
     end, tail = END_OF_THINK.encode(), b""
     for i, token in enumerate(ids):
-        tail += piece(tokenizer, token)
+        tail += tokenizer.piece(token)
         if end in tail:
             return i + 1
         tail = tail[-len(end) :]
