@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -9,15 +10,16 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import shaderlm as package
 from shaderlm.cli import streaming
 from shaderlm.cli.loading import LONG_PROMPT, _bar
-from shaderlm.engine import loading
+from shaderlm.engine import Stream, loading
 from shaderlm.gpu import adapters
 from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.runtime.runner import Part
@@ -91,6 +93,25 @@ def test_text_is_flushed_as_it_comes_but_not_too_often(
 
 def test_a_pause_does_not_hold_text_back_for_long() -> None:
     assert 0 < streaming.FLUSH_SECONDS <= 0.02
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_text_does_not_command_the_terminal(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a\x1b]0;title\x07b\tc\r\nd\x9b2Je é"
+
+    class Text(contextlib.nullcontext[None], Iterator[str]):
+        prompt_progress, deltas = (0, 0), iter([text])
+
+        def __next__(self) -> str:
+            return next(self.deltas)
+
+    out = Recorder()
+    monkeypatch.setattr(out, "isatty", lambda: terminal, raising=False)
+    with contextlib.redirect_stdout(out):
+        found, _ = streaming.write_stream(cast("Stream", Text()))
+    assert found == text
+    shown = "a\ufffd]0;title\ufffdb\tc\r\nd\ufffd2Je é" if terminal else text
+    assert out.text() == shown + "\n"
 
 
 def test_dash_reads_standard_input(tiny: Path) -> None:

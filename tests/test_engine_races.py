@@ -125,6 +125,27 @@ def test_a_request_that_is_cancelled_while_it_is_submitted(by: str, monkeypatch:
     closed(model)
 
 
+@pytest.mark.parametrize("how", ["cancelled", "submitted"])
+def test_a_request_that_another_thread_is_about_to_submit(how: str) -> None:
+    model, _ = made()
+    engine, handle = model.engine, model.engine.pull(request([5], 9))
+    starting = threading.Thread(target=engine.start, args=(handle,), daemon=True)
+    with engine._lock:
+        starting.start()
+        time.sleep(0.05)  # now it waits for the lock
+        if how == "cancelled":
+            handle.cancel()
+        else:
+            engine.start(handle)
+    starting.join(20)
+    if how == "cancelled":
+        assert handle.finish_reason == "closed"
+    else:
+        assert ids_of(handle) == expected([5], 9)
+    assert engine.sequences() == []
+    closed(model)
+
+
 def test_who_asks_for_counters_does_not_hold_up_who_submits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is dropped while a request is submitted is cancelled there, for which the runner is needed."""
     model, runner = made()

@@ -19,6 +19,7 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 
 from shaderlm.engine import Delta, Handle, Request, TokenLogprob
+from shaderlm.server.anthropic import conversation_of
 from shaderlm.server.chat import Chat
 from shaderlm.server.generation import Prepared
 from shaderlm.server.responses import Responses
@@ -484,6 +485,9 @@ def test_tools_of_messages(claude: anthropic.Anthropic) -> None:
     ]
     follow = claude.messages.create(model="tiny", messages=ASK + turn, max_tokens=2, tools=[tool])
     assert follow.usage.input_tokens > 0
+    turn[1]["content"][0]["is_error"] = True
+    failed = conversation_of(msgspec.convert({"model": "tiny", "messages": ASK + turn}, CountTokensRequest)).messages
+    assert failed[-1] == {"role": "tool", "tool_call_id": block.id, "content": "Error: rain"}
     named: Any = {"type": "tool", "name": "weather"}
     again: Any = claude.messages.create(**{**options, "tool_choice": named}).content[-1]
     assert again.name == "weather"

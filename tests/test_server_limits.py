@@ -386,6 +386,7 @@ def test_origins(server: Running) -> None:
         good = http.get("/v1/models", headers={"Origin": "http://localhost:3000"})
         assert good.headers["access-control-allow-origin"] == "http://localhost:3000"
         assert "origin" in good.headers["vary"].lower()
+        assert good.headers["access-control-expose-headers"] == "Retry-After"
         assert http.get("/v1/models", headers={"Origin": server.url}).status_code == 200
         for origin in ("http://localhost.evil.com", "http://evil.com", "null", "http://evil.com/localhost"):
             bad = http.get("/v1/models", headers={"Origin": origin})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from itertools import chain
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 # Between two flushes. During a flush other threads take Python's lock, and this one waits to get it back: on a fast GPU
 # a flush per token slows the generation down. Nobody sees 10 ms.
 FLUSH_SECONDS = 0.01
+# What a terminal takes for commands: a text could change its title, or what it shows.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def tell(text: str) -> None:
@@ -37,6 +40,7 @@ def write_stream(stream: Stream, *, as_lines: bool = False) -> tuple[str, bool]:
     is read. Ctrl-C before that writes nothing.
     """
     write, flush, clock = sys.stdout.write, sys.stdout.flush, time.perf_counter
+    shown = sys.stdout.isatty() and not as_lines
     written: list[str] = []
     flushed = float("-inf")
     interrupted = False
@@ -46,7 +50,8 @@ def write_stream(stream: Stream, *, as_lines: bool = False) -> tuple[str, bool]:
                 first = next(stream, None)
             for delta in () if first is None else chain((first,), stream):
                 written.append(delta)
-                write(json.dumps({"delta": delta}, ensure_ascii=False) + "\n" if as_lines else delta)
+                text = _CONTROLS.sub("\ufffd", delta) if shown else delta
+                write(json.dumps({"delta": delta}, ensure_ascii=False) + "\n" if as_lines else text)
                 now = clock()
                 if now - flushed >= FLUSH_SECONDS:
                     flush()

@@ -249,6 +249,8 @@ def _messages(i: int, message: AnthropicMessage) -> list[dict[str, Any]]:
             texts.append(block.text)
         elif isinstance(block, ToolResultBlock) and message.role == "user":
             content = "" if block.content is None else _text(block.content)
+            if block.is_error:  # templates have no field for it
+                content = f"Error: {content}"
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
         elif isinstance(block, ToolUseBlock) and message.role == "assistant":
             function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
