@@ -22,7 +22,7 @@ ASK: list[Any] = [{"role": "user", "content": "the an in"}]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path = write_tiny_llama(tmp_path_factory.mktemp("server") / "tiny.gguf", context=256)
-    with running(loader(path, embedding=True)) as made:
+    with running(loader(path, embedding=True, source="hf:some/tiny.gguf")) as made:
         yield made
 
 
@@ -57,6 +57,7 @@ def test_models(client: openai.OpenAI) -> None:
     found = client.models.list().data
     assert [model.id for model in found] == ["tiny"]
     assert client.models.retrieve("tiny").object == "model"
+    assert client.models.retrieve("hf:some/tiny.gguf").id == "tiny"
     with pytest.raises(openai.NotFoundError, match="'other' is not served here"):
         client.models.retrieve("other")
 
@@ -310,6 +311,8 @@ def test_a_prompt_over_the_context(http: httpx.Client) -> None:
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "JSON"),
         (b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}]}', "UTF-8"),
         (b"[]", "object"),
+        (b"{}", "messages is missing"),
+        (b'{"messages": [{"content": "x"}]}', "messages[0].role is missing"),
         (b'{"messages": []}', "messages"),
         (b'{"messages": "hi"}', "messages"),
         (b'{"messages": [{"role": "king", "content": "x"}]}', "role"),

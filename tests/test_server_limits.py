@@ -21,9 +21,9 @@ import pytest
 from starlette.responses import Response
 
 from shaderlm.engine import EngineOptions, Handle
-from shaderlm.errors import DeviceError, InputError, ModelError
+from shaderlm.errors import DeviceError, InputError, KernelError, ModelError
 from shaderlm.server import app as application
-from shaderlm.server import streaming
+from shaderlm.server import llama_server, streaming
 from shaderlm.server.access import Access, Origins
 from shaderlm.server.chat import Chat
 from shaderlm.server.served import Served
@@ -361,6 +361,18 @@ def test_a_fault_within_a_generation_is_logged(
     assert "weights are missing" in caplog.text
 
 
+def test_a_fault_of_a_route_is_logged(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(served: Any) -> Any:
+        raise KernelError("it does not compile")
+
+    monkeypatch.setattr(llama_server, "props", broken)
+    with server.client() as http:
+        assert http.get("/props").status_code == 500
+    assert "it does not compile" in caplog.text
+
+
 # Keys and origins ----------------------------------------------------------------------------------------
 
 
@@ -599,6 +611,7 @@ def test_the_command_serves_until_sigterm(path: Path) -> None:
         assert any("is ready on" in line for line in lines)
         with httpx.Client(base_url=address, trust_env=False, headers={"x-api-key": "k"}) as http:
             assert http.get("/v1/models").json()["data"][0]["meta"]["n_ctx"] == 512
+            assert http.get(f"/v1/models/{path}").status_code == 404, "there are aliases"
             body = {**LONG, "max_tokens": 200}
             with http.stream("POST", "/v1/chat/completions", json=body) as response:
                 found = response.iter_lines()

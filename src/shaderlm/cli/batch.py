@@ -76,9 +76,10 @@ def batch(
         if todo:
             with load_model(model, device, backend, context, precision, not no_tune, ignore_keys) as loaded:
                 from ..engine import EngineOptions
+                from ..formats.embedded import NAME
                 from ..server.served import Served
 
-                served = Served(loaded, names, max_tokens, seed, embedding=True)
+                served = Served(loaded, names, max_tokens, seed, embedding=True, source=model or NAME)
                 _check_models(asked, results, served, output)
                 if parallel is not None:
                     loaded.engine.configure(EngineOptions(parallel=parallel))

@@ -113,6 +113,7 @@ def serve(
 ) -> None:
     """Answer OpenAI's, Anthropic's and llama-server's HTTP APIs."""
     _check_packages()
+    from ..formats.embedded import NAME as DEFAULT_MODEL
     from ..server.access import Origins, is_loopback
     from ..server.app import make_app
     from ..server.running import allow_connections, make_server
@@ -142,7 +143,7 @@ def serve(
         else:
             options = {"deterministic": deterministic}
             made = load_model(model, device, backend, ctx_size, precision, not no_tune, ignore_keys, **options)
-        return _served(made, template, given)
+        return _served(made, model or DEFAULT_MODEL, template, given)
 
     address = ""
 
@@ -215,7 +216,7 @@ def _template(text: str | None, path: str | None) -> str | None:
     return text if path is None else read_text(path)
 
 
-def _served(model: LanguageModel, template: str | None, given: dict[str, Any]) -> Served:
+def _served(model: LanguageModel, source: str, template: str | None, given: dict[str, Any]) -> Served:
     """The model with the server's options. One that does not take them is closed again."""
     from ..engine import EngineOptions
     from ..server.served import Served
@@ -246,6 +247,7 @@ def _served(model: LanguageModel, template: str | None, given: dict[str, Any]) -
         seed=given["seed"],
         reasoning=given["reasoning_format"],
         embedding=given["embedding"],
+        source=source,
     )
 
 

@@ -123,6 +123,9 @@ def _field(message: str) -> str | None:
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 
 
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
 def undecodable(problem: Exception) -> ApiError:
     """A body that is no JSON, or that has a value which its field does not take."""
     if isinstance(problem, RecursionError):
@@ -131,6 +134,10 @@ def undecodable(problem: Exception) -> ApiError:
     if isinstance(problem, msgspec.ValidationError):
         place = _PLACE.search(message)
         param = place[1] if place and place[1] else None
+        missing = _MISSING.match(message)
+        if missing is not None:
+            param = f"{param}.{missing[1]}" if param else missing[1]
+            return ApiError(400, f"{param} is missing; this route needs it", param=param)
         said = _PLACE.sub("", message).replace("`", "")
         if param is None:
             return ApiError(400, f"the body is not what this route takes: {said}")

@@ -23,6 +23,7 @@ class Served:
     seed: int | None = None
     reasoning: Literal["auto", "none"] = "auto"  # none: thoughts stay in the text
     embedding: bool = False
+    source: str = ""  # what it was loaded by, such as smollm2-135m: one of its names, if there is no alias
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -33,7 +34,7 @@ class Served:
     def check_name(self, given: str | None) -> None:
         """A request for another model is a 404. A request that names none is for this one."""
         report = self.model.report
-        known = self.names or (report.path.stem, report.path.name, str(report.path), report.name)
+        known = self.names or (report.path.stem, report.path.name, str(report.path), report.name, self.source)
         if given is not None and given not in known:
             raise ApiError(404, f"the model {given!r} is not served here; there is {self.name!r}", param="model")
 
