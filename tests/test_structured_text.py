@@ -264,6 +264,7 @@ def test_tools_and_choices_are_read() -> None:
         ([tool("")], None, r"tools\[0\]\.function\.name must be a text of 1 to 256 characters, got ''"),
         ([tool(parameters={"type": "string"})], None, r"tools\[0\]\.function\.parameters must be a JSON schema"),
         ([tool(parameters={"const": {3}})], None, r"tools\[0\] must be JSON; "),
+        ([tool(parameters={"const": "x" * (1 << 20)})], None, "tools must have at most 1,048,576 characters"),
         ([tool(), tool()], None, "the function 'f' is there twice"),
         ([], "required", "tool_choice is 'required', but there are no tools"),
         ([tool()], "some", "tool_choice must be 'auto', 'none', 'required' or"),

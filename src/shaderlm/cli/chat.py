@@ -101,10 +101,7 @@ def _loop(conversation: Conversation, history: History | None) -> None:
             if _interactive():
                 tell("")
             return
-        except (
-            InputError,
-            ModelError,
-        ) as problem:  # the template refuses a message or fails, half a character is typed
+        except (InputError, ModelError) as problem:  # of what was typed, or of the template
             tell(f"shaderlm: {problem}")
         except KeyboardInterrupt:
             if not _interactive():  # nobody would type /quit

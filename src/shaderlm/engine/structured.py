@@ -5,17 +5,17 @@ A grammar is JSON text: {"grammars": [{"name", "lark_grammar" or "json_schema"},
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import InputError
 from ..text import ChatFormat, ToolChoice
 from ..text.chat_output import END_OF_THINK, THINK, CallFormat
+from ..text.json_size import check_json_size
 
 OPTIONS = ("json_schema", "grammar", "regex", "choice", "response_format")
 # Between values of JSON: enough for any usual way to indent, and no endless rows of spaces.
@@ -51,7 +51,7 @@ def structure_of(given: Mapping[str, Any]) -> Structure | None:
         return Structure(name, "choice", json_text(name, list(texts)))
     if not isinstance(value, str) or not value:
         raise InputError(f"{name} must be a str that is not empty, got {reprlib.repr(value)}")
-    _check_size(name, value)
+    check_json_size(name, value)
     return Structure(name, "grammar" if name == "grammar" else "regex", value)
 
 
@@ -80,34 +80,12 @@ def _schema(option: str, given: Any) -> Structure:
 
 def json_text(option: str, value: Any) -> str:
     """A value as JSON, if it can be written so."""
-    _check_size(option, value)
+    check_json_size(option, value)
     try:
         made = json.dumps(value, ensure_ascii=True, allow_nan=False, default=dict)
     except (TypeError, ValueError, RecursionError) as problem:
         raise InputError(f"{option} must be JSON; {' '.join(str(problem).split())}") from None
     return made
-
-
-def _check_size(option: str, value: Any) -> None:
-    """Refuse what is too long or too deep. Other threads run meanwhile, as they do not while JSON is written."""
-    size, left = 0, [(value, 0)]
-    while left:
-        each, depth = left.pop()
-        inner: Iterable[Any] = ()
-        if isinstance(each, str):
-            size += len(each)
-        elif isinstance(each, Mapping):
-            inner = itertools.chain(each, each.values())
-            size += 2 * len(each)
-        elif isinstance(each, (list, tuple)):
-            inner = each
-            size += len(each)
-        if size > _MAX_CHARACTERS:
-            raise InputError(f"{option} must have at most {_MAX_CHARACTERS:,} characters; it has more")
-        if isinstance(each, (Mapping, list, tuple)):
-            if depth == _MAX_DEPTH:
-                raise InputError(f"{option} must be nested at most {_MAX_DEPTH} levels deep; it has more")
-            left += [(part, depth + 1) for part in inner]
 
 
 # JSON schemas ----------------------------------------------------------------------------------------------------
@@ -118,8 +96,6 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 _WITH_NUMBERS = ("enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _DEFINITIONS = ("$defs", "definitions")
 _BRACE_FIRST = r"/\s*\{(.|\n)*/"
-_MAX_CHARACTERS = 1 << 20
-_MAX_DEPTH = 100  # of brackets: llguidance reads 128 levels, of which a grammar takes some
 _MAX_PLACES = 500  # schemas that are compiled to find the one that is refused
 
 

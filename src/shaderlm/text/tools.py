@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import InputError
 from .chat_output import LLAMA, TAGGED, CallFormat
+from .json_size import check_json_size
 
 MAX_TOOLS = 128  # OpenAI's limit; each has a grammar
 Messages = Sequence[Mapping[str, Any]]
@@ -38,6 +39,7 @@ def read_tools(given: Any, choice: Any, parallel: bool = True) -> ToolChoice | N
     listed = () if given is None else _list("tools", given)
     if len(listed) > MAX_TOOLS:
         raise InputError(f"tools must be at most {MAX_TOOLS}, got {len(listed):,}")
+    check_json_size("tools", listed)
     tools, names = tuple(_read_tool(i, tool) for i, tool in enumerate(listed)), set[str]()
     for tool in tools:
         if tool.name in names:
