@@ -74,7 +74,15 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
     "--api-key", "api_keys", multiple=True, callback=_given_keys, metavar="KEY", help="A key. May be repeated."
 )
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Keys, one on each line.")
-@click.option("-a", "--alias", "aliases", multiple=True, callback=_many, metavar="NAME", help="The model's name.")
+@click.option(
+    "-a",
+    "--alias",
+    "aliases",
+    multiple=True,
+    callback=_many,
+    metavar="NAME",
+    help="A name of the model. May be repeated.  [default: those of its file, and what -m says]",
+)
 @click.option(
     "--cors-origins",
     multiple=True,
@@ -91,7 +99,11 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
 @click.option("--chat-template", metavar="TEXT", help="A Jinja template, instead of the model's own.")
 @click.option("--chat-template-file", type=click.Path(exists=True, dir_okay=False), help="The same, from a file.")
 @click.option(
-    "--reasoning-format", type=click.Choice(["auto", "none"]), default="auto", help="none: thoughts are text."
+    "--reasoning-format",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    show_default=True,
+    help="auto: thoughts are told from the answer. none: they are text.",
 )
 @click.option("--embedding", "--embeddings", is_flag=True, help="Answer /v1/embeddings.")
 @click.option("--ssl-cert-file", type=click.Path(exists=True, dir_okay=False), help="Certificate, for HTTPS.")
@@ -111,7 +123,10 @@ def serve(
     ctx_size: int | None,
     **given: Any,
 ) -> None:
-    """Answer OpenAI's, Anthropic's and llama-server's HTTP APIs."""
+    """Answer OpenAI's, Anthropic's and llama-server's HTTP APIs.
+
+    A browser shows a chat at the server's address. Ctrl-C lets requests finish, twice ends them.
+    """
     _check_packages()
     from ..formats.embedded import NAME as DEFAULT_MODEL
     from ..server.access import Origins, is_loopback

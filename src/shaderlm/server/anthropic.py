@@ -89,7 +89,7 @@ class Messages:
             content.append(ResponseThinking(answer.reasoning))
         if answer.content or not answer.calls:
             content.append(ResponseText(answer.content))
-        content += [ResponseToolUse(tool_id(call.id), call.name, _object(call.arguments)) for call in answer.calls]
+        content += [ResponseToolUse(new_id("toolu_"), call.name, _object(call.arguments)) for call in answer.calls]
         return self.message(handle, content, parser.called)
 
     def writer(self, handles: Sequence[Handle]) -> MessagesWriter:
@@ -129,7 +129,7 @@ class MessagesWriter:
 
     def _call(self, call: CallDelta) -> Iterator[Event]:
         if call.name is not None:
-            yield from self._open(f"call {call.index}", ResponseToolUse(tool_id(new_id("")), call.name, {}))
+            yield from self._open(f"call {call.index}", ResponseToolUse(new_id("toolu_"), call.name, {}))
         if call.arguments:
             yield BlockDelta(self._index, InputJsonDelta(call.arguments))
 
@@ -184,11 +184,6 @@ def usage_of(handle: Handle) -> AnthropicUsage:
     """Tokens. Those that were in the cache are counted apart."""
     usage = handle.usage
     return AnthropicUsage(usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens, usage.cached_tokens)
-
-
-def tool_id(text: str) -> str:
-    """An id as Anthropic's tool calls have it."""
-    return "toolu_" + text.removeprefix("call_")
 
 
 def _object(arguments: str) -> dict[str, Any]:

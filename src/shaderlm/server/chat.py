@@ -10,12 +10,12 @@ import msgspec
 from msgspec import UNSET
 
 from ..engine import Delta, Handle
-from ..text.chat_output import CallDelta, ContentDelta, ReasoningDelta
+from ..text.chat_output import CallDelta, ChatOutput, ContentDelta, ReasoningDelta
 from .conversation import Conversation
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, max_tokens, options_of, repeated, response_format_option, timings_of, usage_of
 from .logprobs import chat_logprobs
-from .output import ChatOutput, OutputParser, finish_of, new_id, output_of, thinking_tokens
+from .output import OutputParser, finish_of, new_id, output_of, thinking_tokens
 from .served import FINGERPRINT, Served
 from .types.common import PromptProgress
 from .types.openai import (
@@ -80,7 +80,8 @@ class Chat:
 
     def _choice(self, index: int, handle: Handle, answer: ChatOutput, parser: OutputParser) -> ChatChoice:
         calls = [
-            ResponseToolCall(call.id, "function", FunctionCall(call.name, call.arguments)) for call in answer.calls
+            ResponseToolCall(new_id("call_"), "function", FunctionCall(call.name, call.arguments))
+            for call in answer.calls
         ]
         message = AssistantMessage(
             content=answer.content if answer.content or not calls else None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..engine import Handle, Request
 from ..text import Tokenizer
-from ..text.chat_output import END_OF_THINK, CallDelta, ChatDelta, ContentDelta, ReasoningDelta
+from ..text.chat_output import END_OF_THINK, CallDelta, ChatDelta, ChatOutput, ContentDelta, ReasoningDelta
 
 
 def new_id(prefix: str) -> str:
@@ -41,36 +41,6 @@ class OutputParser:
             self.reasoned = self.reasoned or isinstance(each, ReasoningDelta)
             self.called = self.called or isinstance(each, CallDelta)
         return found
-
-
-@dataclass
-class Call:
-    """A whole tool call. Its arguments are JSON."""
-
-    name: str
-    arguments: str = ""
-    id: str = field(default_factory=lambda: new_id("call_"))
-
-
-@dataclass
-class ChatOutput:
-    """A whole answer."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[Call] = field(default_factory=list)
-
-    def add(self, found: Iterable[ChatDelta]) -> None:
-        """What came next."""
-        for each in found:
-            if isinstance(each, ReasoningDelta):
-                self.reasoning += each.text
-            elif isinstance(each, ContentDelta):
-                self.content += each.text
-            else:
-                if each.name is not None:
-                    self.calls.append(Call(each.name))
-                self.calls[each.index].arguments += each.arguments
 
 
 def output_of(handle: Handle, parser: OutputParser) -> ChatOutput:

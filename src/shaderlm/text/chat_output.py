@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .stream import overlap
@@ -77,20 +77,44 @@ class ChatFormat:
 
         Calls have no ids.
         """
-        parser = self.parser()
-        found = [*parser.push(text), *parser.finish(finish_reason)]
-        content = "".join(each.text for each in found if isinstance(each, ContentDelta))
-        reasoning = "".join(each.text for each in found if isinstance(each, ReasoningDelta))
-        calls = [{"name": each.name, "arguments": ""} for each in found if isinstance(each, CallDelta) and each.name]
-        for each in found:
-            if isinstance(each, CallDelta):
-                calls[each.index]["arguments"] += each.arguments
-        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        if calls:
-            message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+        parser, found = self.parser(), ChatOutput()
+        found.add(parser.push(text))
+        found.add(parser.finish(finish_reason))
+        message: dict[str, Any] = {"role": "assistant", "content": found.content or (None if found.calls else "")}
+        if found.reasoning:
+            message["reasoning_content"] = found.reasoning
+        if found.calls:
+            message["tool_calls"] = [{"type": "function", "function": asdict(call)} for call in found.calls]
         return message
+
+
+@dataclass
+class Call:
+    """A whole tool call. Its arguments are JSON."""
+
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class ChatOutput:
+    """A whole answer."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, found: Iterable[ChatDelta]) -> None:
+        """What came next."""
+        for each in found:
+            if isinstance(each, ReasoningDelta):
+                self.reasoning += each.text
+            elif isinstance(each, ContentDelta):
+                self.content += each.text
+            else:
+                if each.name is not None:
+                    self.calls.append(Call(each.name))
+                self.calls[each.index].arguments += each.arguments
 
 
 class ChatParser:
