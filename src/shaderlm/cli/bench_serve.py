@@ -169,7 +169,8 @@ def serve(**given: Any) -> None:
         interrupted = True
     ok = _report(given, found, [run for run in runs if run.outcomes])
     if interrupted:
-        print("interrupted; what was measured is above", file=sys.stderr)
+        what = "what was measured is above" if any(run.outcomes for run in runs) else "nothing was measured"
+        print(f"interrupted; {what}", file=sys.stderr)
     sys.exit(130 if interrupted else 0 if ok else 1)
 
 
