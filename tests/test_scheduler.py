@@ -34,6 +34,7 @@ class Wanted:
     left: int
     priority: int = 0
     waits: bool = False
+    masked: int = 0  # turns for which each token is held up before it is sampled
     cached: bool = True
     at: int = 0  # the step before which it comes
     cancelled: int | None = None  # the step before which it is cancelled
@@ -64,6 +65,8 @@ class Driver:
         self.found: dict[int, list[int]] = {}
         self.refused: set[int] = set()
         self.steps: list[Batch] = []
+        self.masked: dict[int, int] = {}
+        self.held: dict[SequenceState, int] = {}  # for how many turns
 
     def forget(self, state: SequenceState) -> None:
         for sampled, _ in self.flying:
@@ -109,11 +112,12 @@ class Driver:
         started = [state for state in waiting if state.running]
         assert started == waiting[: len(started)], "in order of priority and arrival"
         assert batch.decode == all(rows.ids is None for rows in batch.rows)
+        assert not any(rows.samples and rows.state.held for rows in batch.rows)
         has_row = {rows.state.number for rows in batch.rows}
         if not limits.fixed_chunk:
             for state in running:  # nobody who can decode is left out, whatever else is read
                 known = state.in_flight or (state.sequence and state.sequence.length >= len(state.tokens) - 1)
-                ready = state.left and not (state.waits and state.in_flight)
+                ready = state.left and not state.held and not (state.waits and state.in_flight)
                 assert not (state.running and known and ready) or state.number in has_row
         for rows in batch.rows if limits.fixed_chunk else ():
             assert rows.state.sequence is not None
@@ -133,10 +137,23 @@ class Driver:
         for state, slot in list(sampled):
             state.in_flight -= 1
             state.tokens.append(int(known[slot]))
+            self.hold(state)
             if not state.left and not state.in_flight:
                 self.end(state)
 
+    def hold(self, state: SequenceState) -> None:
+        """As the engine does while it has no mask."""
+        turns = self.masked.get(state.number, 0)
+        state.held = turns > 0
+        self.held[state] = turns
+
+    def go_on(self) -> None:
+        for state in [state for state in self.held if state.held]:
+            self.held[state] -= 1
+            state.held = self.held[state] > 0
+
     def run(self, requests: list[Wanted]) -> None:
+        self.masked = {i: each.masked for i, each in enumerate(requests) if each.waits}
         states = [
             SequenceState(i, prompt_of(each, i), each.shared + each.own, each.left, each.priority, each.cached)
             for i, each in enumerate(requests)
@@ -147,6 +164,7 @@ class Driver:
             while coming and (coming[0][0].at <= turn or not (self.scheduler.waiting or self.scheduler.running)):
                 request, state = coming.popleft()
                 state.waits = request.waits
+                self.hold(state)
                 self.scheduler.add(state)
             for request, state in zip(requests, states, strict=True):
                 there = state in self.scheduler.waiting or state in self.scheduler.running
@@ -157,8 +175,9 @@ class Driver:
                 pass
             if self.flying:
                 self.confirm()
+            self.go_on()
             turn += 1
-            assert turn < 3000, "it goes on"
+            assert turn < 9000, "it goes on"
         for request, state in zip(requests, states, strict=True):
             expected = continued(prompt_of(request, state.number), TOKEN, request.left)
             if state.number in over:
@@ -182,6 +201,7 @@ REQUESTS = st.builds(
     left=st.one_of(st.integers(1, 6), st.sampled_from([20, PAGE])),
     priority=st.sampled_from([0, 0, 0, 1, -1]),
     waits=st.booleans(),
+    masked=st.integers(0, 3),
     cached=st.booleans() | st.just(True),
     at=st.integers(0, 20),
     cancelled=st.none() | st.none() | st.integers(1, 60),

@@ -40,6 +40,7 @@ class SequenceState:
     kept: bool = True  # leave pages in it
     contiguous: bool = False  # where it is alone, its pages are worth more than others' cached ones
     waits: bool = False  # a row can be made only when the token before it is known
+    held: bool = False  # no token can be sampled yet: its mask is being computed
     owner: Any = None
     sequence: Sequence | None = None
     in_flight: int = 0
@@ -233,7 +234,7 @@ class Scheduler:
             chunks = self._chunks(budget)
             decode = decode and not chunks
             found += chunks
-        if not found and self.running and not any(state.in_flight for state in self.running):
+        if not found and self._is_stuck:
             return self._make_progress()
         return Batch(tuple(found), decode) if found else None
 
@@ -259,9 +260,12 @@ class Scheduler:
             return Batch(tuple(chunk), decode=False)
         if found:
             return Batch(tuple(found), all(rows.ids is None for rows in found))
-        if self.running and not any(state.in_flight for state in self.running):
-            return self._make_progress()
-        return None
+        return self._make_progress() if self._is_stuck else None
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Do sequences run without anything that is awaited?"""
+        return bool(self.running) and not any(state.in_flight or state.held for state in self.running)
 
     def _make_progress(self) -> Batch | None:
         """Sequences run, no row fits the pool, and no token is awaited: the youngest makes room for the others."""
@@ -289,6 +293,10 @@ class Scheduler:
             assert sequence is not None
             if (state.in_flight and (state.waits or not state.left)) or self._reads(state):
                 continue
+            replayed = None if state.on_device else state.tokens[sequence.length : sequence.length + 1]
+            samples = replayed is None or sequence.length + 1 == len(state.tokens)
+            if samples and state.held:
+                continue
             # The device looks up the page of the position after the next, too. A first row may be in a shared page.
             if not state.on_device or sequence.length + 2 > len(sequence.pages) * PAGE:
                 while not self._claim(self._needed(state, 2)):
@@ -299,8 +307,6 @@ class Scheduler:
                     self.preempt(running[-1])  # never one that has its row already: those are older
                     if not state.running:
                         return found
-            replayed = None if state.on_device else state.tokens[sequence.length : sequence.length + 1]
-            samples = replayed is None or sequence.length + 1 == len(state.tokens)
             found.append(Rows(state, replayed, samples))
             if len(found) == self.limits.max_rows:
                 break
@@ -338,7 +344,10 @@ class Scheduler:
             else:
                 break
             others = bool(readers) or bool(self.waiting and len(self.running) < self.limits.max_running)
-            rows = self._chunk(state, budget * 3 // 4 if others and not found and budget >= 8 else budget)
+            end = self._chunk_end(state, budget * 3 // 4 if others and not found and budget >= 8 else budget)
+            if state.held and end == len(state.tokens):
+                continue
+            rows = self._chunk(state, end)
             if rows is None:
                 break
             found.append(rows)
@@ -347,13 +356,18 @@ class Scheduler:
                 break
         return found
 
-    def _chunk(self, state: SequenceState, budget: int) -> Rows | None:
-        """The next tokens of a prompt that fit the budget and the pool."""
+    def _chunk_end(self, state: SequenceState, budget: int) -> int:
+        """Where the next tokens of a prompt end that fit the budget."""
         assert state.sequence is not None
         first, fixed_chunk = state.sequence.length, self.limits.fixed_chunk
-        end = min(len(state.tokens), first + budget)
         if fixed_chunk:
-            end = min(state.prompt_tokens, (first // fixed_chunk + 1) * fixed_chunk)
+            return min(state.prompt_tokens, (first // fixed_chunk + 1) * fixed_chunk)
+        return min(len(state.tokens), first + budget)
+
+    def _chunk(self, state: SequenceState, end: int) -> Rows | None:
+        """The next tokens of a prompt, if they fit the pool."""
+        assert state.sequence is not None
+        first = state.sequence.length
         if not self._claim(self._needed(state, end - first + 1)):
             return None
         return Rows(state, state.tokens[first:end], end == len(state.tokens))
