@@ -20,6 +20,7 @@ from shaderlm.runtime.runner import FIRST_PAGES
 
 from .fake_runner import FakeRunner
 from .test_engine_loop import expected, fail_once, held, ids_of, left_nothing, made, request, wait_until
+from .test_engine_masks import Slow
 
 
 def in_time(work: Callable[[], Any]) -> None:
@@ -467,6 +468,16 @@ def leave(model: LanguageModel) -> None:
     model.stream([5])
 
 
+def constrain(model: LanguageModel) -> None:
+    constraint = Slow(at=1)
+    weakref.finalize(model.runner, constraint.go_on.set)  # the thread that computes its mask does not keep the model
+    handle = model.engine.submit(request([6], 20, constraint=constraint))
+    assert constraint.asked.wait(20)
+    handle.cancel()
+    list(handle)
+    wait_until(lambda: not model.engine.has_thread)
+
+
 def fail(model: LanguageModel) -> None:
     runner = model.runner
     assert isinstance(runner, FakeRunner)
@@ -479,7 +490,7 @@ def fail(model: LanguageModel) -> None:
     wait_until(lambda: not model.engine.has_thread)
 
 
-@pytest.mark.parametrize("use", [generate, submit, leave, fail])
+@pytest.mark.parametrize("use", [generate, submit, leave, constrain, fail])
 def test_a_model_that_nobody_refers_to_is_freed_at_once(use: Callable[[LanguageModel], None]) -> None:
     """Without waiting for Python to look for cycles: its memory is the GPU's, of which Python knows nothing."""
     gc.collect()
@@ -490,5 +501,6 @@ def test_a_model_that_nobody_refers_to_is_freed_at_once(use: Callable[[LanguageM
         known = weakref.ref(runner)
         del model, runner
         wait_until(lambda: known() is None)
+        wait_until(lambda: "masks" not in {thread.name for thread in threading.enumerate()})
     finally:
         gc.enable()

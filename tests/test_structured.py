@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import threading
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import shaderlm
-from shaderlm.engine import Completion, EngineOptions, LanguageModel, load
+from shaderlm.engine import Completion, Constraint, EngineOptions, LanguageModel, load, loop
 from shaderlm.engine.constraints import Grammar, GrammarCompiler
 from shaderlm.engine.structured import structure_of
 from shaderlm.errors import InputError
@@ -113,19 +114,31 @@ def test_gbnf_of_json(model: LanguageModel) -> None:
     assert complete
 
 
+def goes_on(constraint: Constraint, token: int) -> bool:
+    """May anything follow this token?"""
+    found = constraint.accept(token)
+    return constraint.mask() is not None if found is None else found
+
+
+def mask_of(constraint: Constraint) -> bytes:
+    mask = constraint.mask()
+    assert mask is not None
+    return mask
+
+
 def accepts(model: LanguageModel, grammar: Grammar, text: str) -> bool:
     """Is this a complete text of the grammar?"""
     constraint, rest, tokens = grammar.start(), text.encode(), model.tokenizer.bytes_by_token
     while rest:
-        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little"))
+        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask_of(constraint), np.uint8), bitorder="little"))
         fitting = [i for i in allowed.tolist() if tokens[i] and rest.startswith(tokens[i])]
         if not fitting:
             return False
         token = max(fitting, key=lambda i: len(tokens[i]))
         rest = rest[len(tokens[token]) :]
-        if not constraint.accept(token):
+        if not goes_on(constraint, token):
             return not rest
-    mask, eos = constraint.mask(), min(model.tokenizer.stop_ids)
+    mask, eos = mask_of(constraint), min(model.tokenizer.stop_ids)
     return bool(mask[eos >> 3] >> (eos & 7) & 1)
 
 
@@ -283,14 +296,14 @@ class Walker:
         assert structure is not None
         constraint, rng, made = self.compiler.of_structure(structure).start(), np.random.default_rng(seed), b""
         for _ in range(max_tokens):
-            bits = np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little")
+            bits = np.unpackbits(np.frombuffer(mask_of(constraint), np.uint8), bitorder="little")
             assert len(bits) == 32 * mask_words(self.size)
             allowed = np.flatnonzero(bits)
             assert len(allowed), "a text that is not complete can go on"
             assert allowed.max() < len(self.tokenizer.vocabulary.tokens)
             ends = [token for token in self.closing if bits[token]]
             token = int(rng.choice(ends if ends and rng.random() < 0.4 else allowed))
-            if not constraint.accept(token):
+            if not goes_on(constraint, token):
                 return made + self.tokenizer.token_bytes(token)
             made += self.tokenizer.token_bytes(token)
         return None
@@ -512,7 +525,11 @@ def test_grammars_are_kept(model: LanguageModel) -> None:
     assert made[0] is not None
 
 
-def test_a_request_can_be_submitted_twice_and_others_do_not_notice(model: LanguageModel) -> None:
+@pytest.mark.parametrize("seconds", [-1.0, math.inf], ids=["masks of other threads", "masks in place"])
+def test_a_request_can_be_submitted_twice_and_others_do_not_notice(
+    model: LanguageModel, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "IN_PLACE_SECONDS", seconds)
     model.engine.configure(EngineOptions(parallel=4))
     free = model.generate("the owl", max_tokens=40)
     request = model.request("x", json_schema=PERSON, temperature=1.0, max_tokens=600)
@@ -647,11 +664,11 @@ def test_auto_holds_calls_to_their_schema(walker: Walker, model: LanguageModel) 
         constraint = request.constraint.start()
         for at, character in enumerate(text):
             token, mask = model.tokenizer.encode(character)[0], constraint.mask()
-            if not mask[token >> 3] >> (token & 7) & 1:
+            if mask is None or not mask[token >> 3] >> (token & 7) & 1:
                 return text[at:]
             constraint.accept(token)
         mask, eos = constraint.mask(), min(model.tokenizer.stop_ids)
-        return "complete" if mask[eos >> 3] >> (eos & 7) & 1 else ""
+        return "complete" if mask is None or mask[eos >> 3] >> (eos & 7) & 1 else ""
 
     assert ends("") == "complete"
     assert ends("a < b") == "complete"
@@ -678,9 +695,9 @@ def test_thinking_comes_before_the_form(model: LanguageModel) -> None:
             constraint = request.constraint.start()
             thought = "x { <tool_call>\n</think>" if within else "<think>x { </think>"
             for token in model.tokenize(thought + '\n\n{"name": "a", "age": 3'):
-                assert constraint.mask()[token >> 3] >> (token & 7) & 1
-                assert constraint.accept(token)
-            assert not constraint.accept(model.tokenize("}")[0])
+                assert mask_of(constraint)[token >> 3] >> (token & 7) & 1
+                assert goes_on(constraint, token)
+            assert not goes_on(constraint, model.tokenize("}")[0])
             made = model.chat(CHAT, json_schema=PERSON, temperature=1.0, seed=1, reasoning=False, max_tokens=600)
             validated(made, PERSON)
             if not within:

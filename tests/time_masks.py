@@ -80,12 +80,14 @@ def measure(tokenizer: Tokenizer) -> None:
                 begun = time.perf_counter()
                 mask = constraint.mask()
                 masks.append(time.perf_counter() - begun)
+                if mask is None:
+                    break
                 allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
                 token = int(rng.choice(allowed))
                 begun = time.perf_counter()
                 going = constraint.accept(token)
                 accepts.append(time.perf_counter() - begun)
-                if not going:
+                if going is False:
                     break
         p50, p90, p99, most = (1e6 * value for value in np.percentile(masks, [50, 90, 99, 100]))
         first = f"{1e6 * compiled:9,.0f} {1e6 * np.median(starts):7,.0f}"

@@ -47,33 +47,36 @@ class _Guidance(NamedTuple):
 class Grammar:
     """A compiled grammar. Safe to share between threads and requests."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, guidance: _Guidance) -> None:
-        self._matcher, self._guidance = matcher, guidance
+    def __init__(self, matcher: llguidance.LLMatcher, guidance: _Guidance, first: bytes) -> None:
+        self._matcher, self._guidance, self._first = matcher, guidance, first
 
     def start(self) -> GrammarConstraint:
         """A constraint for one generation."""
-        return GrammarConstraint(self._matcher.deep_copy(), self._guidance)
+        return GrammarConstraint(self._matcher.deep_copy(), self._guidance, self._first)
 
 
 class GrammarConstraint:
     """The state of one generation. For one thread at a time."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, guidance: _Guidance) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, guidance: _Guidance, first: bytes) -> None:
         self._matcher = matcher
         self._tokenizer, self._ends, self._only_ends = guidance
-        self._mask: bytes | None = None
+        self._mask: bytes | None = first  # for the next token, as far as it was asked for
+        self._may_be_complete = False
 
-    def mask(self) -> bytes:
-        """The tokens that may come next: a bit per token in u32 words, the lowest first; 1: allowed."""
+    def mask(self) -> bytes | None:
+        """The tokens that may come next: a bit per token in u32 words, the lowest first; 1: allowed.
+
+        None, after `accept` said None: no token may come, the text is complete. Python runs other threads meanwhile.
+        """
         if self._mask is None:
-            # It has a word more where the vocabulary is a multiple of 32.
-            self._mask = self._matcher.compute_bitmask()[: len(self._only_ends)]
+            self._mask = _bitmask(self._matcher, self._only_ends)
             if self._matcher.is_error():
                 raise InputError(f"the grammar takes too long here: {_reason(self._matcher.get_error())}")
-        return self._mask
+        return None if self._may_be_complete and self._mask == self._only_ends else self._mask
 
-    def accept(self, token: int) -> bool:
-        """This token came. False: the text is complete."""
+    def accept(self, token: int) -> bool | None:
+        """This token came. False: the text is complete. None: the next mask says whether it is."""
         matcher, mask, self._mask = self._matcher, self._mask, None
         if token in self._ends:
             return False
@@ -83,7 +86,8 @@ class GrammarConstraint:
             raise InputError(f"the grammar does not go on: {_reason(matcher.get_error())}")
         if matcher.is_stopped():
             return False
-        return not matcher.is_accepting() or self.mask() != self._only_ends
+        self._may_be_complete = bool(matcher.is_accepting())
+        return None if self._may_be_complete else True
 
     def is_complete(self, dropped: int, kept: bytes) -> bool:
         """Is the text complete without its last `dropped` tokens, but with these bytes of them? No token may follow."""
@@ -190,11 +194,12 @@ class GrammarCompiler:
 
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher = llguidance.LLMatcher(guidance.tokenizer, text, log_level=0, limits=limits)
+        first = b""
         if not matcher.is_error():
-            matcher.compute_bitmask()  # the first mask takes longest, and shows whether there is a text at all
+            first = _bitmask(matcher, guidance.only_ends)  # it takes longest, and shows whether there is a text at all
         if matcher.is_error():
             raise InputError(refused(_reason(matcher.get_error())))
-        return Grammar(matcher, guidance)
+        return Grammar(matcher, guidance, first)
 
     def _made_guidance(self) -> _Guidance:
         with self._making:
@@ -231,6 +236,11 @@ class _Tokens:
 
     def __call__(self, text: str) -> list[int]:
         return self._encode(text, parse_special=False)
+
+
+def _bitmask(matcher: llguidance.LLMatcher, only_ends: bytes) -> bytes:
+    """A mask as long as this one: llguidance's has a word more where the vocabulary is a multiple of 32."""
+    return matcher.compute_bitmask()[: len(only_ends)]
 
 
 def _unsupported(structure: Structure, reason: str) -> str:

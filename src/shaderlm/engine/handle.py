@@ -51,6 +51,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             banned = dict(self.settings.bias) | dict.fromkeys(request.stop_ids, float("-inf"))
             self.early_settings = self.settings._replace(bias=tuple(sorted(banned.items())))
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
+        self.mask_seconds: float | None = None  # that its masks take, the slow ones among the last; None: unknown
         self.submitted = self.started = self.first = self.last = self._ended = 0.0
         self.cancelled = False
         self.ending: str | None = None  # the reason, where its last token came and its text is not made yet
@@ -58,7 +59,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.sequence = SequenceState(number, prompt, len(prompt), 0, request.priority, request.cache_prompt)
         self.sequence.owner, self.sequence.contiguous, self.sequence.kept = self, pulled, request.keep_cache
         self.constraint = None if request.constraint is None else request.constraint.start()
-        self.sequence.waits = self.constraint is not None
+        self.sequence.waits = self.sequence.held = self.constraint is not None
         self._engine = engine
         self._text = TextStream(engine.tokenizer, request.stop, request.shown_ids)
         self._items: deque[_Item] = deque()

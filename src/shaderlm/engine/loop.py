@@ -6,6 +6,11 @@ the tokens: the device does not wait for text. Up to `Runner.steps_ahead` steps 
 Who steps: the engine's own thread, as long as there are several requests or one that was submitted with `submit`. A
 single caller of `generate` or `stream` steps the engine itself, while it reads: no token changes threads.
 
+Constraints: whoever steps computes masks that are known to be quick, and those of a single caller. Threads of `Masks`
+compute the others. A sequence is left out of steps until its mask is there. A constraint is handed over after the text
+of the last token was made, which may end the request and ask it for the last time: two threads never use it at once. If
+nothing but masks is on its way, the turn waits for one, or until `_wake` is called.
+
 Locks, in the order in which they are taken:
 - `_drive`: who has it steps. It is held while a token is awaited. `_driver` is the thread that is inside a turn: a
   signal handler runs in the thread that it interrupts, which may be this one.
@@ -31,13 +36,13 @@ from operator import is_not
 
 from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from ..graph.batch import PAGE
-from ..runtime.adjusted import check_settings
 from ..runtime.pages import Sequence, pages_for
 from ..runtime.prefix_cache import PrefixCache
 from ..runtime.runner import U32, DecodeBatch, Gives, Part, Runner, SamplerSettings, StepResult, Tokens, bucket
 from ..text import Tokenizer
 from .completion import TokenLogprob
 from .handle import Handle, wake
+from .masks import IN_PLACE_SECONDS, Mask, Masks, computed
 from .request import EngineOptions, EngineStats, Request, SequenceInfo
 from .scheduler import Batch, DoesNotFitError, Limits, Rows, Scheduler, SequenceState
 
@@ -94,6 +99,10 @@ class Engine:
         self._members: list[Sequence] = []  # of the decode batch
         self._steady: tuple[Batch | None, list[SequenceState], list[tuple[SequenceState, int]]] = (None, [], [])
         self._settings: list[SamplerSettings] = []
+        self._masks = Masks()
+        self._unmasked: deque[Handle] = deque()  # whose masks are to be computed
+        self._masking: set[int] = set()  # ids of those whose masks are being computed
+        self._waits_for_masks = False
         self._growth_error: BaseException | None = None
         self._closed = self._draining = False
         self._finished: Counter[str] = Counter()
@@ -206,6 +215,7 @@ class Engine:
             self._active[handle.id] = handle
             if handle.cancelled:  # during one of the lines above
                 self._cancels.append(handle)
+        self._wake()
         if self._cancels:
             self._attend_unless_driven()
 
@@ -234,6 +244,7 @@ class Engine:
                     handle.finish("closed")
                     return
         self._cancels.append(handle)
+        self._wake()
         self._attend_unless_driven()
 
     def _attend_unless_driven(self) -> None:
@@ -320,6 +331,7 @@ class Engine:
         if len(flying) < ahead:
             self._fill(ahead)
         if not flying:
+            self._wait_for_masks()
             return
         flight = flying[0]
         tokens = flight.wait()
@@ -329,6 +341,7 @@ class Engine:
             # Before text is made. Nothing is gained by that where one step at a time is on its way.
             self._fill(ahead)
         self._deliver(confirmed)
+        self._hand_over()
 
     # Steps ---------------------------------------------------------------------------------------------------
 
@@ -354,12 +367,16 @@ class Engine:
                 ended.append(handle)
         if ended:
             wake(ended)
+        self._hand_over()
 
     def _admit(self) -> None:
         """New requests wait for a place, with `Runner.lock` held. Those that are being submitted are waited for."""
         with self._lock:
             while self._new:
-                self._scheduler.add(self._new.popleft().sequence)
+                handle = self._new.popleft()
+                self._scheduler.add(handle.sequence)
+                if handle.constraint is not None:
+                    self._unmasked.append(handle)
 
     def _all_active(self) -> list[Handle]:
         with self._lock:
@@ -378,6 +395,8 @@ class Engine:
         with self._runner.lock:
             if self._new:
                 self._admit()
+            for mask in self._masks.taken():
+                self._take_mask(mask)
             while len(self._flying) < ahead:
                 try:
                     batch = self._scheduler.schedule()
@@ -388,9 +407,6 @@ class Engine:
                     return
                 try:
                     flight = self._submitted(batch)
-                except _RequestError as failed:
-                    self._fail(failed.state, failed.problem)
-                    continue
                 except (DeviceError, MemoryError) as problem:
                     if not self._could_not_grow(batch):
                         raise
@@ -450,8 +466,7 @@ class Engine:
             self._prompt_tokens += state.prompt_tokens
 
     def _decode_step(self, states: list[SequenceState]) -> Tokens:
-        vocabulary = self._runner.config.vocabulary
-        settings = [_settings(state, vocabulary) for state in states]
+        settings = [_settings(state) for state in states]
         sequences = [_sequence(state) for state in states]
         batch = self._decode
         if batch is None or sequences != self._members or any(map(is_not, settings, self._settings)):
@@ -469,7 +484,7 @@ class Engine:
             return Part(sequence, rows.ids, "nothing")
         handle: Handle = state.owner
         gives: Gives = "token" if handle.request.output == "text" else "hidden"
-        settings = _settings(state, self._runner.config.vocabulary)
+        settings = _settings(state)
         if settings.penalizes and not sequence.has_history:
             self._runner.set_history(sequence, state.tokens)
         return Part(sequence, rows.ids, gives, settings)
@@ -496,12 +511,13 @@ class Engine:
                 continue
             state.tokens.append(token)
             self._generation_tokens += 1
-            if handle.constraint is not None and not self._accepted(handle, token):
-                if handle.finish_reason is not None:
-                    continue
+            goes_on = True if handle.constraint is None else self._accepted(handle, token)
+            if handle.finish_reason is not None:
+                continue
+            if goes_on is False:
                 handle.ending = "stop"
                 self._stop(state)
-            elif not state.left and not state.in_flight:
+            elif goes_on and not state.left and not state.in_flight:
                 handle.ending = "length"
                 self._stop(state)
             logprob = None
@@ -519,14 +535,99 @@ class Engine:
         handle.hidden, handle.ending = flight.result.hidden[flight.outputs[state]], "stop"
         self._stop(state)
 
-    def _accepted(self, handle: Handle, token: int) -> bool:
+    def _accepted(self, handle: Handle, token: int) -> bool | None:
+        """Does the text go on after this token? None: its mask will say."""
         assert handle.constraint is not None
-        handle.masked = None
+        state, handle.masked = handle.sequence, None
         try:
-            return handle.constraint.accept(token)
+            goes_on = handle.constraint.accept(token)
         except Exception as problem:  # of this request alone
-            self._fail(handle.sequence, problem)
+            self._fail(state, problem)
             return False
+        if goes_on is False or (goes_on and not state.left):
+            return goes_on
+        state.held = True
+        if not self._masks_in_place(handle):
+            self._unmasked.append(handle)
+            return goes_on
+        mask = self._computed(handle)
+        if mask.error is None and (mask.settings is None or not state.left):
+            return mask.settings is not None
+        self._take_mask(mask)
+        return True
+
+    # Masks ---------------------------------------------------------------------------------------------------
+
+    def _masks_in_place(self, handle: Handle) -> bool:
+        """Is its next mask not worth another thread?"""
+        if handle.pulled and len(self._active) == 1:
+            return True  # nobody else waits
+        return handle.mask_seconds is not None and handle.mask_seconds <= IN_PLACE_SECONDS
+
+    def _computed(self, handle: Handle) -> Mask:
+        assert handle.constraint is not None
+        return computed(handle.id, handle.constraint, _plain_settings(handle), self._runner.config.vocabulary)
+
+    def _hand_over(self) -> None:
+        """Have masks computed, of requests that are not over."""
+        while self._unmasked:
+            handle = self._unmasked.popleft()
+            if handle.id not in self._active:
+                continue
+            if self._masks_in_place(handle):
+                self._take_mask(self._computed(handle))
+                continue
+            assert handle.constraint is not None
+            settings, vocabulary = _plain_settings(handle), self._runner.config.vocabulary
+            try:
+                self._masks.submit(handle.id, handle.constraint, settings, vocabulary)
+            except RuntimeError as problem:  # no thread can be started
+                self._fail(handle.sequence, problem)
+                continue
+            self._masking.add(handle.id)
+
+    def _take_mask(self, mask: Mask) -> None:
+        """The next token of a sequence can be sampled, or its constraint ends it."""
+        self._masking.discard(mask.number)
+        handle = self._active.get(mask.number)
+        if handle is None:  # it is over
+            return
+        state = handle.sequence
+        state.held = False
+        if mask.error is not None:
+            self._fail(state, mask.error)
+            return
+        if len(state.tokens) > state.prompt_tokens:  # the first is often there already, and says nothing of the others
+            handle.mask_seconds = max(mask.seconds, 0.8 * (handle.mask_seconds or 0.0))
+        if mask.settings is not None and state.left:
+            handle.masked = mask.settings
+            return
+        handle.ending = "stop" if mask.settings is None else "length"
+        self._stop(state)
+        self._over(handle)
+        wake([handle])
+
+    def _wait_for_masks(self) -> None:
+        """Nothing is on its way but masks: until one is there, or there is something else to do."""
+        if not self._masking:
+            return
+        self._waits_for_masks = True
+        try:
+            if self._new or self._cancels or self._closed:
+                return
+            until = self._deadlines[0][0] - time.monotonic() if self._deadlines else None
+            found = self._masks.wait(None if until is None else max(0.0, until))
+        finally:
+            self._waits_for_masks = False
+        for mask in found:
+            self._take_mask(mask)
+
+    def _wake(self) -> None:
+        """Whoever waits for masks looks again."""
+        if self._waits_for_masks:
+            self._masks.wake()
+
+    # Ends of texts -------------------------------------------------------------------------------------------
 
     def _stop_reason(self, handle: Handle) -> str:
         """Why a generation ends that a stop id or a stop string ends. A form that is not complete is cut."""
@@ -599,7 +700,10 @@ class Engine:
                 else:
                     handle.fail(error)
             self._active.pop(handle.id, None)
+            self._masking.discard(handle.id)
             if not self._active:
+                self._unmasked.clear()
+                self._masks.release()
                 # What was submitted last is not wanted any more: its states and tracebacks refer to much.
                 self._members, self._steady, self._growth_error = [], (None, [], []), None
                 self._idle.notify_all()
@@ -635,13 +739,15 @@ class Engine:
             scheduler, waiting = self._scheduler, set(self._scheduler.waiting)
             if isinstance(problem, DeviceError) and not self._runner.usable:
                 self.lost = DeviceError(str(problem))  # without what its traceback refers to
-            active = self._all_active()
+            active, interrupted = self._all_active(), not isinstance(problem, Exception)
             failed = [
                 handle
                 for handle in active
                 if self.lost is not None
                 or handle is raising
                 or (handle.sequence not in waiting and handle not in self._new)
+                # Its mask may have been on its way from one thread to the other.
+                or (interrupted and handle.sequence.held and handle not in self._new)
             ]
             failed = failed or active  # a turn that fails with nothing on its way would fail again
             for handle in failed:
@@ -655,7 +761,7 @@ class Engine:
             scheduler.forget([handle.sequence for handle in failed])
             self._cache.clear()
         error = problem
-        if not isinstance(problem, Exception):  # Ctrl-C is for the thread that got it
+        if interrupted:  # Ctrl-C is for the thread that got it
             error = UnavailableError("the thread that ran the steps of this request was interrupted; ask again")
         for handle in failed:
             self._over(handle, error)
@@ -674,9 +780,10 @@ class Engine:
         return await asyncio.to_thread(self.drain, timeout)
 
     def close(self) -> None:
-        """End all requests with an error, and let go of the cache. Waits for the token that is awaited."""
+        """End all requests with an error, and let go of the cache. Waits for the token and masks that are awaited."""
         with self._lock:
             self._closed = True
+        self._wake()
         if self.stepped_here:
             return  # a signal handler: whoever steps looks again
         with self._drive:
@@ -684,6 +791,7 @@ class Engine:
         thread = self._thread
         if thread is not None:
             thread.join()
+        self._masks.join()
 
     def _let_go(self) -> None:
         self._attend()
@@ -742,35 +850,26 @@ class Engine:
         ]
 
 
-class _RequestError(Exception):
-    """What a request brought along failed: only this request ends."""
-
-    def __init__(self, state: SequenceState, problem: Exception) -> None:
-        super().__init__(str(problem))
-        self.state, self.problem = state, problem
-
-
 def _sequence(state: SequenceState) -> Sequence:
     assert state.sequence is not None
     return state.sequence
 
 
-def _settings(state: SequenceState, vocabulary: int) -> SamplerSettings:
+def _settings(state: SequenceState) -> SamplerSettings:
     """How the next token of a sequence is sampled."""
     handle: Handle = state.owner
-    request = handle.request
-    settings = handle.settings
-    if request.min_tokens and len(state.tokens) - state.prompt_tokens + state.in_flight < request.min_tokens:
-        settings = handle.early_settings
     if handle.constraint is None:
-        return settings
-    if handle.masked is None:  # once for each token, also where the sequence is preempted
-        try:
-            handle.masked = settings._replace(mask=handle.constraint.mask())
-            check_settings(handle.masked, vocabulary, has_history=True)
-        except Exception as problem:
-            raise _RequestError(state, problem) from problem
+        return _plain_settings(handle)
+    assert handle.masked is not None  # it stays where the sequence is preempted
     return handle.masked
+
+
+def _plain_settings(handle: Handle) -> SamplerSettings:
+    """The same without a mask."""
+    request, state = handle.request, handle.sequence
+    if request.min_tokens and len(state.tokens) - state.prompt_tokens + state.in_flight < request.min_tokens:
+        return handle.early_settings
+    return handle.settings
 
 
 def _weak(method: Callable[[SequenceState], None]) -> Callable[[SequenceState], None]:
@@ -793,5 +892,5 @@ if hasattr(os, "register_at_fork"):  # the threads of engines are not in the chi
 def _end_threads() -> None:
     """A thread inside the GPU's library while the interpreter goes away would take the process with it."""
     for engine in list(_engines):
-        if engine.has_thread:
+        if engine.has_thread or engine._masks.has_threads:
             engine.close()

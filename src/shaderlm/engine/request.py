@@ -12,14 +12,21 @@ from .sampling import SamplingParams
 
 
 class Constraint(Protocol):
-    """Says which tokens may come next. Called by the thread that steps the engine."""
+    """Says which tokens may come next. Called by one thread at a time.
 
-    def mask(self) -> bytes:
-        """The tokens that may come next: a bit per token in u32 words, the lowest first; 1: allowed."""
+    `accept` and `is_complete` are called by the thread that steps the engine, where all requests wait for them. So is
+    `mask` if it is quick, as far as is known. Otherwise another thread calls it, and its request alone waits.
+    """
+
+    def mask(self) -> bytes | None:
+        """The tokens that may come next: a bit per token in u32 words, the lowest first; 1: allowed.
+
+        None, after `accept` said None: no token may come, the text is complete.
+        """
         ...
 
-    def accept(self, token: int) -> bool:
-        """This token came. False: the text is complete."""
+    def accept(self, token: int) -> bool | None:
+        """This token came. False: the text is complete. None: the next mask says whether it is."""
         ...
 
     def is_complete(self, dropped: int, kept: bytes) -> bool:
