@@ -515,6 +515,29 @@ def test_no_end_before_min_tokens(model: LanguageModel, monkeypatch: pytest.Monk
     assert banned[:8] == [True] * 4 + [False] * 4
 
 
+def test_every_gap_between_tokens_is_counted() -> None:
+    """One step takes long: this gap is among them, for both that are in it."""
+    model, runner = made()
+    awaited: list[object] = []
+
+    def slow(tokens: object) -> None:
+        awaited.append(tokens)
+        if len(awaited) == 10:
+            time.sleep(0.06)
+
+    runner.awaited = slow  # type: ignore[method-assign]
+    with runner.lock:  # no step before both are there
+        handles = [model.engine.submit(request([i], 20)) for i in (5, 6)]
+    assert [ids_of(handle) for handle in handles] == [expected([i], 20) for i in (5, 6)]
+    awaited.clear()
+    buckets, total = model.engine.stats().token_gaps.buckets()
+    assert buckets[-1] == ("+Inf", 2 * 19)
+    assert total == pytest.approx(sum(handle.timing.decode_seconds for handle in handles))
+    assert dict(buckets)["0.05"] <= 2 * 18
+    model.close()
+    left_nothing(runner)
+
+
 def test_penalties_and_log_probabilities(model: LanguageModel) -> None:
     sampling = SamplingParams(repetition_penalty=1.2, logprobs=1)
     handles = [model.engine.submit(request([i, 9], 9, sampling=sampling)) for i in (5, 6)]

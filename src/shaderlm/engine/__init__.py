@@ -2,6 +2,7 @@
 
 from .completion import AsyncStream, Completion, Stream, Timing, TokenLogprob
 from .handle import Handle
+from .histogram import Histogram
 from .language_model import LanguageModel
 from .loading import load
 from .loop import Engine
@@ -21,6 +22,7 @@ __all__ = [
     "EngineStats",
     "GenerationOptions",
     "Handle",
+    "Histogram",
     "LanguageModel",
     "Request",
     "SamplingParams",

@@ -42,6 +42,7 @@ from ..runtime.runner import U32, DecodeBatch, Gives, Part, Runner, SamplerSetti
 from ..text import Tokenizer
 from .completion import TokenLogprob
 from .handle import Handle, wake
+from .histogram import Histogram
 from .masks import IN_PLACE_SECONDS, Mask, Masks, computed
 from .request import EngineOptions, EngineStats, Request, SequenceInfo
 from .scheduler import Batch, DoesNotFitError, Limits, Rows, Scheduler, SequenceState
@@ -69,6 +70,9 @@ class _Flight:
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+# Seconds from a token to the next, for counting them.
+_GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
 Confirmed = list[tuple[Handle, int | None, TokenLogprob | None]]
 
@@ -108,6 +112,7 @@ class Engine:
         self._finished: Counter[str] = Counter()
         self._prompt_tokens = self._generation_tokens = self._steps = self._rows = 0
         self._prompt_seconds = self._decode_seconds = 0.0
+        self._token_gaps = Histogram(_GAPS)
         _engines.add(self)
 
     # Limits --------------------------------------------------------------------------------------------------
@@ -492,11 +497,13 @@ class Engine:
     def _confirm(self, flight: _Flight, tokens: U32 | None, now: float) -> Confirmed:
         """The tokens of a step are known. Sequences that end by their ids or their number end here."""
         found: Confirmed = []
+        before, after_it = 0.0, 0  # most sequences have their last tokens from the same step: these are counted at once
         for state, slot in flight.sampled:
             handle: Handle = state.owner
             state.in_flight -= 1
-            handle.last = now
-            if len(state.tokens) == state.prompt_tokens:
+            last, handle.last = handle.last, now
+            is_first = len(state.tokens) == state.prompt_tokens
+            if is_first:
                 handle.first = now
             if handle.request.output == "hidden":
                 self._take_hidden(flight, state)
@@ -511,6 +518,11 @@ class Engine:
                 continue
             state.tokens.append(token)
             self._generation_tokens += 1
+            if not is_first:
+                if last != before and after_it:
+                    self._token_gaps.observe(now - before, after_it)
+                    after_it = 0
+                before, after_it = last, after_it + 1
             goes_on = True if handle.constraint is None else self._accepted(handle, token)
             if handle.finish_reason is not None:
                 continue
@@ -525,6 +537,8 @@ class Engine:
                 report = flight.tokens.logprobs(slot)
                 logprob = TokenLogprob(token, *report) if report is not None else None
             found.append((handle, token, logprob))
+        if after_it:
+            self._token_gaps.observe(now - before, after_it)
         return found
 
     def _take_hidden(self, flight: _Flight, state: SequenceState) -> None:
@@ -827,6 +841,7 @@ class Engine:
                 preemptions=scheduler.preemptions,
                 steps=self._steps,
                 rows=self._rows,
+                token_gaps=self._token_gaps.copy(),
                 options=self.options,
             )
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from ..text import ChatFormat
 from .completion import TokenLogprob
+from .histogram import Histogram
 from .sampling import SamplingParams
 
 
@@ -111,6 +112,7 @@ class EngineStats:
     preemptions: int
     steps: int
     rows: int  # of all steps
+    token_gaps: Histogram  # seconds from a token of a request to the next
     options: EngineOptions
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -14,41 +13,19 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from ..engine import EngineStats, Handle
+from ..engine import EngineStats, Handle, Histogram
 from .output import FINISHES
 from .served import Served
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
-_BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-
-
-class Histogram:
-    """Counts of values up to each bound. Used by the event loop alone, so it needs no lock."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """So many times this value."""
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """Cumulative counts by bound, and the sum of all values."""
-        total, found = 0.0, []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            found.append((bound, total))
-        return found, self._sum
 
 
 class Metrics:
     """Counts what the engine does not: how long clients wait."""
 
     def __init__(self) -> None:
-        self.first_token, self.between = Histogram(_SECONDS), Histogram(_BETWEEN)
-        self.whole, self.queued = Histogram(_SECONDS), Histogram(_SECONDS)
+        self.first_token, self.whole, self.queued = (Histogram(_SECONDS) for _ in range(3))
         # Of requests that are over: tokens of prompts that were computed, tokens after the first, and their seconds.
         self.prompt_tokens = self.decoded_tokens = 0
         self.prompt_seconds = self.decode_seconds = 0.0
@@ -67,8 +44,6 @@ class Metrics:
         first = timing.queue_seconds + timing.prompt_seconds
         self.first_token.observe(first)
         self.whole.observe(first + timing.decode_seconds)
-        if timing.decoded:
-            self.between.observe(timing.decode_seconds / timing.decoded, timing.decoded)
 
     def text(self, served: Served) -> bytes:
         """What `/metrics` answers."""
@@ -85,7 +60,7 @@ class _Collector:
         """All numbers as they are now."""
         stats = self._served.model.engine.stats()
         yield from self._engine(stats)
-        yield from self._histograms()
+        yield from self._histograms(stats)
         yield from _llama(stats, self._metrics)
 
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
@@ -118,11 +93,11 @@ class _Collector:
             ended.add_metric([name, reason], count)
         yield ended
 
-    def _histograms(self) -> Iterator[Metric]:
+    def _histograms(self, stats: EngineStats) -> Iterator[Metric]:
         metrics = self._metrics
         for stem, words, histogram in (
             ("time_to_first_token_seconds", "From the request to its first token", metrics.first_token),
-            ("inter_token_latency_seconds", "From a token to the next, the mean of a request", metrics.between),
+            ("inter_token_latency_seconds", "From a token of a request to the next", stats.token_gaps),
             ("e2e_request_latency_seconds", "From the request to its last token", metrics.whole),
             ("request_queue_time_seconds", "From the request to its first step", metrics.queued),
         ):

@@ -1,0 +1,32 @@
+"""Counts of values by size."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+class Histogram:
+    """Counts of values up to each bound. One thread at a time adds to it."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """So many times this value."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def copy(self) -> Histogram:
+        """As it is now. Any thread."""
+        made = Histogram(self._bounds)
+        made._counts, made._sum = self._counts.copy(), self._sum
+        return made
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative counts by bound, and the sum of all values."""
+        total, found = 0.0, []
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            found.append((bound, total))
+        return found, self._sum
