@@ -333,6 +333,7 @@ class Engine:
         """Wait for the oldest step, submit the next one, make text of its tokens."""
         flying, ahead = self._flying, self._runner.steps_ahead
         self._attend()
+        self._hand_over()
         if len(flying) < ahead:
             self._fill(ahead)
         if not flying:
@@ -372,7 +373,6 @@ class Engine:
                 ended.append(handle)
         if ended:
             wake(ended)
-        self._hand_over()
 
     def _admit(self) -> None:
         """New requests wait for a place, with `Runner.lock` held. Those that are being submitted are waited for."""
