@@ -18,7 +18,9 @@ _ARGUMENT = re.compile(r"@builtin\((\w+)\)\s*(\w+)\s*:\s*([\w<>]+)")
 
 
 def _element(kind: str, aliases: dict[str, str]) -> int:
-    kind = aliases.get(kind.strip(), kind.strip())
+    kind = kind.strip()
+    while kind in aliases:
+        kind = aliases[kind].strip()
     return 4 if kind in ("f32", "u32", "atomic<u32>") else {"2": 8, "3": 16, "4": 16}[kind[3]]
 
 

@@ -157,12 +157,13 @@ def test_where_it_applies() -> None:
     units = with_units(GPU)
     dims = dims_of((32, 8, 64), 512, context="single_pass", paged=True, cache="f16")
     names = [dispatch.kernel.name for dispatch in ROUTE.launch_list(dims, units).dispatches]
-    assert names == ["attention_matrix", "attention_single_pass"]
+    assert names == ["attention_matrix", "attention_grouped"]
     assert choose("attention", dims, units, None, "fast").name == "matrix"
     assert choose("attention", dims, units, None, "exact").name == "flash", "it rounds"
     assert choose("attention", dims, GPU, None, "fast").name == "flash"
     for wrong, words in (
         ({"tokens": 4}, "tokens is 4"),
+        ({"runs": False}, "there are none"),
         ({"cache": "f32"}, "the cache is f32"),
         ({"D": 20}, "heads of 20 values"),
     ):

@@ -12,7 +12,7 @@ from shaderlm.compile import lower
 from shaderlm.gpu import Device
 from shaderlm.graph.batch import CONTEXTS
 from shaderlm.kernels import LaunchList
-from shaderlm.kernels.attention.attention import split_octets, split_rows
+from shaderlm.kernels.attention.attention import split_octets, split_quads, split_rows
 
 from .attention_operands import MAKERS, Stretch
 from .compare import assert_close
@@ -51,6 +51,23 @@ def test_rows(heads: Heads, tokens: int, context: str, stretches: tuple[Stretch,
     operands, expected = MAKERS["attention"](np.random.default_rng(8), {**dims, "stretches": stretches})
     lanes = max(lanes, gpu.caps.subgroup_max)
     assert_close(attend(gpu, dims, operands, lanes), expected["out"], "attention", f"{heads} {context}")
+
+
+@pytest.mark.parametrize("cache", ["f16", "f32"])
+def test_splits_of_several_chunks(cache: str, gpu: Device) -> None:
+    """Fewer splits than chunks, of rows with chunks of either size."""
+    dims = dims_of((3, 1, 32), 4, context="long_split", paged=True, cache=cache)
+    stretches: tuple[Stretch, ...] = ((0, 2100, 1), (1, 500, 1), (2, 63, 1))
+    operands, expected = MAKERS["attention"](np.random.default_rng(8), {**dims, "stretches": stretches})
+    caps = replace(gpu.caps, kind="discrete")
+    lanes = max(64, caps.subgroup_max)
+    split = split_octets(dims, caps.subgroup_max, lanes) if cache == "f16" else split_quads(dims, lanes)
+    assert split is not None
+    dispatches, scratch = split_rows(dims, caps, split, 3)
+    buffers = flash().launch_list(dims, caps).buffers
+    program = lower(flash(), dims, caps, operands, launch_list=LaunchList(dispatches, {**buffers, **scratch}))
+    found = gpu.run(program)["out"].view(np.float32).reshape(4, 3, -1)
+    assert_close(found, expected["out"], "attention", f"three splits, {cache}")
 
 
 def test_a_row_is_the_same_in_every_batch(gpu: Device) -> None:

@@ -142,6 +142,7 @@ _TABLE = (
             "scale": None,
             "context": lambda dims: context_class(dims.get("keys", 0) or SPLIT_KEYS + 1, dims["D"]),
             "paged": False,  # without a page table: one sequence, whose pages are the pool from row 0 on
+            "runs": True,  # rows may belong to runs, if there are enough for one
             "keys": 0,  # where known: how many the last row sees, of consecutive rows of one sequence
         },
         formulas.attention,
@@ -365,7 +366,7 @@ def _check(op: str, key: str, value: Any) -> None:
     if key in _CHOICES:
         if value not in _CHOICES[key]:
             raise InputError(f"{op}: {key} must be one of {', '.join(_CHOICES[key])}, got {value!r}")
-    elif key in ("bias", "interleaved", "batched", "paged", "greedy", "advance", "counted"):
+    elif key in ("bias", "interleaved", "batched", "paged", "runs", "greedy", "advance", "counted"):
         if not isinstance(value, bool):
             raise InputError(f"{op}: {key} must be True or False, got {value!r}")
     elif key in ("eps", "scale"):

@@ -1,20 +1,21 @@
 """The route of attention that models take: rows of any sequences, each of its own length, in pages or from row 0 on.
 
-Rows of runs (prompts) go to attention_tile. Of short rows, one workgroup takes all keys for a query head
-(attention_single_pass). The keys of longer ones are split among workgroups and joined (attention_split,
-attention_merge). Which of them serves a row, and in which chunks, depends on the row alone: each kernel passes over
-the rows of the others. Heads are padded to a multiple of four values with zeros, which change nothing.
+Rows of runs (prompts) go to attention_tile. Of short rows, one workgroup takes all keys: for a query head, if there is
+one row (attention_single_pass), or for four query heads of a kv head (attention_grouped). The keys of longer ones are
+split among workgroups and joined (attention_split, attention_merge). Which of them serves a row of a plan, and in which
+chunks, depends on the row alone: each kernel passes over the rows of the others. Heads are padded to a multiple of four
+values with zeros, which change nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...gpu.caps import DeviceCaps
-from ...graph.batch import LONG_SPLIT_KEYS, RUN, RUN_ROWS, SPLIT_KEYS, least_pool_rows, single_pass_keys
+from ...graph.batch import LONG_SPLIT_KEYS, RUN, RUN_ROWS, SPLIT_KEYS, last_key, least_pool_rows, single_pass_keys
 from ..route import Array, Dims, Dispatch, LaunchList, Route, ceil_div, f32, over_limits
 from ..wgsl import Constant, Kernel
 
@@ -95,17 +96,80 @@ def _single_pass_lanes(dims: Dims, caps: DeviceCaps) -> int:
     return few if caps.policy.prefer_few_barriers else min(512, caps.max_invocations)
 
 
-def single_pass(dims: Dims, caps: DeviceCaps, lanes: int, max_keys: int = _ALL, skipped: int = 0) -> Dispatch:
-    """All keys of a row and a query head by one workgroup, for rows that see up to `max_keys`."""
-    params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "max_keys": max_keys, "skipped": skipped}
+def single_pass(dims: Dims, caps: DeviceCaps, skipped: int = 0) -> Dispatch:
+    """All keys of a row and a query head by one workgroup."""
+    params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "max_keys": _ALL, "skipped": skipped}
     return Dispatch(
         _kernel("attention_single_pass", dims, subgroups=True),
         _grid(dims["tokens"], dims["Hq"], _ROW_WORKGROUPS),
         {**params, "scale": scale_of(dims)},
-        {"WG": lanes, "QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1},
+        {"WG": _single_pass_lanes(dims, caps), "QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1},
         specialised=_specialised(dims, caps),
         idle=skipped != 0,
     )
+
+
+# One workgroup per row and kv head ----------------------------------------------------------------------------
+
+# Of so few rows, those of more than SINGLE_PASS_KEYS keys are faster in splits (H200, 1,000 keys of 64: 4 rows 10.8
+# instead of 12.4 µs, 16 rows 22.8 instead of 14.3). A row of more than GROUPED_KEYS would keep the others waiting.
+_FEW_ROWS, GROUPED_KEYS = 8, SPLIT_KEYS
+# Workgroups that leave processors of a large GPU without any, and those that fill it.
+_FEW_WORKGROUPS, _FULL_WORKGROUPS = 128, 512
+
+
+def _grouped_workgroups(dims: Dims) -> int:
+    """Workgroups of a row: one for four query heads of a kv head."""
+    return int(dims["Hkv"] * ceil_div(dims["Hq"] // dims["Hkv"], 4))
+
+
+def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispatch | None:
+    """All keys of a row by one workgroup for four query heads of a kv head.
+
+    By subgroups of a known size; None where it is not known, or where a head takes too many registers.
+    """
+    size = caps.subgroup_max if caps.subgroup_min == caps.subgroup_max else 0
+    octets = dims["cache"] == "f16" and quads(dims) % 2 == 0
+    unit = 2 if octets else 1  # quads that a lane reads at once: 16 bytes, if it can
+    shared = min(size, max(4, 1 << (ceil_div(quads(dims), 2) - 1).bit_length()))  # lanes of a key
+    own = ceil_div(quads(dims) // unit, max(1, shared))
+    if shared < 4 or own * unit > 4 or lanes % size:
+        return None
+    constants: dict[str, Constant] = {"WG": lanes, "SUBGROUP": size, "LANES": shared, "OWN": own}
+    constants |= {"QUADS": quads(dims), "GROUP": dims["Hq"] // dims["Hkv"], "EACH_ROW": not dims["runs"]}
+    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
+    cache = ("attention/units_octets",) if octets else ("attention/units_quads", f"shared/cache_{dims['cache']}")
+    include = (*cache, "attention/served_rows", "shared/batch", where)
+    return Dispatch(
+        Kernel("attention/attention_grouped", include, _SUBGROUPS, unroll=True),
+        _grid(dims["tokens"], _grouped_workgroups(dims), _ROW_WORKGROUPS if dims["runs"] else _ALL),
+        {"kv_heads": dims["Hkv"], "max_keys": _ALL, "skipped": skipped, "scale": scale_of(dims)},
+        constants,
+        idle=skipped != 0,
+    )
+
+
+def _grouped(dims: Dims, caps: DeviceCaps, skipped: int) -> Dispatch | None:
+    """With as many lanes as are fastest, or as this device has room for; None where it has not."""
+    most = _grouped_lanes(dims)
+    for lanes in (lanes for lanes in (512, 256, 128, 64) if lanes <= most):
+        found = grouped(dims, caps, lanes, skipped)
+        if found and over_limits(LaunchList((found,), {}), caps) is None:
+            return found
+    return None
+
+
+def _grouped_lanes(dims: Dims) -> int:
+    """More lanes have more keys of a row on their way; in a full GPU, smaller workgroups of short rows all run at once.
+
+    H200, heads of 64: 64 rows of 100 keys take 9.2 µs with 128 lanes and 11.3 with 256; 16 rows of 1,000 keys 14.3 with
+    512 and 17.1 with 256.
+    """
+    workgroups = dims["tokens"] * _grouped_workgroups(dims)
+    short = dims["context"] == "single_pass"
+    if workgroups >= _FULL_WORKGROUPS:
+        return 128 if short else 256
+    return 512 if workgroups <= _FEW_WORKGROUPS and (dims["D"] > 64 or not short) else 256
 
 
 # Splits of the keys of a row, and what joins them -------------------------------------------------------------
@@ -116,18 +180,22 @@ def _splits(dims: Dims) -> int:
     return _SPLITS.get(dims["context"], ceil_div(single_pass_keys(dims["D"]), _SHORT_CHUNK))
 
 
-def _rows_of_a_pass(dims: Dims, caps: DeviceCaps) -> int:
+def _rows_of_a_pass(dims: Dims, caps: DeviceCaps, splits: int) -> int:
     """Rows whose partial sums fit the scratch buffer; passes of equal size."""
-    row = 16 * dims["Hq"] * _splits(dims) * quads(dims)
+    row = 16 * dims["Hq"] * splits * quads(dims)
     fitting = max(1, min(_PARTIAL_BYTES, caps.max_operand) // row)
     return ceil_div(dims["tokens"], ceil_div(dims["tokens"], fitting))
 
 
 def split_rows(
-    dims: Dims, caps: DeviceCaps, split: SplitKernel, *, min_keys: int = 0, skipped: int = 0
+    dims: Dims, caps: DeviceCaps, split: SplitKernel, splits: int = 0, *, min_keys: int = 0, skipped: int = 0
 ) -> tuple[tuple[Dispatch, ...], dict[str, int]]:
-    """Splits and joins for rows that see `min_keys` or more, in passes over the rows; and the scratch buffers."""
-    splits, rows = _splits(dims), _rows_of_a_pass(dims, caps)
+    """Splits and joins for rows that see `min_keys` or more, in passes over the rows; and the scratch buffers.
+
+    `splits` may be fewer than the context class has, where splits take several chunks: in "long_split".
+    """
+    splits = splits or _splits(dims)
+    rows = _rows_of_a_pass(dims, caps, splits)
     long_rows = dims["context"] == "long_split"
     common: dict[str, Constant] = {"QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1, "LONG_ROWS": long_rows}
     own = {"GROUP": dims["Hq"] // dims["Hkv"], "KEYS": _LONG_CHUNK if long_rows else _SHORT_CHUNK, **split.constants}
@@ -223,7 +291,7 @@ def tile(dims: Dims, caps: DeviceCaps, rows: int, keys: int) -> Dispatch:
 
 def _tile(dims: Dims, caps: DeviceCaps) -> Dispatch | None:
     """With the first tile that this device has room for; None where there is none, or no run can be."""
-    if dims["tokens"] < RUN_ROWS or _few_barriers(caps):
+    if not dims["runs"] or dims["tokens"] < RUN_ROWS or _few_barriers(caps):
         return None
     for rows, keys in _TILES:
         found = tile(dims, caps, rows, keys)
@@ -235,6 +303,26 @@ def _tile(dims: Dims, caps: DeviceCaps) -> Dispatch | None:
 # The route ----------------------------------------------------------------------------------------------------
 
 
+def _splits_of_a_batch(dims: Dims) -> int:
+    """As many as fill a GPU. More write more sums: 64 rows of 4,000 keys take 282 µs with 64 on an H200, 206 with 8."""
+    enough = max(8, ceil_div(_FULL_WORKGROUPS, dims["tokens"] * dims["Hkv"]))
+    return min(_splits(dims), enough) if dims["context"] == "long_split" else _splits(dims)
+
+
+def _rows_of_a_batch(dims: Dims, caps: DeviceCaps, skipped: int) -> tuple[tuple[Dispatch, ...], dict[str, int]]:
+    """What serves several rows: short ones by a workgroup each, longer ones by splits; and the scratch buffers."""
+    short, splits = _grouped(dims, caps, skipped), _splits_of_a_batch(dims)
+    if short is None:
+        short, splits, most = single_pass(dims, caps, skipped), _splits(dims), single_pass_keys(dims["D"])
+    else:
+        most = 0 if dims["tokens"] <= _FEW_ROWS and dims["context"] != "single_pass" else GROUPED_KEYS
+    if last_key(dims["context"], dims["D"]) <= most:
+        return (short,), {}
+    before = (replace(short, params={**short.params, "max_keys": most}),) if most else ()
+    after, scratch = split_rows(dims, caps, _split(dims, caps), splits, min_keys=most + 1, skipped=skipped)
+    return (*before, *after), scratch
+
+
 def launch_list_with(runs: Dispatch | None, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The rows of runs by one dispatch, if there is one; the others by what their lengths ask for."""
     buffers = operand_bytes(dims, _pool_rows(dims)) | ({"page_table": f32(1)} if dims["paged"] else {})
@@ -242,16 +330,14 @@ def launch_list_with(runs: Dispatch | None, dims: Dims, caps: DeviceCaps) -> Lau
     if not caps.subgroups:
         after, scratch = split_rows(dims, caps, split_tree(dims), skipped=skipped)
         return LaunchList((*before, *after), {**buffers, **scratch})
-    lanes = _single_pass_lanes(dims, caps)
-    if _few_barriers(caps) or dims["context"] == "single_pass":
-        return LaunchList((*before, single_pass(dims, caps, lanes, skipped=skipped)), buffers)
-    if dims["tokens"] == 1:
+    one_row, context = dims["tokens"] == 1, dims["context"]
+    if _few_barriers(caps) or (one_row and context == "single_pass"):
+        return LaunchList((*before, single_pass(dims, caps, skipped)), buffers)
+    if one_row:
         after, scratch = split_rows(dims, caps, _split(dims, caps))
         return LaunchList(after, {**buffers, **scratch})
-    most = single_pass_keys(dims["D"])
-    short = single_pass(dims, caps, lanes, most, skipped)
-    after, scratch = split_rows(dims, caps, _split(dims, caps), min_keys=most + 1, skipped=skipped)
-    return LaunchList((*before, short, *after), {**buffers, **scratch})
+    after, scratch = _rows_of_a_batch(dims, caps, skipped)
+    return LaunchList((*before, *after), {**buffers, **scratch})
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:

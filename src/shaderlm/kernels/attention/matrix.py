@@ -98,6 +98,8 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return reason
     if dims["tokens"] < RUN_ROWS:
         return f"it is for runs: tokens must be at least {RUN_ROWS}, tokens is {dims['tokens']}"
+    if not dims["runs"]:
+        return "it is for runs, of which there are none"
     if dims["cache"] != "f16":
         return f"it reads a cache of f16, the cache is {dims['cache']}"
     if not _usable(dims, caps):
