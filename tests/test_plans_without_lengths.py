@@ -47,7 +47,7 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         patch.setattr("shaderlm.runtime.gpu_runner.FIRST_POSITIONS", 64)
         made = runner_of(path, device)
         assert isinstance(made, GpuRunner)
-        made.max_tokens, made.max_outputs = 16, 4
+        made.max_tokens, made.max_outputs = 16, 8
         made.warm_up()
         yield made
         made.close()
@@ -71,14 +71,24 @@ def slow(runner: GpuRunner) -> bool:
 
 
 def test_a_warm_up_makes_few_plans(runner: GpuRunner) -> None:
-    """Buckets × context classes, and heads: their number does not depend on the context."""
-    buckets, rows, kinds = 5, 3, 5
+    """Buckets × context classes, and heads: not as many as contexts. Eight decode rows have plans of their own."""
+    buckets, decoded, rows, kinds = 5, 1, 4, 5
     made_by_loading = 4
-    most = len(CONTEXTS) * (buckets + 1) + kinds * (rows + 2) + made_by_loading
+    most = len(CONTEXTS) * (buckets + 1 + decoded) + kinds * (rows + 2) + made_by_loading
     assert runner.plans_made <= most
     before = runner.plans_made
     runner.warm_up()
     assert runner.plans_made == before
+
+
+def test_every_number_of_rows_has_its_plans(runner: GpuRunner) -> None:
+    """Decode rows have plans without runs, as soon as other rows may be runs."""
+    for keys in (1, 400):
+        assert {runner.step_of(rows, keys, decode=False) for rows in range(1, 17)} <= set(runner._plans)
+        steps = {runner.step_of(rows, keys, decode=True) for rows in range(1, 9)}
+        assert steps <= set(runner._plans)
+        assert [step.tokens for step in steps if step.decode] == [8]
+    assert not runner.step_of(16, 1, decode=True).decode, "so many rows without tokens are rare"
 
 
 @pytest.mark.usefixtures("nothing_new")
@@ -199,6 +209,20 @@ def plans(caps: DeviceCaps, name: str, tokens: int, context: int = 8192) -> dict
 def body(lowering: Lowering, architecture: Any, config: Config, step: Step) -> Plan:
     graph, rejected = fuse(architecture.build(config, step), None, lowering.unsupported_reason)
     return body_plan(lowering, graph, rejected, step, config)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_decode_plans_have_no_kernel_for_runs(context: str) -> None:
+    """All others are the same."""
+    architecture, config = model((2, *LLAMA_1B[1:]), name="llama")
+    lowering = Lowering(LARGE_GPU, "fast")
+    steps = [Step(16, context, "f16", True, decode) for decode in (False, True)]
+    mixed, decode = (body(lowering, architecture, config, step) for step in steps)
+    assert "attention_tile" in [launch.step.label for launch in mixed.launches]
+    others = [launch.step for launch in mixed.launches if launch.step.label != "attention_tile"]
+    assert [(step.label, step.source) for step in others] == [
+        (launch.step.label, launch.step.source) for launch in decode.launches
+    ]
 
 
 def sources(plan: Plan) -> set[str]:

@@ -55,13 +55,15 @@ class Step(NamedTuple):
     """What the graph of a step is built for: rows at once, how attention reads its keys, and the format of the cache.
 
     `context` is the class of the longest sequence (`graph.batch.CONTEXTS`). `paged`: a table says where the pages of a
-    sequence lie; without it the pool holds one sequence, from its first row on.
+    sequence lie; without it the pool holds one sequence, from its first row on. `decode`: every row is of a sequence of
+    its own, so that none belongs to a run.
     """
 
     tokens: int
     context: str = "single_pass"
     cache: str = "f32"
     paged: bool = False
+    decode: bool = False
 
 
 class BuildHead(Protocol):

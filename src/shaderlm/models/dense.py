@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ModelError
+from ..graph.batch import RUN_ROWS
 from ..graph.graph import Builder, Graph
 from .architecture import EMBEDDING, OUTPUT, Config, Metadata, Rope, Shapes, Step, expect
 from .metadata_keys import check_keys, check_tensors
@@ -245,6 +246,7 @@ class _Build:
         self.b.add("kv_write", kept, {"k": k, "v": v, "batch": "batch", **caches}, layer, **caches)
         out = self.b.tensor(f"{layer}.attended", step.tokens, c.heads * c.head_width)
         dims = {**kept, "Hq": c.heads, "context": step.context, "paged": step.paged}
+        dims["runs"] = step.tokens >= RUN_ROWS and not step.decode
         pages = {"page_table": "page_table"} if step.paged else {}
         self.b.add("attention", dims, {"q": q, **caches, "batch": "batch", **pages}, layer, out=out)
         return self._linear(layer, "attn_output", out)

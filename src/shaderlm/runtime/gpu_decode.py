@@ -111,16 +111,16 @@ class GpuDecode(DecodeBatch):
         """The plans for the lengths as they are, bound to today's buffers."""
         runner = self._runner
         width = runner.config.head_width
-        context = runner.step_context(max(sequence.length for sequence in self._sequences) + 1, decode=True)
-        tokens = runner.step_rows(len(self._parts), decode=True)
-        paged = tokens > 1 or not self._sequences[0].contiguous
-        wanted = (Step(tokens, context, runner.cache, paged), runner.head(tokens, tokens, self._kind, paged))
+        keys, rows = max(sequence.length for sequence in self._sequences) + 1, len(self._parts)
+        paged = runner.step_rows(rows, decode=True) > 1 or not self._sequences[0].contiguous
+        step = runner.step_of(rows, keys, decode=True, paged=paged)
+        wanted = (step, runner.head(step.tokens, step.tokens, self._kind, paged))
         programs = runner.bound_all(wanted)
         same = wanted == self._keys and all(map(is_, programs, self._programs))
         if not same or (self._pool is not None and self._region != runner.token_region(self._reports)):
             self.drop_pool()
         self._keys, self._programs = wanted, programs
-        self._last_key = last_key(context, width)
+        self._last_key = last_key(step.context, width)
         # A quarter of the class is left then: a tenth of a second, which is what making and compiling a plan takes. It
         # takes the recording threads' time, so that generations that end before do without.
         longer = any(each.expected is None or each.expected > self._last_key for each in self._sequences)

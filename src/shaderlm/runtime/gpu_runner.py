@@ -25,7 +25,7 @@ from ..compile.steps import Head, body_plan, head_plan
 from ..compile.tuner import tuned
 from ..errors import DeviceError, KernelError, ShaderlmError
 from ..gpu import BoundProgram, Buffer, Copy, Device, PendingReadBack, Program
-from ..graph.batch import CONTEXTS, PAGE, context_class
+from ..graph.batch import CONTEXTS, PAGE, RUN_ROWS, context_class
 from ..graph.graph import Graph
 from ..graph.sampling import ADJUSTMENT
 from ..models.architecture import Architecture, Config, Step
@@ -196,6 +196,8 @@ class GpuRunner(Runner):
         buckets = [1 << i for i in range(self.max_tokens.bit_length())]
         steps = [Step(tokens, context, self.cache, True) for tokens in reversed(buckets) for context in CONTEXTS]
         steps += [Step(1, context, self.cache) for context in CONTEXTS]
+        decoded = [tokens for tokens in buckets if self._without_runs(tokens)]
+        steps += [Step(tokens, context, self.cache, True, True) for tokens in decoded for context in CONTEXTS]
         kinds = ("greedy", "sample", "adjusted", "logits", "hidden")
         rows = [1 << i for i in range(self.max_outputs.bit_length())]
         heads = [self.head(count, 2, kind) for kind in kinds for count in rows]
@@ -344,8 +346,8 @@ class GpuRunner(Runner):
 
     def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: List[Part]) -> StepResult:
         decode = one_row_each(parts)
-        tokens, rows = self.step_rows(len(records), decode), self.step_rows(len(outputs), decode)
-        wanted: list[Step | Head] = [Step(tokens, self.step_context(keys, decode), self.cache, True)]
+        step, rows = self.step_of(len(records), keys, decode), self.step_rows(len(outputs), decode)
+        tokens, wanted = step.tokens, list[Step | Head]([step])
         given, kind, made = {part.gives for part in parts}, head_kind(parts), None
         if "hidden" in given:  # first: a sampler moves the records on
             wanted.append(self.head(rows, tokens, "hidden"))
@@ -366,6 +368,15 @@ class GpuRunner(Runner):
         # Copied before any later step writes others; waited for by whoever asks, without the lock.
         logits = self._rows_of("logits", outputs) if given & {"logits", "all logits"} else None
         return StepResult(found, logits, self._rows_of("states", outputs) if "hidden" in given else None)
+
+    def step_of(self, rows: int, keys: int, decode: bool, paged: bool = True) -> Step:
+        """The step of so many rows of which the longest sees so many keys. `decode`: each is of another sequence."""
+        tokens, context = self.step_rows(rows, decode), self.step_context(keys, decode)
+        return Step(tokens, context, self.cache, paged, decode and self._without_runs(tokens))
+
+    def _without_runs(self, tokens: int) -> bool:
+        """Do decode rows have a plan of their own? Among fewer rows there is no run in any step."""
+        return RUN_ROWS <= tokens <= self.max_outputs
 
     def step_rows(self, rows: int, decode: bool) -> int:
         """The bucket of so many rows. Decode rows that must not depend on others have one for all counts."""
