@@ -409,6 +409,34 @@ def test_a_profile_tells_the_threads_apart(model: GpuRunner) -> None:
     assert decode.gpu_us is None or sum(timed.us for timed in decode.dispatches) == pytest.approx(decode.gpu_us)
 
 
+def test_what_is_recorded_for_other_plans_is_kept_for_later(model: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded and never submitted is not freed by wgpu."""
+    monkeypatch.setattr("shaderlm.runtime.gpu_decode._KEPT_POOLS", 1)
+    sequences = [model.add() for _ in range(3)]
+    for each in sequences:
+        model.step([Part(each, [5, 6])]).token(each).wait()
+    batch = model.decode_batch(sequences[:1], [GREEDY])
+    assert isinstance(batch, GpuDecode)
+    pools = []
+    for count in (3, 2, 1, 2, 1, 2, 3, 2, 1):  # the largest first: buffers grow for it
+        batch.replace(sequences[:count], [GREEDY] * count)
+        batch.step().wait()
+        pools.append(batch._pool)
+    closed, pools = pools[0], pools[2:]
+    one, two, _, _, three, _, last = pools
+    assert closed is not None
+    assert closed.closed
+    assert pools[:6] == [one, two, one, two, three, two]
+    assert last is not one, "one of them is kept"
+    made = {each for each in pools if each is not None}
+    assert len(made) == 4
+    assert {each for each in made if not each.closed} == {two, last}
+    batch.close()
+    assert all(each.closed for each in made)
+    for each in sequences:
+        model.free(each)
+
+
 def test_other_sequences_keep_what_is_recorded_ahead(model: GpuRunner) -> None:
     """As long as the plans are the same: of as many rows, with the same kind of sampling."""
     prompts = [[5, 6, 7], [8, 9], [3, 1, 4, 1]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from operator import is_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..compile.steps import Head
 from ..gpu import BoundProgram, Buffer, CommandBuffer, CommandBufferPool, PendingReadBack
@@ -19,6 +19,16 @@ from .pages import Sequence
 from .runner import DecodeBatch, Part, SamplerSettings, head_kind, padded_batch
 
 _NEVER = 1 << 31
+_KEPT_POOLS = 3  # of other plans, beside the one in use
+
+
+class _Recorded(NamedTuple):
+    """Command buffers that are recorded ahead, for which programs, and what they read back."""
+
+    programs: list[BoundProgram]
+    region: tuple[Buffer, int]
+    pool: CommandBufferPool[CommandBuffer]
+
 
 if TYPE_CHECKING:
     from .gpu_runner import GpuRunner, GpuTokens
@@ -39,6 +49,8 @@ class GpuDecode(DecodeBatch):
         self._prepare_at = 0  # the length at which the plan of the next class is wanted soon
         self._pool: CommandBufferPool[CommandBuffer] | None = None
         self._region: tuple[Buffer, int] | None = None  # what its command buffers read back
+        # What is recorded and not submitted is never freed by wgpu: 0.6 MB each on an H200. So it is kept for later.
+        self._kept: dict[tuple[Step, Head], _Recorded] = {}
 
     def _take(self, parts: List[Part]) -> None:
         self._parts = tuple(parts)
@@ -116,15 +128,41 @@ class GpuDecode(DecodeBatch):
         step = runner.step_of(rows, keys, decode=True, paged=paged)
         wanted = (step, runner.head(step.tokens, step.tokens, self._kind, paged))
         programs = runner.bound_all(wanted)
+        region = runner.token_region(self._reports)
         same = wanted == self._keys and all(map(is_, programs, self._programs))
-        if not same or (self._pool is not None and self._region != runner.token_region(self._reports)):
-            self.drop_pool()
+        if not same or (self._pool is not None and self._region != region):
+            found = self._kept.pop(wanted, None)
+            self._put_aside()
+            self._take_up(found, programs, region)
         self._keys, self._programs = wanted, programs
         self._last_key = last_key(step.context, width)
         # A quarter of the class is left then: a tenth of a second, which is what making and compiling a plan takes. It
         # takes the recording threads' time, so that generations that end before do without.
         longer = any(each.expected is None or each.expected > self._last_key for each in self._sequences)
         self._prepare_at = self._last_key * 3 // 4 if longer else _NEVER
+
+    def _put_aside(self) -> None:
+        """Keep what is recorded for the plans that ran until now; the oldest of what is kept goes."""
+        pool, self._pool = self._pool, None
+        if pool is None or pool.closed:
+            return
+        assert self._keys is not None
+        assert self._region is not None
+        other = self._kept.pop(self._keys, None)
+        self._kept[self._keys] = _Recorded(self._programs, self._region, pool)
+        if other is None and len(self._kept) > _KEPT_POOLS:
+            other = self._kept.pop(next(iter(self._kept)))
+        if other is not None:
+            other.pool.close()
+
+    def _take_up(self, found: _Recorded | None, programs: list[BoundProgram], region: tuple[Buffer, int]) -> None:
+        """Go on with what was recorded for these plans, if it is what would be recorded now."""
+        if found is None:
+            return
+        if not found.pool.closed and found.region == region and all(map(is_, programs, found.programs)):
+            self._pool, self._region = found.pool, region
+        else:
+            found.pool.close()
 
     def _prepare_next(self) -> None:
         self._prepare_at = _NEVER
@@ -155,9 +193,11 @@ class GpuDecode(DecodeBatch):
     def drop_pool(self) -> None:
         """Nothing is recorded ahead any more, until the next step."""
         pool, self._pool = self._pool, None
+        kept, self._kept = self._kept, {}
         self._keys = None
-        if pool is not None:
-            pool.close()
+        for each in (pool, *(recorded.pool for recorded in kept.values())):
+            if each is not None:
+                each.close()
 
     def close(self) -> None:
         """Nothing is recorded ahead any more."""
