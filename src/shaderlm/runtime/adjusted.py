@@ -53,7 +53,11 @@ def adjusted(settings: List[SamplerSettings], slots: List[int], vocabulary: int)
     pairs: list[tuple[int, float]] = []
     masks: list[U32] = []
     reports = any(each.logprobs is not None for each in settings)
+    if reports:
+        records["logprobs"] = [each.logprobs or 0 for each in settings]
     for record, each in zip(records, settings, strict=True):
+        if not each.adjusted:  # most rows beside one with a grammar
+            continue
         record["repetition"], record["presence"] = each.repetition_penalty, each.presence_penalty
         record["frequency"] = each.frequency_penalty
         record["bias_first"], record["bias_count"] = len(pairs), len(each.bias)
@@ -61,8 +65,6 @@ def adjusted(settings: List[SamplerSettings], slots: List[int], vocabulary: int)
         if each.mask is not None:
             record["mask"] = len(masks)
             masks.append(np.frombuffer(each.mask, np.uint32))
-        if reports:
-            record["logprobs"] = each.logprobs or 0
     counts = [None if each.logprobs is None else min(each.logprobs, vocabulary) for each in settings]
     wanted = tuple(map(Wanted, slots, counts)) if reports else None
     biases = np.array(pairs or [(0, 0.0)], BIAS)
