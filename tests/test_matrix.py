@@ -124,12 +124,20 @@ def test_every_tile(tiles: matrix.Tiles, device: Device) -> None:
         FewConfig(16, 16, 8, 2, buffers=2, spread=1),
         FewConfig(32, 16, 4, 3, spread=2),
         FewConfig(16, 32, 2, 6, buffers=2, spread=2),
+        FewConfig(16, 16, 4, 2, spread=4, split=2),
     ],
     ids=str,
 )
 def test_few_rows(config: FewConfig, device: Device) -> None:
     """More tiles of columns than workgroups, and blocks past the end of k."""
     check(config, device, tokens=config.rows + 3, K=352, N=5 * config.columns + 6, format="q4_0")
+
+
+@pytest.mark.parametrize("epilogue", ["add", "silu_mul"])
+def test_few_rows_and_parts_of_k(epilogue: str, device: Device) -> None:
+    """The kernel stores parts, and has an epilogue that the merge applies. A part of k is shorter than the others."""
+    given: dict[str, Any] = {"tokens": 19, "K": 352, "N": 38, "format": "q8_0", "batched": True, "epilogue": epilogue}
+    check(replace(FEW, subgroups=1, split=3), device, **given, prologue="rms_norm", eps=1e-5, bias=True)
 
 
 def test_other_shapes_of_matrices(device: Device) -> None:
@@ -192,7 +200,11 @@ def test_odd_numbers(config: Config, device: Device) -> None:
     assert np.isnan(actual[6]).all(), "an input that is no number is not hidden"
 
 
-@pytest.mark.parametrize("config", [replace(SMALL, split=2), FewConfig(16, 16, 8, 3, spread=4)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [replace(SMALL, split=2), FewConfig(16, 16, 8, 3, spread=4), FewConfig(16, 16, 8, 2, spread=4, split=2)],
+    ids=str,
+)
 def test_weights_in_several_bindings(config: Config, small_device: Device) -> None:
     given: dict[str, Any] = {"tokens": 6, "K": 544, "N": 300, "format": "q8_0", "bias": True}
     case = Case("linear", tuple(given.items()))
@@ -243,16 +255,21 @@ def test_every_candidate_is_whole(tokens: int, device: Device) -> None:
 
 
 def test_where_inputs_stay_in_registers(device: Device) -> None:
-    """Few rows, k that one workgroup can take, and not many columns; and only where there is the memory for it."""
+    """Few rows, and not many columns; the longer k, the fewer of them. And only where there is the memory for it."""
     caps = replace(with_units(device.caps), max_workgroup_memory=48 << 10, max_invocations=1024)
     small = replace(caps, max_workgroup_memory=16 << 10)
 
     def taken(caps: DeviceCaps, tokens: int, K: int, N: int) -> str:
         return str(matrix.config_for(resolve("linear", {"tokens": tokens, "K": K, "N": N, "format": "q4_0"}), caps))
 
-    assert taken(caps, 16, 2048, 3072) == "few16x16x8-8b-96"
-    assert taken(caps, 17, 2016, 2048) == "few32x16x8-8-128"
-    others = ((caps, 33, 2048, 2048), (caps, 16, 2080, 2048), (caps, 16, 2048, 8192), (small, 16, 2048, 2048))
+    assert taken(caps, 16, 2048, 3072) == "few16x16x8-8b-96-1"
+    assert taken(caps, 17, 2016, 2048) == "few32x16x8-8-128-1"
+    assert taken(caps, 17, 2048, 16384) == "few32x16x8-8-128-1"
+    assert taken(caps, 16, 8192, 2048) == "few16x16x8-8b-32-4"
+    others = (
+        *((caps, 33, 2048, 2048), (caps, 16, 2080, 4096), (caps, 16, 2048, 8192), (small, 16, 2048, 2048)),
+        *((caps, 16, 8224, 2048), (caps, 32, 2048, 32768)),
+    )
     assert not any(taken(*other).startswith("few") for other in others)
 
 
@@ -304,6 +321,7 @@ def test_tint_compiles_every_kernel(device: Device, null: Any) -> None:  # noqa:
     ]
     made += [({"format": "q4_0"}, config) for tiles in matrix.TILES for config in tiles.configs]
     made += [({"format": "q4_0"}, FewConfig(rows, 16, 8, 8, buffers)) for rows, buffers in ((16, 2), (32, 1))]
+    made += [({"format": "q4_0", "epilogue": "add"}, replace(FEW, subgroups=1, split=2))]
     made += [({"format": "q4_0", **ROPE, "cache": cache}, SMALL) for cache in ("f16", "f32")]
     steps: dict[str, Step] = {}
     for how, config in made:

@@ -4,10 +4,11 @@
 // matrices in registers. Weights pass by: tiles of BN columns, `spread` tiles apart. A subgroup dequantises its blocks of
 // a tile in four steps, 8 weights of every block at a time, into its own part of workgroup memory, and multiplies them,
 // while those of the next tile are on their way. With two buffers a step needs one barrier instead of two. The sums
-// of the subgroups are added up through workgroup memory: those of a tile while the next one is multiplied.
+// of the subgroups are added up through workgroup memory: those of a tile while the next one is multiplied. A k that is too
+// long is in `split` parts.
 // Edge lanes clamp their row and block; inputs past the end of k are 0. Rows of x_half past the last are never stored.
-// Grid: tiles of rows × spread workgroups, folded. Needs k % 32 == 0, k ≤ 32 · BLOCKS · SUBS, and subgroups of SUBGROUP
-// consecutive lanes.
+// Grid: tiles of rows × spread workgroups × parts, folded. Needs k % 32 == 0, k ≤ 32 · BLOCKS · SUBS · split, and subgroups
+// of SUBGROUP consecutive lanes.
 
 const SUBGROUP: u32 = 32u;
 const MATRIX_M: u32 = 16u;
@@ -42,6 +43,7 @@ struct Params {
     n_total: u32,     // length of a row of out
     epilogue: u32,    // what becomes of the sums
     spread: u32,      // workgroups that share the columns
+    split: u32,       // parts of k
     queries: u32,     // rows of queries, for rope and the cache
     keys: u32,        // rows of keys, and as many of values
     width: u32,       // D
@@ -69,13 +71,13 @@ fn block_of(i: u32, first_block: u32) -> u32 {
     return min(first_block + i % BLOCKS, params.k / 32u - 1u);
 }
 
-fn finish_tile(m0: u32, n0: u32, lane: u32) {
+fn finish_tile(part: u32, m0: u32, n0: u32, lane: u32) {
     for (var e = lane; e < STRIP; e = e + WG) {
         var total = vec4<f32>();
         for (var s = 0u; s < SUBS; s = s + 1u) {
             total = total + bitcast<vec4<f32>>(tile[STRIPS + s * STRIP + e]);
         }
-        finish(0u, m0 + e / STRIP_ROW, n0 + 4u * (e % STRIP_ROW), total);
+        finish_part(part, m0 + e / STRIP_ROW, n0 + 4u * (e % STRIP_ROW), total);
     }
 }
 
@@ -88,15 +90,17 @@ fn main(
     // By the rows that there are, not those of the bucket: workgroups without work come last.
     let tiles_m = (row_count() + BM - 1u) / BM;
     let index = group.x + group.y * groups.x;
-    if (index >= tiles_m * params.spread) {
+    if (index >= tiles_m * params.spread * params.split) {
         return;
     }
     let m0 = index % tiles_m * BM;
-    let first = index / tiles_m;
+    let first = index / tiles_m % params.spread;
+    let part = index / (tiles_m * params.spread);
     let tiles = (params.n + BN - 1u) / BN;
     let subgroup = lane / SUBGROUP;
     let sub_lane = lane % SUBGROUP;
-    let first_block = subgroup * BLOCKS;
+    let slice = part * SUBS + subgroup;  // of k
+    let first_block = slice * BLOCKS;
     matrix_lane(lane);
     var raw: array<Raw, LANE_BLOCKS>;  // registers
     for (var i = 0u; i < LANE_BLOCKS; i = i + 1u) {  // unrolled
@@ -105,7 +109,7 @@ fn main(
     }
     var inputs: array<array<array<Inputs, KS>, 4>, TM>;  // registers
     for (var i = 0u; i < TM; i = i + 1u) {  // unrolled
-        let matrices = ((m0 / MATRIX_M + i) * SUBS + subgroup) * 4u * KS;
+        let matrices = ((m0 / MATRIX_M + i) * SUBS * params.split + slice) * 4u * KS;
         for (var step = 0u; step < 4u; step = step + 1u) {  // unrolled
             for (var s = 0u; s < KS; s = s + 1u) {  // unrolled
                 inputs[i][step][s] = load_inputs((matrices + step * KS + s) * MATRIX_M * WORDS, WORDS);
@@ -142,7 +146,7 @@ fn main(
                 }
             }
             if (step == 0u && now > first) {
-                finish_tile(m0, (now - params.spread) * BN, lane);
+                finish_tile(part, m0, (now - params.spread) * BN, lane);
             }
             if (BUFFERS == 1u) {
                 workgroupBarrier();
@@ -156,5 +160,5 @@ fn main(
         }
     }
     workgroupBarrier();
-    finish_tile(m0, (first + (tiles - 1u - first) / params.spread * params.spread) * BN, lane);
+    finish_tile(part, m0, (first + (tiles - 1u - first) / params.spread * params.spread) * BN, lane);
 }

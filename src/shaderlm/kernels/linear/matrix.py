@@ -1,8 +1,8 @@
 """Products of many rows by the matrix units of a device: inputs rounded to f16, sums in f32. Configurations.
 
 `round_rows` makes f16 of the inputs, with a power of two per row; `linear_matrix` multiplies tiles; where k is split
-over workgroups, `linear_matrix_merge` adds the parts up. `linear_matrix_few` takes the place of both for few rows of a
-moderate k. The weight lies as for every other route.
+over workgroups, `linear_matrix_merge` adds the parts up. `linear_matrix_few` takes the place of `linear_matrix` for few
+rows. The weight lies as for every other route.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class FewConfig:
     """Few rows, whose inputs stay in registers: a tile, blocks of k of a subgroup, and subgroups, which share k.
 
     `buffers` of a step are in workgroup memory, and `spread` workgroups share the columns (0: one for each tile).
+    k is in `split` parts.
     """
 
     rows: int
@@ -109,27 +110,28 @@ class FewConfig:
     subgroups: int
     buffers: int = 1
     spread: int = 0
+    split: int = 1
 
     kernel = "linear/linear_matrix_few"
-    split = 1
 
     def __str__(self) -> str:
-        more = "b" if self.buffers > 1 else ""
-        return f"few{self.rows}x{self.columns}x{self.blocks}-{self.subgroups}{more}-{self.spread}"
+        shared = f"{self.subgroups}{'b' if self.buffers > 1 else ''}"
+        return f"few{self.rows}x{self.columns}x{self.blocks}-{shared}-{self.spread}-{self.split}"
 
     def workgroups(self, dims: Dims) -> int:
         """Workgroups of a product."""
-        return ceil_div(dims["tokens"], self.rows) * self.params(dims)["spread"]
+        return ceil_div(dims["tokens"], self.rows) * self.params(dims)["spread"] * self.split
 
     def params(self, dims: Dims) -> dict[str, int]:
         """Parameters of this kernel alone."""
         tiles = ceil_div(dims["N"], self.columns)
-        return {"spread": min(self.spread or tiles, tiles)}
+        return {"spread": min(self.spread or tiles, tiles), "split": self.split}
 
     def inputs(self, dims: Dims, shape: MatrixShape) -> Inputs:
         """How x_half lies: as matrices, of whole tiles."""
         rows = ceil_div(dims["tokens"], self.rows) * self.rows
-        return Inputs(self.blocks, self.subgroups * self.blocks * BLOCK, rows, shape.m, shape.k // 8)
+        stride = self.split * self.subgroups * self.blocks * BLOCK
+        return Inputs(self.blocks, stride, rows, shape.m, shape.k // 8)
 
     def constants(self, shape: MatrixShape, lanes: int) -> dict[str, Constant]:
         """What the kernel is specialised with, on a device with subgroups of so many lanes."""
@@ -229,6 +231,7 @@ TILES = (
     Tiles(512, (LaunchConfig(128, 128, 8, (4, 2, 1)), LaunchConfig(128, 96, 8, (4, 2, 1))), 96),
 )
 _CORES = 132
+_FEW_BLOCKS = 64  # of k, that a workgroup takes for few rows
 _LONG_ROW = 4096  # inputs that 256 lanes of round_rows keep in registers
 _SPLITS = (1, 2, 4, 8, 16)
 
@@ -239,13 +242,22 @@ def tiles_for(dims: Dims) -> Tiles:
 
 
 def few_config(dims: Dims, caps: DeviceCaps) -> FewConfig | None:
-    """Few rows whose k one workgroup can take: nothing is merged. With more columns, wider tiles are faster (H200)."""
+    """Few rows whose k a workgroup can take, or four of them where a core has one tile of columns at most.
+
+    Products of a layer that take it run one kernel. The less code a layer has, the sooner its kernels start (H200):
+    that is why 17 to 32 rows take it for many columns too, where wider tiles alone are as fast.
+    """
     blocks, tiles, shape = ceil_div(dims["K"], BLOCK), ceil_div(dims["N"], 16), matrix_shape(caps)
-    if dims["tokens"] > 32 or not 32 < blocks <= 64 or tiles > 2 * _CORES or shape is None:
+    if dims["tokens"] > 32 or blocks <= 32 or shape is None:
         return None
-    rows, buffers = (16, 2) if dims["tokens"] <= 16 else (32, 1)
-    rounds = ceil_div(tiles, _CORES)
-    config = FewConfig(rows, 16, 8, ceil_div(blocks, 8), buffers, ceil_div(tiles, rounds))
+    split = ceil_div(blocks, _FEW_BLOCKS)
+    if split > 1 and (split > 4 or tiles > _CORES or dims["epilogue"] == "rope_kv_write"):
+        return None
+    rows, buffers, most = (16, 2, 2) if dims["tokens"] <= 16 else (32, 1, 8)
+    rounds = ceil_div(tiles * split, _CORES)
+    if split == 1 and rounds > most:
+        return None
+    config = FewConfig(rows, 16, 8, ceil_div(blocks, 8 * split), buffers, ceil_div(tiles, rounds), split)
     if not config.fits(shape):
         return None
     shader = compose(Kernel(config.kernel), config.constants(shape, caps.subgroup_max))
@@ -309,18 +321,23 @@ def launch_list_with(
     store: tuple[str, ...] = ("linear/finish_store", "linear/epilogue", "shared/silu", rows)
     if rope:
         store = ("linear/finish_rope_kv_write", f"shared/cache_{dims['cache']}", rows)
+    few = isinstance(config, FewConfig)
+    finish = (*store, f"linear/part_{'whole' if rope else 'store'}") if few else store
     needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
     constants = config.constants(shape, caps.subgroup_max)
     inputs = config.inputs(dims, shape)
     if config.split == 1:
-        kernel = Kernel(config.kernel, (*weights, *store), needs, units == MATRIX_UNITS)
+        kernel = Kernel(config.kernel, (*weights, *finish), needs, units == MATRIX_UNITS)
         found = over_ranges(kernel, constants, lambda n: config.workgroups({**dims, "N": n}), dims, caps, _heads(dims))
         dispatches = tuple(
             replace(each, params={**each.params, **config.params({**dims, "N": each.params["n"]})})
             for each in found.dispatches
         )
         return _after_rounding(dispatches, found.buffers, inputs, dims, caps)
-    kernel = Kernel(config.kernel, (*weights, "linear/finish_parts", rows), needs, units == MATRIX_UNITS)
+    assert not (few and rope), "few rows have all of k in one part before rope_kv_write"
+    kernel = Kernel(
+        config.kernel, (*weights, *(finish if few else ("linear/finish_parts", rows))), needs, units == MATRIX_UNITS
+    )
     merge = Kernel("linear/linear_matrix_merge", store)
     threads = compose(merge).workgroup_size
     # Of the two the merge has the epilogue's operands, and neither those of the format.
@@ -333,7 +350,9 @@ def launch_list_with(
             merged,
             kernel=kernel,
             workgroups=config.workgroups(range_dims),
+            params={**merged.params, **config.params(range_dims)},
             constants={**layout(dims).constants, **constants},
+            bind={**merged.bind, **({"out": "parts"} if few else {})},
         )
         both += [product, replace(merged, constants={})]
     largest = max(ceil_div(int(merged.params["n"]), 4) for merged in found.dispatches)
@@ -357,7 +376,7 @@ def _after_rounding(
     params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": inputs.stride // 4}
     params["eps"] = float(dims["eps"]) if norm else 0.0
     constants = {"BLOCKS": inputs.blocks, "MATRIX_ROWS": inputs.matrix_rows, "MATRIX_WORDS": inputs.matrix_words}
-    if k > _LONG_ROW and tokens <= 64:
+    if k > _LONG_ROW and tokens <= 64 and inputs.matrix_rows == 1:  # else one kernel rounds for all products
         constants["WG"] = min(512, caps.max_invocations)
     rounding = Dispatch(Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, constants)
     more = {"x_half": 2 * inputs.rows * inputs.stride, "row_scale": f32(tokens)}
