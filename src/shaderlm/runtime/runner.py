@@ -405,22 +405,24 @@ class Runner(ABC):
             raise InputError("this sequence was freed; add another one")
 
     def _check_parts(self, parts: List[Part]) -> None:
+        rows, outputs, slots = 0, 0, set[int]()
         for part in parts:
             if part.ids is not None:
                 self.check_ids(part.ids)
-        rows = sum(part.rows for part in parts)
+            rows += part.rows
+            outputs += part.rows if part.gives == "all logits" else part.gives != "nothing"
+            slots.add(part.sequence.slot)
         if not 1 <= rows <= self.max_tokens:
             raise InputError(f"a step takes 1 to {self.max_tokens} rows, got {rows}")
         if self.deterministic and len(parts) > 1 and rows > len(parts):
             raise InputError("a deterministic step has one part, or one row of each sequence")
-        if len({part.sequence.slot for part in parts}) < len(parts):
+        if len(slots) < len(parts):
             raise InputError("a sequence may have one part in a step")
         for part in parts:
             self._check_there(part.sequence)
             self._check_length(part.sequence.length, part.rows)
-            if part.settings.adjusted:
+            if part.settings is not GREEDY and part.settings.adjusted:
                 check_settings(part.settings, self.config.vocabulary, part.sequence.has_history)
-        outputs = sum(part.rows if part.gives == "all logits" else part.gives != "nothing" for part in parts)
         if outputs > self.max_outputs:
             most = f"at most {self.max_outputs} rows"
             raise InputError(f"a step gives the logits or tokens of {most}, asked for {outputs}")
@@ -442,10 +444,12 @@ class Runner(ABC):
 
     def _reserve(self, wanted: List[tuple[Sequence, int]]) -> None:
         """Pages for what a step writes. All or nothing: the pool grows first."""
-        missing = self.pool.missing(wanted)
+        needed = self.pool.needed
+        taking = [each for each in wanted if needed(*each)]
+        missing = self.pool.missing(taking)
         if missing and self.reclaim is not None:
             self.reclaim(missing)
-            missing = self.pool.missing(wanted)
+            missing = self.pool.missing(taking)
         if missing:
             pages = self.pool.pages + missing
             if pages > self.max_pages:
@@ -455,14 +459,13 @@ class Runner(ABC):
             twice = min(2 * self.pool.pages, self.pool.sequences * self.pool.pages_per_sequence)
             self._grow(min(self.max_pages, max(pages, twice, FIRST_PAGES)))
         self._reserve_positions(max(sequence.length + count for sequence, count in wanted))
-        wanted = [(sequence, count) for sequence, count in wanted if self.pool.needed(sequence, count)]
-        if not wanted:  # most decode rows stay in their pages
+        if not taking:  # most decode rows stay in their pages
             return
-        changed = [self.pool.reserve(sequence, count) for sequence, count in wanted]
+        changed = [self.pool.reserve(sequence, count) for sequence, count in taking]
         try:
             self._apply(changed)
         except BaseException:
-            for (sequence, _), reserved in reversed(list(zip(wanted, changed, strict=True))):
+            for (sequence, _), reserved in reversed(list(zip(taking, changed, strict=True))):
                 self.pool.revert(sequence, reserved)
             raise
 
