@@ -162,6 +162,7 @@ def check_idle(server: Running, threads: int, files: int) -> None:
     [
         ("cpu", 24, 60, 1, False),
         pytest.param("cpu", 24, 60, 1, True, marks=pytest.mark.long),
+        pytest.param("cpu", 32, 1000, 2, False, marks=pytest.mark.long),
         pytest.param("device", 32, 1000, 2, False, marks=pytest.mark.long),
         pytest.param("device", 32, 1000, 2, True, marks=pytest.mark.long),
     ],
@@ -186,6 +187,8 @@ def test_clients_together(
         model = load_with(tiny, device=device, cache="f32", deterministic=deterministic)
         if deterministic:
             model.runner.max_tokens = PAGE  # chunks, and with them cached prefixes, end at multiples of it
+        if requests >= 1000:
+            model.runner.warm_up()  # as servers do: later no plan is made
         model.engine.configure(EngineOptions(parallel=clients, cache_tokens=wanted // 3 * PAGE))
         return Served(model)
 
@@ -207,7 +210,7 @@ def test_clients_together(
             before = server.model.engine.stats()
             found = asyncio.run(load_of(server.url, clients, jobs))
             check_idle(server, threads, files)
-            memory.append(resident_bytes())
+            memory.append((resident_bytes(), len(gc.get_objects())))
             stats = server.model.engine.stats()
             assert len(found) == requests
             answers = [(prompt, ids) for prompt, ids in found if ids is not None]
@@ -221,4 +224,7 @@ def test_clients_together(
             assert stats.prefix_hits > before.prefix_hits
             assert sum(rows >= 8 for rows in rows_of_steps) >= len(rows_of_steps) / 2
         assert all(is_greedy(oracle, prompt, ids) for prompt, ids in alone.items())
-        assert memory[-1] <= 1.05 * memory[0]
+        (first, objects), (last, more_objects) = memory[0], memory[-1]
+        assert more_objects <= 1.01 * objects
+        # SwiftShader takes memory for steps and keeps it, with wgpu and with Dawn: docs/log.md.
+        assert last <= (1.05 if where == "cpu" else 1.15) * first
