@@ -81,8 +81,7 @@ class SamplerSettings(NamedTuple):
 GREEDY = SamplerSettings()
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The next tokens of one sequence in a step. `ids` None: the token that was sampled last for it."""
 
     sequence: Sequence
