@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shaderlm.engine import EngineOptions, Handle, LanguageModel, loop
+from shaderlm.engine import EngineOptions, Handle, LanguageModel, loop, masks
 from shaderlm.errors import UnavailableError
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.runner import FIRST_PAGES
@@ -286,6 +286,53 @@ def during_wait(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, work: Cal
 
     monkeypatch.setattr(model.engine._masks, "wait", interrupted)
     monkeypatch.setattr(model.engine, "_masks_in_place", lambda handle: False)
+
+
+def test_a_request_that_comes_while_a_turn_begins_to_wait_for_masks(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is admitted by the turn that waits then: nobody would wake it for the mask of this one."""
+    slow = Slow()
+    blocked(model, slow)
+    wait_until(lambda: idle(model))
+    fill, came = model.engine._fill, list[Handle]()
+
+    def filled(ahead: int) -> None:
+        if not came:
+            came.append(model.engine.submit(request([7], 9, constraint=Allowed(5))))
+        fill(ahead)
+
+    monkeypatch.setattr(model.engine, "_fill", filled)
+    model.engine._masks.wake()  # a turn begins
+    wait_until(lambda: bool(came) and came[0].finish_reason is not None)
+    assert ids_of(came[0]) == expected([7], 5)
+    slow.go_on.set()
+
+
+@pytest.mark.parametrize("end", ["close", "cancel"])
+def test_masks_that_nobody_wants_any_more_are_not_computed(end: str) -> None:
+    model, _ = made()
+    slow = [Slow(at=0) for _ in range(3 * masks._MAX_THREADS)]
+    handles = [model.engine.submit(request([6], 9, constraint=each)) for each in slow]
+    wait_until(lambda: sum(each.asked.is_set() for each in slow) == masks._MAX_THREADS)
+
+    def go_on() -> None:
+        for each in slow:
+            each.go_on.set()
+
+    going_on = threading.Timer(0.1, go_on)
+    if end == "close":
+        going_on.start()  # which `close` waits for
+        model.close()
+    else:
+        for handle in handles:
+            handle.cancel()
+        wait_until(lambda: not model.engine.stats().running)
+        going_on.start()
+        wait_until(lambda: not model.engine._masks.has_threads)
+        model.close()
+    going_on.join()
+    assert sum(each.asked.is_set() for each in slow) == masks._MAX_THREADS
 
 
 def test_a_signal_handler_while_masks_are_awaited(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

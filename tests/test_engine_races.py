@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, loop
+from shaderlm.engine.scheduler import SequenceState
 from shaderlm.errors import DeviceError, InputError, UnavailableError
+from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.runner import FIRST_PAGES
 
 from .fake_runner import FakeRunner
@@ -504,3 +506,42 @@ def test_a_model_that_nobody_refers_to_is_freed_at_once(use: Callable[[LanguageM
         wait_until(lambda: "masks" not in {thread.name for thread in threading.enumerate()})
     finally:
         gc.enable()
+
+
+def test_tokens_before_an_error_are_not_lost() -> None:
+    """A sequence is preempted by the step that fails, after its token was confirmed and before it was delivered."""
+    model, runner = made(ahead=2)
+    model.engine.configure(EngineOptions(cache_tokens=FIRST_PAGES * PAGE))
+    scheduler, preempted = model.engine._scheduler, list[object]()
+    preempt = scheduler.preempt
+
+    def preempting(state: SequenceState) -> None:
+        preempt(state)
+        preempted.append(state)
+
+    def failing(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            if len(preempted) == 1:
+                preempted.append("failed")
+                raise DeviceError("out of memory")
+            return run(*given)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "preempt", preempting)
+        for name in ("decode", "_run"):
+            patch.setattr(runner, name, failing(getattr(runner, name)))
+        prompts = [[i] * 100 for i in (5, 7, 6)]
+        with runner.lock:  # no step before all are there
+            handles = [model.engine.submit(request(prompt, 60)) for prompt in prompts]
+        ended = []
+        for handle, prompt in zip(handles, prompts, strict=True):
+            try:
+                assert ids_of(handle) == expected(prompt, 60)
+                ended.append("whole")
+            except DeviceError:
+                ended.append("error")
+    assert ended.count("whole") == 1
+    assert preempted[1] == "failed"
+    model.close()

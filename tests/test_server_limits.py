@@ -17,6 +17,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 from starlette.responses import Response
 
@@ -25,9 +26,12 @@ from shaderlm.errors import DeviceError, InputError, KernelError, ModelError
 from shaderlm.server import app as application
 from shaderlm.server import llama_server, streaming
 from shaderlm.server.access import Access, Origins
+from shaderlm.server.app import is_quick
 from shaderlm.server.chat import Chat
+from shaderlm.server.running import listen
 from shaderlm.server.served import Served
 from shaderlm.server.service import MAX_LARGE_BODIES, Service, WriteCoalescing
+from shaderlm.server.types.openai import ChatRequest, CompletionRequest
 
 from .command_line import shaderlm, start
 from .serving import Running, loader, running
@@ -287,6 +291,35 @@ def test_a_stream_that_cannot_be_written_leaves_nothing_behind(
         assert http.post("/v1/chat/completions", json=LONG).status_code == 500
     until(lambda: idle(server))
     assert server.model.engine.stats().finished.get("closed", 0) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "quick"),
+    [
+        (ChatRequest, {"messages": [{"role": "user", "content": "x"}]}, True),
+        (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "n": 100}, False),
+        (ChatRequest, {"messages": [], "response_format": {"type": "json_object"}}, False),
+        (CompletionRequest, {"prompt": "x", "temperature": 0}, True),
+        (CompletionRequest, {"prompt": ["x"] * 100}, False),
+        (CompletionRequest, {"prompt": "x", "logit_bias": {"1": 1}}, False),
+        (CompletionRequest, {"prompt": "x", "stop_token_ids": [1]}, False),
+    ],
+)
+def test_only_what_is_quick_is_prepared_in_the_event_loop(kind: Any, body: dict[str, Any], quick: bool) -> None:
+    assert is_quick(msgspec.convert(body, kind)) is quick
+
+
+def test_an_address_that_is_not_there_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`localhost` may be ::1 as well, on a machine without IPv6. 192.0.2.1 is nobody's."""
+    known = socket.getaddrinfo("127.0.0.1", 0, type=socket.SOCK_STREAM)
+    absent = socket.getaddrinfo("192.0.2.1", 0, type=socket.SOCK_STREAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*absent, *known])
+    (found,) = listen("localhost", 0)
+    with found:
+        assert found.getsockname()[0] == "127.0.0.1"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: absent)
+    with pytest.raises(OSError, match="cannot listen on localhost, port 0: "):
+        listen("localhost", 0)
 
 
 def test_many_connections(server: Running) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InputError
+from ..errors import InputError, ModelError
 from .loading import leave_line, load_model, progress_bar, status
 from .models import described, is_synthetic
 from .options import backend_option, ignore_key_option, precision_option, tune_option
@@ -109,7 +109,7 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
 @click.option("--ssl-cert-file", type=click.Path(exists=True, dir_okay=False), help="Certificate, for HTTPS.")
 @click.option("--ssl-key-file", type=click.Path(exists=True, dir_okay=False), help="Its private key.")
 @click.option(
-    "--drain", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish requests in."
+    "--drain", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, help="Seconds to finish requests in."
 )
 @click.option("--warmup/--no-warmup", default=True, show_default=True, help="Compile all kernels before the start.")
 @click.option("--deterministic", is_flag=True, help="Answers do not depend on what runs beside them. Slower.")
@@ -246,6 +246,9 @@ def _served(model: LanguageModel, source: str, template: str | None, given: dict
         if tokens == 0:
             raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
         model.engine.configure(EngineOptions(given["parallel"], given["queue"], tokens))
+        if model.has_chat_template:  # what the first request would wait for: the template is compiled
+            with suppress(InputError, ModelError):
+                model.chat_request([{"role": "user", "content": "Hello"}], max_tokens=1)
         if given["warmup"]:
             with status("compiling kernels"):
                 model.runner.warm_up()

@@ -343,10 +343,12 @@ class Engine:
         tokens = flight.wait()
         flying.popleft()
         confirmed = self._confirm(flight, tokens, time.monotonic())
-        if ahead > 1:
-            # Before text is made. Nothing is gained by that where one step at a time is on its way.
-            self._fill(ahead)
-        self._deliver(confirmed)
+        try:
+            if ahead > 1:
+                # Before text is made. Nothing is gained by that where one step at a time is on its way.
+                self._fill(ahead)
+        finally:
+            self._deliver(confirmed)  # a sequence that goes on after an error has these tokens
         self._hand_over()
 
     # Steps ---------------------------------------------------------------------------------------------------
@@ -621,15 +623,20 @@ class Engine:
         self._over(handle)
         wake([handle])
 
+    def _owed(self, handle: Handle) -> bool:
+        """Will there be a mask for it?"""
+        return handle.id in self._masking or handle in self._unmasked
+
     def _wait_for_masks(self) -> None:
         """Nothing is on its way but masks: until one is there, or there is something else to do."""
-        if not self._masking:
+        if not self._masking or self._unmasked:  # those that came during this turn are handed over in the next
             return
         self._waits_for_masks = True
         try:
             if self._new or self._cancels or self._closed:
                 return
-            until = self._deadlines[0][0] - time.monotonic() if self._deadlines else None
+            deadlines = self._deadlines  # which another thread may replace
+            until = deadlines[0][0] - time.monotonic() if deadlines else None
             found = self._masks.wait(None if until is None else max(0.0, until))
         finally:
             self._waits_for_masks = False
@@ -714,7 +721,9 @@ class Engine:
                 else:
                     handle.fail(error)
             self._active.pop(handle.id, None)
-            self._masking.discard(handle.id)
+            if handle.id in self._masking:
+                self._masking.discard(handle.id)
+                self._masks.drop(handle.id)
             if not self._active:
                 self._unmasked.clear()
                 self._masks.release()
@@ -761,7 +770,7 @@ class Engine:
                 or handle is raising
                 or (handle.sequence not in waiting and handle not in self._new)
                 # Its mask may have been on its way from one thread to the other.
-                or (interrupted and handle.sequence.held and handle not in self._new)
+                or (handle.sequence.held and handle not in self._new and (interrupted or not self._owed(handle)))
             ]
             failed = failed or active  # a turn that fails with nothing on its way would fail again
             for handle in failed:

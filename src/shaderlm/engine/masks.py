@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -66,13 +67,19 @@ class Masks:
         self._threads: list[threading.Thread] = []
         self._ending: list[threading.Thread] = []  # that were told so, and may be at a last mask
         self._under_way = 0
+        self._dropped: set[int] = set()  # numbers of requests that are over; threads look at it
 
     def submit(self, number: int, constraint: Constraint, settings: SamplerSettings, vocabulary: int) -> None:
         """Have a mask computed. `constraint` is not to be touched until it is there."""
         if self._under_way >= len(self._threads) < _MAX_THREADS:
-            thread = threading.Thread(target=_run, args=(self._jobs, self._done), name="masks", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            given = (self._jobs, self._done, self._dropped)
+            thread = threading.Thread(target=_run, args=given, name="masks", daemon=True)
+            try:
+                thread.start()
+                self._threads.append(thread)
+            except RuntimeError:  # no more threads can be started: those that there are must do
+                if not self._threads:
+                    raise
         self._jobs.put(_Job(number, constraint, settings, vocabulary))
         self._under_way += 1
 
@@ -96,7 +103,12 @@ class Masks:
             return
         if mask is not None:
             self._under_way -= 1
+            self._dropped.discard(mask.number)
             found.append(mask)
+
+    def drop(self, number: int) -> None:
+        """The mask of a request is not wanted any more. It is not computed, unless a thread is at it."""
+        self._dropped.add(number)
 
     def wake(self) -> None:
         """Whoever waits looks again. Any thread."""
@@ -111,11 +123,15 @@ class Masks:
         """No masks are wanted any more: threads end when they have done theirs."""
         if not self._threads:
             return
+        with suppress(Empty):
+            while True:
+                self._jobs.get_nowait()
         for _ in self._threads:
             self._jobs.put(None)
         self._ending = [thread for thread in (*self._ending, *self._threads) if thread.is_alive()]
         # Others than theirs, which a thread that is at its last mask does not use.
         self._jobs, self._done, self._threads, self._under_way = SimpleQueue(), SimpleQueue(), [], 0
+        self._dropped = set()
 
     def join(self) -> None:
         """After `release`: until all threads have ended. A constraint that closes its model is one of them."""
@@ -127,10 +143,11 @@ class Masks:
         self.release()
 
 
-def _run(jobs: SimpleQueue[_Job | None], done: SimpleQueue[Mask | None]) -> None:
+def _run(jobs: SimpleQueue[_Job | None], done: SimpleQueue[Mask | None], dropped: set[int]) -> None:
     while (job := jobs.get()) is not None:
         try:
-            mask = computed(*job, in_place=False)
+            wanted = job.number not in dropped
+            mask = computed(*job, in_place=False) if wanted else Mask(job.number, None)
         except BaseException as problem:
             mask = Mask(job.number, None, error=problem)
         done.put(mask)

@@ -16,7 +16,8 @@ class Constraint(Protocol):
     """Says which tokens may come next. Called by one thread at a time.
 
     `accept` and `is_complete` are called by the thread that steps the engine, where all requests wait for them. So is
-    `mask` if it is quick, as far as is known. Otherwise another thread calls it, and its request alone waits.
+    `mask` if it is quick, as far as is known. Otherwise one of a few threads calls it, and its request waits; so do
+    others whose masks are not known to be quick, if all of these threads are busy.
     """
 
     def mask(self) -> bytes | None:

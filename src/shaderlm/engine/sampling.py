@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 from collections.abc import Mapping
@@ -83,6 +84,12 @@ class SamplingParams:
             checked["logprobs"] = _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS, expected)
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # plain numbers, whatever was given
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same with another seed. Nothing is checked again: that takes long where there are many biases."""
+        made = copy.copy(self)
+        object.__setattr__(made, "seed", seed % (1 << 64))
+        return made
 
     @property
     def greedy(self) -> bool:

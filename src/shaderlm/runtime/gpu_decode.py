@@ -19,7 +19,7 @@ from .pages import Sequence
 from .runner import DecodeBatch, Part, SamplerSettings, head_kind, padded_batch
 
 _NEVER = 1 << 31
-_KEPT_POOLS = 3  # of other plans, beside the one in use
+_KEPT_POOLS = 8  # of other plans, beside the one in use: there is one for each power of two of rows
 
 
 class _Recorded(NamedTuple):

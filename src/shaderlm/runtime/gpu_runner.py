@@ -415,7 +415,7 @@ class GpuRunner(Runner):
         """
         if reports is None:
             return self._buffers["tokens"], 4 * MAX_SEQUENCES
-        return self._buffers["logprobs"], REPORT * len(reports)
+        return self._buffers["logprobs"], REPORT * bucket(len(reports))  # the same for all counts of a bucket
 
     def close(self) -> None:
         """Give all memory back."""

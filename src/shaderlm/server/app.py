@@ -63,9 +63,13 @@ from .types.responses import ResponseEvent, ResponsesRequest
 
 MAX_BODY_BYTES = 16 << 20  # a prompt of a million tokens has a third of it
 LARGE_BODY_BYTES = 1 << 20
-SMALL_BODY_BYTES = 4 << 10  # takes a millisecond: less than threads that want Python's lock at the same time
-# Grammars are made of these, which may take long.
-_SLOW_FIELDS = ("tools", "response_format", "json_schema", "grammar", "text", "output_config")
+# One prompt of this size takes a millisecond, mostly: less than threads that want Python's lock at the same time.
+SMALL_BODY_BYTES = 2 << 10
+# Grammars are made of the first ones; each value of the others is checked, for each prompt.
+_SLOW_FIELDS = (
+    *("tools", "response_format", "json_schema", "grammar", "text", "output_config"),
+    *("logit_bias", "stop_token_ids", "n"),
+)
 BODY_SECONDS = 60.0  # in which a large body must arrive: others wait for it
 
 
@@ -107,6 +111,13 @@ async def _computed(service: Service, request: Request, compute: Callable[[Serve
         return await asyncio.to_thread(compute, served, raw)
 
 
+def is_quick(body: Any) -> bool:
+    """Is a small body prepared at once? Several prompts or choices are checked one by one."""
+    if any(getattr(body, name, None) is not None for name in _SLOW_FIELDS):
+        return False
+    return not any(isinstance(getattr(body, name, None), list) for name in ("prompt", "input"))
+
+
 def _generating(kind: Any, make: Any) -> Handler:
     """A route that runs the engine. Decoding, templates and tokenising are done in a thread, unless they are short."""
 
@@ -115,8 +126,8 @@ def _generating(kind: Any, make: Any) -> Handler:
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) <= SMALL_BODY_BYTES:
             served, body = service.served, decode(await read_body(request), kind)
-            slow = any(getattr(body, name, None) is not None for name in _SLOW_FIELDS)
-            prepared = await asyncio.to_thread(make, served, body) if slow else make(served, body)
+            quick = is_quick(body)
+            prepared = make(served, body) if quick else await asyncio.to_thread(make, served, body)
         else:
             prepared = await _computed(service, request, lambda served, raw: make(served, decode(raw, kind)))
         return await respond(service, prepared, request)

@@ -149,7 +149,7 @@ def repeated(request: Request, count: int) -> list[Request]:
     seed = request.sampling.seed
     if count == 1 or seed is None:
         return [request] * count
-    return [replace(request, sampling=replace(request.sampling, seed=seed + i)) for i in range(count)]
+    return [replace(request, sampling=request.sampling.with_seed(seed + i)) for i in range(count)]
 
 
 def usage_of(handles: Sequence[Handle], choices: int = 1, reasoning_tokens: int = 0) -> Usage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -103,19 +104,33 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of a host."""
+    """A socket for each address of a host. One that this machine does not have is left out, if there is another."""
     made = list[socket.socket]()
+    absent: OSError | None = None
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
-            made.append(socket.socket(family, kind, protocol))
+            try:
+                made.append(socket.socket(family, kind, protocol))
+            except OSError as problem:  # a machine without IPv6, whose list of hosts has such an address
+                absent = problem
+                continue
             if sys.platform != "win32":  # where it would share a port that is taken
                 made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 made[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            made[-1].bind(address)
+            try:
+                made[-1].bind(address)
+            except OSError as problem:
+                if problem.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                absent = problem
+                made.pop().close()
+                continue
             made[-1].listen()  # SO_REUSEADDR lets two bind, and one listen
+        if not made and absent is not None:
+            raise absent
     except OSError as problem:
         for each in made:
             each.close()
