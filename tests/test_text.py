@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from gguf import GGUFReader
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shaderlm.errors import InputError, ModelError
@@ -53,7 +53,10 @@ def test_every_recorded_text(name: str) -> None:
 @pytest.mark.parametrize("name", VOCABULARIES)
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(text=st.text(max_size=40))
+@example(text="▁")
 def test_decode_undoes_encode(name: str, text: str) -> None:
+    if tokenizer(name).vocabulary.kind == "spm":  # SentencePiece writes a space as ▁, which nobody tells from its own
+        text = text.replace("▁", " ")
     assert tokenizer(name).decode(tokenizer(name).encode(text)) == text
 
 
