@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 import shaderlm
@@ -24,8 +23,8 @@ from shaderlm.engine.loop import Engine
 from shaderlm.graph.batch import PAGE
 from shaderlm.server.served import Served
 
-from .compare import TOLERANCES
 from .serving import Running, running
+from .test_engine_company import assert_greedy
 from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny q8_0")
@@ -110,14 +109,6 @@ async def load_of(url: str, clients: int, jobs: list[tuple[Ids, str]]) -> list[t
 
     await asyncio.gather(*(client() for _ in range(clients)))
     return found
-
-
-def is_greedy(oracle: LanguageModel, prompt: Ids, ids: Ids) -> bool:
-    """Every token has the largest logit, or one that is as large within the tolerance of models."""
-    logits = oracle.logits([*prompt, *ids[:-1]])[len(prompt) - 1 :]
-    best, taken = logits.max(axis=1), logits[np.arange(len(ids)), list(ids)]
-    absolute, relative = TOLERANCES["model"]
-    return bool((best - taken <= 2 * np.maximum(absolute, relative * np.abs(best))).all())  # both may be off
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
@@ -219,11 +210,13 @@ def test_clients_together(
             others = {(prompt, ids) for prompt, ids in answers if ids != alone[prompt]}
             if deterministic:
                 assert not others
-            assert all(is_greedy(oracle, prompt, ids) for prompt, ids in others)
+            for prompt, ids in others:
+                assert_greedy(oracle, list(prompt), list(ids), "in company")
             assert stats.preemptions > before.preemptions
             assert stats.prefix_hits > before.prefix_hits
             assert sum(rows >= 8 for rows in rows_of_steps) >= len(rows_of_steps) / 2
-        assert all(is_greedy(oracle, prompt, ids) for prompt, ids in alone.items())
+        for prompt, ids in alone.items():
+            assert_greedy(oracle, list(prompt), list(ids), "alone")
         (first, objects), (last, more_objects) = memory[0], memory[-1]
         assert more_objects <= 1.01 * objects
         # SwiftShader takes memory for steps and keeps it, with wgpu and with Dawn: docs/log.md.
