@@ -40,7 +40,7 @@ def blocks_are_whole(op: str, dims: dict[str, Any]) -> None:
 
 def rows_are_pairs(op: str, dims: dict[str, Any]) -> None:
     """Gate and up take turns."""
-    if dims["epilogue"] == "silu_mul" and dims["N"] % 2:
+    if dims["epilogue"] in ("silu_mul", "gelu_mul") and dims["N"] % 2:
         raise InputError(f"{op}: N must be even, gate and up in turns; got {dims['N']}")
 
 
@@ -66,6 +66,12 @@ def period_divides(op: str, dims: dict[str, Any]) -> None:
     for name in ("period", "tokens"):
         if dims["count"] % dims[name]:
             raise InputError(f"{op}: count must be a multiple of {name}, got {dims['count']} and {dims[name]}")
+
+
+def rows_are_whole(op: str, dims: dict[str, Any]) -> None:
+    """Every token has as many values."""
+    if dims["count"] % dims["tokens"]:
+        raise InputError(f"{op}: count must be a multiple of tokens, got {dims['count']} and {dims['tokens']}")
 
 
 def one_group_is_enough(op: str, dims: dict[str, Any]) -> None:

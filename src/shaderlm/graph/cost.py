@@ -38,7 +38,9 @@ def per_value(operations: int, *sizes: str) -> Flops:
 
 def attended(d: Dims, position: int) -> int:
     """Pairs of a query and a key that it sees, times 2 multiplications and 2 additions per value of a head."""
-    pairs = d["tokens"] * position + d["tokens"] * (d["tokens"] + 1) // 2
+    tokens, seen = d["tokens"], d["window"] or position + d["tokens"]
+    growing = min(tokens, max(0, seen - position))  # rows that see one key more than the row before
+    pairs = growing * position + growing * (growing + 1) // 2 + (tokens - growing) * seen
     return int(4 * d["Hq"] * d["D"] * pairs)
 
 
@@ -58,8 +60,9 @@ def tokens(d: Dims, position: int) -> float:
 
 
 def filled(d: Dims, position: int) -> float:
-    """All rows of a cache that the last row of the step sees."""
-    return float(position + d["tokens"])
+    """All rows of a cache that a row of the step sees."""
+    rows = position + d["tokens"]
+    return float(min(rows, d["window"] + d["tokens"] - 1) if d["window"] else rows)
 
 
 def split(d: Dims, position: int) -> float:

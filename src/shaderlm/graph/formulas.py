@@ -40,6 +40,10 @@ def linear(d: Dims, x: Operands) -> dict[str, Array]:
         return {"out": reference.add(x["residual"], y)}
     if d["epilogue"] == "silu_mul":
         return {"out": reference.silu_mul(y[:, 0::2], y[:, 1::2])}
+    if d["epilogue"] == "gelu_mul":
+        return {"out": reference.gelu_mul(y[:, 0::2], y[:, 1::2])}
+    if d["epilogue"] in ("gelu", "gelu_erf"):
+        return {"out": reference.gelu(y) if d["epilogue"] == "gelu" else reference.gelu_erf(y)}
     if d["epilogue"] == "rope_kv_write":
         starts = {"q_first": 0, "k_first": d["Hq"] * d["D"], "v_first": (d["Hq"] + d["Hkv"]) * d["D"]}
         return rope_kv_write({**d, **starts, "interleaved": True}, {**x, "q": y, "k": y, "v": y})
@@ -69,7 +73,8 @@ def attention(d: Dims, x: Operands) -> dict[str, Array]:
     """Over the keys that each row sees."""
     q = _heads(x["q"], d["Hq"], d["D"])
     page_table = x["page_table"] if d["paged"] else None
-    return {"out": reference.attention(q, x["k_cache"], x["v_cache"], x["batch"], page_table, d["scale"])}
+    scores = reference.Scores(d["scale"], d["window"], d["softcap"], x["sinks"] if d["sinks"] else None)
+    return {"out": reference.attention(q, x["k_cache"], x["v_cache"], x["batch"], page_table, scores)}
 
 
 def rope_kv_write(d: Dims, x: Operands) -> dict[str, Array]:
@@ -92,6 +97,12 @@ def slice_columns(d: Dims, x: Operands) -> dict[str, Array]:
 def embedding(d: Dims, x: Operands) -> dict[str, Array]:
     """The rows of a table that the batch names."""
     return {"out": reference.embedding(ids_of(x["batch"], x["tokens"]), x["weight"])}
+
+
+def add_positions(d: Dims, x: Operands) -> dict[str, Array]:
+    """Learned positions: each row gets the vector of its position."""
+    rows = x["x"].reshape(d["tokens"], d["K"])
+    return {"out": reference.add(rows, reference.embedding(_positions(x), x["weight"]))}
 
 
 def sample(d: Dims, x: Operands) -> dict[str, Array]:
@@ -128,6 +139,31 @@ def rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
 def rms_norm_mul(d: Dims, x: Operands) -> dict[str, Array]:
     """With one."""
     return {"out": reference.rms_norm_mul(x["x"], x["weight"], d["eps"])}
+
+
+def layer_norm(d: Dims, x: Operands) -> dict[str, Array]:
+    """With a weight, and with a bias or not."""
+    return {"out": reference.layer_norm(x["x"], x["weight"], x["bias"] if d["bias"] else None, d["eps"])}
+
+
+def gelu(d: Dims, x: Operands) -> dict[str, Array]:
+    """By the hyperbolic tangent."""
+    return {"out": reference.gelu(x["x"])}
+
+
+def gelu_erf(d: Dims, x: Operands) -> dict[str, Array]:
+    """By the error function."""
+    return {"out": reference.gelu_erf(x["x"])}
+
+
+def scale(d: Dims, x: Operands) -> dict[str, Array]:
+    """Times a constant."""
+    return {"out": reference.mul(x["x"], d["factor"])}
+
+
+def softcap(d: Dims, x: Operands) -> dict[str, Array]:
+    """Between −cap and cap."""
+    return {"out": reference.softcap(x["x"], d["cap"])}
 
 
 def linear_q4gsw(d: Dims, x: Operands) -> dict[str, Array]:

@@ -50,6 +50,7 @@ def _of(name: str) -> Callable[[Mapping[str, Any]], Any]:
 
 # `heads` rows of `width` for each token. `batched`: the true number of tokens is in the batch.
 _NORM = {"tokens": REQUIRED, "heads": 1, "width": REQUIRED, "eps": 1e-6, "batched": False}
+_VALUES = {"tokens": 1, "count": REQUIRED, "batched": False}
 _POINTWISE = {"tokens": 1, "count": REQUIRED, "period": _of("count"), "batched": False}
 _LINEAR = {
     "tokens": REQUIRED,
@@ -98,6 +99,15 @@ _TABLE = (
         cost.per_value(5, "tokens", "heads", "width"),
     ),
     Op(
+        "layer_norm",
+        "weight · (x − mean(x)) / sqrt(mean((x − mean(x))²) + eps) + bias",
+        ("x", "weight", "bias", "batch"),
+        ("out",),
+        {**_NORM, "bias": False},
+        formulas.layer_norm,
+        cost.per_value(7, "tokens", "heads", "width"),
+    ),
+    Op(
         "linear_q4gsw",
         "bias[n] + Σ_k x[m, k] · (nibble(n, k) − 8) · scales[k / group_size, n]",
         ("x", "weight", "scales", "bias"),
@@ -108,7 +118,8 @@ _TABLE = (
         conditions=(conditions.one_group_is_enough,),
     ),
     # y[n] = bias[n] + Σ_k p[k] · w[n, k], p = prologue(x). Epilogues: add: residual + y; silu_mul: silu(y[2i]) ·
-    # y[2i + 1]; rope_kv_write: the rows of w are queries, keys and values; out = rope(queries), the others are cached.
+    # y[2i + 1], gelu_mul: gelu(y[2i]) · y[2i + 1]; gelu, gelu_erf: of y[n]; rope_kv_write: the rows of w are queries,
+    # keys and values; out = rope(queries), the others are cached.
     Op(
         "linear",
         "epilogue(bias[n] + Σ_k prologue(x)[t, k] · w[n, k])",
@@ -132,14 +143,30 @@ _TABLE = (
         (conditions.blocks_are_whole,),
     ),
     Op(
+        "add_positions",
+        "x[t, :] + w[position of row t, :]",
+        ("x", "batch", "weight"),
+        ("out",),
+        {"tokens": REQUIRED, "N": REQUIRED, "K": REQUIRED, "format": "f32"},
+        formulas.add_positions,
+        cost.per_value(1, "tokens", "K"),
+        {"weight": cost.ratio("tokens", "N")},
+        (conditions.blocks_are_whole,),
+    ),
+    # window: c > position − window too. softcap: the scaled scores are softcap · tanh(score / softcap). sinks: exp(
+    # sinks[h]) is added to the sum that softmax divides by, as a key without a value.
+    Op(
         "attention",
         "softmax_c(scale · q[t, h] · k_cache[row of c, h / group]) · v_cache, c ≤ position of row t",
-        ("q", "k_cache", "v_cache", "batch", "page_table"),
+        ("q", "k_cache", "v_cache", "batch", "page_table", "sinks"),
         ("out",),
         {
             **dict.fromkeys(("tokens", "Hq", "Hkv", "D"), REQUIRED),
             "cache": "f32",
             "scale": None,
+            "window": 0,  # how many keys a row sees, its own included; 0: all
+            "softcap": 0.0,  # 0: none
+            "sinks": False,
             "context": lambda dims: context_class(dims.get("keys", 0) or SPLIT_KEYS + 1, dims["D"]),
             "paged": False,  # without a page table: one sequence, whose pages are the pool from row 0 on
             "runs": True,  # rows may belong to runs, if there are enough for one
@@ -209,6 +236,25 @@ _TABLE = (
             ("add", "a + b", reference.add, 1),
             ("mul", "a · b", reference.mul, 1),
             ("silu_mul", "a / (1 + exp(−a)) · b", reference.silu_mul, 5),
+            ("gelu_mul", "a / 2 · (1 + tanh(√(2 / π) · (a + 0.044715 a³))) · b", reference.gelu_mul, 10),
+        )
+    ),
+    *(
+        Op(
+            name,
+            formula,
+            ("x", "batch"),
+            ("out",),
+            {**_VALUES, **dict.fromkeys(extra, REQUIRED)},
+            compute,
+            cost.per_value(operations, "count"),
+            conditions=(conditions.rows_are_whole,),
+        )
+        for name, formula, extra, compute, operations in (
+            ("gelu", "x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))", (), formulas.gelu, 9),
+            ("gelu_erf", "x / 2 · (1 + erf(x / √2))", (), formulas.gelu_erf, 5),
+            ("scale", "factor · x", ("factor",), formulas.scale, 1),
+            ("softcap", "cap · tanh(x / cap)", ("cap",), formulas.softcap, 3),
         )
     ),
     Op(
@@ -303,7 +349,7 @@ OPS: Mapping[str, Op] = {op.name: op for op in _TABLE}
 
 
 PROLOGUES = ("none", "rms_norm")
-EPILOGUES = ("none", "add", "silu_mul", "rope_kv_write")
+EPILOGUES = ("none", "add", "silu_mul", "gelu_mul", "gelu", "gelu_erf", "rope_kv_write")
 _CHOICES = {
     "scales": ("f32", "f16"),
     "cache": ("f32", "f16"),
@@ -366,14 +412,19 @@ def _check(op: str, key: str, value: Any) -> None:
     if key in _CHOICES:
         if value not in _CHOICES[key]:
             raise InputError(f"{op}: {key} must be one of {', '.join(_CHOICES[key])}, got {value!r}")
-    elif key in ("bias", "interleaved", "batched", "paged", "runs", "greedy", "advance", "counted"):
+    elif key in ("bias", "interleaved", "batched", "paged", "runs", "greedy", "advance", "counted", "sinks"):
         if not isinstance(value, bool):
             raise InputError(f"{op}: {key} must be True or False, got {value!r}")
-    elif key in ("eps", "scale"):
+    elif key in ("eps", "scale", "factor"):
         if value is not None and not isinstance(value, (int, float)):
             raise InputError(f"{op}: {key} must be a number, got {value!r}")
+    elif key in ("softcap", "cap"):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or (key == "cap" and not value):
+            raise InputError(f"{op}: {key} must be a number above 0{' or 0' * (key != 'cap')}, got {value!r}")
     else:
-        least = 0 if key == "keys" or key.endswith("first") or (op == "linear" and key in _MAY_BE_ZERO) else 1
+        least = (
+            0 if key in ("keys", "window") or key.endswith("first") or (op == "linear" and key in _MAY_BE_ZERO) else 1
+        )
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InputError(f"{op}: {key} must be a whole number of at least {least}, got {value!r}")
 

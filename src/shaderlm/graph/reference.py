@@ -5,10 +5,11 @@ In float64, unless the caller is inside `single()`: the interpreter runs whole m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,14 @@ def add_rms_norm(a: Any, b: Any, weight: Any, eps: float = 1e-6) -> tuple[F64, F
     return total, rms_norm_mul(total, weight, eps)
 
 
+def layer_norm(x: Any, weight: Any, bias: Any = None, eps: float = 1e-6) -> F64:
+    """[..., width], [width] ×2 → [..., width]."""
+    x = _floats(x)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    out = centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps) * _floats(weight)
+    return np.asarray(out if bias is None else out + _floats(bias))
+
+
 def linear(x: Any, weight: Any, bias: Any = None) -> F64:
     """[M, K], dequantised [N, K], [N] → [M, N]."""
     x, weight = _floats(x), _floats(weight)
@@ -76,18 +85,30 @@ def kv_write(k: Any, v: Any, k_cache: Any, v_cache: Any, batch: Any) -> None:
     v_cache[slots[there]] = np.asarray(v)[:rows][there]
 
 
+class Scores(NamedTuple):
+    """What attention does with scores beside softmax, all of it optional."""
+
+    scale: float | None = None  # 1 / sqrt(D)
+    window: int = 0  # how many keys a row sees, its own included
+    softcap: float = 0.0
+    sinks: Any = None  # [Hq]: scores of a key without a value
+
+
 def attention(
-    q: Any, k_cache: Any, v_cache: Any, batch: Any, page_table: Any = None, scale: float | None = None
+    q: Any, k_cache: Any, v_cache: Any, batch: Any, page_table: Any = None, how: Scores | float | None = None
 ) -> F64:
     """[tokens, Hq, D], [pool rows, Hkv, D] ×2 → [tokens, Hq, D]: row t sees the keys up to its position.
 
+    A number as `how` is the scale.
+
     Without a page table all rows are of one sequence, whose keys lie in the pool from row 0 on. Padding rows are 0.
     """
+    scores = how if isinstance(how, Scores) else Scores(how)
     out = np.zeros(q.shape, _dtype.get())
     for first, count in stretches(batch):
         _, position, _, pages = (int(word) for word in batch[1 + first])
         rows = pool_rows(position + count, page_table, pages & ~RUN)
-        out[first : first + count] = _attend(q[first : first + count], k_cache[rows], v_cache[rows], position, scale)
+        out[first : first + count] = _attend(q[first : first + count], k_cache[rows], v_cache[rows], position, scores)
     return out
 
 
@@ -101,17 +122,25 @@ def pool_rows(keys: int, page_table: Any, pages: int) -> Any:
     return (own[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[:keys]
 
 
-def _attend(q: Any, keys: Any, values: Any, position: int, scale: float | None) -> F64:
+def _attend(q: Any, keys: Any, values: Any, position: int, how: Scores) -> F64:
     """Queries [rows, Hq, D] at consecutive positions, keys and values [position + rows, Hkv, D]."""
     rows, _, D = q.shape
     context, kv_heads, _ = keys.shape
     # Query heads by the kv head that they share: [Hkv, group · rows, D].
     queries = _floats(q).reshape(rows, kv_heads, -1, D).transpose(1, 2, 0, 3).reshape(kv_heads, -1, D)
-    scores = queries @ _floats(keys).transpose(1, 2, 0) * (1 / float(np.sqrt(D)) if scale is None else scale)
-    hidden = np.arange(context) > position + np.arange(rows)[:, None]
+    scores = queries @ _floats(keys).transpose(1, 2, 0) * (1 / float(np.sqrt(D)) if how.scale is None else how.scale)
+    if how.softcap:
+        scores = softcap(scores, how.softcap)
+    own, key = position + np.arange(rows)[:, None], np.arange(context)
+    hidden = (key > own) | (key <= own - how.window) if how.window else key > own
     scores = np.where(hidden, -np.inf, scores.reshape(kv_heads, -1, rows, context))
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    most = scores.max(axis=-1, keepdims=True)
+    if how.sinks is not None:
+        sinks = _floats(how.sinks).reshape(kv_heads, -1, 1, 1)
+        most = np.maximum(most, sinks)
+    weights = np.exp(scores - most)
+    total = weights.sum(axis=-1, keepdims=True)
+    weights /= total if how.sinks is None else total + np.exp(sinks - most)
     out = weights.reshape(kv_heads, -1, context) @ _floats(values).transpose(1, 0, 2)
     return np.asarray(out.reshape(kv_heads, -1, rows, D).transpose(2, 0, 1, 3).reshape(q.shape))
 
@@ -143,6 +172,31 @@ def silu_mul(a: Any, b: Any) -> F64:
     a = _floats(a)
     with np.errstate(over="ignore"):
         return np.asarray(a / (1 + np.exp(-a)) * _floats(b))
+
+
+def gelu(x: Any) -> F64:
+    """The tanh form."""
+    x = _floats(x)
+    return np.asarray(x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+
+
+def gelu_mul(a: Any, b: Any) -> F64:
+    """gelu(a) · b, of the tanh form."""
+    return np.asarray(gelu(a) * _floats(b))
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def gelu_erf(x: Any) -> F64:
+    """The exact form."""
+    x = _floats(x)
+    return np.asarray(x / 2 * (1 + _floats(_erf(x / math.sqrt(2)))))
+
+
+def softcap(x: Any, cap: float) -> F64:
+    """cap · tanh(x / cap)."""
+    return np.asarray(np.tanh(_floats(x) / cap) * cap)
 
 
 def add(a: Any, b: Any) -> F64:
