@@ -257,7 +257,8 @@ def _operand(node: Node, key: str) -> str:
 def _source(tensor: Tensor, parts: Mapping[str, WeightPart], key: str) -> dict[str, Any]:
     """Where a weight's bytes come from, in the layout that the route wants."""
     source: dict[str, Any] = {
-        "tensors": [list(part) for part in zip(tensor.parts, tensor.part_rows, strict=True)],
+        # Name, rows, and the first of them where it is not 0.
+        "tensors": [[*part[:2], *(part[2:] if part[2] else ())] for part in tensor.sources],
         "interleaved": tensor.interleaved,
     }
     if key not in parts:

@@ -68,10 +68,20 @@ def step_plan(
 
 
 def rope_tables(config: Config) -> Mapping[str, Mapping[str, Any]]:
-    """The formula of the rope table: row p has (cos, sin) of p / linear_scale · theta^(−2i / rotary) / factors[i]."""
-    rope = config.rope
-    about = {"rotary": rope.rotary, "theta": rope.theta, "linear_scale": rope.linear_scale, "factors": rope.factors}
-    return {"rope_table": {"formula": "rope", **about}}
+    """The formulas of rope tables: row p has (cos, sin) of p / linear_scale · theta^(−2i / rotary) / factors[i].
+
+    `yarn` (the fields of `graph.reference.Yarn`) and `magnitude` are there where a model has them.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, rope in config.ropes.items():
+        about = {"rotary": rope.rotary, "theta": rope.theta, "linear_scale": rope.linear_scale}
+        about["factors"] = rope.factors_for(config.context)
+        if rope.yarn is not None:
+            about["yarn"] = rope.yarn._asdict()
+        if rope.magnitude != 1:
+            about["magnitude"] = rope.magnitude
+        found[name] = {"formula": "rope", **about}
+    return found
 
 
 def with_sampler(graph: Graph, head: Head, config: Config) -> Graph:

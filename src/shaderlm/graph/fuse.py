@@ -170,11 +170,13 @@ def _merged(look: Look, nodes: list[Node], *, interleaved: bool) -> tuple[Node, 
     inputs = {key: first.inputs[key] for key in ("x", "batch") if key in first.inputs}
     for key, shape in (("weight", (rows, first.dims["K"])), ("bias", (rows,))):
         if key in first.inputs:
-            parts = tuple(part for node in nodes for part in look.tensors[node.inputs[key]].parts)
+            sources = [source for node in nodes for source in look.tensors[node.inputs[key]].sources]
+            parts, sizes, starts = (tuple(column) for column in zip(*sources, strict=True))
             name = f"{first.layer}.{_joined(nodes)}.{key}"
-            sizes = tuple(size for node in nodes for size in look.tensors[node.inputs[key]].part_rows)
             kind = look.tensors[first.inputs[key]].format
-            tensors.append(Tensor(name, shape, "weight", kind, parts, sizes, interleaved))
+            tensors.append(
+                Tensor(name, shape, "weight", kind, parts, sizes, interleaved, starts if any(starts) else ())
+            )
             inputs[key] = name
     dims = resolve("linear", {**first.dims, "N": rows})
     return Node("linear", dims, inputs, first.outputs, first.layer), tuple(tensors)

@@ -20,8 +20,8 @@ Role = Literal["input", "weight", "table", "state", "hidden"]
 class Tensor:
     """A value of the graph.
 
-    A weight names the checkpoint's tensors it consists of (`parts`, of `part_rows` rows each), stacked, or row by
-    row in turns (`interleaved`); `format` says how they are stored. A state (the cache) lives from one run to the next;
+    A weight names the checkpoint's tensors it consists of (`parts`, of `part_rows` rows each, from the row `part_first`
+    on), stacked, or row by row in turns (`interleaved`); `format` says how they are stored. A state (the cache) lives from one run to the next;
     it and a table (of rope) have as many rows as whoever runs the graph gives them: their shape here has one.
     """
 
@@ -32,6 +32,12 @@ class Tensor:
     parts: tuple[str, ...] = ()
     part_rows: tuple[int, ...] = ()
     interleaved: bool = False
+    part_first: tuple[int, ...] = ()  # none given: 0 for each
+
+    @property
+    def sources(self) -> tuple[tuple[str, int, int], ...]:
+        """Of each part the checkpoint's tensor, the number of rows and the first of them."""
+        return tuple(zip(self.parts, self.part_rows, self.part_first or (0,) * len(self.parts), strict=True))
 
     @property
     def size(self) -> int:
@@ -147,6 +153,11 @@ class Builder:
         """Declare a tensor; a weight consists of the checkpoint's tensor of that name."""
         parts, rows = ((name,), shape[:1]) if role == "weight" else ((), ())
         self.tensors[name] = Tensor(name, shape, role, format, parts, rows)
+        return name
+
+    def view(self, name: str, *shape: int, of: str, first: int, format: str) -> str:  # noqa: A002
+        """Declare a weight that consists of some rows of a tensor of the checkpoint."""
+        self.tensors[name] = Tensor(name, shape, "weight", format, (of,), shape[:1], False, (first,))
         return name
 
     def add(

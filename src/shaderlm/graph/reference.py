@@ -145,13 +145,47 @@ def _attend(q: Any, keys: Any, values: Any, position: int, how: Scores) -> F64:
     return np.asarray(out.reshape(kv_heads, -1, rows, D).transpose(2, 0, 1, 3).reshape(q.shape))
 
 
-def rope_table(positions: Any, rotary: int, theta: float = 10000.0, factors: Any = None) -> F64:
-    """(cos, sin) [positions, rotary / 2, 2] of the angles pos · theta^(−2i / rotary) / factors[i]."""
+class Yarn(NamedTuple):
+    """Rope for longer contexts: low frequencies are divided by `factor`, high ones stay.
+
+    High are those that turn more than `fast` times within the original context, low those that turn less than `slow`
+    times; between them a share of both is taken.
+    """
+
+    factor: float
+    original_context: int
+    fast: float = 32.0
+    slow: float = 1.0
+    share: float = 1.0  # of the high frequencies that stay
+
+    def factors(self, rotary: int, theta: float) -> F64:
+        """What frequencies are divided by, [rotary / 2]. The bounds are whole pairs."""
+
+        def pair(turns: float) -> float:
+            return rotary * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        first, last = max(0, math.floor(pair(self.fast))), min(rotary - 1, math.ceil(pair(self.slow)))
+        beyond = (np.arange(rotary // 2, dtype=np.float64) - first) / max(0.001, last - first)
+        kept = (1 - np.clip(beyond, 0, 1)) * self.share
+        return np.asarray(1 / (kept + (1 - kept) / self.factor))
+
+
+def rope_table(
+    positions: Any,
+    rotary: int,
+    theta: float = 10000.0,
+    factors: Any = None,
+    yarn: Yarn | None = None,
+    magnitude: float = 1.0,
+) -> F64:
+    """magnitude · (cos, sin) [positions, rotary / 2, 2] of the angles pos · theta^(−2i / rotary) / factors[i]."""
     frequencies = theta ** (-np.arange(0, rotary, 2, dtype=np.float64) / rotary)
     if factors is not None:
         frequencies = frequencies / np.asarray(factors, np.float64)
+    if yarn is not None:
+        frequencies = frequencies / yarn.factors(rotary, theta)
     angles = np.asarray(positions, np.float64)[:, None] * frequencies
-    return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+    return magnitude * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
 def rope(x: Any, table: Any, interleaved: bool = False) -> F64:

@@ -6,17 +6,18 @@ import importlib
 import math
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import ModelError
 from ..graph.graph import Graph
+from ..graph.reference import Yarn
 
 # What GGUF calls them in every architecture. Without an output matrix, the embeddings serve as one.
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 # Modules here that are no architectures.
-_OTHERS = ("architecture", "checkpoint", "dense", "metadata_keys", "shapes")
+_OTHERS = ("architecture", "checkpoint", "dense", "metadata_keys", "rope", "shapes", "windows")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -25,11 +26,43 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Rope:
     """Rotary positions: pairs are (2i, 2i + 1) if interleaved, else (i, i + rotary / 2)."""
 
-    rotary: int
+    rotary: int  # 0: none
     theta: float
     interleaved: bool
     linear_scale: float = 1.0  # positions are divided by this
     factors: str | None = None  # a tensor of the checkpoint that divides the frequencies
+    long_factors: str | None = None  # the one that does if the context is longer than `original_context`
+    original_context: int = 0
+    yarn: Yarn | None = None
+    magnitude: float = 1.0  # what rotated values are multiplied with
+
+    def factors_for(self, context: int) -> str | None:
+        """The tensor that divides the frequencies of a model with so much context."""
+        return self.long_factors if self.long_factors and context > self.original_context else self.factors
+
+
+# The tables of rope in graphs: that of most layers, and that of layers with a window where it is another.
+ROPE, LOCAL_ROPE = "rope_table", "rope_table_local"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer does that others of its model may not."""
+
+    window: int = 0  # how many tokens a token sees, itself included; 0: all
+    rope: str | None = ROPE  # its table; None: positions are not rotated
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Constants of a model that most do not have."""
+
+    embedding: float = 1.0
+    residual: float = 1.0  # of what attention and feed-forward network add
+    logits: float = 1.0
+    scores: float | None = None  # of attention; None: 1 / sqrt(head width)
+    score_cap: float = 0.0  # 0: none
+    logit_cap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +82,20 @@ class Config:
     rope: Rope
     formats: Mapping[str, str] = field(repr=False)
     shapes: Shapes = field(repr=False)
+    local_rope: Rope | None = None  # of layers whose table is LOCAL_ROPE
+    per_layer: tuple[Layer, ...] = ()  # one for each layer, unless all are as `Layer()` is
+    factors: Factors = Factors()
+
+    @property
+    def ropes(self) -> dict[str, Rope]:
+        """By the name of the table."""
+        found = {ROPE: self.rope, LOCAL_ROPE: self.local_rope}
+        return {name: rope for name, rope in found.items() if rope is not None and rope.rotary}
+
+    def layer(self, index: int) -> Layer:
+        """What a layer does differently. A window that no sequence fills is none."""
+        layer = self.per_layer[index] if self.per_layer else Layer()
+        return layer if layer.window < self.context else replace(layer, window=0)
 
 
 class Step(NamedTuple):
@@ -135,6 +182,13 @@ class Metadata:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
             raise self.wrong(key, "a number above 0", value)
         return float(value)
+
+    def fraction(self, key: str, default: float) -> float:
+        """A number from 0 to 1. Files write −1 for "not set"."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 <= value <= 1 or value == -1):
+            raise self.wrong(key, "a number from 0 to 1", value)
+        return default if value == -1 else float(value)
 
     def wrong(self, key: str, expected: str, value: Any) -> ModelError:
         """A value that cannot be."""

@@ -1,4 +1,4 @@
-"""Dense decoders: norm, attention with grouped heads and rotary positions, norm, gated FFN, layer by layer.
+"""Dense decoders: norm, attention with grouped heads, norm, feed-forward network, layer by layer.
 
 What architectures of this kind share; the file of one says only where it differs. No architecture itself.
 """
@@ -6,17 +6,23 @@ What architectures of this kind share; the file of one says only where it differ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ..errors import ModelError
 from ..graph.batch import RUN_ROWS
 from ..graph.graph import Builder, Graph
 from .architecture import EMBEDDING, OUTPUT, Config, Metadata, Rope, Shapes, Step, expect
 from .metadata_keys import check_keys, check_tensors
+from .rope import read_rope
 
-OUTPUT_NORM, FACTORS = "output_norm.weight", "rope_freqs.weight"
+Batch = Mapping[str, str]  # the batch by its name, or nothing
+
+OUTPUT_NORM, POSITIONS = "output_norm", "position_embd.weight"
+# Matrices of the checkpoint that hold the rows of several, one after the other.
+QKV = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
+GATE_UP = {"ffn_up": ("ffn_gate", "ffn_up")}
 
 
 @dataclass(frozen=True)
@@ -24,8 +30,17 @@ class Dense:
     """An architecture of this kind. `name` is GGUF's, and begins the keys of its metadata."""
 
     name: str
-    interleaved: bool  # how rope pairs the values of a head
+    interleaved: bool = False  # how rope pairs the values of a head
     head_norms: bool = False  # every head of q and k is normalised before it is rotated: attn_q_norm, attn_k_norm
+    row_norms: bool = False  # so are all heads of q, and of k, as one vector
+    norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
+    norms_before: bool = True  # attention and feed-forward network read what attn_norm and ffn_norm give
+    norms_after: bool = False  # what they give is normalised before it is added: post_attention_norm, post_ffw_norm
+    activation: Literal["silu_mul", "gelu_mul", "gelu"] = "silu_mul"  # of gate and up; gelu: there is no gate
+    positions: Literal["rope", "long_rope", "learned"] = "rope"
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Reads further keys: layers that differ, factors.
+    complete: Callable[[Metadata, Config], Config] = lambda own, config: config
 
     def read(self, metadata: Mapping[str, Any], shapes: Shapes, formats: Mapping[str, str]) -> Config:
         """The config of a checkpoint. Every number, every key and every tensor is checked."""
@@ -33,7 +48,8 @@ class Dense:
         config = self._config(own, shapes, formats)
         check_keys(own, config)
         tensors = self._tensors(config)
-        check_tensors(self.name, shapes, {*tensors, *([config.rope.factors] if config.rope.factors else [])})
+        factors = {name for rope in config.ropes.values() for name in (rope.factors, rope.long_factors) if name}
+        check_tensors(self.name, shapes, {*tensors, *factors})
         for name, shape in tensors.items():
             expect(shapes, name, shape)
         return config
@@ -51,7 +67,7 @@ class Dense:
 
         Without `logits`: the states [rows, hidden] after the output norm.
         """
-        return _head(c, rows, tokens, logits)
+        return _head(self, c, rows, tokens, logits)
 
     def _config(self, own: Metadata, shapes: Shapes, formats: Mapping[str, str]) -> Config:
         hidden = own.whole("embedding_length")
@@ -65,7 +81,11 @@ class Dense:
             raise ModelError(f"{own.full('attention.value_length')} differs from key_length; that is not supported")
         if EMBEDDING not in shapes or len(shapes[EMBEDDING]) != 2:
             raise ModelError(f"the checkpoint has no matrix {EMBEDDING!r}: it is incomplete, or not a language model")
-        return Config(
+        layered = self.norm == "layer_norm"
+        eps = own.number(f"attention.layer_norm_{'' if layered else 'rms_'}epsilon")
+        if layered:
+            own.get("attention.layer_norm_rms_epsilon")  # converters write both; there is no RMS norm
+        config = Config(
             architecture=self.name,
             layers=own.whole("block_count", maximum=1024),
             hidden=hidden,
@@ -75,83 +95,115 @@ class Dense:
             ffn=own.whole("feed_forward_length"),
             vocabulary=shapes[EMBEDDING][0],
             context=own.whole("context_length"),
-            eps=own.number("attention.layer_norm_rms_epsilon"),
+            eps=eps,
             rope=self._rope(own, shapes, width),
             formats=formats,
             shapes=shapes,
         )
+        return self.complete(own, config)
 
     def _rope(self, own: Metadata, shapes: Shapes, width: int) -> Rope:
-        rotary = own.whole("rope.dimension_count", width)
-        if rotary % 2 or rotary > width:
-            raise own.wrong("rope.dimension_count", f"even and at most {width}", rotary)
-        if FACTORS in shapes:
-            expect(shapes, FACTORS, (rotary // 2,))
-        theta = own.number("rope.freq_base", 10000.0)
-        return Rope(rotary, theta, self.interleaved, _linear_scale(own), FACTORS if FACTORS in shapes else None)
+        if self.positions == "learned":
+            return Rope(0, 1.0, False)
+        return read_rope(own, shapes, width, interleaved=self.interleaved, long=self.positions == "long_rope")
 
     def _tensors(self, c: Config) -> dict[str, tuple[int, ...]]:
         """Every tensor that the graph reads, with its shape."""
-        found: dict[str, tuple[int, ...]] = {EMBEDDING: (c.vocabulary, c.hidden), OUTPUT_NORM: (c.hidden,)}
+        found: dict[str, tuple[int, ...]] = {EMBEDDING: (c.vocabulary, c.hidden)}
+        if self.positions == "learned":
+            found[POSITIONS] = (c.context, c.hidden)
         if OUTPUT in c.shapes:  # else the embeddings serve as output matrix
             found[OUTPUT] = (c.vocabulary, c.hidden)
-        norms = dict.fromkeys(("attn_norm", "ffn_norm"), (c.hidden,))
-        if self.head_norms:
-            norms |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (c.head_width,))
+        vectors = {OUTPUT_NORM: c.hidden}
         for i in range(c.layers):
-            found |= {f"blk.{i}.{norm}.weight": shape for norm, shape in norms.items()}
-            for name, shape in _matrices(c).items():
+            vectors |= {f"blk.{i}.{name}": width for name, width in self._norms(c).items()}
+            for name, shape in self._stored(c).items():
                 found[f"blk.{i}.{name}.weight"] = shape
                 if f"blk.{i}.{name}.bias" in c.shapes:
                     found[f"blk.{i}.{name}.bias"] = shape[:1]
+        for name, width in vectors.items():
+            found[f"{name}.weight"] = (width,)
+            if self.norm == "layer_norm" and f"{name}.bias" in c.shapes:
+                found[f"{name}.bias"] = (width,)
         return found
 
+    def _norms(self, c: Config) -> dict[str, int]:
+        """The norms of a layer, with their widths."""
+        found = dict.fromkeys(("attn_norm", "ffn_norm") if self.norms_before else (), c.hidden)
+        if self.head_norms:
+            found |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), c.head_width)
+        if self.row_norms:
+            found |= {"attn_q_norm": c.heads * c.head_width, "attn_k_norm": c.kv_heads * c.head_width}
+        if self.norms_after:
+            found |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), c.hidden)
+        return found
 
-def _linear_scale(own: Metadata) -> float:
-    """What positions are divided by. As llama.cpp has it, a factor without a type is linear, and 0 means 1."""
-    newer, older = (own.get(key) for key in ("rope.scaling.factor", "rope.scale_linear"))
-    key, given = ("rope.scale_linear", older) if newer is None else ("rope.scaling.factor", newer)
-    factor = own.number(key) if given else 1.0
-    kind = own.get("rope.scaling.type", "linear")
-    if kind not in ("none", "linear"):
-        both = " ".join(f"--ignore-key {own.full(name)}" for name in ("rope.scaling.type", "rope.scaling.factor"))
-        raise ModelError(
-            f"{own.full('rope.scaling.type')} is {kind!r}: positions are rotated in another way, which is not "
-            f"supported; 'none' and 'linear' are. {both} reads the file as if its positions were not scaled"
-        )
-    return factor if kind == "linear" else 1.0
+    def matrices(self, c: Config) -> dict[str, tuple[int, int]]:
+        """The matrices of a layer as the graph reads them."""
+        q, kv = c.heads * c.head_width, c.kv_heads * c.head_width
+        gate = {"ffn_gate": (c.ffn, c.hidden)} if self.activation.endswith("_mul") else {}
+        return {
+            "attn_q": (q, c.hidden),
+            "attn_k": (kv, c.hidden),
+            "attn_v": (kv, c.hidden),
+            "attn_output": (c.hidden, q),
+            **gate,
+            "ffn_up": (c.ffn, c.hidden),
+            "ffn_down": (c.hidden, c.ffn),
+        }
 
+    def _stored(self, c: Config) -> dict[str, tuple[int, int]]:
+        """The matrices of a layer as the checkpoint has them."""
+        found = self.matrices(c)
+        for name, parts in self.joined.items():
+            shapes = [found.pop(part) for part in parts]
+            found[name] = (sum(rows for rows, _ in shapes), shapes[0][1])
+        return found
 
-def _matrices(c: Config) -> dict[str, tuple[int, int]]:
-    q, kv = c.heads * c.head_width, c.kv_heads * c.head_width
-    return {
-        "attn_q": (q, c.hidden),
-        "attn_k": (kv, c.hidden),
-        "attn_v": (kv, c.hidden),
-        "attn_output": (c.hidden, q),
-        "ffn_gate": (c.ffn, c.hidden),
-        "ffn_up": (c.ffn, c.hidden),
-        "ffn_down": (c.hidden, c.ffn),
-    }
+    def place(self, c: Config, name: str) -> tuple[str, int]:
+        """The matrix of the checkpoint that has the rows of one of the graph, and the first of these rows."""
+        for joint, parts in self.joined.items():
+            if name in parts:
+                before = parts[: parts.index(name)]
+                return joint, sum(self.matrices(c)[part][0] for part in before)
+        return name, 0
 
 
 def _norm(
-    b: Builder, c: Config, layer: str, out: str, x: str, weight: str, shape: tuple[int, ...], batch: Mapping[str, str]
+    b: Builder, kind: Dense, c: Config, layer: str, out: str, x: str, name: str, shape: tuple[int, ...], batch: Batch
 ) -> str:
-    """weight · x / sqrt(mean(x²) + eps) over the last axis of x [tokens, width] or [tokens, heads, width]."""
+    """x [tokens, width] or [tokens, heads, width], normalised over its last axis, times `name`.weight (+ `name`.bias)."""
     heads = shape[1] if len(shape) == 3 else 1
-    plain = b.tensor(f"{out}.plain", *shape)
     dims = {"tokens": shape[0], "heads": heads, "width": shape[-1], "eps": c.eps, "batched": bool(batch)}
-    b.add("rms_norm", dims, {"x": x, **batch}, layer, out=plain)
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    b.tensor(weight, shape[-1], role="weight", format=c.formats[weight])
     made = b.tensor(out, *shape)
+    if kind.norm == "layer_norm":
+        has_bias = bias in c.shapes
+        if has_bias:
+            b.tensor(bias, shape[-1], role="weight", format=c.formats[bias])
+        inputs = {"x": x, "weight": weight, "bias": bias if has_bias else None, **batch}
+        b.add("layer_norm", {**dims, "bias": has_bias}, inputs, layer, out=made)
+        return made
+    plain = b.tensor(f"{out}.plain", *shape)
+    b.add("rms_norm", dims, {"x": x, **batch}, layer, out=plain)
     dims = {"tokens": shape[0], "count": math.prod(shape), "period": shape[-1], "batched": bool(batch)}
     b.add("mul", dims, {"a": plain, "b": weight, **batch}, layer, out=made)
     return made
 
 
-def _head(c: Config, rows: int, tokens: int, wants_logits: bool) -> Graph:
+def _of_values(
+    b: Builder, op: str, layer: str, out: str, x: str, shape: tuple[int, int], batch: Batch, **dims: float
+) -> str:
+    """An op that takes every value of x by itself."""
+    made = b.tensor(out, *shape)
+    sizes = {"tokens": shape[0], "count": math.prod(shape), "batched": bool(batch)}
+    b.add(op, {**sizes, **dims}, {"x": x, **batch}, layer, out=made)
+    return made
+
+
+def _head(kind: Dense, c: Config, rows: int, tokens: int, wants_logits: bool) -> Graph:
     b = Builder()
-    b.tensor(OUTPUT_NORM, c.hidden, role="weight", format=c.formats[OUTPUT_NORM])
     x = b.tensor("hidden", tokens, c.hidden, role="input")
     if tokens > 1:
         b.tensor("batch", 1 + tokens, 4, role="input", format="u32")
@@ -161,14 +213,23 @@ def _head(c: Config, rows: int, tokens: int, wants_logits: bool) -> Graph:
         b.add("take_rows", dims, {"x": x, "outputs": "outputs", "batch": "batch"}, "output", out=taken)
         x = taken
     out = "output.output_norm" if wants_logits else "states"
-    x = _norm(b, c, "output", out, x, OUTPUT_NORM, (rows, c.hidden), {})
+    x = _norm(b, kind, c, "output", out, x, OUTPUT_NORM, (rows, c.hidden), {})
     if not wants_logits:
         return b.graph(x)
     weight = OUTPUT if OUTPUT in c.shapes else EMBEDDING
     b.tensor(weight, c.vocabulary, c.hidden, role="weight", format=c.formats[weight])
-    logits = b.tensor("logits", rows, c.vocabulary)
+    # The last of what is done with the logits is called so.
+    todo: list[tuple[str, dict[str, float]]] = []
+    if c.factors.logits != 1:
+        todo.append(("scale", {"factor": c.factors.logits}))
+    if c.factors.logit_cap:
+        todo.append(("softcap", {"cap": c.factors.logit_cap}))
+    logits = b.tensor("output.product" if todo else "logits", rows, c.vocabulary)
     product = {"tokens": rows, "K": c.hidden, "N": c.vocabulary, "format": c.formats[weight]}
     b.add("linear", product, {"x": x, "weight": weight}, "output", out=logits)
+    for i, (op, dims) in enumerate(todo):
+        out = "logits" if i == len(todo) - 1 else f"output.{op}"
+        logits = _of_values(b, op, "output", out, logits, (rows, c.vocabulary), {}, **dims)
     return b.graph(logits)
 
 
@@ -177,67 +238,109 @@ class _Build:
 
     def __init__(self, kind: Dense, c: Config, step: Step) -> None:
         self.kind, self.c, self.step, self.b = kind, c, step, Builder()
-        for name, shape in kind._tensors(c).items():
-            self.b.tensor(name, *shape, role="weight", format=c.formats[name])
         self.b.tensor("batch", 1 + step.tokens, 4, role="input", format="u32")
         self.b.tensor("tokens", 1, role="input", format="u32")
         self.b.tensor("page_table", 1, role="input", format="u32")
-        self.b.tensor("rope_table", 1, c.rope.rotary // 2, 2, role="table")
+        for name, rope in c.ropes.items():
+            self.b.tensor(name, 1, rope.rotary // 2, 2, role="table")
         # One row is always there; of more, some may be padding.
         self.batch = {"batch": "batch"} if step.tokens > 1 else {}
 
     def graph(self) -> Graph:
+        c, kind = self.c, self.kind
+        x = self._embedded()
+        for i in range(c.layers):
+            layer = f"blk.{i}"
+            y = self._attention(layer, i, self._norm(layer, "attn_norm", x) if kind.norms_before else x)
+            x = self._sum(layer, f"{layer}.attn_sum", x, self._added(layer, "post_attention_norm", y))
+            y = self._ffn(layer, self._norm(layer, "ffn_norm", x) if kind.norms_before else x)
+            out = "hidden" if i == c.layers - 1 else f"{layer}.ffn_sum"
+            x = self._sum(layer, out, x, self._added(layer, "post_ffw_norm", y))
+        return self.b.graph(x)
+
+    def _embedded(self) -> str:
         c, tokens = self.c, self.step.tokens
+        self.b.tensor(EMBEDDING, c.vocabulary, c.hidden, role="weight", format=c.formats[EMBEDDING])
         x = self.b.tensor("embedding", tokens, c.hidden)
         dims = {"tokens": tokens, "N": c.vocabulary, "K": c.hidden, "format": c.formats[EMBEDDING]}
         inputs = {"batch": "batch", "tokens": "tokens", "weight": EMBEDDING}
         self.b.add("embedding", dims, inputs, "embedding", out=x)
-        for i in range(c.layers):
-            layer = f"blk.{i}"
-            x = self._sum(layer, f"{layer}.attn_sum", x, self._attention(layer, self._norm(layer, "attn_norm", x)))
-            out = "hidden" if i == c.layers - 1 else f"{layer}.ffn_sum"
-            x = self._sum(layer, out, x, self._ffn(layer, self._norm(layer, "ffn_norm", x)))
-        return self.b.graph(x)
+        if c.factors.embedding != 1:
+            x = self._scaled("embedding", "embedding.scaled", x, c.factors.embedding)
+        if self.kind.positions == "learned":
+            rows = c.shapes[POSITIONS][0]
+            table = self.b.tensor(POSITIONS, rows, c.hidden, role="weight", format=c.formats[POSITIONS])
+            dims = {"tokens": tokens, "N": rows, "K": c.hidden, "format": c.formats[POSITIONS]}
+            placed = self.b.tensor("embedding.placed", tokens, c.hidden)
+            self.b.add("add_positions", dims, {"x": x, "batch": "batch", "weight": table}, "embedding", out=placed)
+            x = placed
+        return x
+
+    def _added(self, layer: str, norm: str, y: str) -> str:
+        """What is added of a result: it may be normalised and scaled before."""
+        if self.kind.norms_after:
+            y = self._norm(layer, norm, y)
+        factor = self.c.factors.residual
+        return y if factor == 1 else self._scaled(layer, f"{y}.scaled", y, factor)
+
+    def _scaled(self, layer: str, out: str, x: str, factor: float) -> str:
+        shape = (self.step.tokens, self.c.hidden)
+        return _of_values(self.b, "scale", layer, out, x, shape, self.batch, factor=factor)
 
     def _norm(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None) -> str:
         """Over the last axis of x [tokens, hidden], or of another shape."""
         shape = shape or (self.step.tokens, self.c.hidden)
-        return _norm(self.b, self.c, layer, f"{layer}.{name}", x, f"{layer}.{name}.weight", shape, self.batch)
+        named = f"{layer}.{name}"
+        return _norm(self.b, self.kind, self.c, layer, named, x, named, shape, self.batch)
+
+    def _weight(self, layer: str, name: str, kind: str, *shape: int) -> str:
+        """A matrix or a bias of a layer, which may be some rows of a tensor of the checkpoint."""
+        there, first = self.kind.place(self.c, name)
+        named, stored = f"{layer}.{name}.{kind}", f"{layer}.{there}.{kind}"
+        return self.b.view(named, *shape, of=stored, first=first, format=self.c.formats[stored])
 
     def _linear(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None) -> str:
         """[tokens, n], or the same values in another shape."""
-        n, k = _matrices(self.c)[name]
-        weight, bias = f"{layer}.{name}.weight", f"{layer}.{name}.bias"
-        has_bias = bias in self.c.shapes
+        n, k = self.kind.matrices(self.c)[name]
+        weight = self._weight(layer, name, "weight", n, k)
+        has_bias = f"{layer}.{self.kind.place(self.c, name)[0]}.bias" in self.c.shapes
+        bias = self._weight(layer, name, "bias", n) if has_bias else None
         out = self.b.tensor(f"{layer}.{name}", *(shape or (self.step.tokens, n)))
-        dims = {"tokens": self.step.tokens, "K": k, "N": n, "format": self.c.formats[weight], "bias": has_bias}
-        inputs = {"x": x, "weight": weight, "bias": bias if has_bias else None, **self.batch}
+        dims = {"tokens": self.step.tokens, "K": k, "N": n, "format": self.b.tensors[weight].format, "bias": has_bias}
+        inputs = {"x": x, "weight": weight, "bias": bias, **self.batch}
         self.b.add("linear", {**dims, "batched": bool(self.batch)}, inputs, layer, out=out)
         return out
 
-    def _rotated(self, layer: str, name: str, x: str, heads: int) -> str:
-        c, tokens = self.c, self.step.tokens
+    def _rotated(self, layer: str, name: str, x: str, heads: int, table: str) -> str:
+        c, tokens, rope = self.c, self.step.tokens, self.c.ropes[table]
         out = self.b.tensor(f"{layer}.{name}.rotated", tokens, heads, c.head_width)
-        dims = {"tokens": tokens, "H": heads, "D": c.head_width, "rotary": c.rope.rotary}
-        inputs = {"x": x, "batch": "batch", "table": "rope_table"}
-        self.b.add("rope", {**dims, "interleaved": c.rope.interleaved}, inputs, layer, out=out)
+        dims = {"tokens": tokens, "H": heads, "D": c.head_width, "rotary": rope.rotary}
+        inputs = {"x": x, "batch": "batch", "table": table}
+        self.b.add("rope", {**dims, "interleaved": rope.interleaved}, inputs, layer, out=out)
         return out
 
     def _projected(self, layer: str, x: str) -> tuple[str, str, str]:
         """q [tokens, heads, width], k and v [tokens, kv heads, width]; q and k are normalised where heads are."""
+        tokens, width = self.step.tokens, self.c.head_width
+        if self.kind.row_norms:
+            q, k, v = (self._linear(layer, name, x) for name in ("attn_q", "attn_k", "attn_v"))
+            wide = {"attn_q_norm": self.c.heads * width, "attn_k_norm": self.c.kv_heads * width}
+            q, k = (self._norm(layer, n, y, (tokens, wide[n])) for n, y in (("attn_q_norm", q), ("attn_k_norm", k)))
+            return q, k, v
         if not self.kind.head_norms:
             q, k, v = (self._linear(layer, name, x) for name in ("attn_q", "attn_k", "attn_v"))
             return q, k, v
-        tokens, width = self.step.tokens, self.c.head_width
         queries, keys = (tokens, self.c.heads, width), (tokens, self.c.kv_heads, width)
         q, k = self._linear(layer, "attn_q", x, queries), self._linear(layer, "attn_k", x, keys)
         v = self._linear(layer, "attn_v", x)
         return self._norm(layer, "attn_q_norm", q, queries), self._norm(layer, "attn_k_norm", k, keys), v
 
-    def _attention(self, layer: str, x: str) -> str:
-        c, step = self.c, self.step
+    def _attention(self, layer: str, index: int, x: str) -> str:
+        c, step, own = self.c, self.step, self.c.layer(index)
         q, k, v = self._projected(layer, x)
-        q, k = self._rotated(layer, "attn_q", q, c.heads), self._rotated(layer, "attn_k", k, c.kv_heads)
+        if own.rope in c.ropes:
+            q = self._rotated(layer, "attn_q", q, c.heads, own.rope)
+            k = self._rotated(layer, "attn_k", k, c.kv_heads, own.rope)
         caches = {
             key: self.b.tensor(f"{layer}.{key}", 1, c.kv_heads, c.head_width, role="state", format=step.cache)
             for key in ("k_cache", "v_cache")
@@ -246,15 +349,22 @@ class _Build:
         self.b.add("kv_write", kept, {"k": k, "v": v, "batch": "batch", **caches}, layer, **caches)
         out = self.b.tensor(f"{layer}.attended", step.tokens, c.heads * c.head_width)
         dims = {**kept, "Hq": c.heads, "context": step.context, "paged": step.paged}
+        dims |= {"scale": c.factors.scores, "window": own.window, "softcap": c.factors.score_cap}
         dims["runs"] = step.tokens >= RUN_ROWS and not step.decode
         pages = {"page_table": "page_table"} if step.paged else {}
         self.b.add("attention", dims, {"q": q, **caches, "batch": "batch", **pages}, layer, out=out)
         return self._linear(layer, "attn_output", out)
 
     def _ffn(self, layer: str, x: str) -> str:
+        op, shape = self.kind.activation, (self.step.tokens, self.c.ffn)
+        if op == "gelu":
+            up = self._linear(layer, "ffn_up", x)
+            return self._linear(
+                layer, "ffn_down", _of_values(self.b, op, layer, f"{layer}.gelu", up, shape, self.batch)
+            )
         gate, up = self._linear(layer, "ffn_gate", x), self._linear(layer, "ffn_up", x)
-        out = self.b.tensor(f"{layer}.gated", self.step.tokens, self.c.ffn)
-        self._pointwise("silu_mul", layer, gate, up, out, self.c.ffn)
+        out = self.b.tensor(f"{layer}.gated", *shape)
+        self._pointwise(op, layer, gate, up, out, self.c.ffn)
         return self._linear(layer, "ffn_down", out)
 
     def _sum(self, layer: str, name: str, x: str, y: str) -> str:

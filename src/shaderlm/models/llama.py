@@ -1,8 +1,12 @@
-"""Llama 1 to 3.x, Mistral, SmolLM2: a dense decoder whose rope pairs neighbours, as GGUF stores these models."""
+"""Llama 1 to 3.x, Mistral, SmolLM2: a dense decoder whose rope pairs neighbours, as GGUF stores these models.
+
+Mistral 7B v0.1 has a sliding window, which files converted for llama.cpp do not mention.
+"""
 
 from __future__ import annotations
 
 from .dense import Dense
+from .windows import all_layers
 
-_LLAMA = Dense("llama", interleaved=True)
+_LLAMA = Dense("llama", interleaved=True, complete=all_layers)
 read, tensors, build, head = _LLAMA.read, _LLAMA.tensors, _LLAMA.build, _LLAMA.head

@@ -20,12 +20,6 @@ HARMLESS: Mapping[str, str] = {
     "pooling_type": "for embeddings of whole texts, which are not computed",
     "attention.layer_norm_epsilon": "the norms are RMS norms, which have an epsilon of their own",
     "rope.scaling.finetuned": "says how the model was trained",
-    "rope.scaling.original_context_length": "for yarn and longrope, which rope.scaling.type switches on",
-    "rope.scaling.yarn_log_multiplier": "for yarn, which rope.scaling.type switches on",
-    "rope.scaling.yarn_ext_factor": "for yarn, which rope.scaling.type switches on",
-    "rope.scaling.yarn_attn_factor": "for yarn, which rope.scaling.type switches on",
-    "rope.scaling.yarn_beta_fast": "for yarn, which rope.scaling.type switches on",
-    "rope.scaling.yarn_beta_slow": "for yarn, which rope.scaling.type switches on",
 }
 
 
@@ -88,7 +82,7 @@ REFUSED: Mapping[str, Refused] = {
     # Positions
     "rope.dimension_sections": Refused("positions have several dimensions"),
     "rope.scaling.alpha": Refused("positions are rotated at other frequencies"),
-    "rope.scaling.attn_factor": Refused("rotated queries and keys are scaled", lambda value, config: value == 1),
+    "rope.scaling.yarn_log_multiplier": Refused("rotated queries and keys are scaled in another way"),
     **_group(_WINDOW, "rope.", "dimension_count_swa freq_base_swa"),
     # Factors and caps
     "embedding_scale": Refused("embeddings are scaled", _one),

@@ -44,6 +44,7 @@ from .runner import (
     head_kind,
     one_row_each,
     padded_batch,
+    rope_factors,
 )
 from .sizes import (
     FIRST_POSITIONS,
@@ -109,7 +110,7 @@ class GpuRunner(Runner):
         deterministic: bool = False,
     ) -> None:
         """`reserve`: tokens whose keys and values have their memory from the beginning; the cache grows beyond them."""
-        factors = source.vector(config.rope.factors) if config.rope.factors else None
+        factors = rope_factors(config, source)
         self.device = device
         self.cache = cache or cache_format(device.caps)
         self._lowering = Lowering(device.caps, precision)
@@ -323,11 +324,10 @@ class GpuRunner(Runner):
         return size
 
     def _reserve_positions(self, positions: int) -> None:
-        row = 4 * self.config.rope.rotary
-        known = self._buffers.get("rope_table")
-        if known is None or known.size < positions * row:
+        ropes = self.config.ropes.items()
+        if any(self._size(name) < positions * 4 * rope.rotary for name, rope in ropes):
             wanted = min(self.config.context, max(FIRST_POSITIONS, 2 * positions))
-            self._replace({"rope_table": self.device.buffer(self.rope_table(wanted))})
+            self._replace({name: self.device.buffer(table) for name, table in self.rope_tables(wanted).items()})
 
     def _apply(self, changed: List[Reserved]) -> None:
         plan = self.plan(Step(1, CONTEXTS[0], self.cache))

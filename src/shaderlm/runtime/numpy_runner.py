@@ -33,6 +33,7 @@ from .runner import (
     head_kind,
     one_row_each,
     padded_batch,
+    rope_factors,
 )
 from .weights import Progress, Source, dense
 
@@ -92,7 +93,7 @@ class NumpyRunner(Runner):
         progress: Progress | None = None,
         deterministic: bool = False,
     ) -> None:
-        factors = source.vector(config.rope.factors) if config.rope.factors else None
+        factors = rope_factors(config, source)
         super().__init__(architecture, config, factors, fusions)
         self.cache = cache or "f32"
         self.deterministic, self.decode_rows = deterministic, 1
@@ -101,7 +102,7 @@ class NumpyRunner(Runner):
         self.weights = dense((*body.weights(), *head.weights()), source, progress)
         self._states = {name: tensor for name, tensor in body.tensors.items() if tensor.role == "state"}
         self._pools: dict[str, NDArray[Any]] = {}
-        self._table: F32 = np.zeros((0, 1, 2), np.float32)
+        self._tables: dict[str, F32] = {}
         self._page_table = np.zeros(MAX_SEQUENCES * self.pool.pages_per_sequence, np.uint32)
         self._tokens = np.zeros(MAX_SEQUENCES, np.uint32)
         self._counts: U32 | None = None  # [sequence slots, vocabulary], once a step counts tokens
@@ -146,8 +147,8 @@ class NumpyRunner(Runner):
                 self._page_table[index] = page
 
     def _reserve_positions(self, positions: int) -> None:
-        if len(self._table) < positions:
-            self._table = self.rope_table(min(self.config.context, max(256, 2 * positions)))
+        if any(len(self._tables.get(name, ())) < positions for name in self.config.ropes):
+            self._tables = self.rope_tables(min(self.config.context, max(256, 2 * positions)))
 
     def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: List[Part]) -> StepResult:
         rows = len(records)
@@ -157,7 +158,7 @@ class NumpyRunner(Runner):
             "batch": padded_batch(records, rows, len(outputs)),
             "page_table": self._page_table,
             "tokens": self._tokens,
-            "rope_table": self._table,
+            **self._tables,
             "outputs": outputs,
         }
         given = {part.gives for part in parts}

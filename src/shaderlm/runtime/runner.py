@@ -30,6 +30,7 @@ from ..graph.sampling import OUTPUT
 from ..models.architecture import Architecture, Config, Step
 from .adjusted import Adjusted, Logprobs, adjusted, check_settings
 from .pages import PagePool, Reserved, Sequence
+from .weights import Source
 
 if TYPE_CHECKING:
     from .session import Session
@@ -215,7 +216,7 @@ class Runner(ABC):
         self,
         architecture: Architecture,
         config: Config,
-        factors: Any,
+        factors: Mapping[str, Any],
         fusions: List[str] | None,
         unsupported_reason: Callable[[Node], str | None] | None = None,
     ) -> None:
@@ -281,11 +282,16 @@ class Runner(ABC):
         made = self._architecture.head(self.config, rows, tokens, logits=logits)
         return fuse(made, self._fusions, self._unsupported_reason)
 
-    def rope_table(self, positions: int) -> F32:
-        """(cos, sin) [positions, rotary / 2, 2]."""
-        rope = self.config.rope
-        where = np.arange(positions, dtype=np.float64) / rope.linear_scale
-        return rope_table(where, rope.rotary, rope.theta, self._factors).astype(np.float32)
+    def rope_tables(self, positions: int) -> dict[str, F32]:
+        """(cos, sin) [positions, rotary / 2, 2] of every table."""
+        found = {}
+        for name, rope in self.config.ropes.items():
+            where = np.arange(positions, dtype=np.float64) / rope.linear_scale
+            named = rope.factors_for(self.config.context)
+            factors = self._factors[named] if named else None
+            table = rope_table(where, rope.rotary, rope.theta, factors, rope.yarn, rope.magnitude)
+            found[name] = table.astype(np.float32)
+        return found
 
     # sequences -------------------------------------------------------------------------------------------
 
@@ -534,6 +540,12 @@ class Runner(ABC):
     @abstractmethod
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
+
+
+def rope_factors(config: Config, source: Source) -> dict[str, Any]:
+    """The tensors that divide frequencies of rope, by name."""
+    named = {name for rope in config.ropes.values() for name in (rope.factors, rope.long_factors) if name}
+    return {name: source.vector(name) for name in sorted(named)}
 
 
 def output_record(row: int, sequence: Sequence, settings: SamplerSettings) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ def power_of_two(most: int) -> int:
 
 def max_context(config: Config, caps: DeviceCaps, cache: str) -> int:
     """Positions for which the cache of a layer and the rope table still fit one binding."""
-    per_position = (cache_row(config, cache), 4 * config.rope.rotary)
+    per_position = (cache_row(config, cache), *(4 * rope.rotary for rope in config.ropes.values()))
     return caps.max_operand // max(per_position) // PAGE * PAGE
 
 
@@ -96,7 +96,7 @@ def memory_of(bodies: Iterable[Plan], heads: Iterable[Plan], config: Config, cap
             if spec.role in ("scratch", "output"):
                 kept[name] = max(kept.get(name, 0), spec.nbytes)
     positions = min(config.context, max(FIRST_POSITIONS, 2 * tokens))
-    scratch = sum(kept.values()) + 4 * config.rope.rotary * positions
+    scratch = sum(kept.values()) + positions * sum(4 * rope.rotary for rope in config.ropes.values())
     weights = sum(spec.nbytes for spec in weights_of(plans).values())
     return Memory(weights, sum(rows.values()) * PAGE * pages_of(tokens), scratch)
 

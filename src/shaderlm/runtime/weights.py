@@ -71,7 +71,7 @@ def _vector_piece(name: str, about: Mapping[str, Any], source: Source) -> list[P
 
 
 def _vector(about: Mapping[str, Any], source: Source) -> Array:
-    parts = [source.vector(name) for name, _ in about["tensors"]]
+    parts = [source.vector(name)[at : at + rows] for name, rows, at in _sources(about)]
     joined = np.stack(parts, axis=1) if about["interleaved"] else np.concatenate(parts)
     return np.ascontiguousarray(joined.reshape(-1), np.float32)
 
@@ -95,20 +95,26 @@ def _matrix(name: str, spec: BufferSpec, scales: str, beside: BufferSpec | None,
         yield partial(packed, first, min(first + step, stop))
 
 
+def _sources(about: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """Of each part the tensor, the number of rows and the first of them."""
+    return [(name, rows, *(start or (0,))) for name, rows, *start in about["tensors"]]
+
+
 def rows_of(about: Mapping[str, Any], first: int, end: int, source: Source) -> Array:
     """Rows of a weight that may be stacked of several tensors, or have their rows in turns."""
-    tensors, kind = about["tensors"], about["format"]
+    tensors, kind = _sources(about), about["format"]
     if len(tensors) == 1:
-        return source.rows(tensors[0][0], kind, first, end)
+        name, _, start = tensors[0]
+        return source.rows(name, kind, start + first, start + end)
     if about["interleaved"]:
         count = len(tensors)
-        each = [source.rows(name, kind, first // count, end // count) for name, _ in tensors]
+        each = [source.rows(name, kind, start + first // count, start + end // count) for name, _, start in tensors]
         return np.stack(each, axis=1).reshape(end - first, -1)
     found, at = [], 0
-    for name, rows in tensors:
+    for name, rows, start in tensors:
         a, b = max(first, at), min(end, at + rows)
         if a < b:
-            found.append(source.rows(name, kind, a - at, b - at))
+            found.append(source.rows(name, kind, start + a - at, start + b - at))
         at += rows
     return np.concatenate(found)
 
@@ -160,8 +166,7 @@ def dense(weights: Iterable[Tensor], source: Source, progress: Progress | None =
 
     def fill(piece: tuple[Tensor, int, int]) -> int:
         tensor, first, end = piece
-        tensors = tuple(zip(tensor.parts, tensor.part_rows, strict=True))
-        about = {"tensors": tensors, "interleaved": tensor.interleaved, "format": "f32"}
+        about = {"tensors": tensor.sources, "interleaved": tensor.interleaved, "format": "f32"}
         if len(tensor.shape) == 1:
             found[tensor.name][:] = _vector(about, source)
         else:

@@ -1,0 +1,22 @@
+"""Granite 3 and 4, the dense ones: as llama, with factors for embeddings, scores, residuals and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .architecture import Config, Factors, Metadata
+from .dense import Dense
+
+
+def _complete(own: Metadata, c: Config) -> Config:
+    # 0 stands for "not set". The logits are divided by theirs.
+    given = {
+        key: own.number(key) if own.get(key) else None for key in ("embedding_scale", "residual_scale", "logit_scale")
+    }
+    embedding, residual, logits = given.values()
+    scores = own.number("attention.scale") if own.get("attention.scale") else None
+    return replace(c, factors=Factors(embedding or 1.0, residual or 1.0, 1 / (logits or 1.0), scores))
+
+
+_GRANITE = Dense("granite", interleaved=True, complete=_complete)
+read, tensors, build, head = _GRANITE.read, _GRANITE.tensors, _GRANITE.build, _GRANITE.head

@@ -1,0 +1,65 @@
+"""Rotary positions as the metadata and the tensors of a checkpoint describe them."""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import ModelError
+from ..graph.reference import Yarn
+from .architecture import Metadata, Rope, Shapes, expect
+
+FACTORS, LONG_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, long: bool = False) -> Rope:
+    """Rope of heads of this width. `long`: the file may have factors for short and for long contexts."""
+    rotary = own.whole("rope.dimension_count", width)
+    if rotary % 2 or rotary > width:
+        raise own.wrong("rope.dimension_count", f"even and at most {width}", rotary)
+    theta = own.number("rope.freq_base", 10000.0)
+    original = own.whole("rope.scaling.original_context_length", own.whole("context_length"))
+    kind, factor = _scaling(own)
+    yarn, magnitude = None, own.number("rope.scaling.attn_factor", 1.0)
+    # Files have the numbers of yarn in two sets of names, and only some of them.
+    share = own.fraction("rope.scaling.yarn_ext_factor", 1.0)
+    fast, slow = own.number("rope.scaling.yarn_beta_fast", 32.0), own.number("rope.scaling.yarn_beta_slow", 1.0)
+    attention = own.number("rope.scaling.yarn_attn_factor", 1.0)
+    if kind == "yarn":
+        if theta <= 1:
+            raise own.wrong("rope.freq_base", "above 1 for yarn", theta)
+        yarn = Yarn(factor, original, fast, slow, share)
+        magnitude *= attention * (1 + 0.1 * math.log(factor) if share else 1)
+    names = [FACTORS] if FACTORS in shapes else []
+    if long and {LONG_FACTORS, SHORT_FACTORS} & set(shapes):
+        names = [SHORT_FACTORS, LONG_FACTORS]
+    elif kind == "longrope":
+        raise ModelError(f"{own.full('rope.scaling.type')} is 'longrope', but there are no tensors {SHORT_FACTORS!r} …")
+    for name in names:
+        expect(shapes, name, (rotary // 2,))
+    return Rope(
+        rotary,
+        theta,
+        interleaved,
+        linear_scale=factor if kind == "linear" else 1.0,
+        factors=names[0] if names else None,
+        long_factors=names[1] if len(names) > 1 else None,
+        original_context=original if len(names) > 1 else 0,
+        yarn=yarn,
+        magnitude=magnitude,
+    )
+
+
+def _scaling(own: Metadata) -> tuple[str, float]:
+    """How positions are scaled, and by what. A factor without a type is linear, and a factor of 0 means 1."""
+    newer, older = (own.get(key) for key in ("rope.scaling.factor", "rope.scale_linear"))
+    key, given = ("rope.scale_linear", older) if newer is None else ("rope.scaling.factor", newer)
+    factor = own.number(key) if given else 1.0
+    kind = own.get("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        both = " ".join(f"--ignore-key {own.full(name)}" for name in ("rope.scaling.type", "rope.scaling.factor"))
+        raise ModelError(
+            f"{own.full('rope.scaling.type')} is {kind!r}: positions are rotated in another way, which is not "
+            f"supported; 'none', 'linear', 'yarn' and 'longrope' are. {both} reads the file as if its positions were "
+            "not scaled"
+        )
+    return kind, factor

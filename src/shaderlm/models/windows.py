@@ -1,0 +1,51 @@
+"""Layers with a sliding window, as metadata describe them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .architecture import LOCAL_ROPE, ROPE, Config, Layer, Metadata, Rope
+
+_WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+
+
+def all_layers(own: Metadata, c: Config) -> Config:
+    """Every layer has the window, if the file has one."""
+    window = _window(own, 0)
+    return replace(c, per_layer=(Layer(window),) * c.layers) if window else c
+
+
+def local_layers(
+    own: Metadata, c: Config, *, period: int, default: int = 0, local_theta: float | None = None
+) -> Config:
+    """All but the last of every `period` layers have a window, unless the file has a pattern of its own.
+
+    `default`: the window of files that have none. `local_theta`: layers with a window rotate by it, without scaling.
+    """
+    window = _window(own, default)
+    local = _pattern(own, c.layers, period)
+    if not window:
+        return c
+    rope, table = None, ROPE
+    if local_theta is not None:
+        rope, table = Rope(c.rope.rotary, local_theta, c.rope.interleaved), LOCAL_ROPE
+    if rope == c.rope:
+        rope, table = None, ROPE
+    layers = tuple(Layer(window, table) if each else Layer() for each in local)
+    return replace(c, per_layer=layers, local_rope=rope)
+
+
+def _window(own: Metadata, default: int) -> int:
+    """0 stands for none."""
+    return own.whole(_WINDOW, default) if own.get(_WINDOW, default) else 0
+
+
+def _pattern(own: Metadata, layers: int, period: int) -> list[bool]:
+    """Which layers have the window: one truth value for each, or how often one has none."""
+    given = own.get(_PATTERN, period)
+    if isinstance(given, list):
+        if len(given) != layers or not all(isinstance(each, bool) for each in given):
+            raise own.wrong(_PATTERN, f"{layers} truth values, or a whole number", given)
+        return given
+    every = own.whole(_PATTERN, period)
+    return [i % every != every - 1 for i in range(layers)]
