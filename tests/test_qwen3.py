@@ -302,7 +302,7 @@ def test_synthetic_weights_make_logits(device: Device, monkeypatch: pytest.Monke
         ({"metadata": {"qwen3.attention.key_length": 16, "qwen3.attention.value_length": 16}},
          r"'blk.0.attn_q_norm.weight' must be \[16\] by the metadata, it is \[32\]"),
         ({"metadata": {"qwen3.attention.layer_norm_rms_epsilon": None}}, "must be a number above 0, the file has not"),
-        ({"metadata": {"qwen3.rope.scaling.type": "yarn"}}, "qwen3.rope.scaling.type is 'yarn'"),
+        ({"metadata": {"qwen3.rope.scaling.type": "su"}}, "qwen3.rope.scaling.type is 'su'"),
         ({"metadata": {"qwen3.rope.freq_base": -1.0}}, "qwen3.rope.freq_base must be a number above 0"),
         ({"metadata": {"qwen3.expert_count": 8}}, "qwen3.expert_count is 8: the feed-forward network consists of exp"),
         ({"metadata": {"general.architecture": "qwen3moe"}}, "is 'qwen3moe'; supported: llama, qwen3"),

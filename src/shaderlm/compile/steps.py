@@ -74,7 +74,7 @@ def rope_tables(config: Config) -> Mapping[str, Mapping[str, Any]]:
     """
     found: dict[str, Mapping[str, Any]] = {}
     for name, rope in config.ropes.items():
-        about = {"rotary": rope.rotary, "theta": rope.theta, "linear_scale": rope.linear_scale}
+        about: dict[str, Any] = {"rotary": rope.rotary, "theta": rope.theta, "linear_scale": rope.linear_scale}
         about["factors"] = rope.factors_for(config.context)
         if rope.yarn is not None:
             about["yarn"] = rope.yarn._asdict()

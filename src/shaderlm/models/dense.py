@@ -21,8 +21,8 @@ Batch = Mapping[str, str]  # the batch by its name, or nothing
 
 OUTPUT_NORM, POSITIONS = "output_norm", "position_embd.weight"
 # Matrices of the checkpoint that hold the rows of several, one after the other.
-QKV = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
-GATE_UP = {"ffn_up": ("ffn_gate", "ffn_up")}
+QKV: Mapping[str, tuple[str, ...]] = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
+GATE_UP: Mapping[str, tuple[str, ...]] = {"ffn_up": ("ffn_gate", "ffn_up")}
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Dense:
 def _norm(
     b: Builder, kind: Dense, c: Config, layer: str, out: str, x: str, name: str, shape: tuple[int, ...], batch: Batch
 ) -> str:
-    """x [tokens, width] or [tokens, heads, width], normalised over its last axis, times `name`.weight (+ `name`.bias)."""
+    """x [tokens, width] or [tokens, heads, width], normalised over its last axis. `name` is that of weight and bias."""
     heads = shape[1] if len(shape) == 3 else 1
     dims = {"tokens": shape[0], "heads": heads, "width": shape[-1], "eps": c.eps, "batched": bool(batch)}
     weight, bias = f"{name}.weight", f"{name}.bias"
@@ -227,9 +227,9 @@ def _head(kind: Dense, c: Config, rows: int, tokens: int, wants_logits: bool) ->
     logits = b.tensor("output.product" if todo else "logits", rows, c.vocabulary)
     product = {"tokens": rows, "K": c.hidden, "N": c.vocabulary, "format": c.formats[weight]}
     b.add("linear", product, {"x": x, "weight": weight}, "output", out=logits)
-    for i, (op, dims) in enumerate(todo):
+    for i, (op, constant) in enumerate(todo):
         out = "logits" if i == len(todo) - 1 else f"output.{op}"
-        logits = _of_values(b, op, "output", out, logits, (rows, c.vocabulary), {}, **dims)
+        logits = _of_values(b, op, "output", out, logits, (rows, c.vocabulary), {}, **constant)
     return b.graph(logits)
 
 

@@ -1,4 +1,7 @@
-"""Gemma 3, text: as Gemma 2 without caps, with norms of heads; five of six layers have a window and a rope of their own."""
+"""Gemma 3, text: as Gemma 2 without caps, with norms of heads.
+
+Five of six layers have a window and a rope of their own.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,6 @@ REFUSED: Mapping[str, Refused] = {
     # Positions
     "rope.dimension_sections": Refused("positions have several dimensions"),
     "rope.scaling.alpha": Refused("positions are rotated at other frequencies"),
-    "rope.scaling.yarn_log_multiplier": Refused("rotated queries and keys are scaled in another way"),
     **_group(_WINDOW, "rope.", "dimension_count_swa freq_base_swa"),
     # Factors and caps
     "embedding_scale": Refused("embeddings are scaled", _one),

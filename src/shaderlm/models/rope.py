@@ -18,13 +18,19 @@ def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, l
         raise own.wrong("rope.dimension_count", f"even and at most {width}", rotary)
     theta = own.number("rope.freq_base", 10000.0)
     original = own.whole("rope.scaling.original_context_length", own.whole("context_length"))
-    kind, factor = _scaling(own)
+    kind, factor = _scaling(own, ("none", "linear", "yarn", *(["longrope"] if long else [])))
     yarn, magnitude = None, own.number("rope.scaling.attn_factor", 1.0)
     # Files have the numbers of yarn in two sets of names, and only some of them.
     share = own.fraction("rope.scaling.yarn_ext_factor", 1.0)
     fast, slow = own.number("rope.scaling.yarn_beta_fast", 32.0), own.number("rope.scaling.yarn_beta_slow", 1.0)
     attention = own.number("rope.scaling.yarn_attn_factor", 1.0)
+    logarithm = own.get("rope.scaling.yarn_log_multiplier")
     if kind == "yarn":
+        if logarithm:
+            name = own.full("rope.scaling.yarn_log_multiplier")
+            raise ModelError(
+                f"{name} is {logarithm!r}: rotated values are scaled in another way, which is not supported"
+            )
         if theta <= 1:
             raise own.wrong("rope.freq_base", "above 1 for yarn", theta)
         yarn = Yarn(factor, original, fast, slow, share)
@@ -33,7 +39,8 @@ def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, l
     if long and {LONG_FACTORS, SHORT_FACTORS} & set(shapes):
         names = [SHORT_FACTORS, LONG_FACTORS]
     elif kind == "longrope":
-        raise ModelError(f"{own.full('rope.scaling.type')} is 'longrope', but there are no tensors {SHORT_FACTORS!r} …")
+        wanted = f"{SHORT_FACTORS!r} and {LONG_FACTORS!r}"
+        raise ModelError(f"{own.full('rope.scaling.type')} is 'longrope', but the checkpoint has no tensors {wanted}")
     for name in names:
         expect(shapes, name, (rotary // 2,))
     return Rope(
@@ -49,17 +56,16 @@ def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, l
     )
 
 
-def _scaling(own: Metadata) -> tuple[str, float]:
+def _scaling(own: Metadata, known: tuple[str, ...]) -> tuple[str, float]:
     """How positions are scaled, and by what. A factor without a type is linear, and a factor of 0 means 1."""
     newer, older = (own.get(key) for key in ("rope.scaling.factor", "rope.scale_linear"))
     key, given = ("rope.scale_linear", older) if newer is None else ("rope.scaling.factor", newer)
     factor = own.number(key) if given else 1.0
     kind = own.get("rope.scaling.type", "linear")
-    if kind not in ("none", "linear", "yarn", "longrope"):
+    if kind not in known:
         both = " ".join(f"--ignore-key {own.full(name)}" for name in ("rope.scaling.type", "rope.scaling.factor"))
         raise ModelError(
             f"{own.full('rope.scaling.type')} is {kind!r}: positions are rotated in another way, which is not "
-            f"supported; 'none', 'linear', 'yarn' and 'longrope' are. {both} reads the file as if its positions were "
-            "not scaled"
+            f"supported; {', '.join(known)} are. {both} reads the file as if its positions were not scaled"
         )
     return kind, factor
