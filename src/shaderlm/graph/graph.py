@@ -22,7 +22,8 @@ class Tensor:
 
     A weight names the checkpoint's tensors it consists of (`parts`, of `part_rows` rows each, from the row `part_first`
     on), stacked, or row by row in turns (`interleaved`); `format` says how they are stored. A state (the cache) lives
-    from one run to the next; it and a table (of rope) have as many rows as whoever runs the graph gives them: their shape here has one.
+    from one run to the next; it and a table (of rope) have as many rows as whoever runs the graph gives them: their
+    shape here has one.
     """
 
     name: str
