@@ -29,7 +29,7 @@ from .weights import whole_k
 LONG_FLOPS = 500_000_000
 # Ops that share kernels; the matrix products share them by format, and the rest are small.
 _FAMILIES = {
-    "rms_norm": "norm", "rms_norm_mul": "norm", "add_rms_norm": "norm", "linear_q4gsw": "q4gsw",
+    "rms_norm": "norm", "rms_norm_mul": "norm", "add_rms_norm": "norm", "layer_norm": "norm", "linear_q4gsw": "q4gsw",
     "attention": "attention", "kv_write": "attention", "rope_kv_write": "attention",
     "sample": "sampling", "argmax": "sampling",
 }  # fmt: skip
@@ -50,7 +50,7 @@ class Case:
     @property
     def flops(self) -> int:
         d = self.dims
-        if "K" in d and "N" in d and self.op != "embedding":
+        if "K" in d and "N" in d and self.op not in ("embedding", "add_positions"):
             return int(2 * d["tokens"] * d["K"] * d["N"])
         if self.op == "attention":
             one = ((0, max(d["keys"] - d["tokens"], 0), d["tokens"]),)
@@ -101,6 +101,11 @@ CASES: list[Case] = [
     *(case for op in ("rms_norm", "rms_norm_mul", "add_rms_norm") for case in _cases(op, "tokens width", _NORM_SHAPES)),
     *_cases("rms_norm_mul", "tokens width", [(70_001, 4)]),  # more workgroups than a side of the grid holds
     *_cases("rms_norm_mul", "tokens heads width batched", [(5, 3, 64, True), (4, 1, 130, True)]),
+    *_cases(
+        "layer_norm",
+        "tokens heads width bias batched",
+        [(3, 1, 1), (3, 1, 63, True), (2, 1, 576, True), (3, 1, 1028), (2, 1, 4100, True), (5, 3, 64, True, True)],
+    ),
     *_cases("add_rms_norm", "tokens heads width batched", [(5, 1, 64, True), (6, 2, 33, True)]),
     *_cases(
         "linear_q4gsw",
@@ -165,6 +170,13 @@ CASES: list[Case] = [
          for kind in ("q4_0", "q6_k") for prologue in ("none", "rms_norm")]
         + [(1, 576, 960, "q4_1", False, 1e-5, 9, 3, 64, 64, cache, "rms_norm", "rope_kv_write") for cache in ("f32", "f16")],
     ),
+    # Every route with the other functions of epilogues.
+    *(
+        case
+        for tokens, epilogue in ((1, "gelu_mul"), (1, "gelu"), (1, "gelu_erf"), (3, "gelu_mul"), (5, "gelu"), (5, "gelu_erf"))
+        for case in _cases("linear", "tokens K N format bias epilogue", [(tokens, 64, 66, "q4_0", True, epilogue)])
+    ),
+    *_cases("linear", "tokens K N format bias epilogue", [(1, 64, 33, "f32", False, "gelu"), (2, 32, 34, "f32", False, "gelu_mul")]),
     # Fixed point, long rows, tall tiles.
     *_cases("linear", "tokens K N format bias epilogue", [(1, 64, 4102, "q8_0", True, "add")]),
     *_cases(
@@ -178,6 +190,11 @@ CASES: list[Case] = [
         [(T, N, whole_k(K, kind), kind) for kind in DEVICE_FORMATS for T, N, K in ((1, 3, 32), (7, 129, 576), (65, 11, 64))]
         + [(5, 9, 35, "f32"), (4, 6, 100, "f16")],
     ),
+    *_cases(
+        "add_positions",
+        "tokens N K format",
+        [(1, 3, 32, "f32"), (7, 129, 64, "f16"), (5, 9, 35, "f32"), (6, 40, 96, "q8_0")],
+    ),
     *(Case(*row) for row in ATTENTION),
     *_cases("slice", "tokens width first count batched", [(1, 1, 0, 1), (3, 70, 13, 57), (65, 96, 64, 32, True), (1, 70_001, 5, 69_996)]),
     *_cases("take_rows", "tokens rows width", [(1, 1, 1), (7, 3, 130), (64, 64, 33)]),
@@ -188,6 +205,10 @@ CASES: list[Case] = [
     ),
     *_cases("add", "tokens count batched", [(5, 5 * 96, True), (3, 21, True)]),
     *_cases("silu_mul", "tokens count batched", [(9, 9 * 64, True)]),
+    *_cases("gelu_mul", "tokens count period batched", [(1, 255), (1, 1530, 90), (9, 9 * 64, 9 * 64, True)]),
+    *(case for op in ("gelu", "gelu_erf") for case in _cases(op, "tokens count batched", [(1, 1), (3, 9), (9, 9 * 64, True)])),
+    *_cases("scale", "factor tokens count batched", [(0.25, 1, 7), (-12.5, 5, 60, True)]),
+    *_cases("softcap", "cap tokens count batched", [(30.0, 1, 1021), (50, 5, 60, True)]),
     *_cases("copy", "count", [(4,), (1020,), (70_000,)]),
     *_cases("fma_chain", "count rounds", [(16, 1), (4112, 2), (65_536, 1)]),
     *_cases("matrix_chain", "count rounds rows columns K", [(3, 64, 32, 64, 16)]),

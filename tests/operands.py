@@ -60,6 +60,14 @@ def _add_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, A
     return _with_batch(d, {"a": a, "b": b, "weight": weight}, {"sum": total, "out": out})
 
 
+def _layer_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    x, weight = _rows(rng, d), _normal(rng, d["width"])
+    x += x.std(axis=-1, keepdims=True) * 3  # a mean that counts
+    bias = _normal(rng, d["width"]) if d["bias"] else None
+    operands: Arrays = {"x": x, "weight": weight, **({"bias": bias} if d["bias"] else {})}
+    return _with_batch(d, operands, {"out": reference.layer_norm(x, weight, bias, d["eps"])})
+
+
 def _linear_q4gsw(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     x = _normal(rng, d["tokens"], d["K"]) / 8
     weight, scales = blocks.pack_q4gsw(_normal(rng, d["N"], d["K"]) / np.sqrt(d["K"]), d["group_size"])
@@ -88,6 +96,10 @@ def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arr
         y = residual + y
     elif d["epilogue"] == "silu_mul":
         y = reference.silu_mul(y[:, 0::2], y[:, 1::2])
+    elif d["epilogue"] == "gelu_mul":
+        y = reference.gelu_mul(y[:, 0::2], y[:, 1::2])
+    elif d["epilogue"] in ("gelu", "gelu_erf"):
+        y = reference.gelu(y) if d["epilogue"] == "gelu" else reference.gelu_erf(y)
     elif d["epilogue"] == "rope_kv_write":
         return _rotated_and_written(rng, d, operands, y)
     return _with_batch(d, operands, {"out": y})
@@ -129,6 +141,26 @@ def _embedding(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, 
     return {"batch": batch, "tokens": last, "weight": weight}, {
         "out": reference.embedding(wanted, dense).astype(np.float32)
     }
+
+
+def _add_positions(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    """Of several rows, the last is padding: its results stay as they were, 0."""
+    weight, dense = make_weight(rng, d["format"], d["N"], d["K"])
+    x, positions = _normal(rng, d["tokens"], d["K"]), rng.integers(0, d["N"], max(1, d["tokens"] - 1))
+    out = np.zeros((d["tokens"], d["K"]))
+    out[: len(positions)] = x[: len(positions)] + dense[positions]
+    batch = make_batch(positions, positions, tokens=d["tokens"])
+    return {"x": x, "batch": batch, "weight": weight}, {"out": out}
+
+
+def _each(formula: Callable[..., Any], *names: str) -> Callable[..., tuple[Arrays, Arrays]]:
+    """Values of which many are beyond where a function is flat."""
+
+    def make(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+        x = _normal(rng, d["count"]) * 10.0 ** rng.integers(-1, 3, d["count"]).astype(np.float32)
+        return _with_batch(d, {"x": x}, {"out": formula(x, *(d[name] for name in names))})
+
+    return make
 
 
 def _slice(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
@@ -186,14 +218,21 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "rms_norm": _norm,
     "rms_norm_mul": _norm_mul,
     "add_rms_norm": _add_norm,
+    "layer_norm": _layer_norm,
     "linear_q4gsw": _linear_q4gsw,
     "linear": _linear,
     "embedding": _embedding,
+    "add_positions": _add_positions,
     "slice": _slice,
     "take_rows": _take_rows,
     "add": _pointwise(reference.add),
     "mul": _pointwise(reference.mul),
     "silu_mul": _pointwise(reference.silu_mul),
+    "gelu_mul": _pointwise(reference.gelu_mul),
+    "gelu": _each(reference.gelu),
+    "gelu_erf": _each(reference.gelu_erf),
+    "scale": _each(reference.mul, "factor"),
+    "softcap": _each(reference.softcap, "cap"),
     "copy": _copy,
     "fma_chain": _fma_chain,
     "matrix_chain": _matrix_chain,

@@ -1,1 +1,1 @@
-"""Normalisation kernels: rms_norm and its fusions."""
+"""Normalisation kernels: rms_norm and its fusions, layer_norm."""

@@ -1,4 +1,4 @@
-"""Routes of add, mul and silu_mul: one kernel for one or four values at a time, with the operation included."""
+"""Routes of add, mul, silu_mul and gelu_mul: one kernel for one or four values at a time, with the operation included."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def _launch_list(op: str, width: int) -> Callable[[Dims, DeviceCaps], LaunchList
 
     def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         count, period, tokens = dims["count"], dims["period"], dims["tokens"]
-        kernel = Kernel("pointwise/pointwise", (f"pointwise/apply_{op}", row_count(dims)))
+        shared = ("shared/gelu",) if op == "gelu_mul" else ()
+        kernel = Kernel("pointwise/pointwise", (f"pointwise/apply_{op}", *shared, row_count(dims)))
         params = {"tokens": tokens, "per_token": count // tokens // width, "period": period // width}
         buffers = {"a": f32(count), "b": f32(period), "out": f32(count), **batch_bytes(dims)}
         return LaunchList((covering(kernel, count // width, params, constants),), buffers)
@@ -32,6 +33,6 @@ def _vec4_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 ROUTES: tuple[Route, ...] = tuple(
     Route(op, strategy, _launch_list(op, width), unsupported_reason)
-    for op in ("add", "mul", "silu_mul")
+    for op in ("add", "mul", "silu_mul", "gelu_mul")
     for strategy, width, unsupported_reason in (("vec4", 4, _vec4_unsupported_reason), ("scalar", 1, always))
 )

@@ -1,0 +1,5 @@
+// apply of scale: number · x
+
+fn apply(x: value) -> value {
+    return params.number * x;
+}
