@@ -74,6 +74,24 @@ _BATCHES: tuple[tuple[tuple[int, int, int], int, str, tuple[Stretch, ...], str],
 )
 
 
+# Window, cap of scores, sinks; heads, rows, class, rows of the batch, cache. Rows are shorter and longer than windows.
+_WINDOWS = ((0, 5, 1), (1, 127, 1), (2, 128, 1), (3, 700, 1), (4, 300, 12), (5, 0, 9))
+_SCORES: tuple[tuple[int, float, bool, tuple[int, int, int], int, str, tuple[Stretch, ...], str], ...] = (
+    (130, 0.0, False, (4, 2, 8), 1, "split", ((0, 400, 1),), "f32"),
+    (600, 0.0, True, (4, 2, 8), 1, "split", ((0, 1400, 1),), "f32"),
+    (40, 3.0, True, (6, 2, 8), 27, "split", _WINDOWS, "f32"),
+    (0, 2.0, False, (3, 1, 64), 25, "split", _WINDOWS, "f32"),
+    (0, 0.0, True, (4, 1, 64), 25, "split", _WINDOWS, "f16"),
+)
+
+
+def _scored() -> Iterator[Row]:
+    names = ("window", "softcap", "sinks", "Hq", "Hkv", "D", "tokens", "context", "cache", "paged")
+    for window, softcap, sinks, heads, tokens, context, stretches, cache in _SCORES:
+        values = (window, softcap, sinks, *heads, tokens, context, cache, True)
+        yield "attention", tuple(zip(names, values, strict=True)), stretches
+
+
 def _one_sequence() -> Iterator[Row]:
     names = ("Hq", "Hkv", "D", "tokens", "keys", "cache", "scale")
     shapes = [(shape, "f32") for shape in (*_ONE_SEQUENCE, *_MORE)] + [(shape, "f16") for shape in _ONE_SEQUENCE]
@@ -95,6 +113,7 @@ def _rows(op: str, names: str, rows: Iterable[tuple[Any, ...]]) -> Iterator[Row]
 ROWS: list[Row] = [
     *_one_sequence(),
     *_batches(),
+    *_scored(),
     *_rows(
         "kv_write",
         "tokens Hkv D cache",

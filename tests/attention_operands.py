@@ -1,6 +1,6 @@
 """Token batches for tests, and operands of the ops that read them: rope, kv_write, rope_kv_write and attention.
 
-What no row may read is NaN: rows of the pool that hold no key, and keys past the end of a sequence.
+What no row may read is NaN: rows of the pool that hold no key, keys past the end of a sequence and before a window.
 """
 
 from __future__ import annotations
@@ -65,14 +65,20 @@ def attention(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     caches = np.full((2, size, d["Hkv"], d["D"]), np.nan, _dtype(d))
     for _, position, _, pages_of in {tuple(row): row for row in batch[1 : 1 + batch[0, 0]].tolist()}:
         rows = reference.pool_rows(position + 1, page_table, pages_of & 0x7FFF_FFFF)
-        empty = np.isnan(caches[0, rows, 0, 0])
-        filled = np.arange(size)[rows][empty]
+        seen = np.arange(size)[rows][-d["window"] :]  # all, if there is no window
+        filled = seen[np.isnan(caches[0, seen, 0, 0])]
         caches[:, filled] = _normal(rng, 2, len(filled), d["Hkv"], d["D"])
     q = _normal(rng, d["tokens"], d["Hq"], d["D"])
     operands: Made = {"q": q, "k_cache": caches[0], "v_cache": caches[1], "batch": batch}
     if page_table is not None:
         operands["page_table"] = page_table
-    return operands, {"out": reference.attention(q, caches[0], caches[1], batch, page_table, d["scale"])}
+    # Some sinks are above all scores and some below. The formula multiplies keys before a window by 0.
+    sinks = np.linspace(6, -2, d["Hq"]).astype(np.float32) if d["sinks"] else None
+    if sinks is not None:
+        operands["sinks"] = sinks
+    scores = reference.Scores(d["scale"], d["window"], d["softcap"], sinks)
+    known = np.nan_to_num(caches)
+    return operands, {"out": reference.attention(q, known[0], known[1], batch, page_table, scores)}
 
 
 def slots_batch(rng: Rng, tokens: int, positions: int, pool: int) -> U32:

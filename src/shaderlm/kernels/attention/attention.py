@@ -15,7 +15,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...gpu.caps import DeviceCaps
-from ...graph.batch import LONG_SPLIT_KEYS, RUN, RUN_ROWS, SPLIT_KEYS, last_key, least_pool_rows, single_pass_keys
+from ...graph.batch import (
+    CONTEXTS,
+    LONG_SPLIT_KEYS,
+    RUN,
+    RUN_ROWS,
+    SPLIT_KEYS,
+    context_class,
+    last_key,
+    least_pool_rows,
+    single_pass_keys,
+)
 from ..route import Array, Dims, Dispatch, LaunchList, Route, ceil_div, f32, over_limits
 from ..wgsl import Constant, Kernel
 
@@ -49,7 +59,8 @@ def operand_bytes(dims: Dims, rows: int) -> dict[str, int]:
     """Buffers of every route; of the caches, so many rows at least."""
     queries = f32(dims["tokens"] * dims["Hq"] * 4 * quads(dims))
     caches = dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims, rows))
-    return {"q": queries, **caches, "batch": batch_bytes(dims["tokens"]), "out": queries}
+    sinks = {"sinks": f32(dims["Hq"])} if dims["sinks"] else {}
+    return {"q": queries, **caches, "batch": batch_bytes(dims["tokens"]), **sinks, "out": queries}
 
 
 def batch_bytes(tokens: int) -> int:
@@ -60,6 +71,25 @@ def batch_bytes(tokens: int) -> int:
 def scale_of(dims: Dims) -> float:
     """What scores are multiplied with."""
     return float(dims["scale"]) if dims["scale"] is not None else 1.0 / float(np.sqrt(dims["D"]))
+
+
+def score_files(dims: Dims) -> tuple[str, str]:
+    """Which keys a row sees, what becomes of scores, and what softmax divides by besides their powers."""
+    return "attention/visible", f"attention/sinks_{'heads' if dims['sinks'] else 'none'}"
+
+
+def score_constants(dims: Dims, unit: float = 1.0) -> dict[str, Constant]:
+    """The constants of these files; `unit` is what scores of 1 are in the kernel."""
+    window = {"WINDOW": dims["window"]} if dims["window"] else {}
+    return window | ({"SOFTCAP": float(dims["softcap"]) * unit} if dims["softcap"] else {})
+
+
+def _of_the_window(dims: Dims) -> Dims:
+    """With the context class of a row that fills the window, and a chunk that begins before it."""
+    if not dims["window"]:
+        return dims
+    context = context_class(dims["window"] + _SHORT_CHUNK, dims["D"])
+    return {**dims, "context": min(dims["context"], context, key=CONTEXTS.index)}
 
 
 def _pool_rows(dims: Dims) -> int:
@@ -74,7 +104,8 @@ def _few_barriers(caps: DeviceCaps) -> bool:
 def _kernel(name: str, dims: Dims, *include: str, subgroups: bool = False) -> Kernel:
     where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
     shared = ("attention/served_rows", "attention/cache_rows", f"shared/cache_{dims['cache']}", "shared/batch", where)
-    return Kernel(f"attention/{name}", (*include, *shared), _SUBGROUPS if subgroups else frozenset())
+    needs = _SUBGROUPS if subgroups else frozenset[str]()
+    return Kernel(f"attention/{name}", (*include, *shared, score_files(dims)[0]), needs)
 
 
 def _specialised(dims: Dims, caps: DeviceCaps) -> bool:
@@ -100,10 +131,15 @@ def single_pass(dims: Dims, caps: DeviceCaps, skipped: int = 0) -> Dispatch:
     """All keys of a row and a query head by one workgroup."""
     params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "max_keys": _ALL, "skipped": skipped}
     return Dispatch(
-        _kernel("attention_single_pass", dims, subgroups=True),
+        _kernel("attention_single_pass", dims, score_files(dims)[1], subgroups=True),
         _grid(dims["tokens"], dims["Hq"], _ROW_WORKGROUPS),
         {**params, "scale": scale_of(dims)},
-        {"WG": _single_pass_lanes(dims, caps), "QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1},
+        {
+            "WG": _single_pass_lanes(dims, caps),
+            "QUADS": quads(dims),
+            "ONE_ROW": dims["tokens"] == 1,
+            **score_constants(dims),
+        },
         specialised=_specialised(dims, caps),
         idle=skipped != 0,
     )
@@ -137,9 +173,10 @@ def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispa
         return None
     constants: dict[str, Constant] = {"WG": lanes, "SUBGROUP": size, "LANES": shared, "OWN": own}
     constants |= {"QUADS": quads(dims), "GROUP": dims["Hq"] // dims["Hkv"], "EACH_ROW": not dims["runs"]}
+    constants |= score_constants(dims)
     where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
     cache = ("attention/units_octets",) if octets else ("attention/units_quads", f"shared/cache_{dims['cache']}")
-    include = (*cache, "attention/served_rows", "shared/batch", where)
+    include = (*cache, "attention/served_rows", "shared/batch", where, *score_files(dims))
     return Dispatch(
         Kernel("attention/attention_grouped", include, _SUBGROUPS, unroll=True),
         _grid(dims["tokens"], _grouped_workgroups(dims), _ROW_WORKGROUPS if dims["runs"] else _ALL),
@@ -198,8 +235,9 @@ def split_rows(
     rows = _rows_of_a_pass(dims, caps, splits)
     long_rows = dims["context"] == "long_split"
     common: dict[str, Constant] = {"QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1, "LONG_ROWS": long_rows}
+    common |= score_constants(dims)
     own = {"GROUP": dims["Hq"] // dims["Hkv"], "KEYS": _LONG_CHUNK if long_rows else _SHORT_CHUNK, **split.constants}
-    include = ("attention/chunks", "attention/served_rows", "shared/batch")
+    include = ("attention/chunks", "attention/served_rows", "shared/batch", *score_files(dims))
     merge = Kernel("attention/attention_merge", include, unroll=True)
     specialised, idle = _specialised(dims, caps), skipped != 0
     dispatches: list[Dispatch] = []
@@ -252,7 +290,7 @@ def split_octets(dims: Dims, subgroup: int, lanes: int) -> SplitKernel | None:
     if dims["cache"] != "f16" or dims["D"] % 8 or not shared or octets // shared > 2 or lanes % subgroup:
         return None
     where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
-    include = (*_SPLIT_INCLUDES, "attention/served_rows", "shared/batch", where)
+    include = (*_SPLIT_INCLUDES, "attention/served_rows", "shared/batch", where, score_files(dims)[0])
     kernel = Kernel("attention/attention_split_octets", include, _SUBGROUPS)
     return SplitKernel(kernel, {"WG": lanes, "SUBGROUP": subgroup, "LANES": shared})
 
@@ -282,10 +320,10 @@ _TILES = ((32, 64), (32, 32), (16, 64), (16, 32))
 def tile(dims: Dims, caps: DeviceCaps, rows: int, keys: int) -> Dispatch:
     """The rows of runs, so many at a time by one workgroup."""
     return Dispatch(
-        _kernel("attention_tile", dims, "attention/segments"),
+        _kernel("attention_tile", dims, "attention/segments", score_files(dims)[1]),
         ceil_div(dims["tokens"], rows) * dims["Hq"],
         {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "scale": scale_of(dims)},
-        {"ROWS": rows, "KEYS": keys, "QUADS": quads(dims)},
+        {"ROWS": rows, "KEYS": keys, "QUADS": quads(dims), **score_constants(dims)},
     )
 
 
@@ -325,6 +363,7 @@ def _rows_of_a_batch(dims: Dims, caps: DeviceCaps, skipped: int) -> tuple[tuple[
 
 def launch_list_with(runs: Dispatch | None, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The rows of runs by one dispatch, if there is one; the others by what their lengths ask for."""
+    dims = _of_the_window(dims)
     buffers = operand_bytes(dims, _pool_rows(dims)) | ({"page_table": f32(1)} if dims["paged"] else {})
     before, skipped = ((), 0) if runs is None else ((runs,), RUN)
     if not caps.subgroups:

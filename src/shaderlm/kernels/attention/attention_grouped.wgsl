@@ -1,5 +1,5 @@
 // out[t, h, d] = Σ_c exp(score_c − m) · v[c, d] / Σ_c exp(score_c − m),   score_c = scale · Σ_d q[t, h, d] · k[c, d], m = max score
-// over the keys c ≤ position of row t in its sequence, as attention_single_pass does, for many rows: a workgroup owns one kv head
+// over the keys c that row t sees, as attention_single_pass does, for many rows: a workgroup owns one kv head
 // of a row and takes four of its GROUP query heads together, so that each key and value is read once for them.
 // LANES lanes share a key and its value, of which each has OWN units of 16 bytes or less, every LANES-th. A subgroup takes BLOCK
 // keys at a time, which lie in one page. All that it knows of them stays in registers, with a running maximum for each lane;
@@ -134,8 +134,15 @@ fn store_head(at: u32, quad: u32, value: vec4<f32>) {
     }
 }
 
+// Does a row see key c, of those up to `last`?
+fn sees(c: u32, least: u32, last: u32) -> bool {
+    return (c <= last) & (WINDOW == 0u || c >= least);
+}
+
 fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
     let last = min(row.position, pool_rows() - 1u);
+    let least = first_key(last);
+    let begin = least / BLOCK * BLOCK;
     let part = lane % LANES;
     let own_key = lane % SUBGROUP / LANES;
     let sub = lane / SUBGROUP;
@@ -163,8 +170,8 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
     }
     var top = LOWEST;  // of one head, as own_head gives them to lanes, and of the keys of this lane
     var total = 0.0;
-    var start = pool_row(row.pages, min(sub * BLOCK, last_block));
-    for (var first = 0u; first <= last; first = first + SUBGROUPS * BLOCK) {
+    var start = pool_row(row.pages, min(begin + sub * BLOCK, last_block));
+    for (var first = begin; first <= last; first = first + SUBGROUPS * BLOCK) {
         for (var s = 0u; s < STEPS; s = s + 1u) {  // unrolled
             let base = min(start + own_key + s * TEAMS, end) * row_units + kv_head * UNITS;
             for (var o = 0u; o < OWN; o = o + 1u) {  // unrolled
@@ -186,11 +193,11 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
                     all = all + dots(query[o][i], unit_quad(keys[s][o], i));
                 }
             }
-            let seen = first + sub * BLOCK + own_key + s * TEAMS <= last;
-            scores[s] = select(LOWEST, params.scale * own_head(all, lane), seen);
+            let seen = sees(first + sub * BLOCK + own_key + s * TEAMS, least, last);
+            scores[s] = select(LOWEST, capped(params.scale * own_head(all, lane)), seen);
             top = max(top, scores[s]);
         }
-        if (first > 0u) {
+        if (first > begin) {
             let kept = exp(before - top);
             total = total * kept;
             let factors = all_heads(kept, lane);
@@ -201,7 +208,7 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
             }
         }
         for (var s = 0u; s < STEPS; s = s + 1u) {  // unrolled
-            let seen = first + sub * BLOCK + own_key + s * TEAMS <= last;
+            let seen = sees(first + sub * BLOCK + own_key + s * TEAMS, least, last);
             let weight = select(0.0, exp(scores[s] - top), seen);
             total = total + weight;
             let weights = all_heads(weight, lane);
@@ -242,6 +249,11 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
         }
         var value = vec4<f32>();
         var l = 0.0;
+        if (SINKS) {
+            let sink = sink_of(kv_head * GROUP + min(four + head, GROUP - 1u));
+            most = max(most, sink);
+            l = exp(sink - most);
+        }
         for (var k = 0u; k < SUBGROUPS; k = k + 1u) {
             let stat = tops[k * 4u + head];
             let weight = exp(stat.x - most);

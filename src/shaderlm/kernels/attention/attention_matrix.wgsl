@@ -1,5 +1,6 @@
 // out[t, h, d] = Σ_c e_c · v[c, d] / Σ_c e_c,   e_c = 2^(score_c − m), score_c = scale · log2(e) · Σ_d q[t, h, d] · k[c, d]
-// over the keys c ≤ position of row t in its sequence, for rows of runs; others are left alone. Products are made by matrix
+// over the keys c that row t sees, for rows of runs; others are left alone. A sink is a score in the sum below, without a
+// value. Products are made by matrix
 // units: q and e are rounded to f16, sums are f32. A row of q that f16 cannot hold is divided by a power of two first.
 // A workgroup takes ROWS rows with the GROUP query heads of a kv head, STACKED (row, head) pairs, and goes through the keys
 // KEYS at a time. Matrices have no single values: scores go through workgroup memory, where LANES lanes share a pair. A
@@ -163,9 +164,11 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
     var total = 0.0;
     var keys: array<vec4<u32>, LOADS>;  // registers
     var values: array<vec4<u32>, LOADS>;  // registers
-    var start = pool_row(row.pages, 0u);
-    var next_start = pool_row(row.pages, min(KEYS, last));  // looked up a tile ahead
-    var count = min(KEYS, last + 1u);
+    let least = first_key(min(row.position, last));  // of the first row
+    let begin = least / KEYS * KEYS;
+    var start = pool_row(row.pages, begin);
+    var next_start = pool_row(row.pages, min(begin + KEYS, last));  // looked up a tile ahead
+    var count = min(KEYS, last + 1u - begin);
     for (var i = 0u; i < LOADS; i = i + 1u) {  // unrolled
         let o = octet_of(i, lane);
         keys[i] = k_cache[cache_index(o.x, start, count, kv_head, o.y)];
@@ -177,12 +180,13 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
         }
     }
     workgroupBarrier();
-    for (var first = 0u; first <= last; first = first + KEYS) {
+    for (var first = begin; first <= last; first = first + KEYS) {
         let next = first + KEYS;
         let more = next <= last;
         for (var i = 0u; i < LOADS; i = i + 1u) {  // unrolled
             let o = octet_of(i, lane);
-            values[i] = select(vec4<u32>(), v_cache[cache_index(o.x, start, count, kv_head, o.y)], o.x < count);
+            let seen = o.x < count && (WINDOW == 0u || first + o.x >= least);
+            values[i] = select(vec4<u32>(), v_cache[cache_index(o.x, start, count, kv_head, o.y)], seen);
         }
         if (more) {
             start = next_start;
@@ -225,6 +229,20 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
             own[i][0u] = score_tile[at];
             own[i][1u] = score_tile[at + 1u];
         }
+        if (SOFTCAP > 0.0) {
+            for (var i = 0u; i < SHARE; i = i + 1u) {  // unrolled
+                own[i][0u] = capped4(own[i][0u] * divisor) / divisor;
+                own[i][1u] = capped4(own[i][1u] * divisor) / divisor;
+            }
+        }
+        if (WINDOW > 0u && first < first_key(last)) {
+            let before = vec4<f32>(LOWEST / divisor);
+            for (var i = 0u; i < SHARE; i = i + 1u) {  // unrolled
+                let c = first + 8u * (i * LANES + part) + vec4<u32>(0u, 1u, 2u, 3u) + WINDOW;
+                own[i][0u] = select(before, own[i][0u], c > vec4<u32>(position));
+                own[i][1u] = select(before, own[i][1u], c + 4u > vec4<u32>(position));
+            }
+        }
         if (next > row.position + 1u) {
             let end = vec4<u32>(min(position, last));
             let lowest = vec4<f32>(LOWEST / divisor);
@@ -243,7 +261,7 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
             factor = exp2(top - found);
             top = found;
             total = total * factor;
-            if (first > 0u) {
+            if (first > begin) {
                 atomicStore(&rescaled, first);
             }
         }
@@ -269,7 +287,7 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
         }
         total = total + (powers.x + powers.y) + (powers.z + powers.w);
         let changed = workgroupUniformLoad(&rescaled);  // a barrier
-        if (first > 0u && changed == first) {
+        if (first > begin && changed == first) {
             for (var round = 0u; round < ROUNDS; round = round + 1u) {  // unrolled
                 for (var r = 0u; r < ROW_TILES; r = r + 1u) {  // unrolled
                     for (var n = 0u; n < SUM_TILES; n = n + 1u) {  // unrolled
@@ -312,6 +330,9 @@ fn attend_segment(t: u32, segment: vec2<u32>, kv_head: u32, lane: u32) {
         }
     }
     total = row_sum(total);
+    if (SINKS) {  // in powers of two, which must stay finite
+        total = total + exp2(min(sink_of(kv_head * GROUP + pair % GROUP) * 1.442695 - top, 126.0));
+    }
     let at_out = ((token * params.kv_heads + kv_head) * GROUP + pair % GROUP) * (D / 4u);
     for (var round = 0u; round < ROUNDS; round = round + 1u) {  // unrolled
         workgroupBarrier();  // score_tile and kv_tile may be written again

@@ -1,4 +1,5 @@
 // out[t, h, d] = Σ_split exp(m − M) · partial[t, h, split, d] / Σ_split exp(m − M) · l,   (m, l) = stats[t, h, split], M = max m
+// A sink is one more m with l = 1, and no values.
 // QUADS lanes make a team that adds up every TEAMS-th split, EARLY of them at a time, beginning with the largest m that it has
 // met. How many splits there are stands in memory: the first are asked for before that is known, and left out if it was too early.
 // Grid: one workgroup per (row, query head), folded; with a smaller one, of whole rows, each takes every so many-th row.
@@ -43,7 +44,7 @@ fn merge_row(t: u32, h: u32, lane: u32) {
         all[e] = stats[at];
         parts[e] = partial[at * QUADS + column];
     }
-    let splits = min(splits_of(row.position + 1u), params.splits);
+    let splits = min(splits_of(row.position + 1u - first_chunk(row.position)), params.splits);
     var largest = -3.4e38;
     var total = 0.0;
     var sum = vec4<f32>();
@@ -85,6 +86,10 @@ fn merge_row(t: u32, h: u32, lane: u32) {
             largest = max(largest, team_stats[i].x);
         }
         total = 0.0;
+        if (SINKS) {
+            largest = max(largest, sink_of(h));
+            total = exp(sink_of(h) - largest);
+        }
         sum = vec4<f32>();
         for (var i = 0u; i < teams; i = i + 1u) {
             let weight = exp(team_stats[i].x - largest);  // 0 for a team without splits

@@ -1,8 +1,9 @@
 // out[t, h, d] = Σ_c exp(score_c − m) · v[c, d] / Σ_c exp(score_c − m),   score_c = scale · Σ_d q[t, h, d] · k[c, d], m = max score
-// over the keys c ≤ position of row t in its sequence. A workgroup owns one query head of a row, and takes KEYS keys at a time
+// over the keys c that row t sees: those up to its position, of a window the last ones. A sink is a score in Σ and m without
+// a value. A workgroup owns one query head of a row, and takes KEYS keys at a time
 // with a running maximum: a short context is read faster by every head for itself, and there is nothing to join. What takes
 // the time are trips to memory, so that the keys and values that come first are asked for at once; with ONE_ROW and no page
-// table before the record of the row is known, and what was asked for too early is left out.
+// table and window before the record of the row is known, and what was asked for too early is left out.
 // Four lanes share a key, each takes every fourth quad of it; then QUADS lanes read a row of values side by side, TEAMS rows
 // at a time, and each of them takes the powers itself, which saves a barrier.
 // Grid: one workgroup per (row, query head), folded; with a smaller one, of whole rows, each takes every so many-th row.
@@ -68,13 +69,24 @@ fn begin_tile(first: u32, pages: u32, last: u32) {
     }
 }
 
+// How far into a page a tile begins: a window may begin anywhere. Such a tile ends with its fourth page.
+fn into_page(first: u32) -> u32 {
+    return select(0u, first % PAGE, PAGED && WINDOW > 0u);
+}
+
+// The last key of the tile that begins with key `first`.
+fn end_of_tile(first: u32, last: u32) -> u32 {
+    return min(last - first, KEYS - 1u - into_page(first));
+}
+
 // The row of the pool that holds key c of the tile.
 fn tile_row(c: u32) -> u32 {
     if (!PAGED) {
         return tile + c;
     }
-    let page = c / PAGE;
-    return select(select(starts.x, starts.y, page == 1u), select(starts.z, starts.w, page == 3u), page > 1u) + c % PAGE;
+    let at = c + into_page(tile);
+    let page = at / PAGE;
+    return select(select(starts.x, starts.y, page == 1u), select(starts.z, starts.w, page == 3u), page > 1u) + at % PAGE;
 }
 
 // Keys and values of the tile that are asked for first. Of a head of more than 64 values the second 64 are asked for at
@@ -141,7 +153,7 @@ fn workgroup_top(own: f32, lane: u32, size: u32) -> f32 {
     return subgroupMax(largest);
 }
 
-// Adds the keys 0 … end of the tile. `again`: there were tiles before.
+// Adds the keys 0 … end of the tile. `again`: there were tiles before, or a sink.
 fn attend_tile(at: u32, kv_head: u32, lane: u32, query: Query, more_query: Query, early: Early, end: u32, again: bool) {
     let part = lane % 4u;
     let team = lane / QUADS;
@@ -170,7 +182,7 @@ fn attend_tile(at: u32, kv_head: u32, lane: u32, query: Query, more_query: Query
             score = score + key_dot(load_query(at, i + part), load_key(row, kv_head, i + part));
         }
         score = score + subgroupShuffleXor(score, 1u);
-        score = params.scale * (score + subgroupShuffleXor(score, 2u));
+        score = capped(params.scale * (score + subgroupShuffleXor(score, 2u)));
         if (c <= end) {
             scores[c] = score;
             own_top = max(own_top, score);
@@ -211,22 +223,28 @@ fn attend_row(t: u32, head: u32, lane: u32) {
     top = -3.4e38;
     sum = vec4<f32>();
     total = 0.0;
-    if (PAGED) {
+    if (SINKS) {
+        top = sink_of(head);
+        total = select(0.0, 1.0, lane < QUADS);  // once: of the first team
+    }
+    if (PAGED || WINDOW > 0u) {
         let last = last_key(row);
-        begin_tile(0u, row.pages, last);
-        let end = min(last, KEYS - 1u);
-        attend_tile(at, kv_head, lane, query, more_query, load_early(kv_head, lane, end), end, false);
+        let first = first_key(last);
+        begin_tile(first, row.pages, last);
+        let end = end_of_tile(first, last);
+        attend_tile(at, kv_head, lane, query, more_query, load_early(kv_head, lane, end), end, SINKS);
     } else {
         // Nothing that is asked for here waits for the record.
         begin_tile(0u, 0u, 0u);
         let early = load_early(kv_head, lane, KEYS - 1u);
-        attend_tile(at, kv_head, lane, query, more_query, early, min(last_key(row), KEYS - 1u), false);
+        attend_tile(at, kv_head, lane, query, more_query, early, min(last_key(row), KEYS - 1u), SINKS);
     }
     let last = last_key(row);
-    for (var first = KEYS; first <= last; first = first + KEYS) {
+    let begin = first_key(last);
+    for (var first = begin - into_page(begin) + KEYS; first <= last; first = first + KEYS) {
         workgroupBarrier();  // the scores have been read
         begin_tile(first, row.pages, last);
-        let end = min(last - first, KEYS - 1u);
+        let end = end_of_tile(first, last);
         attend_tile(at, kv_head, lane, query, more_query, load_early(kv_head, lane, end), end, true);
     }
     let team = lane / QUADS;

@@ -1,8 +1,8 @@
-// For each row t, split of its keys and query head h, over the keys c of the split
+// For each row t, split of its keys and query head h, over the keys c of the split that the row sees
 //   stats[t, h, split] = (m, l) = (max_c score, Σ_c exp(score − m));  partial[t, h, split, d] = Σ_c exp(score − m) · v[c, d]
 // A workgroup owns one kv head and one split of a row's keys, a chunk of at most KEYS or several, and takes the GROUP query
 // heads of it four at a time: what they read again is in the cache of the processor. Loads are issued several at a time before
-// the first is used; with ONE_ROW and no page table those of the first keys and values before the record of the row is
+// the first is used; with ONE_ROW and no page table or window those of the first keys and values before the record of the row is
 // known, and what was asked for too early is left out.
 // Grid: one workgroup per (row, kv head, split), folded; with a smaller one, of whole rows, each takes every so many-th row.
 // Needs QUADS ≤ WG, WG % 16 == 0, subgroups of four lanes or more, of consecutive lanes. attention_merge joins the splits.
@@ -56,13 +56,20 @@ fn load_values(column: u32, row: u32, end: u32) -> Raw {
     return value_quads(column, min(rows, vec4<u32>(end)));
 }
 
+// Keys of the chunk in hand that are before the window.
+var<private> hidden: u32;
+
+fn within(c: u32) -> bool {
+    return WINDOW == 0u || c >= hidden;
+}
+
 var<private> sum0: vec4<f32>;  // of values, for each of four heads
 var<private> sum1: vec4<f32>;
 var<private> sum2: vec4<f32>;
 var<private> sum3: vec4<f32>;
 
 fn add_row(quad: cache_quad, c: u32, last: u32) {
-    let v = select(vec4<f32>(), cache_load(quad), c <= last);
+    let v = select(vec4<f32>(), cache_load(quad), c <= last && within(c));
     let w = weights[min(c, last)];
     sum0 = sum0 + w.x * v;
     sum1 = sum1 + w.y * v;
@@ -87,7 +94,7 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
     // QUADS lanes read a row of values side by side, TEAMS rows at a time; four lanes share a key.
     var early: Raw;
     var early_key: Raw;
-    if (ONE_ROW && !PAGED) {
+    if (ONE_ROW && !PAGED && WINDOW == 0u) {
         if (split * KEYS >= pool_rows()) {
             return;
         }
@@ -95,15 +102,16 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
         early = load_values(column, split * KEYS + team, end);
         early_key = load_key(min(split * KEYS + lane / 4u, end), kv_head, part);
     }
-    let length = last_key(row) + 1u;
+    let begin = first_chunk(last_key(row));
+    let length = last_key(row) + 1u - begin;
     let chunk = chunk_keys(length);
     let first = split * chunks_per_split(length) * chunk;
     if (first >= length) {
         return;
     }
     let end_of_split = min(first + chunks_per_split(length) * chunk, length);
-    if (!ONE_ROW || PAGED || first != split * KEYS) {
-        let start = pool_row(row.pages, first);
+    if (!ONE_ROW || PAGED || WINDOW > 0u || first != split * KEYS) {
+        let start = pool_row(row.pages, begin + first);
         let end = start + min(chunk, length - first) - 1u;
         early = load_values(column, start + team, end);
         early_key = load_key(min(start + lane / 4u, end), kv_head, part);
@@ -124,11 +132,12 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
         for (var at = first; at < end_of_split; at = at + chunk) {
             let count = min(chunk, length - at);
             let last = count - 1u;
-            var start = at;
+            hidden = hidden_keys(last_key(row), begin + at);
+            var start = begin + at;
             var values = early;
             var key = early_key;
             if (PAGED || at != first) {
-                start = pool_row(row.pages, at);
+                start = pool_row(row.pages, begin + at);
             }
             if (at != first) {
                 values = load_values(column, start + team, start + last);
@@ -150,8 +159,8 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
                 for (var d = part + 16u; d < WIDE; d = d + 16u) {
                     dots = dots + key_dots(load_key(start + min(c, last), kv_head, d), d);
                 }
-                let score = own_head(dots, lane);
-                if (c < count) {
+                let score = capped(own_head(dots, lane));
+                if (c < count && within(c)) {
                     scores[4u * c + slot] = score;
                     top = max(top, score);
                 }
@@ -179,7 +188,7 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
             }
             for (var c = lane; c < count; c = c + WG) {
                 let score = vec4<f32>(scores[4u * c], scores[4u * c + 1u], scores[4u * c + 2u], scores[4u * c + 3u]);
-                let e = exp(score - largest);
+                let e = select(vec4<f32>(), exp(score - largest), within(c));
                 weights[c] = e;
                 total = total + e;
             }

@@ -1,4 +1,4 @@
-// For each row t, split of its keys and query head h, over the keys c of the split
+// For each row t, split of its keys and query head h, over the keys c of the split that the row sees
 //   stats[t, h, split] = (m, l) = (max_c score, Σ_c exp(score − m));  partial[t, h, split, d] = Σ_c exp(score − m) · v[c, d]
 // as attention_split does, for a cache of f16 that is read in octets: 16 bytes a lane. LANES lanes share a key and its value,
 // and everything of KEYS / (WG / LANES) keys stays in registers of a lane: all loads are issued before the first is used, and
@@ -153,6 +153,13 @@ fn store_head(at: u32, octet: u32, low_quad: vec4<f32>, high_quad: vec4<f32>, ag
     }
 }
 
+// Keys of the chunk in hand that are before the window.
+var<private> hidden: u32;
+
+fn within(c: u32) -> bool {
+    return WINDOW == 0u || c >= hidden;
+}
+
 // For four heads: the factors of the sums of a chunk, and of those before it.
 var<private> now: vec4<f32>;
 var<private> before: vec4<f32>;
@@ -197,8 +204,8 @@ fn attend_chunk(at_q: u32, i: u32, start: u32, chunk: u32, count: u32, kv_head: 
         for (var o = 0u; o < OWN; o = o + 1u) {
             all = all + dots(query[o], keys[s * OWN + o]);
         }
-        let seen = own_key + s * (SUBGROUP / LANES) < count;
-        scores[s] = select(LOWEST, params.scale * own_head(all, lane), seen);
+        let seen = own_key + s * (SUBGROUP / LANES) < count && within(own_key + s * (SUBGROUP / LANES));
+        scores[s] = select(LOWEST, capped(params.scale * own_head(all, lane)), seen);
         top = max(top, scores[s]);
     }
     for (var offset = LANES; offset < SUBGROUP; offset = offset * 2u) {
@@ -210,7 +217,7 @@ fn attend_chunk(at_q: u32, i: u32, start: u32, chunk: u32, count: u32, kv_head: 
         sum[o] = Heads();
     }
     for (var s = 0u; s < STEPS; s = s + 1u) {
-        let seen = own_key + s * (SUBGROUP / LANES) < count;
+        let seen = own_key + s * (SUBGROUP / LANES) < count && within(own_key + s * (SUBGROUP / LANES));
         let weight = select(0.0, exp(scores[s] - top), seen);
         total = total + weight;
         let weights = all_heads(weight, lane);
@@ -245,7 +252,9 @@ fn attend_chunk(at_q: u32, i: u32, start: u32, chunk: u32, count: u32, kv_head: 
 
 fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
     let row = batch_row(t);
-    let length = min(row.position, pool_rows() - 1u) + 1u;
+    let last = min(row.position, pool_rows() - 1u);
+    let begin = first_chunk(last);
+    let length = last + 1u - begin;
     let chunk = chunk_keys(length);
     let first = split * chunks_per_split(length) * chunk;
     if (first >= length) {
@@ -255,7 +264,8 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
     let at_q = (t * params.kv_heads + kv_head) * GROUP * QUADS;
     for (var i = 0u; i < GROUP; i = i + 4u) {
         for (var at = first; at < end; at = at + chunk) {
-            attend_chunk(at_q, i, pool_row(row.pages, at), chunk, min(chunk, length - at), kv_head, lane, at != first);
+            hidden = hidden_keys(last, begin + at);
+            attend_chunk(at_q, i, pool_row(row.pages, begin + at), chunk, min(chunk, length - at), kv_head, lane, at != first);
             if (!LONG_ROWS) {
                 break;  // a split is one chunk
             }

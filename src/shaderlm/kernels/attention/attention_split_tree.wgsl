@@ -1,4 +1,4 @@
-// For each row t, split of its keys and query head h, over the keys c of the split
+// For each row t, split of its keys and query head h, over the keys c of the split that the row sees
 //   stats[t, h, split] = (m, l) = (max_c score, Σ_c exp(score − m));  partial[t, h, split, d] = Σ_c exp(score − m) · v[c, d]
 // attention_split for devices without subgroups: maxima and sums are made by trees in workgroup memory. A workgroup owns one
 // kv head and one split of a row's keys, a chunk of at most KEYS or several, and takes the GROUP query heads of it four at
@@ -24,6 +24,13 @@ var<workgroup> quads: array<vec4<f32>, 4u * WG>;     // queries of four heads; t
 var<workgroup> pieces: array<vec4<f32>, WG>;         // of scores, and the trees
 var<workgroup> weights: array<vec4<f32>, KEYS>;      // scores of four heads, then their powers
 
+// Keys of the chunk in hand that are before the window.
+var<private> hidden: u32;
+
+fn within(c: u32) -> bool {
+    return WINDOW == 0u || c >= hidden;
+}
+
 // Scores of one key quad against four heads.
 fn head_dots(d: u32, k4: vec4<f32>) -> vec4<f32> {
     return vec4<f32>(
@@ -31,7 +38,7 @@ fn head_dots(d: u32, k4: vec4<f32>) -> vec4<f32> {
     );
 }
 
-// Scores of the chunk's keys, −3.4e38 past its end: four lanes share a key, each takes every fourth quad of it.
+// Scores of the chunk's keys, −3.4e38 of those that are not seen: four lanes share a key, each takes every fourth quad of it.
 fn score_keys(start: u32, count: u32, kv_head: u32, lane: u32) {
     let part = lane % 4u;
     for (var first = 0u; first < KEYS; first = first + WG / 4u) {
@@ -54,7 +61,7 @@ fn score_keys(start: u32, count: u32, kv_head: u32, lane: u32) {
         workgroupBarrier();
         if (part == 0u && c < KEYS) {
             let score = pieces[lane] + pieces[lane + 1u] + pieces[lane + 2u] + pieces[lane + 3u];
-            weights[c] = select(vec4<f32>(-3.4e38), score, c < count);
+            weights[c] = select(vec4<f32>(-3.4e38), capped4(score), c < count && within(c));
         }
         workgroupBarrier();
     }
@@ -104,10 +111,10 @@ fn add_values(start: u32, count: u32, kv_head: u32, lane: u32) {
         let w1 = select(vec4<f32>(), weights[min(keys.y, last)], keys.y < count);
         let w2 = select(vec4<f32>(), weights[min(keys.z, last)], keys.z < count);
         let w3 = select(vec4<f32>(), weights[min(keys.w, last)], keys.w < count);
-        let v0 = cache_load(values.a);
-        let v1 = cache_load(values.b);
-        let v2 = cache_load(values.c);
-        let v3 = cache_load(values.d);
+        let v0 = select(vec4<f32>(), cache_load(values.a), within(keys.x));
+        let v1 = select(vec4<f32>(), cache_load(values.b), within(keys.y));
+        let v2 = select(vec4<f32>(), cache_load(values.c), within(keys.z));
+        let v3 = select(vec4<f32>(), cache_load(values.d), within(keys.w));
         sum0 = sum0 + w0.x * v0 + w1.x * v1 + w2.x * v2 + w3.x * v3;
         sum1 = sum1 + w0.y * v0 + w1.y * v1 + w2.y * v2 + w3.y * v3;
         sum2 = sum2 + w0.z * v0 + w1.z * v1 + w2.z * v2 + w3.z * v3;
@@ -117,7 +124,8 @@ fn add_values(start: u32, count: u32, kv_head: u32, lane: u32) {
 
 fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
     let row = batch_row(t);
-    let length = last_key(row) + 1u;
+    let begin = first_chunk(last_key(row));
+    let length = last_key(row) + 1u - begin;
     let chunk = chunk_keys(length);
     let first = split * chunks_per_split(length) * chunk;
     if (first >= length) {
@@ -142,12 +150,13 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
         workgroupBarrier();
         for (var at = first; at < end_of_split; at = at + chunk) {
             let count = min(chunk, length - at);
-            let start = pool_row(row.pages, at);
+            let start = pool_row(row.pages, begin + at);
+            hidden = hidden_keys(last_key(row), begin + at);
             score_keys(start, count, kv_head, lane);
             let own = weights[min(lane, KEYS - 1u)];
             let before = largest;
             largest = max(before, tree_max(own, lane));
-            let e = select(vec4<f32>(), exp(own - largest), lane < count);
+            let e = select(vec4<f32>(), exp(own - largest), lane < count && within(lane));
             if (lane < KEYS) {
                 weights[lane] = e;
             }

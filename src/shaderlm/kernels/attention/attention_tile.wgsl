@@ -1,5 +1,6 @@
 // out[t, h, d] = Σ_c exp(score_c − m) · v[c, d] / Σ_c exp(score_c − m),   score_c = scale · Σ_d q[t, h, d] · k[c, d], m = max score
-// over the keys c ≤ position of row t, for the rows of runs. A workgroup owns one query head of ROWS consecutive rows of the
+// over the keys c that row t sees, for the rows of runs: those up to its position, of a window the last ones. A sink is a score
+// in Σ and m without a value. A workgroup owns one query head of ROWS consecutive rows of the
 // batch, and goes through the keys of their sequences KEYS at a time with running maxima: keys and then values are staged in
 // workgroup memory, COLUMNS quads of each at a time. A thread makes 4 × 4 scores, and then one quad of 4 rows of sums in
 // each of SLICES slices of D, so that 8 loads from workgroup memory serve 64 multiplications.
@@ -49,14 +50,21 @@ fn place(c: u32, i: u32) -> u32 {
     return (c % 4u * COLUMNS + c / 4u) * WIDE + i;
 }
 
-// One slice of D of `count` keys that lie in the pool from row `start` on; zeros past the end.
+// Keys of the tile in hand that no row of the segment sees, since they are before the first window.
+var<private> hidden: u32;
+
+fn within(c: u32) -> bool {
+    return WINDOW == 0u || c >= hidden;
+}
+
+// One slice of D of `count` keys that lie in the pool from row `start` on; zeros where none is seen.
 fn stage_keys(slice: u32, start: u32, count: u32, kv_head: u32, lane: u32) {
     for (var j = 0u; j < KEYS * COLUMNS / WG; j = j + 1u) {
         let i = j * WG + lane;
         let c = i / COLUMNS;
         let quad = slice * COLUMNS + i % COLUMNS;
         let at = ((start + min(c, count - 1u)) * params.kv_heads + kv_head) * QUADS + min(quad, QUADS - 1u);
-        kv_tile[place(c, i % COLUMNS)] = select(vec4<f32>(), cache_load(k_cache[at]), c < count && quad < QUADS);
+        kv_tile[place(c, i % COLUMNS)] = select(vec4<f32>(), cache_load(k_cache[at]), c < count && quad < QUADS && within(c));
     }
 }
 
@@ -66,7 +74,7 @@ fn stage_values(slice: u32, start: u32, count: u32, kv_head: u32, lane: u32) {
         let c = i / COLUMNS;
         let quad = slice * COLUMNS + i % COLUMNS;
         let at = ((start + min(c, count - 1u)) * params.kv_heads + kv_head) * QUADS + min(quad, QUADS - 1u);
-        kv_tile[place(c, i % COLUMNS)] = select(vec4<f32>(), cache_load(v_cache[at]), c < count && quad < QUADS);
+        kv_tile[place(c, i % COLUMNS)] = select(vec4<f32>(), cache_load(v_cache[at]), c < count && quad < QUADS && within(c));
     }
 }
 
@@ -115,7 +123,11 @@ fn add_values(sums: Tile, lane: u32) -> Tile {
 }
 
 fn seen(scores: vec4<f32>, keys: vec4<u32>, position: u32) -> vec4<f32> {
-    return select(vec4<f32>(-3.4e38), scores, keys <= vec4<u32>(position));
+    if (WINDOW > 0u) {
+        let within_window = keys + WINDOW > vec4<u32>(position);
+        return select(vec4<f32>(-3.4e38), capped4(scores), (keys <= vec4<u32>(position)) & within_window);
+    }
+    return select(vec4<f32>(-3.4e38), capped4(scores), keys <= vec4<u32>(position));
 }
 
 fn largest_of(scores: vec4<f32>) -> f32 {
@@ -148,11 +160,17 @@ fn attend_segment(t: u32, segment: vec2<u32>, head: u32, lane: u32) {
     let positions = row.position + (vec4<u32>(own, own + 1u, own + 2u, own + 3u) - segment.x);
     var tops = vec4<f32>(-3.4e38);
     var totals = vec4<f32>();
+    if (SINKS) {
+        tops = vec4<f32>(sink_of(head));
+        totals = vec4<f32>(select(0.0, 1.0, lane % COLUMNS == 0u));  // once for each row
+    }
     var sums0 = Tile();
     var sums1 = Tile();
     var sums2 = Tile();
     var sums3 = Tile();
-    for (var first = 0u; first <= last; first = first + KEYS) {
+    let least = first_key(min(row.position, last));
+    for (var first = least / KEYS * KEYS; first <= last; first = first + KEYS) {
+        hidden = max(least, first) - first;
         let start = pool_row(row.pages, first);
         let count = min(KEYS, last + 1u - first);
         var scores = Tile();

@@ -13,7 +13,7 @@ from ...graph.batch import PAGE, RUN_ROWS
 from ..linear.matrix import matrix_shape, units_unsupported_reason
 from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, over_limits
 from ..wgsl import Constant, Kernel
-from .attention import PACK, launch_list_with, scale_of
+from .attention import PACK, launch_list_with, scale_of, score_constants, score_files
 
 _NEEDS = frozenset({"f16", "subgroups", "subgroup_matrix"})
 
@@ -43,6 +43,7 @@ class Tile:
             "GROUP": _group(dims),
             "D": dims["D"],
             "ROUND_TILES": math.gcd(scores, sums),
+            **score_constants(dims, math.log2(math.e)),
         }
 
     def fits(self, dims: Dims, shape: MatrixShape, lanes: int) -> bool:
@@ -69,7 +70,7 @@ def _group(dims: Dims) -> int:
 def run_rows(tile: Tile, dims: Dims, shape: MatrixShape, lanes: int) -> Dispatch:
     """The rows of runs with this tile, on a device with subgroups of so many lanes."""
     where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
-    include = ("attention/segments", "attention/served_rows", "shared/batch", where)
+    include = ("attention/segments", "attention/served_rows", "shared/batch", where, *score_files(dims))
     rows = tile.row_groups * tile.pairs // _group(dims)
     return Dispatch(
         Kernel("attention/attention_matrix", include, _NEEDS, unroll=True),

@@ -65,6 +65,9 @@ def _three_pass(values: str) -> Callable[[Dims, DeviceCaps], LaunchList]:
 def _unsupported_reason(dims: Dims) -> str | None:
     if dims["paged"]:
         return "it reads a cache without pages"
+    for name in ("window", "softcap", "sinks"):
+        if dims[name]:
+            return f"it has no {name}, {name} is {dims[name]}"
     if not dims["keys"]:
         return "it must know the number of keys, keys is 0"
     return None

@@ -1,10 +1,11 @@
-// What becomes of a sum Σ_k x[tokens, k] · w[n, k]: sum + bias[n], that + residual[tokens, n], or silu(even n) · (odd n).
+// What becomes of a sum y[n] = bias[n] + Σ_k x[tokens, k] · w[n, k]: residual[tokens, n] + plain(y[n]), or gate(y[n]) · y[n + 1]
+// for even n. plain and gate are included: y and silu(y), or gelu(y) for both.
 // Exports: store(m, n, sum) and store_pair(m, n, sum, next), next being that of n + 1; for kernels that ask for what is
 // added before they have a sum, added_to(m, n) and store_adding(m, n, sum, added). n counts in the rows of this
 // range of the weight; results past the end are dropped. GATED pairs even n with the next, and halves the row of out.
 // Which of them is a parameter and not a constant: one compiled kernel then serves all three, and software adapters take
 // a second to compile one.
-// Needs: bias, params, row_count and silu.
+// Needs: bias, params, row_count, plain and gate.
 
 @group(0) @binding(0) var<storage, read> residual: array<f32>;     // [tokens, n_total] if there is one
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;    // [tokens, n_total]
@@ -35,7 +36,7 @@ fn added_to(m: u32, n: u32) -> f32 {
 
 fn store_adding(m: u32, n: u32, sum: f32, added: f32) {
     if (m < row_count() && n < params.n) {
-        out[m * params.n_total + params.n_first + n] = added + biased(n, sum);
+        out[m * params.n_total + params.n_first + n] = added + plain(biased(n, sum));
     }
 }
 
@@ -48,7 +49,6 @@ fn store_pair(m: u32, n: u32, sum: f32, next: f32) {
         store(m, n, sum);
         store(m, n + 1u, next);
     } else if (m < row_count() && n < params.n) {
-        let gate = biased(n, sum);
-        out[m * params.n_total + params.n_first + n / 2u] = silu(gate) * biased(n + 1u, next);
+        out[m * params.n_total + params.n_first + n / 2u] = gate(biased(n, sum)) * biased(n + 1u, next);
     }
 }

@@ -12,9 +12,9 @@ from ...gpu.caps import DeviceCaps
 from ..route import Dims, LaunchList, ceil_div, f32, row_count
 from ..wgsl import Kernel, compose
 from .formats import FORMATS
-from .packed import LEAST_GROUPS, layout, one_row, over_ranges, padded_k, pairs_are_whole
+from .packed import LEAST_GROUPS, epilogue_files, layout, one_row, over_ranges, padded_k, pairs_are_whole
 
-_IN_PAIRS = ("silu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
+_IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
     if rope:
         epilogue: tuple[str, ...] = ("linear/epilogue_rope_kv_write", f"shared/cache_{dims['cache']}")
     else:
-        epilogue = ("linear/store_rows", "linear/epilogue", "shared/silu", row_count(dims))
+        epilogue = ("linear/store_rows", *epilogue_files(dims), row_count(dims))
     arithmetic = ("shared/int16_round", "shared/int16", layout(dims).file, FORMATS[dims["format"]].int16)
     include = (f"linear/prologue_{dims['prologue']}", *arithmetic, *epilogue)
     kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))

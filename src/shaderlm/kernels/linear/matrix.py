@@ -15,7 +15,7 @@ from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps, MatrixShape
 from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, reduction, row_count
 from ..wgsl import Constant, Kernel, compose
-from .packed import gated, layout, over_ranges, padded_k, pairs_are_whole, ranges
+from .packed import epilogue_files, gated, layout, over_ranges, padded_k, pairs_are_whole, ranges
 from .rows_int16 import MAX_GEMV_ROWS
 
 MATRIX_UNITS = "shared/matrix_units"
@@ -318,7 +318,7 @@ def launch_list_with(
     weights: tuple[str, ...] = (file, file.replace("format_", "halves_"), "shared/halves", units)
     if isinstance(config, FewConfig):
         weights = (*weights, units.replace("shared/matrix_", "linear/inputs_"))
-    store: tuple[str, ...] = ("linear/finish_store", "linear/epilogue", "shared/silu", rows)
+    store: tuple[str, ...] = ("linear/finish_store", *epilogue_files(dims), rows)
     if rope:
         store = ("linear/finish_rope_kv_write", f"shared/cache_{dims['cache']}", rows)
     few = isinstance(config, FewConfig)

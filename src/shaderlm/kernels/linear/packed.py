@@ -88,7 +88,13 @@ def weight_parts(dims: Dims, caps: DeviceCaps) -> dict[str, WeightPart]:
 
 def gated(dims: Dims) -> bool:
     """Does the epilogue multiply rows of the weight in pairs?"""
-    return dims.get("epilogue") == "silu_mul"
+    return dims.get("epilogue") in ("silu_mul", "gelu_mul")
+
+
+def epilogue_files(dims: Dims) -> tuple[str, ...]:
+    """What becomes of sums: the epilogue, and the functions that it takes."""
+    name = {"gelu_mul": "gelu", "gelu": "gelu", "gelu_erf": "gelu_erf"}.get(dims.get("epilogue", "none"), "silu")
+    return "linear/epilogue", f"linear/activation_{name}", f"shared/{name}"
 
 
 def columns(dims: Dims, rows: int) -> int:
@@ -244,7 +250,7 @@ def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], L
 def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The GEMV with a given config."""
     arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}", layout(dims).file)
-    include = (*arithmetic, "linear/store_rows", "linear/epilogue", "shared/silu", row_count(dims))
+    include = (*arithmetic, "linear/store_rows", *epilogue_files(dims), row_count(dims))
     kernel = Kernel("linear/linear_gemv_staged", include, config.needs)
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     per_group = config.rows * config.threads // config.team
@@ -258,9 +264,7 @@ def tile_shared_launch_list(dims: Dims, caps: DeviceCaps, half: bool = False) ->
     # Few tiles leave room for longer steps, which wait less often; many tiles want the memory for each other.
     quads = 8 if tiles <= 256 and 9 * 128 * (8 if half else 16) <= caps.max_workgroup_memory else 4
     needs = frozenset({"f16"}) if half else frozenset[str]()
-    kernel = Kernel(
-        "linear/linear_tile_shared", (layout(dims).file, "linear/epilogue", "shared/silu", row_count(dims)), needs
-    )
+    kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, *epilogue_files(dims), row_count(dims)), needs)
     constants: dict[str, Constant] = {"TM": tm, "QUADS": quads, "tile4": "vec4<f16>" if half else "vec4<f32>"}
     tiles_m = ceil_div(dims["tokens"], 16 * tm)
     return over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 64), dims, caps)
@@ -278,7 +282,7 @@ def rows_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     """
     x_rows = min(dims["tokens"], 2)
     inputs, needs = ("quad", frozenset({"subgroups"})) if caps.subgroups else ("each", frozenset[str]())
-    include = (f"linear/inputs_{inputs}", layout(dims).file, "linear/epilogue", "shared/silu", row_count(dims))
+    include = (f"linear/inputs_{inputs}", layout(dims).file, *epilogue_files(dims), row_count(dims))
     kernel = Kernel("linear/linear_rows", include, needs)
     threads = compose(kernel).workgroup_size
     tiles_m = ceil_div(dims["tokens"], x_rows)

@@ -15,7 +15,7 @@ from ...gpu.caps import DeviceCaps
 from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, over_limits, row_count
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
-from .packed import LEAST_GROUPS, gated, layout, over_ranges, padded_k, pairs_are_whole
+from .packed import LEAST_GROUPS, epilogue_files, gated, layout, over_ranges, padded_k, pairs_are_whole
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _after_rounding(products: LaunchList, dims: Dims, blocks_first: bool) -> Lau
 def _include(dims: Dims) -> tuple[str, ...]:
     """What both kernels that multiply are made of."""
     arithmetic = ("shared/int16", layout(dims).file, FORMATS[dims["format"]].int16)
-    return (*arithmetic, "linear/epilogue", "shared/silu", row_count(dims))
+    return (*arithmetic, *epilogue_files(dims), row_count(dims))
 
 
 def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:

@@ -1,4 +1,4 @@
-"""Routes of gelu, gelu_erf, scale and softcap: one kernel for one or four values at a time, with the function included."""
+"""Routes of gelu, gelu_erf, scale and softcap: one kernel for one or four values at a time, `apply` included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of add, mul, silu_mul and gelu_mul: one kernel for one or four values at a time, with the operation included."""
+"""Routes of add, mul, silu_mul and gelu_mul: one kernel for one or four values at a time, `apply` included."""
 
 from __future__ import annotations
 
