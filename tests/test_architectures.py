@@ -1,0 +1,220 @@
+"""Every architecture on its tiny checkpoint: recorded logits, fusions, ways to cut a prompt, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shaderlm
+from shaderlm.engine.loading import load_with
+from shaderlm.errors import ModelError
+from shaderlm.formats.gguf import GgufFile
+from shaderlm.graph.reference import Yarn
+from shaderlm.models.architecture import LOCAL_ROPE, Config, architecture
+from shaderlm.models.checkpoint import architecture_of, read_config
+
+from .architecture_files import PROMPTS, VOCABULARY, kept, recorded, weights, write
+
+RECORDED = recorded()
+NAMES = sorted(RECORDED)
+WITHOUT_ORACLE = ("llama", "qwen3", "gpt2")  # tested elsewhere, or here against a forward pass in plain NumPy
+# What a file may have with an effect; None leaves it out. What is recorded must not be found any more.
+CHANGES: dict[str, dict[str, Any]] = {
+    "gemma2": {
+        "attention.sliding_window": 3,
+        "attn_logit_softcapping": 1.0,
+        "final_logit_softcapping": 1.0,
+        "attention.sliding_window_pattern": [False, False],
+    },
+    "gemma3": {
+        "attention.sliding_window": 3,
+        "rope.freq_base_swa": 500.0,
+        "rope.freq_base": 500.0,
+        "rope.scaling.factor": 2.0,
+        "final_logit_softcapping": 1.0,
+        "attention.sliding_window_pattern": 3,
+    },
+    "glm4": {"rope.dimension_count": 4},
+    "granite": {"attention.scale": 0.5, "embedding_scale": 2.0, "residual_scale": 1.5, "logit_scale": 1.0},
+    "llama-yarn": {
+        "rope.scaling.factor": 2.0,
+        "rope.scaling.type": "none",
+        "rope.scaling.original_context_length": 32,
+        "rope.scaling.yarn_beta_fast": 2.0,
+        "rope.scaling.yarn_beta_slow": 0.1,
+        "rope.scaling.yarn_ext_factor": 0.5,
+        "rope.scaling.yarn_attn_factor": 2.0,
+        "rope.scaling.attn_factor": 2.0,
+        "attention.sliding_window": 3,
+    },
+    "olmo2": {"attention.sliding_window": 3},
+    "phi3": {"attention.sliding_window": 3},
+    "phi3-longrope": {"rope.scaling.attn_factor": 2.0, "rope.scaling.original_context_length": 4096},
+    "starcoder2": {"attention.layer_norm_epsilon": 0.5, "attention.sliding_window": 3},
+}
+
+
+def _config(path: Path) -> Config:
+    with GgufFile.open(path) as file:
+        return read_config(architecture_of(file), file)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("architectures")
+    return {name: write(folder / f"{name}.gguf", entry) for name, entry in RECORDED.items()}
+
+
+def _logits(path: Path, prompt: list[int], **options: Any) -> Any:
+    with load_with(path, device="cpu", **options) as model:
+        return model.logits(prompt)
+
+
+def test_every_architecture_is_here() -> None:
+    with pytest.raises(ModelError) as caught:
+        architecture({})
+    known = str(caught.value).split("supported: ")[1].split(", ")
+    assert set(known) == {entry["architecture"] for entry in RECORDED.values()} | set(WITHOUT_ORACLE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_that_were_recorded(name: str, files: dict[str, Path]) -> None:
+    with shaderlm.load(files[name], device="cpu") as model:
+        for prompt, wanted in zip(PROMPTS, RECORDED[name]["logits"], strict=True):
+            assert np.std(wanted) > 0.1
+            np.testing.assert_allclose(kept(model.logits(prompt)[-1]), wanted, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fusions_change_nothing_and_neither_do_parts_of_a_prompt(name: str, files: dict[str, Path]) -> None:
+    prompt = PROMPTS[1]
+    whole = _logits(files[name], prompt)
+    np.testing.assert_allclose(_logits(files[name], prompt, fusions=()), whole, atol=1e-4, rtol=0)
+    with shaderlm.load(files[name], device="cpu") as model:
+        at = 0
+        session = model.runner.session()
+        for count in (3, 1, 1, 17, 1, 17):
+            found = session.logits(prompt[at : at + count])
+            at += count
+            np.testing.assert_allclose(found, whole[at - 1], atol=1e-4, rtol=0)
+        session.close()
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, keys in CHANGES.items() for key in keys])
+def test_a_key_that_is_honoured_changes_the_logits(name: str, key: str, tmp_path: Path) -> None:
+    entry = RECORDED[name]
+    path = write(tmp_path / "changed.gguf", entry, {f"{entry['architecture']}.{key}": CHANGES[name][key]})
+    found = kept(_logits(path, PROMPTS[1])[-1])
+    assert np.abs(np.subtract(found, entry["logits"][1])).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_known_is_refused(name: str, tmp_path: Path) -> None:
+    entry = RECORDED[name]
+    own = entry["architecture"]
+    for key, value in {"a.key.of.next.year": 1, "expert_count": 4, "attention.clamp_kqv": 8.0}.items():
+        with pytest.raises(ModelError, match=f"{own}.{key} is {value}"):
+            _config(write(tmp_path / "key.gguf", entry, {f"{own}.{key}": value}))
+    for tensor in ("blk.0.attn_sinks.weight", "blk.1.ffn_gate_inp.weight", "output.bias", "blk.99.attn_q.weight"):
+        with pytest.raises(ModelError, match=f"does not read: {tensor}"):
+            _config(write(tmp_path / "tensor.gguf", entry, tensors={tensor: (4,)}))
+    needed = [tensor for tensor in entry["shapes"] if not tensor.endswith(".bias") and tensor != "output.weight"]
+    for tensor in needed:
+        if not tensor.startswith(("blk.1", "blk.2", "blk.3", "blk.4", "blk.5")):
+            with pytest.raises(ModelError, match="has no"):
+                _config(write(tmp_path / "missing.gguf", entry, tensors={tensor: None}))  # type: ignore[dict-item]
+
+
+def test_layers_of_gemma3(files: dict[str, Path]) -> None:
+    config = _config(files["gemma3"])
+    assert [config.layer(i).window for i in range(6)] == [12] * 5 + [0]
+    assert [config.layer(i).rope == LOCAL_ROPE for i in range(6)] == [True] * 5 + [False]
+    assert config.rope.linear_scale == 8
+    assert config.ropes[LOCAL_ROPE].linear_scale == 1
+
+
+def test_a_pattern_must_have_a_value_for_each_layer(tmp_path: Path) -> None:
+    metadata = {"gemma2.attention.sliding_window_pattern": [True, False, True]}
+    with pytest.raises(ModelError, match="sliding_window_pattern must be 2 truth values"):
+        _config(write(tmp_path / "wrong.gguf", RECORDED["gemma2"], metadata))
+
+
+def test_long_factors_are_for_contexts_longer_than_the_original(files: dict[str, Path]) -> None:
+    short, long = (_logits(files["phi3-longrope"], PROMPTS[1], context=context) for context in (512, 513))
+    assert np.abs(short - long).max() > 1e-2
+
+
+def test_yarn_by_hand() -> None:
+    # 16 values, base 10,000, 64 positions: pairs turn 64 / (2π · 10000^(i / 8)) times, 10.2, 3.2, 1.02, 0.32 …
+    # pair(32) < 0 → 0, pair(1) = 8 · ln(64 / 2π) / ln(10000) = 2.02 → 3: pairs 0 … 3 go from 1 to 4 in thirds.
+    kept_share = np.array([1, 2 / 3, 1 / 3, 0, 0, 0, 0, 0])
+    np.testing.assert_allclose(Yarn(4.0, 64).factors(16, 1e4), 1 / (kept_share + (1 - kept_share) / 4))
+
+
+# GPT-2, for which there is no recorded checkpoint --------------------------------------------------------
+
+_HIDDEN, _HEADS, _FFN, _CONTEXT = 32, 4, 64, 64
+_GPT2: dict[str, Any] = {
+    "architecture": "gpt2",
+    "metadata": {
+        "context_length": _CONTEXT,
+        "embedding_length": _HIDDEN,
+        "feed_forward_length": _FFN,
+        "block_count": 2,
+        "attention.head_count": _HEADS,
+        "attention.layer_norm_epsilon": 1e-5,
+    },
+    "shapes": {
+        "token_embd.weight": (VOCABULARY, _HIDDEN),
+        "position_embd.weight": (_CONTEXT, _HIDDEN),
+        **{f"output_norm.{kind}": (_HIDDEN,) for kind in ("weight", "bias")},
+        **{
+            f"blk.{i}.{name}.{kind}": shape if kind == "weight" else shape[:1]
+            for i in range(2)
+            for name, shape in {
+                "attn_norm": (_HIDDEN,),
+                "ffn_norm": (_HIDDEN,),
+                "attn_qkv": (3 * _HIDDEN, _HIDDEN),
+                "attn_output": (_HIDDEN, _HIDDEN),
+                "ffn_up": (_FFN, _HIDDEN),
+                "ffn_down": (_HIDDEN, _FFN),
+            }.items()
+            for kind in ("weight", "bias")
+        },
+    },
+}
+
+
+def _gpt2(ids: list[int]) -> Any:
+    """The forward pass of a GPT-2 in plain NumPy."""
+    w = {name: weights(name, shape).astype(np.float64) for name, shape in _GPT2["shapes"].items()}
+
+    def norm(x: Any, name: str) -> Any:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def linear(x: Any, name: str) -> Any:
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    x = w["token_embd.weight"][ids] + w["position_embd.weight"][: len(ids)]
+    for i in range(2):
+        parts = np.split(linear(norm(x, f"blk.{i}.attn_norm"), f"blk.{i}.attn_qkv"), 3, axis=1)
+        q, k, v = (part.reshape(len(ids), _HEADS, -1).transpose(1, 0, 2) for part in parts)
+        scores = q @ k.transpose(0, 2, 1) / np.sqrt(_HIDDEN / _HEADS)
+        powers = np.exp(scores) * np.tri(len(ids))
+        attended = (powers / powers.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(len(ids), -1)
+        x = x + linear(attended, f"blk.{i}.attn_output")
+        up = linear(norm(x, f"blk.{i}.ffn_norm"), f"blk.{i}.ffn_up")
+        x = x + linear(0.5 * up * (1 + np.tanh(0.7978845608028654 * (up + 0.044715 * up**3))), f"blk.{i}.ffn_down")
+    return norm(x, "output_norm") @ w["token_embd.weight"].T
+
+
+def test_gpt2(tmp_path: Path) -> None:
+    path = write(tmp_path / "gpt2.gguf", _GPT2)
+    wanted = _gpt2(PROMPTS[1])
+    assert wanted.std() > 0.1
+    np.testing.assert_allclose(_logits(path, PROMPTS[1]), wanted, atol=2e-4, rtol=0)
+    np.testing.assert_allclose(_logits(path, PROMPTS[1], context=48, fusions=()), wanted, atol=2e-4, rtol=0)
