@@ -109,16 +109,24 @@ def _rms_norm_mul(look: Look, mul: Node) -> Answer:
     )
 
 
-def _linear_silu_mul(look: Look, silu: Node) -> Answer:
-    gate, up = (look.product(silu.inputs[key]) for key in "ab")
+def _linear_gated(look: Look, gated: Node) -> Answer:
+    gate, up = (look.product(gated.inputs[key]) for key in "ab")
     if gate is None or up is None:
         return None
     reason = _unsupported_reason_one_matmul([gate, up]) or _only_here(look, gate.out) or _only_here(look, up.out)
     if reason:
         return reason
     merged, tensors = _merged(look, [gate, up], interleaved=True)
-    node = replace(merged, dims=resolve("linear", {**merged.dims, "epilogue": "silu_mul"}), outputs=silu.outputs)
-    return Rewrite((gate, up, silu), (node,), tensors)
+    node = replace(merged, dims=resolve("linear", {**merged.dims, "epilogue": gated.op}), outputs=gated.outputs)
+    return Rewrite((gate, up, gated), (node,), tensors)
+
+
+def _linear_gelu(look: Look, gelu: Node) -> Answer:
+    linear = look.product(gelu.inputs["x"])
+    if linear is None:
+        return None
+    node = replace(linear, dims=resolve("linear", {**linear.dims, "epilogue": gelu.op}), outputs=gelu.outputs)
+    return _only_here(look, linear.out) or Rewrite((linear, gelu), (node,))
 
 
 def _linear_merge(look: Look, first: Node) -> Answer:
@@ -283,8 +291,12 @@ def _not_in_quads(d: dict[str, int]) -> str | None:
 FUSIONS = (
     Fusion("rms_norm_mul", "rms_norm, mul → rms_norm_mul", "mul", _rms_norm_mul),
     Fusion(
-        "linear_silu_mul", "linear gate, linear up, silu_mul → linear, epilogue silu_mul", "silu_mul", _linear_silu_mul
+        "linear_silu_mul", "linear gate, linear up, silu_mul → linear, epilogue silu_mul", "silu_mul", _linear_gated
     ),
+    Fusion(
+        "linear_gelu_mul", "linear gate, linear up, gelu_mul → linear, epilogue gelu_mul", "gelu_mul", _linear_gated
+    ),
+    Fusion("linear_gelu", "linear, gelu → linear, epilogue gelu", "gelu", _linear_gelu),
     Fusion("linear_merge", "linears that read one tensor (q, k, v) → linear, slice", "linear", _linear_merge),
     Fusion("rope_kv_write", "rope q, rope k, kv_write (and slice) → rope_kv_write", "kv_write", _rope_kv_write),
     Fusion("linear_add", "linear, add → linear, epilogue add", "add", _linear_add),
