@@ -12,6 +12,7 @@ import shaderlm
 from shaderlm.engine.loading import load_with
 from shaderlm.errors import ModelError
 from shaderlm.formats.gguf import GgufFile
+from shaderlm.gpu import Device
 from shaderlm.graph.reference import Yarn
 from shaderlm.models.architecture import LOCAL_ROPE, Config, architecture
 from shaderlm.models.checkpoint import architecture_of, read_config
@@ -101,6 +102,16 @@ def test_fusions_change_nothing_and_neither_do_parts_of_a_prompt(name: str, file
             at += count
             np.testing.assert_allclose(found, whole[at - 1], atol=1e-4, rtol=0)
         session.close()
+
+
+# The others take long to compile.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "starcoder2" else pytest.mark.long) for name in NAMES]
+)
+def test_a_gpu_gives_the_same(name: str, files: dict[str, Path], device: Device) -> None:
+    with load_with(files[name], device=device, cache="f32") as model:
+        for prompt, wanted in zip(PROMPTS, RECORDED[name]["logits"], strict=True):
+            np.testing.assert_allclose(kept(model.logits(prompt)[-1]), wanted, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name, keys in CHANGES.items() for key in keys])
