@@ -13,8 +13,9 @@ from shaderlm.engine.loading import load_with
 from shaderlm.errors import ModelError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
+from shaderlm.graph.fuse import fuse
 from shaderlm.graph.reference import Yarn
-from shaderlm.models.architecture import LOCAL_ROPE, Config, architecture
+from shaderlm.models.architecture import LOCAL_ROPE, Config, Step, architecture
 from shaderlm.models.checkpoint import architecture_of, read_config
 
 from .architecture_files import PROMPTS, VOCABULARY, kept, recorded, weights, write
@@ -137,6 +138,16 @@ def test_what_is_not_known_is_refused(name: str, tmp_path: Path) -> None:
         if not tensor.startswith(("blk.1", "blk.2", "blk.3", "blk.4", "blk.5")):
             with pytest.raises(ModelError, match="has no"):
                 _config(write(tmp_path / "missing.gguf", entry, tensors={tensor: None}))  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("name", "epilogue"), [("gemma2", "gelu_mul"), ("starcoder2", "gelu"), ("phi3", "silu_mul")])
+def test_activations_are_fused(name: str, epilogue: str, files: dict[str, Path]) -> None:
+    with GgufFile.open(files[name]) as file:
+        kind = architecture_of(file)
+        graph = fuse(kind.build(read_config(kind, file), Step(4)))[0]
+    found = [node.dims["epilogue"] for node in graph.nodes if node.op == "linear"]
+    assert found.count(epilogue) == 2
+    assert epilogue not in {node.op for node in graph.nodes}
 
 
 def test_layers_of_gemma3(files: dict[str, Path]) -> None:

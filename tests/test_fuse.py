@@ -22,7 +22,7 @@ from .architectures import TINY, llama
 
 pytestmark = pytest.mark.smoke
 
-NAMES = [fusion.name for fusion in FUSIONS]
+NAMES = [fusion.name for fusion in FUSIONS if "gelu" not in fusion.name]  # these models have none
 
 
 def ops(graph: Graph) -> Counter[str]:

@@ -38,7 +38,7 @@ from .tiny_models import tiny_tokens, write_tiny_llama, write_tiny_qwen3
 pytestmark = pytest.mark.xdist_group("tiny models")
 
 IDS = [int(i) for i in np.random.default_rng(8).integers(0, 256, 40)]
-NAMES = [fusion.name for fusion in FUSIONS]
+NAMES = [fusion.name for fusion in FUSIONS if "gelu" not in fusion.name]  # these models have none
 
 
 # Tiny checkpoints ----------------------------------------------------------------------------------------
