@@ -31,12 +31,13 @@ def recorded() -> dict[str, Any]:
 def weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Random numbers that make sense in a tensor of this name."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
-    values = rng.standard_normal(shape).astype(np.float32)
+    values: NDArray[np.float32] = rng.standard_normal(shape).astype(np.float32)
     if name.startswith("rope_"):
         return np.asarray(1 + np.abs(values), np.float32)
     if len(shape) == 1:
-        return values / 10 if name.endswith(".bias") else 1 + values / 10
-    return values * np.float32(0.3 if "embd" in name or name.startswith("output") else 1.5 / np.sqrt(shape[1]))
+        return values / np.float32(10) + np.float32(0 if name.endswith(".bias") else 1)
+    deviation = 0.3 if "embd" in name or name.startswith("output") else 1.5 / np.sqrt(shape[1])
+    return values * np.float32(deviation)
 
 
 def write(
