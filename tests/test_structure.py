@@ -246,6 +246,8 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
         absent.add("page_table")
     if dims.get("counted") is False:
         absent.add("counts")
+    if dims.get("sinks") is False:
+        absent.add("sinks")
     if op == "linear":
         absent |= {"norm_weight"} if dims["prologue"] == "none" else set()
         absent |= {"residual"} if dims["epilogue"] != "add" else set()
