@@ -185,6 +185,24 @@ CASES: list[Case] = [
         [(1, 64, 4102, "q4_0", True, "silu_mul"), (1, 4128, 38, "q4_1", True, "silu_mul")],
     ),
     *_cases(
+        "route_experts",
+        "tokens experts used gating normalise scale bias batched",
+        [(1, 4, 2), (1, 128, 8, "softmax", True), (3, 60, 4), (5, 8, 2, "softmax_used"), (4, 33, 5, "softmax", True, 2.5, True, True),
+         (2, 256, 8, "sigmoid", True, 2.5, True), (3, 5, 5, "sigmoid"), (9, 300, 64, "softmax_used", False, 1.0, False, True), (2, 1, 1)],
+    ),
+    *_cases(
+        "linear_experts",
+        "tokens experts used K N format combine batched",
+        [
+            (1, 4, 2, 32, 5), (1, 5, 3, 96, 70, "q4_0", "silu_mul"), (1, 6, 4, 64, 67, "q8_0", "sum"),
+            *((2, 4, 3, whole_k(96, kind), 34, kind, "silu_mul") for kind in DEVICE_FORMATS if kind not in ("q4_0", "q8_0")),
+            (3, 9, 2, 64, 33, "q4_0", "none", True), (7, 3, 2, 96, 66, "q4_0", "silu_mul", True),
+            (6, 8, 3, 64, 35, "q4_0", "sum", True), (70, 5, 2, 64, 66, "q8_0", "silu_mul", True),
+            (67, 6, 3, 96, 70, "f32", "sum", True), (1, 8, 8, 2080, 40, "q4_0", "sum"), (130, 64, 4, 32, 10),
+        ],
+    ),
+    *_cases("add_gated", "tokens width K batched", [(1, 1, 1), (3, 64, 64), (2, 130, 35, True), (1, 2048, 2048)]),
+    *_cases(
         "embedding",
         "tokens N K format",
         [(T, N, whole_k(K, kind), kind) for kind in DEVICE_FORMATS for T, N, K in ((1, 3, 32), (7, 129, 576), (65, 11, 64))]
@@ -251,6 +269,8 @@ def tolerance(case: Case, route: Route, output: str) -> str:
     """The row of the table of tolerances for one result of a case."""
     if case.op.endswith("norm") or case.op == "rms_norm_mul":
         return "norm"
+    if output == "ids":
+        return "exact"
     if case.op.startswith("linear"):
         if case.dims.get("cache") == "f16" and output != "out":
             return "attention f16"
@@ -269,7 +289,7 @@ def result(case: Case, name: str, raw: NDArray[np.uint8], expected: NDArray[Any]
     """Raw bytes of an output as an array of the expected shape, padding of the last axis taken off."""
     if case.op == "logprobs":
         return numbers(raw, case.dims["rows"])
-    dtype: Any = np.uint32 if case.op in ("argmax", "sample") else np.float32
+    dtype: Any = np.uint32 if case.op in ("argmax", "sample") or name == "ids" else np.float32
     if name.endswith("_cache"):
         dtype = expected.dtype
     wide: NDArray[Any] = raw.view(dtype).reshape(*expected.shape[:-1], -1)

@@ -105,6 +105,47 @@ def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arr
     return _with_batch(d, operands, {"out": y})
 
 
+def _route_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    """Worked out row by row. Logits are multiples of 1/8, so that some are equal."""
+    logits = np.round(_normal(rng, d["tokens"], d["experts"]) * 16) / 8
+    bias = np.round(_normal(rng, d["experts"]) * 4) / 8 if d["bias"] else None
+    ids, factors = np.zeros((d["tokens"], d["used"]), np.uint32), np.zeros((d["tokens"], d["used"]))
+    for t, row in enumerate(logits.astype(np.float64)):
+        powers = {"sigmoid": lambda v: 1 / (1 + np.exp(-v))}.get(d["gating"], lambda v, row=row: np.exp(v - row.max()))(
+            row
+        )
+        scores = powers / powers.sum() if d["gating"] == "softmax" else powers
+        ranked = (row if d["gating"] == "softmax_used" else scores) + (0 if bias is None else bias)
+        chosen = sorted(range(d["experts"]), key=lambda e, ranked=ranked: (-ranked[e], e))[: d["used"]]
+        whole = d["normalise"] or d["gating"] == "softmax_used"
+        ids[t], factors[t] = chosen, scores[chosen] * d["scale"] / (scores[chosen].sum() if whole else 1)
+    return _with_batch(d, {"logits": logits, "bias": bias}, {"ids": ids, "factors": factors})
+
+
+def _linear_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    """Rows choose their experts at random; every second row those of the first."""
+    tokens, used, N = d["tokens"], d["used"], d["N"]
+    weight, dense = make_weight(rng, d["format"], d["experts"] * N, d["K"])
+    ids = np.stack([rng.permutation(d["experts"])[:used] for _ in range(tokens)]).astype(np.uint32)
+    ids[::2] = ids[0]
+    x = _normal(rng, tokens, *([used] if d["combine"] == "sum" else []), d["K"]) / 8
+    factors = rng.uniform(0.1, 1, (tokens, used)).astype(np.float32) if d["combine"] == "sum" else None
+    operands: Arrays = {"x": x.reshape(tokens, -1), "weight": weight, "ids": ids, "factors": factors}
+    matrices = dense.reshape(d["experts"], N, d["K"])[ids]  # [tokens, used, N, K]
+    y = np.einsum("tjnk,tjk->tjn", matrices, x.reshape(tokens, -1, d["K"]) + np.zeros((1, used, 1)))
+    if factors is not None:
+        return _with_batch(d, operands, {"out": (y * factors[:, :, None]).sum(1)})
+    out = reference.silu_mul(y[..., 0::2], y[..., 1::2]) if d["combine"] == "silu_mul" else y
+    return _with_batch(d, operands, {"out": out})
+
+
+def _add_gated(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    a, b = _normal(rng, d["tokens"], d["width"]), _normal(rng, d["tokens"], d["width"])
+    x, gate = _normal(rng, d["tokens"], d["K"]), _normal(rng, d["K"]) * 3
+    factor = 1 / (1 + np.exp(-(x.astype(np.float64) @ gate)))
+    return _with_batch(d, {"a": a, "b": b, "x": x, "gate": gate}, {"out": a + factor[:, None] * b})
+
+
 def _rotated_and_written(
     rng: np.random.Generator, d: Mapping[str, Any], operands: Arrays, y: NDArray[Any]
 ) -> tuple[Arrays, Arrays]:
@@ -221,6 +262,9 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "layer_norm": _layer_norm,
     "linear_q4gsw": _linear_q4gsw,
     "linear": _linear,
+    "route_experts": _route_experts,
+    "linear_experts": _linear_experts,
+    "add_gated": _add_gated,
     "embedding": _embedding,
     "add_positions": _add_positions,
     "slice": _slice,

@@ -248,6 +248,8 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
         absent.add("counts")
     if dims.get("sinks") is False:
         absent.add("sinks")
+    if op == "linear_experts" and dims["combine"] != "sum":
+        absent.add("factors")
     if op == "linear":
         absent |= {"norm_weight"} if dims["prologue"] == "none" else set()
         absent |= {"residual"} if dims["epilogue"] != "add" else set()

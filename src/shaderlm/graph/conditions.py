@@ -77,3 +77,15 @@ def rows_are_whole(op: str, dims: dict[str, Any]) -> None:
 def one_group_is_enough(op: str, dims: dict[str, Any]) -> None:
     """A group longer than K is one group: keep its length in bounds, and its divisors."""
     dims["group_size"] = min(dims["group_size"], -(-dims["K"] // 128) * 128)
+
+
+def experts_are_there(op: str, dims: dict[str, Any]) -> None:
+    """A row chooses different experts."""
+    if dims["used"] > dims["experts"]:
+        raise InputError(f"{op}: used must be at most experts={dims['experts']}, got {dims['used']}")
+
+
+def experts_rows_are_pairs(op: str, dims: dict[str, Any]) -> None:
+    """Gate and up take turns in the matrix of every expert."""
+    if dims["combine"] == "silu_mul" and dims["N"] % 2:
+        raise InputError(f"{op}: N must be even, gate and up in turns; got {dims['N']}")

@@ -79,3 +79,13 @@ def ratio(part: str, whole: str) -> Part:
 def columns(name: str, heads: str) -> Part:
     """q, k or v as columns of wider rows."""
     return lambda d, position: float(d[heads] * d["D"] / d[f"{name}_stride"])
+
+
+def chosen(d: Dims, position: int) -> float:
+    """Of the experts, those that rows choose: exactly for one row; for more, as many as random choices reach."""
+    return float(1 - (1 - d["used"] / d["experts"]) ** d["tokens"])
+
+
+def gated(d: Dims, position: int) -> int:
+    """A dot product and a sigmoid per row, a multiplication and an addition per value."""
+    return int(d["tokens"] * (2 * d["K"] + 3 + 2 * d["width"]))

@@ -50,6 +50,31 @@ def linear(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": y}
 
 
+def route_experts(d: Dims, x: Operands) -> dict[str, Array]:
+    """The experts of each row, and what their results count."""
+    bias = x["bias"] if d["bias"] else None
+    how = (d["used"], d["gating"], d["normalise"], d["scale"])
+    ids, factors = reference.route_experts(x["logits"], bias, *how)
+    return {"ids": ids, "factors": factors}
+
+
+def linear_experts(d: Dims, x: Operands) -> dict[str, Array]:
+    """The products of each row with the matrices of its experts, side by side or summed."""
+    weight = x["weight"].reshape(d["experts"], d["N"], d["K"])
+    inputs = x["x"].reshape(d["tokens"], -1, d["K"])
+    ids = x["ids"].reshape(d["tokens"], d["used"])
+    if d["combine"] == "sum":
+        factors = x["factors"].reshape(ids.shape)
+        return {"out": reference.sum_experts(reference.linear_experts(inputs, weight, ids), factors)}
+    y = reference.linear_experts(np.repeat(inputs, d["used"], axis=1), weight, ids)
+    return {"out": reference.silu_mul(y[..., 0::2], y[..., 1::2]) if d["combine"] == "silu_mul" else y}
+
+
+def add_gated(d: Dims, x: Operands) -> dict[str, Array]:
+    """What a shared expert gives, times the sigmoid of a dot product."""
+    return {"out": reference.add_gated(x["a"], x["b"], x["x"], x["gate"])}
+
+
 def add_rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
     """The sum and its weighted norm."""
     total, out = reference.add_rms_norm(x["a"], x["b"], x["weight"], d["eps"])

@@ -132,6 +132,50 @@ _TABLE = (
         (conditions.blocks_are_whole, conditions.rows_are_pairs, conditions.rows_are_heads),
     ),
     Op(
+        "route_experts",
+        "ids[t] = the `used` largest of gating(logits[t]) + bias; factors = scale · gating(logits[t])[ids]",
+        ("logits", "bias", "batch"),
+        ("ids", "factors"),
+        {
+            **dict.fromkeys(("tokens", "experts", "used"), REQUIRED),
+            "gating": "softmax",  # over all experts; softmax_used: over those that are chosen
+            "bias": False,  # it counts for choosing only
+            "normalise": False,  # factors of a row add up to `scale`
+            "scale": 1.0,
+            "batched": False,
+        },
+        formulas.route_experts,
+        cost.per_value(5, "tokens", "experts"),
+        conditions=(conditions.experts_are_there,),
+    ),
+    # w is [experts · N, K], expert after expert; y[t, j, n] = Σ_k x · w[ids[t, j] · N + n, k]. x is [tokens, K]; combine
+    # none: out = y; silu_mul: silu(y[t, j, 2i]) · y[t, j, 2i + 1]; sum: x is [tokens, used, K], out [tokens, N].
+    Op(
+        "linear_experts",
+        "y[t, j] = x[t] · w[ids[t, j]]ᵀ, silu_mul of its pairs, or Σ_j factors[t, j] · x[t, j] · w[ids[t, j]]ᵀ",
+        ("x", "weight", "ids", "factors", "batch"),
+        ("out",),
+        {
+            **dict.fromkeys(("tokens", "experts", "used", "K", "N"), REQUIRED),
+            "format": "f32",
+            "combine": "none",
+            "batched": False,
+        },
+        formulas.linear_experts,
+        cost.per_value(2, "tokens", "used", "N", "K"),
+        {"weight": cost.chosen},
+        (conditions.blocks_are_whole, conditions.experts_are_there, conditions.experts_rows_are_pairs),
+    ),
+    Op(
+        "add_gated",
+        "a + sigmoid(x[t] · gate) · b",
+        ("a", "b", "x", "gate", "batch"),
+        ("out",),
+        {**dict.fromkeys(("tokens", "width", "K"), REQUIRED), "batched": False},
+        formulas.add_gated,
+        cost.gated,
+    ),
+    Op(
         "embedding",
         "w[id of row t, :]",
         ("batch", "tokens", "weight"),
@@ -357,7 +401,10 @@ _CHOICES = {
     "prologue": PROLOGUES,
     "epilogue": EPILOGUES,
     "context": CONTEXTS,
+    "gating": reference.GATINGS,
+    "combine": ("none", "silu_mul", "sum"),
 }
+_SWITCHES = {"bias", "interleaved", "batched", "paged", "runs", "greedy", "advance", "counted", "sinks", "normalise"}
 _MAY_BE_ZERO = {"Hq", "Hkv", "D", "rotary"}  # heads: of a product without rope
 
 
@@ -412,7 +459,7 @@ def _check(op: str, key: str, value: Any) -> None:
     if key in _CHOICES:
         if value not in _CHOICES[key]:
             raise InputError(f"{op}: {key} must be one of {', '.join(_CHOICES[key])}, got {value!r}")
-    elif key in ("bias", "interleaved", "batched", "paged", "runs", "greedy", "advance", "counted", "sinks"):
+    elif key in _SWITCHES:
         if not isinstance(value, bool):
             raise InputError(f"{op}: {key} must be True or False, got {value!r}")
     elif key in ("eps", "scale", "factor"):

@@ -70,6 +70,54 @@ def linear(x: Any, weight: Any, bias: Any = None) -> F64:
     return out if bias is None else out + _floats(bias)
 
 
+GATINGS = ("softmax", "softmax_used", "sigmoid")
+
+
+def route_experts(
+    logits: Any, bias: Any, used: int, gating: str, normalise: bool, scale: float
+) -> tuple[NDArray[np.uint32], F64]:
+    """[T, experts], [experts] → ids and factors [T, used], the largest first; of equals the lowest id."""
+    logits = _floats(logits)
+    scores = _softmax(logits) if gating == "softmax" else _sigmoid(logits) if gating == "sigmoid" else logits
+    ranked = scores if bias is None else scores + _floats(bias)
+    ids = np.argsort(-ranked, axis=-1, kind="stable")[:, :used]
+    factors = np.take_along_axis(scores, ids, -1)
+    if gating == "softmax_used":
+        factors = _softmax(factors)
+    if normalise:
+        factors = factors / factors.sum(axis=-1, keepdims=True)
+    return ids.astype(np.uint32), np.asarray(factors * scale)
+
+
+def _softmax(x: F64) -> F64:
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def _sigmoid(x: F64) -> F64:
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def linear_experts(x: Any, weight: Any, ids: Any) -> F64:
+    """[T, used, K], dequantised [experts, N, K], [T, used] → [T, used, N]; every chosen expert is read once."""
+    out = np.empty((*np.shape(ids), weight.shape[1]), _dtype.get())
+    for expert in np.unique(ids):
+        rows = np.asarray(ids) == expert
+        out[rows] = linear(np.asarray(x)[rows], weight[expert])
+    return out
+
+
+def sum_experts(y: Any, factors: Any) -> F64:
+    """[T, used, N], [T, used] → [T, N]."""
+    return np.asarray((_floats(y) * _floats(factors)[:, :, None]).sum(axis=1))
+
+
+def add_gated(a: Any, b: Any, x: Any, gate: Any) -> F64:
+    """[T, width] ×2, [T, K], [K] → a + sigmoid(x · gate) · b."""
+    return np.asarray(_floats(a) + _sigmoid(_floats(x) @ _floats(gate))[:, None] * _floats(b))
+
+
 def embedding(ids: Any, weight: Any) -> F64:
     """[T], dequantised [N, K] → [T, K]."""
     rows: F64 = _floats(weight)[np.asarray(ids)]
