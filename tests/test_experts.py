@@ -36,7 +36,7 @@ def test_decode_reads_the_chosen_experts_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "op, dims, message",
+    ("op", "dims", "message"),
     [
         ("route_experts", {"tokens": 1, "experts": 4, "used": 5}, "at most experts=4"),
         ("route_experts", {"tokens": 1, "experts": 4, "used": 2, "gating": "tanh"}, "softmax, softmax_used, sigmoid"),
