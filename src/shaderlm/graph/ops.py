@@ -148,8 +148,8 @@ _TABLE = (
         cost.per_value(5, "tokens", "experts"),
         conditions=(conditions.experts_are_there,),
     ),
-    # w is [experts · N, K], expert after expert; y[t, j, n] = Σ_k x · w[ids[t, j] · N + n, k]. x is [tokens, K]; combine
-    # none: out = y; silu_mul: silu(y[t, j, 2i]) · y[t, j, 2i + 1]; sum: x is [tokens, used, K], out [tokens, N].
+    # w is [experts · N, K], expert after expert; y[t, j, n] = Σ_k x · w[ids[t, j] · N + n, k]; x is [tokens, K].
+    # combine: none: y; silu_mul: silu(y[t, j, 2i]) · y[t, j, 2i + 1]; sum: x is [tokens, used, K], out [tokens, N].
     Op(
         "linear_experts",
         "y[t, j] = x[t] · w[ids[t, j]]ᵀ, silu_mul of its pairs, or Σ_j factors[t, j] · x[t, j] · w[ids[t, j]]ᵀ",

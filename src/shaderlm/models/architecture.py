@@ -17,7 +17,7 @@ from ..graph.reference import Yarn
 # What GGUF calls them in every architecture. Without an output matrix, the embeddings serve as one.
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 # Modules here that are no architectures.
-_OTHERS = ("architecture", "checkpoint", "dense", "metadata_keys", "rope", "shapes", "windows")
+_OTHERS = ("architecture", "checkpoint", "dense", "experts", "metadata_keys", "rope", "shapes", "windows")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -66,6 +66,23 @@ class Factors:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture in place of a feed-forward network: `used` of `count` networks of width `ffn`, chosen for each row.
+
+    `gating`, `normalise` and `scale` are those of the op route_experts. `shared` is the width of a network that all
+    rows pass through, times the sigmoid of a dot product; 0 where there is none.
+    """
+
+    count: int
+    used: int
+    ffn: int
+    gating: str = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    shared: int = 0
+
+
+@dataclass(frozen=True)
 class Config:
     """The numbers of one checkpoint, and the formats of its tensors as they will lie on the device."""
 
@@ -85,6 +102,7 @@ class Config:
     local_rope: Rope | None = None  # of layers whose table is LOCAL_ROPE
     per_layer: tuple[Layer, ...] = ()  # one for each layer, unless all are as `Layer()` is
     factors: Factors = Factors()
+    experts: Experts | None = None
 
     @property
     def ropes(self) -> dict[str, Rope]:

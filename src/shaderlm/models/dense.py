@@ -13,7 +13,8 @@ from typing import Any, Literal
 from ..errors import ModelError
 from ..graph.batch import RUN_ROWS
 from ..graph.graph import Builder, Graph
-from .architecture import EMBEDDING, OUTPUT, Config, Metadata, Rope, Shapes, Step, expect
+from .architecture import EMBEDDING, OUTPUT, Config, Experts, Metadata, Rope, Shapes, Step, expect
+from .experts import Mixture, add_experts, expert_matrices, expert_tensors, read_experts
 from .metadata_keys import check_keys, check_tensors
 from .rope import read_rope
 
@@ -39,6 +40,7 @@ class Dense:
     activation: Literal["silu_mul", "gelu_mul", "gelu"] = "silu_mul"  # of gate and up; gelu: there is no gate
     positions: Literal["rope", "long_rope", "learned"] = "rope"
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mixture: Mixture | None = None  # how the experts of a feed-forward network are chosen, where there are some
     # Reads further keys: layers that differ, factors.
     complete: Callable[[Metadata, Config], Config] = lambda own, config: config
 
@@ -99,6 +101,7 @@ class Dense:
             rope=self._rope(own, shapes, width),
             formats=formats,
             shapes=shapes,
+            experts=read_experts(self.mixture, own) if self.mixture else None,
         )
         return self.complete(own, config)
 
@@ -121,6 +124,8 @@ class Dense:
                 found[f"blk.{i}.{name}.weight"] = shape
                 if f"blk.{i}.{name}.bias" in c.shapes:
                     found[f"blk.{i}.{name}.bias"] = shape[:1]
+            if c.experts:
+                found |= {f"blk.{i}.{name}.weight": shape for name, shape in expert_tensors(c, c.experts).items()}
         for name, width in vectors.items():
             found[f"{name}.weight"] = (width,)
             if self.norm == "layer_norm" and f"{name}.bias" in c.shapes:
@@ -142,14 +147,13 @@ class Dense:
         """The matrices of a layer as the graph reads them."""
         q, kv = c.heads * c.head_width, c.kv_heads * c.head_width
         gate = {"ffn_gate": (c.ffn, c.hidden)} if self.activation.endswith("_mul") else {}
+        network = {**gate, "ffn_up": (c.ffn, c.hidden), "ffn_down": (c.hidden, c.ffn)}
         return {
             "attn_q": (q, c.hidden),
             "attn_k": (kv, c.hidden),
             "attn_v": (kv, c.hidden),
             "attn_output": (c.hidden, q),
-            **gate,
-            "ffn_up": (c.ffn, c.hidden),
-            "ffn_down": (c.hidden, c.ffn),
+            **(expert_matrices(c, c.experts) if c.experts else network),
         }
 
     def _stored(self, c: Config) -> dict[str, tuple[int, int]]:
@@ -362,10 +366,31 @@ class _Build:
             return self._linear(
                 layer, "ffn_down", _of_values(self.b, op, layer, f"{layer}.gelu", up, shape, self.batch)
             )
-        gate, up = self._linear(layer, "ffn_gate", x), self._linear(layer, "ffn_up", x)
-        out = self.b.tensor(f"{layer}.gated", *shape)
-        self._pointwise(op, layer, gate, up, out, self.c.ffn)
-        return self._linear(layer, "ffn_down", out)
+        if self.c.experts:
+            return self._mixture(layer, x, self.c.experts)
+        return self._gated(layer, x, self.c.ffn)
+
+    def _gated(self, layer: str, x: str, width: int, suffix: str = "") -> str:
+        """A network with a gate: down(activation(gate(x)) · up(x))."""
+        gate, up = (self._linear(layer, f"{name}{suffix}", x) for name in ("ffn_gate", "ffn_up"))
+        out = self.b.tensor(f"{layer}.gated{suffix}", self.step.tokens, width)
+        self._pointwise(self.kind.activation, layer, gate, up, out, width)
+        return self._linear(layer, f"ffn_down{suffix}", out)
+
+    def _mixture(self, layer: str, x: str, experts: Experts) -> str:
+        """The chosen experts of each row, and the network for all rows, where there is one."""
+        c, tokens = self.c, self.step.tokens
+        logits = self._linear(layer, "ffn_gate_inp", x)
+        out = add_experts(self.b, c, experts, layer, x, logits, tokens, self.batch)
+        if not experts.shared:
+            return out
+        shared = self._gated(layer, x, experts.shared, "_shexp")
+        named = f"{layer}.ffn_gate_inp_shexp.weight"
+        gate = self.b.tensor(named, c.hidden, role="weight", format=c.formats[named])
+        summed = self.b.tensor(f"{layer}.ffn_shared", tokens, c.hidden)
+        dims = {"tokens": tokens, "width": c.hidden, "K": c.hidden, "batched": bool(self.batch)}
+        self.b.add("add_gated", dims, {"a": out, "b": shared, "x": x, "gate": gate, **self.batch}, layer, out=summed)
+        return summed
 
     def _sum(self, layer: str, name: str, x: str, y: str) -> str:
         out = self.b.tensor(name, self.step.tokens, self.c.hidden)

@@ -1,0 +1,85 @@
+"""Mixtures of experts: their numbers, their tensors and their part of the graph. No architecture itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import ModelError
+from ..graph.graph import Builder
+from .architecture import Config, Experts, Metadata
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What an architecture says about its experts that no key of its files does.
+
+    `always`: its files have experts. `normalise`: the factors of the chosen experts add up to 1. `own_width`: experts
+    have a width of their own, expert_feed_forward_length. `shared`: a gated network that all rows pass through.
+    """
+
+    always: bool = True
+    normalise: bool = True
+    own_width: bool = True
+    shared: bool = False
+
+
+def read_experts(mixture: Mixture, own: Metadata) -> Experts | None:
+    """The mixture of a file; None where it has none and need not have one."""
+    if not mixture.always and not own.get("expert_count"):
+        return None
+    count = own.whole("expert_count", maximum=4096)
+    used = own.whole("expert_used_count", maximum=4096)
+    if used > count:
+        raise ModelError(f"{own.full('expert_used_count')} must be at most expert_count={count}, the file has {used}")
+    whole = own.whole("feed_forward_length")
+    ffn = own.whole("expert_feed_forward_length", whole // used) if mixture.own_width else whole
+    shared = own.whole("expert_shared_feed_forward_length", whole) if mixture.shared else 0
+    return Experts(count, used, ffn, normalise=mixture.normalise, shared=shared)
+
+
+def expert_matrices(c: Config, experts: Experts) -> dict[str, tuple[int, int]]:
+    """The router, and the matrices of the shared network."""
+    found = {"ffn_gate_inp": (experts.count, c.hidden)}
+    if experts.shared:
+        found |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (experts.shared, c.hidden))
+        found["ffn_down_shexp"] = (c.hidden, experts.shared)
+    return found
+
+
+def expert_tensors(c: Config, experts: Experts) -> dict[str, tuple[int, ...]]:
+    """The matrices of all experts, and the vector that gates the shared network."""
+    wide, down = (experts.count, experts.ffn, c.hidden), (experts.count, c.hidden, experts.ffn)
+    found: dict[str, tuple[int, ...]] = {"ffn_gate_exps": wide, "ffn_up_exps": wide, "ffn_down_exps": down}
+    if experts.shared:
+        found["ffn_gate_inp_shexp"] = (c.hidden,)
+    return found
+
+
+def add_experts(
+    b: Builder, c: Config, experts: Experts, layer: str, x: str, logits: str, tokens: int, batch: Mapping[str, str]
+) -> str:
+    """x [tokens, hidden] and the router's logits → Σ factor · down(silu(gate(x)) · up(x)) over the chosen experts."""
+    used = experts.used
+    ids = b.tensor(f"{layer}.expert_ids", tokens, used, format="u32")
+    factors = b.tensor(f"{layer}.expert_factors", tokens, used)
+    sizes = {"tokens": tokens, "experts": experts.count, "used": used, "batched": bool(batch)}
+    how = {"gating": experts.gating, "normalise": experts.normalise, "scale": experts.scale}
+    b.add("route_experts", sizes | how, {"logits": logits, **batch}, layer, ids=ids, factors=factors)
+
+    def product(name: str, inputs: Mapping[str, str], shape: tuple[int, ...], k: int, combine: str = "none") -> str:
+        weight = f"{layer}.{name}.weight"
+        # The matrices of the experts lie one below the other.
+        b.tensor(weight, experts.count * shape[-1], k, role="weight", format=c.formats[weight])
+        dims = sizes | {"K": k, "N": shape[-1], "format": c.formats[weight], "combine": combine}
+        out = b.tensor(f"{layer}.{name}", *shape)
+        b.add("linear_experts", dims, {**inputs, "weight": weight, "ids": ids, **batch}, layer, out=out)
+        return out
+
+    wide = (tokens, used, experts.ffn)
+    gate, up = (product(name, {"x": x}, wide, c.hidden) for name in ("ffn_gate_exps", "ffn_up_exps"))
+    gated = b.tensor(f"{layer}.gated_exps", *wide)
+    dims = {"tokens": tokens, "count": tokens * used * experts.ffn, "batched": bool(batch)}
+    b.add("silu_mul", dims, {"a": gate, "b": up, **batch}, layer, out=gated)
+    inputs = {"x": gated, "factors": factors}
+    return product("ffn_down_exps", inputs, (tokens, c.hidden), experts.ffn, "sum")
