@@ -111,9 +111,7 @@ def _route_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arra
     bias = np.round(_normal(rng, d["experts"]) * 4) / 8 if d["bias"] else None
     ids, factors = np.zeros((d["tokens"], d["used"]), np.uint32), np.zeros((d["tokens"], d["used"]))
     for t, row in enumerate(logits.astype(np.float64)):
-        powers = {"sigmoid": lambda v: 1 / (1 + np.exp(-v))}.get(d["gating"], lambda v, row=row: np.exp(v - row.max()))(
-            row
-        )
+        powers = 1 / (1 + np.exp(-row)) if d["gating"] == "sigmoid" else np.exp(row - row.max())
         scores = powers / powers.sum() if d["gating"] == "softmax" else powers
         ranked = (row if d["gating"] == "softmax_used" else scores) + (0 if bias is None else bias)
         chosen = sorted(range(d["experts"]), key=lambda e, ranked=ranked: (-ranked[e], e))[: d["used"]]

@@ -23,6 +23,7 @@ def test_formulas(case: Case) -> None:
     given, expected = MAKERS[case.op](np.random.default_rng(1), {**case.dims, "batched": False})
     found = OPS[case.op].compute(case.dims, {name: value for name, value in given.items() if value is not None})
     for name, wanted in expected.items():
+        assert wanted is not None
         np.testing.assert_allclose(found[name].reshape(wanted.shape), wanted, rtol=1e-6, atol=1e-6)
 
 

@@ -230,7 +230,7 @@ def _counted(launch_list: LaunchList, dispatch: Dispatch, key: str, tensor: Tens
 def _check_shapes(graph: Graph) -> None:
     """Kernels read inputs in blocks of 32: between nodes there is nobody to pad them."""
     for node in graph.nodes:
-        if node.op == "linear" and node.dims["K"] % 32:
+        if node.op in ("linear", "linear_experts") and node.dims["K"] % 32:
             raise ModelError(
                 f"{node.layer}: a matrix has {node.dims['K']} columns; on a GPU they must be a multiple of 32. "
                 "device='cpu' runs this model"

@@ -1,0 +1,89 @@
+"""Routes of linear_experts over every weight format."""
+
+from __future__ import annotations
+
+from ...formats.blocks import BLOCK
+from ...gpu.caps import DeviceCaps
+from ..linear import packed
+from ..linear.formats import FORMATS
+from ..route import Array, Dims, Dispatch, LaunchList, Route, WeightPart, batch_bytes, ceil_div, f32, part, row_count
+from ..wgsl import Kernel
+
+# Bits of the parameter `combine` (linear_experts_gemv.wgsl).
+_COMBINE = {"none": 0, "silu_mul": 1, "sum": 2}
+
+
+def _matrix_rows(dims: Dims) -> int:
+    """The matrices of all experts lie one below the other."""
+    return int(dims["experts"] * dims["N"])
+
+
+def _pack_weight(weight: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
+    words, scales = FORMATS[dims["format"]].repack(weight)
+    return {part("weight", 0): words, part("scales", 0): scales}
+
+
+def _weight_parts(dims: Dims, caps: DeviceCaps) -> dict[str, WeightPart]:
+    """All experts in one binding: which of them a row wants is known on the device alone."""
+    form, rows = FORMATS[dims["format"]], _matrix_rows(dims)
+    return {part(name, 0): WeightPart(0, rows, kind, form.layout) for name, kind in _BUFFERS}
+
+
+_BUFFERS = (("weight", "words"), ("scales", "scales"))
+
+
+def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    return f"K must be a multiple of {BLOCK}, K is {dims['K']}" if dims["K"] % BLOCK else None
+
+
+def _buffers(dims: Dims) -> dict[str, int]:
+    lay, rows = packed.layout(dims), _matrix_rows(dims)
+    summed, choices = dims["combine"] == "sum", dims["tokens"] * dims["used"]
+    width = dims["N"] // 2 if dims["combine"] == "silu_mul" else dims["N"]
+    return {
+        "x": f32((choices if summed else dims["tokens"]) * dims["K"]),
+        part("weight", 0): rows * lay.row_bytes,
+        part("scales", 0): rows * lay.groups * lay.group_bytes,
+        "ids": f32(choices),
+        "factors": f32(choices) if summed else 0,
+        "out": f32((dims["tokens"] if summed else choices) * width),
+        **batch_bytes(dims),
+    }
+
+
+def _gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    lay, summed = packed.layout(dims), dims["combine"] == "sum"
+    # As a product with the K of all experts of a team, and the columns of all teams of a row.
+    span, each = (dims["used"], 1) if summed else (1, dims["used"])
+    epilogue = "silu_mul" if dims["combine"] == "silu_mul" else "none"
+    alike = {"K": dims["K"] * span, "N": dims["N"] * each, "format": dims["format"], "epilogue": epilogue}
+    config = packed.gemv_shape(alike, caps)
+    arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}", lay.file)
+    kernel = Kernel("experts/linear_experts_gemv", (*arithmetic, "shared/silu", row_count(dims)), config.needs)
+    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
+    params = {
+        "tokens": dims["tokens"],
+        "k": dims["K"],
+        "n": dims["N"],
+        "groups": lay.groups,
+        "experts": dims["experts"],
+        "used": dims["used"],
+        "combine": _COMBINE[dims["combine"]],
+    }
+    tiles = ceil_div(dims["N"], config.rows * config.threads // config.team)
+    workgroups = dims["tokens"] * each * tiles
+    bind = {name: part(name, 0) for name, _ in _BUFFERS}
+    dispatch = Dispatch(kernel, workgroups, params, {**lay.constants, **constants}, bind)
+    return LaunchList((dispatch,), _buffers(dims))
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "linear_experts",
+        "gemv",
+        _gemv_launch_list,
+        _unsupported_reason,
+        {"weight": _pack_weight},
+        weight_parts=_weight_parts,
+    ),
+)

@@ -1,0 +1,40 @@
+"""Route of route_experts."""
+
+from __future__ import annotations
+
+from ...gpu.caps import DeviceCaps
+from ..route import Dims, Dispatch, LaunchList, Route, batch_bytes, f32, row_count
+from ..wgsl import Kernel
+
+# Bits of the parameter `how` (route_experts.wgsl).
+_GATING = {"softmax": 1, "softmax_used": 2, "sigmoid": 0}
+_NORMALISE, _BIAS = 4, 8
+
+
+def _room(count: int) -> int:
+    """A power of two: few kernels serve all models."""
+    return max(8, 1 << (count - 1).bit_length())
+
+
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    tokens, experts, used = dims["tokens"], dims["experts"], dims["used"]
+    params = {
+        "tokens": tokens,
+        "experts": experts,
+        "used": used,
+        "how": _GATING[dims["gating"]] + dims["normalise"] * _NORMALISE + dims["bias"] * _BIAS,
+        "scale": dims["scale"],
+    }
+    constants = {"EXPERTS": _room(experts), "USED": _room(used)}
+    dispatch = Dispatch(Kernel("experts/route_experts", (row_count(dims),)), tokens, params, constants)
+    buffers = {
+        "logits": f32(tokens * experts),
+        "bias": f32(experts) if dims["bias"] else 0,
+        "ids": f32(tokens * used),
+        "factors": f32(tokens * used),
+        **batch_bytes(dims),
+    }
+    return LaunchList((dispatch,), buffers)
+
+
+ROUTES = (Route("route_experts", "workgroup", _launch_list),)
