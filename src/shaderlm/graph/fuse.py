@@ -129,6 +129,28 @@ def _linear_gelu(look: Look, gelu: Node) -> Answer:
     return _only_here(look, linear.out) or Rewrite((linear, gelu), (node,))
 
 
+def _experts_silu_mul(look: Look, silu: Node) -> Answer:
+    gate, up = (look.made_by(silu.inputs[key], "linear_experts") for key in "ab")
+    if gate is None or up is None or gate.dims["combine"] != "none" or up.dims["combine"] != "none":
+        return None
+    if any(gate.inputs[key] != up.inputs[key] for key in ("x", "ids")):
+        return "they read different inputs"
+    weights = [look.tensors[node.inputs["weight"]] for node in (gate, up)]
+    if weights[0].format != weights[1].format:
+        return "formats differ: " + ", ".join(f"{weight.name} is {weight.format}" for weight in weights)
+    reason = _only_here(look, gate.out) or _only_here(look, up.out)
+    if reason:
+        return reason
+    parts = tuple(part for weight in weights for part in weight.parts)
+    sizes = tuple(size for weight in weights for size in weight.part_rows)
+    name = f"{gate.layer}.{_joined([gate, up])}.weight"
+    shape = (sum(weight.shape[0] for weight in weights), weights[0].shape[1])
+    merged = Tensor(name, shape, "weight", weights[0].format, parts, sizes, interleaved=True)
+    dims = resolve("linear_experts", {**gate.dims, "N": 2 * gate.dims["N"], "combine": "silu_mul"})
+    node = Node("linear_experts", dims, {**gate.inputs, "weight": name}, silu.outputs, silu.layer)
+    return Rewrite((gate, up, silu), (node,), (merged,))
+
+
 def _linear_merge(look: Look, first: Node) -> Answer:
     """Anchored at the first of the linears that read one tensor; those of the most common format are merged."""
     group = [node for node in look.readers[first.inputs["x"]] if _is_product(node)]
@@ -297,6 +319,12 @@ FUSIONS = (
         "linear_gelu_mul", "linear gate, linear up, gelu_mul → linear, epilogue gelu_mul", "gelu_mul", _linear_gated
     ),
     Fusion("linear_gelu", "linear, gelu → linear, epilogue gelu", "gelu", _linear_gelu),
+    Fusion(
+        "experts_silu_mul",
+        "linear_experts gate, linear_experts up, silu_mul → linear_experts, combine silu_mul",
+        "silu_mul",
+        _experts_silu_mul,
+    ),
     Fusion("linear_merge", "linears that read one tensor (q, k, v) → linear, slice", "linear", _linear_merge),
     Fusion("rope_kv_write", "rope q, rope k, kv_write (and slice) → rope_kv_write", "kv_write", _rope_kv_write),
     Fusion("linear_add", "linear, add → linear, epilogue add", "add", _linear_add),
