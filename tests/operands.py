@@ -114,7 +114,7 @@ def _route_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arra
         powers = 1 / (1 + np.exp(-row)) if d["gating"] == "sigmoid" else np.exp(row - row.max())
         scores = powers / powers.sum() if d["gating"] == "softmax" else powers
         ranked = (row if d["gating"] == "softmax_used" else scores) + (0 if bias is None else bias)
-        chosen = sorted(range(d["experts"]), key=lambda e, ranked=ranked: (-ranked[e], e))[: d["used"]]
+        chosen = np.lexsort((np.arange(d["experts"]), -ranked))[: d["used"]]
         whole = d["normalise"] or d["gating"] == "softmax_used"
         ids[t], factors[t] = chosen, scores[chosen] * d["scale"] / (scores[chosen].sum() if whole else 1)
     return _with_batch(d, {"logits": logits, "bias": bias}, {"ids": ids, "factors": factors})
