@@ -1,0 +1,159 @@
+"""Models with experts: tiny checkpoints against a forward pass in plain NumPy, fused and not, in NumPy and on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shaderlm.errors import ModelError
+from shaderlm.gpu import Device
+from shaderlm.graph.fuse import FUSIONS
+from shaderlm.runtime.runner import Part, Runner
+
+from .qwen3_forward import F64, attend, norm, turn
+from .runners import runner_of
+
+HIDDEN, HEADS, KV_HEADS, WIDTH, EXPERTS, USED, FFN, SHARED, VOCABULARY = 64, 4, 2, 16, 5, 2, 32, 96, 70
+IDS = [int(i) for i in np.random.default_rng(3).integers(0, VOCABULARY, 12)]
+ARCHITECTURES = ("llama", "qwen2moe", "qwen3moe")
+
+
+def write_mixture(path: Path, name: str, kind: str = "f32", **metadata: int) -> Path:
+    """A checkpoint of one of these architectures; the matrices of its experts are of this kind."""
+    writer = gguf.GGUFWriter(path, name)
+    numbers = {"block_count": 2, "context_length": 64, "embedding_length": HIDDEN, "feed_forward_length": FFN}
+    numbers |= {"attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "attention.key_length": WIDTH}
+    numbers |= {"attention.value_length": WIDTH, "expert_count": EXPERTS, "expert_used_count": USED}
+    if name != "llama":
+        numbers |= {"feed_forward_length": 999, "expert_feed_forward_length": FFN}
+    if name == "qwen2moe":
+        numbers["expert_shared_feed_forward_length"] = SHARED
+    for key, value in (numbers | metadata).items():
+        writer.add_uint32(f"{name}.{key}", value)
+    writer.add_float32(f"{name}.attention.layer_norm_rms_epsilon", 1e-5)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (VOCABULARY, HIDDEN), "output_norm": (HIDDEN,)}
+    for i in range(2):
+        layer: dict[str, tuple[int, ...]] = dict.fromkeys(("attn_norm", "ffn_norm"), (HIDDEN,))
+        layer |= {"attn_q": (HEADS * WIDTH, HIDDEN), "attn_output": (HIDDEN, HEADS * WIDTH)}
+        layer |= dict.fromkeys(("attn_k", "attn_v"), (KV_HEADS * WIDTH, HIDDEN))
+        layer |= dict.fromkeys(("ffn_gate_exps", "ffn_up_exps"), (EXPERTS, FFN, HIDDEN))
+        layer |= {"ffn_down_exps": (EXPERTS, HIDDEN, FFN), "ffn_gate_inp": (EXPERTS, HIDDEN)}
+        if name == "qwen3moe":
+            layer |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (WIDTH,))
+        if name == "qwen2moe":
+            layer |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (SHARED, HIDDEN))
+            layer |= {"ffn_down_shexp": (HIDDEN, SHARED), "ffn_gate_inp_shexp": (HIDDEN,)}
+        shapes |= {f"blk.{i}.{key}": shape for key, shape in layer.items()}
+    rng = np.random.default_rng(11)
+    for key, shape in shapes.items():
+        dense: NDArray[Any] = rng.standard_normal(shape, np.float32)
+        if key.endswith("norm"):
+            dense = 1 + dense / 10
+        elif len(shape) > 1:
+            dense = dense * np.float32(1.5 / np.sqrt(shape[-1]))
+        form = gguf.GGMLQuantizationType[kind.upper() if key.endswith("_exps") else "F32"]
+        writer.add_tensor(f"{key}.weight", gguf.quants.quantize(dense, form), raw_dtype=form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _silu_network(gate: F64, up: F64, down: F64, x: F64) -> F64:
+    y = gate @ x
+    return np.asarray(down @ (y / (1 + np.exp(-y)) * (up @ x)))
+
+
+def forward(path: Path, name: str, ids: list[int]) -> F64:
+    """Logits [T, vocabulary], token by token and expert by expert, without any code of the package."""
+    tensors = gguf.GGUFReader(path).tensors
+    weights = {t.name: np.asarray(gguf.quants.dequantize(t.data, t.tensor_type), np.float64) for t in tensors}
+    cache: dict[tuple[int, int], tuple[list[F64], list[F64]]] = {(i, h): ([], []) for i in (0, 1) for h in (0, 1)}
+    logits = []
+    for position, token in enumerate(ids):
+        x = weights["token_embd.weight"][token]
+        for i in range(2):
+            w = {key.split(".")[2]: value for key, value in weights.items() if key.startswith(f"blk.{i}.")}
+            h = norm(x, w["attn_norm"], 1e-5)
+            turned = {}
+            for key, count in (("attn_q", HEADS), ("attn_k", KV_HEADS)):
+                split = list((w[key] @ h).reshape(count, WIDTH))
+                if name == "qwen3moe":
+                    split = [norm(head, w[f"{key}_norm"], 1e-5) for head in split]
+                turned[key] = [turn(head, position, 10000.0, name != "llama") for head in split]
+            values = (w["attn_v"] @ h).reshape(KV_HEADS, WIDTH)
+            for head in range(KV_HEADS):
+                cache[i, head][0].append(turned["attn_k"][head])
+                cache[i, head][1].append(values[head])
+            seen = [attend(q, *cache[i, head * KV_HEADS // HEADS]) for head, q in enumerate(turned["attn_q"])]
+            x = x + w["attn_output"] @ np.concatenate(seen)
+            h = norm(x, w["ffn_norm"], 1e-5)
+            powers = np.exp(w["ffn_gate_inp"] @ h)
+            chosen = np.argsort(-powers)[:USED]
+            total = powers.sum() if name == "qwen2moe" else powers[chosen].sum()
+            y = np.zeros(HIDDEN)
+            for e in chosen:
+                matrices = (w[f"ffn_{part}_exps"][e] for part in ("gate", "up", "down"))
+                y += powers[e] / total * _silu_network(*matrices, h)
+            if name == "qwen2moe":
+                matrices = (w[f"ffn_{part}_shexp"] for part in ("gate", "up", "down"))
+                y += _silu_network(*matrices, h) / (1 + np.exp(-(w["ffn_gate_inp_shexp"] @ h)))
+            x = x + y
+        logits.append(weights["token_embd.weight"] @ norm(x, weights["output_norm.weight"], 1e-5))
+    return np.array(logits)
+
+
+def last_logits(runner: Runner, ids: list[int], chunks: tuple[int, ...]) -> NDArray[np.float32]:
+    """Those of the last token, of a prompt in chunks."""
+    sequence, at, found = runner.add(), 0, None
+    for count in chunks:
+        found = runner.step([Part(sequence, ids[at : at + count], "logits")])
+        at += count
+    assert at == len(ids)
+    assert found is not None
+    assert found.logits is not None
+    return np.asarray(found.logits)[-1]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("kind", ["f32", "q4_0"])
+def test_logits_in_numpy(name: str, kind: str, tmp_path: Path) -> None:
+    path = write_mixture(tmp_path / "mixture.gguf", name, kind)
+    expected = forward(path, name, IDS)[-1]
+    for fusions in (None, ()):
+        for chunks in ((12,), (5, 1, 6)):
+            found = last_logits(runner_of(path, None, fusions=fusions), IDS, chunks)
+            np.testing.assert_allclose(found, expected, atol=1e-5 * max(1, np.abs(expected).max()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_on_a_gpu(name: str, tmp_path: Path, device: Device) -> None:
+    path = write_mixture(tmp_path / "mixture.gguf", name, "q4_0")
+    expected = forward(path, name, IDS)[-1]
+    unfused = [fusion.name for fusion in FUSIONS if fusion.name != "experts_silu_mul"]
+    for fusions in (None, unfused):
+        found = last_logits(runner_of(path, device, fusions=fusions, cache="f32"), IDS, (8, 1, 3))
+        np.testing.assert_allclose(found, expected, atol=2e-4 * max(1, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"expert_used_count": 6}, "expert_used_count must be at most expert_count=5"),
+        ({"expert_count": 4}, "must be"),
+        ({"expert_feed_forward_length": 64}, "must be"),
+        ({"expert_shared_count": 1}, "experts"),
+        ({"expert_group_count": 2}, "experts"),
+    ],
+)
+def test_files_that_are_refused(metadata: dict[str, int], message: str, tmp_path: Path) -> None:
+    path = write_mixture(tmp_path / "mixture.gguf", "qwen3moe", **metadata)
+    with pytest.raises(ModelError, match=message):
+        runner_of(path, None)
