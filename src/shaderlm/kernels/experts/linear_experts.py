@@ -6,7 +6,20 @@ from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ..linear import packed
 from ..linear.formats import FORMATS
-from ..route import Array, Dims, Dispatch, LaunchList, Route, WeightPart, batch_bytes, ceil_div, f32, part, row_count
+from ..route import (
+    Array,
+    Dims,
+    Dispatch,
+    LaunchList,
+    Route,
+    WeightPart,
+    batch_bytes,
+    ceil_div,
+    covering,
+    f32,
+    part,
+    row_count,
+)
 from ..wgsl import Kernel
 
 # Bits of the parameter `combine` (linear_experts_gemv.wgsl).
@@ -77,6 +90,45 @@ def _gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     return LaunchList((dispatch,), _buffers(dims))
 
 
+_TILE = 32  # choices of one expert that a workgroup takes
+_FEW_ROWS = 16  # up to which every row reads the matrices of its experts for itself
+
+
+def _grouped_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """Many rows: choices are sorted by their experts, so that those of one expert share its matrix."""
+    lay, summed = packed.layout(dims), dims["combine"] == "sum"
+    tokens, used, n, experts = dims["tokens"], dims["used"], dims["N"], dims["experts"]
+    choices = tokens * used
+    # Every expert may leave its last tile unfilled; none has a tile without a choice.
+    tiles = min(choices, choices // _TILE + experts)
+    room = max(8, 1 << (experts - 1).bit_length())
+    group = Dispatch(
+        Kernel("experts/group_experts", (row_count(dims),)),
+        1,
+        {"tokens": tokens, "experts": experts, "used": used, "tiles": tiles},
+        {"EXPERTS": room, "TILE": _TILE},
+    )
+    params = {"k": dims["K"], "n": n, "groups": lay.groups, "used": used, "tiles": tiles}
+    bind = {name: part(name, 0) for name, _ in _BUFFERS} | ({"out": "products"} if summed else {})
+    product = Dispatch(
+        Kernel("experts/linear_experts_tile", (lay.file, "shared/silu")),
+        tiles * ceil_div(n, 64),
+        {**params, "combine": _COMBINE[dims["combine"]]},
+        {**lay.constants, "TILE": _TILE},
+        bind,
+    )
+    buffers = {**_buffers(dims), "order": f32(choices), "tiles": 16 * tiles}
+    if not summed:
+        return LaunchList((group, product), buffers)
+    kernel = Kernel("experts/sum_choices", (row_count(dims),))
+    add = covering(kernel, tokens * n, {"tokens": tokens, "used": used, "n": n}, bind={"y": "products"})
+    return LaunchList((group, product, add), {**buffers, "products": f32(choices * n)})
+
+
+def _many_rows(dims: Dims, caps: DeviceCaps) -> bool:
+    return bool(dims["tokens"] > _FEW_ROWS)
+
+
 ROUTES: tuple[Route, ...] = (
     Route(
         "linear_experts",
@@ -84,6 +136,15 @@ ROUTES: tuple[Route, ...] = (
         _gemv_launch_list,
         _unsupported_reason,
         {"weight": _pack_weight},
+        weight_parts=_weight_parts,
+    ),
+    Route(
+        "linear_experts",
+        "grouped",
+        _grouped_launch_list,
+        _unsupported_reason,
+        {"weight": _pack_weight},
+        prefer=_many_rows,
         weight_parts=_weight_parts,
     ),
 )
