@@ -65,9 +65,12 @@ def write_mixture(path: Path, name: str, kind: str = "f32", **metadata: int) -> 
     return path
 
 
-def _silu_network(gate: F64, up: F64, down: F64, x: F64) -> F64:
-    y = gate @ x
-    return np.asarray(down @ (y / (1 + np.exp(-y)) * (up @ x)))
+PARTS = ("gate", "up", "down")
+
+
+def _network(w: dict[str, F64], x: F64) -> F64:
+    gate = w["gate"] @ x
+    return np.asarray(w["down"] @ (gate / (1 + np.exp(-gate)) * (w["up"] @ x)))
 
 
 def forward(path: Path, name: str, ids: list[int]) -> F64:
@@ -99,11 +102,10 @@ def forward(path: Path, name: str, ids: list[int]) -> F64:
             total = powers.sum() if name == "qwen2moe" else powers[chosen].sum()
             y = np.zeros(HIDDEN)
             for e in chosen:
-                matrices = (w[f"ffn_{part}_exps"][e] for part in ("gate", "up", "down"))
-                y += powers[e] / total * _silu_network(*matrices, h)
+                y += powers[e] / total * _network({part: w[f"ffn_{part}_exps"][e] for part in PARTS}, h)
             if name == "qwen2moe":
-                matrices = (w[f"ffn_{part}_shexp"] for part in ("gate", "up", "down"))
-                y += _silu_network(*matrices, h) / (1 + np.exp(-(w["ffn_gate_inp_shexp"] @ h)))
+                shared = _network({part: w[f"ffn_{part}_shexp"] for part in PARTS}, h)
+                y += shared / (1 + np.exp(-(w["ffn_gate_inp_shexp"] @ h)))
             x = x + y
         logits.append(weights["token_embd.weight"] @ norm(x, weights["output_norm.weight"], 1e-5))
     return np.array(logits)
@@ -118,7 +120,8 @@ def last_logits(runner: Runner, ids: list[int], chunks: tuple[int, ...]) -> NDAr
     assert at == len(ids)
     assert found is not None
     assert found.logits is not None
-    return np.asarray(found.logits)[-1]
+    last: NDArray[np.float32] = found.logits[-1]
+    return last
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -154,6 +157,6 @@ def test_logits_on_a_gpu(name: str, tmp_path: Path, device: Device) -> None:
     ],
 )
 def test_files_that_are_refused(metadata: dict[str, int], message: str, tmp_path: Path) -> None:
-    path = write_mixture(tmp_path / "mixture.gguf", "qwen3moe", **metadata)
+    path = write_mixture(tmp_path / "mixture.gguf", "qwen3moe", "f32", **metadata)
     with pytest.raises(ModelError, match=message):
         runner_of(path, None)
