@@ -22,7 +22,13 @@ from .architecture_files import PROMPTS, VOCABULARY, kept, recorded, weights, wr
 
 RECORDED = recorded()
 NAMES = sorted(RECORDED)
-WITHOUT_ORACLE = ("llama", "qwen3", "gpt2")  # tested elsewhere, or here against a forward pass in plain NumPy
+WITHOUT_ORACLE = (
+    "llama",
+    "qwen3",
+    "gpt2",
+    "qwen2moe",
+    "qwen3moe",
+)  # tested elsewhere, or here against a forward pass in plain NumPy
 # What a file may have with an effect; None leaves it out. What is recorded must not be found any more.
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma2": {

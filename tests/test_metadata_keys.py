@@ -98,7 +98,7 @@ CHANGING: dict[str, Any] = {
 }
 
 
-HONOURED = {("llama", "attention.sliding_window")}
+HONOURED = {("llama", "attention.sliding_window"), ("llama", "expert_count")}
 
 
 @pytest.mark.parametrize(

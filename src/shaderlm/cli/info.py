@@ -222,8 +222,8 @@ def _gpu_bytes(file: GgufFile) -> int | None:
     for tensor in file.tensors.values():
         if len(tensor.shape) == 1:
             total += 4 * tensor.shape[0]
-        elif len(tensor.shape) == 2 and tensor.kind in WEIGHT_FORMATS:
-            n, k = tensor.shape
+        elif len(tensor.shape) in (2, 3) and tensor.kind in WEIGHT_FORMATS:
+            n, k = math.prod(tensor.shape[:-1]), tensor.shape[-1]  # matrices of experts lie one below the other
             lay = layout({"N": n, "K": k, "format": WEIGHT_FORMATS[tensor.kind].on_device})
             total += n * (lay.row_bytes + lay.groups * lay.group_bytes)
         else:
