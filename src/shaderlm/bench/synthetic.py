@@ -51,6 +51,7 @@ def _q4_k_m(name: str, layer: int, layers: int) -> str:
 MIXES: Mapping[str, Callable[[str, int, int], str]] = {
     "q4_0": _mixed("q4_0", "q8_0"),
     "q4_k_m": _q4_k_m,
+    "mxfp4": _mixed("mxfp4", "q8_0"),
     "q8_0": _mixed("q8_0", "q8_0"),
     "f16": _mixed("f16", "f16"),
 }
@@ -198,6 +199,8 @@ class RandomWeights:
 
 # Where the f16 scales of a block lie.
 _SCALES = {"q4_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
+# The deviation of weights at a scale of 1.
+_UNITS = {"q4_0": 4.6, "q8_0": 74.0, "q4_k": 170.0, "q6_k": 1370.0, "mxfp4": 5.9}
 
 
 @lru_cache(maxsize=4)
@@ -211,7 +214,10 @@ def _pool(kind: str, rows: int, k: int) -> Any:
     weights, nbytes = form.block_weights, form.block_bytes
     count = rows * k // weights
     raw = np.resize(rng.integers(0, 256, (min(count, 1 << 16), nbytes), np.uint8), (count, nbytes))
-    unit = {"q4_0": 4.6, "q8_0": 74.0, "q4_k": 170.0, "q6_k": 1370.0}[kind]  # deviation at a scale of 1
+    unit = _UNITS[kind]
+    if kind == "mxfp4":
+        raw[:, 0] = round(128 - math.log2(unit * math.sqrt(k)))  # an exponent
+        return raw.reshape(rows, -1)
     scale = np.array([1 / (unit * np.sqrt(k))], np.float16).view(np.uint8)
     for at in _SCALES[kind]:
         raw[:, at : at + 2] = scale

@@ -82,7 +82,8 @@ def _matrix(name: str, spec: BufferSpec, scales: str, beside: BufferSpec | None,
     start, stop = about["rows"]
     row_bytes = spec.nbytes // (stop - start)
     scale_bytes = beside.nbytes // (stop - start) if beside else 0
-    step = max(2, PIECE_BYTES // (row_bytes + scale_bytes) // 2 * 2)
+    # Pairs of rows stay together, and a piece starts at a multiple of four bytes even if a row has an odd number.
+    step = max(4, PIECE_BYTES // (row_bytes + scale_bytes) // 4 * 4)
 
     def packed(first: int, end: int) -> list[Piece]:
         words, beside_words = repack(about["layout"], rows_of(about, first, end, source))

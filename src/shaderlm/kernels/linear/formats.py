@@ -182,4 +182,5 @@ FORMATS: Mapping[str, Format] = {
     "q4_k": _named("q4_k", _Q4_MIN, 128, 20, constants=_SUPER, int16="shared/int16_q4_min"),
     "q5_k": _named("q5_k", _Q5, 128, 52, constants={**_SUPER, "OFFSET": 1.0}),
     "q6_k": _named("q6_k", "shared/format_q6_k", 192, 20, int16="shared/int16_q6_k"),
+    "mxfp4": _split("mxfp4", "shared/format_codes", 1, int16="shared/int16_q4"),
 }

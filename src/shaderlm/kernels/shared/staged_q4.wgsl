@@ -1,4 +1,4 @@
-// Blocks of format q4 in workgroup memory, each part in an array of its own, so that threads hit different banks.
+// Blocks of format q4 or codes in workgroup memory, each part in an array of its own, so that threads hit different banks.
 // Exports: stage_block(at, weights), staged_block(at). Needs: Packed of the format, const W_SLOTS.
 
 var<workgroup> w_words: array<vec4<u32>, W_SLOTS>;

@@ -1,0 +1,39 @@
+"""Blocks of weight formats whose values were computed by hand: unpacked in NumPy and looked up on a device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shaderlm import ops
+from shaderlm.formats.unpack import unpack
+from shaderlm.formats.weight_formats import WEIGHT_FORMATS
+from shaderlm.gpu import Device
+
+# By format: the bytes of a block and its weights.
+_ALL_CODES = bytes(i | (15 - i) << 4 for i in range(16))
+_E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
+BLOCKS: dict[str, tuple[bytes, list[float]]] = {
+    # 2^(125 - 127) = 1/4.
+    "mxfp4": (bytes([125]) + _ALL_CODES, [v / 4 for v in [*_E2M1, *_E2M1[::-1]]]),
+}
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_block_by_hand(kind: str, device: Device) -> None:
+    data, values = BLOCKS[kind]
+    form = WEIGHT_FORMATS[kind]
+    assert (len(data), len(values)) == (form.block_bytes, form.block_weights)
+    rows = np.frombuffer(data * 2, np.uint8).reshape(2, -1)
+    np.testing.assert_array_equal(unpack(rows, kind), np.array([values, values], np.float32))
+    np.testing.assert_array_equal(
+        ops.embedding(np.array([1]), rows, format=kind, device=device), np.array([values], np.float32)
+    )
+
+
+def test_mxfp4_has_every_exponent() -> None:
+    """Code 1 is 0.5: 2^(e - 128), from the smallest exponent to the largest."""
+    rows = np.full((256, 17), 0x11, np.uint8)
+    rows[:, 0] = np.arange(256)
+    expected = np.float64(2) ** (np.arange(256) - 128)
+    np.testing.assert_array_equal(unpack(rows, "mxfp4")[:, 5].astype(np.float64), expected)
