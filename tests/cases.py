@@ -95,7 +95,16 @@ _NORM_SHAPES = [(3, width) for width in _WIDTHS] + [(1, 576), (1, 4096), (1024, 
 _LINEAR_SHAPES = ((1, 576, 97), (5, 96, 67), (1, 32, 1), (1, 2048, 130), (1, 64, 4100), (1, 4160, 41), (66, 64, 65))
 # The kernels are concatenated with a format's functions: the shapes matter to them, not to the format.
 _ALL_SHAPES = ("f32", "q8_0", "q4_0", "q4_1")
-INT16 = ("q8_0", "q4_0", "q4_1", "q4_k", "q6_k", "mxfp4")  # the formats that are multiplied with inputs of 16 bits
+INT16 = (
+    "q8_0",
+    "q4_0",
+    "q4_1",
+    "q4_k",
+    "q6_k",
+    "mxfp4",
+    "iq4_nl",
+    "iq4_xs",
+)  # the formats that are multiplied with inputs of 16 bits
 
 CASES: list[Case] = [
     *(case for op in ("rms_norm", "rms_norm_mul", "add_rms_norm") for case in _cases(op, "tokens width", _NORM_SHAPES)),

@@ -13,9 +13,17 @@ from shaderlm.gpu import Device
 # By format: the bytes of a block and its weights.
 _ALL_CODES = bytes(i | (15 - i) << 4 for i in range(16))
 _E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
+_IQ4 = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 BLOCKS: dict[str, tuple[bytes, list[float]]] = {
     # 2^(125 - 127) = 1/4.
     "mxfp4": (bytes([125]) + _ALL_CODES, [v / 4 for v in [*_E2M1, *_E2M1[::-1]]]),
+    # 0.5 as f16.
+    "iq4_nl": (bytes.fromhex("0038") + _ALL_CODES, [v / 2 for v in [*_IQ4, *_IQ4[::-1]]]),
+    # 0.5, then 2 high bits and 4 low bits of 0, 31, 32, 33, 63, 34, 29 and 48, each less 32.
+    "iq4_xs": (
+        bytes.fromhex("0038 a4db f0102f0d") + 8 * _ALL_CODES,
+        [s * v / 2 for s in (-32, -1, 0, 1, 31, 2, -3, 16) for v in [*_IQ4, *_IQ4[::-1]]],
+    ),
 }
 
 

@@ -127,10 +127,10 @@ def test_an_architecture_that_is_not_supported_is_still_shown(tmp_path: Path) ->
 
 
 def test_types_and_tokenizers_that_are_not_supported_are_named(tmp_path: Path) -> None:
-    path = write_tiny_llama(tmp_path / "iq.gguf", kind="iq4_xs", layers=1, hidden=256, ffn=256)
+    path = write_tiny_llama(tmp_path / "iq.gguf", kind="iq3_s", layers=1, hidden=256, ffn=256)
     found = caps(path)
-    assert "tensors of the types iq4_xs; supported are f32" in found["unsupported_reason"]
-    assert found["types"]["iq4_xs"] == {"tensors": 8, "bytes": 245208, "on_gpu": None}
+    assert "tensors of the types iq3_s; supported are f32" in found["unsupported_reason"]
+    assert found["types"]["iq3_s"] == {"tensors": 8, "bytes": 198330, "on_gpu": None}
     strange = write_tiny_llama(tmp_path / "strange.gguf", metadata={"tokenizer.ggml.pre": "klingon"})
     assert "'klingon' is not known" in caps(strange)["unsupported_reason"]
 

@@ -159,13 +159,13 @@ def test_alignment_and_three_dimensions(tmp_path: Path) -> None:
 
 
 def test_known_but_unsupported_types_are_listed_and_refused_when_used(tmp_path: Path) -> None:
-    path = one_of_each(tmp_path / "iq.gguf", ("iq4_xs", "f16"))
+    path = one_of_each(tmp_path / "iq.gguf", ("iq3_s", "f16"))
     with GgufFile.open(path) as file:
-        assert file.tensors["iq4_xs"].kind == "iq4_xs"
+        assert file.tensors["iq3_s"].kind == "iq3_s"
         assert file.dense("f16").shape == (5, 512)
         for use in (file.raw, file.dense):
-            with pytest.raises(ModelError, match=r"iq4_xs has the type iq4_xs, which is not supported; .*q4_0, q4_1.*"):
-                use("iq4_xs")
+            with pytest.raises(ModelError, match=r"iq3_s has the type iq3_s, which is not supported; .*q4_0, q4_1.*"):
+                use("iq3_s")
 
 
 def test_wrong_arguments(each: Path) -> None:

@@ -257,7 +257,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "key and tensor": {"metadata": {"llama.logit_scale": 2.0}, "tensors": {"output.bias": np.ones(267, np.float32)}},
     "tensor": {"tensors": {"output.bias": np.ones(267, np.float32)}},
     "shape": {"metadata": {"llama.feed_forward_length": 97}},
-    "type": {"kind": "iq4_xs", "hidden": 256, "ffn": 256},
+    "type": {"kind": "iq3_s", "hidden": 256, "ffn": 256},
     "tokens": {"tensors": {"token_embd.weight": np.zeros((99, 64), np.float32)}},
     "scaling": {"metadata": {"llama.rope.scaling.type": "su"}},
 }

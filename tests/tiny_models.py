@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from .gguf_files import KINDS, blocks
@@ -20,7 +20,15 @@ CHATML = (
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _MERGES = ("t h", "th e", "i n", "a n", "Ġ the", "Ġ a", "o u", "e r")  # Ġ is the space of byte-level BPE
-_K_QUANTS = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}  # where the f16 scales of a block lie
+# Of formats that the gguf package does not write: where the f16 scales of a block lie, the standard deviation of what they
+# multiply, and half of its range if there is a minimum.
+_RANDOM = {
+    "q4_k": ((0, 2), 36 * 4.6, 7.5),
+    "q5_k": ((0, 2), 36 * 9.2, 15.5),
+    "q6_k": ((208,), 74 * 18.5, 0.0),
+    "iq4_nl": ((0,), 67.0, 0.0),
+    "iq4_xs": ((0,), 67 * 18.5, 0.0),
+}
 _NORMAL, _CONTROL = 1, 3
 
 
@@ -50,11 +58,11 @@ def write_tiny(
 ) -> Path:
     """Write a checkpoint whose matrices are of this kind, and return its path.
 
-    sizes: hidden, heads, kv_heads, ffn (64, 4, 2, 96; hidden and ffn 256 for the k-quants, whose blocks are that long).
+    sizes: hidden, heads, kv_heads, ffn (64, 4, 2, 96; hidden and ffn 256 where blocks are that long).
     A qwen3 has a head_width too (32).
     metadata: entries to add or replace; None as a value leaves the entry out. tensors: dense tensors to add or replace.
     """
-    large = kind in _K_QUANTS
+    large = GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]][0] == 256
     size = {"hidden": 256 if large else 64, "heads": 4, "kv_heads": 2, "ffn": 256 if large else 96}
     if architecture == "qwen3":
         size["head_width"] = 128 if large else 32
@@ -167,13 +175,13 @@ def _scaled(name: str, weights: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _matrix(kind: str, weights: NDArray[np.float32]) -> NDArray[Any]:
     made = blocks(kind, weights)
-    if kind not in _K_QUANTS:
+    if kind not in _RANDOM:
         return made
     # Random blocks: the products of scales (6 bits, or 8 with a sign) and numbers in a block have the standard
     # deviation `unit`, and the minima lie half a range below, so that the weights are as large as those asked for.
-    unit, half = {"q4_k": (36 * 4.6, 7.5), "q5_k": (36 * 9.2, 15.5), "q6_k": (74 * 18.5, 0.0)}[kind]
-    rows = made.reshape(len(made), -1, 210 if kind == "q6_k" else {"q4_k": 144, "q5_k": 176}[kind])
+    places, unit, half = _RANDOM[kind]
+    rows = made.reshape(len(made), -1, GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]][1])
     deviation = weights.reshape(*rows.shape[:2], -1).std(axis=2)
-    for at, factor in zip(_K_QUANTS[kind], (1.0, half), strict=False):
+    for at, factor in zip(places, (1.0, half), strict=False):
         rows[:, :, at : at + 2] = (deviation / unit * factor)[:, :, None].astype(np.float16).view(np.uint8)
     return rows.reshape(len(made), -1)

@@ -22,8 +22,8 @@ def whole_k(k: int, kind: str) -> int:
 
 def make_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> tuple[Array, Array]:
     """A weight [n, k] in a format, and its values: of the order of 1/sqrt(k)."""
-    if kind in ("q4_k", "q5_k", "q6_k"):  # what the oracle cannot quantise is made of random bits
-        raw = _super_blocks(rng, kind, n, k)
+    if kind in _FACTORS:  # what the oracle cannot quantise is made of random bits
+        raw = _random_blocks(rng, kind, n, k)
     else:
         dense = (rng.standard_normal((n, k)) / np.sqrt(k)).astype(np.float32)
         if kind in ("f32", "f16"):
@@ -33,16 +33,24 @@ def make_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> tuple[Ar
     return raw, dequantize(raw, GGMLQuantizationType[kind.upper()])
 
 
-def _super_blocks(rng: np.random.Generator, kind: str, n: int, k: int) -> Array:
+# Where the f16 factors of a block lie in the formats that the oracle cannot quantise.
+_FACTORS = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,)}
+
+
+def _random_blocks(rng: np.random.Generator, kind: str, n: int, k: int) -> Array:
     """Random quants and scales under f16 factors that keep the weights small; not so small as to be subnormal."""
     weights, nbytes = WEIGHT_FORMATS[kind].block_weights, WEIGHT_FORMATS[kind].block_bytes
     raw = rng.integers(0, 256, (n, k // weights, nbytes), np.uint8)
     unit = max(1 / (256 * np.sqrt(k)), 2.0**-13)
     factors = rng.uniform(0.5 * unit, unit, (n, k // weights, 2)) * [1, 8]
     halves = factors.astype(np.float16).view(np.uint8)  # d in two bytes, dmin in two more
-    if kind in ("q4_k", "q5_k"):
-        raw[:, :, :4] = halves
-    else:
+    if kind == "q6_k":
         raw[:, :, 192:208] = rng.integers(-32, 32, (n, k // weights, 16), np.int8).view(np.uint8)
-        raw[:, :, 208:] = halves[:, :, :2]
+    if kind == "iq4_xs":  # scales of at most 8, which count from 32
+        s = rng.integers(24, 40, (n, k // weights, 8), np.uint8)
+        high = ((s >> 4).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16)).sum(axis=2, dtype=np.uint16)
+        raw[:, :, 2:4] = high[..., None].view(np.uint8)
+        raw[:, :, 4:8] = s[:, :, ::2] & 15 | s[:, :, 1::2] << 4
+    for i, at in enumerate(_FACTORS[kind]):
+        raw[:, :, at : at + 2] = halves[:, :, 2 * i : 2 * i + 2]
     return raw.reshape(n, -1)

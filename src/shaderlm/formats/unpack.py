@@ -58,6 +58,7 @@ def _q4_1(blocks: U8, out: F32) -> None:
 
 # Values of the 16 codes. Those of MXFP4 are twice what its standard says, for a scale that is half as large.
 _MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def _codes(values: F32, codes: U8, scale: Any, out: F32) -> None:
@@ -74,9 +75,24 @@ def _mxfp4(blocks: U8, out: F32) -> None:
         _codes(_MXFP4, blocks[:, :, 1:], scale, out)
 
 
+def _iq4_nl(blocks: U8, out: F32) -> None:
+    _codes(_IQ4, blocks[:, :, 2:], _halves(blocks, 0), out)
+
+
+def _iq4_xs(blocks: U8, out: F32) -> None:
+    """d (f16), 8 times two high bits and 8 times four low bits of scales from 0 to 63, of which 32 is taken off."""
+    high = np.ascontiguousarray(blocks[:, :, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & np.uint16(3)
+    low = np.stack([blocks[:, :, 4:8] & 15, blocks[:, :, 4:8] >> 4], axis=3).reshape(high.shape)
+    scale = _halves(blocks, 0) * ((low | high << np.uint16(4)).astype(np.float32) - np.float32(32))
+    shaped = (*blocks.shape[:2], 8)
+    _codes(_IQ4, blocks[:, :, 8:].reshape(*shaped, 16), scale[..., None], out.reshape(*shaped, 32))
+
+
 _OWN: Mapping[str, Callable[[U8, F32], None]] = {
     "q8_0": _q8_0,
     "q4_0": _q4_0,
     "q4_1": _q4_1,
     "mxfp4": _mxfp4,
+    "iq4_nl": _iq4_nl,
+    "iq4_xs": _iq4_xs,
 }

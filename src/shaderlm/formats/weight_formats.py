@@ -43,6 +43,8 @@ _TABLE = (
     WeightFormat("q5_k", 13, 256, 176, None, "q5_k"),
     WeightFormat("q6_k", 14, 256, 210, None, "q6_k"),
     WeightFormat("mxfp4", 39, 32, 17, None, "mxfp4"),
+    WeightFormat("iq4_nl", 20, 32, 18, None, "iq4_nl"),
+    WeightFormat("iq4_xs", 23, 256, 136, None, "iq4_xs"),
     # No kernel reads bf16. A matrix that f16 cannot hold becomes f32: see `convert.device_format`.
     WeightFormat("bf16", 30, 1, 2, None, "f16"),
 )

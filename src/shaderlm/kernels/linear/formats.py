@@ -170,17 +170,20 @@ REPACK: Mapping[str, Callable[[U8], tuple[U8, U8]]] = {
 }
 
 _PLAIN, _SUPER = {"SUPERBLOCKS": False}, {"SUPERBLOCKS": True}
-_Q4_MIN, _Q5 = "shared/format_q4_min", "shared/format_q5"
+_Q4_MIN, _Q5, _CODES = "shared/format_q4_min", "shared/format_q5", "shared/format_codes"
+_INT16_BYTES = "shared/int16_q4"  # of blocks with packed_bytes and one scale
 FORMATS: Mapping[str, Format] = {
     "f32": _dense("f32", "shared/format_f32"),
     "f16": _dense("f16", "shared/format_f16"),
     "q8_0": _split("q8_0", "shared/format_q8_0", 2, integer_rows=2, int16="shared/int16_q8_0"),
-    "q4_0": _split("q4_0", "shared/format_q4", 2, integer_rows=4, int16="shared/int16_q4"),
+    "q4_0": _split("q4_0", "shared/format_q4", 2, integer_rows=4, int16=_INT16_BYTES),
     "q4_1": _split("q4_1", _Q4_MIN, 4, constants=_PLAIN, int16="shared/int16_q4_min"),
     "q5_0": _named("q5_0", _Q5, 16, 8, constants={**_PLAIN, "OFFSET": 1.5}),
     "q5_1": _split("q5_1", _Q5, 8, constants={**_PLAIN, "OFFSET": 1.0}),
     "q4_k": _named("q4_k", _Q4_MIN, 128, 20, constants=_SUPER, int16="shared/int16_q4_min"),
     "q5_k": _named("q5_k", _Q5, 128, 52, constants={**_SUPER, "OFFSET": 1.0}),
     "q6_k": _named("q6_k", "shared/format_q6_k", 192, 20, int16="shared/int16_q6_k"),
-    "mxfp4": _split("mxfp4", "shared/format_codes", 1, int16="shared/int16_q4"),
+    "mxfp4": _split("mxfp4", _CODES, 1, constants={**_PLAIN, "MXFP4": True}, int16=_INT16_BYTES),
+    "iq4_nl": _split("iq4_nl", _CODES, 2, constants={**_PLAIN, "MXFP4": False}, int16=_INT16_BYTES),
+    "iq4_xs": _split("iq4_xs", _CODES, 8, constants={**_SUPER, "MXFP4": False}, int16=_INT16_BYTES),
 }

@@ -1,21 +1,16 @@
-// Weights of format mxfp4 as f16, in the order of shared/halves. What was fetched is not looked at before it is needed:
-// the kernel fetches it steps ahead.
+// Weights of formats mxfp4, iq4_nl and iq4_xs as f16, in the order of shared/halves. What was fetched is not looked at before
+// it is needed: the kernel fetches it steps ahead.
 // Exports: Raw, fetch(row, block), the 32 weights from k = 32·block as they lie; eight_halves(raw, row, block, part),
 // weights 8·part … 8·part + 7 of them. Needs: shared/format_codes, shared/halves, half arithmetic.
-// Scales of mxfp4 beyond 2^15 or below 2^-24 do not fit.
+// Scales of mxfp4 beyond 2^15 count as 2^15, those below 2^-24 as 0.
 
 struct Raw {
     w: vec4<u32>,
-    scales: u32,  // of four blocks
+    scales: vec2<u32>,  // as they are stored
 }
 
 fn fetch(row: u32, block: u32) -> Raw {
-    return Raw(weight[row * (params.k / 32u) + block], scales[(row * params.groups + block) / 4u]);
-}
-
-fn scale_of(raw: Raw, row: u32, block: u32) -> u32 {
-    let e = (raw.scales >> (8u * ((row * params.groups + block) % 4u))) & 255u;
-    return half_twice(bitcast<f32>((clamp(e, 1u, 143u) - 1u) << 23u));
+    return Raw(weight[row * (params.k / 32u) + block], stored_scale(row, block));
 }
 
 // Bytes 0 and 2 of a word, bytes 1 and 3; −128 … 127 is 0 … 255 with the first bit turned.
@@ -28,7 +23,11 @@ fn byte_halves(word: u32, scale: u32) -> vec2<u32> {
 }
 
 fn eight_halves(raw: Raw, row: u32, block: u32, part: u32) -> vec4<u32> {
-    let scale = scale_of(raw, row, block);
+    var scale = scale_of(raw.scales, row, block);
+    if (MXFP4) {
+        scale = min(scale, 32768.0);
+    }
+    let twice = half_twice(scale);
     let words = select(raw.w.xy, raw.w.zw, part % 2u == 1u) >> vec2<u32>(4u * (part / 2u));
-    return vec4<u32>(byte_halves(code_bytes(words.x), scale), byte_halves(code_bytes(words.y), scale));
+    return vec4<u32>(byte_halves(code_bytes(words.x), twice), byte_halves(code_bytes(words.y), twice));
 }
