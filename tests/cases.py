@@ -104,6 +104,7 @@ INT16 = (
     "mxfp4",
     "iq4_nl",
     "iq4_xs",
+    "q3_k",
 )  # the formats that are multiplied with inputs of 16 bits
 
 CASES: list[Case] = [

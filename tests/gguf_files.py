@@ -26,9 +26,18 @@ KINDS = (
     "mxfp4",
     "iq4_nl",
     "iq4_xs",
+    "q3_k",
 )
 # Where the f16 scales of the types lie that the gguf package reads but does not write.
-_SCALE_BYTES = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "iq3_s": (0,)}
+_SCALE_BYTES = {
+    "q4_k": (0, 2),
+    "q5_k": (0, 2),
+    "q6_k": (208,),
+    "iq4_nl": (0,),
+    "iq4_xs": (0,),
+    "q3_k": (108,),
+    "iq3_s": (0,),
+}
 
 
 def blocks(kind: str, weights: NDArray[np.float32]) -> NDArray[Any]:

@@ -24,6 +24,17 @@ BLOCKS: dict[str, tuple[bytes, list[float]]] = {
         bytes.fromhex("0038 a4db f0102f0d") + 8 * _ALL_CODES,
         [s * v / 2 for s in (-32, -1, 0, 1, 31, 2, -3, 16) for v in [*_IQ4, *_IQ4[::-1]]],
     ),
+    # Numbers 32i + n of each half are i for even n, 3 - i for odd n; 4 is taken off where i is even. Scales have
+    # the nibbles 0 to 15 and above them 0, 1, 2, 3, four times each; 0.5 as f16.
+    "q3_k": (
+        bytes([0xAA] * 32) + bytes([0xE4, 0x1B] * 32) + bytes.fromhex("8091a2b3c4d5e6f7 e4e4e4e4 0038"),
+        [
+            0.5 * (g + 16 * (g // 4) - 32) * ((i if at % 2 == 0 else 3 - i) - (4 if i % 2 == 0 else 0))
+            for g in range(16)
+            for i in (g // 2 % 4,)
+            for at in range(16)
+        ],
+    ),
 }
 
 

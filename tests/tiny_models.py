@@ -20,14 +20,15 @@ CHATML = (
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _MERGES = ("t h", "th e", "i n", "a n", "Ġ the", "Ġ a", "o u", "e r")  # Ġ is the space of byte-level BPE
-# Of formats that the gguf package does not write: where the f16 scales of a block lie, the standard deviation of what they
-# multiply, and half of its range if there is a minimum.
+# Of formats that the gguf package does not write: where the f16 scales of a block lie, the standard deviation of
+# what they multiply, and half of its range if there is a minimum.
 _RANDOM = {
     "q4_k": ((0, 2), 36 * 4.6, 7.5),
     "q5_k": ((0, 2), 36 * 9.2, 15.5),
     "q6_k": ((208,), 74 * 18.5, 0.0),
     "iq4_nl": ((0,), 67.0, 0.0),
     "iq4_xs": ((0,), 67 * 18.5, 0.0),
+    "q3_k": ((108,), 18.5 * 2.35, 0.0),
 }
 _NORMAL, _CONTROL = 1, 3
 

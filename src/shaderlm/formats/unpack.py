@@ -56,6 +56,34 @@ def _q4_1(blocks: U8, out: F32) -> None:
     out += _halves(blocks, 2)
 
 
+def two_bits(quants: U8) -> U8:
+    """64 bytes of 256 numbers as [N, blocks, 256]: bits 2i of byte l in a half are number 32i + l of 128."""
+    halves = quants.reshape(*quants.shape[:2], 2, 1, 32)
+    return (halves >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & np.uint8(3)).reshape(*quants.shape[:2], 256)
+
+
+def high_bits(bits: U8) -> U8:
+    """32 bytes of 256 bits as [N, blocks, 256]: bit i of byte l is that of number 32i + l."""
+    return (bits[:, :, None] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)).reshape(*bits.shape[:2], 256)
+
+
+def q3_k_scales(blocks: U8) -> U8:
+    """The 16 scales of blocks of q3_k, from 0 to 63: 8 bytes of low nibbles, 4 of the two bits above."""
+    nibbles, above = blocks[:, :, 96:104], blocks[:, :, 104:108]
+    low = np.concatenate([nibbles & 15, nibbles >> 4], axis=2)
+    high = np.concatenate([above >> np.uint8(i) & 3 for i in (0, 2, 4, 6)], axis=2)
+    return low | high << np.uint8(4)
+
+
+def _q3_k(blocks: U8, out: F32) -> None:
+    """32 bytes of high bits, 64 of low bits, 12 of scales, d (f16)."""
+    q = two_bits(blocks[:, :, 32:96]) | high_bits(blocks[:, :, :32]) << np.uint8(2)
+    scale = _halves(blocks, 108) * (q3_k_scales(blocks).astype(np.float32) - np.float32(32))
+    sixteens = (*blocks.shape[:2], 16, 16)
+    numbers = q.reshape(sixteens).view(np.int8) - np.int8(4)
+    np.multiply(numbers, scale[..., None], out=out.reshape(sixteens))
+
+
 # Values of the 16 codes. Those of MXFP4 are twice what its standard says, for a scale that is half as large.
 _MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
@@ -92,6 +120,7 @@ _OWN: Mapping[str, Callable[[U8, F32], None]] = {
     "q8_0": _q8_0,
     "q4_0": _q4_0,
     "q4_1": _q4_1,
+    "q3_k": _q3_k,
     "mxfp4": _mxfp4,
     "iq4_nl": _iq4_nl,
     "iq4_xs": _iq4_xs,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...formats.blocks import BLOCK
+from ...formats.unpack import high_bits, q3_k_scales, two_bits
 from ...formats.weight_formats import DEVICE_FORMATS
 from ..route import Array
 from ..wgsl import Constant
@@ -161,12 +162,39 @@ def _repack_q6_k(blocks: U8) -> tuple[U8, U8]:
     return words, scales
 
 
+def _two_bit_words(quants: U8) -> U8:
+    """64 bytes as 8 per 32 weights: byte 4h + j has weights 16h + j, 4 more, 8 more and 12 more."""
+    q = two_bits(quants).reshape(*quants.shape[:2], 8, 2, 4, 4)  # [.., 32 of 256, 16 of 32, quad, byte]
+    packed = q[..., 0, :] | q[..., 1, :] << 2 | q[..., 2, :] << 4 | q[..., 3, :] << 6
+    return packed.reshape(*quants.shape[:2], 64)
+
+
+def _repack_q3_k(blocks: U8) -> tuple[U8, U8]:
+    """32 bytes of high bits, 64 of low bits, 12 of scales of 6 bits, d (f16).
+
+    Words, per 128 weights: 32 bytes of low bits, then 4 bytes of high bits for each 32 weights, bit i of byte j that of
+    weight 4i + j. Scales: the low nibbles of the 16 scales in order, their high bits in order, d and 0.
+    """
+    n, count = blocks.shape[:2]
+    low = _two_bit_words(blocks[:, :, 32:96]).reshape(n, count, 2, 32)
+    bits = high_bits(blocks[:, :, :32]).reshape(n, count, 8, 8, 4)  # [.., 32 of 256, quad, byte]
+    high = np.packbits(bits, axis=3, bitorder="little").reshape(n, count, 2, 16)
+    s = q3_k_scales(blocks)
+    scales = np.zeros((n, count, 16), np.uint8)
+    scales[:, :, :8] = _nibbles(s[:, :, ::2] & 15, s[:, :, 1::2])
+    top = s >> np.uint8(4)
+    scales[:, :, 8:12] = top[:, :, ::4] | top[:, :, 1::4] << 2 | top[:, :, 2::4] << 4 | top[:, :, 3::4] << 6
+    scales[:, :, 12:14] = blocks[:, :, 108:]
+    return np.concatenate([low, high], axis=3), scales
+
+
 # Blocks uint8 [N, blocks, bytes] → words and scales, each uint8 [N, …].
 REPACK: Mapping[str, Callable[[U8], tuple[U8, U8]]] = {
     "q5_0": _repack_q5_0,
     "q4_k": _repack_q4_k,
     "q5_k": _repack_q5_k,
     "q6_k": _repack_q6_k,
+    "q3_k": _repack_q3_k,
 }
 
 _PLAIN, _SUPER = {"SUPERBLOCKS": False}, {"SUPERBLOCKS": True}
@@ -183,6 +211,7 @@ FORMATS: Mapping[str, Format] = {
     "q4_k": _named("q4_k", _Q4_MIN, 128, 20, constants=_SUPER, int16="shared/int16_q4_min"),
     "q5_k": _named("q5_k", _Q5, 128, 52, constants={**_SUPER, "OFFSET": 1.0}),
     "q6_k": _named("q6_k", "shared/format_q6_k", 192, 20, int16="shared/int16_q6_k"),
+    "q3_k": _named("q3_k", "shared/format_q3_k", 96, 16, int16="shared/int16_q3_k"),
     "mxfp4": _split("mxfp4", _CODES, 1, constants={**_PLAIN, "MXFP4": True}, int16=_INT16_BYTES),
     "iq4_nl": _split("iq4_nl", _CODES, 2, constants={**_PLAIN, "MXFP4": False}, int16=_INT16_BYTES),
     "iq4_xs": _split("iq4_xs", _CODES, 8, constants={**_SUPER, "MXFP4": False}, int16=_INT16_BYTES),
