@@ -105,6 +105,7 @@ INT16 = (
     "iq4_nl",
     "iq4_xs",
     "q3_k",
+    "q2_k",
 )  # the formats that are multiplied with inputs of 16 bits
 
 CASES: list[Case] = [

@@ -27,6 +27,7 @@ KINDS = (
     "iq4_nl",
     "iq4_xs",
     "q3_k",
+    "q2_k",
 )
 # Where the f16 scales of the types lie that the gguf package reads but does not write.
 _SCALE_BYTES = {
@@ -36,6 +37,7 @@ _SCALE_BYTES = {
     "iq4_nl": (0,),
     "iq4_xs": (0,),
     "q3_k": (108,),
+    "q2_k": (80, 82),
     "iq3_s": (0,),
 }
 

@@ -35,6 +35,16 @@ BLOCKS: dict[str, tuple[bytes, list[float]]] = {
             for at in range(16)
         ],
     ),
+    # The same two bits. Scales 0 to 15, minima 15 to 0; 0.5 and 0.25 as f16.
+    "q2_k": (
+        bytes(g | (15 - g) << 4 for g in range(16)) + bytes([0xE4, 0x1B] * 32) + bytes.fromhex("0038 0034"),
+        [
+            0.5 * g * (i if at % 2 == 0 else 3 - i) - 0.25 * (15 - g)
+            for g in range(16)
+            for i in (g // 2 % 4,)
+            for at in range(16)
+        ],
+    ),
 }
 
 

@@ -34,7 +34,15 @@ def make_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> tuple[Ar
 
 
 # Where the f16 factors of a block lie in the formats that the oracle cannot quantise.
-_FACTORS = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "q3_k": (108,)}
+_FACTORS = {
+    "q4_k": (0, 2),
+    "q5_k": (0, 2),
+    "q6_k": (208,),
+    "iq4_nl": (0,),
+    "iq4_xs": (0,),
+    "q3_k": (108,),
+    "q2_k": (80, 82),
+}
 
 
 def _random_blocks(rng: np.random.Generator, kind: str, n: int, k: int) -> Array:

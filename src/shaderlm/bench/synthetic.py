@@ -53,6 +53,7 @@ MIXES: Mapping[str, Callable[[str, int, int], str]] = {
     "q4_k_m": _q4_k_m,
     "mxfp4": _mixed("mxfp4", "q8_0"),
     "q3_k": _mixed("q3_k", "q6_k"),
+    "q2_k": _mixed("q2_k", "q6_k"),
     "iq4_nl": _mixed("iq4_nl", "q8_0"),
     "iq4_xs": _mixed("iq4_xs", "q6_k"),
     "q8_0": _mixed("q8_0", "q8_0"),
@@ -201,7 +202,16 @@ class RandomWeights:
 
 
 # Where the f16 scales of a block lie.
-_SCALES = {"q4_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "q3_k": (108,)}
+_SCALES = {
+    "q4_0": (0,),
+    "q8_0": (0,),
+    "q4_k": (0, 2),
+    "q6_k": (208,),
+    "iq4_nl": (0,),
+    "iq4_xs": (0,),
+    "q3_k": (108,),
+    "q2_k": (80, 82),
+}
 # The deviation of weights at a scale of 1.
 _UNITS = {
     "q4_0": 4.6,
@@ -212,6 +222,7 @@ _UNITS = {
     "iq4_nl": 67.0,
     "iq4_xs": 1250.0,
     "q3_k": 43.0,
+    "q2_k": 14.0,
 }
 
 

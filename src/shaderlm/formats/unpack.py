@@ -84,6 +84,15 @@ def _q3_k(blocks: U8, out: F32) -> None:
     np.multiply(numbers, scale[..., None], out=out.reshape(sixteens))
 
 
+def _q2_k(blocks: U8, out: F32) -> None:
+    """16 bytes of scales and minima, 64 of two bits, d and dmin (f16)."""
+    nibbles = blocks[:, :, :16]
+    scale, minimum = _halves(blocks, 80) * (nibbles & 15), _halves(blocks, 82) * (nibbles >> 4)
+    sixteens = out.reshape(*blocks.shape[:2], 16, 16)
+    np.multiply(two_bits(blocks[:, :, 16:80]).reshape(sixteens.shape), scale[..., None], out=sixteens)
+    sixteens -= minimum[..., None]
+
+
 # Values of the 16 codes. Those of MXFP4 are twice what its standard says, for a scale that is half as large.
 _MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
@@ -121,6 +130,7 @@ _OWN: Mapping[str, Callable[[U8, F32], None]] = {
     "q4_0": _q4_0,
     "q4_1": _q4_1,
     "q3_k": _q3_k,
+    "q2_k": _q2_k,
     "mxfp4": _mxfp4,
     "iq4_nl": _iq4_nl,
     "iq4_xs": _iq4_xs,

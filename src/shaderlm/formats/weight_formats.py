@@ -43,6 +43,7 @@ _TABLE = (
     WeightFormat("q5_k", 13, 256, 176, None, "q5_k"),
     WeightFormat("q6_k", 14, 256, 210, None, "q6_k"),
     WeightFormat("q3_k", 11, 256, 110, None, "q3_k"),
+    WeightFormat("q2_k", 10, 256, 84, None, "q2_k"),
     WeightFormat("mxfp4", 39, 32, 17, None, "mxfp4"),
     WeightFormat("iq4_nl", 20, 32, 18, None, "iq4_nl"),
     WeightFormat("iq4_xs", 23, 256, 136, None, "iq4_xs"),

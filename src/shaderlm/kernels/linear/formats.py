@@ -188,6 +188,11 @@ def _repack_q3_k(blocks: U8) -> tuple[U8, U8]:
     return np.concatenate([low, high], axis=3), scales
 
 
+def _repack_q2_k(blocks: U8) -> tuple[U8, U8]:
+    """16 bytes of scales and minima, 64 of two bits, d and dmin (f16). Scales: the 16 bytes, then d and dmin."""
+    return _two_bit_words(blocks[:, :, 16:80]), np.concatenate([blocks[:, :, :16], blocks[:, :, 80:]], axis=2)
+
+
 # Blocks uint8 [N, blocks, bytes] → words and scales, each uint8 [N, …].
 REPACK: Mapping[str, Callable[[U8], tuple[U8, U8]]] = {
     "q5_0": _repack_q5_0,
@@ -195,6 +200,7 @@ REPACK: Mapping[str, Callable[[U8], tuple[U8, U8]]] = {
     "q5_k": _repack_q5_k,
     "q6_k": _repack_q6_k,
     "q3_k": _repack_q3_k,
+    "q2_k": _repack_q2_k,
 }
 
 _PLAIN, _SUPER = {"SUPERBLOCKS": False}, {"SUPERBLOCKS": True}
@@ -212,6 +218,7 @@ FORMATS: Mapping[str, Format] = {
     "q5_k": _named("q5_k", _Q5, 128, 52, constants={**_SUPER, "OFFSET": 1.0}),
     "q6_k": _named("q6_k", "shared/format_q6_k", 192, 20, int16="shared/int16_q6_k"),
     "q3_k": _named("q3_k", "shared/format_q3_k", 96, 16, int16="shared/int16_q3_k"),
+    "q2_k": _named("q2_k", "shared/format_q2_k", 64, 20, int16="shared/int16_q2_k"),
     "mxfp4": _split("mxfp4", _CODES, 1, constants={**_PLAIN, "MXFP4": True}, int16=_INT16_BYTES),
     "iq4_nl": _split("iq4_nl", _CODES, 2, constants={**_PLAIN, "MXFP4": False}, int16=_INT16_BYTES),
     "iq4_xs": _split("iq4_xs", _CODES, 8, constants={**_SUPER, "MXFP4": False}, int16=_INT16_BYTES),
