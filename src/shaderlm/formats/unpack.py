@@ -72,7 +72,8 @@ def q3_k_scales(blocks: U8) -> U8:
     nibbles, above = blocks[:, :, 96:104], blocks[:, :, 104:108]
     low = np.concatenate([nibbles & 15, nibbles >> 4], axis=2)
     high = np.concatenate([above >> np.uint8(i) & 3 for i in (0, 2, 4, 6)], axis=2)
-    return low | high << np.uint8(4)
+    scales: U8 = low | high << np.uint8(4)
+    return scales
 
 
 def _q3_k(blocks: U8, out: F32) -> None:

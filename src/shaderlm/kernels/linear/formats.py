@@ -165,7 +165,7 @@ def _repack_q6_k(blocks: U8) -> tuple[U8, U8]:
 def _two_bit_words(quants: U8) -> U8:
     """64 bytes as 8 per 32 weights: byte 4h + j has weights 16h + j, 4 more, 8 more and 12 more."""
     q = two_bits(quants).reshape(*quants.shape[:2], 8, 2, 4, 4)  # [.., 32 of 256, 16 of 32, quad, byte]
-    packed = q[..., 0, :] | q[..., 1, :] << 2 | q[..., 2, :] << 4 | q[..., 3, :] << 6
+    packed: U8 = np.bitwise_or.reduce(q << np.arange(0, 8, 2, dtype=np.uint8)[:, None], axis=-2)
     return packed.reshape(*quants.shape[:2], 64)
 
 
@@ -181,7 +181,7 @@ def _repack_q3_k(blocks: U8) -> tuple[U8, U8]:
     high = np.packbits(bits, axis=3, bitorder="little").reshape(n, count, 2, 16)
     s = q3_k_scales(blocks)
     scales = np.zeros((n, count, 16), np.uint8)
-    scales[:, :, :8] = _nibbles(s[:, :, ::2] & 15, s[:, :, 1::2])
+    scales[:, :, :8] = _nibbles(s[:, :, ::2] & np.uint8(15), s[:, :, 1::2])
     top = s >> np.uint8(4)
     scales[:, :, 8:12] = top[:, :, ::4] | top[:, :, 1::4] << 2 | top[:, :, 2::4] << 4 | top[:, :, 3::4] << 6
     scales[:, :, 12:14] = blocks[:, :, 108:]
