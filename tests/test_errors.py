@@ -167,7 +167,7 @@ BAD: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("linear", {"x": floats(2, 15)}, ("x", "K = 16", "got [2, 15]")),
     ("linear", {"weight": floats(16)}, ("weight", "[N, K]", "[16]")),
     ("linear", {"weight": floats(5, 16).view(np.uint8)}, ("q8_0", "q4_0", "uint8")),
-    ("linear", {"format": "q3_k"}, ("format", "f32, f16, q8_0, q4_0", "'q3_k'")),
+    ("linear", {"format": "iq3_s"}, ("format", "f32, f16, q8_0, q4_0", "'iq3_s'")),
     ("linear", {"format": "f16"}, ("weight", "float16", "got float32")),
     ("linear", {"format": "q8_0"}, ("weight", "uint8", "34", "got float32")),
     ("linear", {"format": "q8_0", "weight": np.zeros((5, 35), np.uint8)}, ("q8_0", "34", "35")),

@@ -26,6 +26,9 @@ def make_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> tuple[Ar
         raw = _random_blocks(rng, kind, n, k)
     else:
         dense = (rng.standard_normal((n, k)) / np.sqrt(k)).astype(np.float32)
+        if kind == "bf16":
+            bits = (dense.view(np.uint32) >> 16).astype(np.uint16)
+            return bits, (bits.astype(np.uint32) << 16).view(np.float32)
         if kind in ("f32", "f16"):
             dense = dense.astype(np.float16 if kind == "f16" else np.float32)
             return dense, dense

@@ -58,6 +58,7 @@ MIXES: Mapping[str, Callable[[str, int, int], str]] = {
     "iq4_xs": _mixed("iq4_xs", "q6_k"),
     "q8_0": _mixed("q8_0", "q8_0"),
     "f16": _mixed("f16", "f16"),
+    "bf16": _mixed("bf16", "bf16"),
 }
 
 
@@ -233,6 +234,8 @@ def _pool(kind: str, rows: int, k: int) -> Any:
     form = WEIGHT_FORMATS[kind]
     if form.dtype is not None:
         block = (rng.standard_normal(min(rows * k, 1 << 20)) / np.sqrt(k)).astype(np.float32)
+        if kind == "bf16":
+            return np.resize((block.view(np.uint32) >> 16).astype(np.uint16), (rows, k))
         return np.resize(block.astype(form.dtype), (rows, k))
     weights, nbytes = form.block_weights, form.block_bytes
     count = rows * k // weights

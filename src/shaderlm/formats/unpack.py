@@ -21,6 +21,8 @@ U8 = NDArray[np.uint8]
 def unpack(rows: U8, kind: str) -> F32:
     """Rows as a file stores them, uint8 [N, bytes], in float32 [N, K]. A new array."""
     form = WEIGHT_FORMATS[kind]
+    if kind == "bf16":  # the first half of an f32
+        return (rows.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
     if form.dtype is not None:
         return rows.view(form.dtype).astype(np.float32)
     if kind not in _OWN:

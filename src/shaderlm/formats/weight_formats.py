@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class WeightFormat:
     """A block of `block_weights` weights takes `block_bytes` bytes; in a dense format a block is one weight.
 
-    `dtype` is NumPy's name of a dense weight; None where it has none, and where blocks must be unpacked.
+    `dtype` is NumPy's name of a dense weight, or of its bits if NumPy has no such number; None for blocks.
     `on_device` is the format that a device computes with, nearly always the same one.
     """
 
@@ -47,8 +47,7 @@ _TABLE = (
     WeightFormat("mxfp4", 39, 32, 17, None, "mxfp4"),
     WeightFormat("iq4_nl", 20, 32, 18, None, "iq4_nl"),
     WeightFormat("iq4_xs", 23, 256, 136, None, "iq4_xs"),
-    # No kernel reads bf16. A matrix that f16 cannot hold becomes f32: see `convert.device_format`.
-    WeightFormat("bf16", 30, 1, 2, None, "f16"),
+    WeightFormat("bf16", 30, 1, 2, "uint16", "bf16"),
 )
 # Every format that a file may have, by name.
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = {form.name: form for form in _TABLE}

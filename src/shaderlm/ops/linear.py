@@ -77,7 +77,7 @@ def _zero_past(weight: Array, k: int, width: int) -> Array:
 
 def _weight(op: str, weight: Any, kind: str | None) -> tuple[Array, str, int]:
     """The weight, its format and its K."""
-    by_dtype = {np.dtype(form.dtype): name for name, form in DEVICE_FORMATS.items() if form.dtype is not None}
+    by_dtype = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
     if kind is None:
         if not isinstance(weight, np.ndarray) or weight.dtype not in by_dtype:
             given = weight.dtype if isinstance(weight, np.ndarray) else type(weight).__name__
@@ -135,7 +135,10 @@ def linear(
     route: str | None = None,
     device: Any = None,
 ) -> Array:
-    """x · wᵀ + bias. Weight float32 or float16 [N, K], or GGUF blocks as uint8 and their format ("q4_1", "q6_k" …)."""
+    """x · wᵀ + bias. Weight float32 or float16 [N, K], or GGUF blocks as uint8 and their format ("q4_1", "q6_k" …).
+
+    Weights of the format "bf16" are uint16 [N, K], the first halves of float32.
+    """
     return _linear("linear", x, weight, bias, format, route, device)
 
 

@@ -1,0 +1,18 @@
+// Weights of format bf16 as f16, in the order of shared/halves. What was fetched is not looked at before it is needed:
+// the kernel fetches it steps ahead.
+// Exports: Raw, fetch(row, block), the 32 weights from k = 32·block as they lie; eight_halves(raw, row, block, part),
+// weights 8·part … 8·part + 7 of them. Needs: shared/format_bf16, shared/halves. Weights beyond 65504 do not fit.
+
+struct Raw {
+    a: vec4<u32>, b: vec4<u32>, c: vec4<u32>, d: vec4<u32>,
+}
+
+fn fetch(row: u32, block: u32) -> Raw {
+    let i = row * (params.k / 8u) + 4u * block;
+    return Raw(weight[i], weight[i + 1u], weight[i + 2u], weight[i + 3u]);
+}
+
+fn eight_halves(raw: Raw, row: u32, block: u32, part: u32) -> vec4<u32> {
+    let w = select(select(raw.a, raw.b, part == 1u), select(raw.c, raw.d, part == 3u), part >= 2u);
+    return vec4<u32>(quad_halves(widened(w.xy)), quad_halves(widened(w.zw)));
+}
