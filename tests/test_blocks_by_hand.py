@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import shaderlm
 from shaderlm import ops
 from shaderlm.formats.unpack import unpack
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import Device
+from shaderlm.runtime import weights
+
+from .tiny_models import write_tiny_llama
 
 # By format: the bytes of a block and its weights.
 _ALL_CODES = bytes(i | (15 - i) << 4 for i in range(16))
@@ -66,3 +72,15 @@ def test_mxfp4_has_every_exponent() -> None:
     rows[:, 0] = np.arange(256)
     expected = np.float64(2) ** (np.arange(256) - 128)
     np.testing.assert_array_equal(unpack(rows, "mxfp4")[:, 5].astype(np.float64), expected)
+
+
+def test_odd_rows_of_scales_go_to_the_device_in_pieces(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of 96 weights in mxfp4 has three bytes of scales: pieces start at multiples of four bytes all the same."""
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind="mxfp4", layers=1)
+    with shaderlm.load(path, device="cpu") as model:
+        expected = model.logits([1, 2, 3])
+    monkeypatch.setattr(weights, "PIECE_BYTES", 1)
+    with shaderlm.load(path, device=device) as model:
+        np.testing.assert_allclose(model.logits([1, 2, 3]), expected, atol=1e-2)
