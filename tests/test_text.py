@@ -293,6 +293,7 @@ def test_small_vocabularies_work_unless_they_are_broken() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
+        ("model", "bert", "'bert' (WordPiece) is not supported; 'gpt2' and 'llama' are"),
         ("model", "unigram", "must be 'gpt2' or 'llama', the file has 'unigram'"),
         ("model", None, "must be a string, the file has None"),
         ("model", [1, 2], "must be a string, the file has [1, 2]"),
@@ -345,7 +346,7 @@ def test_entries_of_a_wrong_kind_are_the_files_fault(model: str, key: str, value
         ("gpt2", {"merges": ["zz a"]}, "the file has 'zz a' but no token 'zz'"),
         ("gpt2", {"merges": ["a c"]}, "the file has 'a c' but no token 'ac'"),
         ("gpt2", {"merges": [" a"]}, "the file has ' a' but no token ''"),
-        ("gpt2", {"pre": "klingon"}, "tokenizer.ggml.pre 'klingon' is not known; it must be one of gpt-2, "),
+        ("gpt2", {"pre": "klingon"}, "tokenizer.ggml.pre 'klingon' is not known; it must be one of default, "),
         ("llama", {"scores": None}, "tokenizer.ggml.scores must have one entry per token, 6; the file has 0"),
         ("llama", {"scores": [0.0]}, "tokenizer.ggml.scores must have one entry per token, 6; the file has 1"),
         *((model, {"token_type": [6] * 6}, "says byte (6), the file has 'a' at 0") for model in ("gpt2", "llama")),

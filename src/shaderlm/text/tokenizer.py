@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -13,32 +13,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from ..errors import InputError, ModelError
+from .splits import SPLITS
 from .vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
 
-# How checkpoints split text into words before byte-pair merging, by GGUF's tokenizer.ggml.pre.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-
-
-def _split(pattern: str) -> Any:
-    words = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _gpt2() -> Any:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "gpt-2": _gpt2,
-    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()]),
-    "llama-bpe": lambda: _split(_WORDS % "{1,3}"),
-    "qwen2": lambda: _split(_WORDS % ""),
-}
-# Checkpoints that take a whole word as a token, if it is one, before merging.
-_WHOLE_WORDS_FIRST = {"llama-bpe"}
 # What chat checkpoints end a turn with, beside EOS.
 _TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -162,8 +139,8 @@ class Tokenizer:
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
     """Refuse what no tokenizer can be built for. (Its merges are checked while it is built.)"""
-    if vocabulary.kind == "bpe" and vocabulary.pre not in _PRE_TOKENIZERS:
-        known = ", ".join(_PRE_TOKENIZERS)
+    if vocabulary.kind == "bpe" and vocabulary.pre not in SPLITS:
+        known = ", ".join(SPLITS)
         raise ModelError(f"tokenizer.ggml.pre {reprlib.repr(vocabulary.pre)} is not known; it must be one of {known}")
     for i in vocabulary.not_normal:
         text = vocabulary.tokens[i]
@@ -178,12 +155,14 @@ def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     ids = {text: i for i, text in enumerate(vocabulary.tokens)}
     pairs: Any = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
     try:
-        model = models.BPE(vocab=ids, merges=pairs, ignore_merges=vocabulary.pre in _WHOLE_WORDS_FIRST)
+        model = models.BPE(vocab=ids, merges=pairs, ignore_merges=SPLITS[vocabulary.pre].ignore_merges)
     except Exception:
         _check_merges(vocabulary, ids)  # takes 50 ms: only where something is wrong
         raise
     encoder = tokenizers.Tokenizer(model)
-    encoder.pre_tokenizer = _PRE_TOKENIZERS[vocabulary.pre]()
+    words = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[vocabulary.pre].patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    encoder.pre_tokenizer = pre_tokenizers.Sequence([*words, to_bytes])
     return encoder
 
 

@@ -10,9 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import ModelError
+from .splits import SPLITS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's token types
 _PREFIX = "tokenizer.ggml."
+# Of tokenizer.ggml.model: encoders and models of other kinds have them.
+_OTHERS = {"bert": "WordPiece", "t5": "SentencePiece unigram", "rwkv": "RWKV's own", "plamo2": "PLaMo-2's own"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Vocabulary:
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
         """Take the vocabulary out of a GGUF file's metadata; what is missing or contradictory is a ModelError."""
         model = _text(metadata, "model", None)
+        if model in _OTHERS:
+            raise ModelError(f"{_PREFIX}model {model!r} ({_OTHERS[model]}) is not supported; 'gpt2' and 'llama' are")
         kind = {"gpt2": "bpe", "llama": "spm"}.get(model)
         if kind is None:
             raise _wrong("model", "'gpt2' or 'llama'", model)
@@ -59,9 +64,11 @@ class Vocabulary:
         _same_length("token_type", types, tokens)
         if kind == "spm":
             _same_length("scores", scores, tokens)
+        pre = _text(metadata, "pre", "default")
+        known = SPLITS.get(pre) if kind == "bpe" else None
         return cls(
             kind=kind,
-            pre=_text(metadata, "pre", "default"),
+            pre=pre,
             tokens=tokens,
             types=types,
             scores=scores,
@@ -69,7 +76,7 @@ class Vocabulary:
             bos=_token(metadata, "bos", tokens),
             eos=_token(metadata, "eos", tokens),
             unknown=_token(metadata, "unknown", tokens),
-            add_bos=_switch(metadata, "add_bos_token", kind == "spm"),
+            add_bos=_switch(metadata, "add_bos_token", kind == "spm" or (known is not None and known.add_bos)),
             add_eos=_switch(metadata, "add_eos_token", False),
             add_space_prefix=_switch(metadata, "add_space_prefix", kind == "spm"),
             chat_template=metadata.get("tokenizer.chat_template"),
