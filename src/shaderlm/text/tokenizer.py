@@ -29,7 +29,7 @@ class Tokenizer:
         check_vocabulary(vocabulary)
         self._bytes = _TokenBytes(vocabulary)
         self._stop_ids = _stop_ids(vocabulary)
-        build = _byte_level if vocabulary.kind == "bpe" else _sentence_piece
+        build = {"bpe": _byte_level, "spm": _sentence_piece, "unigram": _unigram}[vocabulary.kind]
         # Two of them: whether special tokens in the text are text or tokens cannot be chosen per call. The model, which
         # takes 0.1 s to make, is shared; tokens that are added are not part of it.
         self._plain = build(vocabulary)
@@ -81,7 +81,15 @@ class Tokenizer:
 
     def min_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least. Takes less time than to count them."""
+        if self.vocabulary.charsmap or self.vocabulary.remove_extra_whitespaces or not self._has_all_bytes:
+            return 0  # any number of characters may become nothing, or one unknown token
         return -(-len(text.encode(errors="replace")) // self._max_token_bytes)
+
+    @cached_property
+    def _has_all_bytes(self) -> bool:
+        vocabulary = self.vocabulary
+        found = [i for i in vocabulary.not_normal if vocabulary.types[i] == BYTE]
+        return vocabulary.kind == "bpe" or len({vocabulary.tokens[i].upper() for i in found}) == 256
 
     @cached_property
     def _max_token_bytes(self) -> int:
@@ -201,11 +209,37 @@ def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
             byte_fallback=True,
         )
     )
-    space = [normalizers.Replace(" ", "▁")]
-    encoder.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), *space] if vocabulary.add_space_prefix else space
-    )
+    encoder.normalizer = _normalizer(vocabulary)
     return encoder
+
+
+def _unigram(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """The pieces with the highest sum of scores. Only normal pieces are found in text."""
+    if vocabulary.unknown is None:
+        raise ModelError("tokenizer.ggml.unknown_token_id must be there for a vocabulary of the kind 't5'")
+    pieces = list(zip(vocabulary.tokens, vocabulary.scores, strict=True))
+    has_bytes = any(vocabulary.types[i] == BYTE for i in vocabulary.not_normal)
+    model = models.Unigram(vocab=pieces, unk_id=vocabulary.unknown, byte_fallback=has_bytes)
+    encoder = tokenizers.Tokenizer(model)
+    encoder.normalizer = _normalizer(vocabulary)
+    return encoder
+
+
+def _normalizer(vocabulary: Vocabulary) -> Any:
+    """SentencePiece's: characters are replaced, extra spaces are taken out, one is put first, ▁ is written for each."""
+    steps: list[Any] = []
+    if vocabulary.charsmap:
+        try:
+            steps.append(normalizers.Precompiled(vocabulary.charsmap))
+        except Exception as failure:
+            raise ModelError(f"tokenizer.ggml.precompiled_charsmap cannot be read: {failure}") from None
+    if vocabulary.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A | \z"), "")]
+    if vocabulary.add_space_prefix:
+        steps.append(normalizers.Prepend(" "))
+    if vocabulary.escape_whitespaces:
+        steps.append(normalizers.Replace(" ", "▁"))
+    return normalizers.Sequence(steps)
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -250,7 +284,7 @@ def _token_bytes(vocabulary: Vocabulary, token: int) -> bytes:
         return b""
     if kind == BYTE:
         return bytes.fromhex(text[3:5])  # `check_vocabulary` has seen it
-    if vocabulary.kind == "spm":
+    if vocabulary.kind != "bpe":
         return text.replace("▁", " ").encode()
     if kind == USER_DEFINED:
         return text.encode()
@@ -263,4 +297,4 @@ def _token_bytes(vocabulary: Vocabulary, token: int) -> bytes:
 def _stop_ids(vocabulary: Vocabulary) -> frozenset[int]:
     ends = {i for i in vocabulary.not_normal if vocabulary.types[i] in (CONTROL, USER_DEFINED)}
     found = {i for i in ends if vocabulary.tokens[i] in _TURN_ENDS}
-    return frozenset(found | ({vocabulary.eos} if vocabulary.eos is not None else set()))
+    return frozenset(found | set(vocabulary.ends) | ({vocabulary.eos} if vocabulary.eos is not None else set()))

@@ -15,12 +15,16 @@ from .splits import SPLITS
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's token types
 _PREFIX = "tokenizer.ggml."
 # Of tokenizer.ggml.model: encoders and models of other kinds have them.
-_OTHERS = {"bert": "WordPiece", "t5": "SentencePiece unigram", "rwkv": "RWKV's own", "plamo2": "PLaMo-2's own"}
+_OTHERS = {"bert": "WordPiece", "rwkv": "RWKV's own", "plamo2": "PLaMo-2's own"}
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens and the rules that turn text into them. `kind` is "bpe" (byte-level) or "spm" (SentencePiece-like)."""
+    """Tokens and the rules that turn text into them. `kind` is "bpe" (byte-level), "spm" or "unigram".
+
+    "spm" merges pieces in the order of their scores, "unigram" takes the pieces with the highest sum of scores: the two
+    algorithms of SentencePiece.
+    """
 
     kind: str
     pre: str
@@ -36,6 +40,13 @@ class Vocabulary:
     add_space_prefix: bool
     # As the file has it: a model whose template is not even text can still continue text. `ChatTemplate` judges it.
     chat_template: object
+    # Rules of SentencePiece: runs of spaces become one, and none is at an end; a space is written ▁; a table of
+    # characters and what replaces them.
+    remove_extra_whitespaces: bool = False
+    escape_whitespaces: bool = True
+    charsmap: bytes = b""
+    # Tokens that end a turn or a message, beside EOS.
+    ends: Sequence[int] = ()
 
     @cached_property
     def not_normal(self) -> Sequence[int]:
@@ -47,10 +58,12 @@ class Vocabulary:
         """Take the vocabulary out of a GGUF file's metadata; what is missing or contradictory is a ModelError."""
         model = _text(metadata, "model", None)
         if model in _OTHERS:
-            raise ModelError(f"{_PREFIX}model {model!r} ({_OTHERS[model]}) is not supported; 'gpt2' and 'llama' are")
-        kind = {"gpt2": "bpe", "llama": "spm"}.get(model)
+            raise ModelError(
+                f"{_PREFIX}model {model!r} ({_OTHERS[model]}) is not supported; 'gpt2', 'llama' and 't5' are"
+            )
+        kind = {"gpt2": "bpe", "llama": "spm", "t5": "unigram"}.get(model)
         if kind is None:
-            raise _wrong("model", "'gpt2' or 'llama'", model)
+            raise _wrong("model", "'gpt2', 'llama' or 't5'", model)
         tokens = _list(metadata, "tokens", "strings", {str}, _any, None)
         if "" in tokens:
             raise _wrong("tokens", "strings that are not empty", f"an empty one at {tokens.index('')}")
@@ -62,7 +75,7 @@ class Vocabulary:
         )
         scores = _list(metadata, "scores", "numbers", {int, float}, _is_number, [])
         _same_length("token_type", types, tokens)
-        if kind == "spm":
+        if kind != "bpe":
             _same_length("scores", scores, tokens)
         pre = _text(metadata, "pre", "default")
         known = SPLITS.get(pre) if kind == "bpe" else None
@@ -77,9 +90,13 @@ class Vocabulary:
             eos=_token(metadata, "eos", tokens),
             unknown=_token(metadata, "unknown", tokens),
             add_bos=_switch(metadata, "add_bos_token", kind == "spm" or (known is not None and known.add_bos)),
-            add_eos=_switch(metadata, "add_eos_token", False),
-            add_space_prefix=_switch(metadata, "add_space_prefix", kind == "spm"),
+            add_eos=_switch(metadata, "add_eos_token", kind == "unigram"),
+            add_space_prefix=_switch(metadata, "add_space_prefix", kind != "bpe"),
             chat_template=metadata.get("tokenizer.chat_template"),
+            remove_extra_whitespaces=_switch(metadata, "remove_extra_whitespaces", False),
+            escape_whitespaces=_switch(metadata, "escape_whitespaces", True),
+            charsmap=_bytes(metadata, "precompiled_charsmap"),
+            ends=[i for i in (_token(metadata, name, tokens) for name in ("eot", "eom")) if i is not None],
         )
 
 
@@ -102,6 +119,16 @@ def _switch(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
     if not isinstance(value, bool):
         raise _wrong(name, "true or false", value)
     return value
+
+
+def _bytes(metadata: Mapping[str, Any], name: str) -> bytes:
+    value = metadata.get(f"{_PREFIX}{name}", b"")
+    if isinstance(value, bytes):
+        return value
+    # GGUF has a list of numbers. A converter may have written them with a sign.
+    if not isinstance(value, list) or not all(type(item) is int and -128 <= item < 256 for item in value):
+        raise _wrong(name, "a list of bytes", value)
+    return bytes(item & 255 for item in value)
 
 
 def _list(

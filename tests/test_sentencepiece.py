@@ -1,0 +1,67 @@
+"""SentencePiece's tokenizer.model: the same ids as the package sentencepiece 0.2.2 gives; damaged files are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from shaderlm.errors import ModelError
+from shaderlm.text import Tokenizer, Vocabulary
+from shaderlm.text.sentencepiece import metadata_of
+
+DATA = Path(__file__).parent / "data" / "vocab"
+RECORDED = json.loads((DATA / "sentencepiece.json").read_text())
+
+
+def file_of(name: str) -> bytes:
+    return (DATA / f"sentencepiece-{name}.model").read_bytes()
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_recorded_text(name: str) -> None:
+    tokenizer = Tokenizer(Vocabulary.from_metadata(metadata_of(file_of(name))))
+    for text, ids in RECORDED[name]:
+        assert tokenizer.encode(text, parse_special=False) == ids, repr(text)
+        assert tokenizer.min_tokens(text) <= len(ids)
+        if name.endswith("bytes"):
+            assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "it has no pieces"),
+        (b"\x0a", "it ends within a number"),
+        (b"\x0a\x7fabc", "a field of 127 bytes begins 3 bytes before its end"),
+        (b"\x0b", "a field has the wire type 3"),
+        (b"\xff" * 11, "a number has more than ten bytes"),
+        (b"\x08\x01", "a message is a number"),
+        (b"\x0a\x03\x0a\x01\xff", "a piece is not text in UTF-8"),
+        (b"\x0a\x02\x08\x01", "a piece is not text in UTF-8"),
+        (b"\x0a\x05\x0a\x01a\x10\x01", "a score is not a number of four bytes"),
+        (b"\x0a\x03\x0a\x01a\x12\x02\x18\x03", "it is of words"),
+        (b"\x0a\x03\x0a\x01a\x12\x03\xc0\x01\x01", "treat_whitespace_as_suffix"),
+    ],
+)
+def test_what_is_no_such_file(data: bytes, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        metadata_of(data)
+
+
+def test_damaged_files_give_our_own_errors() -> None:
+    rng, whole = random.Random(3), file_of("unigram")
+    refused = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        if rng.random() < 0.3:
+            del data[rng.randrange(len(data)) :]
+        try:
+            Tokenizer(Vocabulary.from_metadata(metadata_of(bytes(data)))).encode("the time of  people")
+        except ModelError:
+            refused += 1
+    assert 30 < refused < 300
