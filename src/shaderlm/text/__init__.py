@@ -1,5 +1,6 @@
 """Text ↔ token ids, chat templates, streaming. Knows neither models nor GPU."""
 
+from . import hugging_face
 from .chat import ChatTemplate
 from .chat_output import CallDelta, ChatDelta, ChatFormat, ChatParser, ContentDelta, ReasoningDelta
 from .stream import TextStream
@@ -22,5 +23,6 @@ __all__ = [
     "Vocabulary",
     "call_format",
     "check_vocabulary",
+    "hugging_face",
     "read_tools",
 ]

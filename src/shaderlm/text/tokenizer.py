@@ -14,11 +14,10 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from ..errors import InputError, ModelError
 from .splits import SPLITS
-from .vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
+from .vocabulary import BYTE, BYTE_TOKEN, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
 
 # What chat checkpoints end a turn with, beside EOS.
 _TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -29,6 +28,9 @@ class Tokenizer:
         check_vocabulary(vocabulary)
         self._bytes = _TokenBytes(vocabulary)
         self._stop_ids = _stop_ids(vocabulary)
+        if vocabulary.pipeline is not None:
+            self._plain, self._special = _of_json(vocabulary)
+            return
         build = {"bpe": _byte_level, "spm": _sentence_piece, "unigram": _unigram}[vocabulary.kind]
         # Two of them: whether special tokens in the text are text or tokens cannot be chosen per call. The model, which
         # takes 0.1 s to make, is shared; tokens that are added are not part of it.
@@ -81,7 +83,12 @@ class Tokenizer:
 
     def min_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least. Takes less time than to count them."""
-        if self.vocabulary.charsmap or self.vocabulary.remove_extra_whitespaces or not self._has_all_bytes:
+        if (
+            self.vocabulary.pipeline
+            or self.vocabulary.charsmap
+            or self.vocabulary.remove_extra_whitespaces
+            or not self._has_all_bytes
+        ):
             return 0  # any number of characters may become nothing, or one unknown token
         return -(-len(text.encode(errors="replace")) // self._max_token_bytes)
 
@@ -147,12 +154,12 @@ class Tokenizer:
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
     """Refuse what no tokenizer can be built for. (Its merges are checked while it is built.)"""
-    if vocabulary.kind == "bpe" and vocabulary.pre not in SPLITS:
+    if vocabulary.kind == "bpe" and vocabulary.pipeline is None and vocabulary.pre not in SPLITS:
         known = ", ".join(SPLITS)
         raise ModelError(f"tokenizer.ggml.pre {reprlib.repr(vocabulary.pre)} is not known; it must be one of {known}")
     for i in vocabulary.not_normal:
         text = vocabulary.tokens[i]
-        if vocabulary.types[i] == BYTE and not _BYTE_TOKEN.fullmatch(text):
+        if vocabulary.types[i] == BYTE and not BYTE_TOKEN.fullmatch(text):
             raise ModelError(
                 "tokenizer.ggml.tokens must have '<0x00>' … '<0xFF>' where tokenizer.ggml.token_type says byte "
                 f"({BYTE}), the file has {reprlib.repr(text)} at {i}"
@@ -172,6 +179,29 @@ def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     encoder.pre_tokenizer = pre_tokenizers.Sequence([*words, to_bytes])
     return encoder
+
+
+def _of_json(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+    """Two encoders of Hugging Face's tokenizer.json: special tokens in the text are text; or they are tokens."""
+    try:
+        special = tokenizers.Tokenizer.from_str(vocabulary.pipeline or "")
+    except Exception as failure:
+        raise ModelError(f"tokenizer.json cannot be read: {failure}") from None
+    plain = tokenizers.Tokenizer(special.model)
+    if special.normalizer is not None:
+        plain.normalizer = special.normalizer
+    if special.pre_tokenizer is not None:
+        plain.pre_tokenizer = special.pre_tokenizer
+    added = special.get_added_tokens_decoder()
+    for i in sorted(added):
+        plain.add_tokens([added[i]])
+    plain.encode_special_tokens = True
+    for i, token in added.items():
+        found = vocabulary.tokens[i] if i < len(vocabulary.tokens) else None
+        if found != token.content or plain.token_to_id(token.content) != i:
+            given = f"{reprlib.repr(token.content)} is {i}, and the file has {reprlib.repr(found)} there"
+            raise ModelError(f"added_tokens of tokenizer.json must go on where its vocabulary ends: {given}")
+    return plain, special
 
 
 def _check_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> None:

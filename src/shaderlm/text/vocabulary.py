@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ..errors import ModelError
 from .splits import SPLITS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's token types
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _PREFIX = "tokenizer.ggml."
 # Of tokenizer.ggml.model: encoders and models of other kinds have them.
 _OTHERS = {"bert": "WordPiece", "rwkv": "RWKV's own", "plamo2": "PLaMo-2's own"}
@@ -47,6 +49,8 @@ class Vocabulary:
     charsmap: bytes = b""
     # Tokens that end a turn or a message, beside EOS.
     ends: Sequence[int] = ()
+    # Hugging Face's tokenizer.json: how text becomes tokens. It takes the place of `pre`, merges and scores.
+    pipeline: str | None = None
 
     @cached_property
     def not_normal(self) -> Sequence[int]:
@@ -64,6 +68,7 @@ class Vocabulary:
         kind = {"gpt2": "bpe", "llama": "spm", "t5": "unigram"}.get(model)
         if kind is None:
             raise _wrong("model", "'gpt2', 'llama' or 't5'", model)
+        pipeline = metadata.get("tokenizer.json")  # no GGUF file has this key
         tokens = _list(metadata, "tokens", "strings", {str}, _any, None)
         if "" in tokens:
             raise _wrong("tokens", "strings that are not empty", f"an empty one at {tokens.index('')}")
@@ -85,7 +90,9 @@ class Vocabulary:
             tokens=tokens,
             types=types,
             scores=scores,
-            merges=_list(metadata, "merges", "strings", {str}, _any, None if kind == "bpe" else []),
+            merges=_list(
+                metadata, "merges", "strings", {str}, _any, None if kind == "bpe" and pipeline is None else []
+            ),
             bos=_token(metadata, "bos", tokens),
             eos=_token(metadata, "eos", tokens),
             unknown=_token(metadata, "unknown", tokens),
@@ -96,7 +103,8 @@ class Vocabulary:
             remove_extra_whitespaces=_switch(metadata, "remove_extra_whitespaces", False),
             escape_whitespaces=_switch(metadata, "escape_whitespaces", True),
             charsmap=_bytes(metadata, "precompiled_charsmap"),
-            ends=[i for i in (_token(metadata, name, tokens) for name in ("eot", "eom")) if i is not None],
+            ends=_ends(metadata, tokens),
+            pipeline=pipeline,
         )
 
 
@@ -168,6 +176,11 @@ def _is_number(item: float) -> bool:
 def _same_length(name: str, values: Sequence[Any], tokens: Sequence[str]) -> None:
     if len(values) != len(tokens):
         raise ModelError(f"{_PREFIX}{name} must have one entry per token, {len(tokens)}; the file has {len(values)}")
+
+
+def _ends(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
+    ends = _list(metadata, "end_token_ids", "token ids", {int}, lambda i: 0 <= i < len(tokens), [])
+    return [*ends, *(i for i in (_token(metadata, name, tokens) for name in ("eot", "eom")) if i is not None)]
 
 
 def _token(metadata: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int | None:

@@ -1,0 +1,106 @@
+"""Tokenizers of Hugging Face folders: the same ids as from the package tokenizers; broken files are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, models, pre_tokenizers, processors
+
+from shaderlm import Tokenizer
+from shaderlm.errors import ModelError
+from shaderlm.text import Vocabulary
+from shaderlm.text.hugging_face import metadata_of
+
+VOCAB = Path(__file__).parent / "data" / "vocab"
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {text: i for i, text in enumerate([*letters, "th", "the", "Ġthe"])}
+    made = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=[("t", "h"), ("th", "e"), ("Ġ", "the")]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_tokens([AddedToken("<|bos|>", special=True), AddedToken("<tool>"), AddedToken("<|end|>", special=True)])
+    made.post_processor = processors.TemplateProcessing("<|bos|> $A", special_tokens=[("<|bos|>", 259)])
+    return made
+
+
+CONFIG: dict[str, Any] = {"bos_token": "<|bos|>", "eos_token": {"content": "<|end|>"}, "chat_template": "{{ 1 }}"}
+
+
+def files(document: Any = None, **more: Any) -> dict[str, bytes]:
+    text = byte_level().to_str() if document is None else json.dumps(document)
+    others = {"tokenizer_config.json": CONFIG, "generation_config.json": {"eos_token_id": [261, 260]}} | more
+    return {"tokenizer.json": text.encode()} | {key: json.dumps(value).encode() for key, value in others.items()}
+
+
+def test_a_tokenizer_json(tmp_path: Path) -> None:
+    for name, content in files().items():
+        (tmp_path / name).write_bytes(content)
+    ours, theirs = Tokenizer.from_file(tmp_path), byte_level()
+    for text in ("", "the other <tool> é\n", "<|end|>the", "a <|bos|> the"):
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special=True)[:1] == [259]
+        assert ours.decode(ours.encode(text, parse_special=False)) == text
+    assert ours.encode("<|end|>") == [261]
+    assert 261 not in ours.encode("<|end|>", parse_special=False)
+    assert ours.encode("<tool>", parse_special=False) == [260]
+    assert list(ours.special_tokens) == ["<|bos|>", "<|end|>"]
+    assert ours.stop_ids == {260, 261}
+    assert (ours.vocabulary.bos, ours.vocabulary.eos, ours.vocabulary.chat_template) == (259, 261, "{{ 1 }}")
+
+
+def test_a_tokenizer_model_with_added_tokens(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes((VOCAB / "sentencepiece-bpe-bytes.model").read_bytes())
+    size = len(Tokenizer.from_file(tmp_path).vocabulary.tokens)
+    added = {str(size): {"content": "<|user|>", "special": True}, str(size + 1): {"content": "<x>", "special": False}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added, "add_bos_token": False}))
+    (tmp_path / "chat_template.jinja").write_text("{{ 2 }}")
+    ours = Tokenizer.from_file(tmp_path)
+    assert ours.encode("<|user|>") == [size]
+    assert size not in ours.encode("<|user|>", parse_special=False)
+    assert ours.encode("<x>", parse_special=False) == [size + 1]
+    assert not ours.vocabulary.add_bos
+    assert ours.vocabulary.chat_template == "{{ 2 }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {str(size + 5): added["400"]}}))
+    with pytest.raises(ModelError, match="must go on at"):
+        Tokenizer.from_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "must have tokenizer.json or tokenizer.model"),
+        ({"tokenizer.json": b"{"}, "tokenizer.json is not JSON"),
+        ({"tokenizer.json": b"\xff"}, "tokenizer.json is not JSON"),
+        ({"tokenizer.json": b"[" * 100_000}, "tokenizer.json is not JSON"),
+        ({"tokenizer.json": b"[]"}, "must be a JSON object"),
+        ({"tokenizer.json": b'{"model": {"type": "WordPiece"}}'}, "BPE or Unigram, it has 'WordPiece'"),
+        ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": 3}}'}, "must have a vocabulary"),
+        ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 100000000000}}}'}, "must number its tokens"),
+        ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 0}}, "added_tokens": 3}'}, "list of objects"),
+        ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 0}}}'}, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read(given: dict[str, bytes], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        Tokenizer(Vocabulary.from_metadata(metadata_of(given)))
+
+
+def test_damaged_files_give_our_own_errors() -> None:
+    rng, whole = random.Random(5), files()
+    refused = 0
+    for _ in range(150):
+        name = rng.choice(["tokenizer.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+        data = bytearray(whole[name])
+        for _ in range(rng.randrange(1, 3)):
+            data[rng.randrange(len(data))] = rng.choice(b'0123456789"{}[],:aN-')
+        try:
+            Tokenizer(Vocabulary.from_metadata(metadata_of(whole | {name: bytes(data)}))).encode("the <|end|>")
+        except ModelError:
+            refused += 1
+    assert refused > 30
