@@ -119,7 +119,7 @@ class LanguageModel:
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
         """Answer a conversation: messages with "role" (system, user, assistant) and "content". Options as `generate`.
 
-        With parse_special=False special tokens in the contents are plain text; those of the template stay tokens.
+        Special tokens in the contents are plain text, unless parse_special=True; those of the template are tokens.
         """
         return _finished(self.stream_chat(messages, **options))
 
@@ -167,7 +167,7 @@ class LanguageModel:
         tools: Messages | None = None,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = True,
+        parse_special: bool = False,
     ) -> list[int]:
         """Token ids of a conversation, by the model's chat template; arguments as `ChatTemplate.render`.
 

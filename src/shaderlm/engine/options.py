@@ -42,8 +42,8 @@ class GenerationOptions(TypedDict, total=False):
     """Begin after what is in the cache of an earlier prompt with the same beginning, and keep this one's for later ones
     (default: True)."""
     parse_special: bool
-    """Read the text of a special token, such as <|im_end|>, as that token (default: True). With False it is plain
-    text; in a chat that holds for the messages' contents, not for the template around them."""
+    """Read the text of a special token, such as <|im_end|>, as that token (default: True; in a chat False). With False
+    it is plain text; in a chat that holds for the messages' contents, not for the template around them."""
     temperature: float
     """0 (default): greedy, the most likely token. Larger values sample more evenly."""
     top_k: int
@@ -190,7 +190,8 @@ CHAT_OPTION_NAMES = tuple(_CHAT)
 def chat_params(options: Mapping[str, Any]) -> tuple[ChatParams, GenerationParams]:
     """The options of a chat, the same way."""
     _check_names(options, (*OPTION_NAMES, *_CHAT))
-    others = {name: value for name, value in options.items() if name not in _CHAT}
+    # Messages may hold text of others: what looks like a special token there is text, unless it is asked for.
+    others = {"parse_special": False} | {name: value for name, value in options.items() if name not in _CHAT}
     return ChatParams(**{name: options[name] for name in _CHAT if name in options}), generation_params(others)
 
 
