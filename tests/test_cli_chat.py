@@ -289,7 +289,7 @@ def test_set_shows_all_settings(tiny: Path) -> None:
     assert (found["seed"], found["ignore_eos"], found["parse_special"], found["verbose"]) == (
         "none",
         "off",
-        "on",
+        "off",
         "off",
     )
     changed = "".join(f"/set {name} {value}\n" for name, value in found.items())

@@ -31,7 +31,7 @@ _QUOTES = '"""'
 
 @click.command()
 @model_options
-@sampling_options(max_tokens=1024, temperature=0.7, top_p=0.95)
+@sampling_options(max_tokens=1024, temperature=0.7, top_p=0.95, parse_special=False)
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
 @click.option("--no-history", is_flag=True, help="Do not keep what is typed for the arrow keys of later chats.")
 @click.option("-v", "--verbose", is_flag=True, help="Print tokens per second after each answer.")

@@ -94,7 +94,9 @@ def one_model(given: Sequence[str], model: str | None) -> str | None:
     return named[0] if named else None
 
 
-def sampling_options(*, max_tokens: int, temperature: float, top_p: float) -> Callable[[Command], Command]:
+def sampling_options(
+    *, max_tokens: int, temperature: float, top_p: float, parse_special: bool = True
+) -> Callable[[Command], Command]:
     """Length, sampling and stopping: together what `generation_options` takes."""
 
     def number(name: str, default: float, words: str, short: str | None = None) -> Callable[[Command], Command]:
@@ -127,7 +129,7 @@ def sampling_options(*, max_tokens: int, temperature: float, top_p: float) -> Ca
         click.option("--ignore-eos", is_flag=True, help="Continue after the model's end-of-turn token."),
         click.option(
             "--parse-special/--no-parse-special",
-            default=True,
+            default=parse_special,
             show_default=True,
             help="Read the text of a special token, such as <|im_end|>, as that token.",
         ),
