@@ -10,9 +10,8 @@ import math
 import mmap
 import operator
 import os
-import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, ModelError
 from .gguf_header import TensorInfo, read_header
+from .mapped import map_file, unmap
 from .unpack import unpack
 from .weight_formats import WEIGHT_FORMATS
 
@@ -44,13 +44,13 @@ class GgufFile:
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"expected the path of a .gguf file, got {type(path).__name__}")
         where = Path(path)
-        data = _map(where)
+        data = map_file(where, "a .gguf file")
         try:
             _check_magic(where, data)
             metadata, tensors = read_header(where, data)
             return cls(where, data, metadata, tensors)
         except BaseException:
-            _close(data)
+            unmap(data)
             raise
 
     def raw(self, name: str, first: int = 0, end: int | None = None) -> NDArray[np.uint8]:
@@ -101,7 +101,7 @@ class GgufFile:
     def close(self) -> None:
         """Let go of the file. Arrays that `raw` gave out keep it mapped until they are gone."""
         if self._data is not None:
-            _close(self._data)
+            unmap(self._data)
             self._data = None
 
     def __enter__(self) -> GgufFile:
@@ -122,34 +122,6 @@ def _range(name: str, first: Any, end: Any, rows: int) -> tuple[int, int]:
 
 
 # The file ------------------------------------------------------------------------------------------------
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise ModelError(f"{path} is a directory; expected a .gguf file")
-        if not stat.S_ISREG(mode):
-            raise ModelError(f"{path} is not a regular file; expected a .gguf file")
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise ModelError(f"{path} is empty; download it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise ModelError(f"{path} does not exist; expected a .gguf file") from None
-    except PermissionError:
-        raise ModelError(f"{path} may not be read: permission denied") from None
-    except OSError as problem:
-        raise ModelError(f"{path} cannot be read: {problem.strerror or problem}") from None
-    except ModelError:
-        raise
-    except ValueError as problem:  # a NUL in the path
-        raise ModelError(f"{str(path)!r} cannot be a path: {problem}") from None
-
-
-def _close(data: mmap.mmap) -> None:
-    with suppress(BufferError):  # arrays still look at it: the last one to go unmaps it
-        data.close()
 
 
 # Other files that users may give: the first bytes, what the file is, what to do.

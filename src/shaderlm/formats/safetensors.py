@@ -1,0 +1,191 @@
+"""safetensors: one mapped file, or the parts that model.safetensors.index.json names → named tensors. Knows no model.
+
+A file is: the header's length in 8 bytes, the header in JSON, the tensors' bytes, one after the other without gaps.
+Every length, offset and shape is held against the file's size before anything is used.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+from .gguf_header import TensorInfo
+from .json_files import parse_json, read_json
+from .mapped import map_file, unmap
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+# safetensors' name → ours, and bytes per number. Those that are no weight formats are parts of quantised weights.
+_DTYPES = {
+    "F32": ("f32", 4),
+    "F16": ("f16", 2),
+    "BF16": ("bf16", 2),
+    "F64": ("f64", 8),
+    "F8_E4M3": ("f8_e4m3", 1),
+    "F8_E5M2": ("f8_e5m2", 1),
+    "I64": ("i64", 8),
+    "I32": ("i32", 4),
+    "I16": ("i16", 2),
+    "I8": ("i8", 1),
+    "U64": ("u64", 8),
+    "U32": ("u32", 4),
+    "U16": ("u16", 2),
+    "U8": ("u8", 1),
+    "BOOL": ("bool", 1),
+}
+_MAX_HEADER = 8 << 20  # a checkpoint with 36,000 tensors has 5 MB
+_MAX_INDEX = 64 << 20
+_MAX_RANK = 8
+_METADATA = "__metadata__"
+_DOWNLOAD_AGAIN = "the file is truncated or damaged; download it again"
+
+
+class Safetensors:
+    """The tensors of one file or of several that belong together, all mapped."""
+
+    def __init__(self, files: Mapping[Path, mmap.mmap], tensors: Mapping[str, tuple[Path, TensorInfo]]) -> None:
+        self._files = dict(files)
+        self._where = {name: path for name, (path, _) in tensors.items()}
+        self.tensors = MappingProxyType({name: info for name, (_, info) in tensors.items()})
+        self.size = sum(map(len, files.values()))
+
+    @classmethod
+    def open(cls, folder: Path) -> Safetensors:
+        """The checkpoint in a folder: the parts of its index if it has one, else model.safetensors."""
+        index = folder / INDEX
+        wanted = _weight_map(index) if index.exists() else {}
+        paths = sorted({folder / file for file in wanted.values()}) or [_single(folder)]
+        files: dict[Path, mmap.mmap] = {}
+        found: dict[str, tuple[Path, TensorInfo]] = {}
+        try:
+            for path in paths:
+                files[path] = map_file(path, "a .safetensors file")
+                for name, info in read_header(path, files[path]).items():
+                    if name in found:
+                        raise ModelError(f"{path}: tensor {reprlib.repr(name)} is in {found[name][0].name} too")
+                    found[name] = (path, info)
+            for name, file in wanted.items():
+                if name not in found or found[name][0] != folder / file:
+                    raise ModelError(f"{index}: there is no tensor {reprlib.repr(name)} in {file}; download both again")
+            return cls(files, found)
+        except BaseException:
+            for data in files.values():
+                unmap(data)
+            raise
+
+    def raw(self, name: str, first: int = 0, end: int | None = None) -> NDArray[np.uint8]:
+        """Rows `first` … `end` as they lie in the file: a read-only view [rows, bytes per row]; a vector is one row."""
+        info = self.tensors[name]
+        rows = math.prod(info.shape[:-1])
+        end = rows if end is None else end
+        assert 0 <= first <= end <= rows
+        row_bytes = info.nbytes // rows if rows else 0
+        start, count = info.offset + first * row_bytes, (end - first) * row_bytes
+        if count == 0:
+            return np.empty((end - first, row_bytes), np.uint8)
+        return np.frombuffer(self._files[self._where[name]], np.uint8, count, start).reshape(end - first, row_bytes)
+
+    def close(self) -> None:
+        """Let go of the files. Arrays that `raw` gave out keep them mapped until they are gone."""
+        for data in self._files.values():
+            unmap(data)
+        self._files.clear()
+
+
+def _single(folder: Path) -> Path:
+    """The one file of a folder without an index, whatever its name."""
+    usual = folder / SINGLE
+    found = sorted(folder.glob("*.safetensors"))
+    if usual.exists() or not found:
+        return usual
+    if len(found) > 1:
+        raise ModelError(
+            f"{folder} has {len(found)} .safetensors files, but neither {SINGLE} nor {INDEX}, which names the parts of "
+            "a checkpoint; download the whole folder again"
+        )
+    return found[0]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor → file, from the index. Files lie beside it."""
+    found = read_json(index, _MAX_INDEX).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise ModelError(f"{index}: weight_map must name the file of every tensor; it is {reprlib.repr(found)}")
+    for name, file in found.items():
+        plain = isinstance(file, str) and file.endswith(".safetensors") and not set(file) & set("/\\:\0")
+        if not plain:
+            raise ModelError(
+                f"{index}: tensor {reprlib.repr(name)} must be in a .safetensors file of the same folder, it is in "
+                f"{reprlib.repr(file)}"
+            )
+    return found
+
+
+# The header ----------------------------------------------------------------------------------------------
+
+
+def read_header(path: Path, data: mmap.mmap) -> dict[str, TensorInfo]:
+    """The tensors of a mapped file; what cannot be right is a ModelError."""
+    size = len(data)
+    length = int.from_bytes(data[:8], "little")
+    if size < 10 or data[8:9] != b"{":
+        looks = f"it begins with the bytes {data[:8].hex(' ')}"
+        raise ModelError(f"{path} is not a safetensors file: {looks}; download it again")
+    if length > size - 8:
+        raise ModelError(f"{path}: the header has {length} bytes, {size - 8} follow; {_DOWNLOAD_AGAIN}")
+    if length > _MAX_HEADER:
+        raise ModelError(f"{path}: the header has {length:,} bytes; at most {_MAX_HEADER:,} can be read")
+    header = parse_json(data[8 : 8 + length], f"{path}: the header")
+    header.pop(_METADATA, None)  # texts about the file
+    start = 8 + length
+    found = {name: _tensor(path, name, entry, start) for name, entry in header.items()}
+    _check_gaps(path, list(found.values()), start, size)
+    return found
+
+
+def _tensor(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
+    called = f"{path}: tensor {reprlib.repr(name)}"
+    if not name or not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ModelError(f"{called} must have dtype, shape and data_offsets, it has {reprlib.repr(entry)}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise ModelError(f"{called} has the dtype {reprlib.repr(dtype)}; known are {', '.join(_DTYPES)}")
+    if not _whole(shape) or len(shape) > _MAX_RANK:
+        raise ModelError(f"{called} has the impossible shape {reprlib.repr(shape)}; {_DOWNLOAD_AGAIN}")
+    if not _whole(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ModelError(f"{called} has the impossible data_offsets {reprlib.repr(offsets)}; {_DOWNLOAD_AGAIN}")
+    kind, width = _DTYPES[dtype]
+    nbytes = math.prod(shape) * width
+    if offsets[1] - offsets[0] != nbytes:
+        given = f"{offsets[1] - offsets[0]} are given"
+        raise ModelError(
+            f"{called} of the shape {reprlib.repr(shape)} needs {nbytes} bytes, {given}; {_DOWNLOAD_AGAIN}"
+        )
+    return TensorInfo(name, tuple(shape), kind, start + offsets[0], nbytes)
+
+
+def _whole(given: Any) -> bool:
+    """Is it a list of whole numbers that a file could have?"""
+    return isinstance(given, list) and all(type(item) is int and 0 <= item < 1 << 63 for item in given)
+
+
+def _check_gaps(path: Path, tensors: list[TensorInfo], start: int, size: int) -> None:
+    """Tensors follow each other up to the end of the file: none lies in another, and nothing is between them."""
+    at = start
+    for info in sorted(tensors, key=lambda info: (info.offset, info.nbytes)):
+        if info.offset != at:
+            what = "overlaps another" if info.offset < at else f"leaves a gap of {info.offset - at} bytes before it"
+            raise ModelError(f"{path}: tensor {reprlib.repr(info.name)} {what}; {_DOWNLOAD_AGAIN}")
+        at += info.nbytes
+    if at != size:
+        missing = f"{at - size} bytes are missing" if at > size else f"{size - at} bytes too many are there"
+        raise ModelError(f"{path}: {missing} at its end; {_DOWNLOAD_AGAIN}")
