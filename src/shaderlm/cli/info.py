@@ -15,7 +15,8 @@ from .models import described, is_synthetic
 from .options import backend_option, ignore_key_option, model_argument, one_model
 
 if TYPE_CHECKING:
-    from ..formats.gguf import GgufFile, TensorInfo
+    from ..formats.checkpoint import Checkpoint
+    from ..formats.gguf_header import TensorInfo
     from ..gpu import Backend
     from ..models.architecture import Architecture, Config
 
@@ -65,7 +66,7 @@ def info(
     as for `bench`. --context counts for the preferred GPU; without one, for a large GPU.
     """
     from ..formats.find import find
-    from ..formats.gguf import GgufFile
+    from ..formats.opening import open_checkpoint
 
     name = one_model(given, model)
     if is_synthetic(name):
@@ -75,7 +76,7 @@ def info(
         return
     with progress_bar() as progress:
         path = find(name, progress)
-    with GgufFile.open(path) as file:
+    with open_checkpoint(path) as file:
         found = _gathered(file, ignore_keys)
         if context is not None:
             found["memory"] = _memory(*described(str(path), ignore_keys), context, device, backend)
@@ -132,7 +133,7 @@ def _print_memory(found: Mapping[str, Any], as_json: bool) -> None:
 # Gathering -----------------------------------------------------------------------------------------------
 
 
-def _gathered(file: GgufFile, ignore_keys: Collection[str]) -> dict[str, Any]:
+def _gathered(file: Checkpoint, ignore_keys: Collection[str]) -> dict[str, Any]:
     metadata = file.metadata
     name = metadata.get("general.architecture")
     numbers = {key: _json_value(metadata.get(f"{name}.{there}")) for key, there in _NUMBERS.items()}
@@ -167,7 +168,7 @@ def _completed(numbers: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _unsupported_reason(file: GgufFile, ignore_keys: Collection[str]) -> str | None:
+def _unsupported_reason(file: Checkpoint, ignore_keys: Collection[str]) -> str | None:
     """Why this file cannot be run, in the order in which `load` would find it; None if it can."""
     from ..models.checkpoint import architecture_of, read_config
 
@@ -193,14 +194,14 @@ def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": model, "pre": pre, "problem": problem}
 
 
-def _vocabulary(file: GgufFile) -> int | None:
+def _vocabulary(file: Checkpoint) -> int | None:
     tokens, embedding = file.metadata.get("tokenizer.ggml.tokens"), file.tensors.get("token_embd.weight")
     if isinstance(tokens, list):
         return len(tokens)
     return embedding.shape[0] if embedding else None
 
 
-def _types(file: GgufFile) -> dict[str, dict[str, Any]]:
+def _types(file: Checkpoint) -> dict[str, dict[str, Any]]:
     """Per type of the matrices and vectors: how many, their bytes, and what matrices become on a GPU."""
     from ..formats.weight_formats import WEIGHT_FORMATS
 
@@ -213,7 +214,7 @@ def _types(file: GgufFile) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _gpu_bytes(file: GgufFile) -> int | None:
+def _gpu_bytes(file: Checkpoint) -> int | None:
     """Bytes of all weights in their formats on a GPU; None where there are none, or of types without a format."""
     from ..formats.weight_formats import WEIGHT_FORMATS
     from ..kernels.linear.packed import layout

@@ -169,10 +169,10 @@ def _schema_in(context: click.Context, parameter: click.Parameter, path: str | N
 def _vocabulary_size(model: str | None) -> int:
     """From the header of the file."""
     from ..formats.find import find
-    from ..formats.gguf import GgufFile
+    from ..formats.opening import open_checkpoint
     from ..text import Vocabulary
 
-    with GgufFile.open(find(model)) as file, file.named_in_errors():
+    with open_checkpoint(find(model)) as file, file.named_in_errors():
         return len(Vocabulary.from_metadata(file.metadata).tokens)
 
 

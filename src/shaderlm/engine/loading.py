@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError, InputError
+from ..formats.checkpoint import Checkpoint
 from ..formats.convert import device_format, rows_for_device
 from ..formats.find import find
-from ..formats.gguf import GgufFile
+from ..formats.opening import open_checkpoint
 from ..gpu import Array, Backend, Device, begin_opening, open_device, preferred_adapter
 from ..models.architecture import Architecture, Config
 from ..models.checkpoint import architecture_of, read_config
@@ -103,7 +104,7 @@ def load_with(
     path = find(model, progress)
     started = time.perf_counter()
     # The header is read while a device is opened, and the tokenizer is built while weights are copied.
-    with GgufFile.open(path) as file, file.named_in_errors(), ThreadPoolExecutor(2, "load") as pool:
+    with open_checkpoint(path) as file, file.named_in_errors(), ThreadPoolExecutor(2, "load") as pool:
         opening = pool.submit(choose_device, device, backend)
         kind = architecture_of(file)
         vocabulary = Vocabulary.from_metadata(file.metadata)
@@ -179,7 +180,7 @@ def backend_of(device: Device | None) -> str:
 class _File:
     """The weights of a GGUF file, as the runtime asks for them."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: Checkpoint) -> None:
         self._file = file
 
     def rows(self, name: str, kind: str, first: int, end: int) -> Array:
@@ -190,7 +191,7 @@ class _File:
 
 
 def config_of_file(
-    kind: Architecture, file: GgufFile, context: int | None, *, dense: bool, ignore_keys: Collection[str] = ()
+    kind: Architecture, file: Checkpoint, context: int | None, *, dense: bool, ignore_keys: Collection[str] = ()
 ) -> Config:
     """A model's sizes and formats from its file; `dense`: all weights in f32, as the CPU has them."""
     config = read_config(kind, file, ignore_keys)
@@ -210,7 +211,7 @@ def check_context(given: Any, limit: int) -> None:
         raise InputError(f"context must be a whole number from 1 to the model's {limit:,}, got {given!r}")
 
 
-def _report(file: GgufFile, config: Config, ran: Any, backend: str, max_context: int, seconds: float) -> LoadReport:
+def _report(file: Checkpoint, config: Config, ran: Any, backend: str, max_context: int, seconds: float) -> LoadReport:
     matrices = [(info.kind, config.formats[name]) for name, info in file.tensors.items() if len(info.shape) > 1]
     changed = {kind: form for kind, form in matrices if kind != form}
     return LoadReport(

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .gguf import GgufFile
+from .checkpoint import Checkpoint
 from .weight_formats import WEIGHT_FORMATS
 
 
-def device_format(file: GgufFile, name: str) -> str:
+def device_format(file: Checkpoint, name: str) -> str:
     """The format on a device. Vectors are f32."""
     info = file.tensors[name]
     if len(info.shape) == 1:
@@ -20,7 +20,7 @@ def device_format(file: GgufFile, name: str) -> str:
     return WEIGHT_FORMATS[info.kind].on_device
 
 
-def rows_for_device(file: GgufFile, name: str, kind: str, first: int, end: int) -> NDArray[Any]:
+def rows_for_device(file: Checkpoint, name: str, kind: str, first: int, end: int) -> NDArray[Any]:
     """Rows of a tensor in a device's format: as GGUF stores them, or dense in f32."""
     if file.tensors[name].kind != kind:
         return file.dense(name, first, end).astype(WEIGHT_FORMATS[kind].dtype, copy=False)

@@ -1,4 +1,4 @@
-"""What a user typed → the path of a .gguf file. Knows names, paths and where files come from, not what is in them."""
+"""What a user typed → the path of a .gguf file or of a Hugging Face folder. Knows names and paths, not contents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _local(text: str, *, typed: bool) -> Path:
     try:
         path = Path(text).expanduser()
         if path.is_dir():
-            return _only_file(path)
+            return _in_folder(path)
         if path.exists():
             return path
     except PermissionError:
@@ -65,12 +65,15 @@ def _missing(text: str, path: Path, *, typed: bool) -> str:
     return f"there is no model or file {text!r}: {hint} otherwise give the path of a .gguf file or {_HF_FORM}"
 
 
-def _only_file(folder: Path) -> Path:
+def _in_folder(folder: Path) -> Path:
+    """The folder itself if it is one of Hugging Face's, with weights as .safetensors; else its only .gguf file."""
+    if any(folder.glob("*.safetensors")):
+        return folder
     found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ModelError(f"there is no .gguf file in the directory {folder}")
+        raise ModelError(f"there is no .gguf file in the directory {folder}, and no .safetensors file")
     names = ", ".join(path.name for path in found[:_LISTED])
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     raise ModelError(f"the directory {folder} holds {len(found)} .gguf files, name one of them: {names}{more}")

@@ -5,38 +5,30 @@ The file is mapped, never read whole. `gguf_header.py` reads and checks the head
 
 from __future__ import annotations
 
-import difflib
 import math
 import mmap
-import operator
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, ModelError
+from .checkpoint import Checkpoint
 from .gguf_header import TensorInfo, read_header
 from .mapped import map_file, unmap
-from .unpack import unpack
-from .weight_formats import WEIGHT_FORMATS
 
 __all__ = ["GgufFile", "TensorInfo"]
 
 
-class GgufFile:
-    """An open checkpoint. Use it as a context manager, or call `close()`."""
+class GgufFile(Checkpoint):
+    """An open GGUF file."""
 
     def __init__(self, path: Path, data: mmap.mmap, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]):
-        self.path = path
-        self.size = len(data)
-        self.metadata = MappingProxyType(dict(metadata))
-        self.tensors = MappingProxyType(dict(tensors))
-        self._data: mmap.mmap | None = data
+        super().__init__(path, len(data), metadata, tensors)
+        self._data = data
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GgufFile:
@@ -53,75 +45,13 @@ class GgufFile:
             unmap(data)
             raise
 
-    def raw(self, name: str, first: int = 0, end: int | None = None) -> NDArray[np.uint8]:
-        """Rows `first` … `end` as they lie in the file: a read-only view [rows, bytes per row]; a vector is one row."""
-        info, rows = self._info(name), self._rows(name)
-        first, end = _range(name, first, rows if end is None else end, rows)
-        if self._data is None:
-            raise InputError(f"{self.path} is closed: read its tensors before close()")
-        row_bytes = info.nbytes // rows
+    def _read(self, info: TensorInfo, first: int, end: int) -> NDArray[np.uint8]:
+        row_bytes = info.nbytes // math.prod(info.shape[:-1])
         flat = np.frombuffer(self._data, np.uint8, (end - first) * row_bytes, info.offset + first * row_bytes)
         return flat.reshape(end - first, row_bytes)
 
-    def dense(self, name: str, first: int = 0, end: int | None = None) -> NDArray[np.float32]:
-        """Rows `first` … `end` in float32: [rows, K], a vector [n]. A new array."""
-        info, blocks = self._info(name), self.raw(name, first, end)
-        if len(blocks) == 0:  # gguf's own functions do not take nothing
-            return np.empty(0 if len(info.shape) == 1 else (0, info.shape[-1]), np.float32)
-        with np.errstate(invalid="ignore", over="ignore"):  # an infinite scale is the file's, not the caller's
-            rows = unpack(blocks, info.kind).reshape(len(blocks), info.shape[-1])
-        return rows.reshape(-1) if len(info.shape) == 1 else rows
-
-    def _info(self, name: str) -> TensorInfo:
-        info = self.tensors.get(name)
-        if info is None:
-            close = difflib.get_close_matches(str(name), self.tensors, 1)
-            hint = f"; did you mean {close[0]}?" if close else f" among its {len(self.tensors)}"
-            raise ModelError(f"{self.path}: there is no tensor {name!r}{hint}")
-        if info.kind not in WEIGHT_FORMATS:
-            raise ModelError(
-                f"{self.path}: tensor {name} has the type {info.kind}, which is not supported; use a file of the types "
-                f"{', '.join(WEIGHT_FORMATS)}"
-            )
-        return info
-
-    def _rows(self, name: str) -> int:
-        return math.prod(self.tensors[name].shape[:-1])
-
-    @contextmanager
-    def named_in_errors(self) -> Iterator[None]:
-        """While this is entered, every ModelError names the file."""
-        try:
-            yield
-        except ModelError as problem:
-            if str(self.path) in str(problem):
-                raise
-            raise ModelError(f"{self.path}: {problem}") from None
-
-    def close(self) -> None:
-        """Let go of the file. Arrays that `raw` gave out keep it mapped until they are gone."""
-        if self._data is not None:
-            unmap(self._data)
-            self._data = None
-
-    def __enter__(self) -> GgufFile:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-def _range(name: str, first: Any, end: Any, rows: int) -> tuple[int, int]:
-    try:
-        start, stop = operator.index(first), operator.index(end)
-    except TypeError:
-        raise InputError(f"{name}: rows must be whole numbers, got {first!r} … {end!r}") from None
-    if not 0 <= start <= stop <= rows:
-        raise InputError(f"{name}: rows must satisfy 0 ≤ first ≤ end ≤ {rows}, got {start} … {stop}")
-    return start, stop
-
-
-# The file ------------------------------------------------------------------------------------------------
+    def _release(self) -> None:
+        unmap(self._data)
 
 
 # Other files that users may give: the first bytes, what the file is, what to do.

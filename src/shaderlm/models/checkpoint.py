@@ -6,19 +6,19 @@ import difflib
 from collections.abc import Collection
 
 from ..errors import InputError, ModelError
-from ..formats.gguf import GgufFile
+from ..formats.checkpoint import Checkpoint
 from ..formats.weight_formats import WEIGHT_FORMATS
 from .architecture import Architecture, Config, architecture
 
 
-def architecture_of(file: GgufFile) -> Architecture:
+def architecture_of(file: Checkpoint) -> Architecture:
     """The architecture that a file names."""
     if not file.tensors:
         raise ModelError("the file holds only a vocabulary: it can turn text into tokens, not generate")
     return architecture(file.metadata)
 
 
-def read_config(kind: Architecture, file: GgufFile, ignore_keys: Collection[str] = ()) -> Config:
+def read_config(kind: Architecture, file: Checkpoint, ignore_keys: Collection[str] = ()) -> Config:
     """The sizes of a file's model, with f32 as every format. The file is read as if it had none of `ignore_keys`."""
     ignored = _ignored(file, ignore_keys)
     shapes = {name: info.shape for name, info in file.tensors.items()}
@@ -34,7 +34,7 @@ def read_config(kind: Architecture, file: GgufFile, ignore_keys: Collection[str]
     return config
 
 
-def _ignored(file: GgufFile, names: Collection[str]) -> set[str]:
+def _ignored(file: Checkpoint, names: Collection[str]) -> set[str]:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise InputError(f"ignore_keys must be a list of metadata keys, got {names!r}")
     own = f"{file.metadata.get('general.architecture')}."

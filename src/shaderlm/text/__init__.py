@@ -1,6 +1,5 @@
 """Text ↔ token ids, chat templates, streaming. Knows neither models nor GPU."""
 
-from . import hugging_face
 from .chat import ChatTemplate
 from .chat_output import CallDelta, ChatDelta, ChatFormat, ChatParser, ContentDelta, ReasoningDelta
 from .stream import TextStream
@@ -23,6 +22,5 @@ __all__ = [
     "Vocabulary",
     "call_format",
     "check_vocabulary",
-    "hugging_face",
     "read_tools",
 ]

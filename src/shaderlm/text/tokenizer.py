@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from ..errors import InputError, ModelError
+from . import huggingface
 from .splits import SPLITS
 from .vocabulary import BYTE, BYTE_TOKEN, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
 
@@ -28,10 +29,10 @@ class Tokenizer:
         check_vocabulary(vocabulary)
         self._bytes = _TokenBytes(vocabulary)
         self._stop_ids = _stop_ids(vocabulary)
-        if vocabulary.pipeline is not None:
-            self._plain, self._special = _of_json(vocabulary)
-            return
         build = {"bpe": _byte_level, "spm": _sentence_piece, "unigram": _unigram}[vocabulary.kind]
+        flags: Mapping[str, AddedToken] = {}
+        if vocabulary.rules is not None:
+            build, flags = huggingface.encoder, huggingface.added_tokens(vocabulary)
         # Two of them: whether special tokens in the text are text or tokens cannot be chosen per call. The model, which
         # takes 0.1 s to make, is shared; tokens that are added are not part of it.
         self._plain = build(vocabulary)
@@ -39,7 +40,7 @@ class Tokenizer:
         self._special.pre_tokenizer, self._special.normalizer = self._plain.pre_tokenizer, self._plain.normalizer
         for encoder, kinds in ((self._plain, {USER_DEFINED}), (self._special, {USER_DEFINED, CONTROL})):
             added = [vocabulary.tokens[i] for i in vocabulary.not_normal if vocabulary.types[i] in kinds]
-            encoder.add_tokens([AddedToken(text, normalized=False) for text in added])
+            encoder.add_tokens([flags.get(text) or AddedToken(text, normalized=False) for text in added])
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -84,7 +85,7 @@ class Tokenizer:
     def min_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least. Takes less time than to count them."""
         if (
-            self.vocabulary.pipeline
+            self.vocabulary.rules is not None
             or self.vocabulary.charsmap
             or self.vocabulary.remove_extra_whitespaces
             or not self._has_all_bytes
@@ -154,7 +155,7 @@ class Tokenizer:
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
     """Refuse what no tokenizer can be built for. (Its merges are checked while it is built.)"""
-    if vocabulary.kind == "bpe" and vocabulary.pipeline is None and vocabulary.pre not in SPLITS:
+    if vocabulary.kind == "bpe" and vocabulary.rules is None and vocabulary.pre not in SPLITS:
         known = ", ".join(SPLITS)
         raise ModelError(f"tokenizer.ggml.pre {reprlib.repr(vocabulary.pre)} is not known; it must be one of {known}")
     for i in vocabulary.not_normal:
@@ -179,29 +180,6 @@ def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     encoder.pre_tokenizer = pre_tokenizers.Sequence([*words, to_bytes])
     return encoder
-
-
-def _of_json(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-    """Two encoders of Hugging Face's tokenizer.json: special tokens in the text are text; or they are tokens."""
-    try:
-        special = tokenizers.Tokenizer.from_str(vocabulary.pipeline or "")
-    except Exception as failure:
-        raise ModelError(f"tokenizer.json cannot be read: {failure}") from None
-    plain = tokenizers.Tokenizer(special.model)
-    if special.normalizer is not None:
-        plain.normalizer = special.normalizer
-    if special.pre_tokenizer is not None:
-        plain.pre_tokenizer = special.pre_tokenizer
-    added = special.get_added_tokens_decoder()
-    for i in sorted(added):
-        plain.add_tokens([added[i]])
-    plain.encode_special_tokens = True
-    for i, token in added.items():
-        found = vocabulary.tokens[i] if i < len(vocabulary.tokens) else None
-        if found != token.content or plain.token_to_id(token.content) != i:
-            given = f"{reprlib.repr(token.content)} is {i}, and the file has {reprlib.repr(found)} there"
-            raise ModelError(f"added_tokens of tokenizer.json must go on where its vocabulary ends: {given}")
-    return plain, special
 
 
 def _check_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> None:

@@ -49,8 +49,8 @@ class Vocabulary:
     charsmap: bytes = b""
     # Tokens that end a turn or a message, beside EOS.
     ends: Sequence[int] = ()
-    # Hugging Face's tokenizer.json: how text becomes tokens. It takes the place of `pre`, merges and scores.
-    pipeline: str | None = None
+    # The rules of a tokenizer.json, which take the place of `pre`: see `huggingface`.
+    rules: str | None = None
 
     @cached_property
     def not_normal(self) -> Sequence[int]:
@@ -68,7 +68,6 @@ class Vocabulary:
         kind = {"gpt2": "bpe", "llama": "spm", "t5": "unigram"}.get(model)
         if kind is None:
             raise _wrong("model", "'gpt2', 'llama' or 't5'", model)
-        pipeline = metadata.get("tokenizer.json")  # no GGUF file has this key
         tokens = _list(metadata, "tokens", "strings", {str}, _any, None)
         if "" in tokens:
             raise _wrong("tokens", "strings that are not empty", f"an empty one at {tokens.index('')}")
@@ -90,9 +89,7 @@ class Vocabulary:
             tokens=tokens,
             types=types,
             scores=scores,
-            merges=_list(
-                metadata, "merges", "strings", {str}, _any, None if kind == "bpe" and pipeline is None else []
-            ),
+            merges=_list(metadata, "merges", "strings", {str}, _any, None if kind == "bpe" else []),
             bos=_token(metadata, "bos", tokens),
             eos=_token(metadata, "eos", tokens),
             unknown=_token(metadata, "unknown", tokens),
@@ -104,7 +101,7 @@ class Vocabulary:
             escape_whitespaces=_switch(metadata, "escape_whitespaces", True),
             charsmap=_bytes(metadata, "precompiled_charsmap"),
             ends=_ends(metadata, tokens),
-            pipeline=pipeline,
+            rules=_rules(metadata),
         )
 
 
@@ -190,3 +187,9 @@ def _token(metadata: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(tokens):
         raise _wrong(f"{name}_token_id", f"a whole number from 0 to {len(tokens) - 1}, the id of a token", value)
     return value
+
+
+def _rules(metadata: Mapping[str, Any]) -> str | None:
+    """The rules of a tokenizer.json, where the file does not name one of the known ones."""
+    found = metadata.get("tokenizer.huggingface.json")
+    return found if isinstance(found, str) and f"{_PREFIX}pre" not in metadata else None

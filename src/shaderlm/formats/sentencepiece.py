@@ -1,4 +1,4 @@
-"""SentencePiece's `tokenizer.model`, a protocol buffer, as metadata with GGUF's names."""
+"""SentencePiece's `tokenizer.model`, a protocol buffer, under GGUF's names without tokenizer.ggml."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import ModelError
-from .vocabulary import CONTROL, NORMAL, UNKNOWN
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of pieces, and GGUF's of tokens
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _KINDS = {1: "t5", 2: "llama"}  # TrainerSpec.model_type → tokenizer.ggml.model: unigram, BPE
 _OTHER_KINDS = {3: "words", 4: "characters"}
 
 
-def metadata_of(data: bytes) -> dict[str, Any]:
+def pieces_metadata(data: bytes) -> dict[str, Any]:
     """Pieces, scores, types and rules of a `tokenizer.model`. What is no such file is a ModelError."""
     tokens: list[str] = []
     scores: list[float] = []
@@ -55,7 +56,7 @@ def metadata_of(data: bytes) -> dict[str, Any]:
         token = _int(trainer.get(field, default))
         if 0 <= token < len(tokens) and types[token] in (CONTROL, UNKNOWN):
             found[f"{name}_token_id"] = token
-    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+    return found
 
 
 # The wire format: a key (number · 8 + wire type), then a value -------------------------------------------

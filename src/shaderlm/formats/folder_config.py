@@ -1,0 +1,203 @@
+"""config.json → the metadata that a GGUF file of the same model has. Knows keys, not tensors of files.
+
+What has another name is in the tables of `folder_models`; here is what needs computing: rope, windows, scales.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+from .folder_models import HARMLESS, MODEL_TYPES, ModelType
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+class FolderConfig:
+    """The keys of config.json: each is taken once, and what nobody takes stays in the metadata for refusal."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._left = dict(config)
+        name = self.take("model_type")
+        if not isinstance(name, str) or name not in MODEL_TYPES:
+            known = ", ".join(MODEL_TYPES)
+            raise ModelError(f"config.json: model_type is {name!r}; supported in folders: {known}. A GGUF file may run")
+        self.row: ModelType = MODEL_TYPES[name]
+        self.vocabulary = self.whole("vocab_size")
+        self.tied = self.take("tie_word_embeddings")
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, NDArray[np.float32]] = {}  # that GGUF stores, and folders compute
+        self._fill()
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """A value, which is then dealt with."""
+        value = self._left.pop(key, default)
+        return default if value is None else value
+
+    def whole(self, key: str) -> int:
+        """A whole number from 1 to 2²⁴."""
+        return _whole(key, self.take(key))
+
+    def set(self, key: str, value: Any) -> None:
+        """An entry of the metadata. `key` is without the architecture."""
+        self.metadata[f"{self.row.architecture}.{key}"] = value
+
+    def get(self, key: str) -> Any:
+        """An entry that was set."""
+        return self.metadata.get(f"{self.row.architecture}.{key}")
+
+    def _fill(self) -> None:
+        self.metadata["general.architecture"] = self.row.architecture
+        for key, names in self.row.gguf_keys().items():
+            value = self.take(key)
+            for name in names if value is not None else ():
+                self.set(name, value)
+        heads, hidden = (_whole(key, self.get(key)) for key in ("attention.head_count", "embedding_length"))
+        self.head_width = _whole("head_dim", self.get("attention.key_length") or hidden // heads)
+        self._window()
+        _rope(self)
+        scalar = self.take("query_pre_attn_scalar", self.head_width)
+        if _number("query_pre_attn_scalar", scalar) != self.head_width:
+            self.set("attention.scale", 1 / math.sqrt(scalar))
+        for key, value in self._left.items():
+            neutral = self.row.neutral_values()
+            if key not in HARMLESS and not any(value == each for each in neutral.get(key, ())):
+                self.set(f"config.{key}", value)
+
+    def _window(self) -> None:
+        layers = _whole("num_hidden_layers", self.get("block_count"))
+        size, used = self.take("sliding_window"), self.take("use_sliding_window", self.row.window)
+        types = self.take("layer_types")
+        pattern = self.take("sliding_window_pattern", self.take("_sliding_window_pattern"))
+        if types is None:
+            every = pattern if pattern is not None else self.row.full_every
+            every = _whole("sliding_window_pattern", every) if every else 0
+            full = [not (used and size) or (every > 0 and i % every == every - 1) for i in range(layers)]
+        elif isinstance(types, list) and len(types) == layers and set(types) <= {_FULL, _SLIDING}:
+            full = [each == _FULL for each in types]
+        else:
+            raise ModelError(f"config.json: layer_types must have {layers} times {_FULL!r} or {_SLIDING!r}")
+        if all(full):
+            return
+        self.set("attention.sliding_window", _whole("sliding_window", size))
+        usual = self.row.full_every
+        if full != [usual > 0 and i % usual == usual - 1 for i in range(layers)]:
+            self.set("attention.sliding_window_pattern", [not each for each in full])
+
+
+# Rope ----------------------------------------------------------------------------------------------------
+
+
+def _rope(config: FolderConfig) -> None:
+    """rope_theta with rope_scaling, or since 2025 rope_parameters, which may have one entry per kind of layer."""
+    given = config.take("rope_parameters", {})
+    if isinstance(given, dict) and set(given) & {_FULL, _SLIDING}:
+        local = given.get(_SLIDING) or {}
+        if local.get("rope_type", "default") != "default":
+            raise ModelError(f"config.json: rope_type of {_SLIDING} must be 'default', it is {local['rope_type']!r}")
+        if "rope_theta" in local:
+            config.set("rope.freq_base_swa", _number("rope_theta", local["rope_theta"]))
+        given = given.get(_FULL) or {}
+    if not isinstance(given, dict):
+        raise ModelError(f"config.json: rope_parameters must be an object, it is {given!r:.60}")
+    scaling = dict(given or config.take("rope_scaling", {}) or {})
+    config.take("rope_scaling")
+    theta = config.take("rope_theta", scaling.pop("rope_theta", 10000.0))
+    config.set("rope.freq_base", _number("rope_theta", theta))
+    local_theta = config.take("rope_local_base_freq")
+    if local_theta is not None:
+        config.set("rope.freq_base_swa", _number("rope_local_base_freq", local_theta))
+    part = _number(
+        "partial_rotary_factor", config.take("partial_rotary_factor", scaling.pop("partial_rotary_factor", 1))
+    )
+    rotary = int(config.head_width * part)
+    config.set("rope.dimension_count", rotary)
+    kind = scaling.pop("rope_type", scaling.pop("type", "default"))
+    scaling.pop("type", None)
+    make = _SCALINGS.get(kind) if isinstance(kind, str) else None
+    if make is None:
+        raise ModelError(f"config.json: the rope scaling {kind!r} is not supported; {', '.join(_SCALINGS)} are")
+    make(config, scaling, float(theta), rotary)
+    if scaling:
+        config.set("config.rope_scaling", scaling)
+
+
+def _linear(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
+    config.set("rope.scaling.type", "linear")
+    config.set("rope.scaling.factor", _number("factor", scaling.pop("factor", None)))
+
+
+def _llama3(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
+    """Slow frequencies are divided by `factor`, fast ones by nothing, those between by something between.
+
+    GGUF has the divisors as a tensor.
+    """
+    wanted = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    factor, low, high, trained = (_number(key, scaling.pop(key, None)) for key in wanted)
+    if high <= low:
+        raise ModelError(f"config.json: high_freq_factor must be above low_freq_factor, got {high} and {low}")
+    turns = trained / (2 * np.pi * theta ** (np.arange(0, rotary, 2, dtype=np.float64) / rotary))  # within `trained`
+    fast = np.clip((turns - low) / (high - low), 0, 1)
+    config.tensors["rope_freqs.weight"] = (1 / ((1 - fast) / factor + fast)).astype(np.float32)
+
+
+def _yarn(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
+    config.set("rope.scaling.type", "yarn")
+    config.set("rope.scaling.factor", _number("factor", scaling.pop("factor", None)))
+    trained = scaling.pop("original_max_position_embeddings", config.get("context_length"))
+    config.set("rope.scaling.original_context_length", _whole("original_max_position_embeddings", trained))
+    for key in ("beta_fast", "beta_slow"):
+        if key in scaling:
+            config.set(f"rope.scaling.yarn_{key}", _number(key, scaling.pop(key)))
+    if scaling.get("truncate") is True:
+        scaling.pop("truncate")  # as llama.cpp does it
+
+
+def _longrope(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
+    context = _whole("max_position_embeddings", config.get("context_length"))
+    trained = scaling.pop("original_max_position_embeddings", config.get("rope.scaling.original_context_length"))
+    trained = _whole("original_max_position_embeddings", trained)
+    config.set("rope.scaling.original_context_length", trained)
+    factor = context / trained
+    grown = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    config.set("rope.scaling.attn_factor", _number("attention_factor", scaling.pop("attention_factor", grown)))
+    for length in ("long", "short"):
+        values = scaling.pop(f"{length}_factor", None)
+        if not isinstance(values, list) or len(values) != rotary // 2:
+            raise ModelError(f"config.json: {length}_factor must have {rotary // 2} numbers")
+        numbers = [_number(f"{length}_factor", value) for value in values]
+        config.tensors[f"rope_factors_{length}.weight"] = np.array(numbers, np.float32)
+
+
+def _default(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
+    scaling.pop("factor", None)
+
+
+_SCALINGS: Mapping[str, Callable[[FolderConfig, dict[str, Any], float, int], None]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
+}
+
+
+# Numbers -------------------------------------------------------------------------------------------------
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 24:
+        raise ModelError(f"config.json: {key} must be a whole number from 1 to 2²⁴, it is {value!r:.60}")
+    return value
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
+        raise ModelError(f"config.json: {key} must be a number above 0, it is {value!r:.60}")
+    return float(value)

@@ -1,0 +1,288 @@
+"""The tokenizer files of a Hugging Face folder → GGUF's keys tokenizer.ggml.*. Knows tables of tokens, no text rules.
+
+The rules that split text are handed on as JSON, under GGUF's key tokenizer.huggingface.json: tokenizer.json without its
+vocabulary. A SentencePiece model, which has no tokenizer.json, needs none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from .json_files import read_json
+from .mapped import map_file, unmap
+from .sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, pieces_metadata
+
+JSON, MODEL, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
+_GENERATION, _TEMPLATE = "generation_config.json", "chat_template.jinja"
+_MAX_JSON, _MAX_PIECES, _MAX_CONFIG, _MAX_TEMPLATE = 128 << 20, 64 << 20, 16 << 20, 4 << 20
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+_SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # GGUF's name: Hugging Face's
+
+
+def tokenizer_metadata(folder: Path, vocabulary: int) -> dict[str, Any]:
+    """The keys of a folder's tokenizer, with as many tokens as the model has rows."""
+    config = _optional(folder / CONFIG)
+    if (folder / JSON).exists():
+        table = _from_json(folder / JSON, read_json(folder / JSON, _MAX_JSON))
+    elif (folder / MODEL).exists():
+        table = _from_pieces(folder / MODEL)
+    else:
+        raise ModelError(f"{folder} has no tokenizer: {JSON} or {MODEL} is needed; download the whole folder again")
+    table.add_tokens(_added_by_config(folder / CONFIG, config))
+    table.pad(vocabulary)
+    found = table.metadata()
+    found |= _special_ids(folder, config, table)
+    for key in ("add_bos_token", "add_eos_token"):
+        if isinstance(config.get(key), bool):
+            found[f"tokenizer.ggml.{key}"] = config[key]
+    template = _template(folder, config)
+    return found if template is None else {**found, "tokenizer.chat_template": template}
+
+
+class _Table:
+    """Tokens by id, as GGUF lists them."""
+
+    def __init__(self, path: Path, model: str) -> None:
+        self.path, self.model = path, model
+        self.texts: dict[int, str] = {}
+        self.types: dict[int, int] = {}
+        self.scores: dict[int, float] = {}
+        self.more: dict[str, Any] = {}  # other keys, without tokenizer.ggml.
+        self.rules: str | None = None
+
+    def add_tokens(self, added: Mapping[int, tuple[str, bool]]) -> None:
+        """Tokens beside the vocabulary: text, and whether it is a special one."""
+        for i, (text, special) in added.items():
+            if self.types.get(i) not in (UNKNOWN, BYTE) or self.texts[i] != text:
+                self.texts[i], self.types[i] = text, CONTROL if special else USER_DEFINED
+
+    def pad(self, count: int) -> None:
+        """One token for every row of the embedding matrix: models have more rows than tokens."""
+        if self.texts and max(self.texts) >= count:
+            raise ModelError(f"{self.path}: the token {max(self.texts)} is past vocab_size, {count:,}")
+        for i in range(count):
+            if i not in self.texts:
+                self.texts[i], self.types[i] = f"[PAD{i}]", UNUSED
+
+    def ids(self) -> dict[str, int]:
+        """The id of every token."""
+        return {text: i for i, text in self.texts.items()}
+
+    def metadata(self) -> dict[str, Any]:
+        """GGUF's keys."""
+        order = range(len(self.texts))
+        found: dict[str, Any] = {
+            "model": self.model,
+            "tokens": [self.texts[i] for i in order],
+            "token_type": [self.types.get(i, NORMAL) for i in order],
+        }
+        if self.model != "gpt2":
+            found["scores"] = [self.scores.get(i, 0.0) for i in order]
+        made = {f"tokenizer.ggml.{key}": value for key, value in {**found, **self.more}.items()}
+        return made if self.rules is None else {**made, "tokenizer.huggingface.json": self.rules}
+
+
+# tokenizer.model -----------------------------------------------------------------------------------------
+
+
+def _from_pieces(path: Path) -> _Table:
+    data = map_file(path, "a SentencePiece model")
+    try:
+        if len(data) > _MAX_PIECES:
+            raise ModelError(f"{path} has {len(data):,} bytes, at most {_MAX_PIECES:,} can be real; download it again")
+        found = pieces_metadata(data[:])
+    finally:
+        unmap(data)
+    table = _Table(path, found.pop("model"))
+    table.texts = dict(enumerate(found.pop("tokens")))
+    table.types = dict(enumerate(found.pop("token_type")))
+    table.scores = dict(enumerate(found.pop("scores")))
+    table.more = {"pre": "default", **found}
+    return table
+
+
+# tokenizer.json ------------------------------------------------------------------------------------------
+
+
+def _from_json(path: Path, given: dict[str, Any]) -> _Table:
+    model = given.get("model")
+    if not isinstance(model, dict):
+        raise ModelError(f"{path}: model must be an object, it is {model!r:.60}")
+    kind = model.get("type", "BPE" if "merges" in model else None)
+    if kind not in ("BPE", "Unigram"):
+        raise ModelError(f"{path}: the tokenizer is of the type {kind!r:.60}; BPE and Unigram are supported")
+    byte_level = '"ByteLevel"' in json.dumps([given.get("pre_tokenizer"), given.get("decoder")])
+    table = _Table(path, "t5" if kind == "Unigram" else "gpt2" if byte_level else "llama")
+    vocabulary = model.get("vocab")
+    if kind == "Unigram":
+        table.texts, table.scores = _unigram(path, vocabulary)
+    else:
+        table.texts = _by_id(path, vocabulary)
+        table.more["merges"] = _merges(path, model.get("merges"))
+    bytes_too = model.get("byte_fallback") is True
+    unknown = model.get("unk_token") if kind == "BPE" else table.texts.get(model.get("unk_id"))  # type: ignore[arg-type]
+    for i, text in table.texts.items():
+        if text == unknown:
+            table.types[i] = UNKNOWN
+        elif bytes_too and _BYTE_TOKEN.fullmatch(text):
+            table.types[i] = BYTE
+    table.add_tokens(_added(path, given.get("added_tokens") or []))
+    if not byte_level:
+        table.more["add_space_prefix"] = _adds_space(given)
+    table.more |= _framing(given, table)
+    rules = {key: given.get(key) for key in ("normalizer", "pre_tokenizer", "added_tokens")}
+    rules["model"] = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
+    table.rules = json.dumps(rules, ensure_ascii=False)
+    return table
+
+
+def _by_id(path: Path, vocabulary: Any) -> dict[int, str]:
+    if not isinstance(vocabulary, dict) or not all(type(i) is int and i >= 0 for i in vocabulary.values()):
+        raise ModelError(f"{path}: the vocabulary must give every token an id")
+    found = {i: text for text, i in vocabulary.items()}
+    if len(found) < len(vocabulary):
+        raise ModelError(f"{path}: {len(vocabulary) - len(found)} tokens of the vocabulary share an id with another")
+    return found
+
+
+def _unigram(path: Path, vocabulary: Any) -> tuple[dict[int, str], dict[int, float]]:
+    right = isinstance(vocabulary, list) and all(
+        isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) and isinstance(each[1], (int, float))
+        for each in vocabulary
+    )
+    if not right:
+        raise ModelError(f"{path}: the vocabulary must be a list of texts with scores")
+    texts = {i: text for i, (text, _) in enumerate(vocabulary)}
+    return texts, {i: float(score) for i, (_, score) in enumerate(vocabulary)}
+
+
+def _merges(path: Path, given: Any) -> list[str]:
+    """Pairs of tokens, as texts "a b" or as lists of two."""
+    if not isinstance(given, list):
+        raise ModelError(f"{path}: merges must be a list, it is {given!r:.60}")
+    found = [" ".join(each) if isinstance(each, list) and _texts(each) else each for each in given]
+    wrong = next((each for each in found if not isinstance(each, str) or each.count(" ") != 1), None)
+    if wrong is not None:
+        raise ModelError(f"{path}: merges must be pairs of tokens without spaces, there is {wrong!r:.60}")
+    return found
+
+
+def _texts(items: list[Any]) -> bool:
+    return len(items) == 2 and all(isinstance(item, str) for item in items)
+
+
+def _added(path: Path, given: Any) -> dict[int, tuple[str, bool]]:
+    found = {}
+    for each in given if isinstance(given, list) else [given]:
+        i, text = (each.get("id"), each.get("content")) if isinstance(each, dict) else (None, None)
+        if type(i) is not int or i < 0 or not isinstance(text, str) or not text:
+            raise ModelError(f"{path}: added_tokens must have an id and a content, there is {each!r:.60}")
+        found[i] = (text, each.get("special") is True)
+    return found
+
+
+def _adds_space(given: Mapping[str, Any]) -> bool:
+    """Is a space put before the first word?"""
+    for part in _parts(given.get("normalizer"), "normalizers"):
+        if part.get("type") == "Prepend":
+            return True
+    for part in _parts(given.get("pre_tokenizer"), "pretokenizers"):
+        if part.get("type") == "Metaspace":
+            scheme = part.get("prepend_scheme", "always" if part.get("add_prefix_space", True) else "never")
+            return bool(scheme != "never")
+    return False
+
+
+def _framing(given: Mapping[str, Any], table: _Table) -> dict[str, Any]:
+    """Are there tokens before and after a text? The template says which: the special tokens around A."""
+    ids = table.ids()
+    for part in _parts(given.get("post_processor"), "processors"):
+        single = part.get("single")
+        if part.get("type") != "TemplateProcessing" or not isinstance(single, list):
+            continue
+        names: list[Any] = [
+            each.get("SpecialToken", {}).get("id") if isinstance(each, dict) and "SpecialToken" in each else None
+            for each in single
+        ]
+        at = next((i for i, name in enumerate(names) if name is None), len(names))
+        before, after = names[:at], [name for name in names[at:] if name is not None]
+        if len(before) > 1 or len(after) > 1 or any(name not in ids for name in (*before, *after)):
+            raise ModelError(f"{table.path}: the post_processor puts {before + after} around a text: not supported")
+        found: dict[str, Any] = {"add_bos_token": bool(before), "add_eos_token": bool(after)}
+        found |= {"bos_token_id": ids[before[0]]} if before else {}
+        return found | ({"eos_token_id": ids[after[0]]} if after else {})
+    return {}
+
+
+def _parts(given: Any, name: str) -> list[dict[str, Any]]:
+    """A rule, or the rules of a sequence."""
+    if not isinstance(given, dict):
+        return []
+    listed = given.get(name)
+    if given.get("type") == "Sequence" and isinstance(listed, list):
+        return [each for each in listed if isinstance(each, dict)]
+    return [given]
+
+
+# Other files ---------------------------------------------------------------------------------------------
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path, _MAX_CONFIG) if path.exists() else {}
+
+
+def _added_by_config(path: Path, config: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
+    listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict) or not all(key.isdecimal() and len(key) < 9 for key in listed):
+        raise ModelError(f"{path}: added_tokens_decoder must have ids as names, it is {listed!r:.60}")
+    entries = [{**each, "id": int(key)} if isinstance(each, dict) else each for key, each in listed.items()]
+    return _added(path, entries)
+
+
+def _special_ids(folder: Path, config: Mapping[str, Any], table: _Table) -> dict[str, Any]:
+    """The ids of BOS, EOS, unknown and padding: by their texts, else as the model's configuration has them.
+
+    generation_config.json, or else config.json, may have several ids that end a generation.
+    """
+    ids = table.ids()
+    found: dict[str, Any] = {}
+    numbers = {**_optional(folder / "config.json"), **_optional(folder / _GENERATION)}
+    for name, theirs in _SPECIAL.items():
+        text = config.get(f"{theirs}_token")
+        text = text.get("content") if isinstance(text, dict) else text
+        number = numbers.get(f"{theirs}_token_id")
+        number = number[0] if isinstance(number, list) and number else number
+        key = f"tokenizer.ggml.{name}_token_id"
+        if isinstance(text, str) and text in ids:
+            found[key] = ids[text]
+        elif f"{name}_token_id" in table.more:
+            continue
+        elif type(number) is int and 0 <= number < len(table.texts):
+            found[key] = number
+    ends = numbers.get("eos_token_id")
+    if isinstance(ends, list):
+        found["tokenizer.ggml.end_token_ids"] = ends
+    return found
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> Any:
+    """The chat template: a file, or a text of the tokenizer's configuration; of several the one called default."""
+    path = folder / _TEMPLATE
+    if path.exists():
+        data = map_file(path, "a chat template")
+        try:
+            return data[:_MAX_TEMPLATE].decode()
+        except UnicodeDecodeError:
+            raise ModelError(f"{path} is not UTF-8; download it again") from None
+        finally:
+            unmap(data)
+    given = config.get("chat_template")
+    if isinstance(given, list):
+        named = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
+        return named.get("default")
+    return given

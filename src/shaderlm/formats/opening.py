@@ -1,0 +1,18 @@
+"""A path → an open checkpoint: a GGUF file, or a Hugging Face folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import InputError
+from .checkpoint import Checkpoint
+from .folder import Folder
+from .gguf import GgufFile
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open what `find` found. Anything that is not a whole checkpoint is a ModelError."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"expected the path of a .gguf file or of a folder, got {type(path).__name__}")
+    return Folder.open(Path(path)) if os.path.isdir(path) else GgufFile.open(path)

@@ -1,0 +1,84 @@
+"""The rules of a tokenizer.json, without its vocabulary → an encoder of the `tokenizers` package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, models
+
+from ..errors import ModelError
+from .vocabulary import Vocabulary
+
+# What a model has beside its vocabulary, by its type and tokenizer.json's names, and their defaults.
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "BPE": {
+        "unk_token": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+    },
+    "Unigram": {"unk_id": None, "byte_fallback": False},
+}
+_WITHOUT_EFFECT = {"dropout": (None, 0, 0.0)}
+
+
+def encoder(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """An encoder with all tokens of the vocabulary, and the rules of the file. Added tokens are still to be added."""
+    rules = _rules(vocabulary)
+    given = dict(rules.get("model") or {})
+    kind = given.pop("type", None) or "BPE"
+    options = {name: given.pop(name, default) for name, default in _OPTIONS[kind].items()}
+    for name in ("vocab", "merges"):
+        given.pop(name, None)  # a GGUF file may have the whole text
+    for name, value in given.items():
+        if value not in _WITHOUT_EFFECT.get(name, ()):
+            raise ModelError(f"tokenizer.json: model.{name} is {value!r:.60}, which is not supported")
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    parts = {"normalizer": rules.get("normalizer"), "pre_tokenizer": rules.get("pre_tokenizer"), "model": empty}
+    try:
+        template = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **parts}))
+        made = tokenizers.Tokenizer((_unigram if kind == "Unigram" else _bpe)(vocabulary, _given(options)))
+    except Exception as problem:  # the package has no exceptions of its own
+        raise ModelError(f"tokenizer.json: {str(problem)[:200]}") from None
+    # Each is None where the file has none, which the package takes in its place.
+    made.normalizer, made.pre_tokenizer = template.normalizer, template.pre_tokenizer
+    return made
+
+
+def _bpe(vocabulary: Vocabulary, options: dict[str, Any]) -> models.Model:
+    ids = {text: i for i, text in enumerate(vocabulary.tokens)}
+    pairs: Any = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
+    return models.BPE(vocab=ids, merges=pairs, **options)
+
+
+def _unigram(vocabulary: Vocabulary, options: dict[str, Any]) -> models.Model:
+    return models.Unigram(vocab=list(zip(vocabulary.tokens, vocabulary.scores, strict=True)), **options)
+
+
+def added_tokens(vocabulary: Vocabulary) -> Mapping[str, AddedToken]:
+    """How tokens that are searched for in a text are found, by their text."""
+    found = {}
+    for each in _rules(vocabulary).get("added_tokens") or []:
+        switches = {name: each.get(name) is True for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        found[each["content"]] = AddedToken(each["content"], **switches)
+    return found
+
+
+def _rules(vocabulary: Vocabulary) -> dict[str, Any]:
+    try:
+        rules = json.loads(vocabulary.rules or "{}")
+    except ValueError as problem:
+        raise ModelError(f"tokenizer.huggingface.json is no JSON: {problem}") from None
+    if not isinstance(rules, dict):
+        raise ModelError(f"tokenizer.huggingface.json must be an object, it is {rules!r:.60}")
+    return rules
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The package takes no None for an option that is left out."""
+    return {name: value for name, value in options.items() if value is not None}
