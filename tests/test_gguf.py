@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shaderlm.errors import InputError, ModelError
+from shaderlm.formats.find import find
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.text import Vocabulary
@@ -272,7 +273,10 @@ BROKEN = {
     "alignment 2³¹": (whole([pair("general.alignment", 4, struct.pack("<I", 1 << 31))], []), "power of two"),
     "alignment text": (whole([pair("general.alignment", 8, text("32"))], []), "power of two .*it is '32'"),
     "alignment bool": (whole([pair("general.alignment", 7, b"\x01")], []), "power of two .*it is True"),
-    "split": (whole([pair("split.count", 2, struct.pack("<H", 3))], []), "one of 3 parts .*gguf-split --merge"),
+    "split": (
+        whole([pair("split.count", 2, struct.pack("<H", 3))], []),
+        "one of 3 parts of a checkpoint; the parts must lie beside each other",
+    ),
     "rank 0": (whole([], [entry("w", (), rank=0)] * 1), "'w' must have 1 to 4 dimensions, it has 0"),
     "rank 5": (whole([], [entry("w", (1,) * 5)]), "'w' must have 1 to 4 dimensions, it has 5"),
     "dimension 0": (whole([], [entry("w", (4, 0))]), r"'w' has the impossible dimensions \[4, 0\]"),
@@ -381,3 +385,47 @@ def test_damage_anywhere(tmp_path: Path, at: list[tuple[int, int]], size: int, e
     for start, value in at:
         damaged[start : start + size] = (value % 256**size).to_bytes(size, "little")
     opens_or_is_refused(tmp_path / "d.gguf", bytes(damaged[:end]))
+
+
+# Parts ---------------------------------------------------------------------------------------------------
+
+
+def write_parts(folder: Path, per_part: int = 2) -> list[Path]:
+    """Five matrices in parts, written by the gguf package."""
+    writer = gguf.GGUFWriter(folder / "x.gguf", "llama", split_max_tensors=per_part)
+    for i in range(5):
+        writer.add_tensor(f"t{i}", np.full((2, 32), i, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("x-*.gguf"))
+
+
+def test_parts_are_one_checkpoint(tmp_path: Path) -> None:
+    paths = write_parts(tmp_path)
+    assert [path.name for path in paths] == [f"x-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    assert find(tmp_path) == paths[0]
+    for path in paths:  # whichever is named
+        with GgufFile.open(path) as file:
+            assert file.metadata["general.architecture"] == "llama"
+            assert file.size == sum(each.stat().st_size for each in paths)
+            for i in range(5):
+                assert np.array_equal(file.dense(f"t{i}", 1, 2), np.full((1, 32), i))
+
+
+def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
+    paths = write_parts(tmp_path)
+    kept = paths[1].read_bytes()
+    paths[1].unlink()
+    with pytest.raises(ModelError, match=r"x-00002-of-00003\.gguf does not exist"):
+        GgufFile.open(paths[0])
+    paths[1].write_bytes(paths[2].read_bytes())
+    with pytest.raises(ModelError, match="must be part 1 of 3, it says that it is 2 of 3"):
+        GgufFile.open(paths[0])
+    paths[1].write_bytes(kept.replace(b"t2", b"t1"))
+    with pytest.raises(ModelError, match=r"tensor 't1' is in x-00001-of-00003\.gguf too"):
+        GgufFile.open(paths[0])
+    lone = paths[0].rename(tmp_path / "lone.gguf")
+    with pytest.raises(ModelError, match="one of 3 parts of a checkpoint"):
+        GgufFile.open(lone)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from ..errors import InputError, ModelError
 from . import embedded
 from .embedded import Progress
+from .gguf import PART_NAME
 
 EMBEDDED = embedded.NAME
 _HF = "hf:"
@@ -70,6 +71,7 @@ def _in_folder(folder: Path) -> Path:
     if any(folder.glob("*.safetensors")):
         return folder
     found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
+    found = [path for path in found if not _later_part(path.name)]
     if len(found) == 1:
         return found[0]
     if not found:
@@ -77,6 +79,12 @@ def _in_folder(folder: Path) -> Path:
     names = ", ".join(path.name for path in found[:_LISTED])
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     raise ModelError(f"the directory {folder} holds {len(found)} .gguf files, name one of them: {names}{more}")
+
+
+def _later_part(name: str) -> bool:
+    """Is it a part of a checkpoint, but not the first one?"""
+    part = PART_NAME.fullmatch(name)
+    return part is not None and int(part[2]) != 1
 
 
 # The Hugging Face hub ------------------------------------------------------------------------------------

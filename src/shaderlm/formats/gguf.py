@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +23,18 @@ from .mapped import map_file, unmap
 
 __all__ = ["GgufFile", "TensorInfo"]
 
+PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
+_MAX_PARTS = 4096
+
 
 class GgufFile(Checkpoint):
-    """An open GGUF file."""
+    """An open GGUF file, with the other parts if it is one of several."""
 
-    def __init__(self, path: Path, data: mmap.mmap, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]):
-        super().__init__(path, len(data), metadata, tensors)
-        self._data = data
+    def __init__(self, path: Path, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._where = {name: part.data for part in parts for name in part.tensors}
+        tensors = {name: info for part in parts for name, info in part.tensors.items()}
+        super().__init__(path, sum(len(part.data) for part in parts), parts[0].metadata, tensors)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GgufFile:
@@ -36,22 +42,82 @@ class GgufFile(Checkpoint):
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"expected the path of a .gguf file, got {type(path).__name__}")
         where = Path(path)
-        data = map_file(where, "a .gguf file")
+        parts: list[Part] = []
         try:
-            _check_magic(where, data)
-            metadata, tensors = read_header(where, data)
-            return cls(where, data, metadata, tensors)
+            parts.append(_open_part(where))
+            count = parts[0].metadata.get("split.count", 1)
+            if isinstance(count, int) and count > 1:
+                others = part_paths(where, count)
+                unmap(parts.pop().data)
+                for each in others:  # one by one: the last ones may be missing
+                    parts.append(_open_part(each))
+                _check_parts(others, parts)
+            return cls(where, parts)
         except BaseException:
-            unmap(data)
+            for part in parts:
+                unmap(part.data)
             raise
 
     def _read(self, info: TensorInfo, first: int, end: int) -> NDArray[np.uint8]:
         row_bytes = info.nbytes // math.prod(info.shape[:-1])
-        flat = np.frombuffer(self._data, np.uint8, (end - first) * row_bytes, info.offset + first * row_bytes)
-        return flat.reshape(end - first, row_bytes)
+        data, start = self._where[info.name], info.offset + first * row_bytes
+        return np.frombuffer(data, np.uint8, (end - first) * row_bytes, start).reshape(end - first, row_bytes)
 
     def _release(self) -> None:
-        unmap(self._data)
+        self._where.clear()
+        for part in self._parts:
+            unmap(part.data)
+
+
+# Parts ---------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """A file that is mapped, and its header."""
+
+    data: mmap.mmap
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+
+def part_paths(path: Path, count: int) -> list[Path]:
+    """The paths of all parts, from that of one; their names say which they are."""
+    named = PART_NAME.fullmatch(path.name)
+    if named is None or int(named[3]) != count or count > _MAX_PARTS:
+        raise ModelError(
+            f"{path} is one of {count} parts of a checkpoint; the parts must lie beside each other and be named "
+            f"NAME-00001-of-{min(count, _MAX_PARTS):05}.gguf and so on"
+        )
+    return [path.with_name(f"{named[1]}-{i + 1:05}-of-{count:05}{named[4]}") for i in range(count)]
+
+
+def _open_part(path: Path) -> Part:
+    data = map_file(path, "a .gguf file")
+    try:
+        _check_magic(path, data)
+        return Part(data, *read_header(path, data))
+    except BaseException:
+        unmap(data)
+        raise
+
+
+def _check_parts(paths: Sequence[Path], parts: Sequence[Part]) -> None:
+    """They belong together: numbered, of the same count, without a tensor twice, with as many as the first one says."""
+    seen: dict[str, Path] = {}
+    for i, (path, part) in enumerate(zip(paths, parts, strict=True)):
+        number, count = (part.metadata.get(f"split.{key}") for key in ("no", "count"))
+        if (number, count) != (i, len(parts)):
+            raise ModelError(
+                f"{path} must be part {i} of {len(parts)}, it says that it is {number!r:.20} of {count!r:.20}; "
+                "download all parts again"
+            )
+        for name in part.tensors:
+            if name in seen:
+                raise ModelError(f"{path}: tensor {name!r:.64} is in {seen[name].name} too; download all parts again")
+            seen[name] = path
+    wanted = parts[0].metadata.get("split.tensors.count", len(seen))
+    if wanted != len(seen):
+        raise ModelError(f"{paths[0]} says that there are {wanted!r:.20} tensors, the parts have {len(seen)}")
 
 
 # Other files that users may give: the first bytes, what the file is, what to do.

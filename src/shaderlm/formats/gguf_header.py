@@ -168,11 +168,6 @@ def read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], dict[str, 
             )
         metadata[key] = header.value(header.u32(f"the type of {_short(key)}"), f"metadata {_short(key)}")
     alignment = _alignment(header, metadata)
-    parts = metadata.get("split.count", 1)
-    if isinstance(parts, int) and parts > 1:
-        raise header.broken(
-            f"the file is one of {parts} parts of a checkpoint; join them first with `gguf-split --merge`"
-        )
     entries = [_entry(header) for _ in range(tensor_count)]
     start = -(-header.at // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
