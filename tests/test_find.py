@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shaderlm.errors import InputError, ModelError
-from shaderlm.formats import find as find_module
+from shaderlm.formats import hub as hub_module
 from shaderlm.formats.find import find
 
 
@@ -79,14 +79,14 @@ def test_what_is_not_a_model(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["hf:", "hf:a/b.gguf", "hf:a/b/c", "hf:a//c.gguf", "hf:a/b/../c.gguf", "hf:/a/b/c.gguf"]
+    "given", ["hf:", "hf:a", "hf:a/", "hf:a/b/c", "hf:a//c.gguf", "hf:a/b/../c.gguf", "hf:/a/b/c.gguf"]
 )
 def test_malformed_hub_names(given: str) -> None:
-    assert "must have the form hf:ORG/REPO/FILE.gguf" in rejection(given, InputError)
+    assert "must have the form hf:ORG/REPO or hf:ORG/REPO/FILE.gguf" in rejection(given, InputError)
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, download: Callable[..., str], answers: bool = True) -> None:
-    monkeypatch.setattr(find_module, "_hub_answers", lambda: answers)
+    monkeypatch.setattr(hub_module, "_answers", lambda: answers)
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
 
 
@@ -140,7 +140,7 @@ def test_whether_the_hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}/mirror")
-        assert find_module._hub_answers()
-    assert not find_module._hub_answers()
+        assert hub_module._answers()
+    assert not hub_module._answers()
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert find_module._hub_answers(), "a proxy may reach it"
+    assert hub_module._answers(), "a proxy may reach it"

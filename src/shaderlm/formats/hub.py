@@ -1,0 +1,124 @@
+"""hf:ORG/REPO and hf:ORG/REPO/FILE.gguf → local paths, through huggingface_hub, which keeps and resumes.
+
+The package is imported when it is needed: that takes 0.3 s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..errors import InputError, ModelError
+from .gguf import PART_NAME, part_paths
+
+PREFIX = "hf:"
+FORM = "hf:ORG/REPO or hf:ORG/REPO/FILE.gguf"
+_HUB, _HUB_SECONDS = "https://huggingface.co", 5.0
+_LISTED = 8
+# What a folder needs to run. Other weights of the same repository (PyTorch's, ONNX) are not fetched.
+_WANTED = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+
+# The hub's exceptions by name, since they moved between its versions, and what to say.
+_PROBLEMS = {
+    "HFValidationError": "{repo} cannot be the name of a repository",
+    "GatedRepoError": "{repo} is gated: accept its terms on its page, then run `hf auth login`",
+    "RepositoryNotFoundError": "there is no public repository {repo}; if it is private, run `hf auth login`",
+    "LocalEntryNotFoundError": "the hub cannot be reached and the {what} is not in its cache; connect once",
+    "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set and the {what} is not in the hub's cache; unset it once",
+    "EntryNotFoundError": "there is no {what} in {repo}",
+}
+
+
+def fetch(text: str) -> Path:
+    """The file or the folder of such a name, fetched unless it is there."""
+    parts = text.removeprefix(PREFIX).split("/")
+    wrong = any(part.strip() in ("", ".", "..") for part in parts)
+    if wrong or len(parts) < 2 or (len(parts) > 2 and not text.lower().endswith(".gguf")):
+        raise InputError(f"{text!r} must have the form {FORM}")
+    repo, file = "/".join(parts[:2]), "/".join(parts[2:])
+    return _file(text, repo, file) if file else _repository(text, repo)
+
+
+def _file(text: str, repo: str, file: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    part = PART_NAME.fullmatch(file.rpartition("/")[2])
+    names = [file] if part is None else [path.as_posix() for path in part_paths(Path(file), int(part[3]))]
+    offline = not _answers()
+    paths = []
+    for name in names:
+        with _explained(text, repo, f"file {name}"):
+            paths.append(Path(hf_hub_download(repo_id=repo, filename=name, local_files_only=offline)))
+    return paths[names.index(file)]
+
+
+def _repository(text: str, repo: str) -> Path:
+    """A repository with .safetensors is a folder; one with a single GGUF checkpoint is that file."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    offline = not _answers()
+    with _explained(text, repo, "repository"):
+        if offline:
+            folder = Path(str(snapshot_download(repo_id=repo, allow_patterns=_WANTED, local_files_only=True)))
+            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        else:
+            names = HfApi().list_repo_files(repo)
+        if any("/" not in name and name.endswith(".safetensors") for name in names):
+            return Path(str(snapshot_download(repo_id=repo, allow_patterns=_WANTED, local_files_only=offline)))
+    return _file(text, repo, _only_gguf(text, names))
+
+
+def _only_gguf(text: str, names: Sequence[str]) -> str:
+    found = sorted(name for name in names if name.lower().endswith(".gguf"))
+    found = [name for name in found if not _later_part(name)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ModelError(f"{text}: the repository has neither .safetensors nor .gguf files")
+    listed = ", ".join(f"{text}/{name}" for name in found[:_LISTED])
+    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    raise ModelError(f"{text}: the repository has {len(found)} .gguf files, name one of them: {listed}{more}")
+
+
+def _later_part(name: str) -> bool:
+    part = PART_NAME.fullmatch(name.rpartition("/")[2])
+    return part is not None and int(part[2]) != 1
+
+
+@contextmanager
+def _explained(text: str, repo: str, what: str) -> Iterator[None]:
+    """What the package raises becomes one line that says what to do."""
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of every attempt; the one line below is enough
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as failure:
+        known = [_PROBLEMS[kind.__name__] for kind in type(failure).__mro__ if kind.__name__ in _PROBLEMS]
+        lines = str(failure).strip().splitlines() or [type(failure).__name__]
+        problem = known[0].format(repo=repo, what=what) if known else f"the hub could not be used, {lines[0][:200]}"
+        raise ModelError(f"{text}: {problem}") from None
+    finally:
+        log.setLevel(level)
+
+
+def _answers() -> bool:
+    """Can the hub be reached? The package itself tries for 23 s before it looks into its cache."""
+    import urllib.request  # late: it takes 20 ms to import
+
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB)
+    if address.hostname is None or urllib.request.getproxies().get(address.scheme):
+        return True  # what is behind a proxy is for the package to find out
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname, port), _HUB_SECONDS).close()
+    except OSError:
+        return False
+    return True

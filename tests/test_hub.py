@@ -1,0 +1,173 @@
+"""hf: names, against a server of our own that answers as the Hugging Face hub does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from .folders import folder_of
+from .tiny_models import write_tiny
+
+_COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """Repositories are folders ORG/REPO below `root`. `cut` names files whose first transfer breaks off half-way."""
+
+    root: Path
+    cut: set[str]
+    asked: list[tuple[str, str, str | None]]
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, with_body: bool) -> None:
+        path = self.path.partition("?")[0].strip("/").split("/")
+        self.asked.append((self.command, "/".join(path), self.headers.get("Range")))
+        api = path[:2] == ["api", "models"]
+        repo = "/".join(path[2:4] if api else path[:2])
+        if repo == "org/gated":
+            self._refuse(403, "GatedRepo")
+        elif not (self.root / repo).is_dir():
+            self._refuse(404, "RepoNotFound")
+        elif api:
+            self._json(repo, tree="tree" in path)
+        else:
+            self._file(self.root / repo / "/".join(path[4:]), with_body)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _json(self, repo: str, tree: bool) -> None:
+        files = sorted(path for path in (self.root / repo).iterdir())
+        listed = [{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _oid(file)} for file in files]
+        siblings = [{"rfilename": file.name} for file in files]
+        found = listed if tree else {"id": repo, "modelId": repo, "sha": _COMMIT, "siblings": siblings}
+        body = json.dumps(found).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _file(self, path: Path, with_body: bool) -> None:
+        if not path.is_file():
+            self._refuse(404, "EntryNotFound")
+            return
+        data = path.read_bytes()
+        asked = self.headers.get("Range")
+        first = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
+        self.send_response(206 if first else 200)
+        self.send_header("ETag", f'"{_oid(path)}"')
+        self.send_header("X-Repo-Commit", _COMMIT)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(data) - first))
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        if not with_body:
+            return
+        if path.name in self.cut:
+            self.cut.discard(path.name)
+            self.wfile.write(data[: len(data) // 2])
+            self.close_connection = True
+            return
+        self.wfile.write(data[first:])
+
+
+def _oid(path: Path) -> str:
+    return hashlib.sha1(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[tuple[type[_Hub], str]]:
+    root = tmp_path / "hub"
+    (root / "org").mkdir(parents=True)
+    kind = type("Hub", (_Hub,), {"root": root, "cut": set(), "asked": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield kind, f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def _find(endpoint: str, cache: Path, name: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: huggingface_hub reads the address when it is imported."""
+    code = f"from shaderlm.formats.find import find; print('found', find({name!r}))"
+    kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    environment = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def _path(done: subprocess.CompletedProcess[str]) -> Path:
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip().splitlines()[-1].removeprefix("found "))
+
+
+def test_a_folder_of_the_hub(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    """What runs is fetched, nothing else, and it is found again without the hub."""
+    kind, endpoint = hub
+    there = folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), kind.root / "org" / "repo")
+    (there / "pytorch_model.bin").write_bytes(b"not wanted")
+    found = _path(_find(endpoint, tmp_path / "cache", "hf:org/repo"))
+    wanted = {path.name: path.read_bytes() for path in there.iterdir() if path.suffix != ".bin"}
+    assert {path.name: path.read_bytes() for path in found.iterdir()} == wanted
+    assert _path(_find("http://127.0.0.1:9", tmp_path / "cache", "hf:org/repo")) == found
+
+
+def test_a_transfer_that_breaks_off_is_resumed(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    file = kind.root / "org" / "repo" / "large.gguf"
+    file.parent.mkdir()
+    file.write_bytes(os.urandom(24 << 20))  # the package keeps pieces of 10 MB
+    kind.cut.add(file.name)
+    assert _path(_find(endpoint, tmp_path / "cache", "hf:org/repo/large.gguf")).read_bytes() == file.read_bytes()
+    ranges = [each[2] for each in kind.asked if each[0] == "GET" and each[1].endswith(file.name)]
+    assert ranges[0] is None
+    assert ranges[-1] not in (None, "bytes=0-")
+
+
+def test_gguf_files_of_the_hub(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    repo = kind.root / "org" / "repo"
+    repo.mkdir()
+    first = write_tiny(repo / "a.gguf", "llama")
+    assert _path(_find(endpoint, tmp_path / "cache", "hf:org/repo")).read_bytes() == first.read_bytes()
+    write_tiny(repo / "b.gguf", "llama", seed=1)
+    assert "has 2 .gguf files, name one of them: hf:org/repo/a.gguf, hf:org/repo/b.gguf" in (
+        _find(endpoint, tmp_path / "cache", "hf:org/repo").stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hf:org/gated", "ModelError: hf:org/gated: org/gated is gated: accept its terms on its page"),
+        ("hf:org/gated/a.gguf", "org/gated is gated: accept its terms on its page"),
+        ("hf:org/nothing", "there is no public repository org/nothing"),
+        ("hf:org/repo/b.gguf", "there is no file b.gguf in org/repo"),
+    ],
+)
+def test_what_the_hub_refuses(hub: tuple[type[_Hub], str], tmp_path: Path, name: str, said: str) -> None:
+    kind, endpoint = hub
+    (kind.root / "org" / "repo").mkdir()
+    assert said in _find(endpoint, tmp_path / "cache", name).stderr.splitlines()[-1]
