@@ -54,9 +54,9 @@ def test_a_folder_of_several(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("smollm2", "no model or file 'smollm2': did you mean smollm2-135m?"),
+        ("smollm2", "no model or file 'smollm2': did you mean smollm2-"),
         ("SmolLM2-135M", "did you mean smollm2-135m?"),
-        ("gpt-4", "no model or file 'gpt-4': known is smollm2-135m; otherwise"),
+        ("gpt-4", "no model or file 'gpt-4': `shaderlm models` lists names; otherwise"),
         ("nothing.gguf", "nothing.gguf does not exist"),
         ("some/where", "some/where does not exist"),
         (Path("smollm2"), "smollm2 does not exist"),

@@ -118,6 +118,15 @@ def _find(endpoint: str, cache: Path, name: str) -> subprocess.CompletedProcess[
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
 
 
+def _run(endpoint: str, cache: Path, *arguments: str) -> str:
+    """What a command of the command line prints."""
+    kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "SHADERLM_CACHE": str(cache)}
+    command = [sys.executable, "-m", "shaderlm", *arguments]
+    done = subprocess.run(command, env={**kept, **own}, capture_output=True, text=True, timeout=60)
+    return done.stdout + (done.stderr if done.returncode else "")
+
+
 def _path(done: subprocess.CompletedProcess[str]) -> Path:
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip().splitlines()[-1].removeprefix("found "))
@@ -171,3 +180,17 @@ def test_what_the_hub_refuses(hub: tuple[type[_Hub], str], tmp_path: Path, name:
     kind, endpoint = hub
     (kind.root / "org" / "repo").mkdir()
     assert said in _find(endpoint, tmp_path / "cache", name).stderr.splitlines()[-1]
+
+
+def test_models_are_fetched_listed_and_removed(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    (kind.root / "Qwen").mkdir()
+    folder_of(write_tiny(tmp_path / "tiny.gguf", "qwen3"), kind.root / "Qwen" / "Qwen3-0.6B")
+    cache = tmp_path / "cache"
+    assert "no model is kept" in _run(endpoint, cache, "models")
+    found = Path(_run(endpoint, cache, "pull", "qwen3-0.6b").strip().splitlines()[-1])
+    assert (found / "model.safetensors").exists()
+    assert _run(endpoint, cache, "models").startswith("hf:Qwen/Qwen3-0.6B ")
+    assert "removed qwen3-0.6b" in _run(endpoint, cache, "rm", "qwen3-0.6b")
+    assert not found.exists()
+    assert "there is no model 'qwen3-0.6b' to remove; kept are none" in _run(endpoint, cache, "rm", "qwen3-0.6b")

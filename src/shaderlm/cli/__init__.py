@@ -23,6 +23,7 @@ from .devices import devices
 from .generate import generate
 from .info import info
 from .interrupts import LostInterrupts
+from .kept import models, pull, rm
 from .plan import plan
 from .profile import profile
 from .serve import serve
@@ -36,7 +37,7 @@ def app() -> None:
     """Large language models on any GPU, through WebGPU."""
 
 
-for command in (generate, chat, serve, batch, tokenize, info, devices, plan, tune, bench, profile):
+for command in (generate, chat, serve, batch, tokenize, info, models, pull, rm, devices, plan, tune, bench, profile):
     app.add_command(command)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InputError, ModelError
@@ -13,6 +14,22 @@ from .gguf import PART_NAME
 
 EMBEDDED = embedded.NAME
 _LISTED = 8
+# Names that are quicker to type, and what they stand for.
+SHORT_NAMES: Mapping[str, str] = {
+    "smollm2-360m": "hf:HuggingFaceTB/SmolLM2-360M-Instruct",
+    "smollm2-1.7b": "hf:HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "tinyllama-1.1b": "hf:TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    "llama3.2-1b": "hf:meta-llama/Llama-3.2-1B-Instruct",
+    "llama3.2-3b": "hf:meta-llama/Llama-3.2-3B-Instruct",
+    "llama3.1-8b": "hf:meta-llama/Llama-3.1-8B-Instruct",
+    "mistral-7b": "hf:mistralai/Mistral-7B-Instruct-v0.3",
+    "qwen2.5-0.5b": "hf:Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5-7b": "hf:Qwen/Qwen2.5-7B-Instruct",
+    "qwen3-0.6b": "hf:Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "hf:Qwen/Qwen3-1.7B",
+    "qwen3-4b": "hf:Qwen/Qwen3-4B",
+    "qwen3-8b": "hf:Qwen/Qwen3-8B",
+}
 
 
 def find(model: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
@@ -27,6 +44,8 @@ def find(model: str | os.PathLike[str] | None, progress: Progress | None = None)
     text = os.fspath(model)
     if not text.strip():
         raise InputError(f"model must be a name or a path, got an empty text; the default is {EMBEDDED}")
+    if isinstance(model, str) and text in SHORT_NAMES and not Path(text).exists():
+        text = SHORT_NAMES[text]
     if isinstance(model, str) and text.startswith(hub.PREFIX):
         return hub.fetch(text)
     return _local(text, typed=isinstance(model, str))
@@ -55,8 +74,8 @@ def _missing(text: str, path: Path, *, typed: bool) -> str:
         return f"{text}: addresses are not fetched; download the file and give its path, or give {hub.FORM}"
     if not typed or text.lower().endswith(".gguf") or "/" in text or os.sep in text:
         return f"{path} does not exist; expected a .gguf file"
-    close = difflib.get_close_matches(text.lower(), [EMBEDDED], 1, 0.5)
-    hint = f"did you mean {close[0]}?" if close else f"known is {EMBEDDED};"
+    close = difflib.get_close_matches(text.lower(), [EMBEDDED, *SHORT_NAMES], 1, 0.5)
+    hint = f"did you mean {close[0]}?" if close else "`shaderlm models` lists names;"
     return f"there is no model or file {text!r}: {hint} otherwise give the path of a .gguf file or {hub.FORM}"
 
 

