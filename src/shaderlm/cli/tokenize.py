@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Read the text from FILE; - is standard input. TEXT goes first, if there is one.",
 )
-@click.option("-m", "--model", help="Path of a .gguf file, hf:ORG/REPO/FILE.gguf, or a name.  [default: smollm2-135m]")
+@click.option(
+    "-m",
+    "--model",
+    help="A .gguf file, a Hugging Face folder, hf:ORG/REPO[/FILE.gguf], or a name.  [default: smollm2-135m]",
+)
 @click.option("--ids", is_flag=True, help="TEXT or FILE has token ids; print their text.")
 @click.option("--no-bos", is_flag=True, help="Leave out the first token that the model wants before a text.")
 @click.option(

@@ -47,7 +47,9 @@ def load(
     deterministic: bool = False,
     ignore_keys: Collection[str] = (),
 ) -> LanguageModel:
-    """Load a model: a .gguf path, "hf:ORG/REPO/FILE", or a name (default: smollm2-135m, downloaded once).
+    """Load a model: the path of a .gguf file or a Hugging Face folder, "hf:ORG/REPO[/FILE.gguf]", or a name.
+
+    The default is smollm2-135m, downloaded once.
 
     device: "auto" (default) takes a GPU, or the CPU with a warning where there is none; "cpu" computes in NumPy;
     anything else names an adapter (`shaderlm devices` lists them) and is never replaced by another.
