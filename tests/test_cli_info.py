@@ -156,7 +156,8 @@ def test_no_gpu_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("model", "words"), [("no/file.gguf", "does not exist"), (__file__, "is not a GGUF file"), ("qwen", "known is")]
+    ("model", "words"),
+    [("no/file.gguf", "does not exist"), (__file__, "is not a GGUF file"), ("qwen", "did you mean qwen")],
 )
 def test_mistakes(model: str, words: str) -> None:
     done = shaderlm("info", model)

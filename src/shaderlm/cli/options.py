@@ -64,7 +64,7 @@ def ignore_key_option(command: Command) -> Command:
 
 def model_options(command: Command) -> Command:
     """--model, --device, --backend, --context, --precision, --no-tune and --ignore-key, as arguments of these names."""
-    named = "A .gguf file, a Hugging Face folder, hf:ORG/REPO[/FILE.gguf], or a name.  [default: smollm2-135m, downloaded once]"
+    named = "A .gguf file, a Hugging Face folder, hf:ORG/REPO[/FILE.gguf], or a name.  [default: smollm2-135m]"
     where = "auto (a GPU, or the CPU if there is none), cpu, or an adapter: its number, kind, or part of its name."
     context = "Largest number of tokens of a conversation.  [default: the model's own]"
     options = [
