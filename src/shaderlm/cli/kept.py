@@ -27,7 +27,10 @@ def models() -> None:
 @click.command()
 @click.argument("name")
 def pull(name: str) -> None:
-    """Fetch a model: a short name, hf:ORG/REPO or hf:ORG/REPO/FILE.gguf. An interrupted download is resumed."""
+    """Fetch a model.
+
+    NAME is a short name, hf:ORG/REPO or hf:ORG/REPO/FILE.gguf. An interrupted download is resumed.
+    """
     from ..formats.find import find
 
     with progress_bar() as progress:
