@@ -95,7 +95,7 @@ def test_batches(heads: Heads, tokens: int, context: str, stretches: tuple[Stret
     ("window", "softcap", "sinks"), [(20, 0.0, False), (150, 0.0, True), (0, 2.0, False), (70, 1.5, True)], ids=str
 )
 def test_scores(window: int, softcap: float, sinks: bool, gpu: Device) -> None:
-    how = {"window": window, "softcap": softcap, "sinks": sinks}
+    how: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks}
     stretches: tuple[Stretch, ...] = ((0, 0, 12), (1, 120, 25), (2, 3, 1), (3, 290, 9))
     dims, operands, expected = operands_of((4, 1, 32), 48, stretches, context="split", paged=True, **how)
     assert ROUTE.reason(dims, with_units(gpu.caps)) is None

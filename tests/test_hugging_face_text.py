@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 
-from shaderlm import Tokenizer
 from shaderlm.errors import ModelError
-from shaderlm.text import Vocabulary
-from shaderlm.text.hugging_face import metadata_of
+from shaderlm.formats.folder_tokenizer import tokenizer_metadata
+from shaderlm.formats.sentencepiece import pieces_metadata
+from shaderlm.text import Tokenizer, Vocabulary
 
 VOCAB = Path(__file__).parent / "data" / "vocab"
 
@@ -32,6 +33,12 @@ def byte_level() -> tokenizers.Tokenizer:
 CONFIG: dict[str, Any] = {"bos_token": "<|bos|>", "eos_token": {"content": "<|end|>"}, "chat_template": "{{ 1 }}"}
 
 
+def tokenizer_of(folder: Path, given: Mapping[str, bytes] | None = None, tokens: int = 262) -> Tokenizer:
+    for name, content in (given or {}).items():
+        (folder / name).write_bytes(content)
+    return Tokenizer(Vocabulary.from_metadata(tokenizer_metadata(folder, tokens)))
+
+
 def files(document: Any = None, **more: Any) -> dict[str, bytes]:
     text = byte_level().to_str() if document is None else json.dumps(document)
     others = {"tokenizer_config.json": CONFIG, "generation_config.json": {"eos_token_id": [261, 260]}} | more
@@ -39,9 +46,7 @@ def files(document: Any = None, **more: Any) -> dict[str, bytes]:
 
 
 def test_a_tokenizer_json(tmp_path: Path) -> None:
-    for name, content in files().items():
-        (tmp_path / name).write_bytes(content)
-    ours, theirs = Tokenizer.from_file(tmp_path), byte_level()
+    ours, theirs = tokenizer_of(tmp_path, files()), byte_level()
     for text in ("", "the other <tool> é\n", "<|end|>the", "a <|bos|> the"):
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special=True)[:1] == [259]
@@ -56,42 +61,48 @@ def test_a_tokenizer_json(tmp_path: Path) -> None:
 
 def test_a_tokenizer_model_with_added_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes((VOCAB / "sentencepiece-bpe-bytes.model").read_bytes())
-    size = len(Tokenizer.from_file(tmp_path).vocabulary.tokens)
+    size = len(pieces_metadata((tmp_path / "tokenizer.model").read_bytes())["tokens"])
     added = {str(size): {"content": "<|user|>", "special": True}, str(size + 1): {"content": "<x>", "special": False}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added, "add_bos_token": False}))
     (tmp_path / "chat_template.jinja").write_text("{{ 2 }}")
-    ours = Tokenizer.from_file(tmp_path)
+    ours = tokenizer_of(tmp_path, tokens=size + 2)
     assert ours.encode("<|user|>") == [size]
     assert size not in ours.encode("<|user|>", parse_special=False)
     assert ours.encode("<x>", parse_special=False) == [size + 1]
     assert not ours.vocabulary.add_bos
     assert ours.vocabulary.chat_template == "{{ 2 }}"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {str(size + 5): added["400"]}}))
-    with pytest.raises(ModelError, match="must go on at"):
-        Tokenizer.from_file(tmp_path)
+    with pytest.raises(ModelError, match="is past vocab_size"):
+        tokenizer_of(tmp_path, tokens=size + 2)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "must have tokenizer.json or tokenizer.model"),
-        ({"tokenizer.json": b"{"}, "tokenizer.json is not JSON"),
-        ({"tokenizer.json": b"\xff"}, "tokenizer.json is not JSON"),
-        ({"tokenizer.json": b"[" * 100_000}, "tokenizer.json is not JSON"),
-        ({"tokenizer.json": b"[]"}, "must be a JSON object"),
-        ({"tokenizer.json": b'{"model": {"type": "WordPiece"}}'}, "BPE or Unigram, it has 'WordPiece'"),
-        ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": 3}}'}, "must have a vocabulary"),
-        ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 100000000000}}}'}, "must number its tokens"),
-        ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 0}}, "added_tokens": 3}'}, "list of objects"),
-        ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 0}}}'}, "cannot be read"),
+        ({}, "tokenizer.json or tokenizer.model is needed"),
+        ({"tokenizer.json": b"{"}, "the JSON text is broken"),
+        ({"tokenizer.json": b"\xff"}, "the JSON text is broken"),
+        ({"tokenizer.json": b"[" * 100_000}, "more lists and objects than can be real"),
+        ({"tokenizer.json": b"[]"}, "a JSON object was expected"),
+        ({"tokenizer.json": b'{"model": {"type": "WordPiece"}}'}, "of the type 'WordPiece'; BPE and Unigram"),
+        ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": 3}}'}, "must give every token an id"),
+        (
+            {"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 100000000000}, "merges": []}}'},
+            "is past vocab_size",
+        ),
+        (
+            {"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": 3}'},
+            "must have an id and a content",
+        ),
+        ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 0}}}'}, "merges must be a list"),
     ],
 )
-def test_what_cannot_be_read(given: dict[str, bytes], words: str) -> None:
+def test_what_cannot_be_read(given: dict[str, bytes], words: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=words):
-        Tokenizer(Vocabulary.from_metadata(metadata_of(given)))
+        tokenizer_of(tmp_path, given)
 
 
-def test_damaged_files_give_our_own_errors() -> None:
+def test_damaged_files_give_our_own_errors(tmp_path: Path) -> None:
     rng, whole = random.Random(5), files()
     refused = 0
     for _ in range(150):
@@ -100,7 +111,7 @@ def test_damaged_files_give_our_own_errors() -> None:
         for _ in range(rng.randrange(1, 3)):
             data[rng.randrange(len(data))] = rng.choice(b'0123456789"{}[],:aN-')
         try:
-            Tokenizer(Vocabulary.from_metadata(metadata_of(whole | {name: bytes(data)}))).encode("the <|end|>")
+            tokenizer_of(tmp_path, whole | {name: bytes(data)}).encode("the <|end|>")
         except ModelError:
             refused += 1
     assert refused > 30

@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 from shaderlm.errors import ModelError
+from shaderlm.formats.sentencepiece import pieces_metadata
 from shaderlm.text import Tokenizer, Vocabulary
-from shaderlm.text.sentencepiece import metadata_of
 
 DATA = Path(__file__).parent / "data" / "vocab"
 RECORDED = json.loads((DATA / "sentencepiece.json").read_text())
+
+
+def tokenizer_of(data: bytes) -> Tokenizer:
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in pieces_metadata(data).items()}
+    return Tokenizer(Vocabulary.from_metadata(metadata))
 
 
 def file_of(name: str) -> bytes:
@@ -22,7 +27,7 @@ def file_of(name: str) -> bytes:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_every_recorded_text(name: str) -> None:
-    tokenizer = Tokenizer(Vocabulary.from_metadata(metadata_of(file_of(name))))
+    tokenizer = tokenizer_of(file_of(name))
     for text, ids in RECORDED[name]:
         assert tokenizer.encode(text, parse_special=False) == ids, repr(text)
         assert tokenizer.min_tokens(text) <= len(ids)
@@ -48,7 +53,7 @@ def test_every_recorded_text(name: str) -> None:
 )
 def test_what_is_no_such_file(data: bytes, words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        metadata_of(data)
+        pieces_metadata(data)
 
 
 def test_damaged_files_give_our_own_errors() -> None:
@@ -61,7 +66,7 @@ def test_damaged_files_give_our_own_errors() -> None:
         if rng.random() < 0.3:
             del data[rng.randrange(len(data)) :]
         try:
-            Tokenizer(Vocabulary.from_metadata(metadata_of(bytes(data)))).encode("the time of  people")
+            tokenizer_of(bytes(data)).encode("the time of  people")
         except ModelError:
             refused += 1
     assert 30 < refused < 300

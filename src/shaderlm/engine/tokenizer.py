@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from .. import text
 from ..formats.opening import open_checkpoint
