@@ -157,6 +157,14 @@ def test_a_text_has_no_fewer_tokens_than_said(name: str) -> None:
     assert tokenizer(name).min_tokens("ab" * 50_000) > 10
 
 
+def test_spaces_are_cleaned_only_on_request() -> None:
+    phi = tokenizer("phi-3")
+    text = "Hi , it 's a cat . Is n't it ? Rock ' n ' roll"
+    ids = phi.encode(text)
+    assert phi.decode(ids) == text
+    assert phi.decode(ids, clean_spaces=True) == "Hi, it's a cat. Isn't it? Rock'n'roll"
+
+
 def test_special_tokens_are_parsed_unless_told_otherwise() -> None:
     phi = tokenizer("phi-3")
     end = phi.vocabulary.tokens.index("<|end|>")

@@ -15,13 +15,11 @@ class Split:
     """The expressions of a vocabulary, and what else its name decides.
 
     ignore_merges: a word that is a token stays whole. add_bos: BOS goes first, where the file does not say.
-    clean_spaces: decoding may take out spaces before punctuation.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
-    clean_spaces: bool = False
 
 
 _ENDINGS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -90,44 +88,75 @@ _SUPERBPE = (
     r"(?<!\d)\d{0,2}\K\d{3}(?=(?>(?:\d{3})+)(?!\d))|(?<!\d)\d{0,2}\K(?=\d{3}(?!\d))|\d{3}(?=\d)",
 )
 
+_LLAMA3 = Split((_THREE_DIGITS,), ignore_merges=True, add_bos=True)
+_QWEN35 = (
+    rf"(?i:{_ENDINGS})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_BAILING = (
+    rf"(?i:{_ENDINGS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+
 SPLITS: Mapping[str, Split] = {
-    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", _THREE), clean_spaces=True),
-    "bloom": Split((_NOT_A_STOP,), clean_spaces=True),
-    "chatglm-bpe": Split((_THREE_DIGITS,), clean_spaces=True),
-    "codeshell": Split((_NUMBER, _GPT2), clean_spaces=True),
+    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", _THREE)),
+    "a.x-4.0": Split((_GPT2,)),
+    "bailingmoe": Split((_BAILING,)),
+    "bailingmoe2": Split((_BAILING,)),
+    "bloom": Split((_NOT_A_STOP,)),
+    "chatglm-bpe": Split((_THREE_DIGITS,)),
+    "codeshell": Split((_NUMBER, _GPT2)),
     "command-r": Split((_NUMBER, _GPT2)),
-    "dbrx": Split((_THREE_DIGITS,), clean_spaces=True),
+    "dbrx": Split((_THREE_DIGITS,)),
     "deepseek-coder": Split(_DEEPSEEK_CODER),
     "deepseek-llm": Split(_DEEPSEEK_LLM),
     "deepseek-r1-qwen": Split((_ONE_DIGIT,)),
     "deepseek-v3": Split(_DEEPSEEK_V3),
-    "exaone": Split((_NUMBER, _GPT2), clean_spaces=True),
-    "exaone4": Split((_GPT2,), clean_spaces=True),
-    "falcon": Split((_PUNCTUATION, _GPT2, _THREE), clean_spaces=True),
-    "falcon3": Split((_THREE_DIGITS,), ignore_merges=True, add_bos=True, clean_spaces=True),
-    "glm4": Split((_THREE_DIGITS,), clean_spaces=True),
-    "gpt-2": Split((_GPT2,), clean_spaces=True),
+    "exaone": Split((_NUMBER, _GPT2)),
+    "exaone4": Split((_GPT2,)),
+    "falcon": Split((_PUNCTUATION, _GPT2, _THREE)),
+    "falcon-h1": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "gigachat": Split((_GPT2,)),
+    "glm4": Split((_THREE_DIGITS,)),
+    "gpt-2": Split((_GPT2,)),
     "gpt-4o": Split((_GPT_4O,)),
+    "gpt3-finnish": Split((_NOT_A_STOP,)),
     "granite-docling": Split((_GPT2,)),
+    "grok-2": Split((_ONE_DIGIT,)),
     "hunyuan": Split((_ONE_DIGIT,)),
     "hunyuan-dense": Split(_DEEPSEEK_V3),
-    "jais": Split((_GPT2,), clean_spaces=True),
+    "jais": Split((_GPT2,)),
+    "joyai-llm": Split(_DEEPSEEK_V3),
+    "kanana2": Split((_GPT_4O,)),
     "kimi-k2": Split((_KIMI,)),
-    "lfm2": Split((_THREE_DIGITS,), ignore_merges=True, add_bos=True, clean_spaces=True),
-    "llama-bpe": Split((_THREE_DIGITS,), ignore_merges=True, add_bos=True, clean_spaces=True),
+    "kormo": Split((_ONE_DIGIT,)),
+    "lfm2": _LLAMA3,
+    "llada-moe": Split((_BAILING,)),
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
     "llama4": Split((_GPT_4O,)),
-    "minerva-7b": Split((_NUMBER, _GPT2), clean_spaces=True),
-    "mpt": Split((_GPT2,), clean_spaces=True),
-    "olmo": Split((_GPT2,), clean_spaces=True),
+    "megrez": Split((_ONE_DIGIT,)),
+    "mellum": Split((_GPT2,)),
+    "mellum2": Split((_NUMBER, _GPT2)),
+    "midm-2.0": _LLAMA3,
+    "minerva-7b": Split((_NUMBER, _GPT2)),
+    "minimax-m2": Split((_GPT_4O,)),
+    "mpt": Split((_GPT2,)),
+    "olmo": Split((_GPT2,)),
+    "phi-2": Split((_GPT2,)),
+    "pixtral": _LLAMA3,
     "poro-chat": Split((_NOT_A_STOP,)),
     "qwen2": Split((_ONE_DIGIT,)),
-    "refact": Split((_NUMBER, _GPT2), clean_spaces=True),
+    "qwen35": Split((_QWEN35,)),
+    "refact": Split((_NUMBER, _GPT2)),
     "seed-coder": Split((_SEED_CODER,)),
-    "smaug-bpe": Split((_THREE_DIGITS,), clean_spaces=True),
+    "smaug-bpe": Split((_THREE_DIGITS,)),
     "smollm": Split((_NUMBER, _GPT2)),
-    "stablelm2": Split((_ONE_DIGIT,), clean_spaces=True),
-    "starcoder": Split((_NUMBER, _GPT2), clean_spaces=True),
+    "solar-open": Split((_ONE_DIGIT,)),
+    "stablelm2": Split((_ONE_DIGIT,)),
+    "starcoder": Split((_NUMBER, _GPT2)),
     "superbpe": Split(_SUPERBPE),
     "tekken": Split((_TEKKEN,), ignore_merges=True, add_bos=True),
+    "trillion": Split((_GPT2,)),
     "viking": Split((_NOT_A_STOP, _NUMBER)),
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import operator
 import re
 import reprlib
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, overload
 
@@ -19,6 +21,8 @@ from .vocabulary import BYTE, BYTE_TOKEN, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 
 # What chat checkpoints end a turn with, beside EOS.
 _TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
+# What `clean_spaces` replaces, in this order; an apostrophe alone loses both spaces, the others the first one.
+_SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class Tokenizer:
@@ -35,9 +39,12 @@ class Tokenizer:
             build, flags = huggingface.encoder, huggingface.added_tokens(vocabulary)
         # Two of them: whether special tokens in the text are text or tokens cannot be chosen per call. The model, which
         # takes 0.1 s to make, is shared; tokens that are added are not part of it.
-        self._plain = build(vocabulary)
-        self._special = tokenizers.Tokenizer(self._plain.model)
-        self._special.pre_tokenizer, self._special.normalizer = self._plain.pre_tokenizer, self._plain.normalizer
+        if vocabulary.kind == "unigram":
+            self._plain, self._special = build(_without_special(vocabulary)), build(vocabulary)
+        else:
+            self._plain = build(vocabulary)
+            self._special = tokenizers.Tokenizer(self._plain.model)
+            self._special.pre_tokenizer, self._special.normalizer = self._plain.pre_tokenizer, self._plain.normalizer
         for encoder, kinds in ((self._plain, {USER_DEFINED}), (self._special, {USER_DEFINED, CONTROL})):
             added = [vocabulary.tokens[i] for i in vocabulary.not_normal if vocabulary.types[i] in kinds]
             encoder.add_tokens([flags.get(text) or AddedToken(text, normalized=False) for text in added])
@@ -144,13 +151,20 @@ class Tokenizer:
         except UnicodeDecodeError:
             return list(found)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids, special tokens left out. Broken UTF-8 becomes U+FFFD."""
+    def decode(self, ids: Iterable[int], *, clean_spaces: bool = False) -> str:
+        """The text of token ids, special tokens left out. Broken UTF-8 becomes U+FFFD.
+
+        clean_spaces: take out spaces before punctuation and within contractions, for text of models that were trained
+        on words with spaces between them. The text then no longer has the same ids.
+        """
         if not isinstance(ids, Iterable):
             raise InputError(f"decode: ids must be a list of token ids, got {type(ids).__name__}")
         text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
         # The space that was put before the first word when it was encoded.
-        return text[1:] if self.vocabulary.add_space_prefix and text.startswith(" ") else text
+        text = text[1:] if self.vocabulary.add_space_prefix and text.startswith(" ") else text
+        for spaced in _SPACED if clean_spaces else ():
+            text = text.replace(spaced, spaced.strip())
+        return text
 
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
@@ -221,8 +235,17 @@ def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     return encoder
 
 
+def _without_special(vocabulary: Vocabulary) -> Vocabulary:
+    """With texts that nobody can write in place of those of special tokens: a unigram model finds all its pieces."""
+    tokens = list(vocabulary.tokens)
+    for i in vocabulary.not_normal:
+        if vocabulary.types[i] not in (USER_DEFINED, BYTE):
+            tokens[i] = f"{secrets.token_hex(16)}-{i}"
+    return replace(vocabulary, tokens=tokens)
+
+
 def _unigram(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """The pieces with the highest sum of scores. Only normal pieces are found in text."""
+    """The pieces with the highest sum of scores."""
     if vocabulary.unknown is None:
         raise ModelError("tokenizer.ggml.unknown_token_id must be there for a vocabulary of the kind 't5'")
     pieces = list(zip(vocabulary.tokens, vocabulary.scores, strict=True))
@@ -230,6 +253,8 @@ def _unigram(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     model = models.Unigram(vocab=pieces, unk_id=vocabulary.unknown, byte_fallback=has_bytes)
     encoder = tokenizers.Tokenizer(model)
     encoder.normalizer = _normalizer(vocabulary)
+    if has_bytes:  # the text <0x41> is not the piece of that byte
+        encoder.pre_tokenizer = pre_tokenizers.Split(Regex("<(?=0x[0-9A-Fa-f]{2}>)"), "merged_with_previous")
     return encoder
 
 
