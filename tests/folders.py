@@ -62,7 +62,7 @@ def folder_of(gguf: Path, folder: Path, *, parts: int = 1, dtype: str = "f32") -
     config = {key: metadata[f"{own}.{there}"] for key, there in _CONFIG.items() if f"{own}.{there}" in metadata}
     config |= {"model_type": own, "vocab_size": len(metadata["tokenizer.ggml.tokens"]), "hidden_act": "silu"}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    _write_tokenizer(folder, metadata)
+    write_tokenizer(folder, metadata)
     return folder
 
 
@@ -87,7 +87,7 @@ def _write_parts(folder: Path, tensors: dict[str, NDArray[Any]], parts: int) -> 
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def _write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
+def write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     made = {
         "version": "1.0",

@@ -1,0 +1,107 @@
+"""Tiny checkpoints whose logits `transformers` computed: what `make_checkpoints` recorded, as GGUF files and folders.
+
+The weights depend on the names of their tensors alone, so that nothing else needs to be kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFWriter
+from numpy.typing import NDArray
+
+from .converted import Tensors, converted
+from .folders import write_tokenizer
+from .safetensors_files import write_safetensors
+from .tiny_models import tiny_metadata, tiny_tokens
+
+FOLDER = Path(__file__).parent / "data" / "checkpoints"
+VOCABULARY = len(tiny_tokens())
+PROMPTS = [[int(i) for i in np.random.default_rng(3).integers(0, 256, count)] for count in (5, 40)]
+EVERY = 4  # so many logits are recorded as one
+
+
+def names() -> list[str]:
+    """Of all checkpoints."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """architecture (GGUF's), config (config.json), shapes, logits and greedy ids of every prompt."""
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def tensors_of(entry: Mapping[str, Any]) -> Tensors:
+    """The tensors of a checkpoint under Hugging Face's names, layers and experts in order."""
+    return {name: weights(name, shape) for name, shape in expanded(entry["shapes"]).items()}
+
+
+def expanded(shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """`shapes` maps names with a * for each number to the shape and to how many numbers there are for each *."""
+    found = {}
+    for pattern, (shape, counts) in shapes.items():
+        first, *others = pattern.split("*")
+        for numbers in itertools.product(*(range(count) for count in counts)):
+            name = first + "".join(f"{number}{part}" for number, part in zip(numbers, others, strict=True))
+            found[name] = tuple(shape)
+    return found
+
+
+def shortened(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The inverse of `expanded`."""
+    found: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        numbers = [int(each) + 1 for each in re.findall(r"(?<=\.)\d+(?=\.)", name)]
+        entry = found.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), [list(shape), numbers])
+        entry[1] = [max(pair) for pair in zip(entry[1], numbers, strict=True)]
+    assert expanded(found) == dict(shapes)
+    return found
+
+
+def weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Random numbers that make sense in a tensor of this name."""
+    values: NDArray[np.float32] = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
+    if len(shape) == 1:
+        return values / np.float32(10) + np.float32(0 if name.endswith("bias") else 1)
+    outer = re.search(r"embed|wte|wpe|lm_head", name)
+    return values * np.float32(0.3 if outer else 1.5 / np.sqrt(shape[1]))
+
+
+def write_gguf(path: Path, entry: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> Path:
+    """Write the checkpoint of an entry; `metadata` is added, and None leaves out."""
+    own, made = converted(entry["architecture"], entry["config"], tensors_of(entry))
+    tokens = {key: value for key, value in tiny_metadata().items() if key.startswith("tokenizer.")}
+    writer = GGUFWriter(path, entry["architecture"])
+    for key, value in {**tokens, **own, **(metadata or {})}.items():
+        adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        if value is not None:
+            (writer.add_array if isinstance(value, list) else adders[type(value)])(key, value)
+    for name, values in made.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_folder(path: Path, entry: Mapping[str, Any]) -> Path:
+    """The same as a Hugging Face folder."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(entry["config"]), encoding="utf-8")
+    write_safetensors(path / "model.safetensors", tensors_of(entry))
+    write_tokenizer(path, tiny_metadata())
+    return path
+
+
+def kept(logits: NDArray[Any]) -> NDArray[Any]:
+    """What is recorded of a row of logits."""
+    return logits[::EVERY]

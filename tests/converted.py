@@ -1,0 +1,133 @@
+"""A Hugging Face checkpoint as llama.cpp's converter writes it: its metadata, and its tensors under GGUF's names.
+
+Keys and names are those of the gguf package. Knows nothing of the tables of `shaderlm.formats` and `shaderlm.models`,
+so that both are tested against it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.constants import MODEL_ARCH_NAMES, Keys
+from numpy.typing import NDArray
+
+Tensors = dict[str, NDArray[np.float32]]
+
+# config.json → GGUF, where the value stays as it is.
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), (Keys.LLM.CONTEXT_LENGTH,)),
+    **dict.fromkeys(("hidden_size", "n_embd"), (Keys.LLM.EMBEDDING_LENGTH,)),
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), (Keys.LLM.BLOCK_COUNT,)),
+    **dict.fromkeys(("intermediate_size", "n_inner"), (Keys.LLM.FEED_FORWARD_LENGTH,)),
+    **dict.fromkeys(("num_attention_heads", "n_head"), (Keys.Attention.HEAD_COUNT,)),
+    "num_key_value_heads": (Keys.Attention.HEAD_COUNT_KV,),
+    "head_dim": (Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH),
+    "rms_norm_eps": (Keys.Attention.LAYERNORM_RMS_EPS,),
+    **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"), (Keys.Attention.LAYERNORM_EPS,)),
+    "sliding_window": (Keys.Attention.SLIDING_WINDOW,),
+    **dict.fromkeys(("num_experts", "num_local_experts"), (Keys.LLM.EXPERT_COUNT,)),
+    "num_experts_per_tok": (Keys.LLM.EXPERT_USED_COUNT,),
+    "moe_intermediate_size": (Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,),
+    "shared_expert_intermediate_size": (Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,),
+}
+
+
+@dataclass(frozen=True)
+class How:
+    """What the converter does for an architecture beside giving names.
+
+    pairs: rows of q and k that rope turns together come to lie beside each other. norm_offset: is added to the weights
+    of norms. transposed: matrices are stored with their inputs first. pattern: which layers have a window is written.
+    more: further keys.
+    """
+
+    pairs: bool = False
+    norm_offset: float = 0.0
+    transposed: bool = False
+    pattern: bool = False
+    more: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
+
+
+_HOW: Mapping[str, How] = {
+    "llama": How(pairs=True),
+    "gpt2": How(transposed=True, more=lambda c: {Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
+    "olmo2": How(pattern=True),
+}
+
+
+def converted(architecture: str, config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
+    """The metadata and the tensors of a GGUF file."""
+    how = _HOW.get(architecture, How())
+    made = {key: value for name, keys in _KEYS.items() if (value := config.get(name)) for key in keys}
+    if config.get("use_sliding_window", True) is False:
+        made.pop(Keys.Attention.SLIDING_WINDOW, None)
+    elif how.pattern:
+        made[Keys.Attention.SLIDING_WINDOW_PATTERN] = [each == "sliding_attention" for each in config["layer_types"]]
+    scaled, factors = _rope(config, made)
+    made |= scaled | how.more(config)
+    return {key.format(arch=architecture): value for key, value in made.items()}, {
+        **factors,
+        **_named(architecture, how, made, tensors),
+    }
+
+
+def _rope(config: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
+    given = config.get("rope_parameters") or {}
+    given = given.get("full_attention", given)
+    found: dict[str, Any] = {Keys.Rope.FREQ_BASE: given["rope_theta"]} if "rope_theta" in given else {}
+    heads, hidden = made[Keys.Attention.HEAD_COUNT], made[Keys.LLM.EMBEDDING_LENGTH]
+    width = int(made.get(Keys.Attention.KEY_LENGTH, hidden // heads) * given.get("partial_rotary_factor", 1))
+    if "partial_rotary_factor" in given:
+        found[Keys.Rope.DIMENSION_COUNT] = width
+    if given.get("rope_type") in ("linear", "yarn"):
+        found |= {Keys.Rope.SCALING_TYPE: given["rope_type"], Keys.Rope.SCALING_FACTOR: given["factor"]}
+    if given.get("rope_type") == "yarn":
+        found[Keys.Rope.SCALING_ORIG_CTX_LEN] = given["original_max_position_embeddings"]
+    if given.get("rope_type") != "llama3":
+        return found, {}
+    waves = [2 * math.pi * given["rope_theta"] ** (i / width) for i in range(0, width, 2)]
+    return found, {"rope_freqs.weight": np.array([_llama3(given, wave) for wave in waves], np.float32)}
+
+
+def _llama3(given: Mapping[str, Any], wave: float) -> float:
+    """What a frequency is divided by, of a wave of this length."""
+    factor, low, high = given["factor"], given["low_freq_factor"], given["high_freq_factor"]
+    turns = given["original_max_position_embeddings"] / wave
+    if turns > high:
+        return 1.0
+    if turns < low:
+        return float(factor)
+    share = (turns - low) / (high - low)
+    return float(1 / ((1 - share) / factor + share))
+
+
+def _named(architecture: str, how: How, made: Mapping[str, Any], tensors: Tensors) -> Tensors:
+    arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, made[Keys.LLM.BLOCK_COUNT])
+    heads = made[Keys.Attention.HEAD_COUNT]
+    heads = {"attn_q": heads, "attn_k": made.get(Keys.Attention.HEAD_COUNT_KV, heads)}
+    experts: dict[str, list[NDArray[np.float32]]] = {}
+    found: Tensors = {}
+    for name, given in tensors.items():  # experts in the order of their numbers
+        values = given
+        called = names.get_name(re.sub(r"\.experts\.\d+\.", ".experts.", name), (".weight", ".bias"))
+        assert called is not None, f"gguf has no name for {name} of {architecture}"
+        stem = called.split(".")[-2]
+        if how.transposed and values.ndim == 2 and "embd" not in stem:
+            values = values.T
+        if how.pairs and stem in heads:
+            width = len(values) // heads[stem]
+            values = values.reshape(heads[stem], 2, width // 2, -1).swapaxes(1, 2).reshape(values.shape)
+        if stem.endswith("norm") and called.endswith(".weight"):
+            values = values + np.float32(how.norm_offset)
+        if ".experts." in name:
+            experts.setdefault(called, []).append(values)
+            continue
+        found[called] = np.ascontiguousarray(values.squeeze())
+    return found | {called: np.stack(each) for called, each in experts.items()}

@@ -1,0 +1,115 @@
+"""Makes tiny checkpoints and their logits with `transformers`: python -m tests.make_checkpoints [NAME ...].
+
+Needs `torch` and `transformers`, which the tests do not: they read what is written to `data/checkpoints`.
+One row of CHECKPOINTS makes one checkpoint. `tests/test_checkpoints.py` finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from safetensors import safe_open
+
+from . import checkpoints as files
+from .safetensors_files import write_safetensors
+
+_GREEDY = 8  # tokens
+
+
+class Row(NamedTuple):
+    """GGUF's architecture, the class of transformers, and what its configuration has other than `_SIZES`."""
+
+    architecture: str
+    model: str
+    config: dict[str, Any]
+
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": files.VOCABULARY,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+
+CHECKPOINTS: dict[str, Row] = {
+    "gpt2": Row("gpt2", "GPT2", {}),
+    "llama-llama3": Row("llama", "Llama", {"rope_parameters": _LLAMA3}),
+    "llama-linear": Row("llama", "Llama", {"rope_parameters": _LINEAR, "attention_bias": True, "mlp_bias": True}),
+    "mistral": Row("llama", "Mistral", {"sliding_window": 12, "head_dim": 32}),
+    "qwen2moe": Row("qwen2moe", "Qwen2Moe", _MOE),
+    "qwen3": Row("qwen3", "Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "olmo3": Row("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 12}),
+}
+
+
+def main(wanted: list[str]) -> None:
+    """Record these checkpoints, or all."""
+    files.FOLDER.mkdir(exist_ok=True)
+    for name in wanted or CHECKPOINTS:
+        entry = made(CHECKPOINTS[name])
+        lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items())
+        (files.FOLDER / f"{name}.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+        print(f"{name}: {len(lines)} bytes, logits up to {np.abs(entry['logits']).max():.2f}")
+
+
+def made(row: Row) -> dict[str, Any]:
+    """What is recorded of a checkpoint."""
+    kind = getattr(transformers, f"{row.model}ForCausalLM", None) or getattr(transformers, f"{row.model}LMHeadModel")
+    known = kind.config_class()
+    config = kind.config_class(**{key: value for key, value in _SIZES.items() if hasattr(known, key)} | row.config)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        # Names and shapes as they are stored, which is not always as they are in memory.
+        kind(config).save_pretrained(folder)
+        with safe_open(folder / "model.safetensors", "np") as file:
+            stored = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        for key in ("transformers_version", "dtype"):
+            about.pop(key, None)
+        entry = {"architecture": row.architecture, "config": about, "shapes": files.shortened(stored)}
+        write_safetensors(folder / "model.safetensors", files.tensors_of(entry))
+        model, info = kind.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
+        assert not any(info.values()), info
+    rows, greedy = zip(*(_run(model, prompt) for prompt in files.PROMPTS), strict=True)
+    return {**entry, "logits": rows, "greedy": greedy}
+
+
+def _run(model: Any, prompt: list[int]) -> tuple[list[float], list[int]]:
+    """Logits after the prompt, and the most likely tokens that follow."""
+    ids, first = list(prompt), list[float]()
+    with torch.no_grad():
+        for _ in range(_GREEDY):
+            logits = model(torch.tensor([ids])).logits[0, -1].numpy()
+            second, best = np.sort(logits)[-2:]
+            assert best - second > 1e-3, "two tokens are as likely: take other weights"
+            first = first or [round(float(value), 5) for value in files.kept(logits)]
+            ids.append(int(logits.argmax()))
+    assert np.std(first) > 0.1
+    return first, ids[len(prompt) :]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
