@@ -131,6 +131,8 @@ def _info(files: Safetensors, name: str, source: _Source) -> TensorInfo:
             f"tensor {first.name!r} must have an even number of rows for each of {source.paired_heads} heads"
         )
     shape = (len(parts), *first.shape) if "_exps." in name else first.shape
+    if len(shape) == 2 and shape[0] == 1:  # a vector to GGUF, such as the gate of a shared expert
+        shape = shape[1:]
     if source.offset:
         return TensorInfo(name, shape, "f32", 0, 4 * math.prod(shape))
     return TensorInfo(name, shape, first.kind, 0, sum(part.nbytes for part in parts))
