@@ -42,12 +42,13 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 class How:
     """What the converter does for an architecture beside giving names.
 
-    pairs: rows of q and k that rope turns together come to lie beside each other. norm_offset: is added to the weights
-    of norms. transposed: matrices are stored with their inputs first. pattern: which layers have a window is written.
-    more: further keys.
+    pairs: rows of q and k that rope turns together come to lie beside each other. qkv_by_heads: q, k and v of each
+    head follow each other, and become all q, all k, all v. norm_offset: is added to the weights of norms. transposed:
+    matrices are stored with their inputs first. pattern: which layers have a window is written. more: further keys.
     """
 
     pairs: bool = False
+    qkv_by_heads: bool = False
     norm_offset: float = 0.0
     transposed: bool = False
     pattern: bool = False
@@ -58,7 +59,28 @@ _HOW: Mapping[str, How] = {
     "llama": How(pairs=True),
     "gpt2": How(transposed=True, more=lambda c: {Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
     "olmo2": How(pattern=True),
+    "gemma": How(norm_offset=1.0),
+    "exaone4": How(pattern=True),
+    "command-r": How(more=lambda c: {Keys.LLM.LOGIT_SCALE: c["logit_scale"], Keys.Rope.SCALING_TYPE: "none"}),
+    "cohere2": How(more=lambda c: {Keys.LLM.LOGIT_SCALE: c["logit_scale"], Keys.Rope.SCALING_TYPE: "none"}),
+    "stablelm": How(more=lambda c: {Keys.LLM.USE_PARALLEL_RESIDUAL: c["use_parallel_residual"]}),
+    "gptneox": How(qkv_by_heads=True, more=lambda c: {Keys.LLM.USE_PARALLEL_RESIDUAL: c["use_parallel_residual"]}),
+    "starcoder": How(more=lambda c: {Keys.Attention.HEAD_COUNT_KV: 1, Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
+    "internlm2": How(pairs=True),
+    "minicpm": How(
+        pairs=True,
+        more=lambda c: {
+            Keys.LLM.EMBEDDING_SCALE: c["embedding_multiplier"],
+            Keys.LLM.RESIDUAL_SCALE: c["residual_multiplier"],
+            Keys.LLM.LOGIT_SCALE: c["logits_scaling"],
+        },
+    ),
+    "hunyuan-dense": How(more=lambda c: {Keys.Rope.FREQ_BASE: _by_alpha(c["rope_parameters"], c["head_dim"])}),
 }
+
+
+def _by_alpha(rope: Mapping[str, Any], width: int) -> float:
+    return float(rope["rope_theta"] * rope["alpha"] ** (width / (width - 2)))
 
 
 def converted(architecture: str, config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
@@ -124,6 +146,8 @@ def _named(architecture: str, how: How, made: Mapping[str, Any], tensors: Tensor
         if how.pairs and stem in heads:
             width = len(values) // heads[stem]
             values = values.reshape(heads[stem], 2, width // 2, -1).swapaxes(1, 2).reshape(values.shape)
+        if how.qkv_by_heads and stem == "attn_qkv":
+            values = values.reshape(heads["attn_q"], 3, -1).swapaxes(0, 1).reshape(values.shape)
         if stem.endswith("norm") and called.endswith(".weight"):
             values = values + np.float32(how.norm_offset)
         if ".experts." in name:

@@ -52,6 +52,13 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+_ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
+_MINICPM = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.5,
+    "attention_multiplier": 0.25,
+}
 _MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
 
 CHECKPOINTS: dict[str, Row] = {
@@ -61,6 +68,24 @@ CHECKPOINTS: dict[str, Row] = {
     "mistral": Row("llama", "Mistral", {"sliding_window": 12, "head_dim": 32}),
     "qwen2moe": Row("qwen2moe", "Qwen2Moe", _MOE),
     "qwen3": Row("qwen3", "Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma": Row("gemma", "Gemma", {"head_dim": 32}),
+    "exaone4": Row("exaone4", "Exaone4", {"num_hidden_layers": 4, "sliding_window": 12, "rope_parameters": _LLAMA3}),
+    "exaone4-full": Row("exaone4", "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "exaone": Row("exaone", "Llama", {"rope_parameters": _LLAMA3}),  # transformers has no class of its own
+    "command-r": Row("command-r", "Cohere", {"logit_scale": 1.5}),
+    "cohere2": Row("cohere2", "Cohere2", {"logit_scale": 1.5, "num_hidden_layers": 4, "sliding_window": 12}),
+    "stablelm": Row("stablelm", "StableLm", {"use_qkv_bias": True}),
+    "stablelm-parallel": Row("stablelm", "StableLm", {"use_parallel_residual": True}),
+    "phi2": Row("phi2", "Phi", {}),
+    "seed_oss": Row("seed_oss", "SeedOss", {"head_dim": 32}),
+    "hunyuan-dense": Row("hunyuan-dense", "HunYuanDenseV1", {"head_dim": 32, "rope_parameters": _ALPHA}),
+    "ernie4_5": Row("ernie4_5", "Ernie4_5", {"head_dim": 32}),
+    "internlm2": Row("internlm2", "Llama", {}),  # transformers has no class of its own
+    "gptneox": Row("gptneox", "GPTNeoX", {}),
+    "gptneox-sequential": Row("gptneox", "GPTNeoX", {"use_parallel_residual": False}),
+    "starcoder": Row("starcoder", "GPTBigCode", {}),
+    "chatglm": Row("chatglm", "Glm", {"head_dim": 16, "attention_bias": True}),
+    "minicpm": Row("minicpm", "Granite", _MINICPM),  # transformers has no class of its own
     "olmo3": Row("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 12}),
 }
 

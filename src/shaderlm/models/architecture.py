@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..errors import ModelError
 from ..graph.graph import Graph
@@ -18,8 +18,13 @@ from ..graph.reference import Yarn
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 # Modules here that are no architectures.
 _OTHERS = ("architecture", "checkpoint", "dense", "experts", "metadata_keys", "rope", "shapes", "windows")
+# Architectures whose name in GGUF is no name of a module.
+_GGUF_NAMES = {"command_r": "command-r", "hunyuan_dense": "hunyuan-dense"}
 
 Shapes = Mapping[str, tuple[int, ...]]
+# What the feed-forward network of a layer reads: the norm of the layer's input and attention's result, of the input
+# alone, or what attention reads. Its result is added to the sum of both in any case.
+FfnInput = Literal["sum", "input", "attn_norm"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class Config:
     per_layer: tuple[Layer, ...] = ()  # one for each layer, unless all are as `Layer()` is
     factors: Factors = Factors()
     experts: Experts | None = None
+    ffn_input: FfnInput = "sum"
 
     @property
     def ropes(self) -> dict[str, Rope]:
@@ -158,10 +164,11 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
     """The architecture that a checkpoint names."""
     name = metadata.get("general.architecture")
     here = str(Path(__file__).parent)
-    known = sorted(module.name for module in pkgutil.iter_modules([here]) if module.name not in _OTHERS)
+    modules = sorted(module.name for module in pkgutil.iter_modules([here]) if module.name not in _OTHERS)
+    known = {_GGUF_NAMES.get(module, module): module for module in modules}
     if not isinstance(name, str) or name not in known:
         raise ModelError(f"this checkpoint's architecture is {name!r}; supported: {', '.join(known)}")
-    module = importlib.import_module(f"{__package__}.{name}")
+    module = importlib.import_module(f"{__package__}.{known[name]}")
     return Architecture(module.read, module.build, module.head, module.tensors)
 
 

@@ -13,14 +13,14 @@ from typing import Any, Literal
 from ..errors import ModelError
 from ..graph.batch import RUN_ROWS
 from ..graph.graph import Builder, Graph
-from .architecture import EMBEDDING, OUTPUT, Config, Experts, Metadata, Rope, Shapes, Step, expect
+from .architecture import EMBEDDING, OUTPUT, Config, Experts, FfnInput, Metadata, Rope, Shapes, Step, expect
 from .experts import Mixture, add_experts, expert_matrices, expert_tensors, read_experts
 from .metadata_keys import check_keys, check_tensors
 from .rope import read_rope
 
 Batch = Mapping[str, str]  # the batch by its name, or nothing
 
-OUTPUT_NORM, POSITIONS = "output_norm", "position_embd.weight"
+OUTPUT_NORM, OUTPUT_BIAS, POSITIONS = "output_norm", "output.bias", "position_embd.weight"
 # Matrices of the checkpoint that hold the rows of several, one after the other.
 QKV: Mapping[str, tuple[str, ...]] = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
 GATE_UP: Mapping[str, tuple[str, ...]] = {"ffn_up": ("ffn_gate", "ffn_up")}
@@ -33,11 +33,15 @@ class Dense:
     name: str
     interleaved: bool = False  # how rope pairs the values of a head
     head_norms: bool = False  # every head of q and k is normalised before it is rotated: attn_q_norm, attn_k_norm
+    rope_first: bool = False  # it is rotated before it is normalised
     row_norms: bool = False  # so are all heads of q, and of k, as one vector
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norms_before: bool = True  # attention and feed-forward network read what attn_norm and ffn_norm give
+    ffn_norm: str = "ffn_norm"  # what files call the norm before the feed-forward network
+    ffn_input: FfnInput = "sum"  # unless the file says otherwise
     norms_after: bool = False  # what they give is normalised before it is added: post_attention_norm, post_ffw_norm
-    activation: Literal["silu_mul", "gelu_mul", "gelu"] = "silu_mul"  # of gate and up; gelu: there is no gate
+    activation: Literal["silu_mul", "gelu_mul", "gelu", "gelu_erf", "relu_squared"] = "silu_mul"  # _mul: with a gate
+    output_bias: bool = False  # the logits have one: output.bias
     positions: Literal["rope", "long_rope", "learned"] = "rope"
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixture: Mixture | None = None  # how the experts of a feed-forward network are chosen, where there are some
@@ -102,6 +106,7 @@ class Dense:
             formats=formats,
             shapes=shapes,
             experts=read_experts(self.mixture, own) if self.mixture else None,
+            ffn_input=self.ffn_input,
         )
         return self.complete(own, config)
 
@@ -117,6 +122,8 @@ class Dense:
             found[POSITIONS] = (c.context, c.hidden)
         if OUTPUT in c.shapes:  # else the embeddings serve as output matrix
             found[OUTPUT] = (c.vocabulary, c.hidden)
+        if self.output_bias:
+            found[OUTPUT_BIAS] = (c.vocabulary,)
         vectors = {OUTPUT_NORM: c.hidden}
         for i in range(c.layers):
             vectors |= {f"blk.{i}.{name}": width for name, width in self._norms(c).items()}
@@ -134,7 +141,8 @@ class Dense:
 
     def _norms(self, c: Config) -> dict[str, int]:
         """The norms of a layer, with their widths."""
-        found = dict.fromkeys(("attn_norm", "ffn_norm") if self.norms_before else (), c.hidden)
+        before = ("attn_norm",) if c.ffn_input == "attn_norm" else ("attn_norm", self.ffn_norm)
+        found = dict.fromkeys(before if self.norms_before else (), c.hidden)
         if self.head_norms:
             found |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), c.head_width)
         if self.row_norms:
@@ -156,17 +164,22 @@ class Dense:
             **(expert_matrices(c, c.experts) if c.experts else network),
         }
 
+    def _joined(self, c: Config) -> dict[str, tuple[str, ...]]:
+        """Which matrices hold several; a checkpoint may have each by itself."""
+        apart = {name.split(".")[2] for name in c.shapes if name.startswith("blk.0.")}
+        return {name: parts for name, parts in self.joined.items() if not apart.issuperset(parts)}
+
     def _stored(self, c: Config) -> dict[str, tuple[int, int]]:
         """The matrices of a layer as the checkpoint has them."""
         found = self.matrices(c)
-        for name, parts in self.joined.items():
+        for name, parts in self._joined(c).items():
             shapes = [found.pop(part) for part in parts]
             found[name] = (sum(rows for rows, _ in shapes), shapes[0][1])
         return found
 
     def place(self, c: Config, name: str) -> tuple[str, int]:
         """The matrix of the checkpoint that has the rows of one of the graph, and the first of these rows."""
-        for joint, parts in self.joined.items():
+        for joint, parts in self._joined(c).items():
             if name in parts:
                 before = parts[: parts.index(name)]
                 return joint, sum(self.matrices(c)[part][0] for part in before)
@@ -230,7 +243,10 @@ def _head(kind: Dense, c: Config, rows: int, tokens: int, wants_logits: bool) ->
         todo.append(("softcap", {"cap": c.factors.logit_cap}))
     logits = b.tensor("output.product" if todo else "logits", rows, c.vocabulary)
     product = {"tokens": rows, "K": c.hidden, "N": c.vocabulary, "format": c.formats[weight]}
-    b.add("linear", product, {"x": x, "weight": weight}, "output", out=logits)
+    inputs: dict[str, str | None] = {"x": x, "weight": weight}
+    if kind.output_bias:
+        inputs["bias"] = b.tensor(OUTPUT_BIAS, c.vocabulary, role="weight", format=c.formats[OUTPUT_BIAS])
+    b.add("linear", {**product, "bias": kind.output_bias}, inputs, "output", out=logits)
     for i, (op, constant) in enumerate(todo):
         out = "logits" if i == len(todo) - 1 else f"output.{op}"
         logits = _of_values(b, op, "output", out, logits, (rows, c.vocabulary), {}, **constant)
@@ -255,11 +271,15 @@ class _Build:
         x = self._embedded()
         for i in range(c.layers):
             layer = f"blk.{i}"
-            y = self._attention(layer, i, self._norm(layer, "attn_norm", x) if kind.norms_before else x)
-            x = self._sum(layer, f"{layer}.attn_sum", x, self._added(layer, "post_attention_norm", y))
-            y = self._ffn(layer, self._norm(layer, "ffn_norm", x) if kind.norms_before else x)
+            read = self._norm(layer, "attn_norm", x) if kind.norms_before else x
+            y = self._attention(layer, i, read)
+            summed = self._sum(layer, f"{layer}.attn_sum", x, self._added(layer, "post_attention_norm", y))
+            if c.ffn_input != "attn_norm":
+                read = summed if c.ffn_input == "sum" else x
+                read = self._norm(layer, kind.ffn_norm, read) if kind.norms_before else read
+            y = self._ffn(layer, read)
             out = "hidden" if i == c.layers - 1 else f"{layer}.ffn_sum"
-            x = self._sum(layer, out, x, self._added(layer, "post_ffw_norm", y))
+            x = self._sum(layer, out, summed, self._added(layer, "post_ffw_norm", y))
         return self.b.graph(x)
 
     def _embedded(self) -> str:
@@ -324,27 +344,40 @@ class _Build:
         return out
 
     def _projected(self, layer: str, x: str) -> tuple[str, str, str]:
-        """q [tokens, heads, width], k and v [tokens, kv heads, width]; q and k are normalised where heads are."""
-        tokens, width = self.step.tokens, self.c.head_width
-        if self.kind.row_norms:
-            q, k, v = (self._linear(layer, name, x) for name in ("attn_q", "attn_k", "attn_v"))
-            wide = {"attn_q_norm": self.c.heads * width, "attn_k_norm": self.c.kv_heads * width}
-            q, k = (self._norm(layer, n, y, (tokens, wide[n])) for n, y in (("attn_q_norm", q), ("attn_k_norm", k)))
-            return q, k, v
-        if not self.kind.head_norms:
-            q, k, v = (self._linear(layer, name, x) for name in ("attn_q", "attn_k", "attn_v"))
-            return q, k, v
+        """q [tokens, heads, width], k and v [tokens, kv heads, width]; q and k are normalised where rows are."""
+        tokens, width, by_heads = self.step.tokens, self.c.head_width, self.kind.head_norms
         queries, keys = (tokens, self.c.heads, width), (tokens, self.c.kv_heads, width)
-        q, k = self._linear(layer, "attn_q", x, queries), self._linear(layer, "attn_k", x, keys)
+        q = self._linear(layer, "attn_q", x, queries if by_heads else None)
+        k = self._linear(layer, "attn_k", x, keys if by_heads else None)
         v = self._linear(layer, "attn_v", x)
-        return self._norm(layer, "attn_q_norm", q, queries), self._norm(layer, "attn_k_norm", k, keys), v
+        if self.kind.row_norms:
+            q = self._norm(layer, "attn_q_norm", q, (tokens, self.c.heads * width))
+            k = self._norm(layer, "attn_k_norm", k, (tokens, self.c.kv_heads * width))
+        return q, k, v
+
+    def _turned(self, layer: str, q: str, k: str, table: str | None) -> tuple[str, str]:
+        """q and k after norms of heads and rope, where there are such."""
+        c, kind = self.c, self.kind
+
+        def norms(q: str, k: str) -> tuple[str, str]:
+            shapes = ((self.step.tokens, heads, c.head_width) for heads in (c.heads, c.kv_heads))
+            q, k = (
+                self._norm(layer, name, y, shape)
+                for name, y, shape in zip(("attn_q_norm", "attn_k_norm"), (q, k), shapes, strict=True)
+            )
+            return q, k
+
+        if kind.head_norms and not kind.rope_first:
+            q, k = norms(q, k)
+        if table in c.ropes:
+            q = self._rotated(layer, "attn_q", q, c.heads, table)
+            k = self._rotated(layer, "attn_k", k, c.kv_heads, table)
+        return norms(q, k) if kind.head_norms and kind.rope_first else (q, k)
 
     def _attention(self, layer: str, index: int, x: str) -> str:
         c, step, own = self.c, self.step, self.c.layer(index)
         q, k, v = self._projected(layer, x)
-        if own.rope in c.ropes:
-            q = self._rotated(layer, "attn_q", q, c.heads, own.rope)
-            k = self._rotated(layer, "attn_k", k, c.kv_heads, own.rope)
+        q, k = self._turned(layer, q, k, own.rope)
         caches = {
             key: self.b.tensor(f"{layer}.{key}", 1, c.kv_heads, c.head_width, role="state", format=step.cache)
             for key in ("k_cache", "v_cache")
@@ -361,11 +394,10 @@ class _Build:
 
     def _ffn(self, layer: str, x: str) -> str:
         op, shape = self.kind.activation, (self.step.tokens, self.c.ffn)
-        if op == "gelu":
+        if not op.endswith("_mul"):
             up = self._linear(layer, "ffn_up", x)
-            return self._linear(
-                layer, "ffn_down", _of_values(self.b, op, layer, f"{layer}.gelu", up, shape, self.batch)
-            )
+            up = _of_values(self.b, op, layer, f"{layer}.{op}", up, shape, self.batch)
+            return self._linear(layer, "ffn_down", up)
         if self.c.experts:
             return self._mixture(layer, x, self.c.experts)
         return self._gated(layer, x, self.c.ffn)

@@ -16,11 +16,18 @@ def all_layers(own: Metadata, c: Config) -> Config:
 
 
 def local_layers(
-    own: Metadata, c: Config, *, period: int, default: int = 0, local_theta: float | None = None
+    own: Metadata,
+    c: Config,
+    *,
+    period: int,
+    default: int = 0,
+    local_theta: float | None = None,
+    full_rope: str | None = ROPE,
 ) -> Config:
     """All but the last of every `period` layers have a window, unless the file has a pattern of its own.
 
     `default`: the window of files that have none. `local_theta`: layers with a window rotate by it, without scaling.
+    `full_rope`: the table of layers without one.
     """
     window = _window(own, default)
     local = _pattern(own, c.layers, period)
@@ -31,7 +38,7 @@ def local_layers(
         rope, table = Rope(c.rope.rotary, local_theta, c.rope.interleaved), LOCAL_ROPE
     if rope == c.rope:
         rope, table = None, ROPE
-    layers = tuple(Layer(window, table) if each else Layer() for each in local)
+    layers = tuple(Layer(window, table) if each else Layer(rope=full_rope) for each in local)
     return replace(c, per_layer=layers, local_rope=rope)
 
 

@@ -1,0 +1,22 @@
+"""GPT-NeoX and Pythia: layer norms and biases, a part of each head is rotated, no gate.
+
+The feed-forward network of most reads the norm of a layer's input, without what attention adds to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .architecture import Config, Metadata
+from .dense import QKV, Dense
+
+
+def _complete(own: Metadata, c: Config) -> Config:
+    parallel = own.get("use_parallel_residual")
+    if not isinstance(parallel, bool):
+        raise own.wrong("use_parallel_residual", "true or false", parallel)
+    return replace(c, ffn_input="input" if parallel else "sum")
+
+
+_GPTNEOX = Dense("gptneox", norm="layer_norm", activation="gelu_erf", joined=QKV, complete=_complete)
+read, tensors, build, head = _GPTNEOX.read, _GPTNEOX.tensors, _GPTNEOX.build, _GPTNEOX.head

@@ -1,0 +1,8 @@
+"""Phi-1, 1.5 and 2: attention and feed-forward network read the same layer norm, biases everywhere, no gate."""
+
+from __future__ import annotations
+
+from .dense import QKV, Dense
+
+_PHI2 = Dense("phi2", norm="layer_norm", ffn_input="attn_norm", activation="gelu", output_bias=True, joined=QKV)
+read, tensors, build, head = _PHI2.read, _PHI2.tensors, _PHI2.build, _PHI2.head
