@@ -128,13 +128,25 @@ def _linear_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arr
     ids[::2] = ids[0]
     x = _normal(rng, tokens, *([used] if d["combine"] == "sum" else []), d["K"]) / 8
     factors = rng.uniform(0.1, 1, (tokens, used)).astype(np.float32) if d["combine"] == "sum" else None
+    bias = _normal(rng, d["experts"] * N) if d["bias"] else None
+    residual = _normal(rng, tokens, N) if d["residual"] else None
     operands: Arrays = {"x": x.reshape(tokens, -1), "weight": weight, "ids": ids, "factors": factors}
+    operands |= {"bias": bias, "residual": residual}
     matrices = dense.reshape(d["experts"], N, d["K"])[ids]  # [tokens, used, N, K]
     y = np.einsum("tjnk,tjk->tjn", matrices, x.reshape(tokens, -1, d["K"]) + np.zeros((1, used, 1)))
+    if bias is not None:
+        y = y + bias.reshape(d["experts"], N)[ids]
     if factors is not None:
-        return _with_batch(d, operands, {"out": (y * factors[:, :, None]).sum(1)})
-    out = reference.silu_mul(y[..., 0::2], y[..., 1::2]) if d["combine"] == "silu_mul" else y
-    return _with_batch(d, operands, {"out": out})
+        total = (y * factors[:, :, None]).sum(1)
+        return _with_batch(d, operands, {"out": total if residual is None else total + residual})
+    gated = {"silu_mul": reference.silu_mul, "swiglu_clamped": _swiglu_clamped}.get(d["combine"])
+    return _with_batch(d, operands, {"out": gated(y[..., 0::2], y[..., 1::2]) if gated else y})
+
+
+def _swiglu_clamped(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """As the published code of gpt-oss has it: out-of-place clamps, a sigmoid of 1.702 times the gate, up plus one."""
+    gate, up = np.where(a > 7, 7.0, a.astype(np.float64)), np.maximum(np.minimum(b.astype(np.float64), 7), -7)
+    return np.asarray((up + 1) * (gate / (1 + np.exp(-1.702 * gate))))
 
 
 def _add_gated(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
@@ -217,9 +229,9 @@ def _take_rows(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, 
     return {"x": x, "outputs": outputs, "batch": batch}, {"out": out}
 
 
-def _pointwise(formula: Callable[[Any, Any], Any]) -> Callable[..., tuple[Arrays, Arrays]]:
+def _pointwise(formula: Callable[[Any, Any], Any], width: float = 1) -> Callable[..., tuple[Arrays, Arrays]]:
     def make(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
-        a, b = _normal(rng, d["count"]) * 30, _normal(rng, d["period"])
+        a, b = _normal(rng, d["count"]) * 30, _normal(rng, d["period"]) * np.float32(width)
         expected = formula(a.reshape(-1, d["period"]), b).reshape(-1)
         return _with_batch(d, {"a": a, "b": b}, {"out": expected})
 
@@ -271,6 +283,7 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "mul": _pointwise(reference.mul),
     "silu_mul": _pointwise(reference.silu_mul),
     "gelu_mul": _pointwise(reference.gelu_mul),
+    "swiglu_clamped": _pointwise(_swiglu_clamped, 6),
     "gelu": _each(reference.gelu),
     "gelu_erf": _each(reference.gelu_erf),
     "scale": _each(reference.mul, "factor"),

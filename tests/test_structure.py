@@ -234,6 +234,8 @@ def shapes(op: str) -> Iterator[dict[str, Any]]:
         given |= dict(zip(switches, values, strict=True))
         if given.get("epilogue") == "rope_kv_write":
             given["N"] = (given["Hq"] + 2 * given["Hkv"]) * given["D"]
+        if op == "linear_experts" and given["residual"]:
+            given["combine"] = "sum"
         yield resolve(op, given)
 
 
@@ -248,8 +250,9 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
         absent.add("counts")
     if dims.get("sinks") is False:
         absent.add("sinks")
-    if op == "linear_experts" and dims["combine"] != "sum":
-        absent.add("factors")
+    if op == "linear_experts":
+        absent |= {"factors"} if dims["combine"] != "sum" else set()
+        absent |= {"residual"} if not dims["residual"] else set()
     if op == "linear":
         absent |= {"norm_weight"} if dims["prologue"] == "none" else set()
         absent |= {"residual"} if dims["epilogue"] != "add" else set()

@@ -9,6 +9,8 @@ from ..errors import InputError
 from ..formats.weight_formats import DEVICE_FORMATS
 
 Condition = Callable[[str, dict[str, Any]], None]
+# How an op for experts combines gate and up: pointwise ops.
+EXPERT_GATES = ("silu_mul", "swiglu_clamped")
 
 
 def heads_are_grouped(op: str, dims: dict[str, Any]) -> None:
@@ -87,5 +89,11 @@ def experts_are_there(op: str, dims: dict[str, Any]) -> None:
 
 def experts_rows_are_pairs(op: str, dims: dict[str, Any]) -> None:
     """Gate and up take turns in the matrix of every expert."""
-    if dims["combine"] == "silu_mul" and dims["N"] % 2:
+    if dims["combine"] in EXPERT_GATES and dims["N"] % 2:
         raise InputError(f"{op}: N must be even, gate and up in turns; got {dims['N']}")
+
+
+def sums_have_residuals(op: str, dims: dict[str, Any]) -> None:
+    """What is added to results is added to the sum over the experts."""
+    if dims["residual"] and dims["combine"] != "sum":
+        raise InputError(f"{op}: a residual needs combine='sum', got {dims['combine']!r}")

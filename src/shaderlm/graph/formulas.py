@@ -63,11 +63,14 @@ def linear_experts(d: Dims, x: Operands) -> dict[str, Array]:
     weight = x["weight"].reshape(d["experts"], d["N"], d["K"])
     inputs = x["x"].reshape(d["tokens"], -1, d["K"])
     ids = x["ids"].reshape(d["tokens"], d["used"])
+    bias = x["bias"].reshape(d["experts"], d["N"]) if d["bias"] else None
     if d["combine"] == "sum":
         factors = x["factors"].reshape(ids.shape)
-        return {"out": reference.sum_experts(reference.linear_experts(inputs, weight, ids), factors)}
-    y = reference.linear_experts(np.repeat(inputs, d["used"], axis=1), weight, ids)
-    return {"out": reference.silu_mul(y[..., 0::2], y[..., 1::2]) if d["combine"] == "silu_mul" else y}
+        total = reference.sum_experts(reference.linear_experts(inputs, weight, ids, bias), factors)
+        return {"out": reference.add(x["residual"].reshape(total.shape), total) if d["residual"] else total}
+    y = reference.linear_experts(np.repeat(inputs, d["used"], axis=1), weight, ids, bias)
+    gated = {"silu_mul": reference.silu_mul, "swiglu_clamped": reference.swiglu_clamped}.get(d["combine"])
+    return {"out": gated(y[..., 0::2], y[..., 1::2]) if gated else y}
 
 
 def add_gated(d: Dims, x: Operands) -> dict[str, Array]:

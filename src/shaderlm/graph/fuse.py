@@ -129,26 +129,42 @@ def _linear_gelu(look: Look, gelu: Node) -> Answer:
     return _only_here(look, linear.out) or Rewrite((linear, gelu), (node,))
 
 
-def _experts_silu_mul(look: Look, silu: Node) -> Answer:
-    gate, up = (look.made_by(silu.inputs[key], "linear_experts") for key in "ab")
+def _experts_gated(look: Look, gated: Node) -> Answer:
+    gate, up = (look.made_by(gated.inputs[key], "linear_experts") for key in "ab")
     if gate is None or up is None or gate.dims["combine"] != "none" or up.dims["combine"] != "none":
         return None
     if any(gate.inputs[key] != up.inputs[key] for key in ("x", "ids")):
         return "they read different inputs"
-    weights = [look.tensors[node.inputs["weight"]] for node in (gate, up)]
-    if weights[0].format != weights[1].format:
-        return "formats differ: " + ", ".join(f"{weight.name} is {weight.format}" for weight in weights)
-    reason = _only_here(look, gate.out) or _only_here(look, up.out)
+    reason = _unsupported_reason_one_matmul([gate, up]) or _only_here(look, gate.out) or _only_here(look, up.out)
     if reason:
         return reason
-    parts = tuple(part for weight in weights for part in weight.parts)
-    sizes = tuple(size for weight in weights for size in weight.part_rows)
-    name = f"{gate.layer}.{_joined([gate, up])}.weight"
-    shape = (sum(weight.shape[0] for weight in weights), weights[0].shape[1])
-    merged = Tensor(name, shape, "weight", weights[0].format, parts, sizes, interleaved=True)
-    dims = resolve("linear_experts", {**gate.dims, "N": 2 * gate.dims["N"], "combine": "silu_mul"})
-    node = Node("linear_experts", dims, {**gate.inputs, "weight": name}, silu.outputs, silu.layer)
-    return Rewrite((gate, up, silu), (node,), (merged,))
+    inputs, tensors = dict(gate.inputs), []
+    for key in ("weight", "bias"):
+        if key not in gate.inputs:
+            continue
+        # Row by row in turns over all experts: so are the rows of each, which has as many of both.
+        both = [look.tensors[node.inputs[key]] for node in (gate, up)]
+        parts = tuple(part for tensor in both for part in tensor.parts)
+        sizes = tuple(size for tensor in both for size in tensor.part_rows)
+        inputs[key] = f"{gate.layer}.{_joined([gate, up])}.{key}"
+        shape = (sum(tensor.shape[0] for tensor in both), *both[0].shape[1:])
+        tensors.append(Tensor(inputs[key], shape, "weight", both[0].format, parts, sizes, interleaved=True))
+    dims = resolve("linear_experts", {**gate.dims, "N": 2 * gate.dims["N"], "combine": gated.op})
+    node = Node("linear_experts", dims, inputs, gated.outputs, gated.layer)
+    return Rewrite((gate, up, gated), (node,), tuple(tensors))
+
+
+def _experts_add(look: Look, add: Node) -> Answer:
+    for key, other in (("b", "a"), ("a", "b")):
+        experts = look.made_by(add.inputs[key], "linear_experts")
+        if experts is None or experts.dims["combine"] != "sum" or experts.dims["residual"]:
+            continue
+        if add.dims["period"] != add.dims["count"]:
+            return f"the sum repeats one operand every {add.dims['period']} values"
+        dims = resolve("linear_experts", {**experts.dims, "residual": True})
+        node = Node(experts.op, dims, {**experts.inputs, "residual": add.inputs[other]}, add.outputs, add.layer)
+        return _only_here(look, experts.out) or Rewrite((experts, add), (node,))
+    return None
 
 
 def _linear_merge(look: Look, first: Node) -> Answer:
@@ -323,8 +339,15 @@ FUSIONS = (
         "experts_silu_mul",
         "linear_experts gate, linear_experts up, silu_mul → linear_experts, combine silu_mul",
         "silu_mul",
-        _experts_silu_mul,
+        _experts_gated,
     ),
+    Fusion(
+        "experts_swiglu_clamped",
+        "linear_experts gate, linear_experts up, swiglu_clamped → linear_experts, combine swiglu_clamped",
+        "swiglu_clamped",
+        _experts_gated,
+    ),
+    Fusion("experts_add", "linear_experts, combine sum, add → linear_experts with residual", "add", _experts_add),
     Fusion("linear_merge", "linears that read one tensor (q, k, v) → linear, slice", "linear", _linear_merge),
     Fusion("rope_kv_write", "rope q, rope k, kv_write (and slice) → rope_kv_write", "kv_write", _rope_kv_write),
     Fusion("linear_add", "linear, add → linear, epilogue add", "add", _linear_add),

@@ -149,22 +149,30 @@ _TABLE = (
         conditions=(conditions.experts_are_there,),
     ),
     # w is [experts · N, K], expert after expert; y[t, j, n] = Σ_k x · w[ids[t, j] · N + n, k]; x is [tokens, K].
-    # combine: none: y; silu_mul: silu(y[t, j, 2i]) · y[t, j, 2i + 1]; sum: x is [tokens, used, K], out [tokens, N].
+    # bias [experts · N] is added to y. combine: none: y; silu_mul, swiglu_clamped: of y[t, j, 2i] and y[t, j, 2i + 1];
+    # sum: x is [tokens, used, K], out [tokens, N], with residual [tokens, N] added.
     Op(
         "linear_experts",
         "y[t, j] = x[t] · w[ids[t, j]]ᵀ, silu_mul of its pairs, or Σ_j factors[t, j] · x[t, j] · w[ids[t, j]]ᵀ",
-        ("x", "weight", "ids", "factors", "batch"),
+        ("x", "weight", "bias", "ids", "factors", "residual", "batch"),
         ("out",),
         {
             **dict.fromkeys(("tokens", "experts", "used", "K", "N"), REQUIRED),
             "format": "f32",
+            "bias": False,
             "combine": "none",
+            "residual": False,
             "batched": False,
         },
         formulas.linear_experts,
         cost.per_value(2, "tokens", "used", "N", "K"),
         {"weight": cost.chosen},
-        (conditions.blocks_are_whole, conditions.experts_are_there, conditions.experts_rows_are_pairs),
+        (
+            conditions.blocks_are_whole,
+            conditions.experts_are_there,
+            conditions.experts_rows_are_pairs,
+            conditions.sums_have_residuals,
+        ),
     ),
     Op(
         "add_gated",
@@ -281,6 +289,12 @@ _TABLE = (
             ("mul", "a · b", reference.mul, 1),
             ("silu_mul", "a / (1 + exp(−a)) · b", reference.silu_mul, 5),
             ("gelu_mul", "a / 2 · (1 + tanh(√(2 / π) · (a + 0.044715 a³))) · b", reference.gelu_mul, 10),
+            (
+                "swiglu_clamped",
+                "g / (1 + exp(−1.702 g)) · (1 + b between −7 and 7), g = min(a, 7)",
+                reference.swiglu_clamped,
+                10,
+            ),
         )
     ),
     *(
@@ -402,9 +416,12 @@ _CHOICES = {
     "epilogue": EPILOGUES,
     "context": CONTEXTS,
     "gating": reference.GATINGS,
-    "combine": ("none", "silu_mul", "sum"),
+    "combine": ("none", *conditions.EXPERT_GATES, "sum"),
 }
-_SWITCHES = {"bias", "interleaved", "batched", "paged", "runs", "greedy", "advance", "counted", "sinks", "normalise"}
+_SWITCHES = {
+    *("bias", "interleaved", "batched", "paged", "runs", "greedy", "advance", "counted", "sinks", "normalise"),
+    "residual",
+}
 _MAY_BE_ZERO = {"Hq", "Hkv", "D", "rotary"}  # heads: of a product without rope
 
 

@@ -99,12 +99,12 @@ def _sigmoid(x: F64) -> F64:
         return np.asarray(1 / (1 + np.exp(-x)))
 
 
-def linear_experts(x: Any, weight: Any, ids: Any) -> F64:
-    """[T, used, K], dequantised [experts, N, K], [T, used] → [T, used, N]; every chosen expert is read once."""
+def linear_experts(x: Any, weight: Any, ids: Any, bias: Any = None) -> F64:
+    """[T, used, K], dequantised [experts, N, K], [T, used], [experts, N] → [T, used, N]; experts are read once."""
     out = np.empty((*np.shape(ids), weight.shape[1]), _dtype.get())
     for expert in np.unique(ids):
         rows = np.asarray(ids) == expert
-        out[rows] = linear(np.asarray(x)[rows], weight[expert])
+        out[rows] = linear(np.asarray(x)[rows], weight[expert], None if bias is None else bias[expert])
     return out
 
 
@@ -254,6 +254,16 @@ def silu_mul(a: Any, b: Any) -> F64:
     a = _floats(a)
     with np.errstate(over="ignore"):
         return np.asarray(a / (1 + np.exp(-a)) * _floats(b))
+
+
+# Of gpt-oss: what gate and up are clamped to, and the factor inside the sigmoid.
+SWIGLU_LIMIT, SWIGLU_FACTOR = 7.0, 1.702
+
+
+def swiglu_clamped(a: Any, b: Any) -> F64:
+    """g · sigmoid(1.702 g) · (u + 1): g is at most 7, u between −7 and 7."""
+    gate, up = np.minimum(_floats(a), SWIGLU_LIMIT), np.clip(_floats(b), -SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return np.asarray(gate * _sigmoid(SWIGLU_FACTOR * gate) * (up + 1))
 
 
 def gelu(x: Any) -> F64:

@@ -19,7 +19,7 @@ EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 # Modules here that are no architectures.
 _OTHERS = ("architecture", "checkpoint", "dense", "experts", "metadata_keys", "rope", "shapes", "windows")
 # Architectures whose name in GGUF is no name of a module.
-_GGUF_NAMES = {"command_r": "command-r", "hunyuan_dense": "hunyuan-dense"}
+_GGUF_NAMES = {"command_r": "command-r", "gpt_oss": "gpt-oss", "hunyuan_dense": "hunyuan-dense"}
 
 Shapes = Mapping[str, tuple[int, ...]]
 # What the feed-forward network of a layer reads: the norm of the layer's input and attention's result, of the input
@@ -74,8 +74,8 @@ class Factors:
 class Experts:
     """A mixture in place of a feed-forward network: `used` of `count` networks of width `ffn`, chosen for each row.
 
-    `gating`, `normalise` and `scale` are those of the op route_experts. `shared` is the width of a network that all
-    rows pass through, times the sigmoid of a dot product; 0 where there is none.
+    `gating`, `normalise` and `scale` are those of the op route_experts, `activation` is an op of gate and up. `shared`
+    is the width of a network that all rows pass through, times the sigmoid of a dot product; 0 where there is none.
     """
 
     count: int
@@ -85,6 +85,7 @@ class Experts:
     normalise: bool = True
     scale: float = 1.0
     shared: int = 0
+    activation: str = "silu_mul"
 
 
 @dataclass(frozen=True)

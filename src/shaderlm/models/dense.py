@@ -44,6 +44,7 @@ class Dense:
     output_bias: bool = False  # the logits have one: output.bias
     positions: Literal["rope", "long_rope", "learned"] = "rope"
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sinks: bool = False  # every head has a score without a key: attn_sinks
     mixture: Mixture | None = None  # how the experts of a feed-forward network are chosen, where there are some
     # Reads further keys: layers that differ, factors.
     complete: Callable[[Metadata, Config], Config] = lambda own, config: config
@@ -132,7 +133,9 @@ class Dense:
                 if f"blk.{i}.{name}.bias" in c.shapes:
                     found[f"blk.{i}.{name}.bias"] = shape[:1]
             if c.experts:
-                found |= {f"blk.{i}.{name}.weight": shape for name, shape in expert_tensors(c, c.experts).items()}
+                found |= expert_tensors(c, c.experts, f"blk.{i}")
+            if self.sinks:
+                found[f"blk.{i}.attn_sinks.weight"] = (c.heads,)
         for name, width in vectors.items():
             found[f"{name}.weight"] = (width,)
             if self.norm == "layer_norm" and f"{name}.bias" in c.shapes:
@@ -388,8 +391,11 @@ class _Build:
         dims = {**kept, "Hq": c.heads, "context": step.context, "paged": step.paged}
         dims |= {"scale": c.factors.scores, "window": own.window, "softcap": c.factors.score_cap}
         dims["runs"] = step.tokens >= RUN_ROWS and not step.decode
-        pages = {"page_table": "page_table"} if step.paged else {}
-        self.b.add("attention", dims, {"q": q, **caches, "batch": "batch", **pages}, layer, out=out)
+        given = {"page_table": "page_table"} if step.paged else {}
+        if self.kind.sinks:
+            name, dims["sinks"] = f"{layer}.attn_sinks.weight", True
+            given["sinks"] = self.b.tensor(name, c.heads, role="weight", format=c.formats[name])
+        self.b.add("attention", dims, {"q": q, **caches, "batch": "batch", **given}, layer, out=out)
         return self._linear(layer, "attn_output", out)
 
     def _ffn(self, layer: str, x: str) -> str:

@@ -16,12 +16,15 @@ class Mixture:
 
     `always`: its files have experts. `normalise`: the factors of the chosen experts add up to 1. `own_width`: experts
     have a width of their own, expert_feed_forward_length. `shared`: a gated network that all rows pass through.
+    `gating` is that of the op route_experts, `activation` the op of gate and up.
     """
 
     always: bool = True
     normalise: bool = True
     own_width: bool = True
     shared: bool = False
+    gating: str = "softmax"
+    activation: str = "silu_mul"
 
 
 def read_experts(mixture: Mixture, own: Metadata) -> Experts | None:
@@ -35,7 +38,8 @@ def read_experts(mixture: Mixture, own: Metadata) -> Experts | None:
     whole = own.whole("feed_forward_length")
     ffn = own.whole("expert_feed_forward_length", whole // used) if mixture.own_width else whole
     shared = own.whole("expert_shared_feed_forward_length", whole) if mixture.shared else 0
-    return Experts(count, used, ffn, normalise=mixture.normalise, shared=shared)
+    gating, activation = mixture.gating, mixture.activation
+    return Experts(count, used, ffn, gating, mixture.normalise, shared=shared, activation=activation)
 
 
 def expert_matrices(c: Config, experts: Experts) -> dict[str, tuple[int, int]]:
@@ -47,19 +51,23 @@ def expert_matrices(c: Config, experts: Experts) -> dict[str, tuple[int, int]]:
     return found
 
 
-def expert_tensors(c: Config, experts: Experts) -> dict[str, tuple[int, ...]]:
-    """The matrices of all experts, and the vector that gates the shared network."""
+def expert_tensors(c: Config, experts: Experts, layer: str) -> dict[str, tuple[int, ...]]:
+    """The matrices of all experts of a layer with the biases that the file has, and the gate of the shared network."""
     wide, down = (experts.count, experts.ffn, c.hidden), (experts.count, c.hidden, experts.ffn)
-    found: dict[str, tuple[int, ...]] = {"ffn_gate_exps": wide, "ffn_up_exps": wide, "ffn_down_exps": down}
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in (("ffn_gate_exps", wide), ("ffn_up_exps", wide), ("ffn_down_exps", down)):
+        found[f"{layer}.{name}.weight"] = shape
+        if f"{layer}.{name}.bias" in c.shapes:
+            found[f"{layer}.{name}.bias"] = shape[:2]
     if experts.shared:
-        found["ffn_gate_inp_shexp"] = (c.hidden,)
+        found[f"{layer}.ffn_gate_inp_shexp.weight"] = (c.hidden,)
     return found
 
 
 def add_experts(
     b: Builder, c: Config, experts: Experts, layer: str, x: str, logits: str, tokens: int, batch: Mapping[str, str]
 ) -> str:
-    """x [tokens, hidden] and the router's logits → Σ factor · down(silu(gate(x)) · up(x)) over the chosen experts."""
+    """x [tokens, hidden] and the router's logits → Σ factor · down(activation(gate(x), up(x))), chosen experts."""
     used = experts.used
     ids = b.tensor(f"{layer}.expert_ids", tokens, used, format="u32")
     factors = b.tensor(f"{layer}.expert_factors", tokens, used)
@@ -68,18 +76,22 @@ def add_experts(
     b.add("route_experts", sizes | how, {"logits": logits, **batch}, layer, ids=ids, factors=factors)
 
     def product(name: str, inputs: Mapping[str, str], shape: tuple[int, ...], k: int, combine: str = "none") -> str:
-        weight = f"{layer}.{name}.weight"
+        weight, bias = f"{layer}.{name}.weight", f"{layer}.{name}.bias"
         # The matrices of the experts lie one below the other.
         b.tensor(weight, experts.count * shape[-1], k, role="weight", format=c.formats[weight])
-        dims = sizes | {"K": k, "N": shape[-1], "format": c.formats[weight], "combine": combine}
+        has_bias = bias in c.shapes
+        if has_bias:
+            b.tensor(bias, experts.count * shape[-1], role="weight", format=c.formats[bias])
+        dims = sizes | {"K": k, "N": shape[-1], "format": c.formats[weight], "combine": combine, "bias": has_bias}
+        given = {**inputs, "weight": weight, "bias": bias if has_bias else None, "ids": ids, **batch}
         out = b.tensor(f"{layer}.{name}", *shape)
-        b.add("linear_experts", dims, {**inputs, "weight": weight, "ids": ids, **batch}, layer, out=out)
+        b.add("linear_experts", dims, given, layer, out=out)
         return out
 
     wide = (tokens, used, experts.ffn)
     gate, up = (product(name, {"x": x}, wide, c.hidden) for name in ("ffn_gate_exps", "ffn_up_exps"))
     gated = b.tensor(f"{layer}.gated_exps", *wide)
     dims = {"tokens": tokens, "count": tokens * used * experts.ffn, "batched": bool(batch)}
-    b.add("silu_mul", dims, {"a": gate, "b": up, **batch}, layer, out=gated)
+    b.add(experts.activation, dims, {"a": gate, "b": up, **batch}, layer, out=gated)
     inputs = {"x": gated, "factors": factors}
     return product("ffn_down_exps", inputs, (tokens, c.hidden), experts.ffn, "sum")

@@ -71,7 +71,8 @@ def _vector_piece(name: str, about: Mapping[str, Any], source: Source) -> list[P
 
 
 def _vector(about: Mapping[str, Any], source: Source) -> Array:
-    parts = [source.vector(name)[at : at + rows] for name, rows, at in _sources(about)]
+    # Biases of experts are a matrix in the file.
+    parts = [source.vector(name).reshape(-1)[at : at + rows] for name, rows, at in _sources(about)]
     joined = np.stack(parts, axis=1) if about["interleaved"] else np.concatenate(parts)
     return np.ascontiguousarray(joined.reshape(-1), np.float32)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
+from ...graph.conditions import EXPERT_GATES
 from ..linear import packed
 from ..linear.formats import FORMATS
 from ..route import (
@@ -22,8 +23,9 @@ from ..route import (
 )
 from ..wgsl import Kernel
 
-# Bits of the parameter `combine` (linear_experts_gemv.wgsl).
-_COMBINE = {"none": 0, "silu_mul": 1, "sum": 2}
+# Bits of the parameter `combine` (choices.wgsl).
+_COMBINE = {"none": 0, **dict.fromkeys(EXPERT_GATES, 1), "sum": 2}
+_BIAS, _RESIDUAL = 4, 8
 
 
 def _matrix_rows(dims: Dims) -> int:
@@ -52,27 +54,40 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 def _buffers(dims: Dims) -> dict[str, int]:
     lay, rows = packed.layout(dims), _matrix_rows(dims)
     summed, choices = dims["combine"] == "sum", dims["tokens"] * dims["used"]
-    width = dims["N"] // 2 if dims["combine"] == "silu_mul" else dims["N"]
+    width = dims["N"] // 2 if dims["combine"] in EXPERT_GATES else dims["N"]
+    out = f32((dims["tokens"] if summed else choices) * width)
     return {
         "x": f32((choices if summed else dims["tokens"]) * dims["K"]),
         part("weight", 0): rows * lay.row_bytes,
         part("scales", 0): rows * lay.groups * lay.group_bytes,
+        "bias": f32(rows) if dims["bias"] else 0,
         "ids": f32(choices),
         "factors": f32(choices) if summed else 0,
-        "out": f32((dims["tokens"] if summed else choices) * width),
+        "residual": out if dims["residual"] else 0,
+        "out": out,
         **batch_bytes(dims),
     }
+
+
+def _combine(dims: Dims) -> int:
+    return int(_COMBINE[dims["combine"]] + dims["bias"] * _BIAS + dims["residual"] * _RESIDUAL)
+
+
+def _apply(dims: Dims) -> str:
+    """The file with what is made of gate and up; where they are not combined, any."""
+    return f"pointwise/apply_{dims['combine'] if dims['combine'] in EXPERT_GATES else 'silu_mul'}"
 
 
 def _gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     lay, summed = packed.layout(dims), dims["combine"] == "sum"
     # As a product with the K of all experts of a team, and the columns of all teams of a row.
     span, each = (dims["used"], 1) if summed else (1, dims["used"])
-    epilogue = "silu_mul" if dims["combine"] == "silu_mul" else "none"
+    epilogue = "silu_mul" if dims["combine"] in EXPERT_GATES else "none"  # columns are taken in pairs
     alike = {"K": dims["K"] * span, "N": dims["N"] * each, "format": dims["format"], "epilogue": epilogue}
     config = packed.gemv_shape(alike, caps)
     arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}", lay.file)
-    kernel = Kernel("experts/linear_experts_gemv", (*arithmetic, "shared/silu", row_count(dims)), config.needs)
+    include = (*arithmetic, "experts/choices", _apply(dims), row_count(dims))
+    kernel = Kernel("experts/linear_experts_gemv", include, config.needs)
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     params = {
         "tokens": dims["tokens"],
@@ -81,7 +96,7 @@ def _gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "groups": lay.groups,
         "experts": dims["experts"],
         "used": dims["used"],
-        "combine": _COMBINE[dims["combine"]],
+        "combine": _combine(dims),
     }
     tiles = ceil_div(dims["N"], config.rows * config.threads // config.team)
     workgroups = dims["tokens"] * each * tiles
@@ -111,17 +126,19 @@ def _grouped_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     params = {"k": dims["K"], "n": n, "groups": lay.groups, "used": used, "tiles": tiles}
     bind = {name: part(name, 0) for name, _ in _BUFFERS} | ({"out": "products"} if summed else {})
     product = Dispatch(
-        Kernel("experts/linear_experts_tile", (lay.file, "shared/silu")),
+        Kernel("experts/linear_experts_tile", (lay.file, _apply(dims))),
         tiles * ceil_div(n, 64),
-        {**params, "combine": _COMBINE[dims["combine"]]},
+        {**params, "combine": _combine(dims)},
         {**lay.constants, "TILE": _TILE},
         bind,
     )
     buffers = {**_buffers(dims), "order": f32(choices), "tiles": 16 * tiles}
     if not summed:
+        del buffers["residual"]
         return LaunchList((group, product), buffers)
     kernel = Kernel("experts/sum_choices", (row_count(dims),))
-    add = covering(kernel, tokens * n, {"tokens": tokens, "used": used, "n": n}, bind={"y": "products"})
+    sizes = {"tokens": tokens, "used": used, "n": n, "add": dims["residual"]}
+    add = covering(kernel, tokens * n, sizes, bind={"y": "products"})
     return LaunchList((group, product, add), {**buffers, "products": f32(choices * n)})
 
 

@@ -1,9 +1,10 @@
-// y[t, j, n] = Σ_k x[t, k] · w[ids[t, j] · n_rows + n, k], silu(even n) · (odd n) of it, or, if SUM,
-// out[t, n] = Σ_j factors[t, j] · Σ_k x[t, j, k] · w[ids[t, j] · n_rows + n, k]; the format of w is included
+// y[t, j, n] = bias + Σ_k x[t, k] · w[ids[t, j] · n_rows + n, k], apply(even n, odd n) of it, or, if SUM,
+// out[t, n] = residual + Σ_j factors[t, j] · (bias + Σ_k x[t, j, k] · w[ids[t, j] · n_rows + n, k]); the format of w is included
 // For few rows: nothing but the matrices of the chosen experts is read. WG threads make WG / TEAM teams; a team computes
 // ROWS columns (1, 2 or 4) of one row and one of its experts, its lanes share their k in blocks of 32. With SUM a
 // team takes all experts of the row: their inputs lie one after the other, as one long row of blocks. x is staged in
 // workgroup memory, STAGE blocks at a time, and weights are loaded one block ahead, as in linear_gemv_staged.
+// What becomes of the sums is in experts/choices.
 // Grid: ceil(n / (ROWS · WG / TEAM)) workgroups for each row and expert, or for each row with SUM; folded.
 // Needs k % 32 == 0 and STAGE % TEAM == 0.
 
@@ -11,10 +12,6 @@ const WG: u32 = 256u;
 const TEAM: u32 = 64u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
-
-// Bits of params.combine.
-const GATED: u32 = 1u;
-const SUM: u32 = 2u;
 
 struct Params {
     tokens: u32,
@@ -29,44 +26,10 @@ struct Params {
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [tokens, k / 4], or [tokens, used, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [experts · n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [experts · n, groups] as the format has them
-@group(0) @binding(3) var<storage, read> ids: array<u32>;          // [tokens, used]
-@group(0) @binding(4) var<storage, read> factors: array<f32>;      // [tokens, used] if they count
-@group(0) @binding(5) var<storage, read_write> out: array<f32>;    // [tokens, used, n], [tokens, used, n / 2] or [tokens, n]
-@group(0) @binding(6) var<uniform> params: Params;
+@group(0) @binding(3) var<uniform> params: Params;
 
 // A block takes nine quads, an odd number, so that lanes that read neighbouring blocks hit different banks.
 var<workgroup> x_tile: array<vec4<u32>, STAGE * 9u>;
-
-fn has(part: u32) -> bool {
-    return (params.combine & part) != 0u;
-}
-
-// The first row of an expert's matrix. What is no expert is read as the last one.
-fn matrix(choice: u32) -> u32 {
-    return min(ids[choice], params.experts - 1u) * params.n;
-}
-
-fn factor(choice: u32) -> f32 {
-    if (has(SUM)) {
-        return factors[choice];
-    }
-    return 1.0;
-}
-
-fn store(at: u32, n: u32, sum: f32) {
-    if (n < params.n) {
-        out[at * params.n + n] = sum;
-    }
-}
-
-fn store_pair(at: u32, n: u32, sum: f32, next: f32) {
-    if (!has(GATED)) {
-        store(at, n, sum);
-        store(at, n + 1u, next);
-    } else if (n < params.n) {
-        out[at * (params.n / 2u) + n / 2u] = silu(sum) * next;
-    }
-}
 
 @compute @workgroup_size(WG)
 fn main(
@@ -152,7 +115,7 @@ fn main(
             }
         }
     }
-    acc = team_sum(acc, lane);
+    acc = team_sum(acc + biases(choice, span, lane % TEAM, TEAM, columns), lane);
     if (lane % TEAM == 0u) {
         if (ROWS == 1u) {
             store(at, first, acc.x);

@@ -1,5 +1,6 @@
-// y[c, n] = Σ_k x[row of c, k] · w[e · n_rows + n, k] for the choices c of expert e; silu(even n) · (odd n) of it, or,
-// if SUM, factors[c] · y[c, n] with x[c], for a later sum over the choices of a row; the format of w is included
+// y[c, n] = bias + Σ_k x[row of c, k] · w[e · n_rows + n, k] for the choices c of expert e; apply(even n, odd n) of it, or,
+// if SUM, factors[c] · y[c, n] with x[c], for a later sum over the choices of a row; the format of w and apply
+// are included
 // A workgroup of 16 × 16 threads computes TILE choices of one expert × 64 columns; each step stages QUADS · 4 of k of both
 // operands in workgroup memory. A thread owns 2 × 4 results, 16 apart; where columns are taken in pairs (GATED), two
 // neighbours, and the two 32 further on. Edge threads clamp their choice and never store.
@@ -12,9 +13,12 @@ const BN: u32 = 64u;
 const STRIDE: u32 = QUADS + 1u;  // one more than needed: rows then start in different banks
 const NONE: u32 = 0xFFFFFFFFu;
 
+alias value = f32;
+
 // Bits of params.combine.
 const GATED: u32 = 1u;
 const SUM: u32 = 2u;
+const BIAS: u32 = 4u;
 
 struct Params {
     k: u32,           // multiple of 32
@@ -28,11 +32,12 @@ struct Params {
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [tokens, k / 4], or [tokens, used, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [experts · n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [experts · n, groups] as the format has them
-@group(0) @binding(3) var<storage, read> factors: array<f32>;      // [tokens, used] if they count
-@group(0) @binding(4) var<storage, read> order: array<u32>;        // choices, expert by expert
-@group(0) @binding(5) var<storage, read> tiles: array<vec4<u32>>;  // expert, first of order, end
-@group(0) @binding(6) var<storage, read_write> out: array<f32>;    // [tokens · used, n], or [tokens · used, n / 2]
-@group(0) @binding(7) var<uniform> params: Params;
+@group(0) @binding(3) var<storage, read> bias: array<f32>;         // [experts · n] if there is one
+@group(0) @binding(4) var<storage, read> factors: array<f32>;      // [tokens, used] if they count
+@group(0) @binding(5) var<storage, read> order: array<u32>;        // choices, expert by expert
+@group(0) @binding(6) var<storage, read> tiles: array<vec4<u32>>;  // expert, first of order, end
+@group(0) @binding(7) var<storage, read_write> out: array<f32>;    // [tokens · used, n], or [tokens · used, n / 2]
+@group(0) @binding(8) var<uniform> params: Params;
 
 var<workgroup> a_tile: array<vec4<f32>, TILE * STRIDE>;
 var<workgroup> b_tile: array<vec4<f32>, BN * STRIDE>;
@@ -55,18 +60,35 @@ fn store(choice: u32, n: u32, sum: f32) {
     }
 }
 
-fn store_row(at: u32, end: u32, n0: u32, tx: u32, values: vec4<f32>) {
-    if (at >= end) {
+fn biased(expert: u32, n: u32, sum: f32) -> f32 {
+    if (has(BIAS)) {
+        return sum + bias[expert * params.n + min(n, params.n - 1u)];
+    }
+    return sum;
+}
+
+fn store_row(at: u32, tile: vec4<u32>, n0: u32, tx: u32, sums: vec4<f32>) {
+    if (at >= tile.z) {
         return;
     }
     let choice = order[at];
+    // The columns of a thread; neighbours, and those 32 further on, where they are taken in pairs.
+    var columns = n0 + tx + vec4<u32>(0u, 16u, 32u, 48u);
     if (has(GATED)) {
-        let first = n0 + 2u * tx;
-        if (first < params.n) {
-            out[choice * (params.n / 2u) + first / 2u] = silu(values.x) * values.y;
+        columns = n0 + 2u * tx + vec4<u32>(0u, 1u, 32u, 33u);
+    }
+    let values = vec4<f32>(
+        biased(tile.x, columns.x, sums.x),
+        biased(tile.x, columns.y, sums.y),
+        biased(tile.x, columns.z, sums.z),
+        biased(tile.x, columns.w, sums.w),
+    );
+    if (has(GATED)) {
+        if (columns.x < params.n) {
+            out[choice * (params.n / 2u) + columns.x / 2u] = apply(values.x, values.y);
         }
-        if (first + 32u < params.n) {
-            out[choice * (params.n / 2u) + first / 2u + 16u] = silu(values.z) * values.w;
+        if (columns.z < params.n) {
+            out[choice * (params.n / 2u) + columns.z / 2u] = apply(values.z, values.w);
         }
         return;
     }
@@ -74,10 +96,10 @@ fn store_row(at: u32, end: u32, n0: u32, tx: u32, values: vec4<f32>) {
     if (has(SUM)) {
         factor = factors[choice];
     }
-    store(choice, n0 + tx, factor * values.x);
-    store(choice, n0 + tx + 16u, factor * values.y);
-    store(choice, n0 + tx + 32u, factor * values.z);
-    store(choice, n0 + tx + 48u, factor * values.w);
+    store(choice, columns.x, factor * values.x);
+    store(choice, columns.y, factor * values.y);
+    store(choice, columns.z, factor * values.z);
+    store(choice, columns.w, factor * values.w);
 }
 
 @compute @workgroup_size(WG)
@@ -124,6 +146,6 @@ fn main(
         }
         workgroupBarrier();
     }
-    store_row(tile.y + ty, tile.z, n0, tx, acc0);
-    store_row(tile.y + ty + 16u, tile.z, n0, tx, acc1);
+    store_row(tile.y + ty, tile, n0, tx, acc0);
+    store_row(tile.y + ty + 16u, tile, n0, tx, acc1);
 }

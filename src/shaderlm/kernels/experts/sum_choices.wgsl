@@ -1,4 +1,4 @@
-// out[t, n] = Σ_j y[t · used + j, n]
+// out[t, n] = Σ_j y[t · used + j, n], residual added if there is one
 // Grid: one thread per value, folded.
 
 const WG: u32 = 64u;
@@ -7,11 +7,13 @@ struct Params {
     tokens: u32,
     used: u32,
     n: u32,
+    add: u32,  // is there a residual?
 }
 
 @group(0) @binding(0) var<storage, read> y: array<f32>;            // [tokens, used, n]
-@group(0) @binding(1) var<storage, read_write> out: array<f32>;    // [tokens, n]
-@group(0) @binding(2) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> residual: array<f32>;     // [tokens, n] if there is one
+@group(0) @binding(2) var<storage, read_write> out: array<f32>;    // [tokens, n]
+@group(0) @binding(3) var<uniform> params: Params;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -25,6 +27,9 @@ fn main(
         return;
     }
     var sum = 0.0;
+    if (params.add != 0u) {
+        sum = residual[index];
+    }
     for (var j = 0u; j < params.used; j = j + 1u) {
         sum = sum + y[(row * params.used + j) * params.n + index % params.n];
     }

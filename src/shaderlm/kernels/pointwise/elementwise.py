@@ -1,4 +1,4 @@
-"""Routes of add, mul, silu_mul and gelu_mul: one kernel for one or four values at a time, `apply` included."""
+"""Routes of add, mul and the gates: one kernel for one or four values at a time, `apply` included."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def _vec4_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 ROUTES: tuple[Route, ...] = tuple(
     Route(op, strategy, _launch_list(op, width), unsupported_reason)
-    for op in ("add", "mul", "silu_mul", "gelu_mul")
+    for op in ("add", "mul", "silu_mul", "gelu_mul", "swiglu_clamped")
     for strategy, width, unsupported_reason in (("vec4", 4, _vec4_unsupported_reason), ("scalar", 1, always))
 )

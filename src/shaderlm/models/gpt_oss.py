@@ -1,0 +1,19 @@
+"""gpt-oss: attention sinks, a window in every second layer, and experts with biases and a clamped gate.
+
+What files call the norm after attention is the one before the feed-forward network.
+"""
+
+from __future__ import annotations
+
+from .dense import Dense
+from .experts import Mixture
+from .windows import local_layers
+
+_GPT_OSS = Dense(
+    "gpt-oss",
+    ffn_norm="post_attention_norm",
+    sinks=True,
+    mixture=Mixture(normalise=False, gating="softmax_used", activation="swiglu_clamped"),
+    complete=lambda own, c: local_layers(own, c, period=2),
+)
+read, tensors, build, head = _GPT_OSS.read, _GPT_OSS.tensors, _GPT_OSS.build, _GPT_OSS.head
