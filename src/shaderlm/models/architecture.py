@@ -75,7 +75,8 @@ class Experts:
     """A mixture in place of a feed-forward network: `used` of `count` networks of width `ffn`, chosen for each row.
 
     `gating`, `normalise` and `scale` are those of the op route_experts, `activation` is an op of gate and up. `shared`
-    is the width of a network that all rows pass through, times the sigmoid of a dot product; 0 where there is none.
+    is the width of a network that all rows pass through; 0 where there is none. Its result counts as it is, or, if
+    `shared_gate`, times the sigmoid of a dot product.
     """
 
     count: int
@@ -85,6 +86,7 @@ class Experts:
     normalise: bool = True
     scale: float = 1.0
     shared: int = 0
+    shared_gate: bool = False
     activation: str = "silu_mul"
 
 

@@ -423,6 +423,8 @@ class _Build:
         if not experts.shared:
             return out
         shared = self._gated(layer, x, experts.shared, "_shexp")
+        if not experts.shared_gate:
+            return self._sum(layer, f"{layer}.ffn_shared", out, shared)
         named = f"{layer}.ffn_gate_inp_shexp.weight"
         gate = self.b.tensor(named, c.hidden, role="weight", format=c.formats[named])
         summed = self.b.tensor(f"{layer}.ffn_shared", tokens, c.hidden)

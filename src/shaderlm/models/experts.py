@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import ModelError
 from ..graph.graph import Builder
 from .architecture import Config, Experts, Metadata
+
+_SHARED_WIDTH = "expert_shared_feed_forward_length"
 
 
 @dataclass(frozen=True)
@@ -15,14 +18,15 @@ class Mixture:
     """What an architecture says about its experts that no key of its files does.
 
     `always`: its files have experts. `normalise`: the factors of the chosen experts add up to 1. `own_width`: experts
-    have a width of their own, expert_feed_forward_length. `shared`: a gated network that all rows pass through.
-    `gating` is that of the op route_experts, `activation` the op of gate and up.
+    have a width of their own, expert_feed_forward_length. `shared`: a network that all rows pass through: gated by a
+    sigmoid, or optional, without a gate, in files that say how wide it is. `gating` is that of the op route_experts,
+    `activation` the op of gate and up.
     """
 
     always: bool = True
     normalise: bool = True
     own_width: bool = True
-    shared: bool = False
+    shared: Literal["none", "gated", "optional"] = "none"
     gating: str = "softmax"
     activation: str = "silu_mul"
 
@@ -37,9 +41,19 @@ def read_experts(mixture: Mixture, own: Metadata) -> Experts | None:
         raise ModelError(f"{own.full('expert_used_count')} must be at most expert_count={count}, the file has {used}")
     whole = own.whole("feed_forward_length")
     ffn = own.whole("expert_feed_forward_length", whole // used) if mixture.own_width else whole
-    shared = own.whole("expert_shared_feed_forward_length", whole) if mixture.shared else 0
-    gating, activation = mixture.gating, mixture.activation
-    return Experts(count, used, ffn, gating, mixture.normalise, shared=shared, activation=activation)
+    shared = 0
+    if mixture.shared == "gated" or (mixture.shared == "optional" and own.get(_SHARED_WIDTH)):
+        shared = own.whole(_SHARED_WIDTH, whole)
+    return Experts(
+        count,
+        used,
+        ffn,
+        mixture.gating,
+        mixture.normalise,
+        shared=shared,
+        shared_gate=mixture.shared == "gated",
+        activation=mixture.activation,
+    )
 
 
 def expert_matrices(c: Config, experts: Experts) -> dict[str, tuple[int, int]]:
@@ -59,7 +73,7 @@ def expert_tensors(c: Config, experts: Experts, layer: str) -> dict[str, tuple[i
         found[f"{layer}.{name}.weight"] = shape
         if f"{layer}.{name}.bias" in c.shapes:
             found[f"{layer}.{name}.bias"] = shape[:2]
-    if experts.shared:
+    if experts.shared and experts.shared_gate:
         found[f"{layer}.ffn_gate_inp_shexp.weight"] = (c.hidden,)
     return found
 

@@ -8,7 +8,8 @@ from .architecture import Config, Factors, Metadata
 from .dense import Dense
 
 
-def _complete(own: Metadata, c: Config) -> Config:
+def read_factors(own: Metadata, c: Config) -> Config:
+    """The factors of all models of this family."""
     # 0 stands for "not set". The logits are divided by theirs.
     given = {
         key: own.number(key) if own.get(key) else None for key in ("embedding_scale", "residual_scale", "logit_scale")
@@ -18,5 +19,5 @@ def _complete(own: Metadata, c: Config) -> Config:
     return replace(c, factors=Factors(embedding or 1.0, residual or 1.0, 1 / (logits or 1.0), scores))
 
 
-_GRANITE = Dense("granite", interleaved=True, complete=_complete)
+_GRANITE = Dense("granite", interleaved=True, complete=read_factors)
 read, tensors, build, head = _GRANITE.read, _GRANITE.tensors, _GRANITE.build, _GRANITE.head
