@@ -25,8 +25,12 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "how": _GATING[dims["gating"]] + dims["normalise"] * _NORMALISE + dims["bias"] * _BIAS,
         "scale": dims["scale"],
     }
-    constants = {"EXPERTS": _room(experts), "USED": _room(used)}
-    dispatch = Dispatch(Kernel("experts/route_experts", (row_count(dims),)), tokens, params, constants)
+    # A lane for each expert, as far as a workgroup of usual size goes.
+    constants = {"WG": max(32, min(256, _room(experts))), "EXPERTS": _room(experts), "USED": _room(used)}
+    specialised = tokens == 1 and caps.policy.specialise_constants
+    unbound = ("bias",) if specialised and not dims["bias"] else ()
+    kernel = Kernel("experts/route_experts", (row_count(dims),))
+    dispatch = Dispatch(kernel, tokens, params, constants, specialised=specialised, unbound=unbound)
     buffers = {
         "logits": f32(tokens * experts),
         "bias": f32(experts) if dims["bias"] else 0,

@@ -1,7 +1,8 @@
 // s = gating(logits[t]); ids[t] = the USED experts with the largest s + bias, the largest first, of equals the lowest;
 // factors[t, j] = scale · s[ids[t, j]], divided by their sum if NORMALISE
 // Gating: SOFTMAX over all experts, SOFTMAX_USED over the chosen ones, else the sigmoid of each.
-// A workgroup keeps the scores of a row in workgroup memory and takes the best of those that are left, USED times.
+// A workgroup keeps the scores of a row in workgroup memory. The place of an expert is the number of those that go before
+// it, which every lane counts for its own: more comparisons than a search for the best one, and far fewer barriers.
 // A NaN is taken last. Grid: one workgroup per row, folded.
 
 const WG: u32 = 64u;
@@ -29,48 +30,13 @@ struct Params {
 @group(0) @binding(4) var<uniform> params: Params;
 
 const LOWEST: f32 = -3.4e38;
-const TAKEN: f32 = -3.402823e38;
 
-var<workgroup> scores: array<f32, EXPERTS>;
+var<workgroup> scores: array<f32, EXPERTS>;  // logits, then scores
 var<workgroup> ranks: array<f32, EXPERTS>;
 var<workgroup> chosen: array<u32, USED>;
-var<workgroup> slots: array<f32, WG>;
-var<workgroup> places: array<u32, WG>;
 
 fn has(part: u32) -> bool {
     return (params.how & part) != 0u;
-}
-
-// The largest value, of equals that with the lowest index. Every lane gets it, as slots[0] and places[0].
-fn best_of_workgroup(lane: u32, value: f32, index: u32) {
-    workgroupBarrier();
-    slots[lane] = value;
-    places[lane] = index;
-    workgroupBarrier();
-    for (var width = WG / 2u; width > 0u; width = width / 2u) {
-        if (lane < width) {
-            let other = slots[lane + width];
-            let place = places[lane + width];
-            if (other > slots[lane] || (other == slots[lane] && place < places[lane])) {
-                slots[lane] = other;
-                places[lane] = place;
-            }
-        }
-        workgroupBarrier();
-    }
-}
-
-fn sum_of_workgroup(lane: u32, value: f32) -> f32 {
-    workgroupBarrier();
-    slots[lane] = value;
-    workgroupBarrier();
-    for (var width = WG / 2u; width > 0u; width = width / 2u) {
-        if (lane < width) {
-            slots[lane] = slots[lane] + slots[lane + width];
-        }
-        workgroupBarrier();
-    }
-    return slots[0];
 }
 
 // Below −88 exp overflows.
@@ -89,52 +55,54 @@ fn main(
         return;
     }
     let first = row * params.experts;
-    var top = LOWEST;
     for (var e = lane; e < params.experts; e = e + WG) {
-        top = max(top, logits[first + e]);
+        scores[e] = logits[first + e];
     }
-    best_of_workgroup(lane, top, lane);
-    top = slots[0];
-    var sum = 0.0;
+    var sum = 1.0;
+    if (has(SOFTMAX)) {
+        workgroupBarrier();
+        var top = LOWEST;
+        for (var e = 0u; e < params.experts; e = e + 1u) {
+            top = max(top, scores[e]);
+        }
+        workgroupBarrier();  // every lane has read all logits
+        for (var e = lane; e < params.experts; e = e + WG) {
+            scores[e] = exp(scores[e] - top);
+        }
+        workgroupBarrier();
+        sum = 0.0;
+        for (var e = 0u; e < params.experts; e = e + 1u) {
+            sum = sum + scores[e];
+        }
+        workgroupBarrier();  // every lane has read all powers
+    }
     for (var e = lane; e < params.experts; e = e + WG) {
-        let v = logits[first + e];
-        var score = v;
+        var score = scores[e];
         if (has(SOFTMAX)) {
-            score = exp(v - top);
-            sum = sum + score;
+            score = score / sum;
         } else if (!has(SOFTMAX_USED)) {
-            score = sigmoid(v);
+            score = sigmoid(score);
         }
         scores[e] = score;
-    }
-    sum = sum_of_workgroup(lane, sum);
-    for (var e = lane; e < params.experts; e = e + WG) {
-        if (has(SOFTMAX)) {
-            scores[e] = scores[e] / sum;
-        }
-        var rank = scores[e];
+        var rank = score;
         if (has(BIAS)) {
             rank = rank + bias[e];
         }
         ranks[e] = select(LOWEST, max(rank, LOWEST), rank == rank);
     }
     workgroupBarrier();
-    for (var j = 0u; j < params.used; j = j + 1u) {
-        var value = TAKEN;
-        var index = params.experts - 1u;
-        for (var e = lane; e < params.experts; e = e + WG) {
-            if (ranks[e] > value) {
-                value = ranks[e];
-                index = e;
-            }
+    for (var e = lane; e < params.experts; e = e + WG) {
+        let own = ranks[e];
+        var before = 0u;
+        for (var other = 0u; other < params.experts; other = other + 1u) {
+            let rank = ranks[other];
+            before = before + select(0u, 1u, rank > own || (rank == own && other < e));
         }
-        best_of_workgroup(lane, value, index);
-        if (lane == 0u) {
-            chosen[j] = places[0];
-            ranks[places[0]] = TAKEN;
+        if (before < params.used) {
+            chosen[before] = e;
         }
-        workgroupBarrier();
     }
+    workgroupBarrier();
     // The largest score of the chosen ones, and what their factors are divided by.
     var largest = LOWEST;
     for (var j = 0u; j < params.used; j = j + 1u) {
