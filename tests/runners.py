@@ -19,6 +19,8 @@ from shaderlm.runtime.runner import Runner
 class FileSource:
     """The weights of a file."""
 
+    repeats = False
+
     def __init__(self, file: GgufFile) -> None:
         self._file = file
 

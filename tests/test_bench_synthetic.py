@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.models.shapes import MODELS, SYNTHETIC, ModelShape
 from shaderlm.runtime.sizes import weights_of
+from shaderlm.runtime.weights import jobs
 
 from .command_line import shaderlm
 from .tiny_models import write_tiny_llama
@@ -68,6 +72,76 @@ def test_the_size_of_a_model_is_that_of_its_tensors_on_every_device(
     for name in ("cpu", device.caps.name):
         rows = [json.loads(line) for line in shaderlm(*command, "--device", name).out.splitlines()]
         assert [row["model_size"] for row in rows] == [wanted, of_tiny]
+
+
+# What the makers of these models say.
+PARAMETERS = {
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.1-8b": 8_030_261_248,
+    "gemma-3-1b": 999_885_952,
+    "qwen2.5-7b": 7_615_616_512,
+    "phi-4-mini": 3_836_021_760,
+    "qwen3-30b-a3b": 30_532_122_624,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_shape_has_the_parameters_of_its_model(name: str) -> None:
+    _, config = config_of(SYNTHETIC[name], "q4_0")
+    factors = sum(math.prod(size) for tensor, size in config.shapes.items() if tensor.startswith("rope_factors"))
+    assert sum(map(math.prod, config.shapes.values())) - factors == PARAMETERS[name]
+
+
+def test_routers_stay_as_they_are_and_experts_have_a_format_of_their_own() -> None:
+    _, config = config_of(SYNTHETIC["qwen3-30b-a3b"], "mxfp4_moe")
+    wanted = {"ffn_gate_inp": "f32", "ffn_down_exps": "mxfp4", "attn_q": "q8_0"}
+    assert {name: config.formats[f"blk.47.{name}.weight"] for name in wanted} == wanted
+    assert config.shapes["blk.47.ffn_down_exps.weight"] == (128, 2048, 768)
+
+
+@pytest.mark.parametrize("name", ["gemma-3-1b", "qwen2.5-7b", "phi-4-mini", "qwen3-30b-a3b"])
+def test_small_models_of_other_architectures(name: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the large ones, but narrow and shallow: every weight is made, and logits are of the usual size."""
+    monkeypatch.setitem(SYNTHETIC, "small", shrunken(SYNTHETIC[name]))
+    made = []
+    for on in ("cpu", device):
+        runner, report = load_synthetic("synthetic:small:q8_0", on, precision="exact")
+        session = runner.session()
+        made.append(session.logits(list(range(20))))
+        session.close()
+        runner.close()
+        assert report.architecture == SYNTHETIC[name].architecture
+    for logits in made:
+        assert np.isfinite(logits).all()
+        assert 0.1 < logits.std() < 10
+
+
+def shrunken(shape: ModelShape) -> ModelShape:
+    further, vectors = dict(shape.further), dict(shape.vectors)
+    if "rope.dimension_count" in further:
+        further["rope.dimension_count"] = 48
+        vectors = dict.fromkeys(vectors, 24)
+    further |= {key: value for key, value in SMALL_EXPERTS.items() if key in further}
+    sizes: dict[str, Any] = {"layers": 2, "hidden": 128, "Hq": 4, "Hkv": 2, "D": 64, "ffn": 256, "vocab": 300}
+    return replace(shape, **sizes, context=512, further=further, vectors=vectors)
+
+
+SMALL_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
+
+
+def test_repeated_rows_are_packed_once() -> None:
+    """A source that repeats gives every matrix of a shape the same bytes, and those that packing anew gives."""
+    kind, config = config_of(SMALL, "q4_0")
+    buffers = weights_of(plans(kind, config, LARGE_GPU))
+    source = RandomWeights(config)
+    once = {(p.buffer, p.offset): p.data for job in jobs(buffers, source) for p in job()}
+    source.repeats = False
+    anew = {(p.buffer, p.offset): p.data for job in jobs(buffers, source) for p in job()}
+    assert once.keys() == anew.keys()
+    assert all(data.nbytes == anew[key].nbytes for key, data in once.items())
+    layers = [data for (name, _), data in once.items() if name.endswith("ffn_down.weight/weight.0")]
+    assert len(layers) == 2
+    assert layers[0] is layers[1]
 
 
 def test_a_mix_has_finer_layers() -> None:

@@ -268,7 +268,7 @@ def test_a_synthetic_one(mix: str) -> None:
     assert config.shapes["blk.27.attn_k_norm.weight"] == (128,)
     assert sum(int(np.prod(size)) for size in config.shapes.values()) == 596_049_920
     assert config.formats["blk.0.attn_q_norm.weight"] == "f32"
-    assert config.formats["blk.9.attn_q.weight"] == ("q4_k" if mix == "q4_k_m" else mix)
+    assert config.formats["blk.9.attn_q.weight"] == {"q4_k_m": "q4_k", "mxfp4_moe": "q8_0"}.get(mix, mix)
     assert kind.build(config, Step(1)).tensors["hidden"].shape == (1, 1024)
     assert kind.head(config, 1, 1).tensors["logits"].shape == (1, 151936)
 

@@ -24,7 +24,7 @@ from ..engine.report import LoadReport
 from ..errors import InputError
 from ..formats.weight_formats import WEIGHT_FORMATS
 from ..gpu import Array, Backend, Device
-from ..models.architecture import EMBEDDING, OUTPUT, Architecture, Config, architecture
+from ..models.architecture import Architecture, Config, architecture
 from ..models.shapes import SYNTHETIC, ModelShape
 from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
@@ -52,6 +52,7 @@ MIXES: Mapping[str, Callable[[str, int, int], str]] = {
     "q4_0": _mixed("q4_0", "q8_0"),
     "q4_k_m": _q4_k_m,
     "mxfp4": _mixed("mxfp4", "q8_0"),
+    "mxfp4_moe": lambda name, layer, layers: "mxfp4" if name.endswith("_exps") else "q8_0",
     "q3_k": _mixed("q3_k", "q6_k"),
     "q2_k": _mixed("q2_k", "q6_k"),
     "iq4_nl": _mixed("iq4_nl", "q8_0"),
@@ -76,8 +77,7 @@ def parse(spec: str) -> tuple[ModelShape, str]:
 def config_of(shape: ModelShape, mix: str) -> tuple[Architecture, Config]:
     """A config as a file of this shape would give it."""
     kind = architecture(shape.metadata)
-    outer = (EMBEDDING,) if shape.tied else (EMBEDDING, OUTPUT)
-    shapes = kind.tensors(shape.metadata, dict.fromkeys(outer, (shape.vocab, shape.hidden)))
+    shapes = shape.tensors
     formats = {name: _format(name, size, mix, shape.layers) for name, size in shapes.items()}
     return kind, kind.read(shape.metadata, shapes, formats)
 
@@ -85,7 +85,9 @@ def config_of(shape: ModelShape, mix: str) -> tuple[Architecture, Config]:
 def _format(name: str, size: tuple[int, ...], mix: str, layers: int) -> str:
     """By the parts of a name: blk.3.attn_v.weight, token_embd.weight."""
     *layer, matrix, _ = name.removeprefix("blk.").split(".")
-    return MIXES[mix](matrix, int(layer[0]) if layer else 0, layers) if len(size) > 1 else "f32"
+    if len(size) == 1 or matrix == "ffn_gate_inp":  # files keep norms, biases and routers as they are
+        return "f32"
+    return MIXES[mix](matrix, int(layer[0]) if layer else 0, layers)
 
 
 def load_synthetic(
@@ -189,17 +191,19 @@ def tensor_bytes(config: Config) -> int:
 class RandomWeights:
     """A source of weights: rows cut from pools of random blocks with small scales. The same rows again and again."""
 
+    repeats = True
+
     def __init__(self, config: Config) -> None:
         self._shapes = config.shapes
 
     def rows(self, name: str, kind: str, first: int, end: int) -> Array:
-        """Rows in a device's format."""
-        rows: Array = _pool(kind, end - first, self._shapes[name][1])
+        """Rows in a device's format; those of experts lie one below the other."""
+        rows: Array = _pool(kind, end - first, self._shapes[name][-1])
         return rows
 
     def vector(self, name: str) -> Array:
-        """Norms: ones."""
-        return np.ones(self._shapes[name][0], np.float32)
+        """Norms and factors: ones. Biases: zeros."""
+        return (np.zeros if name.endswith(".bias") else np.ones)(self._shapes[name][0], np.float32)
 
 
 # Where the f16 scales of a block lie.

@@ -182,6 +182,8 @@ def backend_of(device: Device | None) -> str:
 class _File:
     """The weights of a GGUF file, as the runtime asks for them."""
 
+    repeats = False
+
     def __init__(self, file: Checkpoint) -> None:
         self._file = file
 

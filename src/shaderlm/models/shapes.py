@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+from .architecture import EMBEDDING, OUTPUT, Shapes, architecture
+
+# Matrices that read one input are multiplied as one. A file may store them as one, too.
+_PRODUCTS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("attn_q", "attn_k", "attn_v", "attn_qkv"),
+    "attn out": ("attn_output",),
+    "gate/up": ("ffn_gate", "ffn_up"),
+    "down": ("ffn_down",),
+    "router": ("ffn_gate_inp",),
+}
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model, and what else its file would say. The matrices are those of a dense decoder."""
+    """Sizes of a model, and what else its file would say."""
 
     name: str
     layers: int
@@ -23,18 +36,32 @@ class ModelShape:
     context: int = 131_072
     eps: float = 1e-5
     theta: float = 500_000.0  # of rope
+    further: Mapping[str, Any] = field(default_factory=dict, hash=False)  # keys, without the architecture's name
+    biases: tuple[str, ...] = ()  # of which matrices of every layer
+    vectors: Mapping[str, int] = field(default_factory=dict, hash=False)  # tensors that not every such file has
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """(K, N) of a layer's matrix products, q/k/v and gate/up each taken as one, and of the output."""
-        qkv = (self.Hq + 2 * self.Hkv) * self.D
-        return {
-            "qkv": (self.hidden, qkv),
-            "attn out": (self.Hq * self.D, self.hidden),
-            "gate/up": (self.hidden, 2 * self.ffn),
-            "down": (self.ffn, self.hidden),
-            "output": (self.hidden, self.vocab),
-        }
+        """(K, N) of a layer's matrix products, q/k/v and gate/up each taken as one, and of the output.
+
+        The matrices of experts are not among them.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        tensors = self.tensors
+        for product, names in _PRODUCTS.items():
+            parts = [tensors[full] for name in names if (full := f"blk.0.{name}.weight") in tensors]
+            if parts:
+                found[product] = (parts[0][1], sum(rows for rows, _ in parts))
+        return {**found, "output": (self.hidden, self.vocab)}
+
+    @property
+    def tensors(self) -> Shapes:
+        """Every tensor of such a file, as its architecture has them."""
+        outer = (EMBEDDING,) if self.tied else (EMBEDDING, OUTPUT)
+        given: dict[str, tuple[int, ...]] = dict.fromkeys(outer, (self.vocab, self.hidden))
+        given |= {name: (size,) for name, size in self.vectors.items()}
+        biases = {f"blk.{i}.{name}.bias": () for i in range(self.layers) for name in self.biases}  # as wide as needed
+        return {**given, **architecture(self.metadata).tensors(self.metadata, {**given, **biases})}
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -50,6 +77,7 @@ class ModelShape:
             "attention.value_length": self.D,
             "attention.layer_norm_rms_epsilon": self.eps,
             "rope.freq_base": self.theta,
+            **self.further,
         }
         own = {f"{self.architecture}.{key}": value for key, value in numbers.items()}
         return {"general.architecture": self.architecture, **own}
@@ -65,9 +93,54 @@ MODELS = {
     )
 }
 
-_QWEN3: dict[str, Any] = {"architecture": "qwen3", "context": 40_960, "eps": 1e-6, "theta": 1e6}
+_QWEN3: dict[str, Any] = {"context": 40_960, "eps": 1e-6, "theta": 1e6}
+_PHI4_MINI: dict[str, Any] = {
+    "rope.dimension_count": 96,
+    "rope.scaling.original_context_length": 4096,
+    "rope.scaling.attn_factor": math.sqrt(1 + math.log(131_072 / 4096) / math.log(4096)),
+    "attention.sliding_window": 262_144,
+}
 # Shapes of synthetic models, which have random weights.
-SYNTHETIC = {
-    **MODELS,
-    "qwen3-0.6b": ModelShape("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, tied=True, **_QWEN3),
+SYNTHETIC = MODELS | {
+    shape.name: shape
+    for shape in (
+        ModelShape("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, tied=True, architecture="qwen3", **_QWEN3),
+        ModelShape(
+            "gemma-3-1b",
+            *(26, 1152, 4, 1, 256, 6912, 262144),
+            tied=True,
+            architecture="gemma3",
+            context=32_768,
+            eps=1e-6,
+            theta=1e6,
+            further={"attention.sliding_window": 512},
+        ),
+        ModelShape(
+            "qwen2.5-7b",
+            *(28, 3584, 28, 4, 128, 18944, 152064),
+            tied=False,
+            architecture="qwen2",
+            context=32_768,
+            eps=1e-6,
+            theta=1e6,
+            biases=("attn_q", "attn_k", "attn_v"),
+        ),
+        ModelShape(
+            "phi-4-mini",
+            *(32, 3072, 24, 8, 128, 8192, 200064),
+            tied=True,
+            architecture="phi3",
+            theta=10_000.0,
+            further=_PHI4_MINI,
+            vectors={"rope_factors_long.weight": 48, "rope_factors_short.weight": 48},
+        ),
+        ModelShape(
+            "qwen3-30b-a3b",
+            *(48, 2048, 32, 4, 128, 6144, 151936),
+            tied=False,
+            architecture="qwen3moe",
+            further={"expert_count": 128, "expert_used_count": 8, "expert_feed_forward_length": 768},
+            **_QWEN3,
+        ),
+    )
 }

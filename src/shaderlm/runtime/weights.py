@@ -30,7 +30,9 @@ Progress = Callable[[int, int], None]  # done, total, in bytes
 
 
 class Source(Protocol):
-    """Where weights come from."""
+    """Where weights come from. It `repeats` if rows depend on their number, format and width alone."""
+
+    repeats: bool
 
     def rows(self, name: str, kind: str, first: int, end: int) -> Array:
         """Rows of one tensor in a device's format: blocks as GGUF has them, or dense f32 or f16."""
@@ -55,13 +57,14 @@ Job = Callable[[], list[Piece]]
 
 def jobs(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Job]:
     """What makes the contents of weight buffers, piece by piece. Each job can be done by any thread, in any order."""
+    packed: Packed = _packed_once() if source.repeats else _packed
     for name, spec in buffers.items():
         part = spec.source["part"]
         if part == "vector":
             yield partial(_vector_piece, name, spec.source, source)
         elif part == "words":
             scales = name.replace("/weight.", "/scales.")
-            yield from _matrix(name, spec, scales, buffers.get(scales), source)
+            yield from _matrix(name, spec, scales, buffers.get(scales), source, packed)
 
 
 def _vector_piece(name: str, about: Mapping[str, Any], source: Source) -> list[Piece]:
@@ -77,7 +80,30 @@ def _vector(about: Mapping[str, Any], source: Source) -> Array:
     return np.ascontiguousarray(joined.reshape(-1), np.float32)
 
 
-def _matrix(name: str, spec: BufferSpec, scales: str, beside: BufferSpec | None, source: Source) -> Iterator[Job]:
+Packed = Callable[[Mapping[str, Any], int, int, Source, int], tuple[Array, Array]]
+
+
+def _packed(about: Mapping[str, Any], first: int, end: int, source: Source, row_bytes: int) -> tuple[Array, Array]:
+    """The words and scales of some rows. `row_bytes`: of a row's words."""
+    return repack(about["layout"], rows_of(about, first, end, source))
+
+
+def _packed_once() -> Packed:
+    """The same for a source that repeats: rows of the same kind are packed once."""
+    kept: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+
+    def packed(about: Mapping[str, Any], first: int, end: int, source: Source, row_bytes: int) -> tuple[Array, Array]:
+        key = (str(about["layout"]), row_bytes, end - first)
+        if key not in kept:
+            kept[key] = _packed(about, first, end, source, row_bytes)
+        return kept[key]
+
+    return packed
+
+
+def _matrix(
+    name: str, spec: BufferSpec, scales: str, beside: BufferSpec | None, source: Source, pack: Packed
+) -> Iterator[Job]:
     """The words of some rows, and the scales that lie beside them."""
     about = spec.source
     start, stop = about["rows"]
@@ -87,7 +113,7 @@ def _matrix(name: str, spec: BufferSpec, scales: str, beside: BufferSpec | None,
     step = max(4, PIECE_BYTES // (row_bytes + scale_bytes) // 4 * 4)
 
     def packed(first: int, end: int) -> list[Piece]:
-        words, beside_words = repack(about["layout"], rows_of(about, first, end, source))
+        words, beside_words = pack(about, first, end, source, row_bytes)
         found = [Piece(name, (first - start) * row_bytes, words)]
         if beside is not None:
             found.append(Piece(scales, (first - start) * scale_bytes, beside_words))
