@@ -13,11 +13,12 @@ _LAYERS_27B = 46
 
 
 def _complete(own: Metadata, c: Config) -> Config:
-    # The scores of the largest of them are scaled by another width than that of a head, which no file says.
+    # The scores of the largest of them are scaled by another width than that of a head, which no GGUF file says.
     width = c.hidden // c.heads if c.layers == _LAYERS_27B else c.head_width
+    scores = own.number("attention.scale") if own.get("attention.scale") else 1 / math.sqrt(width)
     factors = Factors(
         embedding=math.sqrt(c.hidden),
-        scores=1 / math.sqrt(width),
+        scores=scores,
         score_cap=own.number("attn_logit_softcapping", 50.0),
         logit_cap=own.number("final_logit_softcapping", 30.0),
     )
