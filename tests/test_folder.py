@@ -7,22 +7,29 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
 import shaderlm
 from shaderlm.errors import ModelError
 from shaderlm.formats.folder import Folder
+from shaderlm.formats.folder_config import FolderConfig
+from shaderlm.formats.folder_matrices import part_of, stored, turned
+from shaderlm.formats.folder_models import MODEL_TYPES, Piece
 from shaderlm.formats.gguf import GgufFile
+from shaderlm.formats.safetensors import Safetensors
+from shaderlm.models.architecture import architecture
 from shaderlm.text import Tokenizer, Vocabulary
 
 from .folders import folder_of, replace_config
+from .safetensors_files import write_safetensors
 from .tiny_models import write_tiny
 
 ORACLES = Path(os.environ.get("SHADERLM_ORACLES", Path(__file__).parents[2] / "shared" / "data" / "oracles"))
 needs_oracles = pytest.mark.skipif(not ORACLES.exists(), reason="needs recorded oracles: SHADERLM_ORACLES names them")
 # What a folder says and GGUF's converter leaves out, since it follows from the rest; no other difference is right.
-_SAID_TWICE = {"rope.dimension_count"}
+_SAID_TWICE = {"rope.dimension_count", "attention.scale"}
 
 
 @needs_oracles
@@ -76,6 +83,126 @@ def test_bf16_and_f16(tmp_path: Path) -> None:
             assert folder.tensors["blk.0.attn_q.weight"].kind == kind
             ours, theirs = (each.dense("blk.0.attn_q.weight") for each in (folder, file))
             assert np.allclose(ours, theirs, rtol=0.01, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_names_of_tensors_are_those_of_gguf(name: str) -> None:
+    """gguf's own table of Hugging Face's names never says another one; it lacks some that a model may not have."""
+    row = MODEL_TYPES[name]
+    kind = next(kind for kind, called in gguf.MODEL_ARCH_NAMES.items() if called == row.architecture)
+    table = gguf.get_tensor_name_map(kind, 1)
+    assert architecture({"general.architecture": row.architecture})
+    agreed = 0
+    for theirs, ours in {**row.whole_names(), **row.layer_names()}.items():
+        inside = theirs in row.layer_names()
+        for piece in (Piece(ours),) if isinstance(ours, str) else ours:
+            found = table.get_name(f"model.layers.0.{theirs.replace('.{e}', '')}" if inside else theirs)
+            if not piece.part:  # a part of a tensor has no name there
+                assert found in (None, f"blk.0.{piece.name}" if inside else piece.name), theirs
+                agreed += found is not None
+    assert agreed >= 8
+
+
+_SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 8, "num_attention_heads": 4}
+_SIZES |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 300, "max_position_embeddings": 128}
+_SIZES |= {"rms_norm_eps": 1e-6, "sliding_window": 7}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+_LOCAL = {"rope_type": "default", "rope_theta": 10000.0}
+_KINDS = {
+    every: [f"{'full' if i % every == every - 1 else 'sliding'}_attention" for i in range(8)] for every in (2, 4, 6)
+}
+# config.json as it was written until 2025, and as transformers 5 writes it.
+_FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": (
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}, "torch_dtype": "bfloat16"},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}, "dtype": "bfloat16"},
+    ),
+    "gemma2": (
+        {"rope_theta": 1e4, "query_pre_attn_scalar": 144, "hidden_act": "gelu_pytorch_tanh"},
+        {"rope_parameters": _LOCAL, "query_pre_attn_scalar": 144, "layer_types": _KINDS[2]},
+    ),
+    "gemma3_text": (
+        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6, "rope_scaling": None},
+        {
+            "rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": _LOCAL},
+            "layer_types": _KINDS[6],
+        },
+    ),
+    "olmo3": (
+        {"rope_theta": 1e4, "rope_scaling": _YARN},
+        {
+            "rope_parameters": {"full_attention": {**_YARN, "rope_theta": 1e4}, "sliding_attention": _LOCAL},
+            "layer_types": _KINDS[4],
+        },
+    ),
+    "glm4": ({"partial_rotary_factor": 0.5}, {"rope_parameters": {**_LOCAL, "partial_rotary_factor": 0.5}}),
+    "smollm3": (
+        {"rope_theta": 2e6, "no_rope_layers": [1, 1, 1, 0] * 2, "use_sliding_window": False},
+        {"rope_parameters": {"rope_theta": 2e6}, "no_rope_layer_interval": 4, "use_sliding_window": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _FORMS)
+def test_old_and_new_forms_of_a_configuration(name: str) -> None:
+    old, new = (FolderConfig({"model_type": name, **_SIZES, **form}).metadata for form in _FORMS[name])
+    assert old == new
+    assert not [key for key in old if ".config." in key]
+
+
+def test_a_configuration_of_text_and_images() -> None:
+    """As the 4B model of Gemma 3 has it: only what differs from the defaults of the text model."""
+    text: dict[str, Any] = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
+    text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    given = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}, "boi_token_index": 5}
+    config = FolderConfig(given)
+    found = {key.removeprefix("gemma3."): value for key, value in config.metadata.items()}
+    assert config.vocabulary == 262208
+    assert (found["attention.head_count"], found["attention.head_count_kv"], found["attention.key_length"]) == (
+        8,
+        4,
+        256,
+    )
+    assert (found["attention.scale"], found["rope.freq_base"], found["rope.scaling.factor"]) == (1 / 16, 1e6, 8.0)
+    assert found["attention.sliding_window"] == 1024
+    assert not [key for key in found if key.startswith("config.")]
+
+
+def test_parts_and_columns_of_tensors(tmp_path: Path) -> None:
+    """Halves, even and odd rows, and transposed matrices, also those of several experts."""
+    rng = np.random.default_rng(5)
+    given = {"flat": rng.normal(size=(6, 4)), "deep": rng.normal(size=(3, 6, 4)), "bias": rng.normal(size=(3, 6))}
+    given = {name: values.astype(np.float32) for name, values in given.items()}
+    write_safetensors(tmp_path / "model.safetensors", given)
+    files = Safetensors.open(tmp_path)
+    slices = {"first half": np.s_[:3], "second half": np.s_[3:], "even": np.s_[::2], "odd": np.s_[1::2]}
+    for word, taken in slices.items():
+        for name in ("flat", "deep"):
+            wanted = given[name][..., taken, :]
+            _same_rows(part_of(stored(files, name), word, bias=False), wanted)
+        _same_rows(part_of(stored(files, "bias"), word, bias=True), given["bias"][:, taken])
+    for name in ("flat", "deep"):
+        _same_rows(turned(stored(files, name)), given[name].swapaxes(-1, -2))
+        _same_rows(part_of(turned(stored(files, name)), "odd", bias=False), given[name].swapaxes(-1, -2)[..., 1::2, :])
+    with pytest.raises(ModelError, match="no two halves"):
+        part_of(part_of(stored(files, "flat"), "odd", bias=False), "odd", bias=False)
+    files.close()
+
+
+def _same_rows(matrix: Any, wanted: Any) -> None:
+    assert matrix.shape == wanted.shape
+    rows = wanted.reshape(-1, wanted.shape[-1])
+    for first, end in ((0, len(rows)), (1, len(rows) - 1), (1, 1)):
+        assert np.array_equal(
+            matrix.rows(slice(first, end)).view(np.float32).reshape(-1, rows.shape[1]), rows[first:end]
+        )
+    order = np.array([len(rows) - 1, 0, 1])
+    assert np.array_equal(matrix.rows(order).view(np.float32), rows[order])
 
 
 def test_llama3_frequencies(tmp_path: Path) -> None:

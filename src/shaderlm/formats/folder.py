@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .checkpoint import Checkpoint
 from .folder_config import FolderConfig
-from .folder_models import ModelType
+from .folder_matrices import Matrix, part_of, stored, turned
+from .folder_models import ModelType, Piece
 from .folder_tokenizer import tokenizer_metadata
 from .gguf_header import TensorInfo
 from .json_files import read_json
 from .safetensors import Safetensors
 from .unpack import unpack
+from .weight_formats import WEIGHT_FORMATS
 
 CONFIG = "config.json"
 _MAX_CONFIG = 4 << 20
@@ -33,14 +35,21 @@ _EXPERT = re.compile(r"(?<=\.experts\.)(\d+)(?=\.)")
 # Buffers that old checkpoints store, and every program computes again.
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
 
+_VECTORS = ("ffn_gate_inp_shexp",)  # matrices of one row in folders
+
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a tensor comes from: tensors of the files, one after the other; how many heads' rows are paired; a sum."""
+    """Where a tensor comes from: matrices, one after the other; how many heads' rows are paired; a sum.
 
-    parts: tuple[str, ...]
+    joined: the matrices are those of experts, and get an axis of their own. flat: one row becomes a vector.
+    """
+
+    parts: tuple[Matrix, ...]
     paired_heads: int = 0
     offset: float = 0.0
+    joined: bool = False
+    flat: bool = False
 
 
 class Folder(Checkpoint):
@@ -54,7 +63,7 @@ class Folder(Checkpoint):
         sources: Mapping[str, _Source],
         made: Mapping[str, NDArray[np.float32]],
     ) -> None:
-        tensors = {name: _info(files, name, source) for name, source in sources.items()}
+        tensors = {name: _info(name, source) for name, source in sources.items()}
         tensors |= {name: TensorInfo(name, array.shape, "f32", 0, array.nbytes) for name, array in made.items()}
         super().__init__(path, files.size, metadata, tensors)
         self._files, self._sources, self._made = files, dict(sources), dict(made)
@@ -65,14 +74,11 @@ class Folder(Checkpoint):
         config = FolderConfig(read_json(path / CONFIG, _MAX_CONFIG))
         files = Safetensors.open(path)
         try:
-            sources = _sources(config, list(files.tensors))
-            embedding = (
-                files.tensors.get(sources["token_embd.weight"].parts[0]) if "token_embd.weight" in sources else None
-            )
-            if embedding is not None and embedding.shape[:1] != (config.vocabulary,):
+            sources = _sources(config, matrices(files))
+            embedding = sources["token_embd.weight"].parts[0].shape if "token_embd.weight" in sources else ()
+            if embedding and embedding[0] != config.vocabulary:
                 raise ModelError(
-                    f"{path / CONFIG}: vocab_size is {config.vocabulary:,}, the embedding matrix is "
-                    f"{list(embedding.shape)}"
+                    f"{path / CONFIG}: vocab_size is {config.vocabulary:,}, the embedding matrix is {list(embedding)}"
                 )
             tokens = tokenizer_metadata(path, config.vocabulary)
             name = {"general.name": path.resolve().name}
@@ -86,30 +92,29 @@ class Folder(Checkpoint):
             return self._made[info.name].view(np.uint8).reshape(1, -1)[first:end]
         source = self._sources[info.name]
         if source.paired_heads and len(info.shape) == 1:
-            row = self._files.raw(source.parts[0])
+            row = source.parts[0].rows(slice(0, 1))
             order = _paired(np.arange(info.shape[0]), info.shape[0], source.paired_heads)
             return np.ascontiguousarray(row.reshape(info.shape[0], -1)[order]).reshape(1, -1)[first:end]
         if source.paired_heads:
-            order = _paired(np.arange(first, end), info.shape[0], source.paired_heads)
-            return self._files.raw(source.parts[0])[order]
-        rows = self._rows(source.parts, first, end)
+            return source.parts[0].rows(_paired(np.arange(first, end), info.shape[0], source.paired_heads))
+        rows = _rows(source.parts, first, end)
         if not source.offset:
             return rows
-        kind = self._files.tensors[source.parts[0]].kind
-        return (unpack(rows, kind) + np.float32(source.offset)).view(np.uint8)
-
-    def _rows(self, parts: Sequence[str], first: int, end: int) -> NDArray[np.uint8]:
-        """Rows of tensors of the same shape, one after the other."""
-        each = math.prod(self._files.tensors[parts[0]].shape[:-1])
-        found = []
-        for i in range(first // each, -(-end // each)):
-            found.append(self._files.raw(parts[i], max(first - i * each, 0), min(end - i * each, each)))
-        if not found:
-            return self._files.raw(parts[0], 0, 0)
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        return (unpack(rows, source.parts[0].kind) + np.float32(source.offset)).view(np.uint8)
 
     def _release(self) -> None:
         self._files.close()
+
+
+def _rows(parts: Sequence[Matrix], first: int, end: int) -> NDArray[np.uint8]:
+    """Rows of matrices of the same shape, one after the other."""
+    each = parts[0].row_count
+    found = []
+    for i in range(first // each, -(-end // each)):
+        found.append(parts[i].rows(slice(max(first - i * each, 0), min(end - i * each, each))))
+    if not found:
+        return parts[0].rows(slice(0, 0))
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _paired(rows: NDArray[np.int64], count: int, heads: int) -> NDArray[np.int64]:
@@ -119,39 +124,44 @@ def _paired(rows: NDArray[np.int64], count: int, heads: int) -> NDArray[np.int64
     return rows - at + at % 2 * (width // 2) + at // 2
 
 
-def _info(files: Safetensors, name: str, source: _Source) -> TensorInfo:
-    parts = [files.tensors[part] for part in source.parts]
-    first = parts[0]
-    if any((part.shape, part.kind) != (first.shape, first.kind) for part in parts) or not math.prod(first.shape):
-        raise ModelError(f"tensor {first.name!r} must not be empty, and must be like those of the other experts")
+def _info(name: str, source: _Source) -> TensorInfo:
+    first = source.parts[0]
+    if not math.prod(first.shape) or any((part.shape, part.kind) != (first.shape, first.kind) for part in source.parts):
+        raise ModelError(f"tensor {name} must not be empty, and must be like those of the other experts")
     if not first.shape:
-        raise ModelError(f"tensor {first.name!r} must have dimensions, it is a single number")
+        raise ModelError(f"tensor {name} must have dimensions, it is a single number")
     if source.paired_heads and (first.shape[0] % source.paired_heads or first.shape[0] // source.paired_heads % 2):
-        raise ModelError(
-            f"tensor {first.name!r} must have an even number of rows for each of {source.paired_heads} heads"
-        )
-    shape = (len(parts), *first.shape) if "_exps." in name else first.shape
-    if len(shape) == 2 and shape[0] == 1:  # a vector to GGUF, such as the gate of a shared expert
+        raise ModelError(f"tensor {name} must have an even number of rows for each of {source.paired_heads} heads")
+    shape = (len(source.parts), *first.shape) if source.joined else first.shape
+    if source.flat and len(shape) == 2 and shape[0] == 1:
         shape = shape[1:]
     if source.offset:
         return TensorInfo(name, shape, "f32", 0, 4 * math.prod(shape))
-    return TensorInfo(name, shape, first.kind, 0, sum(part.nbytes for part in parts))
+    form = WEIGHT_FORMATS.get(first.kind)
+    nbytes = math.prod(shape) // form.block_weights * form.block_bytes if form else 0
+    return TensorInfo(name, shape, first.kind, 0, nbytes)
 
 
 # Names ---------------------------------------------------------------------------------------------------
 
 
-def _sources(config: FolderConfig, names: Sequence[str]) -> dict[str, _Source]:
+def matrices(files: Safetensors) -> dict[str, Matrix]:
+    """The tensors of the files by their names, without what every program computes again."""
+    return {name: stored(files, name) for name in files.tensors if not _COMPUTED.search(name)}
+
+
+def _sources(config: FolderConfig, given: Mapping[str, Matrix]) -> dict[str, _Source]:
     """GGUF's name → tensors of the files. What the tables do not have keeps its name."""
-    found: dict[str, dict[int, str]] = {}
-    for name in names:
-        if _COMPUTED.search(name):
+    found: dict[str, dict[int | None, tuple[str, Matrix]]] = {}
+    for name, matrix in given.items():
+        if config.row.ignored and re.match(config.row.ignored, name):
             continue
-        called, expert = _gguf_name(config.row, name)
-        entry = found.setdefault(called, {})
-        if expert in entry:
-            raise ModelError(f"the tensors {entry[expert]!r} and {name!r} both are {called}")
-        entry[expert] = name
+        expert, pieces = _gguf_names(config.row, name)
+        for piece in pieces:
+            entry = found.setdefault(piece.name, {})
+            if expert in entry:
+                raise ModelError(f"the tensors {entry[expert][0]!r} and {name!r} both are {piece.name}")
+            entry[expert] = (name, _piece(matrix, piece))
     if config.tied is True:  # the embeddings are used, whatever lies there
         found.pop("output.weight", None)
     elif config.tied is False and "output.weight" not in found:
@@ -160,28 +170,46 @@ def _sources(config: FolderConfig, names: Sequence[str]) -> dict[str, _Source]:
     heads["attn_k"] = heads["attn_k"] or heads["attn_q"]
     made = {}
     for called, entry in found.items():
-        if sorted(entry) != list(range(len(entry))):
-            raise ModelError(f"of {called} there are the experts {sorted(entry)[:20]}: some are missing")
+        joined = None not in entry
+        if set(entry) != (set(range(len(entry))) if joined else {None}):
+            numbers = sorted(each for each in entry if each is not None)
+            raise ModelError(f"of {called} there are the experts {numbers[:20]}: some are missing")
         stem = called.split(".")[-2] if called.count(".") else ""
         paired = heads.get(stem, 0) if config.row.pairs else 0
         if not isinstance(paired, int) or isinstance(paired, bool) or paired < 0:
             raise ModelError(f"config.json: the number of heads must be a whole number, it is {paired!r:.60}")
         norm = config.row.norm_offset if stem.endswith("norm") and called.endswith(".weight") else 0.0
-        made[called] = _Source(tuple(entry[i] for i in range(len(entry))), paired, norm)
+        parts = tuple(entry[i][1] for i in (range(len(entry)) if joined else [None]))
+        made[called] = _Source(parts, paired, norm, joined, flat=stem in _VECTORS)
     return made
 
 
-def _gguf_name(row: ModelType, name: str) -> tuple[str, int]:
-    """GGUF's name and the number of the expert, 0 where there is none."""
+def _piece(matrix: Matrix, piece: Piece) -> Matrix:
+    # A quantised tensor has its columns as rows already.
+    if piece.turned and len(matrix.shape) > 1 and matrix.values is not None:
+        matrix = turned(matrix)
+    return part_of(matrix, piece.part, bias=piece.name.endswith(".bias"))
+
+
+def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[Piece, ...]]:
+    """The number of the expert where there is one, and GGUF's names."""
+    unknown = (None, (Piece(name),))
+    for pattern, instead in row.renames:
+        renamed = re.sub(pattern, instead, name)
+        if renamed != name:
+            name = renamed
+            break
     stem, _, suffix = name.rpartition(".")
     if suffix in ("weight", "bias") and stem in row.whole_names():
-        return f"{row.whole_names()[stem]}.{suffix}", 0
+        return None, (Piece(f"{row.whole_names()[stem]}.{suffix}"),)
     layer = _LAYER.fullmatch(name)
     if layer is None:
-        return name, 0
+        return unknown
     number, inner, suffix = layer.groups()
     expert = _EXPERT.search(f".{inner}")
-    known = row.layer_names().get(re.sub(r"(?<=experts\.)\d+(?=\.)", "{e}", inner))
+    known = row.layer_names().get(_EXPERT.sub("{e}", f".{inner}").removeprefix("."))
     if known is None or len(number) > 5 or (expert and len(expert[0]) > 5):
-        return name, 0
-    return f"blk.{int(number)}.{known}.{suffix}", int(expert[0]) if expert else 0
+        return unknown
+    pieces = (Piece(known),) if isinstance(known, str) else known
+    called = tuple(piece._replace(name=f"blk.{int(number)}.{piece.name}.{suffix}") for piece in pieces)
+    return int(expert[0]) if expert else None, called

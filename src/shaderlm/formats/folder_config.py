@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .folder_models import HARMLESS, MODEL_TYPES, ModelType
+from .folder_models import MODEL_TYPES, ModelType
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -22,14 +22,15 @@ class FolderConfig:
     """The keys of config.json: each is taken once, and what nobody takes stays in the metadata for refusal."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._left = dict(config)
-        name = self.take("model_type")
+        name = config.get("model_type")
         if not isinstance(name, str) or name not in MODEL_TYPES:
             known = ", ".join(MODEL_TYPES)
             raise ModelError(f"config.json: model_type is {name!r}; supported in folders: {known}. A GGUF file may run")
         self.row: ModelType = MODEL_TYPES[name]
+        self._left = {**self.row.defaults, **_flat(config, self.row.nested)}
         self.vocabulary = self.whole("vocab_size")
         self.tied = self.take("tie_word_embeddings")
+        self.quantisation = self.take("quantization_config")
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, NDArray[np.float32]] = {}  # that GGUF stores, and folders compute
         self._fill()
@@ -54,20 +55,37 @@ class FolderConfig:
     def _fill(self) -> None:
         self.metadata["general.architecture"] = self.row.architecture
         for key, names in self.row.gguf_keys().items():
+            if key in self.row.keys and self._left.get(key, 0) is None and self.row.defaults.get(key) is not None:
+                continue  # switched off by null where GGUF has no "off": it stays, and is refused
             value = self.take(key)
             for name in names if value is not None else ():
                 self.set(name, value)
         heads, hidden = (_whole(key, self.get(key)) for key in ("attention.head_count", "embedding_length"))
         self.head_width = _whole("head_dim", self.get("attention.key_length") or hidden // heads)
+        if self.get("feed_forward_length") is None:
+            self.set("feed_forward_length", 4 * hidden)  # n_inner of GPT-2
         self._window()
-        _rope(self)
-        scalar = self.take("query_pre_attn_scalar", self.head_width)
-        if _number("query_pre_attn_scalar", scalar) != self.head_width:
-            self.set("attention.scale", 1 / math.sqrt(scalar))
+        self._unrotated()
+        if self.row.rope:
+            _rope(self)
+        scalar = self.take("query_pre_attn_scalar")
+        if scalar is not None:
+            self.set("attention.scale", 1 / math.sqrt(_number("query_pre_attn_scalar", scalar)))
+        if self.quantisation is not None:
+            self.set("config.quantization_config", self.quantisation)
         for key, value in self._left.items():
-            neutral = self.row.neutral_values()
-            if key not in HARMLESS and not any(value == each for each in neutral.get(key, ())):
+            if not self.row.is_harmless(key, value):
                 self.set(f"config.{key}", value)
+
+    def _unrotated(self) -> None:
+        """Layers without rope must be those that GGUF's readers know of."""
+        every, layers = self.row.unrotated_every, _whole("num_hidden_layers", self.get("block_count"))
+        if not every:
+            return
+        interval = _whole("no_rope_layer_interval", self.take("no_rope_layer_interval", every))
+        usual = [int((i + 1) % every != 0) for i in range(layers)]
+        if self.take("no_rope_layers", [int((i + 1) % interval != 0) for i in range(layers)]) != usual:
+            self.set("config.no_rope_layers", "other layers than every fourth")
 
     def _window(self) -> None:
         layers = _whole("num_hidden_layers", self.get("block_count"))
@@ -78,6 +96,9 @@ class FolderConfig:
             every = pattern if pattern is not None else self.row.full_every
             every = _whole("sliding_window_pattern", every) if every else 0
             full = [not (used and size) or (every > 0 and i % every == every - 1) for i in range(layers)]
+            if not self.row.window:  # use_sliding_window, from a layer on
+                first = self.take("max_window_layers", 0)
+                full = [full[i] or (isinstance(first, int) and i < first) for i in range(layers)]
         elif isinstance(types, list) and len(types) == layers and set(types) <= {_FULL, _SLIDING}:
             full = [each == _FULL for each in types]
         else:
@@ -100,14 +121,16 @@ def _rope(config: FolderConfig) -> None:
         local = given.get(_SLIDING) or {}
         if local.get("rope_type", "default") != "default":
             raise ModelError(f"config.json: rope_type of {_SLIDING} must be 'default', it is {local['rope_type']!r}")
-        if "rope_theta" in local:
-            config.set("rope.freq_base_swa", _number("rope_theta", local["rope_theta"]))
         given = given.get(_FULL) or {}
+        theta = given.get("rope_theta") if isinstance(given, dict) else None
+        if "rope_theta" in local and (config.row.local_rope or local["rope_theta"] != theta):
+            config.set("rope.freq_base_swa", _number("rope_theta", local["rope_theta"]))
     if not isinstance(given, dict):
         raise ModelError(f"config.json: rope_parameters must be an object, it is {given!r:.60}")
     scaling = dict(given or config.take("rope_scaling", {}) or {})
     config.take("rope_scaling")
-    theta = config.take("rope_theta", scaling.pop("rope_theta", 10000.0))
+    usual = config.take("rope_theta", 10000.0)
+    theta = scaling.pop("rope_theta", usual)
     config.set("rope.freq_base", _number("rope_theta", theta))
     local_theta = config.take("rope_local_base_freq")
     if local_theta is not None:
@@ -147,15 +170,34 @@ def _llama3(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary:
 
 
 def _yarn(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
+    factor = _number("factor", scaling.pop("factor", None))
     config.set("rope.scaling.type", "yarn")
-    config.set("rope.scaling.factor", _number("factor", scaling.pop("factor", None)))
+    config.set("rope.scaling.factor", factor)
     trained = scaling.pop("original_max_position_embeddings", config.get("context_length"))
     config.set("rope.scaling.original_context_length", _whole("original_max_position_embeddings", trained))
     for key in ("beta_fast", "beta_slow"):
-        if key in scaling:
-            config.set(f"rope.scaling.yarn_{key}", _number(key, scaling.pop(key)))
+        if scaling.get(key) is not None:
+            config.set(f"rope.scaling.yarn_{key}", _number(key, scaling[key]))
+        scaling.pop(key, None)
+    _yarn_magnitude(config, scaling, factor)
     if scaling.get("truncate") is True:
         scaling.pop("truncate")  # as llama.cpp does it
+
+
+def _yarn_magnitude(config: FolderConfig, scaling: dict[str, Any], factor: float) -> None:
+    """GGUF has what the usual magnitude, 1 + 0.1 ln(factor), is multiplied with."""
+
+    def usual(share: float) -> float:
+        return 1 + 0.1 * share * math.log(factor) if factor > 1 else 1.0
+
+    above, below, given = (scaling.pop(key, None) for key in ("mscale", "mscale_all_dim", "attention_factor"))
+    wanted = usual(1)
+    if given is not None:
+        wanted = _number("attention_factor", given)
+    elif above and below:
+        wanted = usual(_number("mscale", above)) / usual(_number("mscale_all_dim", below))
+    if not math.isclose(wanted, usual(1), rel_tol=1e-6):
+        config.set("rope.scaling.yarn_attn_factor", wanted / usual(1))
 
 
 def _longrope(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
@@ -186,6 +228,15 @@ _SCALINGS: Mapping[str, Callable[[FolderConfig, dict[str, Any], float, int], Non
     "longrope": _longrope,
     "su": _longrope,
 }
+
+
+def _flat(config: Mapping[str, Any], nested: str | None) -> dict[str, Any]:
+    """The keys of the text model, where they are in an object of their own, before those beside it."""
+    found = dict(config)
+    inner = found.pop(nested, {}) if nested else {}
+    if not isinstance(inner, dict):
+        raise ModelError(f"config.json: {nested} must be an object, it is {inner!r:.60}")
+    return found | inner
 
 
 # Numbers -------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ architecture reads neither, and refuses the checkpoint as it does for a GGUF fil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 # config.json → GGUF, without the architecture before it. `folder_config` has the keys that need more than a new name.
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -24,41 +24,32 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 # Keys that change no logits, and why.
-HARMLESS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("_name_or_path", "_from_model_config", "transformers_version", "architectures", "auto_map", "model_type"),
-        "says where the model comes from",
-    ),
-    **dict.fromkeys(("dtype", "torch_dtype", "attn_implementation", "_attn_implementation"), "tensors say it"),
-    **dict.fromkeys(
-        ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
-        "says what a program returns",
-    ),
-    **dict.fromkeys(
-        (
-            *("initializer_range", "attention_dropout", "embd_pdrop", "resid_pdrop", "hidden_dropout"),
-            *("router_aux_loss_coef", "router_jitter_noise", "pretraining_tp", "max_window_layers"),
-        ),
-        "for training, or for switches that are off",
-    ),
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"), "the tokenizer has them"),
-    **dict.fromkeys(
-        (
-            *("id2label", "label2id", "num_labels", "problem_type", "task_specific_params", "do_sample", "temperature"),
-            *(
-                "top_k",
-                "top_p",
-                "max_length",
-                "min_length",
-                "num_beams",
-                "repetition_penalty",
-                "chunk_size_feed_forward",
-            ),
-        ),
-        "for other tasks, or for sampling",
-    ),
-    **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "use_qk_norm"), "there are such tensors, or none"),
+_HARMLESS: Mapping[str, str] = {
+    "says where the model comes from": "_name_or_path name_or_path _from_model_config transformers_version "
+    "architectures auto_map model_type is_llama_config transformers.js_config unsloth_fixed unsloth_version "
+    "tokenizer_class",
+    "tensors say it": "dtype torch_dtype use_bfloat16",
+    "says how a program computes, or what it returns": "attn_implementation _attn_implementation "
+    "_attn_implementation_autoset use_cache cache_implementation output_attentions output_hidden_states "
+    "output_router_logits return_dict torchscript reorder_and_upcast_attn tf_legacy_loss",
+    "for training, or for switches that are off": "initializer_range attention_dropout attn_pdrop embd_pdrop "
+    "resid_pdrop hidden_dropout embedding_dropout residual_dropout router_aux_loss_coef router_jitter_noise "
+    "pretraining_tp max_window_layers",
+    "the tokenizer has them": "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id "
+    "forced_bos_token_id forced_eos_token_id prefix",
+    "for other tasks": "id2label label2id num_labels problem_type task_specific_params finetuning_task "
+    "summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj",
+    "for sampling": "do_sample temperature top_k top_p typical_p max_length min_length num_beams num_beam_groups "
+    "repetition_penalty length_penalty diversity_penalty early_stopping no_repeat_ngram_size "
+    "encoder_no_repeat_ngram_size num_return_sequences bad_words_ids suppress_tokens begin_suppress_tokens "
+    "exponential_decay_length_penalty remove_invalid_values output_scores return_dict_in_generate "
+    "chunk_size_feed_forward",
+    "there are such tensors, or none": "attention_bias mlp_bias qkv_bias use_bias use_qk_norm",
+    "says a second time what another key says": "n_ctx sliding_window_size initial_context_length experts_per_token "
+    "no_rope_layer_interval",
 }
+HARMLESS: Mapping[str, str] = {key: reason for reason, keys in _HARMLESS.items() for key in keys.split()}
+
 
 # Keys that change what is computed, and the values with which they do not.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -73,6 +64,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
+    "lm_head_bias": (False,),
+    "clip_qkv": (None,),
+    "full_attn_mod": (1,),
+    "interpolate_factor": (1,),
 }
 
 # Tensors outside of layers and in layers, without ".weight" and ".bias".
@@ -90,11 +87,11 @@ _LAYER: Mapping[str, str] = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_SANDWICH: Mapping[str, str] = {
+_POST_NORMS: Mapping[str, str] = {
     "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_SANDWICH: Mapping[str, str] = {**_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm"}
 _QWEN_EXPERTS: Mapping[str, str] = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.experts.{e}.gate_proj": "ffn_gate_exps",
@@ -122,29 +119,62 @@ _QWEN_EXPERT_KEYS: Mapping[str, tuple[str, ...]] = {
     "shared_expert_intermediate_size": ("expert_shared_feed_forward_length",),
 }
 _EVERY_LAYER_HAS_EXPERTS: Mapping[str, tuple[Any, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)}
-_GELU: Mapping[str, tuple[Any, ...]] = {
-    "hidden_act": ("gelu_pytorch_tanh", None),
-    "hidden_activation": ("gelu_pytorch_tanh", None),
+_TANH = "gelu_pytorch_tanh"
+_GELU: Mapping[str, tuple[Any, ...]] = {"hidden_act": (_TANH, None), "hidden_activation": (_TANH, None)}
+_CAPS: Mapping[str, tuple[str, ...]] = {
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
 }
+_MULTIPLIERS: Mapping[str, tuple[str, ...]] = {
+    "embedding_multiplier": ("embedding_scale",),
+    "residual_multiplier": ("residual_scale",),
+    "attention_multiplier": ("attention.scale",),
+    "logits_scaling": ("logit_scale",),
+}
+
+
+class Piece(NamedTuple):
+    """A part of a tensor that GGUF has by itself. `part` is a word of `folder_matrices.part_of`, "" for all of it.
+
+    turned: columns become rows.
+    """
+
+    name: str
+    part: str = ""
+    turned: bool = False
 
 
 @dataclass(frozen=True)
 class ModelType:
-    """One row. `keys`, `neutral` and `layer` are added to those of most models.
+    """One row. `keys`, `neutral`, `harmless`, `whole` and `layer` are added to those of most models.
 
     pairs: GGUF's converter puts the rows of q and k that rope turns together beside each other.
-    norm_offset: what is added to the weights of norms. window: is there one where config.json has sliding_window, even
-    without use_sliding_window? full_every: a layer without a window is every so many; 0 if all layers are alike.
+    norm_offset: what is added to the weights of norms. rope: are positions rotated?
+    window: is there one where config.json has sliding_window, even without use_sliding_window? full_every: a layer
+    without a window is every so many; 0 if all layers are alike. local_rope: layers with a window have a base of rope
+    of their own. unrotated_every: positions are not rotated in every so many layers, which GGUF does not say.
+    defaults: of keys that config.json may lack. nested: the key that holds those of the text model.
+    renames: expressions and what takes their place in names of tensors, before all else; the first that is found
+    counts. ignored: names of tensors that text does not need.
     """
 
     architecture: str
     pairs: bool = False
     norm_offset: float = 0.0
+    rope: bool = True
     window: bool = False
     full_every: int = 0
+    local_rope: bool = False
+    unrotated_every: int = 0
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    layer: Mapping[str, str] = field(default_factory=dict)
+    harmless: Mapping[str, str] = field(default_factory=dict)
+    nested: str | None = None
+    whole: Mapping[str, str] = field(default_factory=dict)
+    layer: Mapping[str, str | tuple[Piece, ...]] = field(default_factory=dict)
+    renames: tuple[tuple[str, str], ...] = ()
+    ignored: str | None = None
 
     def gguf_keys(self) -> Mapping[str, tuple[str, ...]]:
         """GGUF's keys by those of config.json."""
@@ -154,21 +184,53 @@ class ModelType:
         """By key, the values that change nothing."""
         return {**NEUTRAL, **self.neutral}
 
+    def is_harmless(self, key: str, value: Any) -> bool:
+        """Does this entry of config.json change nothing?"""
+        neutral = any(value == each for each in self.neutral_values().get(key, ()))
+        return key in HARMLESS or key in self.harmless or neutral
+
     def whole_names(self) -> Mapping[str, str]:
         """GGUF's names of tensors outside of layers."""
-        return _WHOLE
+        return {**_WHOLE, **self.whole}
 
-    def layer_names(self) -> Mapping[str, str]:
+    def layer_names(self) -> Mapping[str, str | tuple[Piece, ...]]:
         """GGUF's names of a layer's tensors; {e} stands for the number of an expert."""
         return {**_LAYER, **self.layer}
 
 
+_GEMMA3 = ModelType(
+    "gemma3",
+    norm_offset=1.0,
+    window=True,
+    full_every=6,
+    local_rope=True,
+    keys={"final_logit_softcapping": ("final_logit_softcapping",)},
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 1e6,
+        "vocab_size": 262208,
+    },
+    neutral={**_GELU, "attn_logit_softcapping": (None,)},
+    layer=_SANDWICH,
+)
+_OLMO2 = ModelType("olmo2", layer=_POST_NORMS)
+_MISTRAL = ModelType("llama", pairs=True, window=True, defaults={"sliding_window": 4096})
+
+# Defaults are those of the classes in transformers.
 MODEL_TYPES: Mapping[str, ModelType] = {
     "llama": ModelType("llama", pairs=True),
-    "mistral": ModelType("llama", pairs=True, window=True),
-    "mixtral": ModelType("llama", pairs=True, window=True, keys=_EXPERT_KEYS, layer=_MIXTRAL_EXPERTS),
+    "mistral": _MISTRAL,
+    "mixtral": replace(
+        _MISTRAL, keys=_EXPERT_KEYS, layer=_MIXTRAL_EXPERTS, defaults={"sliding_window": None, "rope_theta": 1e6}
+    ),
     "qwen2": ModelType("qwen2"),
-    "qwen3": ModelType("qwen3"),
+    "qwen3": ModelType("qwen3", defaults={"head_dim": 128}),
     "qwen2_moe": ModelType(
         "qwen2moe",
         keys=_QWEN_EXPERT_KEYS,
@@ -178,21 +240,97 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "qwen3_moe": ModelType(
         "qwen3moe",
         keys=_QWEN_EXPERT_KEYS,
+        defaults={"norm_topk_prob": False},
         neutral={**_EVERY_LAYER_HAS_EXPERTS, "norm_topk_prob": (True,)},
         layer=_QWEN_EXPERTS,
     ),
-    "gemma3_text": ModelType(
-        "gemma3",
+    "gemma2": ModelType(
+        "gemma2",
         norm_offset=1.0,
         window=True,
-        full_every=6,
-        neutral={**_GELU, "attn_logit_softcapping": (None,), "final_logit_softcapping": (None,)},
+        full_every=2,
+        keys=_CAPS,
+        defaults={
+            "head_dim": 256,
+            "sliding_window": 4096,
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        neutral=_GELU,
         layer=_SANDWICH,
+    ),
+    "gemma3_text": _GEMMA3,
+    "gemma3": replace(
+        _GEMMA3,
+        nested="text_config",
+        harmless=dict.fromkeys(
+            ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index"),
+            "for images, which are not read; without them, text_config says all",
+        ),
+        renames=(
+            (r"^language_model\.model\.", "model."),
+            (r"^model\.language_model\.", "model."),
+            (r"^language_model\.lm_head\.", "lm_head."),
+        ),
+        ignored=r"(model\.)?(vision_tower|multi_modal_projector)\.",
     ),
     "phi3": ModelType(
         "phi3",
         window=True,
         keys={"original_max_position_embeddings": ("rope.scaling.original_context_length",)},
         layer={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    ),
+    "olmo2": _OLMO2,
+    "olmo3": replace(_OLMO2, window=True, full_every=4, defaults={"sliding_window": 4096, "rope_theta": 500000.0}),
+    "smollm3": ModelType("smollm3", pairs=True, unrotated_every=4, defaults={"rope_theta": 2e6}),
+    "granite": ModelType("granite", pairs=True, keys=_MULTIPLIERS, defaults={"attention_multiplier": 1.0}),
+    "starcoder2": ModelType(
+        "starcoder2",
+        window=True,
+        keys={"norm_epsilon": ("attention.layer_norm_epsilon",)},
+        defaults={"norm_epsilon": 1e-5},
+        neutral={"hidden_act": (_TANH,), "norm_type": ("layer_norm",), "mlp_type": ("default",)},
+        layer={"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+    ),
+    "glm4": ModelType(
+        "glm4",
+        defaults={"head_dim": 128, "partial_rotary_factor": 0.5},
+        layer={
+            "post_self_attn_layernorm": "post_attention_norm",
+            "post_mlp_layernorm": "post_ffw_norm",
+            "mlp.gate_up_proj": "ffn_up",
+        },
+    ),
+    "gpt2": ModelType(
+        "gpt2",
+        rope=False,
+        keys={
+            "n_embd": ("embedding_length",),
+            "n_layer": ("block_count",),
+            "n_head": ("attention.head_count",),
+            "n_inner": ("feed_forward_length",),
+            "n_positions": ("context_length",),
+            "layer_norm_epsilon": ("attention.layer_norm_epsilon",),
+        },
+        defaults={"layer_norm_epsilon": 1e-5},
+        neutral={
+            "activation_function": ("gelu_new", _TANH),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+        },
+        whole={"model.wte": "token_embd", "model.wpe": "position_embd", "model.ln_f": "output_norm"},
+        layer={
+            "ln_1": "attn_norm",
+            "ln_2": "ffn_norm",
+            "attn.c_attn": (Piece("attn_qkv", turned=True),),
+            "attn.c_proj": (Piece("attn_output", turned=True),),
+            "mlp.c_fc": (Piece("ffn_up", turned=True),),
+            "mlp.c_proj": (Piece("ffn_down", turned=True),),
+        },
+        renames=(
+            (r"^(transformer\.)?h\.", "model.layers."),
+            (r"^(transformer\.)?(?=(wte|wpe|ln_f)\.)", "model."),
+        ),
     ),
 }

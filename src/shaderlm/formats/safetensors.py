@@ -42,6 +42,10 @@ _DTYPES = {
     "U8": ("u8", 1),
     "BOOL": ("bool", 1),
 }
+_NUMPY = {
+    kind: np.dtype(f"<{'f' if kind in ('f16', 'f32', 'f64') else 'i' if kind[0] == 'i' else 'u'}{width}")
+    for kind, width in _DTYPES.values()
+}
 _MAX_HEADER = 8 << 20  # a checkpoint with 36,000 tensors has 5 MB
 _MAX_INDEX = 64 << 20
 _MAX_RANK = 8
@@ -93,6 +97,11 @@ class Safetensors:
         if count == 0:
             return np.empty((end - first, row_bytes), np.uint8)
         return np.frombuffer(self._files[self._where[name]], np.uint8, count, start).reshape(end - first, row_bytes)
+
+    def numbers(self, name: str) -> NDArray[Any]:
+        """A tensor in its shape, a read-only view. Numbers that NumPy does not have come as whole numbers."""
+        info = self.tensors[name]
+        return self.raw(name).reshape(-1).view(_NUMPY[info.kind]).reshape(info.shape)
 
     def close(self) -> None:
         """Let go of the files. Arrays that `raw` gave out keep them mapped until they are gone."""

@@ -1,0 +1,96 @@
+"""Tensors of safetensors files as GGUF has them: some rows of them, or columns as rows. Knows no names and no models.
+
+Nothing is read before rows are asked for, and then only these rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+from .safetensors import Safetensors
+
+U8 = NDArray[np.uint8]
+Rows = slice | NDArray[np.int64]  # a slice has a first row and an end
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A tensor: all axes but the last are rows, one after the other. A vector is one row.
+
+    `kind` is the name of a weight format. `rows` gives [rows, bytes per row]. `values` gives the tensor in its shape;
+    there is none if it does not lie so in a file.
+    """
+
+    shape: tuple[int, ...]
+    kind: str
+    rows: Callable[[Rows], U8]
+    values: Callable[[], NDArray[Any]] | None = None
+
+    @property
+    def row_count(self) -> int:
+        """Of all matrices of the tensor together."""
+        return math.prod(self.shape[:-1])
+
+
+def stored(files: Safetensors, name: str) -> Matrix:
+    """A tensor as it lies in a file."""
+
+    def rows(which: Rows) -> U8:
+        if isinstance(which, slice):
+            return files.raw(name, which.start, which.stop)
+        return files.raw(name)[which]
+
+    info = files.tensors[name]
+    return Matrix(info.shape, info.kind, rows, lambda: files.numbers(name))
+
+
+def turned(whole: Matrix) -> Matrix:
+    """The last two axes of a tensor of numbers change places."""
+    values = whole.values
+    if values is None or len(whole.shape) < 2 or whole.kind not in ("f32", "f16", "bf16"):
+        raise ModelError(f"only matrices of f32, f16 or bf16 can be transposed, not {whole.kind} {list(whole.shape)}")
+    *outer, rows, columns = whole.shape
+
+    def picked(which: Rows) -> U8:
+        at, matrices = numbers_of(which), values().reshape(-1, rows, columns).swapaxes(1, 2)
+        return np.ascontiguousarray(matrices[at // columns, at % columns]).view(np.uint8)
+
+    return Matrix((*outer, columns, rows), whole.kind, picked)
+
+
+def part_of(whole: Matrix, part: str, *, bias: bool) -> Matrix:
+    """The part of a tensor that a table names: rows of every matrix, or numbers of every bias."""
+    if not part:
+        return whole
+    axis = -1 if bias else -2
+    if len(whole.shape) < 2 or whole.shape[axis] % 2:
+        raise ModelError(f"a tensor of the shape {list(whole.shape)} has no two halves")
+    count = whole.shape[axis] // 2
+    first, step = {"first half": (0, 1), "second half": (count, 1), "even": (0, 2), "odd": (1, 2)}[part]
+    *outer, rows, columns = whole.shape
+
+    def some_rows(which: Rows) -> U8:
+        at = numbers_of(which)
+        return whole.rows(at // count * rows + first + at % count * step)
+
+    def some_columns(which: Rows) -> U8:
+        found = whole.rows(which)
+        width = found.shape[1] // columns
+        numbers = found.reshape(len(found), columns, width)[:, first : first + count * step : step]
+        return np.ascontiguousarray(numbers).reshape(len(found), count * width)
+
+    if bias:
+        return Matrix((*outer, rows, count), whole.kind, some_columns)
+    return Matrix((*outer, count, columns), whole.kind, some_rows)
+
+
+def numbers_of(which: Rows) -> NDArray[np.int64]:
+    """The rows, one by one."""
+    return np.arange(which.start, which.stop) if isinstance(which, slice) else which
