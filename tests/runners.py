@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shaderlm.formats.checkpoint import Checkpoint
 from shaderlm.formats.convert import device_format, rows_for_device
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Array, Device
@@ -21,7 +22,7 @@ class FileSource:
 
     repeats = False
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: Checkpoint) -> None:
         self._file = file
 
     def rows(self, name: str, kind: str, first: int, end: int) -> Array:

@@ -42,12 +42,12 @@ def rejection(path: Path, **options: Any) -> str:
 # The tables ----------------------------------------------------------------------------------------------
 
 
-def keys_of_gguf(table: Any = Keys) -> Iterator[str]:
-    """Every key of the gguf package that begins with an architecture's name, without it."""
+def keys_of_gguf(table: Any = Keys, *, own: bool = True) -> Iterator[str]:
+    """Every key of the gguf package that begins with an architecture's name, without it; or every other one."""
     for name, value in vars(table).items():
         if isinstance(value, type):
-            yield from keys_of_gguf(value)
-        elif not name.startswith("_") and value.startswith("{arch}."):
+            yield from keys_of_gguf(value, own=own)
+        elif not name.startswith("_") and value.startswith("{arch}.") == own:
             key = value.removeprefix("{arch}.")
             yield from (key.replace("{dense}", dense) for dense in ("dense_2", "dense_3"))
 

@@ -9,12 +9,14 @@ from ..errors import InputError, ModelError
 from ..formats.checkpoint import Checkpoint
 from ..formats.weight_formats import WEIGHT_FORMATS
 from .architecture import Architecture, Config, architecture
+from .metadata_keys import check_kind
 
 
 def architecture_of(file: Checkpoint) -> Architecture:
     """The architecture that a file names."""
     if not file.tensors:
         raise ModelError("the file holds only a vocabulary: it can turn text into tokens, not generate")
+    check_kind(file.metadata)
     return architecture(file.metadata)
 
 

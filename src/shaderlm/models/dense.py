@@ -45,6 +45,7 @@ class Dense:
     positions: Literal["rope", "long_rope", "learned"] = "rope"
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sinks: bool = False  # every head has a score without a key: attn_sinks
+    biases: tuple[str, ...] = ()  # matrices and norms that always have one, by the names in a checkpoint
     mixture: Mixture | None = None  # how the experts of a feed-forward network are chosen, where there are some
     # Reads further keys: layers that differ, factors.
     complete: Callable[[Metadata, Config], Config] = lambda own, config: config
@@ -125,12 +126,12 @@ class Dense:
             found[OUTPUT] = (c.vocabulary, c.hidden)
         if self.output_bias:
             found[OUTPUT_BIAS] = (c.vocabulary,)
-        vectors = {OUTPUT_NORM: c.hidden}
+        vectors, biased = {OUTPUT_NORM: c.hidden}, self._biased(c)
         for i in range(c.layers):
             vectors |= {f"blk.{i}.{name}": width for name, width in self._norms(c).items()}
             for name, shape in self._stored(c).items():
                 found[f"blk.{i}.{name}.weight"] = shape
-                if f"blk.{i}.{name}.bias" in c.shapes:
+                if name in biased:
                     found[f"blk.{i}.{name}.bias"] = shape[:1]
             if c.experts:
                 found |= expert_tensors(c, c.experts, f"blk.{i}")
@@ -138,9 +139,13 @@ class Dense:
                 found[f"blk.{i}.attn_sinks.weight"] = (c.heads,)
         for name, width in vectors.items():
             found[f"{name}.weight"] = (width,)
-            if self.norm == "layer_norm" and f"{name}.bias" in c.shapes:
+            if self.norm == "layer_norm" and name.rpartition(".")[2] in biased:
                 found[f"{name}.bias"] = (width,)
         return found
+
+    def _biased(self, c: Config) -> set[str]:
+        """Matrices and norms that have a bias: what one layer has, no other may lack."""
+        return {name.split(".")[-2] for name in c.shapes if name.endswith(".bias")}.union(self.biases)
 
     def _norms(self, c: Config) -> dict[str, int]:
         """The norms of a layer, with their widths."""

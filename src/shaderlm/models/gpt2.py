@@ -4,5 +4,12 @@ from __future__ import annotations
 
 from .dense import QKV, Dense
 
-_GPT2 = Dense("gpt2", norm="layer_norm", activation="gelu", positions="learned", joined=QKV)
+_GPT2 = Dense(
+    "gpt2",
+    norm="layer_norm",
+    activation="gelu",
+    positions="learned",
+    joined=QKV,
+    biases=("attn_norm", "ffn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+)
 read, tensors, build, head = _GPT2.read, _GPT2.tensors, _GPT2.build, _GPT2.head

@@ -130,6 +130,33 @@ REFUSED: Mapping[str, Refused] = {
 }
 
 
+# Keys of other kinds of models and files, which begin with no architecture's name: how they begin, what they say.
+_OTHER_KINDS: Mapping[str, str] = {
+    "adapter.": "the file is an adapter (LoRA), which changes the weights of a model",
+    "clip.": _IMAGES,
+    "diffusion.": "the model does not generate one token after the other",
+    "imatrix.": "the file has statistics of activations",
+    "xielu.": "the activation is xIELU",
+}
+# Values of general.type that are not "model".
+_OTHER_TYPES: Mapping[str, str] = {
+    "adapter": _OTHER_KINDS["adapter."],
+    "imatrix": _OTHER_KINDS["imatrix."],
+    "mmproj": "the file is the part of a model that reads images or sound; its language model is another file",
+}
+
+
+def check_kind(metadata: Mapping[str, Any]) -> None:
+    """Refuse files that are not language models."""
+    kind = metadata.get("general.type")
+    if isinstance(kind, str) and kind in _OTHER_TYPES:
+        raise ModelError(f"general.type is {kind!r}: {_OTHER_TYPES[kind]}. A file of the type 'model' is needed")
+    for key, value in metadata.items():
+        effect = next((words for start, words in _OTHER_KINDS.items() if key.startswith(start)), None)
+        if effect is not None:
+            raise ModelError(f"{key} is {value!r:.60}: {effect}, which is not supported")
+
+
 def _close(value: Any, expected: float) -> bool:
     return isinstance(value, (int, float)) and math.isclose(value, expected, rel_tol=1e-6)  # files have f32
 

@@ -1,0 +1,403 @@
+"""A checkpoint is computed right or refused: whatever is added to it, taken from it or changed is noticed.
+
+Every tiny checkpoint of every architecture is changed in one place at a time. Then it is refused, or its logits are
+others. What may change without either is in the tables here, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES, GGUFType
+
+from shaderlm.errors import ModelError
+from shaderlm.models.architecture import EMBEDDING, OUTPUT, Metadata, architecture
+from shaderlm.models.checkpoint import architecture_of, read_config
+from shaderlm.models.metadata_keys import HARMLESS
+from shaderlm.text import Tokenizer, Vocabulary
+
+from .architecture_files import weights
+from .changed import InMemory, every_checkpoint, logits
+from .test_metadata_keys import keys_of_gguf
+
+CHECKPOINTS = dict(every_checkpoint())
+NAMES = sorted(CHECKPOINTS)
+LLAMA = "llama-yarn"
+Keys = Mapping[str, Any]  # of a checkpoint, without the name of its architecture
+
+
+def _pattern(keys: Keys, period: int) -> list[bool]:
+    """All but the last of so many layers have a window."""
+    return [i % period != period - 1 for i in range(keys["block_count"])]
+
+
+def _not_yarn(keys: Keys) -> bool:
+    return keys.get("rope.scaling.type") != "yarn"
+
+
+# Keys that are read and need not change logits: when that is so, and why.
+WITHOUT_EFFECT: Mapping[str, tuple[Callable[[Keys], bool], str]] = {
+    "context_length": (lambda keys: True, "a sequence is not longer; it does not change the tokens that it has"),
+    "attention.layer_norm_rms_epsilon": (
+        lambda keys: "attention.layer_norm_epsilon" in keys,
+        "the norms are layer norms, which have an epsilon of their own",
+    ),
+    "attention.sliding_window_pattern": (lambda keys: not keys.get("attention.sliding_window"), "there is no window"),
+    "feed_forward_length": (lambda keys: "expert_feed_forward_length" in keys, "experts have a width of their own"),
+    "rope.scale_linear": (lambda keys: "rope.scaling.factor" in keys, "an older name; the newer one is taken"),
+    "rope.scaling.factor": (lambda keys: keys.get("rope.scaling.type") in ("none", "longrope"), "nothing is scaled"),
+    "rope.scaling.type": (lambda keys: "rope.scaling.factor" not in keys, "there is no factor"),
+    "rope.scaling.original_context_length": (
+        lambda keys: True,
+        "yarn rounds what follows from it to whole pairs, and factors of long contexts are compared with the context",
+    ),
+    **dict.fromkeys(
+        (
+            f"rope.scaling.yarn_{name}"
+            for name in ["ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier"]
+        ),
+        (_not_yarn, "yarn has it"),
+    ),
+}
+
+# The values of keys that a file need not have, where they are not the same for all.
+DEFAULTS: Mapping[str, Callable[[Keys], Any]] = {
+    "attention.head_count_kv": lambda keys: keys["attention.head_count"],
+    "attention.key_length": lambda keys: keys["embedding_length"] // keys["attention.head_count"],
+    "attention.value_length": lambda keys: keys["attention.key_length"],
+    "attention.sliding_window": lambda keys: 0,
+    "attention.sliding_window_pattern": lambda keys: next(
+        (
+            found
+            for period in (2, 4, 6)
+            if (found := _pattern(keys, period)) == keys["attention.sliding_window_pattern"]
+        ),
+        None,
+    ),
+    "rope.dimension_count": lambda keys: keys.get(
+        "attention.key_length", keys["embedding_length"] // keys["attention.head_count"]
+    ),
+    "rope.freq_base": lambda keys: 10000.0,
+    "rope.freq_base_swa": lambda keys: 10000.0,
+    "rope.scaling.type": lambda keys: "linear",
+}
+
+# Values of keys that checkpoints do not have, which a file could have.
+ADDED: Mapping[str, Any] = {
+    "attention.key_length": 6,
+    "attention.value_length": 6,
+    "attention.layer_norm_rms_epsilon": 0.5,
+    "attention.head_count_kv": 1,
+    "attention.sliding_window": 3,
+    "attention.sliding_window_pattern": 1,
+    "attention.scale": 0.5,
+    "attention.causal": False,
+    "attention.output_scale": 2.0,
+    "expert_count": 3,
+    "expert_used_count": 1,
+    "expert_feed_forward_length": 8,
+    "expert_shared_feed_forward_length": 8,
+    "expert_weights_norm": True,
+    "embedding_scale": 3.0,
+    "residual_scale": 3.0,
+    "logit_scale": 3.0,
+    "attn_logit_softcapping": 1.0,
+    "final_logit_softcapping": 1.0,
+    "rope.dimension_count": 2,
+    "rope.freq_base": 500.0,
+    "rope.freq_base_swa": 500.0,
+    "rope.scale_linear": 2.0,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 2.0,
+    "rope.scaling.attn_factor": 2.0,
+    "rope.scaling.original_context_length": 16,
+    "rope.scaling.yarn_ext_factor": 0.5,
+    "rope.scaling.yarn_attn_factor": 2.0,
+    "rope.scaling.yarn_beta_fast": 2.0,
+    "rope.scaling.yarn_beta_slow": 0.1,
+    "rope.scaling.yarn_log_multiplier": 0.5,
+    "tensor_data_layout": "transposed",
+    "embedding_length_out": 7,
+}
+
+
+# Tensors that no key of a file asks for, and what their absence means.
+OPTIONAL: Mapping[str, str] = {
+    OUTPUT: "the embeddings serve as output matrix",
+    "rope_freqs.weight": "positions are not scaled",
+}
+
+
+def free(key: str, keys: Keys) -> bool:
+    """May this key of a checkpoint change without an effect?"""
+    when, _ = WITHOUT_EFFECT.get(key, (lambda keys: False, ""))
+    return key in HARMLESS or when(keys)
+
+
+def outcome(file: InMemory, before: Any) -> str:
+    """ "changed", "same", or why it is refused."""
+    try:
+        after = logits(file)
+    except ModelError as refused:
+        return str(refused)
+    assert np.isfinite(after).all()
+    return "same" if np.array_equal(after, before) else "changed"
+
+
+@pytest.fixture(scope="module")
+def unchanged() -> dict[str, Any]:
+    """The logits of every checkpoint."""
+    return {name: logits(file) for name, file in CHECKPOINTS.items()}
+
+
+def test_every_architecture_has_a_checkpoint() -> None:
+    with pytest.raises(ModelError) as caught:
+        architecture({})
+    known = set(str(caught.value).split("supported: ")[1].split(", "))
+    assert known == {file.own for file in CHECKPOINTS.values()}
+
+
+def test_logits_are_numbers_and_differ_from_token_to_token(unchanged: dict[str, Any]) -> None:
+    for name, found in unchanged.items():
+        assert np.isfinite(found).all(), name
+        assert found.std() > 0.1, name
+
+
+# Keys ----------------------------------------------------------------------------------------------------
+
+
+def _others(value: Any) -> list[Any]:
+    """Values of the same type."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [other for other in (value + 1, 2 * value + 2, value // 2, value - 1) if other != value]
+    if isinstance(value, float):
+        return [1.5 * value, value / 2]
+    if isinstance(value, str):
+        return [kind for kind in ("none", "linear", "yarn", "longrope", "su") if kind != value]
+    assert isinstance(value, list), value
+    return [[_others(item)[0] for item in value], value[1:], [*value[1:], value[0]]]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [pytest.param(name, n, marks=pytest.mark.long if n > 1 else ()) for n in (1, 9) for name in NAMES],
+)
+def test_a_key_with_another_value(name: str, count: int, unchanged: dict[str, Any]) -> None:
+    file = CHECKPOINTS[name]
+    keys = file.keys()
+    for key, value in keys.items():
+        for other in _others(value)[:count]:
+            found = outcome(file.changed({key: other}), unchanged[name])
+            if found == "same":
+                assert free(key, {**keys, key: other}), f"{key}={other!r} for {value!r} changes nothing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_key_that_is_missing(name: str, unchanged: dict[str, Any]) -> None:
+    file = CHECKPOINTS[name]
+    keys = file.keys()
+    for key, value in keys.items():
+        found = outcome(file.changed({key: None}), unchanged[name])
+        if found == "same":
+            assert free(key, keys) or DEFAULTS[key](keys) == value, f"{key} is not needed"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_key_that_is_added(name: str, unchanged: dict[str, Any]) -> None:
+    """Every key of the gguf package, and one that nobody knows."""
+    file = CHECKPOINTS[name]
+    keys = file.keys()
+    for key in {*keys_of_gguf(), "rope.scale_linear", "a.key.of.next.year"} - set(keys):
+        value = ADDED.get(key, 3)
+        found = outcome(file.changed({key: value}), unchanged[name])
+        if found == "same":
+            assert free(key, {**keys, key: value}), f"{key}={value!r} changes nothing"
+        elif found != "changed" and key not in DEFAULTS:
+            assert f"{file.own}." in found, f"{key}={value!r}: {found}"
+
+
+def test_every_key_that_is_read_changes_the_logits_of_some_checkpoint(
+    unchanged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: dict[str, set[str]] = {}
+    get = Metadata.get
+
+    def watched(self: Metadata, key: str, default: Any = None) -> Any:
+        read.setdefault(key, set()).add(self.full(""))
+        return get(self, key, default)
+
+    monkeypatch.setattr(Metadata, "get", watched)
+    for file in CHECKPOINTS.values():
+        read_config(architecture_of(file), file)
+    monkeypatch.undo()
+    idle = set(read) - set(HARMLESS) - {"context_length"}
+    for name, file in CHECKPOINTS.items():
+        keys = file.keys()
+        for key in sorted(idle):
+            if f"{file.own}." in read[key]:
+                for value in _others(keys[key]) if key in keys else [ADDED[key]]:
+                    # A size is refused: tensors have another.
+                    if outcome(file.changed({key: value}), unchanged[name]) != "same":
+                        idle.discard(key)
+    assert idle == set()
+
+
+# Tensors -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_that_is_missing(name: str, unchanged: dict[str, Any]) -> None:
+    file = CHECKPOINTS[name]
+    for tensor in file.tensors:
+        found = outcome(file.changed(tensors={tensor: None}), unchanged[name])
+        if tensor in OPTIONAL:
+            assert found == "changed"
+        else:
+            assert repr(tensor) in found, f"without {tensor}: {found}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_of_another_shape(name: str, unchanged: dict[str, Any]) -> None:
+    file = CHECKPOINTS[name]
+    for tensor, info in file.tensors.items():
+        longer = (*info.shape[:-1], info.shape[-1] + 2)
+        more = (info.shape[0] + 1, *info.shape[1:])
+        for shape in (longer, more, info.shape[::-1], (1, *info.shape)):
+            if shape != info.shape:
+                found = outcome(file.changed(tensors={tensor: np.ones(shape, np.float32)}), unchanged[name])
+                assert found not in ("changed", "same"), f"{tensor} {info.shape} → {shape}: {found}"
+
+
+def _shape(file: InMemory, tensor: str) -> tuple[int, ...]:
+    """That of a tensor as a checkpoint would have it."""
+    stem, _, kind = tensor.rpartition(".")
+    if tensor == OUTPUT:
+        return file.tensors[EMBEDDING].shape
+    if kind == "bias" and f"{stem}.weight" in file.tensors:
+        return file.tensors[f"{stem}.weight"].shape[:1]
+    if stem.startswith("rope_"):
+        keys = file.keys()
+        width = keys.get("attention.key_length", keys["embedding_length"] // keys["attention.head_count"])
+        return (keys.get("rope.dimension_count", width) // 2,)
+    return (4,)
+
+
+def _check_added(name: str, stems: Iterable[str], before: Any) -> None:
+    """Tensors of these names, in every layer, are refused by name or change the logits."""
+    file = CHECKPOINTS[name]
+    layers = range(file.keys()["block_count"])
+    for stem in stems:
+        for tensor in (f"{stem}.weight", f"{stem}.bias", f"{stem}.scale"):
+            names = sorted({tensor.format(bid=i, xid=0) for i in layers})
+            if names[0] not in file.tensors:
+                added = {each: weights(each, _shape(file, each)) for each in names}
+                found = outcome(file.changed(tensors=added), before)
+                other = "rope_factors_" if "rope_factors_" in stem else names[0]  # two go together
+                assert found == "changed" or other in found, f"with {names[0]}: {found}"
+
+
+def _known(file: InMemory) -> set[str]:
+    """The tensors of its architecture by the gguf package, without ".weight"."""
+    number = {value: key for key, value in MODEL_ARCH_NAMES.items()}[file.own]
+    return {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[number]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_that_is_added(name: str, unchanged: dict[str, Any]) -> None:
+    known = _known(CHECKPOINTS[name])
+    _check_added(name, sorted(known | {"a.tensor", "blk.{bid}.a.tensor"}), unchanged[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_of_another_architecture_that_is_added(name: str, unchanged: dict[str, Any]) -> None:
+    known = _known(CHECKPOINTS[name])
+    _check_added(name, sorted(set(TENSOR_NAMES.values()) - known), unchanged[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_have_the_names_of_the_gguf_package(name: str) -> None:
+    file = CHECKPOINTS[name]
+    found = {re.sub(r"^blk\.\d+\.", "blk.{bid}.", tensor).rpartition(".")[0] for tensor in file.tensors}
+    assert found <= _known(file)
+
+
+# What begins with no architecture's name -----------------------------------------------------------------
+
+
+def _with(name: str, metadata: Mapping[str, Any]) -> InMemory:
+    file = CHECKPOINTS[name]
+    return InMemory({**file.metadata, **metadata}, file.arrays)
+
+
+def test_every_key_of_gguf_that_begins_with_no_architecture_is_known_to_be_harmless_or_refused(
+    unchanged: dict[str, Any],
+) -> None:
+    """Keys about the file and its tokenizer change no logits. All others say that it is another kind of file."""
+    for key in keys_of_gguf(own=False):
+        if not key.startswith(("general.", "tokenizer.", "split.")):
+            assert key in outcome(_with(LLAMA, {key: 1}), unchanged[LLAMA])
+
+
+@pytest.mark.parametrize("kind", ["adapter", "imatrix", "mmproj"])
+def test_files_that_are_no_models_are_refused(kind: str, unchanged: dict[str, Any]) -> None:
+    assert GGUFType.MODEL == "model"
+    assert {GGUFType.ADAPTER, GGUFType.IMATRIX, GGUFType.MMPROJ} == {"adapter", "imatrix", "mmproj"}
+    assert f"general.type is {kind!r}" in outcome(_with(LLAMA, {"general.type": kind}), unchanged[LLAMA])
+    assert outcome(_with(LLAMA, {"general.type": "model"}), unchanged[LLAMA]) == "same"
+
+
+# Tokenizers ----------------------------------------------------------------------------------------------
+
+
+class _Watched(dict[str, Any]):
+    """Metadata that remember what was asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+
+# Keys of tokenizers that change no tokens, and why.
+NOT_FOR_TOKENS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (f"tokenizer.ggml.{name}_token_id" for name in ["seperator", "padding", "mask"]),
+        "tokens that no text is turned into",
+    ),
+    **dict.fromkeys(
+        (f"tokenizer.ggml.fim_{name}_token_id" for name in ["pre", "suf", "mid", "pad", "rep", "sep"]),
+        "for prompts that a program puts together",
+    ),
+    **dict.fromkeys((f"tokenizer.ggml.{name}_token_id" for name in ["prefix", "suffix", "middle"]), "older names"),
+    "tokenizer.ggml.token_type_count": "for encoders of pairs of texts",
+    "tokenizer.ggml.add_sep_token": "for encoders of pairs of texts",
+    "tokenizer.rwkv.world": "another tokenizer; tokenizer.ggml.model names the one that is meant",
+    "tokenizer.chat_templates": "the names of further templates",
+    "tokenizer.chat_template.{name}": "further templates",
+}
+
+
+def test_every_key_of_a_tokenizer_is_read_or_harmless() -> None:
+    watched = _Watched(CHECKPOINTS[LLAMA].metadata)
+    Vocabulary.from_metadata(watched)
+    known = {key for key in keys_of_gguf(own=False) if key.startswith("tokenizer.")}
+    assert len(known) > 30
+    assert known - watched.read == set(NOT_FOR_TOKENS)
+
+
+@pytest.mark.parametrize("key", ["pre", "model"])
+def test_an_unknown_rule_of_a_tokenizer_is_refused(key: str) -> None:
+    name = f"tokenizer.ggml.{key}"
+    metadata = {**CHECKPOINTS[LLAMA].metadata, name: "klingon"}
+    with pytest.raises(ModelError, match=f"{name}.*klingon"):
+        Tokenizer(Vocabulary.from_metadata(metadata))
