@@ -23,19 +23,31 @@ LIMITS = {
 USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 
 
+def part_of(tensors, name, rows, first=0, width=0, rotary=0):
+    """Rows of a tensor; of each head of `width` rows, i and i + rotary / 2 are neighbours if a width is given."""
+    taken = tensors[name][first : first + rows]
+    if not width:
+        return taken
+    heads = taken.reshape(rows // width, width, *taken.shape[1:])
+    halves = heads[:, :rotary].reshape(len(heads), 2, rotary // 2, *taken.shape[1:])
+    return np.concatenate([halves.swapaxes(1, 2).reshape(heads[:, :rotary].shape), heads[:, rotary:]], 1).reshape(
+        taken.shape
+    )
+
+
 def rows_of(about, tensors, first, end):
     """Rows of a weight: of one tensor, of several stacked, or of several in turns."""
-    names = [name for name, _ in about["tensors"]]
+    parts = [part_of(tensors, *part) for part in about["tensors"]]
     if about["interleaved"]:
-        each = [tensors[name][first // len(names) : end // len(names)] for name in names]
+        each = [part[first // len(parts) : end // len(parts)] for part in parts]
         return np.stack(each, axis=1).reshape(end - first, -1)
-    return np.concatenate([tensors[name] for name in names])[first:end]
+    return np.concatenate(parts)[first:end]
 
 
 def weight(about, tensors):
     """The bytes of one weight buffer, in the layout that the plan describes."""
     if about["part"] == "vector":
-        vectors = [tensors[name].astype(np.float32) for name, _ in about["tensors"]]
+        vectors = [part_of(tensors, *part).astype(np.float32) for part in about["tensors"]]
         joined = np.stack(vectors, axis=1).reshape(-1) if about["interleaved"] else np.concatenate(vectors)
         first, end = about.get("rows", (0, joined.size))
         return np.ascontiguousarray(joined[first:end]).view(np.uint8)

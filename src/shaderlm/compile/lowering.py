@@ -257,8 +257,8 @@ def _operand(node: Node, key: str) -> str:
 def _source(tensor: Tensor, parts: Mapping[str, WeightPart], key: str) -> dict[str, Any]:
     """Where a weight's bytes come from, in the layout that the route wants."""
     source: dict[str, Any] = {
-        # Name, rows, and the first of them where it is not 0.
-        "tensors": [[*part[:2], *(part[2:] if part[2] else ())] for part in tensor.sources],
+        # Name and rows; the first of them where it is not 0; head width and rotary where rows are in another order.
+        "tensors": [list(part if part.width else part[:3] if part.first else part[:2]) for part in tensor.parts],
         "interleaved": tensor.interleaved,
     }
     if key not in parts:

@@ -24,6 +24,7 @@ from .folder_models import ModelType, Piece
 from .folder_tokenizer import tokenizer_metadata
 from .gguf_header import TensorInfo
 from .json_files import read_json
+from .row_order import paired_rows
 from .safetensors import Safetensors
 from .unpack import unpack
 from .weight_formats import WEIGHT_FORMATS
@@ -91,12 +92,13 @@ class Folder(Checkpoint):
         if info.name in self._made:
             return self._made[info.name].view(np.uint8).reshape(1, -1)[first:end]
         source = self._sources[info.name]
+        width = info.shape[0] // source.paired_heads if source.paired_heads else 0
         if source.paired_heads and len(info.shape) == 1:
             row = source.parts[0].rows(slice(0, 1))
-            order = _paired(np.arange(info.shape[0]), info.shape[0], source.paired_heads)
+            order = paired_rows(np.arange(info.shape[0]), width, width)
             return np.ascontiguousarray(row.reshape(info.shape[0], -1)[order]).reshape(1, -1)[first:end]
         if source.paired_heads:
-            return source.parts[0].rows(_paired(np.arange(first, end), info.shape[0], source.paired_heads))
+            return source.parts[0].rows(paired_rows(np.arange(first, end), width, width))
         rows = _rows(source.parts, first, end)
         if not source.offset:
             return rows
@@ -115,13 +117,6 @@ def _rows(parts: Sequence[Matrix], first: int, end: int) -> NDArray[np.uint8]:
     if not found:
         return parts[0].rows(slice(0, 0))
     return found[0] if len(found) == 1 else np.concatenate(found)
-
-
-def _paired(rows: NDArray[np.int64], count: int, heads: int) -> NDArray[np.int64]:
-    """Which row of the file is row r of GGUF: rows i and i + width / 2 of a head become 2 i and 2 i + 1."""
-    width = count // heads
-    at = rows % width
-    return rows - at + at % 2 * (width // 2) + at // 2
 
 
 def _info(name: str, source: _Source) -> TensorInfo:

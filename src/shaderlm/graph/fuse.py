@@ -145,10 +145,9 @@ def _experts_gated(look: Look, gated: Node) -> Answer:
         # Row by row in turns over all experts: so are the rows of each, which has as many of both.
         both = [look.tensors[node.inputs[key]] for node in (gate, up)]
         parts = tuple(part for tensor in both for part in tensor.parts)
-        sizes = tuple(size for tensor in both for size in tensor.part_rows)
         inputs[key] = f"{gate.layer}.{_joined([gate, up])}.{key}"
         shape = (sum(tensor.shape[0] for tensor in both), *both[0].shape[1:])
-        tensors.append(Tensor(inputs[key], shape, "weight", both[0].format, parts, sizes, interleaved=True))
+        tensors.append(Tensor(inputs[key], shape, "weight", both[0].format, parts, interleaved=True))
     dims = resolve("linear_experts", {**gate.dims, "N": 2 * gate.dims["N"], "combine": gated.op})
     node = Node("linear_experts", dims, inputs, gated.outputs, gated.layer)
     return Rewrite((gate, up, gated), (node,), tuple(tensors))
@@ -216,13 +215,10 @@ def _merged(look: Look, nodes: list[Node], *, interleaved: bool) -> tuple[Node, 
     inputs = {key: first.inputs[key] for key in ("x", "batch") if key in first.inputs}
     for key, shape in (("weight", (rows, first.dims["K"])), ("bias", (rows,))):
         if key in first.inputs:
-            sources = [source for node in nodes for source in look.tensors[node.inputs[key]].sources]
-            parts, sizes, starts = (tuple(column) for column in zip(*sources, strict=True))
+            parts = tuple(part for node in nodes for part in look.tensors[node.inputs[key]].parts)
             name = f"{first.layer}.{_joined(nodes)}.{key}"
             kind = look.tensors[first.inputs[key]].format
-            tensors.append(
-                Tensor(name, shape, "weight", kind, parts, sizes, interleaved, starts if any(starts) else ())
-            )
+            tensors.append(Tensor(name, shape, "weight", kind, parts, interleaved))
             inputs[key] = name
     dims = resolve("linear", {**first.dims, "N": rows})
     return Node("linear", dims, inputs, first.outputs, first.layer), tuple(tensors)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..errors import KernelError
 from .ops import OPS, resolve
@@ -16,29 +16,35 @@ _BYTES = {"f32": 4, "u32": 4, "f16": 2}
 Role = Literal["input", "weight", "table", "state", "hidden"]
 
 
+class Part(NamedTuple):
+    """Rows of a tensor of the checkpoint, from the row `first` on.
+
+    With a head `width`, the first `rotary` rows of each head are in another order than in the checkpoint: i and
+    i + rotary / 2 are neighbours, 2i and 2i + 1.
+    """
+
+    name: str
+    rows: int
+    first: int = 0
+    width: int = 0
+    rotary: int = 0
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A value of the graph.
 
-    A weight names the checkpoint's tensors it consists of (`parts`, of `part_rows` rows each, from the row `part_first`
-    on), stacked, or row by row in turns (`interleaved`); `format` says how they are stored. A state (the cache) lives
-    from one run to the next; it and a table (of rope) have as many rows as whoever runs the graph gives them: their
-    shape here has one.
+    A weight consists of `parts` of the checkpoint, stacked, or row by row in turns (`interleaved`); `format` says how
+    they are stored. A state (the cache) lives from one run to the next; it and a table (of rope) have as many rows as
+    whoever runs the graph gives them: their shape here has one.
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role = "hidden"
     format: str = "f32"
-    parts: tuple[str, ...] = ()
-    part_rows: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
     interleaved: bool = False
-    part_first: tuple[int, ...] = ()  # none given: 0 for each
-
-    @property
-    def sources(self) -> tuple[tuple[str, int, int], ...]:
-        """Of each part the checkpoint's tensor, the number of rows and the first of them."""
-        return tuple(zip(self.parts, self.part_rows, self.part_first or (0,) * len(self.parts), strict=True))
 
     @property
     def size(self) -> int:
@@ -152,13 +158,13 @@ class Builder:
 
     def tensor(self, name: str, *shape: int, role: Role = "hidden", format: str = "f32") -> str:  # noqa: A002
         """Declare a tensor; a weight consists of the checkpoint's tensor of that name."""
-        parts, rows = ((name,), shape[:1]) if role == "weight" else ((), ())
-        self.tensors[name] = Tensor(name, shape, role, format, parts, rows)
+        parts = (Part(name, shape[0]),) if role == "weight" else ()
+        self.tensors[name] = Tensor(name, shape, role, format, parts)
         return name
 
-    def view(self, name: str, *shape: int, of: str, first: int, format: str) -> str:  # noqa: A002
+    def view(self, name: str, *shape: int, of: Part, format: str) -> str:  # noqa: A002
         """Declare a weight that consists of some rows of a tensor of the checkpoint."""
-        self.tensors[name] = Tensor(name, shape, "weight", format, (of,), shape[:1], False, (first,))
+        self.tensors[name] = Tensor(name, shape, "weight", format, (of,))
         return name
 
     def add(

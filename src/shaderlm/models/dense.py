@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..errors import ModelError
 from ..graph.batch import RUN_ROWS
-from ..graph.graph import Builder, Graph
+from ..graph.graph import Builder, Graph, Part
 from .architecture import EMBEDDING, OUTPUT, Config, Experts, FfnInput, Metadata, Rope, Shapes, Step, expect
 from .experts import Mixture, add_experts, expert_matrices, expert_tensors, read_experts
 from .metadata_keys import check_keys, check_tensors
@@ -325,18 +325,19 @@ class _Build:
         named = f"{layer}.{name}"
         return _norm(self.b, self.kind, self.c, layer, named, x, named, shape, self.batch)
 
-    def _weight(self, layer: str, name: str, kind: str, *shape: int) -> str:
+    def _weight(self, layer: str, name: str, kind: str, *shape: int, rotary: int = 0) -> str:
         """A matrix or a bias of a layer, which may be some rows of a tensor of the checkpoint."""
         there, first = self.kind.place(self.c, name)
         named, stored = f"{layer}.{name}.{kind}", f"{layer}.{there}.{kind}"
-        return self.b.view(named, *shape, of=stored, first=first, format=self.c.formats[stored])
+        part = Part(stored, shape[0], first, self.c.head_width if rotary else 0, rotary)
+        return self.b.view(named, *shape, of=part, format=self.c.formats[stored])
 
-    def _linear(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None) -> str:
-        """[tokens, n], or the same values in another shape."""
+    def _linear(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None, rotary: int = 0) -> str:
+        """[tokens, n], or the same values in another shape; `rotary` values of each head in pairs, if given."""
         n, k = self.kind.matrices(self.c)[name]
-        weight = self._weight(layer, name, "weight", n, k)
+        weight = self._weight(layer, name, "weight", n, k, rotary=rotary)
         has_bias = f"{layer}.{self.kind.place(self.c, name)[0]}.bias" in self.c.shapes
-        bias = self._weight(layer, name, "bias", n) if has_bias else None
+        bias = self._weight(layer, name, "bias", n, rotary=rotary) if has_bias else None
         out = self.b.tensor(f"{layer}.{name}", *(shape or (self.step.tokens, n)))
         dims = {"tokens": self.step.tokens, "K": k, "N": n, "format": self.b.tensors[weight].format, "bias": has_bias}
         inputs = {"x": x, "weight": weight, "bias": bias, **self.batch}
@@ -348,15 +349,26 @@ class _Build:
         out = self.b.tensor(f"{layer}.{name}.rotated", tokens, heads, c.head_width)
         dims = {"tokens": tokens, "H": heads, "D": c.head_width, "rotary": rope.rotary}
         inputs = {"x": x, "batch": "batch", "table": table}
-        self.b.add("rope", {**dims, "interleaved": rope.interleaved}, inputs, layer, out=out)
+        dims["interleaved"] = rope.interleaved or self._makes_pairs(table)
+        self.b.add("rope", dims, inputs, layer, out=out)
         return out
 
-    def _projected(self, layer: str, x: str) -> tuple[str, str, str]:
+    def _makes_pairs(self, table: str | None) -> bool:
+        """Are the rows of q and k in another order than in the checkpoint?
+
+        A kernel that makes q and k can turn what lies together. Scores do not change if q and k have another order.
+        Norms of q and k come in between: there the order stays.
+        """
+        rope = self.c.ropes.get(table or "")
+        return rope is not None and not (rope.interleaved or self.kind.head_norms or self.kind.row_norms)
+
+    def _projected(self, layer: str, x: str, table: str | None) -> tuple[str, str, str]:
         """q [tokens, heads, width], k and v [tokens, kv heads, width]; q and k are normalised where rows are."""
         tokens, width, by_heads = self.step.tokens, self.c.head_width, self.kind.head_norms
         queries, keys = (tokens, self.c.heads, width), (tokens, self.c.kv_heads, width)
-        q = self._linear(layer, "attn_q", x, queries if by_heads else None)
-        k = self._linear(layer, "attn_k", x, keys if by_heads else None)
+        rotary = self.c.ropes[table].rotary if table and self._makes_pairs(table) else 0
+        q = self._linear(layer, "attn_q", x, queries if by_heads else None, rotary)
+        k = self._linear(layer, "attn_k", x, keys if by_heads else None, rotary)
         v = self._linear(layer, "attn_v", x)
         if self.kind.row_norms:
             q = self._norm(layer, "attn_q_norm", q, (tokens, self.c.heads * width))
@@ -384,7 +396,7 @@ class _Build:
 
     def _attention(self, layer: str, index: int, x: str) -> str:
         c, step, own = self.c, self.step, self.c.layer(index)
-        q, k, v = self._projected(layer, x)
+        q, k, v = self._projected(layer, x, own.rope)
         q, k = self._turned(layer, q, k, own.rope)
         caches = {
             key: self.b.tensor(f"{layer}.{key}", 1, c.kv_heads, c.head_width, role="state", format=step.cache)

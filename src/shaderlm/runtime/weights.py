@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..compile.plan import BufferSpec
+from ..formats.row_order import paired_rows
 from ..gpu import Array, Device
-from ..graph.graph import Tensor
+from ..graph.graph import Part, Tensor
 from ..kernels.linear.formats import repack
 
 PIECE_BYTES = 16 << 20
@@ -75,7 +76,7 @@ def _vector_piece(name: str, about: Mapping[str, Any], source: Source) -> list[P
 
 def _vector(about: Mapping[str, Any], source: Source) -> Array:
     # Biases of experts are a matrix in the file.
-    parts = [source.vector(name).reshape(-1)[at : at + rows] for name, rows, at in _sources(about)]
+    parts = [_ordered(part, source.vector(part.name).reshape(-1)[part.first :][: part.rows]) for part in _parts(about)]
     joined = np.stack(parts, axis=1) if about["interleaved"] else np.concatenate(parts)
     return np.ascontiguousarray(joined.reshape(-1), np.float32)
 
@@ -123,27 +124,39 @@ def _matrix(
         yield partial(packed, first, min(first + step, stop))
 
 
-def _sources(about: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-    """Of each part the tensor, the number of rows and the first of them."""
-    return [(name, rows, *(start or (0,))) for name, rows, *start in about["tensors"]]
+def _parts(about: Mapping[str, Any]) -> list[Part]:
+    return [Part(*given) for given in about["tensors"]]
+
+
+def _ordered(part: Part, heads: Array) -> Array:
+    """Rows of whole heads in the order of the weight."""
+    if not part.width:
+        return heads
+    return heads[paired_rows(np.arange(len(heads)), part.width, part.rotary)]
+
+
+def _part_rows(part: Part, kind: str, first: int, end: int, source: Source) -> Array:
+    """Some rows of a part. Those of whole heads are read where the order differs."""
+    width = part.width or 1
+    a, b = first // width * width, -(-end // width) * width
+    return _ordered(part, source.rows(part.name, kind, part.first + a, part.first + b))[first - a : end - a]
 
 
 def rows_of(about: Mapping[str, Any], first: int, end: int, source: Source) -> Array:
     """Rows of a weight that may be stacked of several tensors, or have their rows in turns."""
-    tensors, kind = _sources(about), about["format"]
-    if len(tensors) == 1:
-        name, _, start = tensors[0]
-        return source.rows(name, kind, start + first, start + end)
+    parts, kind = _parts(about), about["format"]
+    if len(parts) == 1:
+        return _part_rows(parts[0], kind, first, end, source)
     if about["interleaved"]:
-        count = len(tensors)
-        each = [source.rows(name, kind, start + first // count, start + end // count) for name, _, start in tensors]
+        count = len(parts)
+        each = [_part_rows(part, kind, first // count, end // count, source) for part in parts]
         return np.stack(each, axis=1).reshape(end - first, -1)
     found, at = [], 0
-    for name, rows, start in tensors:
-        a, b = max(first, at), min(end, at + rows)
+    for part in parts:
+        a, b = max(first, at), min(end, at + part.rows)
         if a < b:
-            found.append(source.rows(name, kind, start + a - at, start + b - at))
-        at += rows
+            found.append(_part_rows(part, kind, a - at, b - at, source))
+        at += part.rows
     return np.concatenate(found)
 
 
@@ -194,7 +207,7 @@ def dense(weights: Iterable[Tensor], source: Source, progress: Progress | None =
 
     def fill(piece: tuple[Tensor, int, int]) -> int:
         tensor, first, end = piece
-        about = {"tensors": tensor.sources, "interleaved": tensor.interleaved, "format": "f32"}
+        about = {"tensors": tensor.parts, "interleaved": tensor.interleaved, "format": "f32"}
         if len(tensor.shape) == 1:
             found[tensor.name][:] = _vector(about, source)
         else:
