@@ -240,7 +240,7 @@ CASES: list[Case] = [
     *_cases("silu_mul", "tokens count batched", [(9, 9 * 64, True)]),
     *_cases("gelu_mul", "tokens count period batched", [(1, 255), (1, 1530, 90), (9, 9 * 64, 9 * 64, True)]),
     *_cases("swiglu_clamped", "tokens count period batched", [(1, 255), (1, 1530, 90), (9, 9 * 64, 9 * 64, True)]),
-    *(case for op in ("gelu", "gelu_erf") for case in _cases(op, "tokens count batched", [(1, 1), (3, 9), (9, 9 * 64, True)])),
+    *(case for op in ("gelu", "gelu_erf", "relu_squared") for case in _cases(op, "tokens count batched", [(1, 1), (3, 9), (9, 9 * 64, True)])),
     *_cases("scale", "factor tokens count batched", [(0.25, 1, 7), (-12.5, 5, 60, True)]),
     *_cases("softcap", "cap tokens count batched", [(30.0, 1, 1021), (50, 5, 60, True)]),
     *_cases("copy", "count", [(4,), (1020,), (70_000,)]),

@@ -29,7 +29,9 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "num_key_value_heads": (Keys.Attention.HEAD_COUNT_KV,),
     "head_dim": (Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH),
     "rms_norm_eps": (Keys.Attention.LAYERNORM_RMS_EPS,),
-    **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"), (Keys.Attention.LAYERNORM_EPS,)),
+    **dict.fromkeys(
+        ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), (Keys.Attention.LAYERNORM_EPS,)
+    ),
     "sliding_window": (Keys.Attention.SLIDING_WINDOW,),
     **dict.fromkeys(("num_experts", "num_local_experts"), (Keys.LLM.EXPERT_COUNT,)),
     "num_experts_per_tok": (Keys.LLM.EXPERT_USED_COUNT,),
@@ -60,6 +62,8 @@ _HOW: Mapping[str, How] = {
     "gpt2": How(transposed=True, more=lambda c: {Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
     "olmo2": How(pattern=True),
     "gemma": How(norm_offset=1.0),
+    "nemotron": How(norm_offset=1.0),
+    "arcee": How(pairs=True),
     "exaone4": How(pattern=True),
     "command-r": How(more=lambda c: {Keys.LLM.LOGIT_SCALE: c["logit_scale"], Keys.Rope.SCALING_TYPE: "none"}),
     "cohere2": How(more=lambda c: {Keys.LLM.LOGIT_SCALE: c["logit_scale"], Keys.Rope.SCALING_TYPE: "none"}),

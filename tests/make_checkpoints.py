@@ -51,6 +51,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 _MINICPM = {
@@ -59,7 +60,7 @@ _MINICPM = {
     "logits_scaling": 2.5,
     "attention_multiplier": 0.25,
 }
-_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 
 CHECKPOINTS: dict[str, Row] = {
     "gpt2": Row("gpt2", "GPT2", {}),
@@ -86,6 +87,8 @@ CHECKPOINTS: dict[str, Row] = {
     "starcoder": Row("starcoder", "GPTBigCode", {}),
     "chatglm": Row("chatglm", "Glm", {"head_dim": 16, "attention_bias": True}),
     "minicpm": Row("minicpm", "Granite", _MINICPM),  # transformers has no class of its own
+    "nemotron": Row("nemotron", "Nemotron", {}),
+    "arcee": Row("arcee", "Arcee", {"rope_parameters": _YARN}),
     "olmo3": Row("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 12}),
 }
 

@@ -286,6 +286,7 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "swiglu_clamped": _pointwise(_swiglu_clamped, 6),
     "gelu": _each(reference.gelu),
     "gelu_erf": _each(reference.gelu_erf),
+    "relu_squared": _each(reference.relu_squared),
     "scale": _each(reference.mul, "factor"),
     "softcap": _each(reference.softcap, "cap"),
     "copy": _copy,

@@ -179,6 +179,11 @@ def gelu(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": reference.gelu(x["x"])}
 
 
+def relu_squared(d: Dims, x: Operands) -> dict[str, Array]:
+    """Negative values become 0, others their square."""
+    return {"out": reference.relu_squared(x["x"])}
+
+
 def gelu_erf(d: Dims, x: Operands) -> dict[str, Array]:
     """By the error function."""
     return {"out": reference.gelu_erf(x["x"])}

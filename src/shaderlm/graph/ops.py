@@ -311,6 +311,7 @@ _TABLE = (
         for name, formula, extra, compute, operations in (
             ("gelu", "x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))", (), formulas.gelu, 9),
             ("gelu_erf", "x / 2 · (1 + erf(x / √2))", (), formulas.gelu_erf, 5),
+            ("relu_squared", "max(x, 0)²", (), formulas.relu_squared, 2),
             ("scale", "factor · x", ("factor",), formulas.scale, 1),
             ("softcap", "cap · tanh(x / cap)", ("cap",), formulas.softcap, 3),
         )

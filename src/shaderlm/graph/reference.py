@@ -280,6 +280,11 @@ def gelu_mul(a: Any, b: Any) -> F64:
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
+def relu_squared(x: Any) -> F64:
+    """max(x, 0)²."""
+    return np.asarray(np.maximum(_floats(x), 0) ** 2)
+
+
 def gelu_erf(x: Any) -> F64:
     """The exact form."""
     x = _floats(x)

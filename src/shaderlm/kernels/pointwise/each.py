@@ -1,4 +1,4 @@
-"""Routes of gelu, gelu_erf, scale and softcap: one kernel for one or four values at a time, `apply` included."""
+"""Routes of gelu, gelu_erf, relu_squared, scale and softcap: one kernel for one or four values, `apply` included."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..wgsl import Kernel
 _OPS: dict[str, tuple[tuple[str, ...], str]] = {
     "gelu": (("pointwise/apply_gelu", "shared/gelu"), ""),
     "gelu_erf": (("pointwise/apply_gelu_erf", "shared/gelu_erf"), ""),
+    "relu_squared": (("pointwise/apply_relu_squared",), ""),
     "scale": (("pointwise/apply_scale",), "factor"),
     "softcap": (("pointwise/apply_softcap", "shared/softcap"), "cap"),
 }
