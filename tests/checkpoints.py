@@ -72,7 +72,7 @@ def weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     if len(shape) == 1:
         return values / np.float32(10) + np.float32(0 if name.endswith("bias") else 1)
     outer = re.search(r"embed|wte|wpe|lm_head", name)
-    return values * np.float32(0.3 if outer else 1.5 / np.sqrt(shape[1]))
+    return values * np.float32(0.3 if outer else 1.5 / np.sqrt(shape[-1]))
 
 
 def write_gguf(path: Path, entry: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> Path:

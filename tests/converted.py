@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gguf
 import numpy as np
-from gguf.constants import MODEL_ARCH_NAMES, Keys
+from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSOR, TENSOR_NAMES, Keys
 from numpy.typing import NDArray
 
 Tensors = dict[str, NDArray[np.float32]]
@@ -36,6 +36,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("num_experts", "num_local_experts"), (Keys.LLM.EXPERT_COUNT,)),
     "num_experts_per_tok": (Keys.LLM.EXPERT_USED_COUNT,),
     "moe_intermediate_size": (Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,),
+    "shared_intermediate_size": (Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,),
     "shared_expert_intermediate_size": (Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,),
 }
 
@@ -46,7 +47,8 @@ class How:
 
     pairs: rows of q and k that rope turns together come to lie beside each other. qkv_by_heads: q, k and v of each
     head follow each other, and become all q, all k, all v. norm_offset: is added to the weights of norms. transposed:
-    matrices are stored with their inputs first. pattern: which layers have a window is written. more: further keys.
+    matrices are stored with their inputs first. pattern: which layers have a window is written. halves:
+    the rows of a tensor belong to two of GGUF. more: further keys.
     """
 
     pairs: bool = False
@@ -54,9 +56,15 @@ class How:
     norm_offset: float = 0.0
     transposed: bool = False
     pattern: bool = False
+    halves: Mapping[str, tuple[MODEL_TENSOR, MODEL_TENSOR]] = field(default_factory=dict)
     more: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
+_FACTORS: Mapping[str, str] = {
+    "embedding_multiplier": Keys.LLM.EMBEDDING_SCALE,
+    "residual_multiplier": Keys.LLM.RESIDUAL_SCALE,
+    "logits_scaling": Keys.LLM.LOGIT_SCALE,
+}
 _HOW: Mapping[str, How] = {
     "llama": How(pairs=True),
     "gpt2": How(transposed=True, more=lambda c: {Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
@@ -71,13 +79,16 @@ _HOW: Mapping[str, How] = {
     "gptneox": How(qkv_by_heads=True, more=lambda c: {Keys.LLM.USE_PARALLEL_RESIDUAL: c["use_parallel_residual"]}),
     "starcoder": How(more=lambda c: {Keys.Attention.HEAD_COUNT_KV: 1, Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
     "internlm2": How(pairs=True),
-    "minicpm": How(
+    "minicpm": How(pairs=True, more=lambda c: {key: c[name] for name, key in _FACTORS.items()}),
+    "granitemoe": How(
         pairs=True,
-        more=lambda c: {
-            Keys.LLM.EMBEDDING_SCALE: c["embedding_multiplier"],
-            Keys.LLM.RESIDUAL_SCALE: c["residual_multiplier"],
-            Keys.LLM.LOGIT_SCALE: c["logits_scaling"],
+        halves={
+            "block_sparse_moe.input_linear": (MODEL_TENSOR.FFN_GATE_EXP, MODEL_TENSOR.FFN_UP_EXP),
+            "shared_mlp.input_linear": (MODEL_TENSOR.FFN_GATE_SHEXP, MODEL_TENSOR.FFN_UP_SHEXP),
         },
+        more=lambda c: (
+            {key: c[name] for name, key in _FACTORS.items()} | {Keys.Attention.SCALE: c["attention_multiplier"]}
+        ),
     ),
     "hunyuan-dense": How(more=lambda c: {Keys.Rope.FREQ_BASE: _by_alpha(c["rope_parameters"], c["head_dim"])}),
 }
@@ -142,6 +153,12 @@ def _named(architecture: str, how: How, made: Mapping[str, Any], tensors: Tensor
     found: Tensors = {}
     for name, given in tensors.items():  # experts in the order of their numbers
         values = given
+        layer, _, inner = name.removeprefix("model.layers.").removesuffix(".weight").partition(".")
+        if inner in how.halves:
+            parts = np.split(values, 2, axis=-2)
+            for part, kind in zip(parts, how.halves[inner], strict=True):
+                found[f"{TENSOR_NAMES[kind].format(bid=layer)}.weight"] = np.ascontiguousarray(part)
+            continue
         called = names.get_name(re.sub(r"\.experts\.\d+\.", ".experts.", name), (".weight", ".bias"))
         assert called is not None, f"gguf has no name for {name} of {architecture}"
         stem = called.split(".")[-2]

@@ -60,6 +60,7 @@ _MINICPM = {
     "logits_scaling": 2.5,
     "attention_multiplier": 0.25,
 }
+_GRANITEMOE = {**_MINICPM, "attention_multiplier": 0.2, "num_local_experts": 5, "num_experts_per_tok": 2}
 _MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 
 CHECKPOINTS: dict[str, Row] = {
@@ -89,6 +90,9 @@ CHECKPOINTS: dict[str, Row] = {
     "minicpm": Row("minicpm", "Granite", _MINICPM),  # transformers has no class of its own
     "nemotron": Row("nemotron", "Nemotron", {}),
     "arcee": Row("arcee", "Arcee", {"rope_parameters": _YARN}),
+    "olmoe": Row("olmoe", "Olmoe", {"num_experts": 5, "num_experts_per_tok": 2}),
+    "granitemoe": Row("granitemoe", "GraniteMoe", _GRANITEMOE),
+    "granitemoe-shared": Row("granitemoe", "GraniteMoeShared", {**_GRANITEMOE, "shared_intermediate_size": 64}),
     "olmo3": Row("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 12}),
 }
 
