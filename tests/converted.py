@@ -77,7 +77,7 @@ _HOW: Mapping[str, How] = {
     "cohere2": How(more=lambda c: {Keys.LLM.LOGIT_SCALE: c["logit_scale"], Keys.Rope.SCALING_TYPE: "none"}),
     "stablelm": How(more=lambda c: {Keys.LLM.USE_PARALLEL_RESIDUAL: c["use_parallel_residual"]}),
     "gptneox": How(qkv_by_heads=True, more=lambda c: {Keys.LLM.USE_PARALLEL_RESIDUAL: c["use_parallel_residual"]}),
-    "starcoder": How(more=lambda c: {Keys.Attention.HEAD_COUNT_KV: 1, Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
+    "starcoder": How(more=lambda c: {Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
     "internlm2": How(pairs=True),
     "minicpm": How(pairs=True, more=lambda c: {key: c[name] for name, key in _FACTORS.items()}),
     "granitemoe": How(

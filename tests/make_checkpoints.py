@@ -85,8 +85,8 @@ CHECKPOINTS: dict[str, Row] = {
     "internlm2": Row("internlm2", "Llama", {}),  # transformers has no class of its own
     "gptneox": Row("gptneox", "GPTNeoX", {}),
     "gptneox-sequential": Row("gptneox", "GPTNeoX", {"use_parallel_residual": False}),
-    "starcoder": Row("starcoder", "GPTBigCode", {}),
-    "chatglm": Row("chatglm", "Glm", {"head_dim": 16, "attention_bias": True}),
+    "starcoder": Row("starcoder", "GPTBigCode", {"num_key_value_heads": 1}),
+    "chatglm": Row("chatglm", "Glm", {"head_dim": 16, "attention_bias": True, "eos_token_id": 266}),
     "minicpm": Row("minicpm", "Granite", _MINICPM),  # transformers has no class of its own
     "nemotron": Row("nemotron", "Nemotron", {}),
     "arcee": Row("arcee", "Arcee", {"rope_parameters": _YARN}),

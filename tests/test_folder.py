@@ -232,7 +232,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no type": ({"model_type": None}, "model_type is None"),
     "unknown key": ({"new_trick": 3}, "llama.config.new_trick is 3: it is not known what that changes"),
     "activation": ({"hidden_act": "relu"}, "llama.config.hidden_act is 'relu'"),
-    "rope": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not supported"),
+    "rope": (
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        "rope scaling 'dynamic' is not supported without alpha",
+    ),
     "rope of another type": ({"rope_scaling": {"rope_type": ["linear"]}}, "is not supported"),
     "rope key": ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "x": 1}}, "llama.config.rope_scaling"),
     "vocabulary": ({"vocab_size": 3}, "vocab_size is 3"),

@@ -155,6 +155,16 @@ def _linear(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary:
     config.set("rope.scaling.factor", _number("factor", scaling.pop("factor", None)))
 
 
+def _dynamic(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
+    """Hunyuan's has a factor for the base. Without, the base grows with the text, which is not supported."""
+    alpha = scaling.pop("alpha", None)
+    if not alpha or scaling.get("factor", 1) != 1 or rotary <= 2:
+        raise ModelError("config.json: the rope scaling 'dynamic' is not supported without alpha and with a factor")
+    config.set("rope.freq_base", theta * _number("alpha", alpha) ** (rotary / (rotary - 2)))
+    for key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):  # nothing reads them
+        scaling.pop(key, None)
+
+
 def _llama3(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
     """Slow frequencies are divided by `factor`, fast ones by nothing, those between by something between.
 
@@ -224,6 +234,7 @@ _SCALINGS: Mapping[str, Callable[[FolderConfig, dict[str, Any], float, int], Non
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,
     "su": _longrope,

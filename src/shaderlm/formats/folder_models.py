@@ -220,7 +220,63 @@ _GEMMA3 = ModelType(
     layer=_SANDWICH,
 )
 _OLMO2 = ModelType("olmo2", layer=_POST_NORMS)
+_PRECISION = "says how precisely a program computes"
 _MISTRAL = ModelType("llama", pairs=True, window=True, defaults={"sliding_window": 4096})
+_GPT2 = ModelType(
+    "gpt2",
+    rope=False,
+    keys={
+        "n_embd": ("embedding_length",),
+        "n_layer": ("block_count",),
+        "n_head": ("attention.head_count",),
+        "n_inner": ("feed_forward_length",),
+        "n_positions": ("context_length",),
+        "layer_norm_epsilon": ("attention.layer_norm_epsilon",),
+    },
+    defaults={"layer_norm_epsilon": 1e-5},
+    neutral={
+        "activation_function": ("gelu_new", _TANH),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+    },
+    whole={"model.wte": "token_embd", "model.wpe": "position_embd", "model.ln_f": "output_norm"},
+    layer={
+        "ln_1": "attn_norm",
+        "ln_2": "ffn_norm",
+        "attn.c_attn": (Piece("attn_qkv", turned=True),),
+        "attn.c_proj": (Piece("attn_output", turned=True),),
+        "mlp.c_fc": (Piece("ffn_up", turned=True),),
+        "mlp.c_proj": (Piece("ffn_down", turned=True),),
+    },
+    renames=(
+        (r"^(transformer\.)?h\.", "model.layers."),
+        (r"^(transformer\.)?(?=(wte|wpe|ln_f)\.)", "model."),
+    ),
+)
+_LAYER_NORM: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("attention.layer_norm_epsilon",)}
+_COHERE = ModelType(
+    "command-r",
+    keys={**_LAYER_NORM, "logit_scale": ("logit_scale",)},
+    defaults={"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "rope_theta": 500000.0},
+    harmless={"model_max_length": "says a second time how long texts may be"},
+)
+_GRANITEMOE = ModelType(
+    "granitemoe",
+    pairs=True,
+    keys={
+        **_MULTIPLIERS,
+        **_EXPERT_KEYS,
+        "shared_intermediate_size": ("expert_shared_feed_forward_length",),
+    },
+    defaults={"attention_multiplier": 1.0},
+    layer={
+        "block_sparse_moe.router.layer": "ffn_gate_inp",
+        "block_sparse_moe.input_linear": (Piece("ffn_gate_exps", "first half"), Piece("ffn_up_exps", "second half")),
+        "block_sparse_moe.output_linear": "ffn_down_exps",
+        "shared_mlp.input_linear": (Piece("ffn_gate_shexp", "first half"), Piece("ffn_up_shexp", "second half")),
+        "shared_mlp.output_linear": "ffn_down_shexp",
+    },
+)
 
 # Defaults are those of the classes in transformers.
 MODEL_TYPES: Mapping[str, ModelType] = {
@@ -302,35 +358,81 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "mlp.gate_up_proj": "ffn_up",
         },
     ),
-    "gpt2": ModelType(
-        "gpt2",
-        rope=False,
-        keys={
-            "n_embd": ("embedding_length",),
-            "n_layer": ("block_count",),
-            "n_head": ("attention.head_count",),
-            "n_inner": ("feed_forward_length",),
-            "n_positions": ("context_length",),
-            "layer_norm_epsilon": ("attention.layer_norm_epsilon",),
-        },
-        defaults={"layer_norm_epsilon": 1e-5},
-        neutral={
-            "activation_function": ("gelu_new", _TANH),
-            "scale_attn_weights": (True,),
-            "scale_attn_by_inverse_layer_idx": (False,),
-        },
-        whole={"model.wte": "token_embd", "model.wpe": "position_embd", "model.ln_f": "output_norm"},
+    "gpt2": _GPT2,
+    "gpt_bigcode": replace(
+        _GPT2,
+        architecture="starcoder",
+        defaults={"layer_norm_epsilon": 1e-5, "num_key_value_heads": 1},
+        neutral={**_GPT2.neutral, "multi_query": (True,)},
+        harmless=dict.fromkeys(("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"), _PRECISION),
         layer={
             "ln_1": "attn_norm",
             "ln_2": "ffn_norm",
-            "attn.c_attn": (Piece("attn_qkv", turned=True),),
-            "attn.c_proj": (Piece("attn_output", turned=True),),
-            "mlp.c_fc": (Piece("ffn_up", turned=True),),
-            "mlp.c_proj": (Piece("ffn_down", turned=True),),
+            "attn.c_attn": "attn_qkv",
+            "attn.c_proj": "attn_output",
+            "mlp.c_fc": "ffn_up",
+            "mlp.c_proj": "ffn_down",
         },
-        renames=(
-            (r"^(transformer\.)?h\.", "model.layers."),
-            (r"^(transformer\.)?(?=(wte|wpe|ln_f)\.)", "model."),
-        ),
     ),
+    "gemma": ModelType("gemma", norm_offset=1.0, defaults={"head_dim": 256}, neutral=_GELU),
+    "exaone4": ModelType("exaone4", window=True, full_every=4, layer=_POST_NORMS),
+    "cohere": _COHERE,
+    "cohere2": replace(
+        _COHERE,
+        architecture="cohere2",
+        window=True,
+        full_every=4,
+        defaults={"sliding_window": 4096, "layer_norm_eps": 1e-5, "logit_scale": 0.0625},
+        neutral={
+            "order_of_interleaved_layers": ("local_attn_first",),
+            "position_embedding_type": ("rope_gptj",),
+            "rotary_pct": (1,),
+            "layer_switch": (4,),
+            "use_gated_activation": (True,),
+            "use_parallel_block": (True,),
+        },
+        harmless=dict.fromkeys(("use_embedding_sharing", "use_parallel_embedding"), "tensors say it"),
+    ),
+    "stablelm": ModelType(
+        "stablelm",
+        keys=_LAYER_NORM,
+        defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+        neutral={"qk_layernorm": (False,)},
+        harmless=dict.fromkeys(("use_qkv_bias", "use_parallel_residual"), "tensors say it"),
+    ),
+    "phi": ModelType(
+        "phi2",
+        keys=_LAYER_NORM,
+        defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        neutral={"hidden_act": ("gelu_new", _TANH), "qk_layernorm": (False,)},
+        whole={"model.final_layernorm": "output_norm"},
+        layer={"self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"},
+    ),
+    "seed_oss": ModelType(
+        "seed_oss",
+        defaults={"head_dim": 128},
+        harmless={"attention_out_bias": "tensors say it"},
+        layer={"post_attention_layernorm": "post_attention_norm"},
+    ),
+    "hunyuan_v1_dense": ModelType(
+        "hunyuan-dense",
+        neutral={"use_cla": (False,), "add_classification_head": (False,)},
+        harmless={"eod_token_id": "the tokenizer has it"},
+        layer={"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"},
+    ),
+    "ernie4_5": ModelType("ernie4_5", defaults={"head_dim": 128, "rope_theta": 500000.0}),
+    "glm": ModelType(
+        "chatglm", defaults={"head_dim": 128, "partial_rotary_factor": 0.5}, layer={"mlp.gate_up_proj": "ffn_up"}
+    ),
+    "nemotron": ModelType(
+        "nemotron",
+        norm_offset=1.0,
+        keys={"norm_eps": ("attention.layer_norm_epsilon",)},
+        defaults={"norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        neutral={"hidden_act": ("relu2",)},
+    ),
+    "arcee": ModelType("arcee", pairs=True, neutral={"hidden_act": ("relu2",)}),
+    "olmoe": ModelType("olmoe", keys=_EXPERT_KEYS, neutral={"norm_topk_prob": (False,)}, layer=_QWEN_EXPERTS),
+    "granitemoe": _GRANITEMOE,
+    "granitemoeshared": _GRANITEMOE,
 }
