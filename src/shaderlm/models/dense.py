@@ -134,7 +134,7 @@ class Dense:
                 if name in biased:
                     found[f"blk.{i}.{name}.bias"] = shape[:1]
             if c.experts:
-                found |= expert_tensors(c, c.experts, f"blk.{i}")
+                found |= expert_tensors(c, c.experts, f"blk.{i}", biased)
             if self.sinks:
                 found[f"blk.{i}.attn_sinks.weight"] = (c.heads,)
         for name, width in vectors.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,13 +65,13 @@ def expert_matrices(c: Config, experts: Experts) -> dict[str, tuple[int, int]]:
     return found
 
 
-def expert_tensors(c: Config, experts: Experts, layer: str) -> dict[str, tuple[int, ...]]:
-    """The matrices of all experts of a layer with the biases that the file has, and the gate of the shared network."""
+def expert_tensors(c: Config, experts: Experts, layer: str, biased: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """The matrices of all experts of a layer, those in `biased` with biases, and the gate of the shared network."""
     wide, down = (experts.count, experts.ffn, c.hidden), (experts.count, c.hidden, experts.ffn)
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in (("ffn_gate_exps", wide), ("ffn_up_exps", wide), ("ffn_down_exps", down)):
         found[f"{layer}.{name}.weight"] = shape
-        if f"{layer}.{name}.bias" in c.shapes:
+        if name in biased:
             found[f"{layer}.{name}.bias"] = shape[:2]
     if experts.shared and experts.shared_gate:
         found[f"{layer}.ffn_gate_inp_shexp.weight"] = (c.hidden,)

@@ -9,10 +9,13 @@ from .dense import Dense
 from .experts import Mixture
 from .windows import local_layers
 
+_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 _GPT_OSS = Dense(
     "gpt-oss",
     ffn_norm="post_attention_norm",
     sinks=True,
+    biases=(*_ATTENTION, "ffn_gate_inp", *_EXPERTS),
     mixture=Mixture(normalise=False, gating="softmax_used", activation="swiglu_clamped"),
     complete=lambda own, c: local_layers(own, c, period=2),
 )
