@@ -17,7 +17,9 @@ import numpy as np
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSOR, TENSOR_NAMES, Keys
 from numpy.typing import NDArray
 
-Tensors = dict[str, NDArray[np.float32]]
+Array = NDArray[np.float32]
+Tensors = dict[str, Array]
+Parts = dict[tuple[MODEL_TENSOR, str], Array]  # by kind, and weight or bias
 
 # config.json → GGUF, where the value stays as it is.
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -47,8 +49,8 @@ class How:
 
     pairs: rows of q and k that rope turns together come to lie beside each other. qkv_by_heads: q, k and v of each
     head follow each other, and become all q, all k, all v. norm_offset: is added to the weights of norms. transposed:
-    matrices are stored with their inputs first. pattern: which layers have a window is written. halves:
-    the rows of a tensor belong to two of GGUF. more: further keys.
+    matrices are stored with their inputs first. pattern: which layers have a window is written. parts:
+    what becomes of tensors of a layer that are several, or others, in GGUF. more: further keys.
     """
 
     pairs: bool = False
@@ -56,7 +58,7 @@ class How:
     norm_offset: float = 0.0
     transposed: bool = False
     pattern: bool = False
-    halves: Mapping[str, tuple[MODEL_TENSOR, MODEL_TENSOR]] = field(default_factory=dict)
+    parts: Mapping[str, Callable[[Array], Parts]] = field(default_factory=dict)
     more: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
@@ -82,16 +84,42 @@ _HOW: Mapping[str, How] = {
     "minicpm": How(pairs=True, more=lambda c: {key: c[name] for name, key in _FACTORS.items()}),
     "granitemoe": How(
         pairs=True,
-        halves={
-            "block_sparse_moe.input_linear": (MODEL_TENSOR.FFN_GATE_EXP, MODEL_TENSOR.FFN_UP_EXP),
-            "shared_mlp.input_linear": (MODEL_TENSOR.FFN_GATE_SHEXP, MODEL_TENSOR.FFN_UP_SHEXP),
+        parts={
+            "block_sparse_moe.input_linear.weight": lambda v: _halves(
+                v, MODEL_TENSOR.FFN_GATE_EXP, MODEL_TENSOR.FFN_UP_EXP
+            ),
+            "shared_mlp.input_linear.weight": lambda v: _halves(
+                v, MODEL_TENSOR.FFN_GATE_SHEXP, MODEL_TENSOR.FFN_UP_SHEXP
+            ),
         },
         more=lambda c: (
             {key: c[name] for name, key in _FACTORS.items()} | {Keys.Attention.SCALE: c["attention_multiplier"]}
         ),
     ),
+    "gpt-oss": How(
+        parts={
+            "mlp.experts.gate_up_proj": lambda v: _columns(v, "weight"),
+            "mlp.experts.gate_up_proj_bias": lambda v: _columns(v, "bias"),
+            "mlp.experts.down_proj": lambda v: {(MODEL_TENSOR.FFN_DOWN_EXP, "weight"): v.swapaxes(1, 2)},
+            "mlp.experts.down_proj_bias": lambda v: {(MODEL_TENSOR.FFN_DOWN_EXP, "bias"): v},
+            "self_attn.sinks": lambda v: {(MODEL_TENSOR.ATTN_SINKS, "weight"): v},
+        },
+        more=lambda c: {Keys.LLM.EXPERT_FEED_FORWARD_LENGTH: c["intermediate_size"]},
+    ),
     "hunyuan-dense": How(more=lambda c: {Keys.Rope.FREQ_BASE: _by_alpha(c["rope_parameters"], c["head_dim"])}),
 }
+
+
+def _halves(values: Array, *kinds: MODEL_TENSOR) -> Parts:
+    """Rows of one matrix, then those of the other."""
+    return {(kind, "weight"): half for kind, half in zip(kinds, np.split(values, 2, axis=-2), strict=True)}
+
+
+def _columns(values: Array, suffix: str) -> Parts:
+    """Of matrices with their inputs first: columns of gate and up alternate."""
+    kinds = (MODEL_TENSOR.FFN_GATE_EXP, MODEL_TENSOR.FFN_UP_EXP)
+    halves = [values[..., i::2] for i in (0, 1)]
+    return {(kind, suffix): np.moveaxis(half, -1, 1) for kind, half in zip(kinds, halves, strict=True)}
 
 
 def _by_alpha(rope: Mapping[str, Any], width: int) -> float:
@@ -149,15 +177,14 @@ def _named(architecture: str, how: How, made: Mapping[str, Any], tensors: Tensor
     names = gguf.get_tensor_name_map(arch, made[Keys.LLM.BLOCK_COUNT])
     heads = made[Keys.Attention.HEAD_COUNT]
     heads = {"attn_q": heads, "attn_k": made.get(Keys.Attention.HEAD_COUNT_KV, heads)}
-    experts: dict[str, list[NDArray[np.float32]]] = {}
+    experts: dict[str, list[Array]] = {}
     found: Tensors = {}
     for name, given in tensors.items():  # experts in the order of their numbers
         values = given
-        layer, _, inner = name.removeprefix("model.layers.").removesuffix(".weight").partition(".")
-        if inner in how.halves:
-            parts = np.split(values, 2, axis=-2)
-            for part, kind in zip(parts, how.halves[inner], strict=True):
-                found[f"{TENSOR_NAMES[kind].format(bid=layer)}.weight"] = np.ascontiguousarray(part)
+        layer, _, inner = name.removeprefix("model.layers.").partition(".")
+        if inner in how.parts:
+            for (kind, suffix), part in how.parts[inner](values).items():
+                found[f"{TENSOR_NAMES[kind].format(bid=layer)}.{suffix}"] = np.ascontiguousarray(part)
             continue
         called = names.get_name(re.sub(r"\.experts\.\d+\.", ".experts.", name), (".weight", ".bias"))
         assert called is not None, f"gguf has no name for {name} of {architecture}"

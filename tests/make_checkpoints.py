@@ -51,16 +51,18 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
+_USED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 _MINICPM = {
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.7,
     "logits_scaling": 2.5,
     "attention_multiplier": 0.25,
 }
-_GRANITEMOE = {**_MINICPM, "attention_multiplier": 0.2, "num_local_experts": 5, "num_experts_per_tok": 2}
+_GRANITEMOE = {**_MINICPM, "attention_multiplier": 0.2, **_USED}
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 _MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 
 CHECKPOINTS: dict[str, Row] = {
@@ -93,6 +95,7 @@ CHECKPOINTS: dict[str, Row] = {
     "olmoe": Row("olmoe", "Olmoe", {"num_experts": 5, "num_experts_per_tok": 2}),
     "granitemoe": Row("granitemoe", "GraniteMoe", _GRANITEMOE),
     "granitemoe-shared": Row("granitemoe", "GraniteMoeShared", {**_GRANITEMOE, "shared_intermediate_size": 64}),
+    "gpt-oss": Row("gpt-oss", "GptOss", {"head_dim": 16, "sliding_window": 12, "rope_parameters": _PLAIN, **_USED}),
     "olmo3": Row("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 12}),
 }
 
