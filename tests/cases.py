@@ -214,6 +214,7 @@ CASES: list[Case] = [
             (1, 5, 4, 64, 67, "mxfp4", "sum", False, True, True), (5, 6, 2, 96, 35, "q4_0", "sum", True, True, True),
             (35, 6, 2, 32, 67, "q8_0", "sum", True, True, True), (2, 4, 2, 64, 33, "q4_0", "none", False, True),
             (1, 70, 66, 32, 9, "q4_0", "sum", False, True),
+            (1, 4, 2, 2048, 770, "q4_0", "silu_mul"), (2, 5, 4, 768, 1030, "mxfp4", "sum", True, True),
         ],
     ),
     *_cases("add_gated", "tokens width K batched", [(1, 1, 1), (3, 64, 64), (2, 130, 35, True), (1, 2048, 2048)]),

@@ -1,6 +1,6 @@
 // The chosen experts of a row (choice = t · used + j), and what becomes of a sum over k: y + bias, apply(even n, odd n) of it,
 // or, if SUM, what is already the sum over the experts of a row, residual added. `apply` is included.
-// Exports: has, SUM, matrix, factor, biases, store_pair and store (at: a choice, or a row if SUM), alias value.
+// Exports: has, SUM, matrix, share, biases, store_pair and store (at: a choice, or a row if SUM), alias value.
 // Needs: params.n, params.used, params.experts, params.combine and row_count.
 
 @group(0) @binding(0) var<storage, read> bias: array<f32>;         // [experts · n] if there is one
@@ -26,7 +26,7 @@ fn matrix(choice: u32) -> u32 {
     return min(ids[choice], params.experts - 1u) * params.n;
 }
 
-fn factor(choice: u32) -> f32 {
+fn share(choice: u32) -> f32 {
     if (has(SUM)) {
         return factors[choice];
     }
@@ -40,7 +40,7 @@ fn biases(first: u32, span: u32, lane: u32, lanes: u32, columns: vec4<u32>) -> v
         for (var j = lane; j < span; j = j + lanes) {
             let row = matrix(first + j);
             let each = vec4<f32>(bias[row + columns.x], bias[row + columns.y], bias[row + columns.z], bias[row + columns.w]);
-            sum = sum + factor(first + j) * each;
+            sum = sum + share(first + j) * each;
         }
     }
     return sum;

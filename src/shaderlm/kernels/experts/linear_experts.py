@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ...graph.conditions import EXPERT_GATES
-from ..linear import packed
+from ..linear import int16, packed
 from ..linear.formats import FORMATS
 from ..route import (
     Array,
@@ -78,16 +78,41 @@ def _apply(dims: Dims) -> str:
     return f"pointwise/apply_{dims['combine'] if dims['combine'] in EXPERT_GATES else 'silu_mul'}"
 
 
-def _gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    lay, summed = packed.layout(dims), dims["combine"] == "sum"
-    # As a product with the K of all experts of a team, and the columns of all teams of a row.
-    span, each = (dims["used"], 1) if summed else (1, dims["used"])
+def _as_linear(dims: Dims) -> Dims:
+    """The product that is most alike: the K of all experts of a team, and the columns of all teams of a row."""
+    span, each = (dims["used"], 1) if dims["combine"] == "sum" else (1, dims["used"])
     epilogue = "silu_mul" if dims["combine"] in EXPERT_GATES else "none"  # columns are taken in pairs
-    alike = {"K": dims["K"] * span, "N": dims["N"] * each, "format": dims["format"], "epilogue": epilogue}
-    config = packed.gemv_shape(alike, caps)
-    arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}", lay.file)
-    include = (*arithmetic, "experts/choices", _apply(dims), row_count(dims))
-    kernel = Kernel("experts/linear_experts_gemv", include, config.needs)
+    return {"K": dims["K"] * span, "N": dims["N"] * each, "format": dims["format"], "epilogue": epilogue}
+
+
+def _gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    config = packed.gemv_shape(_as_linear(dims), caps)
+    arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}")
+    return _few_rows_launch_list("experts/linear_experts_gemv", config, arithmetic, config.needs, dims, caps)
+
+
+def _int16_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    config = int16.config_for(_as_linear(dims), caps)
+    arithmetic = ("shared/int16_round", "shared/int16", FORMATS[dims["format"]].int16)
+    needs = frozenset({"subgroups"})
+    return _few_rows_launch_list("experts/linear_experts_gemv_int16", config, arithmetic, needs, dims, caps)
+
+
+def _int16_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    return _unsupported_reason(dims, caps) or int16.integers_unsupported_reason(dims, caps)
+
+
+def _few_rows_launch_list(
+    path: str,
+    config: packed.Gemv | int16.LaunchConfig,
+    arithmetic: tuple[str, ...],
+    needs: frozenset[str],
+    dims: Dims,
+    caps: DeviceCaps,
+) -> LaunchList:
+    """Every row reads the matrices of its experts for itself."""
+    lay, summed = packed.layout(dims), dims["combine"] == "sum"
+    kernel = Kernel(path, (*arithmetic, lay.file, "experts/choices", _apply(dims), row_count(dims)), needs)
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     params = {
         "tokens": dims["tokens"],
@@ -99,9 +124,18 @@ def _gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "combine": _combine(dims),
     }
     tiles = ceil_div(dims["N"], config.rows * config.threads // config.team)
-    workgroups = dims["tokens"] * each * tiles
-    bind = {name: part(name, 0) for name, _ in _BUFFERS}
-    dispatch = Dispatch(kernel, workgroups, params, {**lay.constants, **constants}, bind)
+    workgroups = dims["tokens"] * (1 if summed else dims["used"]) * tiles
+    there = {"scales": lay.groups, "bias": dims["bias"], "factors": summed, "residual": dims["residual"]}
+    dispatch = Dispatch(
+        kernel,
+        workgroups,
+        params,
+        {**lay.constants, **constants},
+        {name: part(name, 0) for name, _ in _BUFFERS},
+        # Matrices times one row are what a model decodes with, always of the same shapes.
+        specialised=dims["tokens"] == 1 and caps.policy.specialise_constants,
+        unbound=tuple(name for name, found in there.items() if not found),
+    )
     return LaunchList((dispatch,), _buffers(dims))
 
 
@@ -146,6 +180,10 @@ def _many_rows(dims: Dims, caps: DeviceCaps) -> bool:
     return bool(dims["tokens"] > _FEW_ROWS)
 
 
+def _rounded(dims: Dims, caps: DeviceCaps) -> bool:
+    return not _many_rows(dims, caps) and int16.large_enough(_as_linear(dims), caps)
+
+
 ROUTES: tuple[Route, ...] = (
     Route(
         "linear_experts",
@@ -153,6 +191,17 @@ ROUTES: tuple[Route, ...] = (
         _gemv_launch_list,
         _unsupported_reason,
         {"weight": _pack_weight},
+        weight_parts=_weight_parts,
+    ),
+    Route(
+        "linear_experts",
+        "gemv_int16",
+        _int16_launch_list,
+        _int16_unsupported_reason,
+        {"weight": _pack_weight},
+        exact=False,
+        prefer=_rounded,
+        fast=True,
         weight_parts=_weight_parts,
     ),
     Route(

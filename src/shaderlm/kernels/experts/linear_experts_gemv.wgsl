@@ -93,7 +93,7 @@ fn main(
             let p1 = w1;
             let p2 = w2;
             let p3 = w3;
-            let scale = factor(choice + block / blocks_each);
+            let scale = share(choice + block / blocks_each);
             ahead = min(block + TEAM, last_block);
             rows = columns + vec4<u32>(matrix(choice + ahead / blocks_each));
             w0 = load_block(rows.x, ahead % blocks_each);

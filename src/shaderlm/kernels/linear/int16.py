@@ -77,8 +77,8 @@ def large_enough(dims: Dims, caps: DeviceCaps) -> bool:
     return bool(dims["K"] * dims["N"] >= 3_000_000)
 
 
-def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    """Why the GEMV over 16 bits does not run a shape."""
+def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why inputs of 16 bits are not multiplied with weights of this format here."""
     if not FORMATS[dims["format"]].int16:
         return f"weights of format {dims['format']} are not multiplied as integers"
     if not caps.dot4:
@@ -86,8 +86,13 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     needed = _memory(512, 64)
     if caps.max_workgroup_memory < needed:
         return f"it needs {needed:,} bytes of workgroup memory, the limit is {caps.max_workgroup_memory:,}"
+    return None
+
+
+def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why the GEMV over 16 bits does not run a shape."""
     pairs = pairs_are_whole(dims, caps) if dims["epilogue"] in _IN_PAIRS else None
-    return one_row(dims) or pairs
+    return integers_unsupported_reason(dims, caps) or one_row(dims) or pairs
 
 
 def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:

@@ -1,0 +1,183 @@
+// y[t, j, n] = bias + Σ_k q(x)[t, k] · w[ids[t, j] · n_rows + n, k], apply(even n, odd n) of it, or, if SUM,
+// out[t, n] = residual + Σ_j factors[t, j] · (bias + Σ_k q(x)[t, j, k] · w[ids[t, j] · n_rows + n, k])
+// q rounds to 16 bits with one scale per block of 32. As linear_gemv_int16, for few rows and the matrices of their experts:
+// a team computes ROWS columns (1, 2 or 4) of one row and one of its experts; with SUM it takes all experts of the row, whose
+// inputs lie one after the other, as one long row of blocks. A factor belongs to the unit of a block. What becomes of the
+// sums is in experts/choices.
+// All loops run equally often for all lanes: subgroup functions follow them.
+// Grid: ceil(n / (ROWS · WG / TEAM)) workgroups for each row and expert, or for each row with SUM; folded.
+// Needs: k % 32 == 0; subgroups of four lanes or more, of consecutive lanes; STAGE a multiple of TEAM, or all blocks;
+// ROWS > 1 where columns are taken in pairs.
+
+const WG: u32 = 256u;
+const TEAM: u32 = 32u;
+const ROWS: u32 = 4u;
+const STAGE: u32 = 64u;
+
+struct Params {
+    tokens: u32,
+    k: u32,           // multiple of 32
+    n: u32,           // rows of the matrix of one expert
+    groups: u32,      // groups of scales per row
+    experts: u32,
+    used: u32,
+    combine: u32,     // what becomes of the sums
+}
+
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [tokens, k / 4], or [tokens, used, k / 4]
+@group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [experts · n, …] as the included format lays it out
+@group(0) @binding(2) var<storage, read> scales: array<u32>;       // [experts · n, groups] as the format has them
+@group(0) @binding(3) var<uniform> params: Params;
+
+var<workgroup> h_first: array<vec4<u32>, STAGE>;  // bytes h of inputs 0 … 15 of each block
+var<workgroup> h_second: array<vec4<u32>, STAGE>; // of 16 … 31
+var<workgroup> l_first: array<vec4<u32>, STAGE>;  // bytes l
+var<workgroup> l_second: array<vec4<u32>, STAGE>;
+var<workgroup> x_unit: array<vec3<f32>, STAGE>;
+var<workgroup> sums: array<vec4<f32>, WG / 4u>;   // of each subgroup, or of each team if that is smaller
+
+// Round eight values, quarter `lane % 4` of the block that starts at quad `first`, into slot `at`. A block that is not there
+// is computed and not stored.
+fn stage_quarter(first: u32, at: u32, there: bool, scale: f32, lane: u32) {
+    let quarter = lane % 4u;
+    let i = first + quarter * 2u;
+    let rounded = round_quarter(x[i], x[i + 1u], quarter);
+    if (there) {
+        if (quarter == 0u) {
+            h_first[at] = rounded.bytes;
+            x_unit[at] = scale * rounded.unit;
+        } else if (quarter == 1u) {
+            l_first[at] = rounded.bytes;
+        } else if (quarter == 2u) {
+            h_second[at] = rounded.bytes;
+        } else {
+            l_second[at] = rounded.bytes;
+        }
+    }
+}
+
+// Sums over each team, for its first lane. All lanes are here.
+fn team_sums(value: vec4<f32>, lane: u32, size: u32) -> vec4<f32> {
+    var partial = value;
+    for (var offset = 1u; offset < TEAM; offset = offset * 2u) {
+        var other = vec4<f32>(subgroupShuffleXor(partial.x, offset), 0.0, 0.0, 0.0);
+        if (ROWS > 1u) {
+            other.y = subgroupShuffleXor(partial.y, offset);
+        }
+        if (ROWS > 2u) {
+            other.z = subgroupShuffleXor(partial.z, offset);
+            other.w = subgroupShuffleXor(partial.w, offset);
+        }
+        partial = select(partial, partial + other, offset < size);  // wider steps would leave the subgroup
+    }
+    let width = min(size, TEAM);
+    if (lane % width == 0u) {
+        sums[lane / width] = partial;
+    }
+    workgroupBarrier();
+    var total = vec4<f32>();
+    for (var i = 0u; i < TEAM / width; i = i + 1u) {
+        total = total + sums[lane / TEAM * (TEAM / width) + i];
+    }
+    return total;
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let size = subgroupAdd(1u);  // lanes of a subgroup
+    let per_group = ROWS * (WG / TEAM);
+    let tiles = (params.n + per_group - 1u) / per_group;
+    let at = (group.x + group.y * groups.x) / tiles;  // the row of out: a row and an expert, or a row
+    let tile = (group.x + group.y * groups.x) % tiles;
+    var each = params.used;
+    var span = 1u;  // experts of a team
+    if (has(SUM)) {
+        each = 1u;
+        span = params.used;
+    }
+    let row = at / each;
+    if (row >= row_count()) {
+        return;
+    }
+    let first = tile * per_group + lane / TEAM * ROWS;
+    let last = params.n - 1u;  // columns past the end are computed as the last one and never stored
+    let columns = min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
+    let blocks_each = params.k / 32u;
+    let blocks = blocks_each * span;
+    let choice = at * span;  // the first of the team
+    let inputs = row * blocks * 8u;
+    var acc = vec4<f32>();
+    // A load past the end repeats the last block and is not used.
+    var ahead = min(lane % TEAM, blocks - 1u);
+    var rows = columns + vec4<u32>(matrix(choice + ahead / blocks_each));
+    var w0 = load_block(rows.x, ahead % blocks_each);
+    var w1 = w0;
+    var w2 = w0;
+    var w3 = w0;
+    if (ROWS > 1u) {
+        w1 = load_block(rows.y, ahead % blocks_each);
+    }
+    if (ROWS > 2u) {
+        w2 = load_block(rows.z, ahead % blocks_each);
+        w3 = load_block(rows.w, ahead % blocks_each);
+    }
+    for (var first_block = 0u; first_block < blocks; first_block = first_block + STAGE) {
+        let end = min(first_block + STAGE, blocks);
+        if (first_block > 0u) {
+            workgroupBarrier();  // the stage before has been read
+        }
+        for (var base = first_block; base < end; base = base + WG / 4u) {
+            let block = base + lane / 4u;
+            let there = block < end;
+            let source = select(first_block, block, there);
+            let scale = share(choice + source / blocks_each);
+            stage_quarter(inputs + source * 8u, source - first_block, there, scale, lane);
+        }
+        workgroupBarrier();
+        for (var base = first_block; base < end; base = base + TEAM) {
+            let block = base + lane % TEAM;
+            let p0 = w0;
+            let p1 = w1;
+            let p2 = w2;
+            let p3 = w3;
+            ahead = min(block + TEAM, blocks - 1u);
+            rows = columns + vec4<u32>(matrix(choice + ahead / blocks_each));
+            w0 = load_block(rows.x, ahead % blocks_each);
+            if (ROWS > 1u) {
+                w1 = load_block(rows.y, ahead % blocks_each);
+            }
+            if (ROWS > 2u) {
+                w2 = load_block(rows.z, ahead % blocks_each);
+                w3 = load_block(rows.w, ahead % blocks_each);
+            }
+            let there = block < blocks;
+            let slot = select(0u, block - first_block, there);
+            let v = Sixteen(h_first[slot], l_first[slot]);
+            let u = Sixteen(h_second[slot], l_second[slot]);
+            let unit = x_unit[slot];
+            acc.x = acc.x + select(0.0, int16_dot(p0, v, u, unit), there);
+            if (ROWS > 1u) {
+                acc.y = acc.y + select(0.0, int16_dot(p1, v, u, unit), there);
+            }
+            if (ROWS > 2u) {
+                acc.z = acc.z + select(0.0, int16_dot(p2, v, u, unit), there);
+                acc.w = acc.w + select(0.0, int16_dot(p3, v, u, unit), there);
+            }
+        }
+    }
+    acc = team_sums(acc + biases(choice, span, lane % TEAM, TEAM, columns), lane, size);
+    if (lane % TEAM == 0u) {
+        if (ROWS == 1u) {
+            store(at, first, acc.x);
+        } else {
+            store_pair(at, first, acc.x, acc.y);
+        }
+        if (ROWS > 2u) {
+            store_pair(at, first + 2u, acc.z, acc.w);
+        }
+    }
+}
