@@ -1,15 +1,23 @@
-"""Mixtures of experts: formulas against rows worked out one by one, and what they cost."""
+"""Mixtures of experts: formulas against rows worked out one by one, what they cost, and what is read of the weights."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
+from shaderlm.compile import lower
+from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import InputError
+from shaderlm.gpu import Device
 from shaderlm.graph.ops import OPS, resolve
+from shaderlm.kernels.registry import routes_of
+from shaderlm.models.architecture import Architecture, Config, architecture
 
 from .cases import CASES, Case
 from .operands import MAKERS
+from .test_plan import plan_of
 
 EXPERT_OPS = ("route_experts", "linear_experts", "add_gated")
 
@@ -51,3 +59,71 @@ def test_decode_reads_the_chosen_experts_alone() -> None:
 def test_shapes_that_cannot_be(op: str, dims: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolve(op, dims)
+
+
+SIZES = {
+    "block_count": 2,
+    "context_length": 4096,
+    "embedding_length": 512,
+    "feed_forward_length": 1024,
+    "attention.head_count": 8,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 64,
+    "expert_count": 64,
+    "expert_used_count": 4,
+    "expert_feed_forward_length": 256,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+}
+
+
+def mixture(name: str, kind: str, biases: tuple[str, ...] = ()) -> tuple[Architecture, Config]:
+    """A model whose matrices are of one format, without weights."""
+    metadata = {"general.architecture": name, **{f"{name}.{key}": value for key, value in SIZES.items()}}
+    made = architecture(metadata)
+    given = {"token_embd.weight": (1000, 512)} | {f"blk.{i}.{each}.bias": (0,) for i in range(2) for each in biases}
+    shapes = {**given, **made.tensors(metadata, given)}
+    formats = {key: kind if len(shape) > 1 and key.endswith("weight") else "f32" for key, shape in shapes.items()}
+    return made, made.read(metadata, shapes, formats)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "biases"),
+    [("qwen3moe", "q4_0", ()), ("gpt-oss", "mxfp4", ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))],
+)
+def test_a_step_of_one_row_counts_the_chosen_experts_alone(name: str, kind: str, biases: tuple[str, ...]) -> None:
+    """By hand: 4 of 64 experts of 3 · 512 · 256 weights; 18 bytes hold 32 of Q4_0, 17 of MXFP4."""
+    plan = plan_of(*mixture(name, kind, biases), LARGE_GPU, 1)
+    counted = sum(launch.work(100)[0] for launch in plan.launches if launch.op == "linear_experts")
+    weights = 2 * 4 * 3 * 512 * 256 * {"q4_0": 18, "mxfp4": 17}[kind] // 32
+    vectors = 2 * 4 * (2 * 256 + 512) * 4 if biases else 0
+    # Inputs and results: x, gated values written and read, the sum, what it is added to, ids and factors.
+    around = 2 * 4 * (512 + 4 * 256 + 4 * 256 + 512 + 512 + 3 * 4)
+    assert weights + vectors < counted <= weights + vectors + around
+    everything = sum(buffer.nbytes for buffer in plan.buffers.values() if buffer.role == "weight")
+    whole = sum(launch.work(100)[0] for launch in plan.launches)
+    assert whole < everything / 5  # nearly all weights are those of experts, and a sixteenth of these is read
+
+
+@pytest.mark.parametrize("combine", ["silu_mul", "sum"])
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_experts_that_no_row_chose_are_not_read(tokens: int, combine: str, device: Device) -> None:
+    """Their weights are NaN: one product with them would show."""
+    dims = resolve(
+        "linear_experts",
+        {"tokens": tokens, "experts": 8, "used": 2, "K": 64, "N": 38, "combine": combine, "bias": True},
+    )
+    given, _ = MAKERS["linear_experts"](np.random.default_rng(5), dims)
+    operands: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    operands["ids"] = np.full((tokens, 2), 5, np.uint32) - np.arange(2, dtype=np.uint32) * 3  # 5 and 2
+    wanted = OPS["linear_experts"].compute(dims, operands)["out"].reshape(-1)
+    others = [e for e in range(8) if e not in (5, 2)]
+    for name in ("weight", "bias"):
+        operands[name] = operands[name].copy()
+        operands[name].reshape(8, 38, -1)[others] = np.nan
+    count = 0
+    for route in routes_of("linear_experts"):
+        if route.reason(dims, device.caps) is None:
+            found = device.run(lower(route, dims, device.caps, operands))["out"].view(np.float32)
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4, err_msg=route.name)
+            count += 1
+    assert count >= 2

@@ -166,7 +166,7 @@ _TABLE = (
         },
         formulas.linear_experts,
         cost.per_value(2, "tokens", "used", "N", "K"),
-        {"weight": cost.chosen},
+        dict.fromkeys(("weight", "bias"), cost.chosen),
         (
             conditions.blocks_are_whole,
             conditions.experts_are_there,
