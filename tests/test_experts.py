@@ -7,15 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shaderlm.compile import lower
+from shaderlm.compile import lower, tuner
+from shaderlm.compile.timing import Filler, Operands
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
+from shaderlm.graph.fuse import fuse
 from shaderlm.graph.ops import OPS, resolve
+from shaderlm.kernels import options
 from shaderlm.kernels.registry import routes_of
-from shaderlm.models.architecture import Architecture, Config, architecture
+from shaderlm.models.architecture import Architecture, Config, Step, architecture
 
-from .cases import CASES, Case
+from .cases import CASES, Case, result
+from .compare import assert_close
 from .operands import MAKERS
 from .test_plan import plan_of
 
@@ -127,3 +131,53 @@ def test_experts_that_no_row_chose_are_not_read(tokens: int, combine: str, devic
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4, err_msg=route.name)
             count += 1
     assert count >= 2
+
+
+@pytest.mark.parametrize("combine", ["silu_mul", "sum"])
+def test_candidates_match_the_reference(combine: str, gpu: Device) -> None:
+    """The first and the last configuration: compiling takes a software adapter a second each."""
+    sizes = {"tokens": 1, "experts": 6, "used": 3, "K": 96, "N": 534, "format": "q4_0", "combine": combine}
+    case = Case("linear_experts", tuple(resolve("linear_experts", sizes).items()))
+    operands, expected = MAKERS["linear_experts"](np.random.default_rng(2), case.dims)
+    wanted = expected["out"]
+    assert wanted is not None
+    found = [each for each in options("linear_experts", case.dims, gpu.caps, "fast") if each.config]
+    assert len(found) > 1
+    for each in (found[0], found[-1]):
+        raw = gpu.run(lower(each.route, case.dims, gpu.caps, operands, launch_list=each.launch_list))
+        assert_close(result(case, "out", raw["out"], wanted), wanted, "linear", each.name)
+
+
+def test_experts_are_timed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over one weight, of which every call chooses other experts."""
+    dims = resolve("linear_experts", {"tokens": 1, "experts": 16, "used": 4, "K": 32, "N": 8, "format": "q4_0"})
+    fill = Filler()
+    choices = [tuple(int(i) for i in fill("ids", 16, dims).view(np.uint32)) for _ in range(8)]
+    assert len(set(choices)) == 8
+    assert all(len(set(each)) == 4 and max(each) < 16 for each in choices)
+    few = [each for each in options("linear_experts", dims, device.caps, "exact") if each.route.name == "gemv"][:1]
+    monkeypatch.setattr(tuner, "options", lambda *given: few)
+    bound: list[frozenset[str]] = []
+    bind = Operands.bind
+
+    def seen(self: Operands, program: Any, dims: Any, inputs: frozenset[str], keys: Any) -> Any:
+        bound.append(inputs)
+        return bind(self, program, dims, inputs, keys)
+
+    monkeypatch.setattr(Operands, "bind", seen)
+    made = tuner.Tuner(device, "exact", tuner.QUICK)
+    try:
+        found = made.tune("linear_experts", dims)
+    finally:
+        made.close()
+    assert found is not None
+    assert found.built_in == "gemv"
+    assert bound == [{"ids", "x"}]
+
+
+def test_products_of_experts_are_tuned_for_one_row() -> None:
+    made, config = mixture("qwen3moe", "q4_0")
+    for tokens, count in ((1, 2), (4, 0)):
+        graph, _ = fuse(made.build(config, Step(tokens)))
+        found = [node for node in tuner.shapes_of([graph], LARGE_GPU, "fast") if node.op == "linear_experts"]
+        assert len(found) == count

@@ -82,7 +82,7 @@ def describe_choices(plan: Plan, tuning: Tuning, precision: str) -> str:
     text = [f"why these routes in a {plan.name} step ({precision}; {tuning.origin}):"]
     shown: dict[str, Launch] = {}
     for launch in plan.launches:
-        if launch.op == "linear":
+        if launch.op in ("linear", "linear_experts"):
             shown.setdefault(key_of(launch.op, launch.dims), launch)
     for key, launch in shown.items():
         taken = f"{launch.route}/{launch.config}" if launch.config else launch.route

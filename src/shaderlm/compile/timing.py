@@ -58,6 +58,13 @@ class Filler:
         if kind == "outputs":
             records = [(row, row, *SAMPLED, row, 0) for row in range(nbytes // OUTPUT.itemsize)]
             return np.array(records, OUTPUT).view(np.uint8)
+        if kind == "ids" and "experts" in dims:  # every row chooses different experts
+            experts = np.tile(np.arange(dims["experts"], dtype=np.uint32), (dims["tokens"], 1))
+            return (
+                np.ascontiguousarray(self._generator.permuted(experts, axis=1)[:, : dims["used"]])
+                .reshape(-1)
+                .view(np.uint8)
+            )
         if kind == "weight" and "K" in dims:
             pool = self._bits
         elif (kind == "scales" and dims.get("scales", "f16") == "f16") or (

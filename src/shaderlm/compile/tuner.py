@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from ..errors import KernelError
 from ..gpu import Device, DeviceCaps, Program
+from ..graph import OPS
 from ..graph.graph import Graph, Node
-from ..kernels import Dims, Option, choose, options
+from ..kernels import Dims, LaunchList, Option, choose, options
 from .execute import lower
 from .timing import Clock, Filler, Operands, Sets, calls_for, inputs_of, queue_of, sample_in_turns, sets_for
 from .tuning import Entry, Tuning, key_of, read, save
@@ -22,6 +23,7 @@ BUDGET_SECONDS = 2.0  # of a load, with compiling
 LEAST_GAIN = 0.03  # below that the built-in choice stays: noise must not change plans
 HOPELESS = 1.5  # times the best at a first look
 _SAMPLING_SECONDS = 0.1  # set aside for the last rounds of a shape
+_TUNED = ("linear", "linear_experts")
 _log = logging.getLogger("shaderlm")
 _now = time.perf_counter
 
@@ -46,24 +48,34 @@ QUICK = Effort(0.0008, 0.0015, 3, 4, 32, 0.1, 0.015, 0.001)
 
 def tunable(node: Node, caps: DeviceCaps, precision: str) -> bool:
     """A matmul of one row, what a decode step spends its time with; of many, if a route has several configs for it."""
-    if node.op != "linear":
+    if node.op not in _TUNED:
         return False
     dims = node.dims
-    return dims["tokens"] == 1 or any(option.config for option in options("linear", dims, caps, precision))
+    return dims["tokens"] == 1 or any(option.config for option in options(node.op, dims, caps, precision))
 
 
 def shapes_of(graphs: Sequence[Graph], caps: DeviceCaps, precision: str) -> list[Node]:
     """One node of each shape that is worth tuning, those first whose weights are the most bytes of a step."""
-    keyed = [(key_of(node.op, node.dims), node) for graph in graphs for node in graph.nodes if node.op == "linear"]
+    keyed = [(key_of(node.op, node.dims), node) for graph in graphs for node in graph.nodes if node.op in _TUNED]
     counts = Counter(key for key, _ in keyed)
     first = dict(reversed(keyed))
 
     def nbytes(node: Node) -> int:
         launch_list = choose(node.op, node.dims, caps, None, precision).launch_list(node.dims, caps)
-        return sum(size for name, size in launch_list.buffers.items() if name.startswith(("weight", "scales")))
+        return _weight_bytes(node.op, node.dims, launch_list)
 
     found = [(key, node) for key, node in first.items() if tunable(node, caps, precision)]
     return [node for _, node in sorted(found, key=lambda each: -counts[each[0]] * nbytes(each[1]))]
+
+
+def _weight_bytes(op: str, dims: Dims, launch_list: LaunchList) -> int:
+    """What is read of the weight: of experts, those that are chosen."""
+    whole = sum(size for name, size in launch_list.buffers.items() if _is_weight(name))
+    return int(whole * OPS[op].part("weight", dims, 0))
+
+
+def _is_weight(buffer: str) -> bool:
+    return buffer.startswith(("weight", "scales"))
 
 
 class Tuner:
@@ -87,9 +99,7 @@ class Tuner:
         if self._late():
             return None
         found = options(op, dims, self._device.caps, self._precision)
-        streamed = sum(
-            size for name, size in found[0].launch_list.buffers.items() if name.startswith(("weight", "scales"))
-        )
+        streamed = _weight_bytes(op, dims, found[0].launch_list)
         operands = Operands(self._device, self._fill, sets_for(self._device, streamed, self._effort.sets))
         try:
             bound, looks, calls = self._look(op, dims, found, operands)
@@ -130,7 +140,9 @@ class Tuner:
             for name, program in programs.items():
                 inputs = inputs_of(op, program)
                 keys = {buffer: f"{name} {buffer}" for buffer in program.buffers if buffer not in inputs}
-                bound[name] = sets = [[loaded] for loaded in operands.bind(program, dims, inputs, keys)]
+                # Each set chooses other experts of one weight.
+                rotated = frozenset(key for key in inputs if op != "linear_experts" or not _is_weight(key))
+                bound[name] = sets = [[loaded] for loaded in operands.bind(program, dims, rotated, keys)]
                 if not looks:  # the built-in choice says how many calls make a sample
                     self._clock(queue_of(sets, least))  # also touches everything
                     guess = self._clock(queue_of(sets, 2 * least)) / (2 * least)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ...graph.conditions import EXPERT_GATES
@@ -92,7 +95,18 @@ def _gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 
 def _int16_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    config = int16.config_for(_as_linear(dims), caps)
+    return _int16_with(int16.config_for(_as_linear(dims), caps), dims, caps)
+
+
+def _int16_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
+    """Other launch configurations of one row, which decoding takes."""
+    if dims["tokens"] > 1:
+        return {}
+    configs = int16.candidate_configs(_as_linear(dims), caps)
+    return {str(config): partial(_int16_with, config, dims, caps) for config in configs}
+
+
+def _int16_with(config: int16.LaunchConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     arithmetic = ("shared/int16_round", "shared/int16", FORMATS[dims["format"]].int16)
     needs = frozenset({"subgroups"})
     return _few_rows_launch_list("experts/linear_experts_gemv_int16", config, arithmetic, needs, dims, caps)
@@ -203,6 +217,7 @@ ROUTES: tuple[Route, ...] = (
         prefer=_rounded,
         fast=True,
         weight_parts=_weight_parts,
+        candidates=_int16_candidates,
     ),
     Route(
         "linear_experts",
