@@ -120,6 +120,15 @@ ROWS: list[Row] = [
         [(1, 1, 1, "f32"), (5, 3, 64, "f32"), (4, 2, 10, "f16"), (1, 2, 8, "f16"), (40, 3, 12, "f32")],
     ),
     *_rows(
+        "rms_norm_rope_kv_write",
+        "tokens Hq Hkv D rotary interleaved cache q_first q_stride k_first k_stride v_first v_stride eps",
+        [
+            (1, 4, 1, 256, 256, False, "f16", 0, 1536, 1024, 1536, 1280, 1536, 1e-6), (5, 6, 2, 8, 8, False, "f32"),
+            (3, 4, 4, 12, 4, True, "f16"), (2, 3, 1, 260, 8, False, "f32"),
+            (4, 9, 3, 64, 48, False, "f32", 0, 960, 576, 960, 0, 192, 0.5), (1, 4, 2, 128, 128, False, "f32"),
+        ],
+    ),
+    *_rows(
         "rope_kv_write",
         "tokens Hq Hkv D rotary interleaved cache q_first q_stride k_first k_stride v_first v_stride",
         [

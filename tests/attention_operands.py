@@ -114,10 +114,14 @@ def _without_padding(out: NDArray[Any], batch: U32) -> NDArray[Any]:
 def rope_kv_write(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     tokens, pool = d["tokens"], d["tokens"] + 3
     wide = {name: _normal(rng, tokens, d[f"{name}_stride"]) for name in "qkv"}
-    heads = {}
+    heads: Made = {}
     for name, count in (("q", d["Hq"]), ("k", d["Hkv"]), ("v", d["Hkv"])):
         columns = wide[name][:, d[f"{name}_first"] : d[f"{name}_first"] + count * d["D"]]
         heads[name] = columns.reshape(tokens, count, d["D"])
+    norms: Made = {}
+    if "eps" in d:  # heads are normed first
+        norms = {f"{name}_norm": _normal(rng, d["D"]) for name in "qk"}
+        heads |= {name: reference.rms_norm_mul(heads[name], norms[f"{name}_norm"], d["eps"]) for name in "qk"}
     batch = slots_batch(rng, tokens, 2 * pool, pool)
     table = _table(d, 2 * pool)
     turns = table[batch[1:, 1]]
@@ -125,7 +129,7 @@ def rope_kv_write(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     after = [cache.copy() for cache in caches]
     reference.kv_write(reference.rope(heads["k"], turns, d["interleaved"]), heads["v"], after[0], after[1], batch)
     out = _without_padding(reference.rope(heads["q"], turns, d["interleaved"]), batch)
-    operands: Made = {**wide, "batch": batch, "table": table, "k_cache": caches[0], "v_cache": caches[1]}
+    operands: Made = {**wide, **norms, "batch": batch, "table": table, "k_cache": caches[0], "v_cache": caches[1]}
     return operands, {"out": out, "k_cache": after[0], "v_cache": after[1]}
 
 
@@ -141,5 +145,6 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "attention": attention,
     "kv_write": kv_write,
     "rope_kv_write": rope_kv_write,
+    "rms_norm_rope_kv_write": rope_kv_write,
     "rope": rope,
 }

@@ -29,8 +29,10 @@ from .weights import whole_k
 LONG_FLOPS = 500_000_000
 # Ops that share kernels; the matrix products share them by format, and the rest are small.
 _FAMILIES = {
-    "rms_norm": "norm", "rms_norm_mul": "norm", "add_rms_norm": "norm", "layer_norm": "norm", "linear_q4gsw": "q4gsw",
+    "rms_norm": "norm", "rms_norm_mul": "norm", "add_rms_norm": "norm", "layer_norm": "norm", "rms_norm_add_rms_norm": "norm",
+    "linear_q4gsw": "q4gsw",
     "attention": "attention", "kv_write": "attention", "rope_kv_write": "attention",
+    "rms_norm_rope_kv_write": "attention",
     "sample": "sampling", "argmax": "sampling",
 }  # fmt: skip
 
@@ -117,6 +119,12 @@ CASES: list[Case] = [
         "tokens heads width bias batched",
         [(3, 1, 1), (3, 1, 63, True), (2, 1, 576, True), (3, 1, 1028), (2, 1, 4100, True), (5, 3, 64, True, True)],
     ),
+    *_cases(
+        "rms_norm_add_rms_norm",
+        "tokens width eps",
+        [(3, 4), (2, 252), (1, 576), (1, 1152, 0.5), (2, 1028), (1, 4096), (2, 4100), (3, 260)],
+    ),
+    *_cases("rms_norm_add_rms_norm", "tokens heads width batched", [(5, 1, 64, True), (6, 2, 36, True)]),
     *_cases("add_rms_norm", "tokens heads width batched", [(5, 1, 64, True), (6, 2, 33, True)]),
     *_cases(
         "linear_q4gsw",
@@ -296,7 +304,7 @@ def tolerance(case: Case, route: Route, output: str) -> str:
         return "linear deep" if case.dims["K"] >= 8192 else "linear"
     if case.op == "attention":
         return "attention f16" if case.dims["cache"] == "f16" else "attention"
-    if case.op == "rope_kv_write":
+    if case.op.endswith("rope_kv_write"):
         return "attention f16" if output == "k_cache" and case.dims["cache"] == "f16" else "pointwise"
     moves = ("embedding", "copy", "argmax", "sample", "slice", "take_rows", "kv_write")
     return "exact" if case.op in moves else "pointwise"

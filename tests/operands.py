@@ -60,6 +60,13 @@ def _add_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, A
     return _with_batch(d, {"a": a, "b": b, "weight": weight}, {"sum": total, "out": out})
 
 
+def _norm_add_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    a, b, weight, following = _rows(rng, d), _rows(rng, d), _normal(rng, d["width"]), _normal(rng, d["width"])
+    total, out = reference.add_rms_norm(a, reference.rms_norm_mul(b, weight, d["eps"]), following, d["eps"])
+    operands: Arrays = {"a": a, "b": b, "weight": weight, "next_weight": following}
+    return _with_batch(d, operands, {"sum": total, "out": out})
+
+
 def _layer_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     x, weight = _rows(rng, d), _normal(rng, d["width"])
     x += x.std(axis=-1, keepdims=True) * 3  # a mean that counts
@@ -269,6 +276,7 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "rms_norm": _norm,
     "rms_norm_mul": _norm_mul,
     "add_rms_norm": _add_norm,
+    "rms_norm_add_rms_norm": _norm_add_norm,
     "layer_norm": _layer_norm,
     "linear_q4gsw": _linear_q4gsw,
     "linear": _linear,

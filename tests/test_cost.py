@@ -54,7 +54,10 @@ def part(op: str, operand: str, dims: dict[str, Any], position: int) -> float:
         ("rope", {"tokens": 3, "H": 4, "D": 16}, 3 * 4 * 16 * 3),
         ("rope", {"tokens": 3, "H": 4, "D": 16, "rotary": 8}, 3 * 4 * 8 * 3),
         ("rope_kv_write", {"tokens": 3, "Hq": 4, "Hkv": 2, "D": 16}, 3 * 6 * 16 * 3),
+        ("rms_norm_rope_kv_write", {"tokens": 3, "Hq": 4, "Hkv": 2, "D": 16}, 3 * 6 * 16 * (3 + 4)),
         ("rms_norm", {"tokens": 3, "heads": 4, "width": 16}, 3 * 4 * 16 * 3),
+        # Two norms with their weights, and an addition.
+        ("rms_norm_add_rms_norm", {"tokens": 3, "width": 16}, 3 * 16 * (4 + 1 + 4)),
         ("add", {"count": 12}, 12),
         ("fma_chain", {"count": 4, "rounds": 2}, 4 * 2 * 8 * 2),
         ("matrix_chain", {"count": 4, "rounds": 3, "rows": 2, "columns": 5, "K": 7}, 4 * 3 * 2 * 2 * 5 * 7),

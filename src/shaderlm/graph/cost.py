@@ -49,6 +49,11 @@ def rotated(d: Dims, position: int) -> int:
     return int(3 * d["tokens"] * (d["Hq"] + d["Hkv"]) * d["rotary"])
 
 
+def normed_and_rotated(d: Dims, position: int) -> int:
+    """The same after a weighted norm of each of these heads."""
+    return rotated(d, position) + int(4 * d["tokens"] * (d["Hq"] + d["Hkv"]) * d["D"])
+
+
 def sampled(d: Dims, position: int) -> int:
     """A comparison per logit; where tokens are drawn, also a division, an exponential and a sum."""
     return int((1 if d["greedy"] else 4) * d["rows"] * d["width"])

@@ -84,6 +84,12 @@ def add_rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
     return {"sum": total, "out": out}
 
 
+def rms_norm_add_rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
+    """The sum of one operand and the other's weighted norm, and the weighted norm of the sum."""
+    total = reference.add(x["a"], reference.rms_norm_mul(x["b"], x["weight"], d["eps"]))
+    return {"sum": total, "out": reference.rms_norm_mul(total, x["next_weight"], d["eps"])}
+
+
 def rope(d: Dims, x: Operands) -> dict[str, Array]:
     """Heads rotated by the positions of their rows."""
     heads = _heads(x["x"], d["H"], d["D"])
@@ -105,16 +111,30 @@ def attention(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": reference.attention(q, x["k_cache"], x["v_cache"], x["batch"], page_table, scores)}
 
 
+def _columns(d: Dims, x: Operands, name: str, heads: int) -> Array:
+    """q, k or v, which may be columns of wider rows."""
+    columns: Array = x[name].reshape(d["tokens"], -1)[:, d[f"{name}_first"] :][:, : heads * d["D"]]
+    return columns
+
+
 def rope_kv_write(d: Dims, x: Operands) -> dict[str, Array]:
     """q, k and v, columns of wider rows or not: rotated by the position of their row, k and v written at its slot."""
     table = x["table"][_positions(x)]
     part = {}
     for name, heads in (("q", d["Hq"]), ("k", d["Hkv"]), ("v", d["Hkv"])):
-        columns = x[name].reshape(d["tokens"], -1)[:, d[f"{name}_first"] :][:, : heads * d["D"]]
-        part[name] = _heads(columns, heads, d["D"])
+        part[name] = _heads(_columns(d, x, name, heads), heads, d["D"])
     turned = reference.rope(part["k"], table, d["interleaved"])
     reference.kv_write(turned, part["v"], x["k_cache"], x["v_cache"], x["batch"])
     return {"out": reference.rope(part["q"], table, d["interleaved"])}
+
+
+def rms_norm_rope_kv_write(d: Dims, x: Operands) -> dict[str, Array]:
+    """The same with every head of q and of k normalised before it is rotated."""
+    normed: dict[str, Array] = {}
+    for name, heads in (("q", d["Hq"]), ("k", d["Hkv"])):
+        part = _heads(_columns(d, x, name, heads), heads, d["D"])
+        normed[name] = reference.rms_norm_mul(part, x[f"{name}_norm"], d["eps"])
+    return rope_kv_write({**d, "q_first": 0, "k_first": 0}, {**x, **normed})
 
 
 def slice_columns(d: Dims, x: Operands) -> dict[str, Array]:

@@ -285,15 +285,56 @@ def _rope_kv_write(look: Look, write: Node) -> Answer:
     inputs = {key: write.inputs[key] for key in ("batch", "k_cache", "v_cache")} | {"table": k.inputs["table"]}
     absorbed = []
     for key, name in (("q", q.inputs["x"]), ("k", k.inputs["x"]), ("v", write.inputs["v"])):
-        part = look.made_by(name, "slice")
-        if part is not None and look.uses[name] == 1 and part.dims["first"] % 4 == 0 and part.dims["width"] % 4 == 0:
-            d |= {f"{key}_first": part.dims["first"], f"{key}_stride": part.dims["width"]}
-            absorbed.append(part)
-            name = part.inputs["x"]
-        inputs[key] = name
+        inputs[key], columns, parts = _as_columns(look, key, name)
+        d |= columns
+        absorbed += parts
     outputs = {"out": q.out, **write.outputs}
     node = Node("rope_kv_write", resolve("rope_kv_write", d), inputs, outputs, write.layer)
     return Rewrite((q, k, write, *absorbed), (node,))
+
+
+def _as_columns(look: Look, key: str, name: str) -> tuple[str, dict[str, int], list[Node]]:
+    """Where q, k or v is read from: a tensor, or columns of a wider one, with the slice that is not needed then."""
+    part = look.made_by(name, "slice")
+    if part is None or look.uses[name] > 1 or part.dims["first"] % 4 or part.dims["width"] % 4:
+        return name, {}, []
+    return part.inputs["x"], {f"{key}_first": part.dims["first"], f"{key}_stride": part.dims["width"]}, [part]
+
+
+def _rms_norm_rope_kv_write(look: Look, rope: Node) -> Answer:
+    norms = [look.made_by(rope.inputs[key], "rms_norm_mul") for key in "qk"]
+    if norms[0] is None or norms[1] is None:
+        return None
+    d, inputs, absorbed = dict(rope.dims), dict(rope.inputs), []
+    if norms[0].dims["eps"] != norms[1].dims["eps"]:
+        return f"queries are normed with eps {norms[0].dims['eps']}, keys with {norms[1].dims['eps']}"
+    for key, norm in zip("qk", norms, strict=True):
+        if norm is None or norm.dims["width"] != d["D"]:
+            return f"{rope.inputs[key]} is not normed head by head"
+        inputs[key], columns, parts = _as_columns(look, key, norm.inputs["x"])
+        inputs[f"{key}_norm"] = norm.inputs["weight"]
+        d |= columns
+        absorbed += [norm, *parts]
+        if reason := _only_here(look, norm.out):
+            return reason
+    dims = resolve("rms_norm_rope_kv_write", {**d, "eps": norms[0].dims["eps"]})
+    node = Node("rms_norm_rope_kv_write", dims, inputs, rope.outputs, rope.layer)
+    return Rewrite((rope, *absorbed), (node,))
+
+
+def _rms_norm_add_rms_norm(look: Look, norm: Node) -> Answer:
+    for key, other in (("b", "a"), ("a", "b")):
+        inner = look.made_by(norm.inputs[key], "rms_norm_mul")
+        if inner is None:
+            continue
+        different = [name for name in ("heads", "width", "eps") if inner.dims[name] != norm.dims[name]]
+        if different:
+            return f"what is added is normed differently: {', '.join(different)}"
+        weights = {"weight": inner.inputs["weight"], "next_weight": norm.inputs["weight"]}
+        inputs = {**norm.inputs, "a": norm.inputs[other], "b": inner.inputs["x"], **weights}
+        node = Node("rms_norm_add_rms_norm", norm.dims, inputs, norm.outputs, norm.layer)
+        return _only_here(look, inner.out) or Rewrite((inner, norm), (node,))
+    return None
 
 
 def _linear_rope_kv_write(look: Look, rope: Node) -> Answer:
@@ -346,8 +387,20 @@ FUSIONS = (
     Fusion("experts_add", "linear_experts, combine sum, add → linear_experts with residual", "add", _experts_add),
     Fusion("linear_merge", "linears that read one tensor (q, k, v) → linear, slice", "linear", _linear_merge),
     Fusion("rope_kv_write", "rope q, rope k, kv_write (and slice) → rope_kv_write", "kv_write", _rope_kv_write),
+    Fusion(
+        "rms_norm_rope_kv_write",
+        "rms_norm_mul q, rms_norm_mul k (and slice), rope_kv_write → rms_norm_rope_kv_write",
+        "rope_kv_write",
+        _rms_norm_rope_kv_write,
+    ),
     Fusion("linear_add", "linear, add → linear, epilogue add", "add", _linear_add),
     Fusion("add_rms_norm", "add, rms_norm_mul → add_rms_norm", "rms_norm_mul", _add_rms_norm),
+    Fusion(
+        "rms_norm_add_rms_norm",
+        "rms_norm_mul, add_rms_norm → rms_norm_add_rms_norm",
+        "add_rms_norm",
+        _rms_norm_add_rms_norm,
+    ),
     Fusion(
         "rms_norm_linear",
         "rms_norm_mul, linears → linears, prologue rms_norm",

@@ -66,6 +66,20 @@ _LINEAR = {
     "cache": "f32",
     "batched": False,  # the true number of rows is in the batch
 }
+# Queries, keys and values on their way to attention. They may be columns of wider rows.
+_ROTATED = {
+    **dict.fromkeys(("tokens", "Hq", "Hkv", "D"), REQUIRED),
+    "rotary": _of("D"),
+    "interleaved": False,
+    "cache": "f32",
+    **{f"{name}_first": 0 for name in "qkv"},
+    "q_stride": lambda dims: dims["Hq"] * dims["D"],
+    **{f"{name}_stride": lambda dims: dims["Hkv"] * dims["D"] for name in "kv"},
+}
+_ROTATED_PARTS = {
+    **dict.fromkeys(("table", *cost.CACHES), cost.tokens),
+    **{name: cost.columns(name, heads) for name, heads in (("q", "Hq"), ("k", "Hkv"), ("v", "Hkv"))},
+}
 
 # Rows of the batch, and sequence slots. Only the sizes of operands depend on them, no kernel does.
 _SIZES = dict.fromkeys(("tokens", "slots"), _of("rows"))
@@ -97,6 +111,15 @@ _TABLE = (
         _NORM,
         formulas.add_rms_norm,
         cost.per_value(5, "tokens", "heads", "width"),
+    ),
+    Op(
+        "rms_norm_add_rms_norm",
+        "sum = a + weight · b / sqrt(mean(b²) + eps); out = next_weight · sum / sqrt(mean(sum²) + eps)",
+        ("a", "b", "weight", "next_weight", "batch"),
+        ("sum", "out"),
+        _NORM,
+        formulas.rms_norm_add_rms_norm,
+        cost.per_value(9, "tokens", "heads", "width"),
     ),
     Op(
         "layer_norm",
@@ -244,22 +267,21 @@ _TABLE = (
         "out = rope(q); k_cache[slot of row t] = rope(k)[t]; v_cache[slot of row t] = v[t]",
         ("q", "k", "v", "batch", "table", "k_cache", "v_cache"),
         ("out", "k_cache", "v_cache"),
-        {
-            **dict.fromkeys(("tokens", "Hq", "Hkv", "D"), REQUIRED),
-            "rotary": _of("D"),
-            "interleaved": False,
-            "cache": "f32",
-            # q, k and v may be columns of wider rows.
-            **{f"{name}_first": 0 for name in "qkv"},
-            "q_stride": lambda dims: dims["Hq"] * dims["D"],
-            **{f"{name}_stride": lambda dims: dims["Hkv"] * dims["D"] for name in "kv"},
-        },
+        _ROTATED,
         formulas.rope_kv_write,
         cost.rotated,
-        {
-            **dict.fromkeys(("table", *cost.CACHES), cost.tokens),
-            **{name: cost.columns(name, heads) for name, heads in (("q", "Hq"), ("k", "Hkv"), ("v", "Hkv"))},
-        },
+        _ROTATED_PARTS,
+        (conditions.heads_are_grouped, conditions.rotary_fits),
+    ),
+    Op(
+        "rms_norm_rope_kv_write",
+        "as rope_kv_write, of q_norm · q / sqrt(mean(q²) + eps) for every head, and of k with k_norm",
+        ("q", "k", "v", "q_norm", "k_norm", "batch", "table", "k_cache", "v_cache"),
+        ("out", "k_cache", "v_cache"),
+        {**_ROTATED, "eps": 1e-6},
+        formulas.rms_norm_rope_kv_write,
+        cost.normed_and_rotated,
+        _ROTATED_PARTS,
         (conditions.heads_are_grouped, conditions.rotary_fits),
     ),
     Op(

@@ -1,30 +1,57 @@
-"""Route of rope_kv_write: queries rotated, keys rotated on their way into the cache, values beside them."""
+"""Routes of rope_kv_write and rms_norm_rope_kv_write: queries rotated, keys rotated on their way into the cache, values
+beside them; the second with norms of the heads before that.
+"""
 
 from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, LaunchList, Route, covering, f32
+from ..route import Dims, Dispatch, LaunchList, Route, covering, f32, reduction
 from ..wgsl import Constant, Kernel
 from .attention import batch_bytes, cache_bytes
 
 
-def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    tokens, wide = dims["tokens"], dims["D"] // 4
-    params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "quads": wide, "rotary": dims["rotary"] // 4}
+def _includes(dims: Dims) -> tuple[str, ...]:
+    return f"shared/cache_{dims['cache']}", "shared/batch", "attention/rotate_quads"
+
+
+def _params(dims: Dims) -> dict[str, int]:
+    params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "quads": dims["D"] // 4, "rotary": dims["rotary"] // 4}
     for name in ("q_first", "q_stride", "k_first", "k_stride", "v_first", "v_stride"):
         params[name] = dims[name] // 4
-    buffers = {name: f32(tokens * dims[f"{name}_stride"]) for name in "qkv"}
-    buffers |= {
+    return params
+
+
+def _constants(dims: Dims) -> dict[str, Constant]:
+    return {"INTERLEAVED": dims["interleaved"], "ONE_ROW": dims["tokens"] == 1}
+
+
+def _buffers(dims: Dims) -> dict[str, int]:
+    tokens = dims["tokens"]
+    return {name: f32(tokens * dims[f"{name}_stride"]) for name in "qkv"} | {
         "batch": batch_bytes(tokens),
         "table": f32(dims["rotary"]),  # a row per position: at least one
         "out": f32(tokens * dims["Hq"] * dims["D"]),
         "k_cache": cache_bytes(dims, 1),
         "v_cache": cache_bytes(dims, 1),
     }
-    constants: dict[str, Constant] = {"INTERLEAVED": dims["interleaved"], "ONE_ROW": tokens == 1}
-    kernel = Kernel("attention/rope_kv_write", (f"shared/cache_{dims['cache']}", "shared/batch"))
-    threads = tokens * (dims["Hq"] + 2 * dims["Hkv"]) * wide
-    return LaunchList((covering(kernel, threads, params, constants),), buffers)
+
+
+def _heads(dims: Dims) -> int:
+    return int(dims["tokens"] * (dims["Hq"] + 2 * dims["Hkv"]))
+
+
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    kernel = Kernel("attention/rope_kv_write", _includes(dims))
+    threads = _heads(dims) * dims["D"] // 4
+    return LaunchList((covering(kernel, threads, _params(dims), _constants(dims)),), _buffers(dims))
+
+
+def _norm_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    sums, needs = reduction(caps)
+    kernel = Kernel("attention/rms_norm_rope_kv_write", (*_includes(dims), sums), needs)
+    params = {**_params(dims), "eps": float(dims["eps"])}
+    buffers = _buffers(dims) | dict.fromkeys(("q_norm", "k_norm"), f32(dims["D"]))
+    return LaunchList((Dispatch(kernel, _heads(dims), params, _constants(dims)),), buffers)
 
 
 def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
@@ -37,4 +64,7 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return None
 
 
-ROUTES: tuple[Route, ...] = (Route("rope_kv_write", "quads", _launch_list, _unsupported_reason),)
+ROUTES: tuple[Route, ...] = (
+    Route("rope_kv_write", "quads", _launch_list, _unsupported_reason),
+    Route("rms_norm_rope_kv_write", "heads", _norm_launch_list, _unsupported_reason),
+)

@@ -3,10 +3,10 @@
 // i + rotary / 2; elements past `rotary` are copied. cos and sin are those of the row's position. q, k and v may be
 // columns of one matrix: a row of each starts `first` quads into a row of `stride` quads. A slot outside the pool, which
 // NONE is, takes nothing.
+// rotate is included.
 // Grid: one thread per four values of q, k and v, folded. Needs D % 4 == 0, and rotary % 8 == 0 (interleaved: % 4).
 
 const WG: u32 = 64u;
-const INTERLEAVED: bool = false;
 
 struct Params {
     heads: u32,     // query heads
@@ -30,30 +30,6 @@ struct Params {
 @group(0) @binding(6) var<storage, read_write> k_cache: array<cache_quad>;  // [pool rows, kv_heads, quads]
 @group(0) @binding(7) var<storage, read_write> v_cache: array<cache_quad>;  // [pool rows, kv_heads, quads]
 @group(0) @binding(8) var<uniform> params: Params;
-
-// Which quad of a head is rotated together with quad i.
-fn partner(i: u32) -> u32 {
-    let half = params.rotary / 2u;
-    return select(i + half, i - half, i >= half);
-}
-
-fn rotate(own: vec4<f32>, other: vec4<f32>, position: u32, i: u32) -> vec4<f32> {
-    let row = position * params.rotary;
-    if (INTERLEAVED) {
-        let turn = table[row + i];  // (cos, sin) of pair 2i and of pair 2i + 1
-        return vec4<f32>(
-            own.x * turn.x - own.y * turn.y, own.x * turn.y + own.y * turn.x,
-            own.z * turn.z - own.w * turn.w, own.z * turn.w + own.w * turn.z,
-        );
-    }
-    let half = params.rotary / 2u;
-    let pair = row + i % half * 2u;
-    let a = table[pair];
-    let b = table[pair + 1u];
-    let cos4 = vec4<f32>(a.x, a.z, b.x, b.z);
-    let sin4 = vec4<f32>(a.y, a.w, b.y, b.w);
-    return own * cos4 + other * select(-sin4, sin4, i >= half);
-}
 
 @compute @workgroup_size(WG)
 fn main(

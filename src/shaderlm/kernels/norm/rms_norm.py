@@ -22,6 +22,17 @@ def _kept(quads: int) -> int:
     return min(4, 1 << (quads - 1).bit_length())
 
 
+def _vec4_constants(width: int, caps: DeviceCaps) -> dict[str, int]:
+    lanes = 64 if width <= 1024 else 256
+    # A CPU has the row in its cache anyway, and takes half the time to compile the kernel.
+    keep = _kept(ceil_div(width, 4 * lanes)) if caps.policy.specialise_constants else 1
+    return {"WG": lanes, "KEEP": keep}
+
+
+def _params(dims: Dims) -> Mapping[str, int | float]:
+    return {name: dims[name] for name in ("tokens", "heads", "width", "eps")}
+
+
 def _launch_list(op: str, strategy: str) -> Callable[[Dims, DeviceCaps], LaunchList]:
     def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         rows, width = dims["tokens"] * dims["heads"], dims["width"]
@@ -30,17 +41,9 @@ def _launch_list(op: str, strategy: str) -> Callable[[Dims, DeviceCaps], LaunchL
             sums, constants = "shared/reduce_tree", {"WG": 64}
         else:
             sums, needs = reduction(caps)
-            lanes = 64 if width <= 1024 else 256
-            # A CPU has the row in its cache anyway, and takes half the time to compile the kernel.
-            keep = _kept(ceil_div(width, 4 * lanes)) if caps.policy.specialise_constants else 1
-            constants = {"WG": lanes, "KEEP": keep}
+            constants = _vec4_constants(width, caps)
         kernel = Kernel(f"norm/rms_norm_{strategy}", (*_INCLUDES[op], sums, row_count(dims)), needs)
-        params: Mapping[str, int | float] = {
-            "tokens": dims["tokens"],
-            "heads": dims["heads"],
-            "width": width,
-            "eps": dims["eps"],
-        }
+        params = _params(dims)
         buffers = dict.fromkeys(_ROWS[op], f32(rows * width)) | batch_bytes(dims)
         if op != "rms_norm":
             buffers["weight"] = f32(width)
@@ -50,12 +53,26 @@ def _launch_list(op: str, strategy: str) -> Callable[[Dims, DeviceCaps], LaunchL
     return launch_list
 
 
+def _both_norms_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """What is added is normalised, and so is the sum."""
+    rows, width = dims["tokens"] * dims["heads"], dims["width"]
+    sums, needs = reduction(caps)
+    kernel = Kernel("norm/rms_norm_add_rms_norm_vec4", (sums, row_count(dims)), needs)
+    buffers = dict.fromkeys(("a", "b", "sum", "out"), f32(rows * width)) | batch_bytes(dims)
+    buffers |= dict.fromkeys(("weight", "next_weight"), f32(width))
+    constants: dict[str, Constant] = dict(_vec4_constants(width, caps))
+    return LaunchList((Dispatch(kernel, rows, _params(dims), constants),), buffers)
+
+
 def _vec4_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return f"width % 4 must be 0, width is {dims['width']}" if dims["width"] % 4 else None
 
 
-ROUTES: tuple[Route, ...] = tuple(
-    Route(op, strategy, _launch_list(op, strategy), unsupported_reason)
-    for op in _INCLUDES
-    for strategy, unsupported_reason in (("vec4", _vec4_unsupported_reason), ("scalar", always))
+ROUTES: tuple[Route, ...] = (
+    *(
+        Route(op, strategy, _launch_list(op, strategy), unsupported_reason)
+        for op in _INCLUDES
+        for strategy, unsupported_reason in (("vec4", _vec4_unsupported_reason), ("scalar", always))
+    ),
+    Route("rms_norm_add_rms_norm", "vec4", _both_norms_launch_list, _vec4_unsupported_reason),
 )

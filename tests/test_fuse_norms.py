@@ -1,0 +1,130 @@
+"""Fusions of norms: of heads before rope, and of what is added. Gemma 3 has both, and two tables of rope."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm.bench.synthetic import config_of
+from shaderlm.graph import interpret
+from shaderlm.graph.batch import contiguous_batch
+from shaderlm.graph.fuse import fuse
+from shaderlm.graph.graph import Builder, Graph
+from shaderlm.graph.ops import label
+from shaderlm.graph.reference import rope_table
+from shaderlm.models.architecture import Step
+from shaderlm.models.shapes import SYNTHETIC
+
+pytestmark = pytest.mark.smoke
+
+LAYERS, D = 2, 16
+SIZES: dict[str, Any] = {"layers": LAYERS, "hidden": 64, "Hq": 4, "Hkv": 2, "D": D, "ffn": 96, "vocab": 40}
+# What there is something to do for, once norms have their weights.
+NAMES = (
+    "linear_gelu_mul",
+    "linear_merge",
+    "rope_kv_write",
+    "rms_norm_rope_kv_write",
+    "linear_add",
+    "add_rms_norm",
+    "rms_norm_add_rms_norm",
+    "rms_norm_linear",
+)
+
+
+def build(tokens: int) -> Graph:
+    further = {"attention.sliding_window": 4, "attention.sliding_window_pattern": 2}
+    kind, config = config_of(replace(SYNTHETIC["gemma-3-1b"], **SIZES, further=further), "q8_0")
+    return kind.build(config, Step(tokens))
+
+
+def labels(graph: Graph) -> Counter[str]:
+    return Counter(label(node.op, node.dims) for node in graph.nodes)
+
+
+def values(graph: Graph, tokens: int) -> dict[str, Any]:
+    """A batch, random weights (by part, so that fused and unfused graphs get the same) and two positions in caches."""
+
+    def part(name: str, shape: tuple[int, ...]) -> Any:
+        seed = sum(map(ord, name)) * 7919 % 2**32
+        return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) / 8
+
+    found: dict[str, Any] = {"batch": contiguous_batch(2, tokens, np.arange(tokens) * 7 % SIZES["vocab"])}
+    found |= {"tokens": np.zeros(1, np.uint32), "page_table": np.zeros(1, np.uint32)}
+    found["rope_table"] = rope_table(np.arange(8), D).astype(np.float32)
+    found["rope_table_local"] = rope_table(np.arange(8), D, 100.0).astype(np.float32)
+    for tensor in graph.tensors.values():
+        if tensor.role == "weight":
+            pieces = [part(n, (r, *tensor.shape[1:])) for n, r in zip(tensor.parts, tensor.part_rows, strict=True)]
+            whole = np.stack(pieces, axis=1) if tensor.interleaved else np.concatenate(pieces)
+            found[tensor.name] = whole.reshape(tensor.shape)
+        elif tensor.role == "state":
+            found[tensor.name] = part(tensor.name, (8, *tensor.shape[1:]))
+    return found
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_every_subset_of_fusions_computes_the_same(tokens: int) -> None:
+    graph = build(tokens)
+    given = values(graph, tokens)
+    caches = [name for name, tensor in graph.tensors.items() if tensor.role == "state"]
+    expected = interpret.run(graph, given)["hidden"]
+    assert np.abs(expected).max() > 0.1
+    for subset in (s for n in range(len(NAMES) + 1) for s in itertools.combinations(NAMES, n)):
+        fused = fuse(graph, ("rms_norm_mul", *subset))[0]
+        mine = values(fused, tokens)
+        np.testing.assert_allclose(interpret.run(fused, mine)["hidden"], expected, atol=1e-5, err_msg=str(subset))
+        for name in caches:
+            np.testing.assert_allclose(mine[name], given[name], atol=1e-5, err_msg=f"{name}, {subset}")
+
+
+def test_norms_take_one_dispatch_with_what_they_belong_to() -> None:
+    graph, rejected = fuse(build(1))
+    assert rejected == ()
+    assert labels(graph) == {
+        "embedding": 1,
+        "scale": 1,
+        "rms_norm+linear": 1,  # of the first layer, to which nothing was added
+        "linear": 3 * LAYERS - 1,
+        "rms_norm_rope_kv_write": LAYERS,
+        "attention": LAYERS,
+        "rms_norm_add_rms_norm": 2 * LAYERS - 1,
+        "linear+gelu_mul": LAYERS,
+        "rms_norm_mul": 1,  # after the last layer
+        "add": 1,
+    }
+
+
+def _added(eps: float, twice: bool) -> Graph:
+    """x + the norm of y, and the norm of that; the norm of y may be read by others, too."""
+    b = Builder()
+    for name in ("x", "y"):
+        b.tensor(name, 2, 8, role="input")
+    for name in ("w", "n"):
+        b.tensor(name, 8, role="weight")
+    for name in ("normed", "sum", "out"):
+        b.tensor(name, 2, 8)
+    dims = {"tokens": 2, "width": 8}
+    b.add("rms_norm_mul", {**dims, "eps": eps}, {"x": "y", "weight": "w"}, "l", out="normed")
+    b.add("add", {"tokens": 2, "count": 16}, {"a": "x", "b": "normed"}, "l", out="sum")
+    b.add("rms_norm_mul", dims, {"x": "sum", "weight": "n"}, "l", out="out")
+    return b.graph("out", "sum", *(["normed"] if twice else []))
+
+
+@pytest.mark.parametrize(
+    ("eps", "twice", "reason"),
+    [
+        (1e-6, False, None),
+        (1e-5, False, "what is added is normed differently: eps"),
+        (1e-6, True, "normed is used by 2 nodes"),
+    ],
+)
+def test_a_norm_of_what_is_added_is_fused_where_it_is_the_same(eps: float, twice: bool, reason: str | None) -> None:
+    graph, rejected = fuse(_added(eps, twice))
+    assert [each.reason for each in rejected] == ([reason] if reason else [])
+    assert labels(graph)["rms_norm_add_rms_norm"] == (0 if reason else 1)
