@@ -243,7 +243,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "odd heads": ({"num_attention_heads": 64, "head_dim": 1}, "an even number of rows"),
     "layers": ({"num_hidden_layers": 1}, "that the architecture llama does not read"),
     "not tied": ({"tie_word_embeddings": False}, "tie_word_embeddings is false"),
-    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "llama.config.quantization_config"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq', but there is no tensor"),
 }
 
 

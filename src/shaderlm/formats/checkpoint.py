@@ -45,7 +45,7 @@ class Checkpoint:
 
         A vector is one row.
         """
-        info = self._info(name)
+        info = self.info(name)
         rows = math.prod(info.shape[:-1])
         first, end = _range(name, first, rows if end is None else end, rows)
         if not self._open:
@@ -54,14 +54,15 @@ class Checkpoint:
 
     def dense(self, name: str, first: int = 0, end: int | None = None) -> NDArray[np.float32]:
         """Rows `first` … `end` in float32: [rows, K], a vector [n]. A new array."""
-        info, blocks = self._info(name), self.raw(name, first, end)
+        info, blocks = self.info(name), self.raw(name, first, end)
         if len(blocks) == 0:  # gguf's own functions do not take nothing
             return np.empty(0 if len(info.shape) == 1 else (0, info.shape[-1]), np.float32)
         with np.errstate(invalid="ignore", over="ignore"):  # an infinite scale is the file's, not the caller's
             rows = unpack(blocks, info.kind).reshape(len(blocks), info.shape[-1])
         return rows.reshape(-1) if len(info.shape) == 1 else rows
 
-    def _info(self, name: str) -> TensorInfo:
+    def info(self, name: str) -> TensorInfo:
+        """What is known of a tensor without reading it. One that is not there, or of another type, is a ModelError."""
         info = self.tensors.get(name)
         if info is None:
             close = difflib.get_close_matches(str(name), self.tensors, 1)

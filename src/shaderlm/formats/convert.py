@@ -13,10 +13,9 @@ from .weight_formats import WEIGHT_FORMATS
 
 def device_format(file: Checkpoint, name: str) -> str:
     """The format on a device. Vectors are f32."""
-    info = file.tensors[name]
+    info = file.info(name)
     if len(info.shape) == 1:
         return "f32"
-    file.raw(name)  # refuses types that are not supported
     return WEIGHT_FORMATS[info.kind].on_device
 
 

@@ -21,6 +21,7 @@ from .checkpoint import Checkpoint
 from .folder_config import FolderConfig
 from .folder_matrices import Matrix, part_of, stored, turned
 from .folder_models import ModelType, Piece
+from .folder_quantised import quantised_matrices
 from .folder_tokenizer import tokenizer_metadata
 from .gguf_header import TensorInfo
 from .json_files import read_json
@@ -75,7 +76,7 @@ class Folder(Checkpoint):
         config = FolderConfig(read_json(path / CONFIG, _MAX_CONFIG))
         files = Safetensors.open(path)
         try:
-            sources = _sources(config, matrices(files))
+            sources = _sources(config, matrices(files, config.quantisation))
             embedding = sources["token_embd.weight"].parts[0].shape if "token_embd.weight" in sources else ()
             if embedding and embedding[0] != config.vocabulary:
                 raise ModelError(
@@ -140,9 +141,13 @@ def _info(name: str, source: _Source) -> TensorInfo:
 # Names ---------------------------------------------------------------------------------------------------
 
 
-def matrices(files: Safetensors) -> dict[str, Matrix]:
+def matrices(files: Safetensors, quantisation: Any) -> dict[str, Matrix]:
     """The tensors of the files by their names, without what every program computes again."""
-    return {name: stored(files, name) for name in files.tensors if not _COMPUTED.search(name)}
+    if quantisation is None:
+        found = {name: stored(files, name) for name in files.tensors}
+    else:
+        found = quantised_matrices(files, quantisation)
+    return {name: matrix for name, matrix in found.items() if not _COMPUTED.search(name)}
 
 
 def _sources(config: FolderConfig, given: Mapping[str, Matrix]) -> dict[str, _Source]:

@@ -71,8 +71,6 @@ class FolderConfig:
         scalar = self.take("query_pre_attn_scalar")
         if scalar is not None:
             self.set("attention.scale", 1 / math.sqrt(_number("query_pre_attn_scalar", scalar)))
-        if self.quantisation is not None:
-            self.set("config.quantization_config", self.quantisation)
         for key, value in self._left.items():
             if not self.row.is_harmless(key, value):
                 self.set(f"config.{key}", value)

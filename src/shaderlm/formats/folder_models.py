@@ -63,7 +63,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (None,),
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({}, None),
-    "quantization_config": (None,),
     "rope_interleaved": (False,),
     "use_mrope": (False,),
     "lm_head_bias": (False,),
