@@ -52,6 +52,7 @@ def batch(
     precision: str,
     no_tune: bool,
     ignore_keys: tuple[str, ...],
+    quantize: str | None,
     parallel: int | None,
     names: tuple[str, ...],
     max_tokens: int | None,
@@ -74,7 +75,7 @@ def batch(
         if done:
             tell(f"{len(done):,} of {len(asked.lines):,} requests have a result already")
         if todo:
-            with load_model(model, device, backend, context, precision, not no_tune, ignore_keys) as loaded:
+            with load_model(model, device, backend, context, precision, not no_tune, ignore_keys, quantize) as loaded:
                 from ..engine import EngineOptions
                 from ..formats.embedded import NAME
                 from ..server.served import Served

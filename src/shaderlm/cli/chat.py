@@ -43,6 +43,7 @@ def chat(
     precision: str,
     no_tune: bool,
     ignore_keys: tuple[str, ...],
+    quantize: str | None,
     system: str | None,
     no_history: bool,
     verbose: bool,
@@ -60,7 +61,7 @@ def chat(
         set_up_readline()
         history = History(keep=not no_history)
         _tell_problem(history)
-    with load_model(model, device, backend, context, precision, not no_tune, ignore_keys) as loaded:
+    with load_model(model, device, backend, context, precision, not no_tune, ignore_keys, quantize) as loaded:
         if not loaded.has_chat_template:
             raise ModelError(
                 f"{loaded.report.name} has no chat template; use `shaderlm generate`, which continues a text"

@@ -51,6 +51,7 @@ def generate(
     precision: str,
     no_tune: bool,
     ignore_keys: tuple[str, ...],
+    quantize: str | None,
     system: str | None,
     raw: bool,
     form: str | None,
@@ -77,7 +78,7 @@ def generate(
     def ask(asked: LanguageModel, max_tokens: int) -> Stream:
         return _ask(asked, text, raw, system, {**options, "max_tokens": max_tokens})
 
-    with load_model(model, device, backend, context, precision, not no_tune, ignore_keys) as loaded:
+    with load_model(model, device, backend, context, precision, not no_tune, ignore_keys, quantize) as loaded:
         if verbose:
             _note(*loaded.report.lines())
         completion = _generate(ask(loaded, options["max_tokens"]), form)
@@ -93,7 +94,7 @@ def generate(
     if other is not None:
         count = min(CHECKED_TOKENS, options["max_tokens"])
         _note(f"computing the first {count} tokens again on {check_with} …")  # software adapters take seconds
-        with load_model(model, other, backend, context, precision, not no_tune, ignore_keys) as second:
+        with load_model(model, other, backend, context, precision, not no_tune, ignore_keys, quantize) as second:
             again = _generate(ask(second, count), "json")
             _compare(second, completion.ids[:count], again.ids)
 

@@ -162,6 +162,7 @@ def load_model(
     precision: str,
     tune: bool,
     ignore_keys: Sequence[str],
+    quantize: str | None = None,
     *,
     deterministic: bool = False,
 ) -> LanguageModel:
@@ -170,7 +171,7 @@ def load_model(
 
     with progress_bar() as progress:
         options: dict[str, Any] = {"precision": precision, "tune": tune, "ignore_keys": ignore_keys}
-        options["deterministic"] = deterministic
+        options |= {"deterministic": deterministic, "quantize": quantize}
         return load(model, device=device, backend=backend, context=context, progress=progress, **options)
 
 

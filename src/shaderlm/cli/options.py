@@ -62,8 +62,14 @@ def ignore_key_option(command: Command) -> Command:
     return click.option("--ignore-key", "ignore_keys", multiple=True, metavar="NAME", help=words)(command)
 
 
+def quantize_option(command: Command) -> Command:
+    """--quantize, as the argument `quantize`."""
+    words = "Compute with F32, F16 and BF16 matrices in this format. The copy is made once and kept."
+    return click.option("--quantize", type=click.Choice(["q4_0", "q8_0"]), help=words)(command)
+
+
 def model_options(command: Command) -> Command:
-    """--model, --device, --backend, --context, --precision, --no-tune and --ignore-key, as arguments of these names."""
+    """--model, --device, --backend, --context, --precision, --no-tune, --ignore-key, --quantize, as arguments."""
     named = "A .gguf file, a Hugging Face folder, hf:ORG/REPO[/FILE.gguf], or a name.  [default: smollm2-135m]"
     where = "auto (a GPU, or the CPU if there is none), cpu, or an adapter: its number, kind, or part of its name."
     context = "Largest number of tokens of a conversation.  [default: the model's own]"
@@ -75,6 +81,7 @@ def model_options(command: Command) -> Command:
         precision_option,
         tune_option,
         ignore_key_option,
+        quantize_option,
     ]
     return _applied(options, command)
 

@@ -14,7 +14,7 @@ import click
 from ..errors import InputError, ModelError
 from .loading import leave_line, load_model, progress_bar, status
 from .models import described, is_synthetic
-from .options import backend_option, ignore_key_option, precision_option, tune_option
+from .options import backend_option, ignore_key_option, precision_option, quantize_option, tune_option
 from .prompts import read_text
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
 @precision_option
 @tune_option
 @ignore_key_option
+@quantize_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
 @click.option("-c", "--ctx-size", type=click.IntRange(1), metavar="N", help="Context of each sequence, in tokens.")
@@ -120,6 +121,7 @@ def serve(
     precision: str,
     no_tune: bool,
     ignore_keys: tuple[str, ...],
+    quantize: str | None,
     ctx_size: int | None,
     **given: Any,
 ) -> None:
@@ -145,6 +147,8 @@ def serve(
         given["aliases"] = given["aliases"] or (model,)  # there is no file whose name it could have
         if ignore_keys:
             raise click.UsageError(f"{model} has no metadata; leave out --ignore-key.")
+        if quantize:
+            raise click.UsageError(f"{model} has random weights; its name may say their format, leave out --quantize.")
     origins = Origins(given["cors_origins"] or ("localhost",))
     _log_to_stderr()
     host = given["host"]
@@ -157,7 +161,9 @@ def serve(
             made = _synthetic(model, device, backend, ctx_size, precision, not no_tune, deterministic)
         else:
             options = {"deterministic": deterministic}
-            made = load_model(model, device, backend, ctx_size, precision, not no_tune, ignore_keys, **options)
+            made = load_model(
+                model, device, backend, ctx_size, precision, not no_tune, ignore_keys, quantize, **options
+            )
         return _served(made, model or DEFAULT_MODEL, template, given)
 
     address = ""

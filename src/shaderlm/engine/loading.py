@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.convert import device_format, rows_for_device
 from ..formats.find import find
 from ..formats.opening import open_checkpoint
+from ..formats.quantize import check_kind, quantized_copy
 from ..gpu import Array, Backend, Device, begin_opening, open_device, preferred_adapter
 from ..models.architecture import Architecture, Config
 from ..models.checkpoint import architecture_of, read_config
@@ -46,6 +48,7 @@ def load(
     tune: bool = True,
     deterministic: bool = False,
     ignore_keys: Collection[str] = (),
+    quantize: str | None = None,
 ) -> LanguageModel:
     """Load a model: the path of a .gguf file or a Hugging Face folder, "hf:ORG/REPO[/FILE.gguf]", or a name.
 
@@ -66,6 +69,8 @@ def load(
     share no steps, and tokens are computed by a plan for as many sequences as may run (`EngineOptions.parallel`).
     ignore_keys: metadata keys such as "llama.attention.sliding_window" to read as if the file did not have them. A key
     that would change what is computed, and is not supported, is otherwise refused.
+    quantize: "q4_0" or "q8_0" computes with F32, F16 and BF16 matrices in this format. The copy is made once and kept;
+    `shaderlm models` lists it.
     """
     return load_with(
         model,
@@ -77,6 +82,7 @@ def load(
         tune=tune,
         deterministic=deterministic,
         ignore_keys=ignore_keys,
+        quantize=quantize,
     )
 
 
@@ -91,6 +97,7 @@ def load_with(
     tune: bool = True,
     deterministic: bool = False,
     ignore_keys: Collection[str] = (),
+    quantize: str | None = None,
     fusions: Sequence[str] | None = None,
     cache: str | None = None,
 ) -> LanguageModel:
@@ -101,9 +108,13 @@ def load_with(
     if cache not in (None, "f32", "f16"):
         raise InputError(f"cache must be 'f32' or 'f16', got {cache!r}")
     check_precision(precision)
+    if quantize is not None:
+        check_kind(quantize)
     if not isinstance(device, Device):
         begin_opening(device, backend)  # drivers take up to a second to start
     path = find(model, progress)
+    if quantize is not None:
+        path = _quantized(path, quantize, progress, ignore_keys)
     started = time.perf_counter()
     # The header is read while a device is opened, and the tokenizer is built while weights are copied.
     with open_checkpoint(path) as file, file.named_in_errors(), ThreadPoolExecutor(2, "load") as pool:
@@ -137,6 +148,14 @@ def load_with(
             _log.warning("the context is reduced %s: a longer cache does not fit one binding of this device", given)
         report = _report(file, runner.config, runner.report(), backend_of(target), limit, time.perf_counter() - started)
     return LanguageModel(runner, tokenizer, report)
+
+
+def _quantized(path: Path, kind: str, progress: Progress | None, ignore_keys: Collection[str]) -> Path:
+    """The quantised copy of a checkpoint, once it is known that the model runs."""
+    with open_checkpoint(path) as file, file.named_in_errors():
+        check_vocabulary(Vocabulary.from_metadata(file.metadata))
+        read_config(architecture_of(file), file, ignore_keys)
+        return quantized_copy(file, kind, progress)
 
 
 def check_precision(given: str) -> None:

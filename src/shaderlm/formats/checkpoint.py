@@ -23,7 +23,7 @@ from .weight_formats import WEIGHT_FORMATS
 class Checkpoint:
     """What all kinds of checkpoints share. Use it as a context manager, or call `close()`.
 
-    A kind of checkpoint has `_read`, which gets rows that are known to be there, and `_release`.
+    A kind of checkpoint has `files`, `_read`, which gets rows that are known to be there, and `_release`.
     """
 
     def __init__(self, path: Path, size: int, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
@@ -38,6 +38,10 @@ class Checkpoint:
         raise NotImplementedError
 
     def _release(self) -> None:
+        raise NotImplementedError
+
+    def files(self) -> list[Path]:
+        """The files that make this checkpoint, as far as they are read."""
         raise NotImplementedError
 
     def raw(self, name: str, first: int = 0, end: int | None = None) -> NDArray[np.uint8]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InputError, ModelError
-from . import embedded, hub
+from . import embedded, hub, quantize
 from .embedded import Progress
 from .gguf import PART_NAME
 
@@ -48,6 +48,8 @@ def find(model: str | os.PathLike[str] | None, progress: Progress | None = None)
         text = SHORT_NAMES[text]
     if isinstance(model, str) and text.startswith(hub.PREFIX):
         return hub.fetch(text)
+    if isinstance(model, str) and os.sep not in text and text in (copies := quantize.copies()):
+        return copies[text]
     return _local(text, typed=isinstance(model, str))
 
 

@@ -31,6 +31,7 @@ from .unpack import unpack
 from .weight_formats import WEIGHT_FORMATS
 
 CONFIG = "config.json"
+FILES = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja")  # what a folder may consist of
 _MAX_CONFIG = 4 << 20
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?<=\.experts\.)(\d+)(?=\.)")
@@ -83,11 +84,16 @@ class Folder(Checkpoint):
                     f"{path / CONFIG}: vocab_size is {config.vocabulary:,}, the embedding matrix is {list(embedding)}"
                 )
             tokens = tokenizer_metadata(path, config.vocabulary)
-            name = {"general.name": path.resolve().name}
+            name = {"general.name": _name(path.resolve())}
             return cls(path, files, {**config.metadata, **name, **tokens}, sources, config.tensors)
         except BaseException:
             files.close()
             raise
+
+    def files(self) -> list[Path]:
+        """All that may be read, in order of their names."""
+        found = {path for pattern in FILES for path in self.path.glob(pattern) if path.is_file()}
+        return sorted(found)
 
     def _read(self, info: TensorInfo, first: int, end: int) -> NDArray[np.uint8]:
         if info.name in self._made:
@@ -107,6 +113,14 @@ class Folder(Checkpoint):
 
     def _release(self) -> None:
         self._files.close()
+
+
+def _name(path: Path) -> str:
+    """The folder's name; that of the repository for models--ORG--REPO/snapshots/COMMIT, as the hub's cache has it."""
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.rpartition("--")[2]
+    return path.name
 
 
 def _rows(parts: Sequence[Matrix], first: int, end: int) -> NDArray[np.uint8]:

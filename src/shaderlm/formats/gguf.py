@@ -58,6 +58,10 @@ class GgufFile(Checkpoint):
                 unmap(part.data)
             raise
 
+    def files(self) -> list[Path]:
+        """All parts."""
+        return [part.path for part in self._parts]
+
     def _read(self, info: TensorInfo, first: int, end: int) -> NDArray[np.uint8]:
         row_bytes = info.nbytes // math.prod(info.shape[:-1])
         data, start = self._where[info.name], info.offset + first * row_bytes
@@ -75,6 +79,7 @@ class GgufFile(Checkpoint):
 class Part(NamedTuple):
     """A file that is mapped, and its header."""
 
+    path: Path
     data: mmap.mmap
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
@@ -95,7 +100,7 @@ def _open_part(path: Path) -> Part:
     data = map_file(path, "a .gguf file")
     try:
         _check_magic(path, data)
-        return Part(data, *read_header(path, data))
+        return Part(path, data, *read_header(path, data))
     except BaseException:
         unmap(data)
         raise

@@ -14,14 +14,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..errors import InputError, ModelError
+from .folder import FILES
 from .gguf import PART_NAME, part_paths
 
 PREFIX = "hf:"
 FORM = "hf:ORG/REPO or hf:ORG/REPO/FILE.gguf"
 _HUB, _HUB_SECONDS = "https://huggingface.co", 5.0
 _LISTED = 8
-# What a folder needs to run. Other weights of the same repository (PyTorch's, ONNX) are not fetched.
-_WANTED = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+_WANTED = list(FILES)  # other weights of the same repository (PyTorch's, ONNX) are not fetched
 
 # The hub's exceptions by name, since they moved between its versions, and what to say.
 _PROBLEMS = {

@@ -1,4 +1,4 @@
-"""Which models are kept on this machine, and their removal: the default model, and what huggingface_hub has cached."""
+"""Which models are kept on this machine, and their removal: the default one, the hub's cache, quantised copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from . import embedded, hub
+from . import embedded, hub, quantize
 from .find import SHORT_NAMES
 
 
@@ -26,6 +26,7 @@ def kept() -> list[Kept]:
     default = embedded.cache_folder() / embedded.FILE
     if default.exists():
         found.append(Kept(embedded.NAME, default.stat().st_size, default))
+    found += [Kept(name, path.stat().st_size, path) for name, path in quantize.copies().items()]
     for repo in _repositories():
         if repo.repo_type == "model" and any(_weights(file.file_name) for rev in repo.revisions for file in rev.files):
             found.append(Kept(f"{hub.PREFIX}{repo.repo_id}", repo.size_on_disk, Path(repo.repo_path)))
@@ -38,7 +39,7 @@ def remove(name: str) -> int:
     found = {each.name: each for each in kept()}
     if wanted not in found:
         raise ModelError(f"there is no model {name!r} to remove; kept are {', '.join(found) or 'none'}")
-    if wanted == embedded.NAME:
+    if not wanted.startswith(hub.PREFIX):
         found[wanted].path.unlink()
         return found[wanted].nbytes
     from huggingface_hub import scan_cache_dir

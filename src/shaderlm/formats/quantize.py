@@ -1,0 +1,143 @@
+"""A checkpoint's matrices in fewer bits, as a GGUF file that is kept: made once, in one pass over the weights.
+
+The blocks are those of GGUF's reference quantisation, as the gguf package makes them. A copy is found again by the
+names, sizes, times and samples of the files that it was made of; when these change, a new one is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, ModelError
+from ..files import atomic_write, cache_directory
+from .blocks import BLOCK
+from .checkpoint import Checkpoint
+from .gguf_header import TensorInfo
+from .gguf_write import Planned, header, write_tensor
+from .unpack import unpack
+from .weight_formats import WEIGHT_FORMATS
+
+KINDS = ("q4_0", "q8_0")
+Progress = Callable[[str, int, int], None]
+_VERSION = 1  # of what is written: other rules need another number
+_DENSE = ("f32", "f16", "bf16")
+# Few bytes that decide much: the choice of experts stays as it is, positions are added and not multiplied with.
+_KEPT = re.compile(r"ffn_gate_inp\b|position_embd\b")
+_LARGE_TABLES = ("token_embd.weight", "output.weight")  # q8_0 beside matrices of q4_0
+_PIECE_BYTES, _THREADS = 8 << 20, 4
+_LARGEST = {"q4_0": 8, "q8_0": 127}  # what a factor is multiplied with
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
+
+
+def folder() -> Path:
+    """Where copies are kept. It need not exist yet."""
+    return cache_directory() / "quantized"
+
+
+def copies() -> dict[str, Path]:
+    """Those that are kept, by name."""
+    return {path.stem: path for path in sorted(folder().glob("*.gguf")) if not path.name.startswith(".")}
+
+
+def check_kind(kind: Any) -> None:
+    """It must be one of KINDS."""
+    if kind not in KINDS:
+        raise InputError(f"quantize must be one of {', '.join(map(repr, KINDS))}, got {kind!r:.60}")
+
+
+def quantized_copy(source: Checkpoint, kind: str, progress: Progress | None = None) -> Path:
+    """The file with the matrices of `source` in this format, which is made unless it is there.
+
+    Matrices of F32, F16 and BF16 whose rows are whole blocks are quantised, the others stay as they are. Embeddings and
+    the output matrix are q8_0 in any case.
+    """
+    check_kind(kind)
+    planned = [Planned(info.name, info.shape, _kind(info, kind)) for info in source.tensors.values()]
+    if all(tensor.kind == source.tensors[tensor.name].kind for tensor in planned):
+        had = ", ".join(sorted({info.kind for info in source.tensors.values() if len(info.shape) > 1}))
+        raise InputError(f"{source.path} has no matrices of F32, F16 or BF16 to quantise, only {had}")
+    path = folder() / f"{_name(source)}-{kind}-{_identity(source, kind)}.gguf"
+    if path.exists():
+        return path
+    about = {**source.metadata, "shaderlm.quantized.from": str(source.path.absolute())}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file, ThreadPoolExecutor(_THREADS, "quantize") as pool:
+            file.write(header(about, planned))
+            total, done = sum(info.nbytes for info in source.tensors.values()), 0
+            for tensor in planned:
+                write_tensor(file, tensor, _pieces(source, tensor, pool))
+                done += source.tensors[tensor.name].nbytes
+                if progress:
+                    progress("quantizing", done, total)
+    except OSError as problem:
+        raise ModelError(f"the quantised copy {path} cannot be written: {problem.strerror}") from None
+    return path
+
+
+def _kind(info: TensorInfo, wanted: str) -> str:
+    whole = len(info.shape) > 1 and info.shape[-1] % BLOCK == 0
+    if not whole or info.kind not in _DENSE or not info.name.endswith(".weight") or _KEPT.search(info.name):
+        return info.kind
+    return "q8_0" if info.name in _LARGE_TABLES else wanted
+
+
+def _pieces(source: Checkpoint, tensor: Planned, pool: ThreadPoolExecutor) -> Iterator[bytes]:
+    """The bytes of a tensor, some rows at a time; threads work a few pieces ahead."""
+    rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
+    step = max(1, _PIECE_BYTES // (4 * tensor.shape[-1]))
+    ranges = iter([(first, min(first + step, rows)) for first in range(0, rows, step)])
+
+    def piece(first: int, end: int) -> bytes:
+        stored = source.raw(tensor.name, first, end)
+        if tensor.kind != source.tensors[tensor.name].kind:
+            stored = quantize(unpack(stored, source.tensors[tensor.name].kind), tensor.kind, tensor.name)
+        return stored.tobytes()
+
+    waiting = [pool.submit(piece, *each) for each in islice(ranges, 2 * _THREADS)]
+    while waiting:
+        yield waiting.pop(0).result()
+        waiting += [pool.submit(piece, *each) for each in islice(ranges, 1)]
+
+
+def quantize(rows: NDArray[np.float32], kind: str, name: str = "the matrix") -> NDArray[np.uint8]:
+    """float32 [N, K] as rows of blocks, by the gguf package. Weights that have no such blocks are a ModelError."""
+    from gguf import GGMLQuantizationType, quants  # late: it takes 0.2 s to import
+
+    largest = _LARGEST[kind] * 65504  # of f16, which the factor of a block is
+    if not (np.abs(rows).max(initial=0) < largest):  # nor NaN
+        raise ModelError(f"{name} has weights that are no numbers, or too large for {kind}")
+    with np.errstate(over="ignore", invalid="ignore"):  # a block of nearly nothing has a factor of 0
+        made: NDArray[np.uint8] = quants.quantize(rows, GGMLQuantizationType(WEIGHT_FORMATS[kind].gguf_type))
+    return made
+
+
+# What a copy was made of ---------------------------------------------------------------------------------
+
+
+def _name(source: Checkpoint) -> str:
+    given = str(source.metadata.get("general.name") or source.path.stem)
+    return re.sub(r"[^\w.-]+", "-", given).strip("-.")[:60] or "model"
+
+
+def _identity(source: Checkpoint, kind: str) -> str:
+    """A digest of the files' names, sizes, times of change and samples of their bytes."""
+    found = hashlib.sha256(f"{_VERSION} {kind}".encode())
+    for path in source.files():
+        with open(path, "rb") as file:
+            about = os.fstat(file.fileno())
+            found.update(f"\0{path.name} {about.st_size} {about.st_mtime_ns}\0".encode())
+            for i in range(_SAMPLES):  # times are not always kept when files are copied or unpacked
+                file.seek(about.st_size * i // _SAMPLES)
+                found.update(file.read(_SAMPLE_BYTES))
+    return found.hexdigest()[:12]

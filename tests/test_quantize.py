@@ -1,0 +1,190 @@
+"""--quantize: blocks as the gguf package makes them, and copies that are whole, kept, found again and removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+import shaderlm
+from shaderlm.errors import InputError, ModelError
+from shaderlm.formats import gguf_write, quantize
+from shaderlm.formats.find import find
+from shaderlm.formats.folder import Folder
+from shaderlm.formats.gguf import GgufFile
+from shaderlm.formats.kept import kept, remove
+
+from .command_line import shaderlm as command
+from .folders import folder_of
+from .tiny_models import write_tiny
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return folder_of(write_tiny(tmp_path / "tiny.gguf", "qwen3"), tmp_path / "little", dtype="bf16")
+
+
+def test_blocks_by_hand() -> None:
+    """The largest number is −8 times the factor in q4_0, ±127 times in q8_0. Weights i and 16 + i share a byte."""
+    row = np.zeros((1, 32), np.float32)
+    row[0, :4], row[0, 16:18] = [-4.0, 2.0, 0.25, -0.2], [3.9, 1.0]
+    found = quantize.quantize(row, "q4_0")[0]
+    assert found[:2].view(np.float16)[0] == 0.5
+    assert found[2:].tolist() == [0xF0, 0xAC, 0x89, 0x88, *[0x88] * 12]
+    row[0, :4], row[0, 16:18] = [-127.0, 0.5, 1.4, -2.5], [126.6, 0.0]
+    found = quantize.quantize(row, "q8_0")[0]
+    assert found[:2].view(np.float16)[0] == 1.0
+    assert found[2:].view(np.int8)[[0, 1, 2, 3, 16, 17]].tolist() == [-127, 1, 1, -3, 127, 0]
+
+
+@pytest.mark.parametrize("kind", quantize.KINDS)
+def test_blocks_of_almost_nothing(kind: str) -> None:
+    rows = np.zeros((3, 32), np.float32)
+    rows[1, 5], rows[2] = 1e-44, 1e-7
+    values = gguf.quants.dequantize(quantize.quantize(rows, kind), gguf.GGMLQuantizationType[kind.upper()])
+    assert np.abs(values - rows).max() < 2e-7
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1e30])
+def test_weights_without_blocks_are_refused(value: float) -> None:
+    rows = np.ones((1, 64), np.float32)
+    rows[0, 40] = value
+    for kind in quantize.KINDS:
+        with pytest.raises(ModelError, match="x has weights that are no numbers, or too large"):
+            quantize.quantize(rows, kind, "x")
+
+
+def test_a_copy_has_all_of_its_source(folder: Path) -> None:
+    """Read by the gguf package: metadata, formats, and the blocks of a matrix."""
+    with Folder.open(folder) as source:
+        seen: list[tuple[str, int, int]] = []
+        path = quantize.quantized_copy(source, "q4_0", lambda *given: seen.append(given))
+        assert seen[-1][0] == "quantizing"
+        assert seen[-1][1] == seen[-1][2] == sum(info.nbytes for info in source.tensors.values())
+        reader = gguf.GGUFReader(path)
+        types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+        assert types["token_embd.weight"] == "Q8_0"
+        assert types["blk.1.ffn_down.weight"] == "Q4_0"
+        assert types["blk.0.attn_norm.weight"] == "BF16"
+        assert len(types) == len(source.tensors)
+        found = next(tensor for tensor in reader.tensors if tensor.name == "blk.1.attn_q.weight")
+        wanted = gguf.quants.quantize(source.dense("blk.1.attn_q.weight"), gguf.GGMLQuantizationType.Q4_0)
+        assert np.array_equal(found.data, wanted)
+        with GgufFile.open(path) as copy:
+            own = {key: value for key, value in copy.metadata.items() if key != "shaderlm.quantized.from"}
+            assert own == dict(source.metadata)
+            assert np.array_equal(copy.dense("blk.0.attn_norm.weight"), source.dense("blk.0.attn_norm.weight"))
+
+
+def test_values_of_all_types_come_back(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "general.architecture": "x",
+        "a": [True, False],
+        "b": [1, -2],
+        "c": [0.5, 1e-6],
+        "d": ["", "ä"],
+        "e": 1 << 40,
+        "f": -(1 << 40),
+        "g": 1e-6,
+        "h": 0.5,
+        "i": True,
+        "j": [],
+        "k": [1, 0.5],
+        "l": [1 << 63],
+    }
+    body = gguf_write.header({**given, "m": {"x": None}, "n": None}, [gguf_write.Planned("t", (3, 2), "f32")])
+    path = tmp_path / "x.gguf"
+    path.write_bytes(body + bytes(32))
+    with GgufFile.open(path) as file:
+        assert dict(file.metadata) == {**given, "m": '{"x": null}', "n": "null"}
+        assert file.tensors["t"].shape == (3, 2)
+    reader = gguf.GGUFReader(path)
+    assert reader.fields["g"].contents() == 1e-6
+    assert reader.fields["d"].contents() == ["", "ä"]
+
+
+@pytest.mark.parametrize("kind", quantize.KINDS)
+def test_a_model_is_loaded_quantised(folder: Path, kind: str) -> None:
+    """Its logits are near those of the whole model, and those of the copy under its own name."""
+    ids = [5, 9, 200, 17, 40]
+    with shaderlm.load(folder, device="cpu") as model:
+        whole = model.logits(ids)
+    with shaderlm.load(folder, device="cpu", quantize=kind) as model:
+        found = model.logits(ids)
+        assert kind in model.report.types
+    size = np.abs(whole).max()
+    assert 0 < np.abs(found - whole).max() < (0.02 if kind == "q8_0" else 0.4) * size
+    (copy,) = kept()
+    assert copy.name.startswith(f"little-{kind}-")
+    with shaderlm.load(copy.name, device="cpu") as model:
+        assert np.array_equal(model.logits(ids), found)
+
+
+def test_a_copy_is_made_once_and_again_if_the_source_changes(folder: Path, tmp_path: Path) -> None:
+    with Folder.open(folder) as source:
+        first = quantize.quantized_copy(source, "q8_0")
+        about = first.stat()
+        assert quantize.quantized_copy(source, "q8_0") == first
+        assert (first.stat().st_mtime_ns, first.stat().st_ino) == (about.st_mtime_ns, about.st_ino)
+        assert quantize.quantized_copy(source, "q4_0") != first
+    # Another place does not matter, another time or other bytes do.
+    moved = tmp_path / "moved" / "little"
+    shutil.copytree(folder, moved)
+    with Folder.open(moved) as source:
+        assert quantize.quantized_copy(source, "q8_0") == first
+    weights = moved / "model.safetensors"
+    times = weights.stat()
+    data = np.frombuffer(weights.read_bytes(), np.uint8).copy()
+    data[len(data) // 2 :: 2] ^= 1  # other weights
+    weights.write_bytes(data.tobytes())
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with Folder.open(moved) as source:
+        second = quantize.quantized_copy(source, "q8_0")
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    with Folder.open(moved) as source:
+        third = quantize.quantized_copy(source, "q8_0")
+    assert len({first, second, third}) == 3
+
+
+def test_a_copy_is_whole_or_not_there(folder: Path) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with Folder.open(folder) as source, pytest.raises(KeyboardInterrupt):
+        quantize.quantized_copy(source, "q8_0", interrupt)
+    assert list(quantize.folder().iterdir()) == []
+    assert kept() == []
+
+
+def test_a_gguf_file_and_what_has_nothing_to_quantise(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", "llama")
+    with GgufFile.open(path) as source:
+        copy = quantize.quantized_copy(source, "q8_0")
+    with GgufFile.open(copy) as again, pytest.raises(InputError, match="no matrices of F32, F16 or BF16"):
+        quantize.quantized_copy(again, "q4_0")
+    with pytest.raises(InputError, match="quantize must be one of 'q4_0', 'q8_0', got 'q5_0'"):
+        shaderlm.load(path, device="cpu", quantize="q5_0")
+
+
+def test_the_command_line(folder: Path) -> None:
+    made = command("generate", "-m", folder, "--device", "cpu", "--quantize", "q8_0", "-n", "2", "the")
+    assert made.code == 0, made.err
+    (copy,) = kept()
+    listed = command("models").out
+    assert copy.name in listed
+    assert str(find(copy.name)) in listed
+    assert f"removed {copy.name}" in command("rm", copy.name).out
+    assert kept() == []
+    with pytest.raises(ModelError, match="there is no model"):
+        remove(copy.name)
