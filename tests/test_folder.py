@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from shaderlm.formats.folder_matrices import part_of, stored, turned
 from shaderlm.formats.folder_models import MODEL_TYPES, Piece
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.formats.safetensors import Safetensors
+from shaderlm.graph.reference import Yarn
 from shaderlm.models.architecture import architecture
 from shaderlm.text import Tokenizer, Vocabulary
 
@@ -135,7 +137,7 @@ _FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "layer_types": _KINDS[4],
         },
     ),
-    "glm4": ({"partial_rotary_factor": 0.5}, {"rope_parameters": {**_LOCAL, "partial_rotary_factor": 0.5}}),
+    "glm4": ({"partial_rotary_factor": 0.25}, {"rope_parameters": {**_LOCAL, "partial_rotary_factor": 0.25}}),
     "smollm3": (
         {"rope_theta": 2e6, "no_rope_layers": [1, 1, 1, 0] * 2, "use_sliding_window": False},
         {"rope_parameters": {"rope_theta": 2e6}, "no_rope_layer_interval": 4, "use_sliding_window": False},
@@ -225,6 +227,22 @@ def test_llama3_frequencies(tmp_path: Path) -> None:
             wanted = 1 / ((1 - smooth) / 8 + smooth)
         assert divisor == pytest.approx(wanted, rel=1e-6)
     assert {1.0, 8.0} <= set(divisors.tolist())
+
+
+def test_yarn_with_bounds_between_pairs() -> None:
+    """truncate: false, as gpt-oss has it. Divisors by the formula of transformers, written out one by one."""
+    scaling = {**_YARN, "truncate": False, "beta_fast": 8.0, "beta_slow": 2.0}
+    config = FolderConfig({"model_type": "llama", **_SIZES, "rope_theta": 100.0, "rope_scaling": scaling})
+    assert config.metadata["llama.rope.scaling.yarn_truncate"] is False
+    low, high = (16 * math.log(32 / (turns * 2 * math.pi)) / (2 * math.log(100.0)) for turns in (8.0, 2.0))
+    assert low < 0 < high < 2
+    wanted = []
+    for i in range(8):
+        ramp = min(max(i / high, 0), 1)
+        wanted.append(1 / (ramp / 4 + (1 - ramp)))
+    found = Yarn(4.0, 32, 8.0, 2.0, truncate=False).factors(16, 100.0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    assert not np.allclose(found, Yarn(4.0, 32, 8.0, 2.0).factors(16, 100.0))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -200,9 +200,10 @@ def _sources(config: FolderConfig, given: Mapping[str, Matrix]) -> dict[str, _So
 
 def _piece(matrix: Matrix, piece: Piece) -> Matrix:
     # A quantised tensor has its columns as rows already.
-    if piece.turned and len(matrix.shape) > 1 and matrix.values is not None:
+    bias = piece.name.endswith(".bias")
+    if piece.turned and not bias and matrix.values is not None:
         matrix = turned(matrix)
-    return part_of(matrix, piece.part, bias=piece.name.endswith(".bias"))
+    return part_of(matrix, piece.part, bias=bias)
 
 
 def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[Piece, ...]]:

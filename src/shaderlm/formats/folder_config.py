@@ -133,9 +133,8 @@ def _rope(config: FolderConfig) -> None:
     local_theta = config.take("rope_local_base_freq")
     if local_theta is not None:
         config.set("rope.freq_base_swa", _number("rope_local_base_freq", local_theta))
-    part = _number(
-        "partial_rotary_factor", config.take("partial_rotary_factor", scaling.pop("partial_rotary_factor", 1))
-    )
+    usual = config.take("partial_rotary_factor", 1)
+    part = _number("partial_rotary_factor", scaling.pop("partial_rotary_factor", usual))
     rotary = int(config.head_width * part)
     config.set("rope.dimension_count", rotary)
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
@@ -188,8 +187,8 @@ def _yarn(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: i
             config.set(f"rope.scaling.yarn_{key}", _number(key, scaling[key]))
         scaling.pop(key, None)
     _yarn_magnitude(config, scaling, factor)
-    if scaling.get("truncate") is True:
-        scaling.pop("truncate")  # as llama.cpp does it
+    if scaling.pop("truncate", True) is not True:
+        config.set("rope.scaling.yarn_truncate", False)
 
 
 def _yarn_magnitude(config: FolderConfig, scaling: dict[str, Any], factor: float) -> None:

@@ -205,14 +205,18 @@ class Yarn(NamedTuple):
     fast: float = 32.0
     slow: float = 1.0
     share: float = 1.0  # of the high frequencies that stay
+    truncate: bool = True  # the bounds between high and low are whole pairs
 
     def factors(self, rotary: int, theta: float) -> F64:
-        """What frequencies are divided by, [rotary / 2]. The bounds are whole pairs."""
+        """What frequencies are divided by, [rotary / 2]."""
 
         def pair(turns: float) -> float:
             return rotary * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-        first, last = max(0, math.floor(pair(self.fast))), min(rotary - 1, math.ceil(pair(self.slow)))
+        low, high = pair(self.fast), pair(self.slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        first, last = max(0, low), min(rotary - 1, high)
         beyond = (np.arange(rotary // 2, dtype=np.float64) - first) / max(0.001, last - first)
         kept = (1 - np.clip(beyond, 0, 1)) * self.share
         return np.asarray(1 / (kept + (1 - kept) / self.factor))

@@ -33,7 +33,11 @@ def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, l
             )
         if theta <= 1:
             raise own.wrong("rope.freq_base", "above 1 for yarn", theta)
-        yarn = Yarn(factor, original, fast, slow, share)
+        # No key of GGUF: its files mean whole pairs. Folders may say otherwise, as that of gpt-oss does.
+        truncate = own.get("rope.scaling.yarn_truncate", True)
+        if not isinstance(truncate, bool):
+            raise own.wrong("rope.scaling.yarn_truncate", "true or false", truncate)
+        yarn = Yarn(factor, original, fast, slow, share, truncate)
         magnitude *= attention * (1 + 0.1 * math.log(factor) if share else 1)
     names = [FACTORS] if FACTORS in shapes else []
     if long and {LONG_FACTORS, SHORT_FACTORS} & set(shapes):
