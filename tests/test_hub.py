@@ -111,8 +111,11 @@ def hub(tmp_path: Path) -> Iterator[tuple[type[_Hub], str]]:
 
 
 def _find(endpoint: str, cache: Path, name: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: huggingface_hub reads the address when it is imported."""
-    code = f"from shaderlm.formats.find import find; print('found', find({name!r}))"
+    """In a process of its own: huggingface_hub reads the address when it is imported. Prints the progress, too."""
+    code = f"""
+from shaderlm.formats.find import find
+print('found', find({name!r}, lambda *given: print('progress', *given)))
+"""
     kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     environment = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
@@ -137,10 +140,22 @@ def test_a_folder_of_the_hub(hub: tuple[type[_Hub], str], tmp_path: Path) -> Non
     kind, endpoint = hub
     there = folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), kind.root / "org" / "repo")
     (there / "pytorch_model.bin").write_bytes(b"not wanted")
-    found = _path(_find(endpoint, tmp_path / "cache", "hf:org/repo"))
+    done = _find(endpoint, tmp_path / "cache", "hf:org/repo")
+    found = _path(done)
     wanted = {path.name: path.read_bytes() for path in there.iterdir() if path.suffix != ".bin"}
     assert {path.name: path.read_bytes() for path in found.iterdir()} == wanted
+    total = sum(len(data) for data in wanted.values())
+    assert _progress(done)[-1] == ("fetching org/repo", total, total)
     assert _path(_find("http://127.0.0.1:9", tmp_path / "cache", "hf:org/repo")) == found
+
+
+def _progress(done: subprocess.CompletedProcess[str]) -> list[tuple[str, int, int]]:
+    """What was told: label, bytes, bytes in total; nothing but this and the path was printed."""
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [*["progress"] * (len(lines) - 1), "found"]
+    assert "%|" not in done.stderr  # no bar of the package
+    told = [line.removeprefix("progress ").rsplit(" ", 2) for line in lines[:-1]]
+    return [(label, int(count), int(total)) for label, count, total in told]
 
 
 def test_a_transfer_that_breaks_off_is_resumed(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
@@ -149,7 +164,13 @@ def test_a_transfer_that_breaks_off_is_resumed(hub: tuple[type[_Hub], str], tmp_
     file.parent.mkdir()
     file.write_bytes(os.urandom(24 << 20))  # the package keeps pieces of 10 MB
     kind.cut.add(file.name)
-    assert _path(_find(endpoint, tmp_path / "cache", "hf:org/repo/large.gguf")).read_bytes() == file.read_bytes()
+    done = _find(endpoint, tmp_path / "cache", "hf:org/repo/large.gguf")
+    assert _path(done).read_bytes() == file.read_bytes()
+    told = _progress(done)
+    assert {label for label, _, _ in told} == {"fetching large.gguf"}
+    assert [count for _, count, _ in told] == sorted(count for _, count, _ in told)
+    assert len(told) > 2
+    assert told[-1] == ("fetching large.gguf", 24 << 20, 24 << 20)
     ranges = [each[2] for each in kind.asked if each[0] == "GET" and each[1].endswith(file.name)]
     assert ranges[0] is None
     assert ranges[-1] not in (None, "bytes=0-")
@@ -170,8 +191,8 @@ def test_gguf_files_of_the_hub(hub: tuple[type[_Hub], str], tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("hf:org/gated", "ModelError: hf:org/gated: org/gated is gated: accept its terms on its page"),
-        ("hf:org/gated/a.gguf", "org/gated is gated: accept its terms on its page"),
+        ("hf:org/gated", "ModelError: hf:org/gated: org/gated is gated: accept its terms on http://127.0.0.1:"),
+        ("hf:org/gated/a.gguf", "/org/gated, then run `hf auth login`, or set HF_TOKEN to a token that may read it"),
         ("hf:org/nothing", "there is no public repository org/nothing"),
         ("hf:org/repo/b.gguf", "there is no file b.gguf in org/repo"),
     ],

@@ -35,7 +35,7 @@ SHORT_NAMES: Mapping[str, str] = {
 def find(model: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
     """The local file or folder of a model: None or a known name, hf:ORG/REPO, hf:ORG/REPO/FILE.gguf, or a path.
 
-    `progress(label, done, total)` is called while the default model is fetched, which happens once.
+    `progress(label, done, total)` is called while a model is fetched, which happens once.
     """
     if model is None or model == EMBEDDED:
         return embedded.locate(progress)
@@ -47,7 +47,7 @@ def find(model: str | os.PathLike[str] | None, progress: Progress | None = None)
     if isinstance(model, str) and text in SHORT_NAMES and not Path(text).exists():
         text = SHORT_NAMES[text]
     if isinstance(model, str) and text.startswith(hub.PREFIX):
-        return hub.fetch(text)
+        return hub.fetch(text, progress)
     if isinstance(model, str) and os.sep not in text and text in (copies := quantize.copies()):
         return copies[text]
     return _local(text, typed=isinstance(model, str))

@@ -5,15 +5,20 @@ The package is imported when it is needed: that takes 0.3 s.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import InputError, ModelError
+from .embedded import Progress
 from .folder import FILES
 from .gguf import PART_NAME, part_paths
 
@@ -26,7 +31,8 @@ _WANTED = list(FILES)  # other weights of the same repository (PyTorch's, ONNX) 
 # The hub's exceptions by name, since they moved between its versions, and what to say.
 _PROBLEMS = {
     "HFValidationError": "{repo} cannot be the name of a repository",
-    "GatedRepoError": "{repo} is gated: accept its terms on its page, then run `hf auth login`",
+    "GatedRepoError": "{repo} is gated: accept its terms on {hub}/{repo}, then run `hf auth login`, or set HF_TOKEN to "
+    "a token that may read it",
     "RepositoryNotFoundError": "there is no public repository {repo}; if it is private, run `hf auth login`",
     "LocalEntryNotFoundError": "the hub cannot be reached and the {what} is not in its cache; connect once",
     "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set and the {what} is not in the hub's cache; unset it once",
@@ -34,17 +40,17 @@ _PROBLEMS = {
 }
 
 
-def fetch(text: str) -> Path:
-    """The file or the folder of such a name, fetched unless it is there."""
+def fetch(text: str, progress: Progress | None = None) -> Path:
+    """The file or the folder of such a name, fetched unless it is there. `progress(label, done, total)` is in bytes."""
     parts = text.removeprefix(PREFIX).split("/")
     wrong = any(part.strip() in ("", ".", "..") for part in parts)
     if wrong or len(parts) < 2 or (len(parts) > 2 and not text.lower().endswith(".gguf")):
         raise InputError(f"{text!r} must have the form {FORM}")
     repo, file = "/".join(parts[:2]), "/".join(parts[2:])
-    return _file(text, repo, file) if file else _repository(text, repo)
+    return _file(text, repo, file, progress) if file else _repository(text, repo, progress)
 
 
-def _file(text: str, repo: str, file: str) -> Path:
+def _file(text: str, repo: str, file: str, progress: Progress | None) -> Path:
     from huggingface_hub import hf_hub_download
 
     part = PART_NAME.fullmatch(file.rpartition("/")[2])
@@ -53,11 +59,12 @@ def _file(text: str, repo: str, file: str) -> Path:
     paths = []
     for name in names:
         with _explained(text, repo, f"file {name}"):
-            paths.append(Path(hf_hub_download(repo_id=repo, filename=name, local_files_only=offline)))
+            bar = _bar(hf_hub_download, name.rpartition("/")[2], progress)
+            paths.append(Path(str(hf_hub_download(repo_id=repo, filename=name, local_files_only=offline, **bar))))
     return paths[names.index(file)]
 
 
-def _repository(text: str, repo: str) -> Path:
+def _repository(text: str, repo: str, progress: Progress | None) -> Path:
     """A repository with .safetensors is a folder; one with a single GGUF checkpoint is that file."""
     from huggingface_hub import HfApi, snapshot_download
 
@@ -69,8 +76,33 @@ def _repository(text: str, repo: str) -> Path:
         else:
             names = HfApi().list_repo_files(repo)
         if any("/" not in name and name.endswith(".safetensors") for name in names):
-            return Path(str(snapshot_download(repo_id=repo, allow_patterns=_WANTED, local_files_only=offline)))
-    return _file(text, repo, _only_gguf(text, names))
+            bar = _bar(snapshot_download, repo, progress)
+            return Path(str(snapshot_download(repo_id=repo, allow_patterns=_WANTED, local_files_only=offline, **bar)))
+    return _file(text, repo, _only_gguf(text, names), progress)
+
+
+def _bar(download: Callable[..., Any], label: str, progress: Progress | None) -> dict[str, Any]:
+    """The argument that hands the package's progress on, where its version has one; else it shows its own bar."""
+    if progress is None or "tqdm_class" not in inspect.signature(download).parameters:
+        return {}
+    tell, seen, lock = progress, [0, 0], threading.Lock()
+    shown: Any = import_module("huggingface_hub.utils").tqdm
+
+    class Bar(shown):  # type: ignore[misc]
+        """Draws nothing. One download may have several: of what is received, and of what is written."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._bytes = options.get("unit") == "B"
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            with lock:
+                self.n += n or 0
+                if self._bytes:
+                    seen[:] = max(seen[0], int(self.n)), max(seen[1], int(self.total or 0))
+                    tell(f"fetching {label}", *seen)
+
+    return {"tqdm_class": Bar}
 
 
 def _only_gguf(text: str, names: Sequence[str]) -> str:
@@ -103,17 +135,25 @@ def _explained(text: str, repo: str, what: str) -> Iterator[None]:
     except Exception as failure:
         known = [_PROBLEMS[kind.__name__] for kind in type(failure).__mro__ if kind.__name__ in _PROBLEMS]
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
-        problem = known[0].format(repo=repo, what=what) if known else f"the hub could not be used, {lines[0][:200]}"
+        problem = (
+            known[0].format(repo=repo, what=what, hub=_address())
+            if known
+            else f"the hub could not be used, {lines[0][:200]}"
+        )
         raise ModelError(f"{text}: {problem}") from None
     finally:
         log.setLevel(level)
+
+
+def _address() -> str:
+    return (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
 
 
 def _answers() -> bool:
     """Can the hub be reached? The package itself tries for 23 s before it looks into its cache."""
     import urllib.request  # late: it takes 20 ms to import
 
-    address = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB)
+    address = urlsplit(_address())
     if address.hostname is None or urllib.request.getproxies().get(address.scheme):
         return True  # what is behind a proxy is for the package to find out
     port = address.port or (80 if address.scheme == "http" else 443)
