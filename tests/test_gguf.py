@@ -54,7 +54,6 @@ def test_types_are_those_of_the_gguf_package() -> None:
     for name, form in WEIGHT_FORMATS.items():
         kind = gguf.GGMLQuantizationType(form.gguf_type)
         assert (kind.name.lower(), *gguf.GGML_QUANT_SIZES[kind]) == (name, form.block_weights, form.block_bytes)
-        assert WEIGHT_FORMATS[form.on_device].on_device == form.on_device
         assert form.dtype is None or np.dtype(form.dtype).itemsize == form.block_bytes
 
 

@@ -14,7 +14,7 @@ from shaderlm.compile import lower
 from shaderlm.compile.execute import op_plan
 from shaderlm.compile.roofline import matrix_dims
 from shaderlm.errors import DeviceError
-from shaderlm.formats.weight_formats import DEVICE_FORMATS
+from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Program, Step, matrices
 from shaderlm.graph import reference, resolve
 from shaderlm.kernels import LaunchList, Route, choose, over_limits, routes_of
@@ -73,7 +73,7 @@ ROPE: dict[str, Any] = {"Hq": 3, "Hkv": 1, "D": 8, "rotary": 4, "N": 40, "epilog
 
 
 @pytest.mark.parametrize("config", [SMALL, FEW], ids=str)
-@pytest.mark.parametrize("kind", DEVICE_FORMATS)
+@pytest.mark.parametrize("kind", WEIGHT_FORMATS)
 def test_every_format(kind: str, config: Config, device: Device) -> None:
     check(config, device, tokens=5, K=whole_k(96, kind), N=35, format=kind, bias=True)
 
@@ -314,7 +314,7 @@ def test_tint_compiles_every_kernel(device: Device, null: Any) -> None:  # noqa:
     caps = replace(with_units(device.caps), implementation="dawn", max_workgroup_memory=48 << 10, max_invocations=1024)
     configs = (SMALL, replace(SMALL, split=2), FEW)
     epilogues: tuple[dict[str, Any], ...] = (*({"epilogue": name} for name in ("none", "add", "silu_mul")), ROPE)
-    ways = itertools.product(DEVICE_FORMATS, ("none", "rms_norm"), epilogues, (False, True), configs)
+    ways = itertools.product(WEIGHT_FORMATS, ("none", "rms_norm"), epilogues, (False, True), configs)
     made: list[tuple[dict[str, Any], Config]] = [
         ({"format": kind, "prologue": prologue, "batched": batched, **epilogue}, config)
         for kind, prologue, epilogue, batched, config in ways

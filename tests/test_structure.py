@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shaderlm.formats.weight_formats import BLOCK_FORMATS, DEVICE_FORMATS
+from shaderlm.formats.weight_formats import BLOCK_FORMATS, WEIGHT_FORMATS
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape
 from shaderlm.graph.ops import _CHOICES, OPS, REQUIRED, resolve
 from shaderlm.kernels import LaunchList, Route, all_routes, compose
@@ -326,7 +326,7 @@ def test_no_kernel_is_dead() -> None:
 
 
 def test_every_format_of_a_device_has_a_layout_and_a_file() -> None:
-    assert list(FORMATS) == list(DEVICE_FORMATS)
+    assert list(FORMATS) == list(WEIGHT_FORMATS)
     for name, form in FORMATS.items():
         assert json.loads(json.dumps(form.layout)) == form.layout, "a plan is JSON"
         files = [form.file, *([form.int16] if form.int16 else [])]

@@ -130,7 +130,6 @@ def load_synthetic(
         context=runner.config.context,
         max_context=shape.context,
         types=dict(Counter(config.formats.values()).most_common()),
-        converted={},
         device=ran["device"],
         backend=backend_of(target),
         cache=ran["cache"],

@@ -202,20 +202,17 @@ def _vocabulary(file: Checkpoint) -> int | None:
 
 
 def _types(file: Checkpoint) -> dict[str, dict[str, Any]]:
-    """Per type of the matrices and vectors: how many, their bytes, and what matrices become on a GPU."""
-    from ..formats.weight_formats import WEIGHT_FORMATS
-
+    """Per type of the matrices and vectors: how many, and their bytes."""
     found: dict[str, dict[str, Any]] = {}
     for tensor in file.tensors.values():
-        on_gpu = WEIGHT_FORMATS[tensor.kind].on_device if tensor.kind in WEIGHT_FORMATS else None
-        entry = found.setdefault(tensor.kind, {"tensors": 0, "bytes": 0, "on_gpu": on_gpu})
+        entry = found.setdefault(tensor.kind, {"tensors": 0, "bytes": 0})
         entry["tensors"] += 1
         entry["bytes"] += tensor.nbytes
     return found
 
 
 def _gpu_bytes(file: Checkpoint) -> int | None:
-    """Bytes of all weights in their formats on a GPU; None where there are none, or of types without a format."""
+    """Bytes of all weights as they lie on a GPU; None where there are none, or of types without a format."""
     from ..formats.weight_formats import WEIGHT_FORMATS
     from ..kernels.linear.packed import layout
 
@@ -225,7 +222,7 @@ def _gpu_bytes(file: Checkpoint) -> int | None:
             total += 4 * tensor.shape[0]
         elif len(tensor.shape) in (2, 3) and tensor.kind in WEIGHT_FORMATS:
             n, k = math.prod(tensor.shape[:-1]), tensor.shape[-1]  # matrices of experts lie one below the other
-            lay = layout({"N": n, "K": k, "format": WEIGHT_FORMATS[tensor.kind].on_device})
+            lay = layout({"N": n, "K": k, "format": tensor.kind})
             total += n * (lay.row_bytes + lay.groups * lay.group_bytes)
         else:
             return None
@@ -265,8 +262,7 @@ def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines.append(("tokenizer", f"{_shown(tokenizer['model'])}{words}{problem}"))
     lines.append(("chat template", "yes" if found["chat_template"] else "no"))
     for kind, entry in found["types"].items():
-        converted = f"; converted to {entry['on_gpu']} for a GPU" if entry["on_gpu"] not in (None, kind) else ""
-        lines.append((f"tensors {kind}", f"{entry['tensors']}, {size(entry['bytes'])}{converted}"))
+        lines.append((f"tensors {kind}", f"{entry['tensors']}, {size(entry['bytes'])}"))
     if found["gpu_weight_bytes"]:
         lines.append(("on a GPU", f"about {size(found['gpu_weight_bytes'])} of weights"))
     if cache:

@@ -235,8 +235,6 @@ def check_context(given: Any, limit: int) -> None:
 
 
 def _report(file: Checkpoint, config: Config, ran: Any, backend: str, max_context: int, seconds: float) -> LoadReport:
-    matrices = [(info.kind, config.formats[name]) for name, info in file.tensors.items() if len(info.shape) > 1]
-    changed = {kind: form for kind, form in matrices if kind != form}
     return LoadReport(
         name=str(file.metadata.get("general.name") or file.path.stem),
         path=file.path,
@@ -247,7 +245,6 @@ def _report(file: Checkpoint, config: Config, ran: Any, backend: str, max_contex
         context=config.context,
         max_context=max_context,
         types=dict(Counter(info.kind for info in file.tensors.values()).most_common()),
-        converted=changed,
         device=ran["device"],
         backend=backend,
         cache=ran["cache"],

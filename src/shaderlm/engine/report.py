@@ -1,4 +1,4 @@
-"""`LoadReport`: what was loaded, onto which device, and what was converted."""
+"""`LoadReport`: what was loaded, and onto which device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class LoadReport:
     parameters: int
     context: int
     types: Mapping[str, int]  # tensors of each type in the file
-    converted: Mapping[str, str]  # type in the file → format on the device, where they differ
     device: str
     cache: str
     precision: str
@@ -40,7 +39,4 @@ class LoadReport:
         ]
         if self.backend:
             found.insert(3, f"backend  {self.backend}")
-        if self.converted:
-            changed = ", ".join(f"{kind} → {to}" for kind, to in self.converted.items())
-            found.insert(3, f"formats  {changed} (matrices, from the file to the device)")
         return found

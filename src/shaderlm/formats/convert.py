@@ -16,7 +16,7 @@ def device_format(file: Checkpoint, name: str) -> str:
     info = file.info(name)
     if len(info.shape) == 1:
         return "f32"
-    return WEIGHT_FORMATS[info.kind].on_device
+    return info.kind
 
 
 def rows_for_device(file: Checkpoint, name: str, kind: str, first: int, end: int) -> NDArray[Any]:

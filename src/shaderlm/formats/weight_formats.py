@@ -1,6 +1,6 @@
-"""The one table of weight formats: what GGUF calls them, the size of their blocks, what a device computes with.
+"""The one table of weight formats: what GGUF calls them, and the size of their blocks.
 
-Plain data. A format that runs on a GPU has one more row, with its WGSL file, in `kernels/linear/formats.py`.
+Plain data. Each has one more row, with its WGSL file, in `kernels/linear/formats.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ class WeightFormat:
     """A block of `block_weights` weights takes `block_bytes` bytes; in a dense format a block is one weight.
 
     `dtype` is NumPy's name of a dense weight, or of its bits if NumPy has no such number; None for blocks.
-    `on_device` is the format that a device computes with, nearly always the same one.
     """
 
     name: str
@@ -22,7 +21,6 @@ class WeightFormat:
     block_weights: int
     block_bytes: int
     dtype: str | None
-    on_device: str
 
     @property
     def dense(self) -> bool:
@@ -32,26 +30,24 @@ class WeightFormat:
 
 # A test compares numbers and sizes with the gguf package.
 _TABLE = (
-    WeightFormat("f32", 0, 1, 4, "float32", "f32"),
-    WeightFormat("f16", 1, 1, 2, "float16", "f16"),
-    WeightFormat("q8_0", 8, 32, 34, None, "q8_0"),
-    WeightFormat("q4_0", 2, 32, 18, None, "q4_0"),
-    WeightFormat("q4_1", 3, 32, 20, None, "q4_1"),
-    WeightFormat("q5_0", 6, 32, 22, None, "q5_0"),
-    WeightFormat("q5_1", 7, 32, 24, None, "q5_1"),
-    WeightFormat("q4_k", 12, 256, 144, None, "q4_k"),
-    WeightFormat("q5_k", 13, 256, 176, None, "q5_k"),
-    WeightFormat("q6_k", 14, 256, 210, None, "q6_k"),
-    WeightFormat("q3_k", 11, 256, 110, None, "q3_k"),
-    WeightFormat("q2_k", 10, 256, 84, None, "q2_k"),
-    WeightFormat("mxfp4", 39, 32, 17, None, "mxfp4"),
-    WeightFormat("iq4_nl", 20, 32, 18, None, "iq4_nl"),
-    WeightFormat("iq4_xs", 23, 256, 136, None, "iq4_xs"),
-    WeightFormat("bf16", 30, 1, 2, "uint16", "bf16"),
+    WeightFormat("f32", 0, 1, 4, "float32"),
+    WeightFormat("f16", 1, 1, 2, "float16"),
+    WeightFormat("q8_0", 8, 32, 34, None),
+    WeightFormat("q4_0", 2, 32, 18, None),
+    WeightFormat("q4_1", 3, 32, 20, None),
+    WeightFormat("q5_0", 6, 32, 22, None),
+    WeightFormat("q5_1", 7, 32, 24, None),
+    WeightFormat("q4_k", 12, 256, 144, None),
+    WeightFormat("q5_k", 13, 256, 176, None),
+    WeightFormat("q6_k", 14, 256, 210, None),
+    WeightFormat("q3_k", 11, 256, 110, None),
+    WeightFormat("q2_k", 10, 256, 84, None),
+    WeightFormat("mxfp4", 39, 32, 17, None),
+    WeightFormat("iq4_nl", 20, 32, 18, None),
+    WeightFormat("iq4_xs", 23, 256, 136, None),
+    WeightFormat("bf16", 30, 1, 2, "uint16"),
 )
-# Every format that a file may have, by name.
+# Every format that a file may have, and that devices compute with: the values of an op's dimension `format`.
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = {form.name: form for form in _TABLE}
-# Those that devices compute with: the values of an op's dimension `format`.
-DEVICE_FORMATS: Mapping[str, WeightFormat] = {form.name: form for form in _TABLE if form.on_device == form.name}
 # Those of them whose weights lie in blocks.
-BLOCK_FORMATS: Mapping[str, WeightFormat] = {name: form for name, form in DEVICE_FORMATS.items() if not form.dense}
+BLOCK_FORMATS: Mapping[str, WeightFormat] = {name: form for name, form in WEIGHT_FORMATS.items() if not form.dense}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import InputError
-from ..formats.weight_formats import DEVICE_FORMATS
+from ..formats.weight_formats import WEIGHT_FORMATS
 
 Condition = Callable[[str, dict[str, Any]], None]
 # How an op for experts combines gate and up: pointwise ops.
@@ -35,7 +35,7 @@ def rotary_fits(op: str, dims: dict[str, Any]) -> None:
 
 def blocks_are_whole(op: str, dims: dict[str, Any]) -> None:
     """Rows of a weight consist of whole blocks."""
-    multiple = DEVICE_FORMATS[dims["format"]].block_weights
+    multiple = WEIGHT_FORMATS[dims["format"]].block_weights
     if dims["K"] % multiple:
         raise InputError(f"{op}: K must be a multiple of {multiple} for {dims['format']}, got {dims['K']}")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..formats.weight_formats import DEVICE_FORMATS
+from ..formats.weight_formats import WEIGHT_FORMATS
 from . import conditions, cost, formulas, reference
 from .batch import CONTEXTS, SPLIT_KEYS, context_class
 
@@ -434,7 +434,7 @@ EPILOGUES = ("none", "add", "silu_mul", "gelu_mul", "gelu", "gelu_erf", "rope_kv
 _CHOICES = {
     "scales": ("f32", "f16"),
     "cache": ("f32", "f16"),
-    "format": tuple(DEVICE_FORMATS),
+    "format": tuple(WEIGHT_FORMATS),
     "prologue": PROLOGUES,
     "epilogue": EPILOGUES,
     "context": CONTEXTS,

@@ -9,7 +9,7 @@ import numpy as np
 from ..compile import run_op
 from ..compile.execute import read_as
 from ..errors import InputError, RouteError
-from ..formats.weight_formats import BLOCK_FORMATS, DEVICE_FORMATS
+from ..formats.weight_formats import BLOCK_FORMATS, WEIGHT_FORMATS
 from ..gpu import Array
 from ..graph import resolve
 from ..graph.batch import contiguous_batch
@@ -86,9 +86,9 @@ def _weight(op: str, weight: Any, kind: str | None) -> tuple[Array, str, int]:
                 f"({', '.join(BLOCK_FORMATS)}); got {given}"
             )
         kind = by_dtype[weight.dtype]
-    if kind not in DEVICE_FORMATS:
-        raise InputError(f"{op}: format must be one of {', '.join(DEVICE_FORMATS)}, got {kind!r}")
-    form = DEVICE_FORMATS[kind]
+    if kind not in WEIGHT_FORMATS:
+        raise InputError(f"{op}: format must be one of {', '.join(WEIGHT_FORMATS)}, got {kind!r}")
+    form = WEIGHT_FORMATS[kind]
     if form.dtype is None:
         weights, size = form.block_weights, form.block_bytes
         weight = checks.array(op, "weight", weight, (np.uint8,), 2, f"[N, K/{weights} · {size}]")

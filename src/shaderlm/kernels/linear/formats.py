@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...formats.blocks import BLOCK
 from ...formats.unpack import high_bits, q3_k_scales, two_bits
-from ...formats.weight_formats import DEVICE_FORMATS
+from ...formats.weight_formats import WEIGHT_FORMATS
 from ..route import Array
 from ..wgsl import Constant
 
@@ -50,12 +50,12 @@ class Format:
 
 def _dense(name: str, file: str) -> Format:
     layout = {"kind": "dense", "dtype": name, "pad_columns": BLOCK}
-    return Format(file, layout, BLOCK * DEVICE_FORMATS[name].block_bytes, 0, 0)
+    return Format(file, layout, BLOCK * WEIGHT_FORMATS[name].block_bytes, 0, 0)
 
 
 def _split(name: str, file: str, scales: int, **more: Any) -> Format:
     """Blocks of which the first bytes are scales and the others words, in the order that the kernels want."""
-    form = DEVICE_FORMATS[name]
+    form = WEIGHT_FORMATS[name]
     total = form.block_bytes
     layout = {"kind": "split", "block_bytes": total, "scales": [0, scales], "words": [scales, total]}
     return Format(file, layout, (total - scales) * BLOCK // form.block_weights, form.block_weights, scales, **more)
@@ -63,7 +63,7 @@ def _split(name: str, file: str, scales: int, **more: Any) -> Format:
 
 def _named(name: str, file: str, words: int, scales: int, **more: Any) -> Format:
     """Blocks whose bits are put in another order, by a function."""
-    form = DEVICE_FORMATS[name]
+    form = WEIGHT_FORMATS[name]
     sizes = {"block_bytes": form.block_bytes, "words_bytes": words, "scales_bytes": scales}
     layout = {"kind": "named", "name": name, **sizes}
     return Format(file, layout, words * BLOCK // form.block_weights, form.block_weights, scales, **more)
