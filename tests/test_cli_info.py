@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 
 import shaderlm as package
+from shaderlm.cli.info import _wrapped as wrapped
+from shaderlm.engine.planning import LARGE_GPU, memory, read_header
+from shaderlm.errors import ModelError
 
+from .checkpoints import names, recorded, write_folder
+from .checkpoints import write_gguf as write_recorded
 from .command_line import shaderlm
+from .folders import replace_config
 from .gguf_files import write_gguf
 from .tiny_models import KINDS, tiny_tokens, write_tiny_llama
 
@@ -35,7 +41,7 @@ def test_a_model_in_words(tmp_path: Path) -> None:
     expected = {
         "name": "Tiny Llama",
         "architecture": "llama",
-        "parameters": "0.1 M",
+        "parameters": "78.8 K",
         "context": "4,096",
         "layers": "2",
         "hidden": "64",
@@ -170,3 +176,88 @@ def test_the_model_may_be_named_as_in_the_other_commands(tmp_path: Path) -> None
     twice = shaderlm("info", path, "-m", path)
     assert twice.code == 2
     assert twice.err.startswith("shaderlm: expected one model, got ")
+
+
+# Sizes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", names())
+def test_sizes_are_those_of_plans(name: str, tmp_path: Path) -> None:
+    """For every architecture; plans say what buffers a GPU then has."""
+    path = write_recorded(tmp_path / "tiny.gguf", recorded(name))
+    found = caps(path)
+    sizes = found["sizes"]
+    kind, config = read_header(path)
+    if found["unsupported_on_gpu"]:
+        with pytest.raises(ModelError, match="multiple of 32"):
+            memory(kind, config, LARGE_GPU, config.context)
+        return
+    assert [row["context"] for row in sizes] == [config.context]
+    for row in sizes:
+        planned = memory(kind, config, LARGE_GPU, row["context"])
+        assert row["cache"] == planned.cache
+        assert row["weights"] == pytest.approx(planned.weights, rel=0.02)  # buffers are rounded up
+        assert row["total"] == row["weights"] + row["cache"]
+
+
+def test_a_model_for_the_cpu_only(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", ffn=48)
+    found = caps(path)
+    assert (found["runs"], found["unsupported_reason"], found["sizes"]) == (True, None, [])
+    assert "runs           yes, but not on a GPU: blk.0: a matrix has 48 columns" in shaderlm("info", path).out
+    assert "--device cpu runs this model" in shaderlm("info", path).out
+    with pytest.raises(ModelError, match="a matrix has 48 columns"):
+        package.load(path, device=0)
+
+
+def test_sizes_at_several_lengths_in_80_columns(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", context=40960)
+    sizes = caps(path)["sizes"]
+    assert [row["context"] for row in sizes] == [1024, 4096, 16384, 40960]
+    per_token = 2 * 2 * 2 * 2 * 16  # keys and values of two bytes, layers, heads, width
+    assert [row["cache"] for row in sizes] == [per_token * row["context"] for row in sizes]
+    lines = shaderlm("info", path).out.splitlines()
+    at = lines.index("on a GPU                weights  cache (f16)     together")
+    assert lines[at + 1].startswith("1,024 tokens ")
+    assert lines[at + 4].startswith("40,960 tokens ")
+    assert len(lines) == at + 5
+    assert max(map(len, lines[at:])) <= 80
+
+
+def test_experts_and_windows(tmp_path: Path) -> None:
+    entry = recorded("qwen2moe")
+    found = caps(write_recorded(tmp_path / "experts.gguf", entry))
+    config = entry["config"]
+    count, used, width = config["num_experts"], config["num_experts_per_tok"], config["moe_intermediate_size"]
+    assert found["experts"] == {"count": count, "used": used, "ffn": width, "shared_ffn": 48}
+    idle = config["num_hidden_layers"] * (count - used) * 3 * width * config["hidden_size"]
+    assert found["parameters"] - found["active_parameters"] == idle
+    text = shaderlm("info", tmp_path / "experts.gguf").out
+    assert "experts        5 of width 32, 2 for a token, and one of width 48 for all\n" in text
+    assert "K of them active for a token\n" in text
+    windowed = write_recorded(tmp_path / "window.gguf", recorded("olmo3"))
+    assert "window         12 tokens in 3 of 4 layers\n" in shaderlm("info", windowed).out
+
+
+def test_a_folder_that_is_not_supported_is_still_shown(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "folder", recorded("qwen3"))
+    assert caps(folder)["runs"]
+    replace_config(folder, model_type="next_year")
+    found = caps(folder)
+    assert (found["architecture"], found["layers"], found["hidden"], found["runs"]) == ("next_year", 2, 64, False)
+    assert found["unsupported_reason"].startswith("config.json: model_type is 'next_year'; supported in folders: ")
+    done = shaderlm("info", folder)
+    assert (done.code, done.err) == (0, "")
+    assert "runs           no: config.json: model_type is 'next_year'" in done.out
+    assert "not given" not in done.out
+    (folder / "model.safetensors").unlink()
+    assert shaderlm("info", folder).code == 1
+
+
+def test_long_lines_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = wrapped("runs", "no: " + "many words " * 20)
+    assert len(lines) > 3
+    assert max(map(len, lines)) <= 60
+    assert all(line.startswith((" " * 15 + "m", " " * 15 + "w")) for line in lines[1:])

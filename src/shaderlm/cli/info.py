@@ -1,10 +1,16 @@
-"""`shaderlm info`: what a GGUF file holds, and whether it runs. Reads its header, loads no weights, opens no GPU."""
+"""`shaderlm info`: what a file or folder holds, and whether it runs. Reads headers, loads no weights, opens no GPU."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
     from ..formats.gguf_header import TensorInfo
     from ..gpu import Backend
     from ..models.architecture import Architecture, Config
+
+    _Model = tuple[Architecture, Config]
 
 # What is shown of the architecture's numbers, by GGUF's names, which begin with the architecture's.
 _NUMBERS = {
@@ -38,6 +46,9 @@ _ROPE = {
 }
 _LONG_ARRAY, _LONG_TEXT = 8, 100
 _TOKENS = 1000  # that the cache is given for
+_CONTEXTS = (1024, 4096, 16384, 65536)  # that sizes are given for, beside the model's own
+_NOT_GIVEN = "not given"  # by the file: such lines are left out
+_LABEL = 14  # characters of a label, before a space
 
 
 @click.command()
@@ -60,13 +71,15 @@ def info(
     with_tensors: bool,
     as_json: bool,
 ) -> None:
-    """Show what a model file holds, and whether it runs.
+    """Show what a model is, whether it runs and if not why, and how large it is. No GPU is needed.
 
-    MODEL is a path, a name or hf:ORG/REPO/FILE.gguf (default: smollm2-135m), or with --context synthetic:SHAPE:FORMAT,
-    as for `bench`. --context counts for the preferred GPU; without one, for a large GPU.
+    MODEL is the path of a GGUF file or of a Hugging Face folder, a name or hf:ORG/REPO (default: smollm2-135m), or with
+    --context synthetic:SHAPE:FORMAT, as for `bench`. --context counts for the preferred GPU; without one, for a large
+    GPU.
     """
     from ..formats.find import find
     from ..formats.opening import open_checkpoint
+    from ..formats.refused_folder import RefusedFolder
 
     name = one_model(given, model)
     if is_synthetic(name):
@@ -76,8 +89,16 @@ def info(
         return
     with progress_bar() as progress:
         path = find(name, progress)
-    with open_checkpoint(path) as file:
-        found = _gathered(file, ignore_keys)
+    with ExitStack() as opened:
+        refused = None
+        try:
+            file = opened.enter_context(open_checkpoint(path))
+        except ModelError as problem:
+            if not path.is_dir():
+                raise
+            # A folder of an unknown kind is still one of known files.
+            file, refused = opened.enter_context(RefusedFolder.open(path)), str(problem)
+        found = _gathered(file, ignore_keys, refused)
         if context is not None:
             found["memory"] = _memory(*described(str(path), ignore_keys), context, device, backend)
         metadata = dict(file.metadata) if with_metadata else {}
@@ -88,7 +109,9 @@ def info(
         print(json.dumps(found, ensure_ascii=False, indent=2))
         return
     for label, text in _lines(found):
-        print(f"{label:<14} {_printable(text)}".rstrip())
+        print("\n".join(_wrapped(label, _printable(text))))
+    for line in _size_table(found["sizes"]):
+        print(line)
     if "memory" in found:
         _print_memory(found["memory"], as_json)
     for key, value in metadata.items():
@@ -133,11 +156,14 @@ def _print_memory(found: Mapping[str, Any], as_json: bool) -> None:
 # Gathering -----------------------------------------------------------------------------------------------
 
 
-def _gathered(file: Checkpoint, ignore_keys: Collection[str]) -> dict[str, Any]:
+def _gathered(file: Checkpoint, ignore_keys: Collection[str], refused: str | None) -> dict[str, Any]:
+    """What is shown. `refused`: why the file could not be opened as a checkpoint."""
     metadata = file.metadata
     name = metadata.get("general.architecture")
     numbers = {key: _json_value(metadata.get(f"{name}.{there}")) for key, there in _NUMBERS.items()}
-    reason = _unsupported_reason(file, ignore_keys)
+    reason, model = (refused, None) if refused else _verdict(file, ignore_keys)
+    on_gpu = _gpu_reason(model) if model else None
+    weights, parameters = _gpu_bytes(file), sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     return {
         "name": str(metadata.get("general.name") or file.path.stem),
         "path": str(file.path),
@@ -145,15 +171,20 @@ def _gathered(file: Checkpoint, ignore_keys: Collection[str]) -> dict[str, Any]:
         "architecture": _json_value(name),
         "runs": reason is None,
         "unsupported_reason": reason,
-        "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
+        "unsupported_on_gpu": on_gpu,
+        "parameters": parameters,
+        "active_parameters": _active_parameters(file) if model else parameters,
+        "experts": _experts(model),
         **_completed(numbers),
         "vocabulary": _vocabulary(file),
-        "rope": {key: _json_value(metadata.get(f"{name}.{there}")) for key, there in _ROPE.items()},
-        "tokenizer": _tokenizer(metadata),
+        "rope": _rope_of(model, {key: _json_value(metadata.get(f"{name}.{there}")) for key, there in _ROPE.items()}),
+        "windows": _windows(model),
+        "tokenizer": None if refused else _tokenizer(metadata),
         "chat_template": bool(metadata.get("tokenizer.chat_template")),
         "types": _types(file),
-        "gpu_weight_bytes": _gpu_bytes(file),
+        "gpu_weight_bytes": weights,
         "cache_bytes_per_1000_tokens": _cache_bytes(_completed(numbers)),
+        "sizes": _sizes(model, weights) if model and weights and not on_gpu else [],
     }
 
 
@@ -168,18 +199,76 @@ def _completed(numbers: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _unsupported_reason(file: Checkpoint, ignore_keys: Collection[str]) -> str | None:
-    """Why this file cannot be run, in the order in which `load` would find it; None if it can."""
+def _verdict(file: Checkpoint, ignore_keys: Collection[str]) -> tuple[str | None, _Model | None]:
+    """Why this file cannot be run, in the order in which `load` would find it; None if it can, and what it is."""
     from ..models.checkpoint import architecture_of, read_config
 
     try:
         kind = architecture_of(file)
         problem: str | None = _tokenizer(file.metadata)["problem"]
         if problem is None:
-            read_config(kind, file, ignore_keys)
+            return None, (kind, read_config(kind, file, ignore_keys))
+    except ModelError as refused:
+        return str(refused), None
+    return problem, None
+
+
+def _gpu_reason(model: _Model) -> str | None:
+    """Why no GPU can run it, though the CPU can."""
+    from ..compile.lowering import check_shapes
+    from ..models.architecture import Step
+
+    kind, config = model
+    try:
+        check_shapes(kind.build(config, Step(1)))
     except ModelError as refused:
         return str(refused)
-    return problem
+    return None
+
+
+def _experts(model: _Model | None) -> dict[str, int] | None:
+    if model is None or model[1].experts is None:
+        return None
+    experts = model[1].experts
+    return {"count": experts.count, "used": experts.used, "ffn": experts.ffn, "shared_ffn": experts.shared}
+
+
+def _rope_of(model: _Model | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Files leave out what follows from the rest here, too."""
+    if model is None:
+        return given
+    rope = model[1].rope
+    found = {"dimensions": rope.rotary, "base": rope.theta if rope.rotary else None}
+    return given | {key: value for key, value in found.items() if given[key] is None}
+
+
+def _windows(model: _Model | None) -> dict[int, int]:
+    """How many layers have a window of so many tokens."""
+    if model is None:
+        return {}
+    windows = (model[1].layer(i).window for i in range(model[1].layers))
+    return dict(Counter(window for window in windows if window))
+
+
+def _active_parameters(file: Checkpoint) -> int:
+    """Those that one token is multiplied with: of the experts only the chosen ones."""
+    own = file.metadata["general.architecture"]
+    count, used = (file.metadata.get(f"{own}.expert_{key}") or 1 for key in ("count", "used_count"))
+    sizes = ((name, math.prod(tensor.shape)) for name, tensor in file.tensors.items())
+    return sum(size // count * used if "_exps." in name else size for name, size in sizes)
+
+
+def _sizes(model: _Model, weights: int) -> list[dict[str, int]]:
+    """Bytes on a GPU at several lengths of the context, the last of them the model's own."""
+    from ..engine.planning import cache_bytes
+
+    own = model[1].context
+    lengths = [*(tokens for tokens in _CONTEXTS if tokens < own), own]
+    caches = {tokens: cache_bytes(*model, tokens) for tokens in lengths}
+    return [
+        {"context": tokens, "weights": weights, "cache": cache, "total": weights + cache}
+        for tokens, cache in caches.items()
+    ]
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +287,8 @@ def _vocabulary(file: Checkpoint) -> int | None:
     tokens, embedding = file.metadata.get("tokenizer.ggml.tokens"), file.tensors.get("token_embd.weight")
     if isinstance(tokens, list):
         return len(tokens)
-    return embedding.shape[0] if embedding else None
+    given = file.metadata.get(f"{file.metadata.get('general.architecture')}.vocab_size")
+    return embedding.shape[0] if embedding else given if isinstance(given, int) else None
 
 
 def _types(file: Checkpoint) -> dict[str, dict[str, Any]]:
@@ -243,45 +333,91 @@ def _cache_bytes(numbers: Mapping[str, Any]) -> dict[str, int] | None:
 
 def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     from ..gpu.caps import size
+    from . import with_flags
 
     tokenizer, cache = found["tokenizer"], found["cache_bytes_per_1000_tokens"]
-    lines = [("name", found["name"]), ("file", f"{found['path']} ({size(found['file_bytes'])})")]
+    where = "folder" if Path(found["path"]).is_dir() else "file"
+    lines = [("name", found["name"]), (where, f"{found['path']} ({size(found['file_bytes'])})")]
     lines.append(("architecture", _shown(found["architecture"])))
-    lines.append(("runs", "yes" if found["runs"] else f"no: {found['unsupported_reason']}"))
+    problem = found["unsupported_on_gpu"]
+    cpu_only = f", but not on a GPU: {with_flags(problem)}" if problem else ""
+    lines.append(("runs", f"yes{cpu_only}" if found["runs"] else f"no: {found['unsupported_reason']}"))
     if found["parameters"]:
-        lines.append(("parameters", f"{found['parameters'] / 1e6:,.1f} M"))
+        active = found["active_parameters"]
+        some = f", {_count(active)} of them active for a token" if active != found["parameters"] else ""
+        lines.append(("parameters", f"{_count(found['parameters'])}{some}"))
+    if found["experts"]:
+        experts = found["experts"]
+        shared = f", and one of width {_shown(experts['shared_ffn'])} for all" if experts["shared_ffn"] else ""
+        width = f" of width {_shown(experts['ffn'])}"
+        lines.append(("experts", f"{experts['count']}{width}, {experts['used']} for a token{shared}"))
     for name in ("context", "layers", "hidden"):
         lines.append((name, _shown(found[name])))
-    lines.append(("heads", f"{_shown(found['heads'])}, {_shown(found['kv_heads'])} of keys and values"))
+    if found["heads"] is not None:
+        lines.append(("heads", f"{_shown(found['heads'])}, {_shown(found['kv_heads'])} of keys and values"))
     lines.append(("head width", _shown(found["head_width"])))
     lines.append(("FFN", _shown(found["ffn"])))
     lines.append(("vocabulary", _shown(found["vocabulary"])))
     lines.append(("rope", _rope(found["rope"])))
-    problem = f" ({tokenizer['problem']})" if tokenizer["problem"] else ""
-    words = f", pre-tokenizer {tokenizer['pre']}" if tokenizer["pre"] is not None else ""
-    lines.append(("tokenizer", f"{_shown(tokenizer['model'])}{words}{problem}"))
-    lines.append(("chat template", "yes" if found["chat_template"] else "no"))
+    for window, layers in found["windows"].items():
+        lines.append(("window", f"{_shown(window)} tokens in {layers} of {_shown(found['layers'])} layers"))
+    if tokenizer:
+        problem = f" ({tokenizer['problem']})" if tokenizer["problem"] else ""
+        words = f", pre-tokenizer {tokenizer['pre']}" if tokenizer["pre"] is not None else ""
+        lines.append(("tokenizer", f"{_shown(tokenizer['model'])}{words}{problem}"))
+        lines.append(("chat template", "yes" if found["chat_template"] else "no"))
     for kind, entry in found["types"].items():
         lines.append((f"tensors {kind}", f"{entry['tensors']}, {size(entry['bytes'])}"))
-    if found["gpu_weight_bytes"]:
+    if found["gpu_weight_bytes"] and not found["sizes"]:
         lines.append(("on a GPU", f"about {size(found['gpu_weight_bytes'])} of weights"))
     if cache:
         lines.append(("cache", f"{size(cache['f16'])} per {_TOKENS:,} tokens in f16, {size(cache['f32'])} in f32"))
-    return lines
+    return [(label, text) for label, text in lines if text != _NOT_GIVEN]
+
+
+def _size_table(sizes: Sequence[Mapping[str, int]]) -> list[str]:
+    """One line for each length of the context."""
+    from ..gpu.caps import size
+
+    if not sizes:
+        return []
+    rows = [
+        (f"{row['context']:,} tokens", *(size(row[part]) for part in ("weights", "cache", "total"))) for row in sizes
+    ]
+    head = ("on a GPU", "weights", "cache (f16)", "together")
+    return ["", *(f"{first:<18}" + "".join(f"{cell:>13}" for cell in rest) for first, *rest in (head, *rows))]
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    """A label and its text: one line, but on a terminal as many as its width makes of it."""
+    line = f"{label:<{_LABEL}} {text}".rstrip()
+    if not sys.stdout.isatty():
+        return [line]
+    width = max(40, shutil.get_terminal_size().columns)
+    return textwrap.wrap(line, width, subsequent_indent=" " * (_LABEL + 1), break_on_hyphens=False) or [line]
+
+
+def _count(parameters: int) -> str:
+    unit, divisor = next((each for each in (("B", 1e9), ("M", 1e6)) if parameters >= each[1]), ("K", 1e3))
+    return f"{parameters / divisor:,.1f} {unit}"
 
 
 def _rope(rope: Mapping[str, Any]) -> str:
+    if rope["dimensions"] == 0:
+        return "none: positions are learned, or not told"
     kind, factor = rope["scaling"], rope["factor"]
     if kind is None and factor:
         kind = "linear"  # what a factor without a type means
     scaled = f", scaling {kind}" if kind not in (None, "none") else ""
     scaled += f" by {factor:g}" if scaled and isinstance(factor, (int, float)) else ""
-    return f"{_shown(rope['dimensions'])} dimensions, base {_shown(rope['base'])}{scaled}"
+    parts = [f"{rope['dimensions']} dimensions"] if rope["dimensions"] is not None else []
+    parts += [f"base {_shown(rope['base'])}"] if rope["base"] is not None else []
+    return ", ".join(parts) + scaled if parts else _NOT_GIVEN
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return "not given" if value is None else str(value)
+        return _NOT_GIVEN if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 

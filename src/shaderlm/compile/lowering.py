@@ -79,7 +79,7 @@ class Lowering:
         tables: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Plan:
         """Lower a whole graph. `tables` has the formulas of its tables by name."""
-        _check_shapes(graph)
+        check_shapes(graph)
         routed = [(node, self.route(node)) for node in graph.nodes]
         return self.plan_of(name, graph, routed, rejected, tokens, tables or {})
 
@@ -227,18 +227,18 @@ def _counted(launch_list: LaunchList, dispatch: Dispatch, key: str, tensor: Tens
     return nbytes * (at + 1) // len(readers) - nbytes * at // len(readers)
 
 
-def _check_shapes(graph: Graph) -> None:
+def check_shapes(graph: Graph) -> None:
     """Kernels read inputs in blocks of 32: between nodes there is nobody to pad them."""
     for node in graph.nodes:
         if node.op in ("linear", "linear_experts") and node.dims["K"] % 32:
             raise ModelError(
                 f"{node.layer}: a matrix has {node.dims['K']} columns; on a GPU they must be a multiple of 32. "
-                "device='cpu' runs this model"
+                'device="cpu" runs this model'
             )
         if node.op in ("attention", "kv_write") and node.dims["D"] % 4:
             raise ModelError(
                 f"{node.layer}: heads have {node.dims['D']} values; on a GPU they must be a multiple of 4. "
-                "device='cpu' runs this model"
+                'device="cpu" runs this model'
             )
 
 

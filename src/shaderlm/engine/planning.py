@@ -29,13 +29,13 @@ from ..gpu import (
     open_device,
 )
 from ..gpu.adapters import choose as choose_adapter
-from ..graph.batch import CONTEXTS, context_class
+from ..graph.batch import CONTEXTS, PAGE, context_class
 from ..graph.fuse import fuse
 from ..graph.graph import Graph, Node
 from ..models.architecture import Architecture, Config, Step
 from ..models.checkpoint import architecture_of
 from ..runtime.runner import bucket
-from ..runtime.sizes import Memory, cache_format, max_outputs, max_tokens, memory_of
+from ..runtime.sizes import Memory, cache_format, max_outputs, max_tokens, memory_of, pages_of
 from .loading import Progress, check_context, check_precision, config_of_file
 
 PREFILL_TOKENS = 128  # of a plan, unless others are asked for
@@ -153,6 +153,12 @@ def memory(kind: Architecture, config: Config, caps: DeviceCaps, context: int, *
         made = fuse(kind.head(config, 1, tokens), None, lowering.unsupported_reason)
         heads.append(head_plan(lowering, *made, head, config))
     return memory_of(bodies, heads, config, caps, context)
+
+
+def cache_bytes(kind: Architecture, config: Config, tokens: int, cache: str = "f16") -> int:
+    """What keys and values of so many tokens take, in whole pages, as every device allocates them."""
+    tensors = kind.build(config, Step(1, cache=cache)).tensors.values()
+    return sum(each.nbytes for each in tensors if each.role == "state") * PAGE * pages_of(tokens)
 
 
 def step_graph(

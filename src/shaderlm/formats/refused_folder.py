@@ -1,0 +1,36 @@
+"""A Hugging Face folder that is no checkpoint here: what its files say nevertheless, for `shaderlm info`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import Checkpoint
+from .folder_models import KEYS
+from .json_files import read_json
+from .safetensors import Safetensors
+
+_MAX_CONFIG = 4 << 20
+
+
+class RefusedFolder(Checkpoint):
+    """Tensors under their own names, and the sizes of config.json under GGUF's keys. Nothing can be read of it."""
+
+    @classmethod
+    def open(cls, path: Path) -> RefusedFolder:
+        """Read config.json and the headers of the weights. What is broken is a ModelError."""
+        config = read_json(path / "config.json", _MAX_CONFIG)
+        text = config.get("text_config")  # of models that read images, too
+        sizes: dict[str, Any] = text if isinstance(text, dict) else config
+        own = config.get("model_type")
+        metadata = {f"{own}.{key}": sizes[name] for name, keys in KEYS.items() if name in sizes for key in keys}
+        if "vocab_size" in sizes:
+            metadata[f"{own}.vocab_size"] = sizes["vocab_size"]
+        files = Safetensors.open(path)
+        try:
+            return cls(path, files.size, {"general.architecture": own, **metadata}, files.tensors)
+        finally:
+            files.close()
+
+    def _release(self) -> None:
+        pass
