@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import pkgutil
@@ -163,12 +164,17 @@ class Architecture(NamedTuple):
     tensors: Callable[[Mapping[str, Any], Shapes], Shapes]
 
 
-def architecture(metadata: Mapping[str, Any]) -> Architecture:
-    """The architecture that a checkpoint names."""
-    name = metadata.get("general.architecture")
+@functools.cache
+def architectures() -> Mapping[str, str]:
+    """The module of every architecture, by GGUF's name."""
     here = str(Path(__file__).parent)
     modules = sorted(module.name for module in pkgutil.iter_modules([here]) if module.name not in _OTHERS)
-    known = {_GGUF_NAMES.get(module, module): module for module in modules}
+    return {_GGUF_NAMES.get(module, module): module for module in modules}
+
+
+def architecture(metadata: Mapping[str, Any]) -> Architecture:
+    """The architecture that a checkpoint names."""
+    name, known = metadata.get("general.architecture"), architectures()
     if not isinstance(name, str) or name not in known:
         raise ModelError(f"this checkpoint's architecture is {name!r}; supported: {', '.join(known)}")
     module = importlib.import_module(f"{__package__}.{known[name]}")

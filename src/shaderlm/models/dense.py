@@ -26,6 +26,10 @@ QKV: Mapping[str, tuple[str, ...]] = {"attn_qkv": ("attn_q", "attn_k", "attn_v")
 GATE_UP: Mapping[str, tuple[str, ...]] = {"ffn_up": ("ffn_gate", "ffn_up")}
 
 
+# Norms of layer-norm models, which mostly have biases.
+NORMS = ("attn_norm", "ffn_norm", OUTPUT_NORM)
+
+
 @dataclass(frozen=True)
 class Dense:
     """An architecture of this kind. `name` is GGUF's, and begins the keys of its metadata."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .dense import QKV, Dense
+from .dense import NORMS, QKV, Dense
 
 _GPT2 = Dense(
     "gpt2",
@@ -10,6 +10,6 @@ _GPT2 = Dense(
     activation="gelu",
     positions="learned",
     joined=QKV,
-    biases=("attn_norm", "ffn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+    biases=(*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down"),
 )
 read, tensors, build, head = _GPT2.read, _GPT2.tensors, _GPT2.build, _GPT2.head

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .architecture import Config, Metadata
-from .dense import QKV, Dense
+from .dense import NORMS, QKV, Dense
 
 
 def _complete(own: Metadata, c: Config) -> Config:
@@ -18,5 +18,12 @@ def _complete(own: Metadata, c: Config) -> Config:
     return replace(c, ffn_input="input" if parallel else "sum")
 
 
-_GPTNEOX = Dense("gptneox", norm="layer_norm", activation="gelu_erf", joined=QKV, complete=_complete)
+_GPTNEOX = Dense(
+    "gptneox",
+    norm="layer_norm",
+    activation="gelu_erf",
+    joined=QKV,
+    biases=(*NORMS, "ffn_up", "ffn_down"),
+    complete=_complete,
+)
 read, tensors, build, head = _GPTNEOX.read, _GPTNEOX.tensors, _GPTNEOX.build, _GPTNEOX.head

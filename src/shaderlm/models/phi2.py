@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from .dense import QKV, Dense
+from .dense import NORMS, QKV, Dense
 
-_PHI2 = Dense("phi2", norm="layer_norm", ffn_input="attn_norm", activation="gelu", output_bias=True, joined=QKV)
+_PHI2 = Dense(
+    "phi2",
+    norm="layer_norm",
+    ffn_input="attn_norm",
+    activation="gelu",
+    output_bias=True,
+    joined=QKV,
+    biases=(*NORMS, "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"),
+)
 read, tensors, build, head = _PHI2.read, _PHI2.tensors, _PHI2.build, _PHI2.head

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .architecture import Config, Metadata
-from .dense import Dense
+from .dense import NORMS, Dense
 
 
 def _complete(own: Metadata, c: Config) -> Config:
@@ -16,5 +16,5 @@ def _complete(own: Metadata, c: Config) -> Config:
     return c if "blk.0.ffn_norm.weight" in c.shapes else replace(c, ffn_input="attn_norm")
 
 
-_STABLELM = Dense("stablelm", norm="layer_norm", complete=_complete)
+_STABLELM = Dense("stablelm", norm="layer_norm", biases=NORMS, complete=_complete)
 read, tensors, build, head = _STABLELM.read, _STABLELM.tensors, _STABLELM.build, _STABLELM.head

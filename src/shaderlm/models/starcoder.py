@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from .dense import QKV, Dense
+from .dense import NORMS, QKV, Dense
 
-_STARCODER = Dense("starcoder", norm="layer_norm", activation="gelu", positions="learned", joined=QKV)
+_STARCODER = Dense(
+    "starcoder",
+    norm="layer_norm",
+    activation="gelu",
+    positions="learned",
+    joined=QKV,
+    biases=(*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+)
 read, tensors, build, head = _STARCODER.read, _STARCODER.tensors, _STARCODER.build, _STARCODER.head

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from .dense import Dense
+from .dense import NORMS, Dense
 from .windows import all_layers
 
-_STARCODER2 = Dense(
-    "starcoder2",
-    norm="layer_norm",
-    activation="gelu",
-    biases=("attn_norm", "ffn_norm", "output_norm"),
-    complete=all_layers,
-)
+_STARCODER2 = Dense("starcoder2", norm="layer_norm", activation="gelu", biases=NORMS, complete=all_layers)
 read, tensors, build, head = _STARCODER2.read, _STARCODER2.tensors, _STARCODER2.build, _STARCODER2.head
