@@ -229,11 +229,12 @@ def test_experts_and_windows(tmp_path: Path) -> None:
     found = caps(write_recorded(tmp_path / "experts.gguf", entry))
     config = entry["config"]
     count, used, width = config["num_experts"], config["num_experts_per_tok"], config["moe_intermediate_size"]
-    assert found["experts"] == {"count": count, "used": used, "ffn": width, "shared_ffn": 48}
+    shared = config["shared_expert_intermediate_size"]
+    assert found["experts"] == {"count": count, "used": used, "ffn": width, "shared_ffn": shared}
     idle = config["num_hidden_layers"] * (count - used) * 3 * width * config["hidden_size"]
     assert found["parameters"] - found["active_parameters"] == idle
     text = shaderlm("info", tmp_path / "experts.gguf").out
-    assert "experts        5 of width 32, 2 for a token, and one of width 48 for all\n" in text
+    assert "experts        5 of width 32, 2 for a token, and one of width 64 for all\n" in text
     assert "K of them active for a token\n" in text
     windowed = write_recorded(tmp_path / "window.gguf", recorded("olmo3"))
     assert "window         12 tokens in 3 of 4 layers\n" in shaderlm("info", windowed).out

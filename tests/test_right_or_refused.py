@@ -237,7 +237,7 @@ def test_a_key_that_is_added(name: str, computed: Computed) -> None:
         if found == "same":
             assert free(key, {**keys, key: value}, file.own), f"{key}={value!r} changes nothing"
         elif found != "changed" and key not in DEFAULTS:
-            assert f"{file.own}." in found, f"{key}={value!r}: {found}"
+            assert f"{file.own}." in found or "no tensor" in found, f"{key}={value!r}: {found}"
 
 
 def test_every_key_that_is_read_changes_the_logits_of_some_checkpoint(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from .dense import Dense
+from .dense import NORMS, Dense
 
-_NEMOTRON = Dense(
-    "nemotron", norm="layer_norm", biases=("attn_norm", "ffn_norm", "output_norm"), activation="relu_squared"
-)
+_NEMOTRON = Dense("nemotron", norm="layer_norm", biases=NORMS, activation="relu_squared")
 read, tensors, build, head = _NEMOTRON.read, _NEMOTRON.tensors, _NEMOTRON.build, _NEMOTRON.head
