@@ -18,6 +18,7 @@ from shaderlm.formats.embedded import cache_folder
 from shaderlm.gpu import Device, Implementation, backends, dawn, open_device
 from shaderlm.gpu.adapters import choose
 
+from .oracles import Oracle, unpack
 from .policies import with_policy
 
 # Tests of a group run in one worker, and a worker compiles its own kernels and loads its own models: what needs the
@@ -32,6 +33,7 @@ _BEGIN = (
     "test_attention",
     "kernels paged attention",
     "test_plan_runner",
+    "test_oracles",
     "test_docs",
     "test_plans_without_lengths",
     "test_int16",
@@ -61,6 +63,7 @@ _GPU = {
     "test_int16",
     "test_kernels",
     "test_matrix",
+    "test_oracles",
     "test_profile",
     "test_rows_int16",
     "test_sample",
@@ -135,6 +138,12 @@ def _prefer(implementation: Implementation) -> None:
     if dawn.missing() is None:
         for adapter in dawn.adapters():
             backends.save(adapter.caps, {name: float(1 + (name != implementation)) for name in backends.PACKAGES})
+
+
+@pytest.fixture(scope="session")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Oracle]:
+    """Checkpoints with known logits, by name. Every worker unpacks its own: that takes 0.2 s."""
+    return unpack(tmp_path_factory.mktemp("oracles"))
 
 
 def _open(config: pytest.Config, **options: Any) -> Device:

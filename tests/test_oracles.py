@@ -1,0 +1,106 @@
+"""Checkpoints of every architecture give what `transformers` gives: logits, greedy ids, tokens of texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shaderlm.engine.loading import load_with
+from shaderlm.engine.tokenizer import Tokenizer
+from shaderlm.gpu import Device
+from shaderlm.runtime.runner import GREEDY, Runner
+from shaderlm.runtime.session import Session
+
+from .oracles import ARCHITECTURES, MISSING, NAMES, WITH_FOLDER, Case, Oracle
+
+SOURCES = [(name, "model.gguf") for name in NAMES] + [(name, "hf") for name in NAMES if name in WITH_FOLDER]
+every_source = pytest.mark.parametrize(
+    ("name", "source"), SOURCES, ids=[f"{name} {source}" for name, source in SOURCES]
+)
+Oracles = dict[str, Oracle]
+
+
+def by_default(*names: str) -> pytest.MarkDecorator:
+    """All checkpoints, of which these are not `long`."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name in names else pytest.mark.long) for name in NAMES]
+    )
+
+
+def check(oracle: Oracle, source: str, cache: str = "f32", **options: Any) -> None:
+    """All that is recorded of a checkpoint's numbers. Prompts decode together, and the first one alone as well."""
+    for context, cases in oracle.cases(source).items():
+        with load_with(oracle.folder / source, context=context, cache=cache, **options) as model:
+            sessions = [model.runner.session() for _ in cases]
+            for session, case in zip(sessions, cases, strict=True):
+                case.check(session.logits(case.prompt), cache)
+            if cache == "f32":  # runners-up are as close as 0.02
+                wanted = [case.greedy for case in cases]
+                assert greedy(model.runner, sessions, cases) == wanted
+                assert greedy(model.runner, sessions[:1], cases) == wanted[:1]
+
+
+def greedy(runner: Runner, sessions: list[Session], cases: list[Case]) -> list[list[int]]:
+    """The ids that follow the prompts that these sessions have read."""
+    found = []
+    for session, case in zip(sessions, cases, strict=False):
+        session.rewind(len(case.prompt) - 1)
+        found.append([session.sample(case.prompt[-1:]).wait()])
+    sequences = [session.sequence for session in sessions]
+    batch = runner.decode_batch(sequences, [GREEDY] * len(sequences))
+    for _ in range(len(cases[0].greedy) - 1):
+        tokens = batch.step().wait()
+        for ids, sequence in zip(found, sequences, strict=True):
+            ids.append(int(tokens[sequence.slot]))
+    batch.close()
+    return found
+
+
+@pytest.mark.smoke
+def test_all_are_here(oracles: Oracles) -> None:
+    assert {name: oracle.about["arch"] for name, oracle in oracles.items()} == ARCHITECTURES
+    assert {name for name, oracle in oracles.items() if oracle.hf.exists()} == set(WITH_FOLDER)
+    untested = {ARCHITECTURES[name] for name in set(ARCHITECTURES) - set(NAMES)}
+    assert untested == MISSING, "an architecture came or went: change MISSING"
+    for oracle in oracles.values():
+        assert len(oracle.texts) >= 6
+        for cases in oracle.cases().values():
+            assert all(len(case.greedy) == 12 and case.logits.std() > 0.5 for case in cases)
+
+
+@pytest.mark.smoke
+@every_source
+def test_in_numpy(name: str, source: str, oracles: Oracles) -> None:
+    check(oracles[name], source, device="cpu")
+
+
+@pytest.mark.smoke
+@every_source
+def test_texts(name: str, source: str, oracles: Oracles) -> None:
+    tokenizer = Tokenizer.from_file(oracles[name].folder / source)
+    for text, ids in oracles[name].texts:
+        assert tokenizer.encode(text) == ids
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_device(name: str, oracles: Oracles, device: Device) -> None:
+    check(oracles[name], "model.gguf", device=device)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in WITH_FOLDER])
+def test_folders_on_a_device(name: str, oracles: Oracles, device: Device) -> None:
+    with load_with(oracles[name].hf, device=device, cache="f32") as model:
+        case = oracles[name].cases("hf")[512][1]
+        case.check(model.logits(case.prompt)[-1])
+
+
+@by_default("gemma3", "qwen3moe")
+def test_on_a_device_with_an_f16_cache(name: str, oracles: Oracles, device: Device) -> None:
+    check(oracles[name], "model.gguf", "f16", device=device)
+
+
+@by_default("gemma2", "mixtral")
+@pytest.mark.parametrize("cache", ["f32", pytest.param("f16", marks=pytest.mark.long)])
+def test_by_the_kernels_of_a_gpu(name: str, cache: str, oracles: Oracles, gpu: Device) -> None:
+    check(oracles[name], "model.gguf", cache, device=gpu)
