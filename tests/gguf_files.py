@@ -107,6 +107,18 @@ def entry(name: str | bytes, dims: tuple[int, ...], kind: int = 0, offset: int =
     return text(name) + packed + struct.pack("<IQ", kind, offset)
 
 
+def add_text(source: Path, path: Path, key: str, value: str) -> Path:
+    """A copy of a file with one more entry, a text."""
+    data = source.read_bytes()
+    magic, version, tensors, pairs = struct.unpack_from("<4sIQQ", data)
+    more = pair(key, 8, text(value))
+    # Tensors begin at a multiple of 32 bytes, also after what is added.
+    filling = pair("general.description", 8, text(""))
+    filling = pair("general.description", 8, text(" " * (-len(more + filling) % 32)))
+    path.write_bytes(struct.pack("<4sIQQ", magic, version, tensors, pairs + 2) + more + filling + data[24:])
+    return path
+
+
 def whole(pairs: list[bytes], entries: list[bytes], data: int = 64, version: int = 3) -> bytes:
     head = b"GGUF" + struct.pack("<IQQ", version, len(entries), len(pairs)) + b"".join(pairs + entries)
     return head + bytes(-len(head) % 32) + bytes(data)

@@ -55,6 +55,8 @@ def _is_there(name: str) -> bool:
 
 
 NAMES = [name for name, own in ARCHITECTURES.items() if _is_there(own)]
+# What there is of them: the file, and the folder where there is one.
+SOURCES = [(name, "model.gguf") for name in NAMES] + [(name, "hf") for name in NAMES if name in WITH_FOLDER]
 # What a logit may be off by, as a part of the largest one or of 1, by the format of the cache.
 TOLERANCE = {"f32": 2e-4, "f16": 1e-2}
 

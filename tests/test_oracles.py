@@ -12,9 +12,8 @@ from shaderlm.gpu import Device
 from shaderlm.runtime.runner import GREEDY, Runner
 from shaderlm.runtime.session import Session
 
-from .oracles import ARCHITECTURES, MISSING, NAMES, WITH_FOLDER, Case, Oracle
+from .oracles import ARCHITECTURES, MISSING, NAMES, SOURCES, WITH_FOLDER, Case, Oracle
 
-SOURCES = [(name, "model.gguf") for name in NAMES] + [(name, "hf") for name in NAMES if name in WITH_FOLDER]
 every_source = pytest.mark.parametrize(
     ("name", "source"), SOURCES, ids=[f"{name} {source}" for name, source in SOURCES]
 )
@@ -95,12 +94,12 @@ def test_folders_on_a_device(name: str, oracles: Oracles, device: Device) -> Non
         case.check(model.logits(case.prompt)[-1])
 
 
-@by_default("gemma3", "qwen3moe")
+@by_default("gemma2", "gpt-oss-mxfp4", "mixtral")
 def test_on_a_device_with_an_f16_cache(name: str, oracles: Oracles, device: Device) -> None:
     check(oracles[name], "model.gguf", "f16", device=device)
 
 
-@by_default("gemma2", "mixtral")
+@by_default("gemma2", "gpt-oss-mxfp4", "mixtral")
 @pytest.mark.parametrize("cache", ["f32", pytest.param("f16", marks=pytest.mark.long)])
 def test_by_the_kernels_of_a_gpu(name: str, cache: str, oracles: Oracles, gpu: Device) -> None:
     check(oracles[name], "model.gguf", cache, device=gpu)

@@ -1,0 +1,181 @@
+"""However the tokens of a checkpoint are cut into steps, alone or beside others, its logits are those recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm.engine import EngineOptions, Handle, LanguageModel
+from shaderlm.engine.loading import load_with
+from shaderlm.gpu import Device
+from shaderlm.graph.fuse import FUSIONS
+from shaderlm.models.architecture import Step
+from shaderlm.runtime.runner import F32, Part, Runner
+
+from .oracles import NAMES, Case, Oracle, assert_logits
+
+pytestmark = pytest.mark.xdist_group("test_oracles")
+Oracles = dict[str, Oracle]
+
+# By default, one of each kind on a device: windows and capped scores, sinks, experts, layers without rope, layer norms,
+# tensors of several matrices. The rest is `long`. The kernels of a GPU take a software adapter longer to compile.
+ON_A_DEVICE = ("gemma2", "gpt-oss-mxfp4", "mixtral", "smollm3", "starcoder2", "phi3")
+BY_A_GPU = ("gemma2", "gpt-oss-mxfp4")
+SCORED = [name for name in NAMES if name in ("gemma2", "gpt-oss-mxfp4", "mixtral", "qwen3moe")]
+
+
+class Loaded:
+    """A checkpoint with a context of 512 and an f32 cache."""
+
+    def __init__(self, oracle: Oracle, device: Device | None) -> None:
+        self.model = load(oracle, device)
+        self.runner, self.cases = self.model.runner, oracle.cases()[512]
+        assert [len(case.prompt) for case in self.cases] == [5, 17, 40, 300]
+        self._oracle, self._known = oracle, dict[tuple[int, ...], F32]()
+
+    def whole(self, ids: list[int]) -> F32:
+        """Logits [tokens, vocabulary] of a sequence alone, in one go, in NumPy."""
+        if tuple(ids) not in self._known:
+            with load(self._oracle, None) as model:
+                self._known[tuple(ids)] = model.logits(ids)
+        return self._known[tuple(ids)]
+
+    def logits(self, *parts: Part) -> F32:
+        """Of a step."""
+        found = self.runner.step(list(parts)).logits
+        assert found is not None
+        return found
+
+
+def load(oracle: Oracle, device: Device | None, **options: Any) -> LanguageModel:
+    return load_with(oracle.gguf, device=device or "cpu", context=512, cache="f32", **options)
+
+
+def places() -> Iterator[Any]:
+    for name in NAMES:
+        for where, default in ((None, NAMES), ("device", ON_A_DEVICE), ("gpu", BY_A_GPU)):
+            marks = () if name in default else pytest.mark.long
+            yield pytest.param((name, where), id=f"{name}-{where or 'numpy'}", marks=marks)
+
+
+@pytest.fixture(scope="module", params=list(places()))
+def model(request: pytest.FixtureRequest, oracles: Oracles) -> Iterator[Loaded]:
+    """Every checkpoint in NumPy, on the adapter of the tests, and on the same taken for a GPU."""
+    name, where = request.param
+    made = Loaded(oracles[name], None if where is None else request.getfixturevalue(where))
+    yield made
+    made.model.close()
+
+
+def test_a_prompt_in_chunks(model: Loaded) -> None:
+    """They end within pages, of 128 positions, and within windows, of 12. Those of 8 rows and more are runs."""
+    short, long = model.cases[2:]
+    schedules = [(short, [1] * 40), (short, [3] * 13 + [1]), (short, [8] * 5), (long, [127, 1, 1, 99, 3, 8, 61])]
+    for case, counts in schedules:
+        assert sum(counts) == len(case.prompt)
+        expected, session, at = model.whole(case.prompt), model.runner.session(), 0
+        for count in counts:
+            found = session.logits(case.prompt[at : at + count])
+            at += count
+            assert_logits(found, expected[at - 1], f"{at} tokens, the last {count} of them at once")
+        case.check(found)
+        session.close()
+
+
+def test_prompts_that_share_steps(model: Loaded) -> None:
+    """Chunks and single rows of all prompts in one step, until each is read."""
+    rng = np.random.default_rng(0)
+    left = [(model.runner.add(), case, list(case.prompt)) for case in model.cases]
+    steps = 0
+    while left:
+        parts, ended, steps = [], [], steps + 1
+        for sequence, case, ids in left:
+            count = int(rng.choice([1, 9, 17] if len(case.prompt) < 300 else [1, 60, 70]))
+            taken = [ids.pop(0) for _ in range(min(count, len(ids)))]
+            parts.append(Part(sequence, taken, "nothing" if ids else "logits"))
+            ended += [] if ids else [case]
+        found = model.runner.step(parts).logits
+        for i, case in enumerate(ended):
+            assert found is not None
+            case.check(found[i])
+        for sequence, _, ids in left:
+            if not ids:
+                model.runner.free(sequence)
+        left = [each for each in left if each[2]]
+    assert steps > 5
+
+
+def test_forks_and_what_is_forgotten(model: Loaded) -> None:
+    """A fork shares a page and a half; both go on, the fork to more keys than one pass of attention takes."""
+    runner, case, other = model.runner, model.cases[3], model.cases[2].prompt
+    alone = model.whole([*case.prompt, *other])
+    parent = runner.add()
+    for first in (0, 100):
+        runner.step([Part(parent, case.prompt[first : first + 100], "nothing")])
+    child = runner.fork(parent)
+    found = model.logits(Part(child, case.prompt[200:260], "logits"), Part(parent, other, "logits"))
+    assert_logits(found[0], alone[259], "the fork")
+    assert_logits(found[1], model.whole([*case.prompt[:200], *other])[-1], "its parent")
+    runner.truncate(parent, 190)
+    found = model.logits(Part(parent, case.prompt[190:250], "logits"), Part(child, case.prompt[260:], "logits"))
+    assert_logits(found[0], alone[249], "the parent, from an earlier position on")
+    case.check(found[1])
+    runner.free(parent)
+    at = 300
+    for count in (30, 4, 1):
+        found = model.logits(Part(child, other[at - 300 : at - 300 + count], "logits"))
+        at += count
+        assert_logits(found[0], alone[at - 1], f"the fork, after its parent is gone: {at} tokens")
+    runner.free(child)
+
+
+@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.parametrize("where", [None, pytest.param("device", marks=pytest.mark.long)])
+def test_deterministic_generations(
+    name: str, where: str | None, oracles: Oracles, request: pytest.FixtureRequest
+) -> None:
+    """Their log probabilities do not depend on what runs beside them, to the bit: experts take rows of others, too."""
+    device = None if where is None else request.getfixturevalue(where)
+    prompts = [case.prompt for case in oracles[name].cases()[512]]
+    with load(oracles[name], device, deterministic=True) as model:
+        model.engine.configure(EngineOptions(parallel=len(prompts)))
+        options: Any = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0}
+        alone = [bits(model.engine.submit(model.request(each, cache_prompt=False, **options))) for each in prompts]
+        handles = [model.engine.submit(model.request(each, **options)) for each in prompts]
+        assert [bits(handle) for handle in handles] == alone
+
+
+def bits(handle: Handle) -> list[tuple[int, float]]:
+    found = handle.result()
+    assert found is not None
+    assert found.logprobs is not None
+    return [(each.id, each.logprob) for each in found.logprobs]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_fusion_in_numpy(name: str, oracles: Oracles) -> None:
+    """None, each alone, and all but each: the same logits, of a chunk and of one row."""
+    case, sizes = oracles[name].cases()[512][1], set()
+    every = [fusion.name for fusion in FUSIONS]
+    for fusions in ([], *([one] for one in every), *([other for other in every if other != one] for one in every)):
+        with load(oracles[name], None, fusions=fusions) as model:
+            sizes.add(len(model.runner.graph(Step(4))[0].nodes))
+            check_in_two_parts(model.runner, case)
+    assert len(sizes) > 4, "fusions that apply make graphs smaller"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("where", ["device", pytest.param("gpu", marks=pytest.mark.long)])
+def test_no_fusion_on_a_device(name: str, where: str, oracles: Oracles, request: pytest.FixtureRequest) -> None:
+    with load(oracles[name], request.getfixturevalue(where), fusions=()) as model:
+        check_in_two_parts(model.runner, oracles[name].cases()[512][2])
+
+
+def check_in_two_parts(runner: Runner, case: Case) -> None:
+    session = runner.session()
+    session.feed(case.prompt[:-1])
+    case.check(session.logits(case.prompt[-1:]))
+    session.close()
