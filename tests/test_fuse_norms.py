@@ -60,7 +60,7 @@ def values(graph: Graph, tokens: int) -> dict[str, Any]:
     found["rope_table_local"] = rope_table(np.arange(8), D, 100.0).astype(np.float32)
     for tensor in graph.tensors.values():
         if tensor.role == "weight":
-            pieces = [part(n, (r, *tensor.shape[1:])) for n, r in zip(tensor.parts, tensor.part_rows, strict=True)]
+            pieces = [part(each.name, (each.rows, *tensor.shape[1:])) for each in tensor.parts]
             whole = np.stack(pieces, axis=1) if tensor.interleaved else np.concatenate(pieces)
             found[tensor.name] = whole.reshape(tensor.shape)
         elif tensor.role == "state":
