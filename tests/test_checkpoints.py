@@ -61,5 +61,5 @@ def test_without_fusions(name: str, tmp_path: Path) -> None:
 )
 def test_on_a_gpu(name: str, tmp_path: Path, device: Device) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", CHECKPOINTS[name])
-    with load_with(path, device=device, cache="f32") as model:
+    with load_with(path, device=device, cache="f32", precision="exact") as model:
         check(model, CHECKPOINTS[name])
