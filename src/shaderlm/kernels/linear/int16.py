@@ -32,14 +32,23 @@ class LaunchConfig:
 
 def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
     """The config for a shape; the steps were measured on an H200."""
-    k, n, blocks = dims["K"], dims["N"], padded_k(dims) // BLOCK
-    threads = min(256 if 1024 < k < 4096 or n >= 32768 else 512 if k >= 4096 else 128, caps.max_invocations)
-    if n >= 16384:
-        team, rows = 16 if k > 1024 else 8, 4
+    k, n, whole = dims["K"], dims["N"], max(8, min(64, _round_up(padded_k(dims) // BLOCK)))
+    in_pairs = dims["epilogue"] in _IN_PAIRS
+    threads = 512 if k >= 4096 else 256 if k > 1024 else 128
+    if n >= 8192:
+        team, rows = 16 if k > 1024 else 8, 4 if n >= 16384 else 2
+        if n >= 32768:
+            threads, team = 256, 8 if in_pairs else team
+    elif k > 8192:
+        team, rows = whole, 4
+    elif (k == 8192 and n > 2048) or (4096 <= k < 8192 and n <= 2048):
+        team, rows = whole, 2
+    elif 3072 <= k < 4096 and 1024 < n <= 4096 and not in_pairs:
+        threads, team, rows = 512, 32, 1
     else:
-        team = 32 if 4096 <= k < 8192 else max(8, min(64, _round_up(blocks)))
-        few = n <= (4096 if k >= 4096 else 1024)
-        rows = 4 if k > 8192 else 1 if few and dims["epilogue"] not in _IN_PAIRS else 2
+        team = 32 if 4096 <= k < 8192 or 1024 < k < 4096 < n else whole
+        rows = 1 if n <= (4096 if k >= 4096 else 1024) and not in_pairs else 2
+    threads = min(threads, caps.max_invocations)
     return _config(threads, min(team, threads), rows, dims, caps)
 
 
@@ -74,7 +83,7 @@ def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[LaunchConfig]:
 
 def large_enough(dims: Dims, caps: DeviceCaps) -> bool:
     """Below about this size rounding the inputs takes longer than it saves (H200)."""
-    return bool(dims["K"] * dims["N"] >= 3_000_000)
+    return bool(dims["K"] * dims["N"] >= (1_100_000 if dims["K"] >= 1024 else 3_000_000))
 
 
 def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:

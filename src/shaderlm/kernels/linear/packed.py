@@ -221,6 +221,8 @@ def gemv_shape(dims: Dims, caps: DeviceCaps) -> Gemv:
         arithmetic = "f32"
         rows = 2 if gated(dims) or (k >= 4096 and dims.get("format") != "f32") else 1
         team = 64 if k >= 4096 else 32
+        if n <= 512 and k >= 1024 and rows == 1:  # a router: few rows for so many lanes
+            threads, team = min(128, threads), 64
     reduction = "team_subgroup" if caps.subgroups else "team_tree"
     return Gemv(threads, min(team, threads), rows, reduction, arithmetic, stage)
 
