@@ -34,7 +34,9 @@ def names() -> list[str]:
 
 
 def recorded(name: str) -> dict[str, Any]:
-    """architecture (GGUF's), config (config.json), shapes, logits and greedy ids of every prompt."""
+    """architecture (GGUF's), config (config.json), shapes, logits and greedy ids of every prompt.
+
+    And where it matters, the context."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
 

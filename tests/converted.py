@@ -35,6 +35,8 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
         ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), (Keys.Attention.LAYERNORM_EPS,)
     ),
     "sliding_window": (Keys.Attention.SLIDING_WINDOW,),
+    "attn_logit_softcapping": (Keys.LLM.ATTN_LOGIT_SOFTCAPPING,),
+    "final_logit_softcapping": (Keys.LLM.FINAL_LOGIT_SOFTCAPPING,),
     **dict.fromkeys(("num_experts", "num_local_experts"), (Keys.LLM.EXPERT_COUNT,)),
     "num_experts_per_tok": (Keys.LLM.EXPERT_USED_COUNT,),
     "moe_intermediate_size": (Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,),
@@ -72,6 +74,15 @@ _HOW: Mapping[str, How] = {
     "gpt2": How(transposed=True, more=lambda c: {Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
     "olmo2": How(pattern=True),
     "gemma": How(norm_offset=1.0),
+    "gemma2": How(norm_offset=1.0),
+    "gemma3": How(norm_offset=1.0),
+    "smollm3": How(pairs=True),
+    "granite": How(
+        pairs=True,
+        more=lambda c: (
+            {key: c[name] for name, key in _FACTORS.items()} | {Keys.Attention.SCALE: c["attention_multiplier"]}
+        ),
+    ),
     "nemotron": How(norm_offset=1.0),
     "arcee": How(pairs=True),
     "exaone4": How(pattern=True),
@@ -132,7 +143,7 @@ def converted(architecture: str, config: Mapping[str, Any], tensors: Tensors) ->
     made = {key: value for name, keys in _KEYS.items() if (value := config.get(name)) for key in keys}
     if config.get("use_sliding_window", True) is False:
         made.pop(Keys.Attention.SLIDING_WINDOW, None)
-    elif how.pattern:
+    elif how.pattern and "layer_types" in config:
         made[Keys.Attention.SLIDING_WINDOW_PATTERN] = [each == "sliding_attention" for each in config["layer_types"]]
     scaled, factors = _rope(config, made)
     made |= scaled | how.more(config)
@@ -144,8 +155,11 @@ def converted(architecture: str, config: Mapping[str, Any], tensors: Tensors) ->
 
 def _rope(config: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
     given = config.get("rope_parameters") or {}
+    local = given.get("sliding_attention", {})
     given = given.get("full_attention", given)
     found: dict[str, Any] = {Keys.Rope.FREQ_BASE: given["rope_theta"]} if "rope_theta" in given else {}
+    if local.get("rope_theta", given.get("rope_theta")) != given.get("rope_theta"):
+        found[Keys.Rope.FREQ_BASE_SWA] = local["rope_theta"]
     heads, hidden = made[Keys.Attention.HEAD_COUNT], made[Keys.LLM.EMBEDDING_LENGTH]
     width = int(made.get(Keys.Attention.KEY_LENGTH, hidden // heads) * given.get("partial_rotary_factor", 1))
     if "partial_rotary_factor" in given:
@@ -154,6 +168,13 @@ def _rope(config: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[dict[str,
         found |= {Keys.Rope.SCALING_TYPE: given["rope_type"], Keys.Rope.SCALING_FACTOR: given["factor"]}
     if given.get("rope_type") == "yarn":
         found[Keys.Rope.SCALING_ORIG_CTX_LEN] = given["original_max_position_embeddings"]
+    if given.get("rope_type") == "longrope":
+        trained = config["original_max_position_embeddings"]
+        factor = config["max_position_embeddings"] / trained
+        found[Keys.Rope.SCALING_ORIG_CTX_LEN] = trained
+        found[Keys.Rope.SCALING_ATTN_FACTOR] = math.sqrt(1 + math.log(factor) / math.log(trained))
+        lengths = ("long", "short")
+        return found, {f"rope_factors_{each}.weight": np.array(given[f"{each}_factor"], np.float32) for each in lengths}
     if given.get("rope_type") != "llama3":
         return found, {}
     waves = [2 * math.pi * given["rope_theta"] ** (i / width) for i in range(0, width, 2)]

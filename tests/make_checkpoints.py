@@ -24,11 +24,15 @@ _GREEDY = 8  # tokens
 
 
 class Row(NamedTuple):
-    """GGUF's architecture, the class of transformers, and what its configuration has other than `_SIZES`."""
+    """GGUF's architecture, the class of transformers, and what its configuration has other than `_SIZES`.
+
+    context: the largest number of tokens, where it decides what is computed.
+    """
 
     architecture: str
     model: str
     config: dict[str, Any]
+    context: int | None = None
 
 
 _SIZES: dict[str, Any] = {
@@ -63,15 +67,54 @@ _MINICPM = {
 }
 _GRANITEMOE = {**_MINICPM, "attention_multiplier": 0.2, **_USED}
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
-_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+_GEMMA2 = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 12,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 5.0,
+}
+_GEMMA3 = {
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 12,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+    },
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.0, 3.0, 4.0],
+    "long_factor": [1.0, 1.5, 2.0, 4.0, 6.0, 8.0, 8.0, 9.0],
+}
 
 CHECKPOINTS: dict[str, Row] = {
     "gpt2": Row("gpt2", "GPT2", {}),
     "llama-llama3": Row("llama", "Llama", {"rope_parameters": _LLAMA3}),
     "llama-linear": Row("llama", "Llama", {"rope_parameters": _LINEAR, "attention_bias": True, "mlp_bias": True}),
     "mistral": Row("llama", "Mistral", {"sliding_window": 12, "head_dim": 32}),
-    "qwen2moe": Row("qwen2moe", "Qwen2Moe", _MOE),
+    "qwen2moe": Row("qwen2moe", "Qwen2Moe", {**_MOE, "shared_expert_intermediate_size": 64}),
     "qwen3": Row("qwen3", "Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "llama-yarn": Row("llama", "Llama", {"rope_parameters": _YARN}),
+    "mixtral": Row("llama", "Mixtral", {"sliding_window": 12, **_USED}),
+    "qwen2": Row("qwen2", "Qwen2", {"use_sliding_window": False}),
+    "qwen3moe": Row("qwen3moe", "Qwen3Moe", {**_MOE, "head_dim": 32, "norm_topk_prob": True}),
+    "gemma2": Row("gemma2", "Gemma2", _GEMMA2),
+    "gemma3": Row("gemma3", "Gemma3", _GEMMA3),
+    "olmo2": Row("olmo2", "Olmo2", {}),
+    "smollm3": Row("smollm3", "SmolLM3", {"num_hidden_layers": 4}),
+    "granite": Row("granite", "Granite", {**_MINICPM, "attention_multiplier": 0.2}),
+    "starcoder2": Row("starcoder2", "Starcoder2", {"sliding_window": 12}),
+    "glm4": Row("glm4", "Glm4", {"head_dim": 16, "attention_bias": True, "eos_token_id": 266}),
+    "phi3": Row("phi3", "Phi3", {"sliding_window": 12}),
+    "phi3-longrope": Row(
+        "phi3", "Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}, context=64
+    ),
     "gemma": Row("gemma", "Gemma", {"head_dim": 32}),
     "exaone4": Row("exaone4", "Exaone4", {"num_hidden_layers": 4, "sliding_window": 12, "rope_parameters": _LLAMA3}),
     "exaone4-full": Row("exaone4", "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
@@ -129,6 +172,8 @@ def made(row: Row) -> dict[str, Any]:
         model, info = kind.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
         assert not any(info.values()), info
     rows, greedy = zip(*(_run(model, prompt) for prompt in files.PROMPTS), strict=True)
+    if row.context:
+        entry["context"] = row.context
     return {**entry, "logits": rows, "greedy": greedy}
 
 

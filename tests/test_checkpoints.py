@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,14 @@ from .checkpoints import PROMPTS, kept, names, recorded, write_folder, write_ggu
 
 CHECKPOINTS = {name: recorded(name) for name in names()}
 IN_FOLDERS = [name for name, entry in CHECKPOINTS.items() if entry["config"]["model_type"] in MODEL_TYPES]
-ON_GPU = ("phi2",)  # the others take long to compile
+# Of each kind of layer one; with --all, every checkpoint is tested. Shaders take long to compile.
+UNFUSED = ("phi2", "cohere2", "hunyuan-dense", "gptneox", "nemotron", "exaone4", "granitemoe-shared")
+ON_GPU = ("phi2",)
+
+
+def marked(short: Collection[str]) -> list[Any]:
+    """All checkpoints, those in `short` for every run of the tests."""
+    return [pytest.param(name, marks=() if name in short else pytest.mark.long) for name in CHECKPOINTS]
 
 
 def check(model: LanguageModel, entry: Mapping[str, Any]) -> None:
@@ -39,27 +46,29 @@ def check(model: LanguageModel, entry: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_gguf_file(name: str, tmp_path: Path) -> None:
-    with shaderlm.load(write_gguf(tmp_path / "tiny.gguf", CHECKPOINTS[name]), device="cpu") as model:
-        check(model, CHECKPOINTS[name])
+    entry = CHECKPOINTS[name]
+    with shaderlm.load(write_gguf(tmp_path / "tiny.gguf", entry), device="cpu", context=entry.get("context")) as model:
+        check(model, entry)
 
 
 @pytest.mark.parametrize("name", IN_FOLDERS)
 def test_a_folder(name: str, tmp_path: Path) -> None:
-    with shaderlm.load(write_folder(tmp_path / "folder", CHECKPOINTS[name]), device="cpu") as model:
-        check(model, CHECKPOINTS[name])
+    entry = CHECKPOINTS[name]
+    with shaderlm.load(write_folder(tmp_path / "folder", entry), device="cpu", context=entry.get("context")) as model:
+        check(model, entry)
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", marked(UNFUSED))
 def test_without_fusions(name: str, tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", CHECKPOINTS[name])
-    with load_with(path, device="cpu", fusions=()) as model:
-        check(model, CHECKPOINTS[name])
+    entry = CHECKPOINTS[name]
+    path = write_gguf(tmp_path / "tiny.gguf", entry)
+    with load_with(path, device="cpu", fusions=(), context=entry.get("context")) as model:
+        check(model, entry)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ON_GPU else pytest.mark.long) for name in CHECKPOINTS]
-)
+@pytest.mark.parametrize("name", marked(ON_GPU))
 def test_on_a_gpu(name: str, tmp_path: Path, device: Device) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", CHECKPOINTS[name])
-    with load_with(path, device=device, cache="f32", precision="exact") as model:
-        check(model, CHECKPOINTS[name])
+    entry = CHECKPOINTS[name]
+    path = write_gguf(tmp_path / "tiny.gguf", entry)
+    with load_with(path, device=device, cache="f32", precision="exact", context=entry.get("context")) as model:
+        check(model, entry)
