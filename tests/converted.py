@@ -85,6 +85,13 @@ _HOW: Mapping[str, How] = {
     ),
     "nemotron": How(norm_offset=1.0),
     "arcee": How(pairs=True),
+    "mistral3": How(
+        pairs=True,
+        more=lambda c: {
+            Keys.Rope.SCALING_YARN_LOG_MUL: c["rope_parameters"]["mscale_all_dim"],
+            Keys.Attention.TEMPERATURE_SCALE: c["rope_parameters"]["llama_4_scaling_beta"],
+        },
+    ),
     "exaone4": How(pattern=True),
     "command-r": How(more=lambda c: {Keys.LLM.LOGIT_SCALE: c["logit_scale"], Keys.Rope.SCALING_TYPE: "none"}),
     "cohere2": How(more=lambda c: {Keys.LLM.LOGIT_SCALE: c["logit_scale"], Keys.Rope.SCALING_TYPE: "none"}),

@@ -13,7 +13,7 @@ import pytest
 
 import shaderlm
 from shaderlm.engine.loading import load_with
-from shaderlm.errors import ModelError
+from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import fuse
@@ -160,3 +160,17 @@ def test_yarn_by_hand() -> None:
     # pair(32) < 0 → 0, pair(1) = 8 · ln(64 / 2π) / ln(10000) = 2.02 → 3: pairs 0 … 3 go from 1 to 4 in thirds.
     kept_share = np.array([1, 2 / 3, 1 / 3, 0, 0, 0, 0, 0])
     np.testing.assert_allclose(Yarn(4.0, 64).factors(16, 1e4), 1 / (kept_share + (1 - kept_share) / 4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "context"),
+    [({}, 64), ({"attention.temperature_length": 32}, 32), ({"attention.temperature_scale": 0.0}, 128)],
+)
+def test_the_context_of_mistral3_ends_where_queries_would_be_scaled(
+    changes: dict[str, Any], context: int, tmp_path: Path
+) -> None:
+    metadata = {f"mistral3.{key}": value for key, value in changes.items()}
+    path = checkpoints.write_gguf(tmp_path / "tiny.gguf", checkpoints.recorded("mistral3"), metadata)
+    assert _config(path).context == context
+    with shaderlm.load(path, device="cpu") as model, pytest.raises(InputError):
+        model.logits([1] * (context + 1))

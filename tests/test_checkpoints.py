@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from shaderlm.engine.loading import load_with
 from shaderlm.formats.folder_models import MODEL_TYPES
 from shaderlm.gpu import Device
 
-from .checkpoints import PROMPTS, kept, names, recorded, write_folder, write_gguf
+from .checkpoints import PROMPTS, kept, names, recorded, tensors_of, write_folder, write_gguf
+from .safetensors_files import write_safetensors
 
 CHECKPOINTS = {name: recorded(name) for name in names()}
 IN_FOLDERS = [name for name, entry in CHECKPOINTS.items() if entry["config"]["model_type"] in MODEL_TYPES]
@@ -55,6 +58,23 @@ def test_a_gguf_file(name: str, tmp_path: Path) -> None:
 def test_a_folder(name: str, tmp_path: Path) -> None:
     entry = CHECKPOINTS[name]
     with shaderlm.load(write_folder(tmp_path / "folder", entry), device="cpu", context=entry.get("context")) as model:
+        check(model, entry)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+@pytest.mark.parametrize("name", ["gemma3", "mistral3"])
+def test_the_text_model_of_one_for_images(name: str, prefix: str, tmp_path: Path) -> None:
+    entry = CHECKPOINTS[name]
+    folder = write_folder(tmp_path / "folder", entry)
+    config = {"model_type": name, "text_config": entry["config"], "vision_config": {"hidden_size": 8}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {
+        re.sub("^lm_head", "language_model.lm_head", re.sub(r"^model\.", prefix, name)): values
+        for name, values in tensors_of(entry).items()
+    }
+    tensors["vision_tower.patch.weight"] = np.ones((8, 8), np.float32)
+    write_safetensors(folder / "model.safetensors", tensors)
+    with shaderlm.load(folder, device="cpu") as model:
         check(model, entry)
 
 

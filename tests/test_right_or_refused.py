@@ -40,12 +40,16 @@ def _not_yarn(keys: Keys) -> bool:
     return keys.get("rope.scaling.type") != "yarn"
 
 
+CONTEXT = {"context_length", "attention.temperature_scale", "attention.temperature_length"}  # how long it may be
 # Keys that are read and need not change logits: when that is so, and why.
 WITHOUT_EFFECT: Mapping[str, tuple[Callable[[Keys], bool], str]] = {
     "context_length": (lambda keys: True, "a sequence is not longer; it does not change the tokens that it has"),
     "attention.layer_norm_rms_epsilon": (
         lambda keys: "attention.layer_norm_epsilon" in keys,
         "the norms are layer norms, which have an epsilon of their own",
+    ),
+    **dict.fromkeys(
+        CONTEXT - {"context_length"}, (lambda keys: True, "the context ends where it would have an effect")
     ),
     "attention.sliding_window_pattern": (lambda keys: not keys.get("attention.sliding_window"), "there is no window"),
     "feed_forward_length": (lambda keys: "expert_feed_forward_length" in keys, "experts have a width of their own"),
@@ -129,6 +133,7 @@ ADDED: Mapping[str, Any] = {
     "rope.scaling.yarn_beta_fast": 2.0,
     "rope.scaling.yarn_beta_slow": 0.1,
     "rope.scaling.yarn_log_multiplier": 0.5,
+    "rope.scaling.yarn_truncate": False,
     "tensor_data_layout": "transposed",
     "embedding_length_out": 7,
 }
@@ -254,7 +259,7 @@ def test_every_key_that_is_read_changes_the_logits_of_some_checkpoint(
     for file in CHECKPOINTS.values():
         read_config(architecture_of(file), file)
     monkeypatch.undo()
-    idle = set(read) - set(HARMLESS) - {"context_length"}
+    idle = set(read) - set(HARMLESS) - CONTEXT
     for name, file in CHECKPOINTS.items():
         keys = file.keys()
         for key in sorted(idle):

@@ -187,6 +187,9 @@ def _yarn(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: i
             config.set(f"rope.scaling.yarn_{key}", _number(key, scaling[key]))
         scaling.pop(key, None)
     _yarn_magnitude(config, scaling, factor)
+    if scaling.get("llama_4_scaling_beta") is not None:
+        config.set("attention.temperature_scale", scaling["llama_4_scaling_beta"])
+    scaling.pop("llama_4_scaling_beta", None)
     if scaling.pop("truncate", True) is not True:
         config.set("rope.scaling.yarn_truncate", False)
 

@@ -197,6 +197,18 @@ class ModelType:
         return {**_LAYER, **self.layer}
 
 
+# Of models that also read images, where the text model is a part. Images are not read.
+_IMAGES = "for images; without them, text_config says all"
+_IMAGE_KEYS = ("vision_config", "image_token_index", "image_token_id")
+_TEXT_INSIDE: Mapping[str, Any] = {
+    "nested": "text_config",
+    "renames": (
+        (r"^language_model\.model\.", "model."),
+        (r"^model\.language_model\.", "model."),
+        (r"^language_model\.lm_head\.", "lm_head."),
+    ),
+    "ignored": r"(model\.)?(vision_tower|multi_modal_projector)\.",
+}
 _GEMMA3 = ModelType(
     "gemma3",
     norm_offset=1.0,
@@ -284,6 +296,21 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "mixtral": replace(
         _MISTRAL, keys=_EXPERT_KEYS, layer=_MIXTRAL_EXPERTS, defaults={"sliding_window": None, "rope_theta": 1e6}
     ),
+    "ministral3": ModelType("mistral3", pairs=True, window=True),
+    "mistral3": ModelType(
+        "mistral3",
+        pairs=True,
+        window=True,
+        defaults={"sliding_window": 4096},
+        harmless=dict.fromkeys(
+            (
+                *_IMAGE_KEYS,
+                *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
+            ),
+            _IMAGES,
+        ),
+        **_TEXT_INSIDE,
+    ),
     "qwen2": ModelType("qwen2"),
     "qwen3": ModelType("qwen3", defaults={"head_dim": 128}),
     "qwen2_moe": ModelType(
@@ -318,17 +345,8 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "gemma3_text": _GEMMA3,
     "gemma3": replace(
         _GEMMA3,
-        nested="text_config",
-        harmless=dict.fromkeys(
-            ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index"),
-            "for images, which are not read; without them, text_config says all",
-        ),
-        renames=(
-            (r"^language_model\.model\.", "model."),
-            (r"^model\.language_model\.", "model."),
-            (r"^language_model\.lm_head\.", "lm_head."),
-        ),
-        ignored=r"(model\.)?(vision_tower|multi_modal_projector)\.",
+        harmless=dict.fromkeys((*_IMAGE_KEYS, "mm_tokens_per_image", "boi_token_index", "eoi_token_index"), _IMAGES),
+        **_TEXT_INSIDE,
     ),
     "phi3": ModelType(
         "phi3",

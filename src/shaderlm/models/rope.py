@@ -10,6 +10,8 @@ from .architecture import Metadata, Rope, Shapes, expect
 
 FACTORS, LONG_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 
+_LOGARITHM = "rope.scaling.yarn_log_multiplier"
+
 
 def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, long: bool = False) -> Rope:
     """Rope of heads of this width. `long`: the file may have factors for short and for long contexts."""
@@ -24,13 +26,8 @@ def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, l
     share = own.fraction("rope.scaling.yarn_ext_factor", 1.0)
     fast, slow = own.number("rope.scaling.yarn_beta_fast", 32.0), own.number("rope.scaling.yarn_beta_slow", 1.0)
     attention = own.number("rope.scaling.yarn_attn_factor", 1.0)
-    logarithm = own.get("rope.scaling.yarn_log_multiplier")
+    divisor = own.number(_LOGARITHM) if own.get(_LOGARITHM) else 0.0
     if kind == "yarn":
-        if logarithm:
-            name = own.full("rope.scaling.yarn_log_multiplier")
-            raise ModelError(
-                f"{name} is {logarithm!r}: rotated values are scaled in another way, which is not supported"
-            )
         if theta <= 1:
             raise own.wrong("rope.freq_base", "above 1 for yarn", theta)
         # No key of GGUF: its files mean whole pairs. Folders may say otherwise, as that of gpt-oss does.
@@ -38,7 +35,8 @@ def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, l
         if not isinstance(truncate, bool):
             raise own.wrong("rope.scaling.yarn_truncate", "true or false", truncate)
         yarn = Yarn(factor, original, fast, slow, share, truncate)
-        magnitude *= attention * (1 + 0.1 * math.log(factor) if share else 1)
+        logarithm = 0.1 * math.log(factor) if share else 0.0
+        magnitude *= attention * (1 + logarithm) / (1 + divisor * logarithm)
     names = [FACTORS] if FACTORS in shapes else []
     if long and {LONG_FACTORS, SHORT_FACTORS} & set(shapes):
         names = [SHORT_FACTORS, LONG_FACTORS]
