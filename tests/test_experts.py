@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shaderlm.compile import lower, tuner
+from shaderlm.compile.execute import op_plan
 from shaderlm.compile.timing import Filler, Operands
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import InputError
+from shaderlm.formats.weight_formats import DEVICE_FORMATS
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import fuse
 from shaderlm.graph.ops import OPS, resolve
-from shaderlm.kernels import options
+from shaderlm.kernels import choose, options
+from shaderlm.kernels.experts.linear_experts import matrix_config, matrix_with
+from shaderlm.kernels.linear.matrix import MATRIX_UNITS, LaunchConfig
 from shaderlm.kernels.registry import routes_of
 from shaderlm.models.architecture import Architecture, Config, Step, architecture
 
 from .cases import CASES, Case, result
 from .compare import assert_close
 from .operands import MAKERS
+from .test_dawn import compile_shader, null  # noqa: F401 (a fixture)
+from .test_matrix import with_units
 from .test_plan import plan_of
 
 EXPERT_OPS = ("route_experts", "linear_experts", "add_gated")
@@ -181,3 +188,74 @@ def test_products_of_experts_are_tuned_for_one_row() -> None:
         graph, _ = fuse(made.build(config, Step(tokens)))
         found = [node for node in tuner.shapes_of([graph], LARGE_GPU, "fast") if node.op == "linear_experts"]
         assert len(found) == count
+
+
+SMALL = LaunchConfig(16, 32, 8, (1, 1, 2))
+LARGE = LaunchConfig(64, 64, 8, (2, 2, 1), early=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "given"),
+    [
+        (SMALL, {"tokens": 20, "experts": 5, "used": 2, "K": 96, "N": 70, "format": "q4_0", "combine": "silu_mul"}),
+        (SMALL, {"tokens": 23, "experts": 6, "used": 3, "K": 64, "N": 67, "format": "q8_0", "combine": "sum"}),
+        (
+            SMALL,
+            {"tokens": 70, "experts": 4, "used": 2, "K": 96, "N": 34, "format": "mxfp4", "combine": "swiglu_clamped"}
+            | {"bias": True, "batched": True},
+        ),
+        (
+            LARGE,
+            {"tokens": 90, "experts": 3, "used": 2, "K": 352, "N": 66, "format": "q4_0", "combine": "sum"}
+            | {"bias": True, "residual": True, "batched": True},
+        ),
+        (SMALL, {"tokens": 18, "experts": 40, "used": 1, "K": 32, "N": 10, "format": "f32"}),
+    ],
+)
+def test_matrix_units(config: LaunchConfig, given: dict[str, Any], device: Device) -> None:
+    """Those of the device, or their emulation."""
+    case = Case("linear_experts", tuple(resolve("linear_experts", given).items()))
+    operands, expected = MAKERS["linear_experts"](np.random.default_rng(4), case.dims)
+    wanted = expected["out"]
+    assert wanted is not None
+    route = next(route for route in routes_of("linear_experts") if route.name == "matrix")
+    own = device.caps.subgroup_matrix
+    caps = device.caps if own else with_units(device.caps)
+    launches = matrix_with(config, case.dims, caps, MATRIX_UNITS if own else "shared/matrix_emulated")
+    raw = device.run(lower(route, case.dims, device.caps, operands, launch_list=launches))
+    assert_close(result(case, "out", raw["out"], wanted), wanted, "linear f16, formats", case.name)
+
+
+def test_matrix_units_take_many_rows_in_tiles_that_experts_fill() -> None:
+    caps = with_units(LARGE_GPU)
+    sizes = {"experts": 128, "used": 8, "K": 2048, "N": 1536, "format": "q4_0", "combine": "silu_mul"}
+    for tokens, name, rows in ((16, "gemv_int16", 0), (64, "matrix", 16), (512, "matrix", 64), (4096, "matrix", 128)):
+        dims = resolve("linear_experts", {**sizes, "tokens": tokens})
+        route = choose("linear_experts", dims, caps, None, "fast")
+        assert route.name == name
+        assert not rows or matrix_config(dims).rows == rows
+        assert choose("linear_experts", dims, caps, None, "exact").name == ("gemv" if tokens == 16 else "grouped")
+
+
+@pytest.mark.dawn
+def test_tint_compiles_matrix_units(device: Device, null: Any) -> None:  # noqa: F811
+    """Every format, what becomes of results, and every tile, as devices with matrix units get them."""
+    caps = replace(with_units(device.caps), implementation="dawn", max_workgroup_memory=48 << 10, max_invocations=1024)
+    route = next(route for route in routes_of("linear_experts") if route.name == "matrix")
+    combined = ("none", "silu_mul", "swiglu_clamped", "sum")
+    made: list[tuple[dict[str, Any], LaunchConfig]] = [
+        ({"format": kind, "combine": combine, "batched": batched}, SMALL)
+        for kind in DEVICE_FORMATS
+        for combine, batched in zip(combined, (False, True, False, True), strict=True)
+    ]
+    tiles = {matrix_config({"tokens": tokens, "used": 1, "experts": 4}) for tokens in (8, 64, 256, 1024)}
+    assert len(tiles) == 4
+    made += [({"format": "q4_0", "combine": "silu_mul"}, config) for config in tiles]
+    sources: dict[str, Any] = {}
+    for how, config in made:
+        dims = resolve("linear_experts", {"tokens": 32, "experts": 4, "used": 2, "K": 256, "N": 64, **how})
+        plan = op_plan(route, dims, caps, matrix_with(config, dims, caps))
+        sources |= {launch.step.source: launch.step for launch in plan.launches}
+    for step in sources.values():
+        compile_shader(null, step)
+    assert any("subgroupMatrixMultiplyAccumulate" in source for source in sources)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ...graph.conditions import EXPERT_GATES
-from ..linear import int16, packed
+from ..linear import int16, matrix, packed
 from ..linear.formats import FORMATS
 from ..route import (
     Array,
@@ -153,41 +154,96 @@ def _few_rows_launch_list(
     return LaunchList((dispatch,), _buffers(dims))
 
 
-_TILE = 32  # choices of one expert that a workgroup takes
 _FEW_ROWS = 16  # up to which every row reads the matrices of its experts for itself
+_TILE = 32  # choices of one expert that a workgroup takes
 
 
 def _grouped_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     """Many rows: choices are sorted by their experts, so that those of one expert share its matrix."""
-    lay, summed = packed.layout(dims), dims["combine"] == "sum"
-    tokens, used, n, experts = dims["tokens"], dims["used"], dims["N"], dims["experts"]
-    choices = tokens * used
-    # Every expert may leave its last tile unfilled; none has a tile without a choice.
-    tiles = min(choices, choices // _TILE + experts)
-    room = max(8, 1 << (experts - 1).bit_length())
-    group = Dispatch(
-        Kernel("experts/group_experts", (row_count(dims),)),
-        1,
-        {"tokens": tokens, "experts": experts, "used": used, "tiles": tiles},
-        {"EXPERTS": room, "TILE": _TILE},
-    )
-    params = {"k": dims["K"], "n": n, "groups": lay.groups, "used": used, "tiles": tiles}
-    bind = {name: part(name, 0) for name, _ in _BUFFERS} | ({"out": "products"} if summed else {})
+    lay, n = packed.layout(dims), dims["N"]
+    group, tiles = _group(dims, _TILE)
+    params = {"k": dims["K"], "n": n, "groups": lay.groups, "used": dims["used"], "tiles": tiles}
     product = Dispatch(
-        Kernel("experts/linear_experts_tile", (lay.file, _apply(dims))),
+        Kernel("experts/linear_experts_tile", (lay.file, "experts/store_choice", _apply(dims))),
         tiles * ceil_div(n, 64),
         {**params, "combine": _combine(dims)},
         {**lay.constants, "TILE": _TILE},
-        bind,
     )
-    buffers = {**_buffers(dims), "order": f32(choices), "tiles": 16 * tiles}
+    return _with_sums((group,), product, dims, {"tiles": 16 * tiles})
+
+
+def _group(dims: Dims, tile: int) -> tuple[Dispatch, int]:
+    """The dispatch that sorts choices by their experts, and how many tiles of choices there may be."""
+    experts, choices = dims["experts"], dims["tokens"] * dims["used"]
+    # Every expert may leave its last tile unfilled; none has a tile without a choice.
+    tiles = min(choices, choices // tile + experts)
+    params = {"tokens": dims["tokens"], "experts": experts, "used": dims["used"], "tiles": tiles}
+    constants = {"EXPERTS": max(8, 1 << (experts - 1).bit_length()), "TILE": tile}
+    return Dispatch(Kernel("experts/group_experts", (row_count(dims),)), 1, params, constants), tiles
+
+
+def _with_sums(before: tuple[Dispatch, ...], product: Dispatch, dims: Dims, more: Mapping[str, int]) -> LaunchList:
+    """The launch list of products of choices, and of their sums over the choices of a row where these are wanted."""
+    summed, tokens, used, n = dims["combine"] == "sum", dims["tokens"], dims["used"], dims["N"]
+    bind = {name: part(name, 0) for name, _ in _BUFFERS} | ({"out": "products"} if summed else {})
+    product = replace(product, bind=bind)
+    buffers = {**_buffers(dims), "order": f32(tokens * used), **more}
     if not summed:
         del buffers["residual"]
-        return LaunchList((group, product), buffers)
+        return LaunchList((*before, product), buffers)
     kernel = Kernel("experts/sum_choices", (row_count(dims),))
     sizes = {"tokens": tokens, "used": used, "n": n, "add": dims["residual"]}
     add = covering(kernel, tokens * n, sizes, bind={"y": "products"})
-    return LaunchList((group, product, add), {**buffers, "products": f32(choices * n)})
+    return LaunchList((*before, product, add), {**buffers, "products": f32(tokens * used * n)})
+
+
+# By the choices that an expert has on average. Those of linear for as many rows (H200).
+_MATRIX_TILES = (
+    (8, matrix.LaunchConfig(16, 64, 8, (1, 2, 2))),
+    (24, matrix.LaunchConfig(32, 64, 8, (1, 2, 2), early=True)),
+    (96, matrix.LaunchConfig(64, 64, 8, (2, 2, 1), early=True)),
+)
+_LARGE_TILE = matrix.LaunchConfig(128, 128, 8, (4, 2, 1))
+
+
+def matrix_config(dims: Dims) -> matrix.LaunchConfig:
+    """Tiles that most experts fill."""
+    average = dims["tokens"] * dims["used"] / dims["experts"]
+    return next((config for most, config in _MATRIX_TILES if average <= most), _LARGE_TILE)
+
+
+def _matrix_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    return matrix_with(matrix_config(dims), dims, caps)
+
+
+def matrix_with(
+    config: matrix.LaunchConfig, dims: Dims, caps: DeviceCaps, units: str = matrix.MATRIX_UNITS
+) -> LaunchList:
+    """Many rows by matrix units: as grouped, with inputs rounded to f16."""
+    summed, used = dims["combine"] == "sum", dims["used"]
+    rows = dims["tokens"] * (used if summed else 1)  # of x
+    group, tiles = _group(dims, config.rows)
+    include = ("experts/tiles_choices", "experts/store_choice", _apply(dims))
+    kernel, constants, inputs = matrix.tiles_of_choices(config, dims, caps, rows, include, units)
+    params = {"k": dims["K"], "n": dims["N"], "groups": packed.layout(dims).groups, "each": 1 if summed else used}
+    params |= {"tiles": tiles, "combine": _combine(dims), "split": 1}
+    product = Dispatch(kernel, tiles * ceil_div(dims["N"], config.columns), params, constants)
+    like = {**dims, "tokens": rows, "prologue": "none"}
+    count, more = row_count(dims), {}
+    if summed and dims["batched"]:
+        count, more = "experts/row_count_choices", {"USED": used}
+    rounding, halves = matrix.rounded_rows(inputs, like, caps, count, more)
+    return _with_sums((group, rounding), product, dims, {"tiles": 16 * tiles, **halves})
+
+
+def _matrix_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    reason = _unsupported_reason(dims, caps) or matrix.units_unsupported_reason(caps)
+    if reason:
+        return reason
+    config, shape = matrix_config(dims), matrix.matrix_shape(caps)
+    if shape is not None and not config.fits(shape):
+        return f"matrices of {shape.m}×{shape.n}×{shape.k} do not divide its tiles of {config}"
+    return None
 
 
 def _many_rows(dims: Dims, caps: DeviceCaps) -> bool:
@@ -218,6 +274,17 @@ ROUTES: tuple[Route, ...] = (
         fast=True,
         weight_parts=_weight_parts,
         candidates=_int16_candidates,
+    ),
+    Route(
+        "linear_experts",
+        "matrix",
+        _matrix_launch_list,
+        _matrix_unsupported_reason,
+        {"weight": _pack_weight},
+        exact=False,
+        prefer=_many_rows,
+        fast=True,
+        weight_parts=_weight_parts,
     ),
     Route(
         "linear_experts",

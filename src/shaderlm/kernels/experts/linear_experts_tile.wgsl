@@ -1,6 +1,5 @@
-// y[c, n] = bias + Σ_k x[row of c, k] · w[e · n_rows + n, k] for the choices c of expert e; apply(even n, odd n) of it, or,
-// if SUM, factors[c] · y[c, n] with x[c], for a later sum over the choices of a row; the format of w and apply
-// are included
+// y[c, n] = Σ_k x[row of c, k] · w[e · n_rows + n, k] for the choices c of expert e, with x[c] if SUM
+// The format of w and what becomes of the sums (store_choice) are included.
 // A workgroup of 16 × 16 threads computes TILE choices of one expert × 64 columns; each step stages QUADS · 4 of k of both
 // operands in workgroup memory. A thread owns 2 × 4 results, 16 apart; where columns are taken in pairs (GATED), two
 // neighbours, and the two 32 further on. Edge threads clamp their choice and never store.
@@ -12,13 +11,6 @@ const QUADS: u32 = 8u;
 const BN: u32 = 64u;
 const STRIDE: u32 = QUADS + 1u;  // one more than needed: rows then start in different banks
 const NONE: u32 = 0xFFFFFFFFu;
-
-alias value = f32;
-
-// Bits of params.combine.
-const GATED: u32 = 1u;
-const SUM: u32 = 2u;
-const BIAS: u32 = 4u;
 
 struct Params {
     k: u32,           // multiple of 32
@@ -32,19 +24,12 @@ struct Params {
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [tokens, k / 4], or [tokens, used, k / 4]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [experts · n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [experts · n, groups] as the format has them
-@group(0) @binding(3) var<storage, read> bias: array<f32>;         // [experts · n] if there is one
-@group(0) @binding(4) var<storage, read> factors: array<f32>;      // [tokens, used] if they count
-@group(0) @binding(5) var<storage, read> order: array<u32>;        // choices, expert by expert
-@group(0) @binding(6) var<storage, read> tiles: array<vec4<u32>>;  // expert, first of order, end
-@group(0) @binding(7) var<storage, read_write> out: array<f32>;    // [tokens · used, n], or [tokens · used, n / 2]
-@group(0) @binding(8) var<uniform> params: Params;
+@group(0) @binding(3) var<storage, read> order: array<u32>;        // choices, expert by expert
+@group(0) @binding(4) var<storage, read> tiles: array<vec4<u32>>;  // expert, first of order, end
+@group(0) @binding(5) var<uniform> params: Params;
 
 var<workgroup> a_tile: array<vec4<f32>, TILE * STRIDE>;
 var<workgroup> b_tile: array<vec4<f32>, BN * STRIDE>;
-
-fn has(part: u32) -> bool {
-    return (params.combine & part) != 0u;
-}
 
 // Where column n of the tile is staged: thread tx works on slots tx + 16 · (0 … 3).
 fn slot(n: u32) -> u32 {
@@ -54,52 +39,16 @@ fn slot(n: u32) -> u32 {
     return n;
 }
 
-fn store(choice: u32, n: u32, sum: f32) {
-    if (n < params.n) {
-        out[choice * params.n + n] = sum;
-    }
-}
-
-fn biased(expert: u32, n: u32, sum: f32) -> f32 {
-    if (has(BIAS)) {
-        return sum + bias[expert * params.n + min(n, params.n - 1u)];
-    }
-    return sum;
-}
-
 fn store_row(at: u32, tile: vec4<u32>, n0: u32, tx: u32, sums: vec4<f32>) {
     if (at >= tile.z) {
         return;
     }
-    let choice = order[at];
     // The columns of a thread; neighbours, and those 32 further on, where they are taken in pairs.
     var columns = n0 + tx + vec4<u32>(0u, 16u, 32u, 48u);
     if (has(GATED)) {
         columns = n0 + 2u * tx + vec4<u32>(0u, 1u, 32u, 33u);
     }
-    let values = vec4<f32>(
-        biased(tile.x, columns.x, sums.x),
-        biased(tile.x, columns.y, sums.y),
-        biased(tile.x, columns.z, sums.z),
-        biased(tile.x, columns.w, sums.w),
-    );
-    if (has(GATED)) {
-        if (columns.x < params.n) {
-            out[choice * (params.n / 2u) + columns.x / 2u] = apply(values.x, values.y);
-        }
-        if (columns.z < params.n) {
-            out[choice * (params.n / 2u) + columns.z / 2u] = apply(values.z, values.w);
-        }
-        return;
-    }
-    var factor = 1.0;
-    if (has(SUM)) {
-        factor = factors[choice];
-    }
-    store(choice, columns.x, factor * values.x);
-    store(choice, columns.y, factor * values.y);
-    store(choice, columns.z, factor * values.z);
-    store(choice, columns.w, factor * values.w);
+    store_choice(order[at], tile.x, columns, sums);
 }
 
 @compute @workgroup_size(WG)

@@ -1,5 +1,6 @@
 // out[tokens, n] = epilogue(row_scale[tokens] · Σ_k x_half[tokens, k] · w[n, k])
-// The matrix units, the format's f16 weights and what becomes of the sums are included. Products of f16, sums in f32.
+// The matrix units, the format's f16 weights, which tile a workgroup takes (of all rows, or of the rows that chose an
+// expert) and what becomes of the sums are included. Products of f16, sums in f32.
 // A workgroup computes a tile of BM rows × BN columns, over all of k or over one of `split` parts of it. A group is
 // BLOCKS blocks of 32 weights of each row: neighbouring lanes fetch neighbouring blocks, into registers. It is multiplied
 // in four steps, each of 8 weights of every block: dequantised once per tile, staged in workgroup memory beside the inputs
@@ -37,22 +38,7 @@ const STRIP: u32 = MATRIX_M * STRIP_ROW;
 const STRIPS: u32 = SUBS_M * SUBS_N * SUBS_K * STRIP;
 const TILE: u32 = max(BUFFERS * STAGED, STRIPS);
 
-struct Params {
-    tokens: u32,
-    k: u32,           // multiple of 32
-    n: u32,           // rows of this range of the weight
-    groups: u32,      // groups of scales per row
-    n_first: u32,     // where this range starts in a row of out
-    n_total: u32,     // length of a row of out
-    epilogue: u32,    // what becomes of the sums
-    split: u32,       // parts of k
-    queries: u32,     // rows of queries, for rope and the cache
-    keys: u32,        // rows of keys, and as many of values
-    width: u32,       // D
-    rotary: u32,      // elements of a head that are rotated
-}
-
-@group(0) @binding(0) var<storage, read> x_half: array<vec4<u32>>; // [tokens, groups of blocks, 4, BLOCKS]
+@group(0) @binding(0) var<storage, read> x_half: array<vec4<u32>>; // [rows of x, groups of blocks, 4, BLOCKS]
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
 @group(0) @binding(2) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
 @group(0) @binding(3) var<uniform> params: Params;
@@ -80,14 +66,14 @@ fn row_of(i: u32) -> u32 {
 fn fetch_block(i: u32, n0: u32, group: u32, end: u32) -> Raw {
     let block = group * BLOCKS + i % BLOCKS;
     if (i < BN * BLOCKS && group < end && block < block_count()) {
-        return fetch(min(n0 + row_of(i), params.n - 1u), block);
+        return fetch(weight_row(min(n0 + row_of(i), params.n - 1u)), block);
     }
     return Raw();  // as weights these are zeros
 }
 
 fn fetch_x(i: u32, m0: u32, rows: u32, step: u32, end: u32) -> vec4<u32> {
     if (i < BM * BLOCKS && step < 4u * end) {
-        let row = min(m0 + i / BLOCKS, rows - 1u);
+        let row = input_row(min(m0 + i / BLOCKS, rows - 1u));
         return x_half[(row * group_count() * 4u + step) * BLOCKS + i % BLOCKS];
     }
     return vec4<u32>();
@@ -99,18 +85,14 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    // By the rows that there are, not those of the bucket: workgroups without work come last.
-    let rows = row_count();
-    let tiles_m = (rows + BM - 1u) / BM;
-    let tiles = tiles_m * ((params.n + BN - 1u) / BN);
-    let index = group.x + group.y * groups.x;
-    if (index >= tiles * params.split) {
+    let own = find_tile(group.x + group.y * groups.x);
+    if (!own.there) {
         return;
     }
-    // Tiles that share weights are neighbours: they run at the same time and find them in the cache.
-    let part = index / tiles;
-    let m0 = (index % tiles % tiles_m) * BM;
-    let n0 = (index % tiles / tiles_m) * BN;
+    let part = own.part;
+    let m0 = own.m0;
+    let n0 = own.n0;
+    let rows = own.rows;
     let each = (group_count() + params.split - 1u) / params.split;
     let first = part * each;
     let end = min(group_count(), first + each);
@@ -140,7 +122,7 @@ fn main(
                 if (at < BN * BLOCKS) {
                     let row = row_of(at);
                     tile[base + (BM + row) * STRIDE + at % BLOCKS] =
-                        eight_halves(raw[i], min(n0 + row, params.n - 1u), k * BLOCKS + at % BLOCKS, eighth);
+                        eight_halves(raw[i], weight_row(min(n0 + row, params.n - 1u)), k * BLOCKS + at % BLOCKS, eighth);
                 }
             }
             for (var i = 0u; i < LANE_WORDS; i = i + 1u) {  // unrolled

@@ -322,6 +322,8 @@ def launch_list_with(
     if rope:
         store = ("linear/finish_rope_kv_write", f"shared/cache_{dims['cache']}", rows)
     few = isinstance(config, FewConfig)
+    if not few:
+        weights = (*weights, "linear/tiles_rows")
     finish = (*store, f"linear/part_{'whole' if rope else 'store'}") if few else store
     needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
     constants = config.constants(shape, caps.subgroup_max)
@@ -370,19 +372,44 @@ def _after_rounding(
     dispatches: tuple[Dispatch, ...], buffers: Mapping[str, int], inputs: Inputs, dims: Dims, caps: DeviceCaps
 ) -> LaunchList:
     """The launch list with the kernel before it that rounds the inputs."""
-    tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
-    reduce, needs = reduction(caps)
-    include = (f"linear/prologue_{dims['prologue']}", "shared/halves", reduce, row_count(dims))
-    params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": inputs.stride // 4}
-    params["eps"] = float(dims["eps"]) if norm else 0.0
-    constants = {"BLOCKS": inputs.blocks, "MATRIX_ROWS": inputs.matrix_rows, "MATRIX_WORDS": inputs.matrix_words}
-    if k > _LONG_ROW and tokens <= 64 and inputs.matrix_rows == 1:  # else one kernel rounds for all products
-        constants["WG"] = min(512, caps.max_invocations)
-    rounding = Dispatch(Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, constants)
-    more = {"x_half": 2 * inputs.rows * inputs.stride, "row_scale": f32(tokens)}
-    more |= {"norm_weight": f32(k)} if norm else {}
+    rounding, more = rounded_rows(inputs, dims, caps, row_count(dims))
     if dims["epilogue"] == "rope_kv_write":
         row = (4 if dims["cache"] == "f32" else 2) * dims["Hkv"] * dims["D"]
-        more |= {"batch": 16 * (1 + tokens), "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}
-        more["out"] = f32(tokens * dims["Hq"] * dims["D"])
+        more |= {"batch": 16 * (1 + dims["tokens"]), "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}
+        more["out"] = f32(dims["tokens"] * dims["Hq"] * dims["D"])
     return LaunchList((rounding, *dispatches), {**buffers, **more})
+
+
+def rounded_rows(
+    inputs: Inputs, dims: Dims, caps: DeviceCaps, count: str, constants: Mapping[str, Constant] | None = None
+) -> tuple[Dispatch, dict[str, int]]:
+    """The dispatch that rounds inputs, and its buffers. `count` is the file that counts rows, with its constants."""
+    tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
+    reduce, needs = reduction(caps)
+    include = (f"linear/prologue_{dims['prologue']}", "shared/halves", reduce, count)
+    params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": inputs.stride // 4}
+    params["eps"] = float(dims["eps"]) if norm else 0.0
+    how: dict[str, Constant] = {"BLOCKS": inputs.blocks, "MATRIX_ROWS": inputs.matrix_rows}
+    how |= {"MATRIX_WORDS": inputs.matrix_words, **(constants or {})}
+    if k > _LONG_ROW and tokens <= 64 and inputs.matrix_rows == 1:  # else one kernel rounds for all products
+        how["WG"] = min(512, caps.max_invocations)
+    rounding = Dispatch(Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, how)
+    more = {"x_half": 2 * inputs.rows * inputs.stride, "row_scale": f32(tokens)}
+    return rounding, more | ({"norm_weight": f32(k)} if norm else {})
+
+
+def tiles_of_choices(
+    config: LaunchConfig, dims: Dims, caps: DeviceCaps, rows: int, include: tuple[str, ...], units: str
+) -> tuple[Kernel, Mapping[str, Constant], Inputs]:
+    """`linear_matrix` over lists of rows, for experts: the kernel, what it is specialised with, and its inputs."""
+    shape = matrix_shape(caps)
+    assert shape is not None, "units_unsupported_reason was asked"
+    lay = layout(dims)
+    weights = (lay.file, lay.file.replace("format_", "halves_"), "shared/halves", units)
+    needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
+    kernel = Kernel(config.kernel, (*weights, *include), needs, units == MATRIX_UNITS)
+    return (
+        kernel,
+        {**lay.constants, **config.constants(shape, caps.subgroup_max)},
+        config.inputs({**dims, "tokens": rows}, shape),
+    )
