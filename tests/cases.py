@@ -196,6 +196,12 @@ CASES: list[Case] = [
         for case in _cases("linear", "tokens K N format bias epilogue", [(tokens, 64, 66, "q4_0", True, epilogue)])
     ),
     *_cases("linear", "tokens K N format bias epilogue", [(1, 64, 33, "f32", False, "gelu"), (2, 32, 34, "f32", False, "gelu_mul")]),
+    # A norm before the product with a router of experts.
+    *_cases(
+        "linear",
+        "tokens K N format bias prologue eps",
+        [(1, 96, 35, "f32", True, "rms_norm", 0.25), (1, 2080, 130, "f32", False, "rms_norm"), (1, 64, 7, "bf16", False, "rms_norm")],
+    ),
     # Fixed point, long rows, tall tiles.
     *_cases("linear", "tokens K N format bias epilogue", [(1, 64, 4102, "q8_0", True, "add")]),
     *_cases(
@@ -211,7 +217,7 @@ CASES: list[Case] = [
     ),
     *_cases(
         "linear_experts",
-        "tokens experts used K N format combine batched bias residual",
+        "tokens experts used K N format combine batched bias residual prologue eps",
         [
             (1, 4, 2, 32, 5), (1, 5, 3, 96, 70, "q4_0", "silu_mul"), (1, 6, 4, 64, 67, "q8_0", "sum"),
             *((2, 4, 3, whole_k(96, kind), 34, kind, "silu_mul") for kind in WEIGHT_FORMATS if kind not in ("q4_0", "q8_0")),
@@ -222,6 +228,7 @@ CASES: list[Case] = [
             (1, 5, 4, 64, 67, "mxfp4", "sum", False, True, True), (5, 6, 2, 96, 35, "q4_0", "sum", True, True, True),
             (35, 6, 2, 32, 67, "q8_0", "sum", True, True, True), (2, 4, 2, 64, 33, "q4_0", "none", False, True),
             (1, 70, 66, 32, 9, "q4_0", "sum", False, True),
+            (1, 5, 3, 96, 70, "q8_0", "silu_mul", False, True, False, "rms_norm", 0.25), (4, 5, 2, 1056, 38, "q4_0", "silu_mul", True, False, False, "rms_norm"),
             (1, 4, 2, 2048, 770, "q4_0", "silu_mul"), (2, 5, 4, 768, 1030, "mxfp4", "sum", True, True),
         ],
     ),

@@ -139,8 +139,12 @@ def _linear_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arr
     residual = _normal(rng, tokens, N) if d["residual"] else None
     operands: Arrays = {"x": x.reshape(tokens, -1), "weight": weight, "ids": ids, "factors": factors}
     operands |= {"bias": bias, "residual": residual}
+    inputs = x.astype(np.float64)
+    if d["prologue"] == "rms_norm":
+        operands["norm_weight"] = norm_weight = _normal(rng, d["K"])
+        inputs = norm_weight * inputs / np.sqrt((inputs**2).mean(-1, keepdims=True) + d["eps"])
     matrices = dense.reshape(d["experts"], N, d["K"])[ids]  # [tokens, used, N, K]
-    y = np.einsum("tjnk,tjk->tjn", matrices, x.reshape(tokens, -1, d["K"]) + np.zeros((1, used, 1)))
+    y = np.einsum("tjnk,tjk->tjn", matrices, inputs.reshape(tokens, -1, d["K"]) + np.zeros((1, used, 1)))
     if bias is not None:
         y = y + bias.reshape(d["experts"], N)[ids]
     if factors is not None:

@@ -13,7 +13,7 @@ from shaderlm.compile.execute import op_plan
 from shaderlm.compile.timing import Filler, Operands
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import InputError
-from shaderlm.formats.weight_formats import DEVICE_FORMATS
+from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import fuse
 from shaderlm.graph.ops import OPS, resolve
@@ -107,8 +107,8 @@ def test_a_step_of_one_row_counts_the_chosen_experts_alone(name: str, kind: str,
     counted = sum(launch.work(100)[0] for launch in plan.launches if launch.op == "linear_experts")
     weights = 2 * 4 * 3 * 512 * 256 * {"q4_0": 18, "mxfp4": 17}[kind] // 32
     vectors = 2 * 4 * (2 * 256 + 512) * 4 if biases else 0
-    # Inputs and results: x, gated values written and read, the sum, what it is added to, ids and factors.
-    around = 2 * 4 * (512 + 4 * 256 + 4 * 256 + 512 + 512 + 3 * 4)
+    # Inputs and results: x, the norm, gated values written and read, the sum, what it is added to, ids and factors.
+    around = 2 * 4 * (512 + 512 + 4 * 256 + 4 * 256 + 512 + 512 + 3 * 4)
     assert weights + vectors < counted <= weights + vectors + around
     everything = sum(buffer.nbytes for buffer in plan.buffers.values() if buffer.role == "weight")
     whole = sum(launch.work(100)[0] for launch in plan.launches)
@@ -245,7 +245,7 @@ def test_tint_compiles_matrix_units(device: Device, null: Any) -> None:  # noqa:
     combined = ("none", "silu_mul", "swiglu_clamped", "sum")
     made: list[tuple[dict[str, Any], LaunchConfig]] = [
         ({"format": kind, "combine": combine, "batched": batched}, SMALL)
-        for kind in DEVICE_FORMATS
+        for kind in WEIGHT_FORMATS
         for combine, batched in zip(combined, (False, True, False, True), strict=True)
     ]
     tiles = {matrix_config({"tokens": tokens, "used": 1, "experts": 4}) for tokens in (8, 64, 256, 1024)}

@@ -236,6 +236,8 @@ def shapes(op: str) -> Iterator[dict[str, Any]]:
             given["N"] = (given["Hq"] + 2 * given["Hkv"]) * given["D"]
         if op == "linear_experts" and given["residual"]:
             given["combine"] = "sum"
+        if op == "linear_experts" and given["combine"] == "sum":
+            given["prologue"] = "none"
         yield resolve(op, given)
 
 
@@ -252,6 +254,7 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
         absent.add("sinks")
     if op == "linear_experts":
         absent |= {"factors"} if dims["combine"] != "sum" else set()
+        absent |= {"norm_weight"} if dims["prologue"] == "none" else set()
         absent |= {"residual"} if not dims["residual"] else set()
     if op == "linear":
         absent |= {"norm_weight"} if dims["prologue"] == "none" else set()

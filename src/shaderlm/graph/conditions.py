@@ -97,3 +97,9 @@ def sums_have_residuals(op: str, dims: dict[str, Any]) -> None:
     """What is added to results is added to the sum over the experts."""
     if dims["residual"] and dims["combine"] != "sum":
         raise InputError(f"{op}: a residual needs combine='sum', got {dims['combine']!r}")
+
+
+def sums_have_no_prologue(op: str, dims: dict[str, Any]) -> None:
+    """A prologue is for inputs that the experts of a row share."""
+    if dims["prologue"] != "none" and dims["combine"] == "sum":
+        raise InputError(f"{op}: combine='sum' takes no prologue, got {dims['prologue']!r}")

@@ -62,6 +62,8 @@ def linear_experts(d: Dims, x: Operands) -> dict[str, Array]:
     """The products of each row with the matrices of its experts, side by side or summed."""
     weight = x["weight"].reshape(d["experts"], d["N"], d["K"])
     inputs = x["x"].reshape(d["tokens"], -1, d["K"])
+    if d["prologue"] == "rms_norm":
+        inputs = reference.rms_norm_mul(inputs, x["norm_weight"], d["eps"])
     ids = x["ids"].reshape(d["tokens"], d["used"])
     bias = x["bias"].reshape(d["experts"], d["N"]) if d["bias"] else None
     if d["combine"] == "sum":

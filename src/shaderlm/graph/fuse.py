@@ -248,10 +248,13 @@ def _add_rms_norm(look: Look, norm: Node) -> Answer:
     return Rewrite((add, norm), (Node("add_rms_norm", norm.dims, inputs, outputs, norm.layer),))
 
 
+_PRODUCTS = ("linear", "linear_experts")
+
+
 def _rms_norm_linear(look: Look, norm: Node) -> Answer:
     """The norm is computed again by each matmul that reads it: that costs less than a dispatch."""
     readers = look.readers.get(norm.out, [])
-    products = [node for node in readers if node.op == "linear" and node.dims["prologue"] == "none"]
+    products = [node for node in readers if node.op in _PRODUCTS and node.dims["prologue"] == "none"]
     if not products:
         return None
     others = [node.op for node in readers if node not in products]
@@ -260,7 +263,7 @@ def _rms_norm_linear(look: Look, norm: Node) -> Answer:
     nodes = []
     for node in readers:
         inputs = {**node.inputs, "x": norm.inputs["x"], "norm_weight": norm.inputs["weight"]}
-        dims = resolve("linear", {**node.dims, "prologue": "rms_norm", "eps": norm.dims["eps"]})
+        dims = resolve(node.op, {**node.dims, "prologue": "rms_norm", "eps": norm.dims["eps"]})
         nodes.append(replace(node, dims=dims, inputs=inputs))
     return Rewrite((norm, *readers), tuple(nodes), in_place=True)
 
@@ -403,7 +406,7 @@ FUSIONS = (
     ),
     Fusion(
         "rms_norm_linear",
-        "rms_norm_mul, linears → linears, prologue rms_norm",
+        "rms_norm_mul, linears (and linear_experts) → the same, prologue rms_norm",
         "rms_norm_mul",
         _rms_norm_linear,
     ),

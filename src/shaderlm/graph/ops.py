@@ -177,14 +177,16 @@ _TABLE = (
     Op(
         "linear_experts",
         "y[t, j] = x[t] · w[ids[t, j]]ᵀ, silu_mul of its pairs, or Σ_j factors[t, j] · x[t, j] · w[ids[t, j]]ᵀ",
-        ("x", "weight", "bias", "ids", "factors", "residual", "batch"),
+        ("x", "norm_weight", "weight", "bias", "ids", "factors", "residual", "batch"),
         ("out",),
         {
             **dict.fromkeys(("tokens", "experts", "used", "K", "N"), REQUIRED),
             "format": "f32",
             "bias": False,
+            "prologue": "none",  # what is done with x before the product
             "combine": "none",
             "residual": False,
+            "eps": 1e-6,  # of the prologue
             "batched": False,
         },
         formulas.linear_experts,
@@ -195,6 +197,7 @@ _TABLE = (
             conditions.experts_are_there,
             conditions.experts_rows_are_pairs,
             conditions.sums_have_residuals,
+            conditions.sums_have_no_prologue,
         ),
     ),
     Op(

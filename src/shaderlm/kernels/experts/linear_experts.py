@@ -51,6 +51,12 @@ def _weight_parts(dims: Dims, caps: DeviceCaps) -> dict[str, WeightPart]:
 _BUFFERS = (("weight", "words"), ("scales", "scales"))
 
 
+def _exact_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    if dims["prologue"] != "none":
+        return f"it has no prologue {dims['prologue']}"
+    return _unsupported_reason(dims, caps)
+
+
 def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return f"K must be a multiple of {BLOCK}, K is {dims['K']}" if dims["K"] % BLOCK else None
 
@@ -69,6 +75,7 @@ def _buffers(dims: Dims) -> dict[str, int]:
         "factors": f32(choices) if summed else 0,
         "residual": out if dims["residual"] else 0,
         "out": out,
+        **({"norm_weight": f32(dims["K"])} if dims["prologue"] != "none" else {}),
         **batch_bytes(dims),
     }
 
@@ -92,7 +99,7 @@ def _as_linear(dims: Dims) -> Dims:
 def _gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     config = packed.gemv_shape(_as_linear(dims), caps)
     arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}")
-    return _few_rows_launch_list("experts/linear_experts_gemv", config, arithmetic, config.needs, dims, caps)
+    return _few_rows_launch_list("experts/linear_experts_gemv", config, arithmetic, config.needs, dims, caps, {})
 
 
 def _int16_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -108,9 +115,13 @@ def _int16_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[],
 
 
 def _int16_with(config: int16.LaunchConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
-    arithmetic = ("shared/int16_round", "shared/int16", FORMATS[dims["format"]].int16)
+    reduce = ("shared/reduce_subgroup",) if dims["prologue"] != "none" else ()
+    prologue = (f"linear/prologue_{dims['prologue']}", f"linear/root_{dims['prologue']}", *reduce)
+    arithmetic = (*prologue, "shared/int16_round", "shared/int16", FORMATS[dims["format"]].int16)
     needs = frozenset({"subgroups"})
-    return _few_rows_launch_list("experts/linear_experts_gemv_int16", config, arithmetic, needs, dims, caps)
+    eps = float(dims["eps"]) if dims["prologue"] != "none" else 0.0
+    path = "experts/linear_experts_gemv_int16"
+    return _few_rows_launch_list(path, config, arithmetic, needs, dims, caps, {"eps": eps})
 
 
 def _int16_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
@@ -124,6 +135,7 @@ def _few_rows_launch_list(
     needs: frozenset[str],
     dims: Dims,
     caps: DeviceCaps,
+    more: Mapping[str, float],
 ) -> LaunchList:
     """Every row reads the matrices of its experts for itself."""
     lay, summed = packed.layout(dims), dims["combine"] == "sum"
@@ -137,6 +149,7 @@ def _few_rows_launch_list(
         "experts": dims["experts"],
         "used": dims["used"],
         "combine": _combine(dims),
+        **more,
     }
     tiles = ceil_div(dims["N"], config.rows * config.threads // config.team)
     workgroups = dims["tokens"] * (1 if summed else dims["used"]) * tiles
@@ -228,7 +241,7 @@ def matrix_with(
     params = {"k": dims["K"], "n": dims["N"], "groups": packed.layout(dims).groups, "each": 1 if summed else used}
     params |= {"tiles": tiles, "combine": _combine(dims), "split": 1}
     product = Dispatch(kernel, tiles * ceil_div(dims["N"], config.columns), params, constants)
-    like = {**dims, "tokens": rows, "prologue": "none"}
+    like = {**dims, "tokens": rows}
     count, more = row_count(dims), {}
     if summed and dims["batched"]:
         count, more = "experts/row_count_choices", {"USED": used}
@@ -259,7 +272,7 @@ ROUTES: tuple[Route, ...] = (
         "linear_experts",
         "gemv",
         _gemv_launch_list,
-        _unsupported_reason,
+        _exact_unsupported_reason,
         {"weight": _pack_weight},
         weight_parts=_weight_parts,
     ),
@@ -290,7 +303,7 @@ ROUTES: tuple[Route, ...] = (
         "linear_experts",
         "grouped",
         _grouped_launch_list,
-        _unsupported_reason,
+        _exact_unsupported_reason,
         {"weight": _pack_weight},
         prefer=_many_rows,
         weight_parts=_weight_parts,

@@ -1,6 +1,6 @@
 // y[t, j, n] = bias + Σ_k q(x)[t, k] · w[ids[t, j] · n_rows + n, k], apply(even n, odd n) of it, or, if SUM,
 // out[t, n] = residual + Σ_j factors[t, j] · (bias + Σ_k q(x)[t, j, k] · w[ids[t, j] · n_rows + n, k])
-// q rounds to 16 bits with one scale per block of 32. As linear_gemv_int16, for few rows and the matrices of their experts:
+// q rounds to 16 bits with one scale per block of 32, of x as the included prologue gives it (without SUM). As linear_gemv_int16, for few rows and the matrices of their experts:
 // a team computes ROWS columns (1, 2 or 4) of one row and one of its experts; with SUM it takes all experts of the row, whose
 // inputs lie one after the other, as one long row of blocks. A factor belongs to the unit of a block. What becomes of the
 // sums is in experts/choices.
@@ -22,6 +22,7 @@ struct Params {
     experts: u32,
     used: u32,
     combine: u32,     // what becomes of the sums
+    eps: f32,         // of the norm before the product
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [tokens, k / 4], or [tokens, used, k / 4]
@@ -37,11 +38,14 @@ var<workgroup> x_unit: array<vec3<f32>, STAGE>;
 var<workgroup> sums: array<vec4<f32>, WG / 4u>;   // of each subgroup, or of each team if that is smaller
 
 // Round eight values, quarter `lane % 4` of the block that starts at quad `first`, into slot `at`. A block that is not there
-// is computed and not stored.
-fn stage_quarter(first: u32, at: u32, there: bool, scale: f32, lane: u32) {
+// is computed and not stored. `quad` is where the block starts in a row of the norm's weights. Returns Σ x².
+fn stage_quarter(first: u32, quad: u32, at: u32, there: bool, scale: f32, lane: u32) -> f32 {
     let quarter = lane % 4u;
-    let i = first + quarter * 2u;
-    let rounded = round_quarter(x[i], x[i + 1u], quarter);
+    let r0 = x[first + quarter * 2u];
+    let r1 = x[first + quarter * 2u + 1u];
+    let v0 = weighted(quad + quarter * 2u, r0);
+    let v1 = weighted(quad + quarter * 2u + 1u, r1);
+    let rounded = round_quarter(v0, v1, quarter);
     if (there) {
         if (quarter == 0u) {
             h_first[at] = rounded.bytes;
@@ -53,7 +57,9 @@ fn stage_quarter(first: u32, at: u32, there: bool, scale: f32, lane: u32) {
         } else {
             l_second[at] = rounded.bytes;
         }
+        return dot(r0, r0) + dot(r1, r1);
     }
+    return 0.0;
 }
 
 // Sums over each team, for its first lane. All lanes are here.
@@ -111,6 +117,7 @@ fn main(
     let choice = at * span;  // the first of the team
     let inputs = row * blocks * 8u;
     var acc = vec4<f32>();
+    var squares = 0.0;
     // A load past the end repeats the last block and is not used.
     var ahead = min(lane % TEAM, blocks - 1u);
     var rows = columns + vec4<u32>(matrix(choice + ahead / blocks_each));
@@ -135,7 +142,7 @@ fn main(
             let there = block < end;
             let source = select(first_block, block, there);
             let scale = share(choice + source / blocks_each);
-            stage_quarter(inputs + source * 8u, source - first_block, there, scale, lane);
+            squares = squares + stage_quarter(inputs + source * 8u, source * 8u, source - first_block, there, scale, lane);
         }
         workgroupBarrier();
         for (var base = first_block; base < end; base = base + TEAM) {
@@ -169,6 +176,7 @@ fn main(
             }
         }
     }
+    acc = rooted(acc, squares, lane);
     acc = team_sums(acc + biases(choice, span, lane % TEAM, TEAM, columns), lane, size);
     if (lane % TEAM == 0u) {
         if (ROWS == 1u) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ..route import Array, Dims, Route, part
 from . import int16, matrix, packed, rows_int16
@@ -34,8 +35,22 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return packed.pairs_are_whole(dims, caps) if packed.gated(dims) else None
 
 
+_FEW_COLUMNS = 512
+
+
 def _gemv_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    return packed.one_row(dims) or _unsupported_reason(dims, caps)
+    """A norm before the product is for routers of experts: every workgroup computes it again."""
+    reason = packed.one_row(dims)
+    # After a norm, formats with whole numbers are left to gemv_int16.
+    if reason or dims["prologue"] == "none" or FORMATS[dims["format"]].int16:
+        return reason or _unsupported_reason(dims, caps)
+    if dims["N"] > _FEW_COLUMNS:
+        return f"a prologue is computed again for every few columns: N must be at most {_FEW_COLUMNS}, N is {dims['N']}"
+    if dims["K"] % BLOCK:
+        return f"after a prologue K must be a multiple of {BLOCK}, K is {dims['K']}"
+    if caps.policy.prefer_few_barriers:
+        return "this device prefers few barriers"
+    return _unsupported_reason({**dims, "prologue": "none"}, caps)
 
 
 ROUTES: tuple[Route, ...] = (

@@ -1,4 +1,4 @@
-// out[0, n] = epilogue(Σ_k x[0, k] · w[n, k])        m = 1; format of the weights and epilogue are included
+// out[0, n] = epilogue(Σ_k prologue(x)[0, k] · w[n, k])        m = 1; format of the weights, prologue and epilogue are included
 // WG threads make WG / TEAM teams; a team computes ROWS rows (1, 2 or 4), its lanes share their k in blocks of
 // 32: a block of x serves all rows, a block of q4 weights is one 16-byte load. x is staged in workgroup memory,
 // STAGE blocks at a time: read straight from the buffer, the lanes' blocks lie 128 bytes apart, and each load
@@ -20,6 +20,7 @@ struct Params {
     n_first: u32,     // where this range starts in a row of out
     n_total: u32,     // length of a row of out
     epilogue: u32,    // what becomes of the sums
+    eps: f32,         // of the norm before the product
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;      // [tokens, k / 4]
@@ -42,6 +43,7 @@ fn main(
     let rows = min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
     let blocks = params.k / 32u;
     var acc = vec4<f32>();
+    var squares = 0.0;
     var block = lane % TEAM;
     let last_block = blocks - 1u;
     // A load past the end repeats the last block and is not used.
@@ -61,7 +63,11 @@ fn main(
         let end = min(first_block + STAGE, blocks);
         workgroupBarrier();  // the stage before has been read
         for (var i = lane; i < (end - first_block) * 8u; i = i + WG) {
-            x_tile[i / 8u * 9u + i % 8u] = bitcast<vec4<u32>>(x[first_block * 8u + i]);
+            let inputs = x[first_block * 8u + i];
+            if (NORM) {
+                squares = squares + dot(inputs, inputs);
+            }
+            x_tile[i / 8u * 9u + i % 8u] = bitcast<vec4<u32>>(weighted(first_block * 8u + i, inputs));
         }
         workgroupBarrier();
         if (FINISH) {
@@ -95,7 +101,7 @@ fn main(
             }
         }
     }
-    acc = team_sum(acc, lane);
+    acc = team_sum(rooted(acc, squares, lane), lane);
     if (lane % TEAM == 0u) {
         store_rows(first, acc);
     }

@@ -26,6 +26,7 @@ from ..route import (
     ceil_div,
     f32,
     part,
+    reduction,
     row_count,
     row_ranges,
 )
@@ -252,11 +253,17 @@ def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], L
 def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The GEMV with a given config."""
     arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}", layout(dims).file)
-    include = (*arithmetic, "linear/store_rows", *epilogue_files(dims), row_count(dims))
-    kernel = Kernel("linear/linear_gemv_staged", include, config.needs)
+    prologue = dims.get("prologue", "none")
+    reduce = (reduction(caps)[0],) if prologue != "none" else ()
+    include = (*arithmetic, f"linear/prologue_{prologue}", f"linear/root_{prologue}", *reduce, "linear/store_rows")
+    kernel = Kernel("linear/linear_gemv_staged", (*include, *epilogue_files(dims), row_count(dims)), config.needs)
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     per_group = config.rows * config.threads // config.team
-    return over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps)
+    params = {"eps": float(dims["eps"]) if prologue != "none" else 0.0}
+    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, params)
+    if prologue == "none":
+        return found
+    return LaunchList(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))})
 
 
 def tile_shared_launch_list(dims: Dims, caps: DeviceCaps, half: bool = False) -> LaunchList:
