@@ -86,10 +86,11 @@ def test_kernels(kernel: str, window: int, softcap: float, sinks: bool, gpu: Dev
     assert_close(found, expected["out"], "attention f16" if cache == "f16" else "attention", f"{kernel} {how}")
 
 
+@pytest.mark.parametrize("keys", [60, 100, 101, 700])
 @pytest.mark.parametrize("kernel", ["single_pass", "split", "split_tree"])
-def test_one_sequence_without_pages(kernel: str, gpu: Device) -> None:
-    """A window may begin anywhere in the pool; nothing is asked for before the record of the row is known."""
-    dims = dims_of((2, 1, 8), 1, context="split", keys=700, window=100, sinks=True)
+def test_one_sequence_without_pages(kernel: str, keys: int, gpu: Device) -> None:
+    """A window may begin anywhere in the pool. What was asked for before the record was known may be used or not."""
+    dims = dims_of((2, 1, 8), 1, context="split", keys=keys, window=100, sinks=True)
     operands, expected = MAKERS["attention"](np.random.default_rng(4), dims)
     assert_close(run(gpu, kernel, dims, operands), expected["out"], "attention", kernel)
 

@@ -2,8 +2,8 @@
 // over the keys c that row t sees: those up to its position, of a window the last ones. A sink is a score in Σ and m without
 // a value. A workgroup owns one query head of a row, and takes KEYS keys at a time
 // with a running maximum: a short context is read faster by every head for itself, and there is nothing to join. What takes
-// the time are trips to memory, so that the keys and values that come first are asked for at once; with ONE_ROW and no page
-// table and window before the record of the row is known, and what was asked for too early is left out.
+// the time are trips to memory, so that the keys and values that come first are asked for at once; without a page table
+// before the record of the row is known, and what was asked for too early is left out.
 // Four lanes share a key, each takes every fourth quad of it; then QUADS lanes read a row of values side by side, TEAMS rows
 // at a time, and each of them takes the powers itself, which saves a barrier.
 // Grid: one workgroup per (row, query head), folded; with a smaller one, of whole rows, each takes every so many-th row.
@@ -227,7 +227,7 @@ fn attend_row(t: u32, head: u32, lane: u32) {
         top = sink_of(head);
         total = select(0.0, 1.0, lane < QUADS);  // once: of the first team
     }
-    if (PAGED || WINDOW > 0u) {
+    if (PAGED) {
         let last = last_key(row);
         let first = first_key(last);
         begin_tile(first, row.pages, last);
@@ -236,8 +236,13 @@ fn attend_row(t: u32, head: u32, lane: u32) {
     } else {
         // Nothing that is asked for here waits for the record.
         begin_tile(0u, 0u, 0u);
-        let early = load_early(kv_head, lane, KEYS - 1u);
-        attend_tile(at, kv_head, lane, query, more_query, early, min(last_key(row), KEYS - 1u), SINKS);
+        var early = load_early(kv_head, lane, KEYS - 1u);
+        let first = first_key(last_key(row));
+        if (WINDOW > 0u && first > 0u) {  // the window is past its first keys: others are asked for
+            begin_tile(first, 0u, 0u);
+            early = load_early(kv_head, lane, end_of_tile(first, last_key(row)));
+        }
+        attend_tile(at, kv_head, lane, query, more_query, early, end_of_tile(first, last_key(row)), SINKS);
     }
     let last = last_key(row);
     let begin = first_key(last);

@@ -73,7 +73,9 @@ def _round_up(count: int) -> int:
 def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[LaunchConfig]:
     """Cuts that may be the fastest: no team is longer than a row, and the card is not left half empty."""
     found = []
-    for threads, team, rows in itertools.product((128, 256, 512), (8, 16, 32, 64), (1, 2, 4)):
+    for threads, team, rows in itertools.product((128, 256, 512), (8, 16, 32, 64, 128), (1, 2, 4)):
+        if team > 64 and (rows == 1 or padded_k(dims) // BLOCK < 3 * team // 2):
+            continue  # of long rows alone: lanes without a second block, or with one row, wait more than they load
         groups = dims["N"] // (rows * threads // team)
         fits = threads <= caps.max_invocations and team <= max(8, _round_up(padded_k(dims) // BLOCK))
         if fits and groups >= LEAST_GROUPS and not (dims["epilogue"] in _IN_PAIRS and rows == 1):
