@@ -82,6 +82,7 @@ PARAMETERS = {
     "qwen2.5-7b": 7_615_616_512,
     "phi-4-mini": 3_836_021_760,
     "qwen3-30b-a3b": 30_532_122_624,
+    "gpt-oss-20b": 20_914_757_184,
 }
 
 
@@ -99,7 +100,7 @@ def test_routers_stay_as_they_are_and_experts_have_a_format_of_their_own() -> No
     assert config.shapes["blk.47.ffn_down_exps.weight"] == (128, 2048, 768)
 
 
-@pytest.mark.parametrize("name", ["gemma-3-1b", "qwen2.5-7b", "phi-4-mini", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("name", ["gemma-3-1b", "qwen2.5-7b", "phi-4-mini", "qwen3-30b-a3b", "gpt-oss-20b"])
 def test_small_models_of_other_architectures(name: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the large ones, but narrow and shallow: every weight is made, and logits are of the usual size."""
     monkeypatch.setitem(SYNTHETIC, "small", shrunken(SYNTHETIC[name]))

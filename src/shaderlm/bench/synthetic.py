@@ -84,8 +84,8 @@ def config_of(shape: ModelShape, mix: str) -> tuple[Architecture, Config]:
 
 def _format(name: str, size: tuple[int, ...], mix: str, layers: int) -> str:
     """By the parts of a name: blk.3.attn_v.weight, token_embd.weight."""
-    *layer, matrix, _ = name.removeprefix("blk.").split(".")
-    if len(size) == 1 or matrix == "ffn_gate_inp":  # files keep norms, biases and routers as they are
+    *layer, matrix, part = name.removeprefix("blk.").split(".")
+    if len(size) == 1 or part == "bias" or matrix == "ffn_gate_inp":  # files keep norms, biases and routers as they are
         return "f32"
     return MIXES[mix](matrix, int(layer[0]) if layer else 0, layers)
 
@@ -202,7 +202,7 @@ class RandomWeights:
 
     def vector(self, name: str) -> Array:
         """Norms and factors: ones. Biases: zeros."""
-        return (np.zeros if name.endswith(".bias") else np.ones)(self._shapes[name][0], np.float32)
+        return (np.zeros if name.endswith(".bias") else np.ones)(math.prod(self._shapes[name]), np.float32)
 
 
 # Where the f16 scales of a block lie.

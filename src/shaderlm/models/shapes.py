@@ -100,6 +100,15 @@ _PHI4_MINI: dict[str, Any] = {
     "rope.scaling.attn_factor": math.sqrt(1 + math.log(131_072 / 4096) / math.log(4096)),
     "attention.sliding_window": 262_144,
 }
+_GPT_OSS_20B: dict[str, Any] = {
+    "expert_count": 32,
+    "expert_used_count": 4,
+    "expert_feed_forward_length": 2880,
+    "attention.sliding_window": 128,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 32.0,
+    "rope.scaling.original_context_length": 4096,
+}
 # Shapes of synthetic models, which have random weights.
 SYNTHETIC = MODELS | {
     shape.name: shape
@@ -141,6 +150,14 @@ SYNTHETIC = MODELS | {
             architecture="qwen3moe",
             further={"expert_count": 128, "expert_used_count": 8, "expert_feed_forward_length": 768},
             **_QWEN3,
+        ),
+        ModelShape(
+            "gpt-oss-20b",
+            *(24, 2880, 64, 8, 64, 2880, 201088),
+            tied=False,
+            architecture="gpt-oss",
+            theta=150_000.0,
+            further=_GPT_OSS_20B,
         ),
     )
 }
