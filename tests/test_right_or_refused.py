@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,19 @@ from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES, GGUFTy
 
 from shaderlm.compile.steps import rope_tables
 from shaderlm.errors import ModelError
+from shaderlm.formats.checkpoint import Checkpoint
+from shaderlm.formats.folder import Folder
+from shaderlm.formats.folder_models import HARMLESS as IN_FOLDERS
+from shaderlm.formats.folder_models import MODEL_TYPES
 from shaderlm.models.architecture import EMBEDDING, OUTPUT, Metadata, Step, architectures
 from shaderlm.models.checkpoint import architecture_of, read_config
 from shaderlm.models.metadata_keys import HARMLESS
 from shaderlm.text import Tokenizer, Vocabulary
 
+from . import checkpoints
 from .architecture_files import weights
 from .changed import InMemory, every_checkpoint, logits
+from .folders import replace_config
 from .test_metadata_keys import keys_of_gguf
 
 CHECKPOINTS = dict(every_checkpoint())
@@ -66,7 +73,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Callable[[Keys], bool], str]] = {
     **dict.fromkeys(
         (
             f"rope.scaling.yarn_{name}"
-            for name in ["ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier"]
+            for name in ["ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier", "truncate"]
         ),
         (_not_yarn, "yarn has it"),
     ),
@@ -133,7 +140,7 @@ ADDED: Mapping[str, Any] = {
     "rope.scaling.yarn_beta_fast": 2.0,
     "rope.scaling.yarn_beta_slow": 0.1,
     "rope.scaling.yarn_log_multiplier": 0.5,
-    "rope.scaling.yarn_truncate": False,
+    "rope.scaling.yarn_truncate": False,  # folders have it, GGUF does not
     "tensor_data_layout": "transposed",
     "embedding_length_out": 7,
 }
@@ -156,8 +163,14 @@ class Computed:
     """What checkpoints compute, as their graphs and tables say it, or as their logits show it, which takes longer."""
 
     def __init__(self, by_logits: bool) -> None:
-        self._of: Callable[[InMemory], Any] = logits if by_logits else _graphs
+        self._of: Callable[[Checkpoint], Any] = logits if by_logits else _graphs
         self._before: dict[str, Any] = {}
+
+    def of(self, folder: Path) -> str:
+        """Of a folder."""
+        with Folder.open(folder) as file:
+            made = {name: file.dense(name) for name in file.tensors if name.startswith("rope_")}
+            return repr((self._of(file), made))
 
     def outcome(self, name: str, changed: InMemory) -> str:
         """Of a changed checkpoint: "changed", "same", or why it is refused."""
@@ -170,7 +183,7 @@ class Computed:
         return "same" if np.array_equal(after, self._before[name]) else "changed"
 
 
-def _graphs(file: InMemory) -> str:
+def _graphs(file: Checkpoint) -> str:
     kind = architecture_of(file)
     config = read_config(kind, file)
     return repr((kind.build(config, Step(9)), kind.head(config, 1, 9), rope_tables(config)))
@@ -374,6 +387,60 @@ def test_files_that_are_no_models_are_refused(kind: str, computed: Computed) -> 
     assert {GGUFType.ADAPTER, GGUFType.IMATRIX, GGUFType.MMPROJ} == {"adapter", "imatrix", "mmproj"}
     assert f"general.type is {kind!r}" in computed.outcome(LLAMA, _with(LLAMA, {"general.type": kind}))
     assert computed.outcome(LLAMA, _with(LLAMA, {"general.type": "model"})) == "same"
+
+
+# Hugging Face folders ------------------------------------------------------------------------------------
+
+FOLDERS = [name for name in checkpoints.names() if checkpoints.recorded(name)["config"]["model_type"] in MODEL_TYPES]
+
+# Keys of config.json that may change without an effect, and why. Those that change no model's logits are in
+# `folder_models`.
+FREE_IN_FOLDERS: Mapping[str, str] = {
+    "max_position_embeddings": "a sequence is not longer; it does not change the tokens that it has",
+    "intermediate_size": "of layers without experts, and there are none",
+    "sliding_window": "no layer has a window",
+    "use_sliding_window": "layer_types says which layers have a window",
+    "sliding_window_pattern": "layer_types says it",
+    "use_parallel_residual": "the norms are decisive",
+    "use_qkv_bias": "there are such tensors, or none",
+    "attention_out_bias": "there are such tensors, or none",
+    "attention_softmax_in_fp32": "all of attention is computed in f32",
+    "scale_attention_softmax_in_fp32": "all of attention is computed in f32",
+    "eod_token_id": "the tokenizer has it",
+}
+
+
+def _json_others(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        changed = [{**value, key: other} for key, item in value.items() for other in _json_others(item)]
+        return [*changed, {**value, "new_trick": 1}]
+    if isinstance(value, str):
+        return ["other"]
+    if isinstance(value, list):
+        return [[*value, "other"], *([value[1:]] if value else [])]
+    return [3, "x"] if value is None else _others(value)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_key_of_a_folder(name: str, computed: Computed, tmp_path: Path) -> None:
+    """Another value, and keys that nobody knows."""
+    entry = checkpoints.recorded(name)
+    folder = checkpoints.write_folder(tmp_path / "folder", entry)
+    before, config = computed.of(folder), entry["config"]
+    changes = [(key, other) for key, value in config.items() for other in _json_others(value)]
+    changes += [(key, 3) for key in ("new_trick", "clip_qkv", "scoring_func", "rope_scaling") if key not in config]
+    for key, other in changes:
+        if key not in FREE_IN_FOLDERS and key not in IN_FOLDERS:
+            replace_config(folder, **{key: other})
+            try:
+                after = computed.of(folder)
+            except ModelError:
+                continue
+            finally:
+                replace_config(folder, **{key: config.get(key)})
+            # Yarn rounds what follows from the length to whole pairs.
+            rounded = "original_max_position_embeddings" in str(other)
+            assert after != before or rounded, f"{key}={other!r} for {config.get(key)!r} changes nothing"
 
 
 # Tokenizers ----------------------------------------------------------------------------------------------

@@ -117,16 +117,26 @@ def _rope(config: FolderConfig) -> None:
     given = config.take("rope_parameters", {})
     if isinstance(given, dict) and set(given) & {_FULL, _SLIDING}:
         local = given.get(_SLIDING) or {}
+        if not isinstance(local, dict):
+            raise ModelError(f"config.json: {_SLIDING} of rope_parameters must be an object, it is {local!r:.60}")
         if local.get("rope_type", "default") != "default":
             raise ModelError(f"config.json: rope_type of {_SLIDING} must be 'default', it is {local['rope_type']!r}")
+        unknown = {key: value for key, value in local.items() if key not in ("rope_type", "rope_theta")}
+        unknown |= {key: value for key, value in given.items() if key not in (_FULL, _SLIDING)}
+        if unknown:
+            config.set("config.rope_parameters", unknown)
         given = given.get(_FULL) or {}
         theta = given.get("rope_theta") if isinstance(given, dict) else None
         if "rope_theta" in local and (config.row.local_rope or local["rope_theta"] != theta):
             config.set("rope.freq_base_swa", _number("rope_theta", local["rope_theta"]))
     if not isinstance(given, dict):
         raise ModelError(f"config.json: rope_parameters must be an object, it is {given!r:.60}")
-    scaling = dict(given or config.take("rope_scaling", {}) or {})
-    config.take("rope_scaling")
+    older = config.take("rope_scaling", {})
+    if not isinstance(older, dict) or (
+        older and given and older not in (given, config.row.defaults.get("rope_scaling"))
+    ):
+        raise ModelError(f"config.json: rope_scaling must be an object like rope_parameters, it is {older!r:.60}")
+    scaling = dict(given or older)
     usual = config.take("rope_theta", 10000.0)
     theta = scaling.pop("rope_theta", usual)
     config.set("rope.freq_base", _number("rope_theta", theta))
