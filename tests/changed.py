@@ -37,7 +37,6 @@ _EXPERTS: Mapping[str, Any] = {
 }
 # Checkpoints that are recorded nowhere, by name: their architecture and its metadata.
 _OTHERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "gpt-oss": ("gpt-oss", {**_EXPERTS, "expert_feed_forward_length": 16, "attention.sliding_window": 12}),
     "mixtral": ("llama", _EXPERTS),
     "qwen3moe": ("qwen3moe", {**_EXPERTS, "expert_feed_forward_length": 16}),
 }

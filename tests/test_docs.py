@@ -24,7 +24,7 @@ from shaderlm.compile.execute import op_plan
 from shaderlm.compile.plan import Role
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.options import CHAT_OPTION_NAMES, OPTION_NAMES
-from shaderlm.errors import ModelError
+from shaderlm.formats.folder_models import MODEL_TYPES
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import WEBGPU_DEFAULT, DevicePolicy
 from shaderlm.graph import resolve
@@ -32,7 +32,11 @@ from shaderlm.graph.fuse import FUSIONS
 from shaderlm.graph.ops import EPILOGUES, PROLOGUES
 from shaderlm.kernels import all_routes, choose
 from shaderlm.kernels.linear.formats import FORMATS
-from shaderlm.models.architecture import architecture
+from shaderlm.models.architecture import architectures
+
+from .checkpoints import names as checkpoint_names
+from .checkpoints import recorded
+from .oracles import ARCHITECTURES as ORACLES
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -273,14 +277,26 @@ def test_every_option_of_a_chat_is_documented_with_its_default() -> None:
     assert rows == {name: str(parameters[name].default) for name in CHAT_OPTION_NAMES}
 
 
-def test_the_readme_lists_architectures_and_formats() -> None:
+def test_the_readme_lists_formats() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [name for name in WEIGHT_FORMATS if not re.search(rf"\b{name}\b", readme, re.I)]
-    with pytest.raises(ModelError) as refused:
-        architecture({"general.architecture": "?"})
-    assert not [
-        name for name in str(refused.value).partition("supported: ")[2].split(", ") if f"| `{name}`" not in readme
-    ]
+
+
+def test_every_architecture_has_a_row_with_its_folders_and_its_checkpoints() -> None:
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").partition("| architecture | models |")[2]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text.partition("\n\n")[0], re.M)
+    names = [name for name, *_ in rows]
+    assert names == sorted(architectures()), "one row for each architecture, in the order of the alphabet"
+    bold = dict(ORACLES)
+    plain = {name: recorded(name)["architecture"] for name in checkpoint_names()}
+    for name, models, types, checked in rows:
+        assert models.strip()
+        folders = {kind for kind, row in MODEL_TYPES.items() if row.architecture == name}
+        assert set(re.findall(r"`([^`]+)`", types)) == folders, f"model_type of {name}"
+        shown = checked.split(", ")
+        assert {each.strip("*") for each in shown if "**" in each} == {each for each in bold if bold[each] == name}
+        assert {each for each in shown if "**" not in each} == {each for each in plain if plain[each] == name}
+        assert checked.strip(" –"), f"{name} has no checkpoint"
 
 
 # The examples of CONTRIBUTING ----------------------------------------------------------------------------
