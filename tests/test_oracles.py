@@ -12,7 +12,7 @@ from shaderlm.gpu import Device
 from shaderlm.runtime.runner import GREEDY, Runner
 from shaderlm.runtime.session import Session
 
-from .oracles import ARCHITECTURES, MISSING, NAMES, SOURCES, WITH_FOLDER, Case, Oracle
+from .oracles import ARCHITECTURES, NAMES, SOURCES, WITH_FOLDER, Case, Oracle
 
 every_source = pytest.mark.parametrize(
     ("name", "source"), SOURCES, ids=[f"{name} {source}" for name, source in SOURCES]
@@ -60,8 +60,6 @@ def greedy(runner: Runner, sessions: list[Session], cases: list[Case]) -> list[l
 def test_all_are_here(oracles: Oracles) -> None:
     assert {name: oracle.about["arch"] for name, oracle in oracles.items()} == ARCHITECTURES
     assert {name for name, oracle in oracles.items() if oracle.hf.exists()} == set(WITH_FOLDER)
-    untested = {ARCHITECTURES[name] for name in set(ARCHITECTURES) - set(NAMES)}
-    assert untested == MISSING, "an architecture came or went: change MISSING"
     for oracle in oracles.values():
         assert len(oracle.texts) >= 6
         for cases in oracle.cases().values():
@@ -87,7 +85,7 @@ def test_on_a_device(name: str, oracles: Oracles, device: Device) -> None:
     check(oracles[name], "model.gguf", device=device)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name in WITH_FOLDER])
+@pytest.mark.parametrize("name", WITH_FOLDER)
 def test_folders_on_a_device(name: str, oracles: Oracles, device: Device) -> None:
     with load_with(oracles[name].hf, device=device, cache="f32") as model:
         case = oracles[name].cases("hf")[512][1]
@@ -99,7 +97,7 @@ def test_on_a_device_with_an_f16_cache(name: str, oracles: Oracles, device: Devi
     check(oracles[name], "model.gguf", "f16", device=device)
 
 
-@by_default("gemma2", "gpt-oss-mxfp4", "mixtral")
+@by_default("gemma2", "gpt-oss-mxfp4")
 @pytest.mark.parametrize("cache", ["f32", pytest.param("f16", marks=pytest.mark.long)])
 def test_by_the_kernels_of_a_gpu(name: str, cache: str, oracles: Oracles, gpu: Device) -> None:
     check(oracles[name], "model.gguf", cache, device=gpu)
