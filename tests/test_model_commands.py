@@ -11,66 +11,90 @@ import pytest
 
 import shaderlm
 from shaderlm.compile.plan_json import from_json
+from shaderlm.errors import ModelError
+from shaderlm.models.architecture import architecture
 
+from . import checkpoints
 from .command_line import Done
 from .command_line import shaderlm as command
 from .gguf_files import add_text
-from .oracles import SOURCES, Case, Oracle
+from .oracles import ARCHITECTURES, SOURCES, Oracle
 
 TEMPLATE = "{% for each in messages %}{{ each['role'] + ': ' + each['content'] + '\n' }}{% endfor %}"
+# Of the architectures that have no oracle, the first checkpoint of each.
+OTHERS = {
+    entry["architecture"]: (name, entry)
+    for name, entry in reversed([(name, checkpoints.recorded(name)) for name in checkpoints.names()])
+    if entry["architecture"] not in ARCHITECTURES.values()
+}
 
 
 class Checkpoint(NamedTuple):
+    """A file or a folder with a chat template; prompts with the ids that follow, if its context is this."""
+
     path: Path
-    cases: list[Case]
+    context: int
+    cases: list[tuple[list[int], list[int]]]
 
 
-@pytest.fixture(scope="module", params=SOURCES, ids=" ".join)
+@pytest.fixture(scope="module", params=[*SOURCES, *OTHERS], ids=lambda each: each if each in OTHERS else " ".join(each))
 def checkpoint(
     request: pytest.FixtureRequest, oracles: dict[str, Oracle], tmp_path_factory: pytest.TempPathFactory
 ) -> Checkpoint:
-    """With a chat template, which the recorded ones do not have."""
+    folder = tmp_path_factory.mktemp("chat")
+    if request.param in OTHERS:
+        _, entry = OTHERS[request.param]
+        cases = list(zip(checkpoints.PROMPTS, entry["greedy"], strict=True))
+        return Checkpoint(checkpoints.write_gguf(folder / "model.gguf", entry), 128, cases)
     name, source = request.param
-    found, made = oracles[name].folder / source, tmp_path_factory.mktemp("chat") / source
+    found, made = oracles[name].folder / source, folder / source
     if found.is_file():
         add_text(found, made, "tokenizer.chat_template", TEMPLATE)
     else:
         shutil.copytree(found, made)
         (made / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    return Checkpoint(made, oracles[name].cases(source)[512])
+    return Checkpoint(made, 512, [(case.prompt, case.greedy) for case in oracles[name].cases(source)[512]])
 
 
-def run(name: str, path: Path, *arguments: object, given: str = "") -> Done:
-    done = command(name, "-m", path, "--device", "cpu", "--context", 512, "-t", 0, *arguments, given=given)
+def test_all_are_here() -> None:
+    with pytest.raises(ModelError) as caught:
+        architecture({})
+    known = str(caught.value).split("supported: ")[1].split(", ")
+    assert set(known) == {*ARCHITECTURES.values(), *OTHERS}
+
+
+def run(name: str, model: Checkpoint, *arguments: object, given: str = "") -> Done:
+    options = ("--device", "cpu", "--context", model.context, "-t", 0)
+    done = command(name, "-m", model.path, *options, *arguments, given=given)
     assert done.code == 0, done.err
     return done
 
 
 def test_generate(checkpoint: Checkpoint) -> None:
-    """All prompts at once, twice: the long one is found in the prefix cache then."""
-    with shaderlm.load(checkpoint.path, device="cpu", context=512) as model:
+    """All prompts at once; again, by what the prefix cache has of them; and a text, by both."""
+    with shaderlm.load(checkpoint.path, device="cpu", context=checkpoint.context) as model:
         for _ in range(2):
-            requests = [model.request(case.prompt, max_tokens=12, ignore_eos=True) for case in checkpoint.cases]
-            handles = [model.engine.submit(each) for each in requests]
-            for handle, case in zip(handles, checkpoint.cases, strict=True):
-                found = handle.result()
-                assert found is not None
-                assert found.ids == case.greedy
+            handles = [
+                model.engine.submit(model.request(prompt, max_tokens=len(greedy), ignore_eos=True))
+                for prompt, greedy in checkpoint.cases
+            ]
+            found = [handle.result() for handle in handles]
+            assert [each and each.ids for each in found] == [greedy for _, greedy in checkpoint.cases]
         assert model.engine.stats().prefix_hits > 0
         expected = model.generate("Hello world", max_tokens=12, ignore_eos=True)
         assert len(expected.ids) == 12
     options = ("Hello world", "--raw", "-n", 12, "--ignore-eos")
-    assert run("generate", checkpoint.path, *options).out == f"{expected}\n"
+    assert run("generate", checkpoint, *options).out == f"{expected}\n"
 
 
 def test_chat(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHADERLM_STATE", str(tmp_path))
     messages: list[dict[str, str]] = []
-    with shaderlm.load(checkpoint.path, device="cpu", context=512) as model:
+    with shaderlm.load(checkpoint.path, device="cpu", context=checkpoint.context) as model:
         for said in ("Hello", "And you?"):
             messages.append({"role": "user", "content": said})
             messages.append({"role": "assistant", "content": str(model.chat(messages, max_tokens=6))})
-    done = run("chat", checkpoint.path, "-n", 6, given="Hello\nAnd you?\n")
+    done = run("chat", checkpoint, "-n", 6, given="Hello\nAnd you?\n")
     assert done.out == f"{messages[1]['content']}\n{messages[3]['content']}\n"
 
 
