@@ -51,7 +51,7 @@ class Loaded:
 
 
 def load(oracle: Oracle, device: Device | None, **options: Any) -> LanguageModel:
-    return load_with(oracle.gguf, device=device or "cpu", context=512, cache="f32", **options)
+    return load_with(oracle.gguf, device=device or "cpu", context=512, cache="f32", precision="exact", **options)
 
 
 def places() -> Iterator[Any]:
