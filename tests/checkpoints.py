@@ -25,6 +25,7 @@ from .tiny_models import tiny_metadata, tiny_tokens
 FOLDER = Path(__file__).parent / "data" / "checkpoints"
 VOCABULARY = len(tiny_tokens())
 PROMPTS = [[int(i) for i in np.random.default_rng(3).integers(0, 256, count)] for count in (5, 40)]
+IMAGES = "visual."  # in the names of tensors for images, which are not recorded
 EVERY = 4  # so many logits are recorded as one
 
 

@@ -64,6 +64,10 @@ class How:
     more: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
+def _deepstack(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {Keys.LLM.NUM_DEEPSTACK_LAYERS: len(config["vision_config"]["deepstack_visual_indexes"])}
+
+
 _FACTORS: Mapping[str, str] = {
     "embedding_multiplier": Keys.LLM.EMBEDDING_SCALE,
     "residual_multiplier": Keys.LLM.RESIDUAL_SCALE,
@@ -77,6 +81,14 @@ _HOW: Mapping[str, How] = {
     "gemma2": How(norm_offset=1.0),
     "gemma3": How(norm_offset=1.0),
     "smollm3": How(pairs=True),
+    "qwen3vl": How(more=_deepstack),
+    "qwen3vlmoe": How(
+        parts={
+            "mlp.experts.gate_up_proj": lambda v: _halves(v, MODEL_TENSOR.FFN_GATE_EXP, MODEL_TENSOR.FFN_UP_EXP),
+            "mlp.experts.down_proj": lambda v: {(MODEL_TENSOR.FFN_DOWN_EXP, "weight"): v},
+        },
+        more=_deepstack,
+    ),
     "granite": How(
         pairs=True,
         more=lambda c: (
@@ -147,6 +159,7 @@ def _by_alpha(rope: Mapping[str, Any], width: int) -> float:
 def converted(architecture: str, config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
     """The metadata and the tensors of a GGUF file."""
     how = _HOW.get(architecture, How())
+    config = {**config, **config.get("text_config", {})}
     made = {key: value for name, keys in _KEYS.items() if (value := config.get(name)) for key in keys}
     if config.get("use_sliding_window", True) is False:
         made.pop(Keys.Attention.SLIDING_WINDOW, None)
@@ -169,6 +182,8 @@ def _rope(config: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[dict[str,
         found[Keys.Rope.FREQ_BASE_SWA] = local["rope_theta"]
     heads, hidden = made[Keys.Attention.HEAD_COUNT], made[Keys.LLM.EMBEDDING_LENGTH]
     width = int(made.get(Keys.Attention.KEY_LENGTH, hidden // heads) * given.get("partial_rotary_factor", 1))
+    if "mrope_section" in given:
+        found[Keys.Rope.DIMENSION_SECTIONS] = [*given["mrope_section"], 0]
     if "partial_rotary_factor" in given:
         found[Keys.Rope.DIMENSION_COUNT] = width
     if given.get("rope_type") in ("linear", "yarn"):
@@ -207,8 +222,8 @@ def _named(architecture: str, how: How, made: Mapping[str, Any], tensors: Tensor
     heads = {"attn_q": heads, "attn_k": made.get(Keys.Attention.HEAD_COUNT_KV, heads)}
     experts: dict[str, list[Array]] = {}
     found: Tensors = {}
-    for name, given in tensors.items():  # experts in the order of their numbers
-        values = given
+    for full, given in tensors.items():  # experts in the order of their numbers
+        values, name = given, full.replace("language_model.", "")
         layer, _, inner = name.removeprefix("model.layers.").partition(".")
         if inner in how.parts:
             for (kind, suffix), part in how.parts[inner](values).items():

@@ -70,6 +70,9 @@ _GRANITEMOE = {**_MINICPM, "attention_multiplier": 0.2, **_USED}
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 _MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
+_MROPE = {"rope_parameters": {**_PLAIN, "mrope_section": [2, 3, 3]}}
+_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+_VISION3 = {**_VISION, "deepstack_visual_indexes": [0], "num_position_embeddings": 16, "patch_size": 2}
 _GEMMA2 = {
     "head_dim": 16,
     "query_pre_attn_scalar": 16,
@@ -106,6 +109,13 @@ CHECKPOINTS: dict[str, Row] = {
     "mistral3": Row("mistral3", "Ministral3", {"head_dim": 32, "rope_parameters": _MINISTRAL}),
     "qwen2": Row("qwen2", "Qwen2", {"use_sliding_window": False}),
     "qwen3moe": Row("qwen3moe", "Qwen3Moe", {**_MOE, "head_dim": 32, "norm_topk_prob": True}),
+    "qwen2vl": Row("qwen2vl", "Qwen2_5_VL", {"text_config": _MROPE, "vision_config": _VISION}),
+    "qwen3vl": Row("qwen3vl", "Qwen3VL", {"text_config": {**_MROPE, "head_dim": 16}, "vision_config": _VISION3}),
+    "qwen3vlmoe": Row(
+        "qwen3vlmoe",
+        "Qwen3VLMoe",
+        {"text_config": {**_MROPE, **_MOE, "head_dim": 16, "norm_topk_prob": True}, "vision_config": _VISION3},
+    ),
     "gemma2": Row("gemma2", "Gemma2", _GEMMA2),
     "gemma3": Row("gemma3", "Gemma3", _GEMMA3),
     "olmo2": Row("olmo2", "Olmo2", {}),
@@ -157,20 +167,29 @@ def main(wanted: list[str]) -> None:
 
 def made(row: Row) -> dict[str, Any]:
     """What is recorded of a checkpoint."""
-    kind = getattr(transformers, f"{row.model}ForCausalLM", None) or getattr(transformers, f"{row.model}LMHeadModel")
+    names = (f"{row.model}{suffix}" for suffix in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
+    kind = next(getattr(transformers, name) for name in names if hasattr(transformers, name))
     known = kind.config_class()
-    config = kind.config_class(**{key: value for key, value in _SIZES.items() if hasattr(known, key)} | row.config)
+    given = {**{key: value for key, value in _SIZES.items() if hasattr(known, key)}, **row.config}
+    if "text_config" in row.config:
+        given = {**row.config, "text_config": {**_SIZES, **row.config["text_config"]}}
+    config = kind.config_class(**given)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # Names and shapes as they are stored, which is not always as they are in memory.
         kind(config).save_pretrained(folder)
         with safe_open(folder / "model.safetensors", "np") as file:
             stored = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+            images = {key: file.get_tensor(key) for key in stored if files.IMAGES in key}
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         for key in ("transformers_version", "dtype"):
             about.pop(key, None)
-        entry = {"architecture": row.architecture, "config": about, "shapes": files.shortened(stored)}
-        write_safetensors(folder / "model.safetensors", files.tensors_of(entry))
+        entry = {
+            "architecture": row.architecture,
+            "config": about,
+            "shapes": files.shortened({key: shape for key, shape in stored.items() if key not in images}),
+        }
+        write_safetensors(folder / "model.safetensors", {**images, **files.tensors_of(entry)})
         model, info = kind.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
         assert not any(info.values()), info
     rows, greedy = zip(*(_run(model, prompt) for prompt in files.PROMPTS), strict=True)

@@ -147,6 +147,10 @@ def _rope(config: FolderConfig) -> None:
     part = _number("partial_rotary_factor", scaling.pop("partial_rotary_factor", usual))
     rotary = int(config.head_width * part)
     config.set("rope.dimension_count", rotary)
+    sections = scaling.pop("mrope_section", None)
+    if sections is not None:
+        scaling.pop("mrope_interleaved", None)
+        config.set("rope.dimension_sections", sections)
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
     scaling.pop("type", None)
     make = _SCALINGS.get(kind) if isinstance(kind, str) else None
@@ -242,6 +246,7 @@ def _default(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary
 
 _SCALINGS: Mapping[str, Callable[[FolderConfig, dict[str, Any], float, int], None]] = {
     "default": _default,
+    "mrope": _default,
     "linear": _linear,
     "llama3": _llama3,
     "dynamic": _dynamic,

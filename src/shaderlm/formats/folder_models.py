@@ -200,6 +200,7 @@ class ModelType:
 # Of models that also read images, where the text model is a part. Images are not read.
 _IMAGES = "for images; without them, text_config says all"
 _IMAGE_KEYS = ("vision_config", "image_token_index", "image_token_id")
+_QWEN_TOKENS = ("video", "vision", "vision_start", "vision_end")
 _TEXT_INSIDE: Mapping[str, Any] = {
     "nested": "text_config",
     "renames": (
@@ -209,6 +210,11 @@ _TEXT_INSIDE: Mapping[str, Any] = {
     ),
     "ignored": r"(model\.)?(vision_tower|multi_modal_projector)\.",
 }
+_QWEN2VL = ModelType(
+    "qwen2vl",
+    harmless=dict.fromkeys((*_IMAGE_KEYS, *(f"{name}_token_id" for name in _QWEN_TOKENS)), _IMAGES),
+    **{**_TEXT_INSIDE, "ignored": r"(model\.)?visual\."},
+)
 _GEMMA3 = ModelType(
     "gemma3",
     norm_offset=1.0,
@@ -326,6 +332,9 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         neutral={**_EVERY_LAYER_HAS_EXPERTS, "norm_topk_prob": (True,)},
         layer=_QWEN_EXPERTS,
     ),
+    "qwen2_vl": _QWEN2VL,
+    "qwen2_5_vl": _QWEN2VL,
+    "qwen3_vl": replace(_QWEN2VL, architecture="qwen3vl", defaults={"head_dim": 128}),
     "gemma2": ModelType(
         "gemma2",
         norm_offset=1.0,
