@@ -91,9 +91,16 @@ _HOW: Mapping[str, How] = {
     ),
     "granite": How(
         pairs=True,
-        more=lambda c: (
-            {key: c[name] for name, key in _FACTORS.items()} | {Keys.Attention.SCALE: c["attention_multiplier"]}
-        ),
+        parts={
+            "shared_mlp.input_linear.weight": lambda v: _halves(v, MODEL_TENSOR.FFN_GATE, MODEL_TENSOR.FFN_UP),
+            "shared_mlp.output_linear.weight": lambda v: {(MODEL_TENSOR.FFN_DOWN, "weight"): v},
+        },
+        more=lambda c: {
+            **{key: c[name] for name, key in _FACTORS.items()},
+            Keys.Attention.SCALE: c["attention_multiplier"],
+            Keys.LLM.FEED_FORWARD_LENGTH: c.get("shared_intermediate_size", c["intermediate_size"]),
+            Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: None,
+        },
     ),
     "nemotron": How(norm_offset=1.0),
     "arcee": How(pairs=True),
@@ -167,7 +174,7 @@ def converted(architecture: str, config: Mapping[str, Any], tensors: Tensors) ->
         made[Keys.Attention.SLIDING_WINDOW_PATTERN] = [each == "sliding_attention" for each in config["layer_types"]]
     scaled, factors = _rope(config, made)
     made |= scaled | how.more(config)
-    return {key.format(arch=architecture): value for key, value in made.items()}, {
+    return {key.format(arch=architecture): value for key, value in made.items() if value is not None}, {
         **factors,
         **_named(architecture, how, made, tensors),
     }

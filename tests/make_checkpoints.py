@@ -67,6 +67,16 @@ _MINICPM = {
     "attention_multiplier": 0.25,
 }
 _GRANITEMOE = {**_MINICPM, "attention_multiplier": 0.2, **_USED}
+_GRANITE4 = {
+    **_MINICPM,
+    "attention_multiplier": 0.2,
+    "intermediate_size": 32,
+    "shared_intermediate_size": 96,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "layer_types": ["attention"] * 2,
+    "position_embedding_type": "rope",
+}
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 _MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
@@ -121,6 +131,7 @@ CHECKPOINTS: dict[str, Row] = {
     "olmo2": Row("olmo2", "Olmo2", {}),
     "smollm3": Row("smollm3", "SmolLM3", {"num_hidden_layers": 4}),
     "granite": Row("granite", "Granite", {**_MINICPM, "attention_multiplier": 0.2}),
+    "granite-4": Row("granite", "GraniteMoeHybrid", _GRANITE4),
     "starcoder2": Row("starcoder2", "Starcoder2", {"sliding_window": 12}),
     "glm4": Row("glm4", "Glm4", {"head_dim": 16, "attention_bias": True, "eos_token_id": 266}),
     "phi3": Row("phi3", "Phi3", {"sliding_window": 12}),

@@ -89,6 +89,8 @@ class FolderConfig:
         layers = _whole("num_hidden_layers", self.get("block_count"))
         size, used = self.take("sliding_window"), self.take("use_sliding_window", self.row.window)
         types = self.take("layer_types")
+        if isinstance(types, list):
+            types = [_FULL if each == "attention" else each for each in types]
         pattern = self.take("sliding_window_pattern", self.take("_sliding_window_pattern"))
         if types is None:
             every = pattern if pattern is not None else self.row.full_every

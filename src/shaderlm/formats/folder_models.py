@@ -493,6 +493,30 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         ),
     ),
     "olmoe": ModelType("olmoe", keys=_EXPERT_KEYS, neutral={"norm_topk_prob": (False,)}, layer=_QWEN_EXPERTS),
+    "granitemoehybrid": ModelType(
+        "granite",
+        pairs=True,
+        keys={**_MULTIPLIERS, "shared_intermediate_size": ("feed_forward_length",)},
+        defaults={"attention_multiplier": 1.0},
+        neutral={
+            "num_local_experts": (0,),
+            "num_experts_per_tok": (0,),
+            "position_embedding_type": ("rope",),
+            "normalization_function": ("rmsnorm",),
+        },
+        harmless=dict.fromkeys(
+            (
+                *("time_step_limit", "time_step_min", "time_step_max", "mamba_chunk_size", "mamba_conv_bias"),
+                *("mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand", "mamba_n_groups", "mamba_n_heads"),
+                *("mamba_proj_bias", "init_method"),
+            ),
+            "of recurrent layers, which layer_types must not have",
+        ),
+        layer={
+            "shared_mlp.input_linear": (Piece("ffn_gate", "first half"), Piece("ffn_up", "second half")),
+            "shared_mlp.output_linear": "ffn_down",
+        },
+    ),
     "granitemoe": _GRANITEMOE,
     "granitemoeshared": _GRANITEMOE,
 }
