@@ -61,6 +61,15 @@ def test_a_folder(name: str, tmp_path: Path) -> None:
         check(model, entry)
 
 
+def test_older_keys_of_gpt_neox(tmp_path: Path) -> None:
+    entry = CHECKPOINTS["gptneox"]
+    rope = entry["config"]["rope_parameters"]
+    config = {**entry["config"], "rotary_pct": rope["partial_rotary_factor"], "rotary_emb_base": rope["rope_theta"]}
+    del config["rope_parameters"]
+    with shaderlm.load(write_folder(tmp_path / "folder", {**entry, "config": config}), device="cpu") as model:
+        check(model, entry)
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 @pytest.mark.parametrize("name", ["gemma3", "mistral3"])
 def test_the_text_model_of_one_for_images(name: str, prefix: str, tmp_path: Path) -> None:

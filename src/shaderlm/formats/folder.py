@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .checkpoint import Checkpoint
 from .folder_config import FolderConfig
-from .folder_matrices import Matrix, part_of, stored, turned
+from .folder_matrices import Matrix, by_kind, part_of, stored, turned
 from .folder_models import ModelType, Piece
 from .folder_quantised import quantised_matrices
 from .folder_tokenizer import tokenizer_metadata
@@ -36,7 +36,7 @@ _MAX_CONFIG = 4 << 20
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?<=\.experts\.)(\d+)(?=\.)")
 # Buffers that old checkpoints store, and every program computes again.
-_COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
+_COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
 
 _VECTORS = ("ffn_gate_inp_shexp",)  # matrices of one row in folders
 
@@ -175,7 +175,7 @@ def _sources(config: FolderConfig, given: Mapping[str, Matrix]) -> dict[str, _So
             entry = found.setdefault(piece.name, {})
             if expert in entry:
                 raise ModelError(f"the tensors {entry[expert][0]!r} and {name!r} both are {piece.name}")
-            entry[expert] = (name, _piece(matrix, piece))
+            entry[expert] = (name, _piece(matrix, piece, config.get("attention.head_count")))
     if config.tied is True:  # the embeddings are used, whatever lies there
         found.pop("output.weight", None)
     elif config.tied is False and "output.weight" not in found:
@@ -198,7 +198,9 @@ def _sources(config: FolderConfig, given: Mapping[str, Matrix]) -> dict[str, _So
     return made
 
 
-def _piece(matrix: Matrix, piece: Piece) -> Matrix:
+def _piece(matrix: Matrix, piece: Piece, heads: int) -> Matrix:
+    if piece.part == "by kind":
+        return by_kind(matrix, heads)
     # A quantised tensor has its columns as rows already.
     bias = piece.name.endswith(".bias")
     if piece.turned and not bias and matrix.values is not None:

@@ -27,7 +27,11 @@ class FolderConfig:
             known = ", ".join(MODEL_TYPES)
             raise ModelError(f"config.json: model_type is {name!r}; supported in folders: {known}. A GGUF file may run")
         self.row: ModelType = MODEL_TYPES[name]
-        self._left = {**self.row.defaults, **_flat(config, self.row.nested)}
+        given = _flat(config, self.row.nested)
+        for older, newer in self.row.older.items():
+            if older in given and newer not in given:
+                given[newer] = given.pop(older)
+        self._left = {**self.row.defaults, **given}
         self.vocabulary = self.whole("vocab_size")
         self.tied = self.take("tie_word_embeddings")
         self.quantisation = self.take("quantization_config")

@@ -91,6 +91,25 @@ def part_of(whole: Matrix, part: str, *, bias: bool) -> Matrix:
     return Matrix((*outer, count, columns), whole.kind, some_rows)
 
 
+def by_kind(whole: Matrix, heads: int) -> Matrix:
+    """Rows of a query, a key and a value for every head: the rows of all queries, all keys and all values.
+
+    Of a bias, its numbers.
+    """
+    count = whole.shape[0]
+    if len(whole.shape) > 2 or count % (3 * heads):
+        raise ModelError(f"a tensor of the shape {list(whole.shape)} has no three parts for each of {heads} heads")
+    order = np.arange(count).reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1)
+
+    def numbers(which: Rows) -> U8:
+        found = whole.rows(which)
+        return np.ascontiguousarray(found.reshape(len(found), count, -1)[:, order]).reshape(found.shape)
+
+    if len(whole.shape) == 1:
+        return Matrix(whole.shape, whole.kind, numbers)
+    return Matrix(whole.shape, whole.kind, lambda which: whole.rows(order[numbers_of(which)]))
+
+
 def numbers_of(which: Rows) -> NDArray[np.int64]:
     """The rows, one by one."""
     return np.arange(which.start, which.stop) if isinstance(which, slice) else which

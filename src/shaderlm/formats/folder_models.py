@@ -135,7 +135,7 @@ _MULTIPLIERS: Mapping[str, tuple[str, ...]] = {
 class Piece(NamedTuple):
     """A part of a tensor that GGUF has by itself. `part` is a word of `folder_matrices.part_of`, "" for all of it.
 
-    turned: columns become rows.
+    "by kind": all of it, where q, k and v of a head follow each other. turned: columns become rows.
     """
 
     name: str
@@ -152,7 +152,8 @@ class ModelType:
     window: is there one where config.json has sliding_window, even without use_sliding_window? full_every: a layer
     without a window is every so many; 0 if all layers are alike. local_rope: layers with a window have a base of rope
     of their own. unrotated_every: positions are not rotated in every so many layers, which GGUF does not say.
-    defaults: of keys that config.json may lack. nested: the key that holds those of the text model.
+    defaults: of keys that config.json may lack. older: keys by the names that they had before.
+    nested: the key that holds those of the text model.
     renames: expressions and what takes their place in names of tensors, before all else; the first that is found
     counts. ignored: names of tensors that text does not need.
     """
@@ -167,6 +168,7 @@ class ModelType:
     unrotated_every: int = 0
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    older: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     harmless: Mapping[str, str] = field(default_factory=dict)
     nested: str | None = None
@@ -399,6 +401,26 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "mlp.c_fc": "ffn_up",
             "mlp.c_proj": "ffn_down",
         },
+    ),
+    "gpt_neox": ModelType(
+        "gptneox",
+        keys={**_LAYER_NORM, "use_parallel_residual": ("use_parallel_residual",)},
+        defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_parallel_residual": True},
+        older={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+        neutral={"hidden_act": ("gelu",)},
+        harmless={"classifier_dropout": "for training"},
+        whole={
+            "gpt_neox.embed_in": "token_embd",
+            "gpt_neox.final_layer_norm": "output_norm",
+            "embed_out": "output",
+        },
+        layer={
+            "attention.query_key_value": (Piece("attn_qkv", "by kind"),),
+            "attention.dense": "attn_output",
+            "mlp.dense_h_to_4h": "ffn_up",
+            "mlp.dense_4h_to_h": "ffn_down",
+        },
+        renames=((r"^gpt_neox\.(?=layers\.)", "model."),),
     ),
     "gemma": ModelType("gemma", norm_offset=1.0, defaults={"head_dim": 256}, neutral=_GELU),
     "exaone4": ModelType("exaone4", window=True, full_every=4, layer=_POST_NORMS),
