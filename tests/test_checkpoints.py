@@ -15,7 +15,11 @@ import shaderlm
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.formats.folder_models import MODEL_TYPES
+from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
+from shaderlm.graph.fuse import fuse
+from shaderlm.models.architecture import Step
+from shaderlm.models.checkpoint import architecture_of, read_config
 
 from .checkpoints import PROMPTS, kept, names, recorded, tensors_of, write_folder, write_gguf
 from .safetensors_files import write_safetensors
@@ -93,6 +97,14 @@ def test_without_fusions(name: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", entry)
     with load_with(path, device="cpu", fusions=(), context=entry.get("context")) as model:
         check(model, entry)
+
+
+def test_the_exact_gelu_is_fused(tmp_path: Path) -> None:
+    with GgufFile.open(write_gguf(tmp_path / "tiny.gguf", CHECKPOINTS["gptneox"])) as file:
+        kind = architecture_of(file)
+        graph = fuse(kind.build(read_config(kind, file), Step(4)))[0]
+    assert [node.dims["epilogue"] for node in graph.nodes if node.op == "linear"].count("gelu_erf") == 2
+    assert "gelu_erf" not in {node.op for node in graph.nodes}
 
 
 @pytest.mark.parametrize("name", marked(ON_GPU))

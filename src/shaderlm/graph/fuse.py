@@ -375,6 +375,7 @@ FUSIONS = (
         "linear_gelu_mul", "linear gate, linear up, gelu_mul → linear, epilogue gelu_mul", "gelu_mul", _linear_gated
     ),
     Fusion("linear_gelu", "linear, gelu → linear, epilogue gelu", "gelu", _linear_gelu),
+    Fusion("linear_gelu_erf", "linear, gelu_erf → linear, epilogue gelu_erf", "gelu_erf", _linear_gelu),
     Fusion(
         "experts_silu_mul",
         "linear_experts gate, linear_experts up, silu_mul → linear_experts, combine silu_mul",
