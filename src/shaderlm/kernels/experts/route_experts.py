@@ -13,7 +13,14 @@ _NORMALISE, _BIAS = 4, 8
 
 def _room(count: int) -> int:
     """A power of two: few kernels serve all models."""
-    return max(8, 1 << (count - 1).bit_length())
+    return max(16, 1 << (count - 1).bit_length())
+
+
+def _gating(dims: Dims) -> int:
+    """A softmax over all experts whose chosen factors are made to add up to 1 is one over the chosen experts."""
+    if dims["gating"] == "softmax" and dims["normalise"] and not dims["bias"]:
+        return _GATING["softmax_used"]
+    return _GATING[dims["gating"]]
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -22,7 +29,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "tokens": tokens,
         "experts": experts,
         "used": used,
-        "how": _GATING[dims["gating"]] + dims["normalise"] * _NORMALISE + dims["bias"] * _BIAS,
+        "how": _gating(dims) + dims["normalise"] * _NORMALISE + dims["bias"] * _BIAS,
         "scale": dims["scale"],
     }
     # A lane for each expert, as far as a workgroup of usual size goes.

@@ -1,13 +1,16 @@
 // s = gating(logits[t]); ids[t] = the USED experts with the largest s + bias, the largest first, of equals the lowest;
 // factors[t, j] = scale · s[ids[t, j]], divided by their sum if NORMALISE
-// Gating: SOFTMAX over all experts, SOFTMAX_USED over the chosen ones, else the sigmoid of each.
-// A workgroup keeps the scores of a row in workgroup memory. The place of an expert is the number of those that go before
-// it, which every lane counts for its own: more comparisons than a search for the best one, and far fewer barriers.
-// A NaN is taken last. Grid: one workgroup per row, folded.
+// Gating: SOFTMAX over all experts, SOFTMAX_USED over the chosen ones, else the sigmoid of each. Without a bias, logits are
+// in the same order as scores.
+// A workgroup keeps the logits of a row in workgroup memory. The place of an expert is the number of those that go before
+// it, which every lane counts for its own: more comparisons than a search for the best one, and far fewer barriers. Reads of
+// four experts each, and four of these at a time, do not wait for each other.
+// A NaN is taken last. Grid: one workgroup per row, folded. Needs EXPERTS % 16 == 0.
 
 const WG: u32 = 64u;
 const EXPERTS: u32 = 128u;  // room for as many
 const USED: u32 = 8u;       // room for as many
+const QUADS: u32 = EXPERTS / 4u;
 
 // Bits of params.how.
 const SOFTMAX: u32 = 1u;
@@ -30,10 +33,12 @@ struct Params {
 @group(0) @binding(4) var<uniform> params: Params;
 
 const LOWEST: f32 = -3.4e38;
+const ABSENT: f32 = -3.402823e38;  // of an expert that there is not: after all others
 
-var<workgroup> scores: array<f32, EXPERTS>;  // logits, then scores
-var<workgroup> ranks: array<f32, EXPERTS>;
+var<workgroup> values: array<vec4<f32>, QUADS>;  // logits
+var<workgroup> ranks: array<vec4<f32>, QUADS>;   // what experts are chosen by
 var<workgroup> chosen: array<u32, USED>;
+var<workgroup> scores: array<f32, USED>;         // of the chosen ones
 
 fn has(part: u32) -> bool {
     return (params.how & part) != 0u;
@@ -42,6 +47,50 @@ fn has(part: u32) -> bool {
 // Below −88 exp overflows.
 fn sigmoid(v: f32) -> f32 {
     return select(1.0 / (1.0 + exp(-max(v, -88.0))), 0.0, v < -88.0);
+}
+
+fn logit(first: u32, e: u32) -> f32 {
+    if (e < params.experts) {
+        return logits[first + e];
+    }
+    return ABSENT;
+}
+
+// The score of a logit; `top` and `sum` are those of a softmax.
+fn score(v: f32, top: f32, sum: f32) -> f32 {
+    if (has(SOFTMAX)) {
+        return exp(v - top) / sum;
+    }
+    if (has(SOFTMAX_USED)) {
+        return v;
+    }
+    return sigmoid(v);
+}
+
+fn rank(v: f32, e: u32, top: f32, sum: f32) -> f32 {
+    if (e >= params.experts) {
+        return ABSENT;
+    }
+    var found = v;
+    if (has(BIAS)) {
+        found = score(v, top, sum) + bias[e];
+    }
+    return select(LOWEST, max(found, LOWEST), found == found);
+}
+
+fn largest_of(v: vec4<f32>) -> f32 {
+    return max(max(v.x, v.y), max(v.z, v.w));
+}
+
+fn sum_of(v: vec4<f32>) -> f32 {
+    return v.x + v.y + v.z + v.w;
+}
+
+// How many of four go before `own` of expert e.
+fn before(quad: u32, own: f32, e: u32) -> vec4<u32> {
+    let others = ranks[quad];
+    let equal = (others == vec4<f32>(own)) & (vec4<u32>(4u * quad) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(e));
+    return select(vec4<u32>(), vec4<u32>(1u), (others > vec4<f32>(own)) | equal);
 }
 
 @compute @workgroup_size(WG)
@@ -55,66 +104,56 @@ fn main(
         return;
     }
     let first = row * params.experts;
-    for (var e = lane; e < params.experts; e = e + WG) {
-        scores[e] = logits[first + e];
+    for (var q = lane; q < QUADS; q = q + WG) {
+        values[q] = vec4<f32>(logit(first, 4u * q), logit(first, 4u * q + 1u), logit(first, 4u * q + 2u), logit(first, 4u * q + 3u));
     }
+    var top = 0.0;
     var sum = 1.0;
     if (has(SOFTMAX)) {
         workgroupBarrier();
-        var top = LOWEST;
-        for (var e = 0u; e < params.experts; e = e + 1u) {
-            top = max(top, scores[e]);
+        var most = vec4<f32>(LOWEST);
+        for (var q = 0u; q < QUADS; q = q + 4u) {
+            most = max(max(most, max(values[q], values[q + 1u])), max(values[q + 2u], values[q + 3u]));
         }
-        workgroupBarrier();  // every lane has read all logits
-        for (var e = lane; e < params.experts; e = e + WG) {
-            scores[e] = exp(scores[e] - top);
+        top = largest_of(most);
+        var powers = vec4<f32>();
+        for (var q = 0u; q < QUADS; q = q + 4u) {
+            let a = exp(values[q] - vec4<f32>(top)) + exp(values[q + 1u] - vec4<f32>(top));
+            powers = powers + a + exp(values[q + 2u] - vec4<f32>(top)) + exp(values[q + 3u] - vec4<f32>(top));
         }
-        workgroupBarrier();
-        sum = 0.0;
-        for (var e = 0u; e < params.experts; e = e + 1u) {
-            sum = sum + scores[e];
-        }
-        workgroupBarrier();  // every lane has read all powers
+        sum = sum_of(powers);
     }
-    for (var e = lane; e < params.experts; e = e + WG) {
-        var score = scores[e];
-        if (has(SOFTMAX)) {
-            score = score / sum;
-        } else if (!has(SOFTMAX_USED)) {
-            score = sigmoid(score);
-        }
-        scores[e] = score;
-        var rank = score;
-        if (has(BIAS)) {
-            rank = rank + bias[e];
-        }
-        ranks[e] = select(LOWEST, max(rank, LOWEST), rank == rank);
+    for (var q = lane; q < QUADS; q = q + WG) {
+        let v = values[q];
+        let e = 4u * q;
+        ranks[q] = vec4<f32>(
+            rank(v.x, e, top, sum), rank(v.y, e + 1u, top, sum), rank(v.z, e + 2u, top, sum), rank(v.w, e + 3u, top, sum));
     }
     workgroupBarrier();
     for (var e = lane; e < params.experts; e = e + WG) {
-        let own = ranks[e];
-        var before = 0u;
-        for (var other = 0u; other < params.experts; other = other + 1u) {
-            let rank = ranks[other];
-            before = before + select(0u, 1u, rank > own || (rank == own && other < e));
+        let own = ranks[e / 4u][e % 4u];
+        var counts = vec4<u32>();
+        for (var q = 0u; q < QUADS; q = q + 4u) {
+            counts = counts + before(q, own, e) + before(q + 1u, own, e) + before(q + 2u, own, e) + before(q + 3u, own, e);
         }
-        if (before < params.used) {
-            chosen[before] = e;
+        let place = counts.x + counts.y + counts.z + counts.w;
+        if (place < params.used) {
+            chosen[place] = e;
+            scores[place] = score(values[e / 4u][e % 4u], top, sum);
         }
     }
     workgroupBarrier();
     // The largest score of the chosen ones, and what their factors are divided by.
     var largest = LOWEST;
     for (var j = 0u; j < params.used; j = j + 1u) {
-        largest = max(largest, scores[chosen[j]]);
+        largest = max(largest, scores[j]);
     }
     var total = 0.0;
     for (var j = 0u; j < params.used; j = j + 1u) {
-        let score = scores[chosen[j]];
-        total = total + select(score, exp(score - largest), has(SOFTMAX_USED));
+        total = total + select(scores[j], exp(scores[j] - largest), has(SOFTMAX_USED));
     }
     for (var j = lane; j < params.used; j = j + WG) {
-        var factor = scores[chosen[j]];
+        var factor = scores[j];
         if (has(SOFTMAX_USED)) {
             factor = exp(factor - largest) / total;
         } else if (has(NORMALISE)) {
