@@ -189,6 +189,15 @@ CASES: list[Case] = [
          for kind in ("q4_0", "q6_k") for prologue in ("none", "rms_norm")]
         + [(1, 576, 960, "q4_1", False, 1e-5, 9, 3, 64, 64, cache, "rms_norm", "rope_kv_write") for cache in ("f32", "f16")],
     ),
+    # With a norm before what the norm is of; one row alone.
+    *_cases(
+        "linear",
+        "tokens K N format bias eps epilogue prologue",
+        [(1, whole_k(96, kind), 70, kind, False, 1e-5, "none", "rms_norm_add_rms_norm") for kind in ("q4_0", "q6_k", "q8_0")]
+        + [(1, 1152, 66, "q4_0", True, 0.5, "gelu_mul", "rms_norm_add_rms_norm"),
+           (1, 4160, 34, "q4_0", False, 1e-6, "silu_mul", "rms_norm_add_rms_norm"),
+           (1, 2048, 38, "q4_0", False, 1e-6, "add", "rms_norm_add_rms_norm")],
+    ),
     # Every route with the other functions of epilogues.
     *(
         case

@@ -87,12 +87,17 @@ def _linear_q4gsw(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Array
 
 def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     """linear with its prologue and epilogue, worked out in the obvious way."""
-    norm, N = d["prologue"] == "rms_norm", d["N"]
+    norm, N = d["prologue"] != "none", d["N"]
     x = _normal(rng, d["tokens"], d["K"]) * (3 if norm else 1 / 8)
     weight, dense = make_weight(rng, d["format"], N, d["K"])
     bias = _normal(rng, N) / 4 if d["bias"] else None
     operands: Arrays = {"x": x, "weight": weight, "bias": bias}
     inputs: NDArray[Any] = x
+    more: Arrays = {}
+    if d["prologue"] == "rms_norm_add_rms_norm":
+        operands |= {"skip": _normal(rng, d["tokens"], d["K"]), "post_weight": _normal(rng, d["K"])}
+        x = reference.add(operands["skip"], reference.rms_norm_mul(x, operands["post_weight"], d["eps"]))
+        more["sum"] = x
     if norm:
         operands["norm_weight"] = norm_weight = _normal(rng, d["K"]) / 8
         root = np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + d["eps"])
@@ -109,7 +114,7 @@ def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arr
         y = reference.gelu(y) if d["epilogue"] == "gelu" else reference.gelu_erf(y)
     elif d["epilogue"] == "rope_kv_write":
         return _rotated_and_written(rng, d, operands, y)
-    return _with_batch(d, operands, {"out": y})
+    return _with_batch(d, operands, {"out": y, **more})
 
 
 def _route_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:

@@ -34,6 +34,7 @@ NAMES = (
     "add_rms_norm",
     "rms_norm_add_rms_norm",
     "rms_norm_linear",
+    "rms_norm_add_rms_norm_linear",
 )
 
 
@@ -90,11 +91,11 @@ def test_norms_take_one_dispatch_with_what_they_belong_to() -> None:
         "embedding": 1,
         "scale": 1,
         "rms_norm+linear": 1,  # of the first layer, to which nothing was added
-        "linear": 3 * LAYERS - 1,
+        "rms_norm_add_rms_norm+linear": LAYERS - 1,
         "rms_norm_rope_kv_write": LAYERS,
         "attention": LAYERS,
-        "rms_norm_add_rms_norm": 2 * LAYERS - 1,
-        "linear+gelu_mul": LAYERS,
+        "linear": 2 * LAYERS,
+        "rms_norm_add_rms_norm+linear+gelu_mul": LAYERS,
         "rms_norm_mul": 1,  # after the last layer
         "add": 1,
     }

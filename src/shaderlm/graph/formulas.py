@@ -32,6 +32,13 @@ def _heads(array: Array, heads: int, width: int) -> Array:
 
 def linear(d: Dims, x: Operands) -> dict[str, Array]:
     """Prologue, product and epilogue."""
+    if d["prologue"] != "rms_norm_add_rms_norm":
+        return _linear(d, x)
+    total = reference.add(x["skip"], reference.rms_norm_mul(x["x"], x["post_weight"], d["eps"]))
+    return {**_linear({**d, "prologue": "rms_norm"}, {**x, "x": total}), "sum": total}
+
+
+def _linear(d: Dims, x: Operands) -> dict[str, Array]:
     inputs = x["x"]
     if d["prologue"] == "rms_norm":
         inputs = reference.rms_norm_mul(inputs, x["norm_weight"], d["eps"])

@@ -268,6 +268,22 @@ def _rms_norm_linear(look: Look, norm: Node) -> Answer:
     return Rewrite((norm, *readers), tuple(nodes), in_place=True)
 
 
+def _rms_norm_add_rms_norm_linear(look: Look, norms: Node) -> Answer:
+    """As above; the product also gives the sum, so that there can be but one."""
+    readers = look.readers.get(norms.out, [])
+    if not any(node.op == "linear" and node.dims["prologue"] == "none" for node in readers):
+        return None
+    if look.uses[norms.out] > 1:
+        return f"{norms.out} is used by {look.uses[norms.out]} nodes"
+    (node,) = readers
+    before = {"x": norms.inputs["b"], "skip": norms.inputs["a"]}
+    weights = {"post_weight": norms.inputs["weight"], "norm_weight": norms.inputs["next_weight"]}
+    dims = resolve("linear", {**node.dims, "prologue": norms.op, "eps": norms.dims["eps"]})
+    outputs = {**node.outputs, "sum": norms.outputs["sum"]}
+    made = replace(node, dims=dims, inputs={**node.inputs, **before, **weights}, outputs=outputs)
+    return Rewrite((norms, node), (made,))
+
+
 def _rope_kv_write(look: Look, write: Node) -> Answer:
     k = look.made_by(write.inputs["k"], "rope")
     attention = next((n for n in look.readers[write.outputs["k_cache"]] if n.op == "attention"), None)
@@ -410,6 +426,12 @@ FUSIONS = (
         "rms_norm_mul, linears (and linear_experts) → the same, prologue rms_norm",
         "rms_norm_mul",
         _rms_norm_linear,
+    ),
+    Fusion(
+        "rms_norm_add_rms_norm_linear",
+        "rms_norm_add_rms_norm, linear → linear, prologue rms_norm_add_rms_norm",
+        "rms_norm_add_rms_norm",
+        _rms_norm_add_rms_norm_linear,
     ),
     Fusion(
         "linear_rope_kv_write",

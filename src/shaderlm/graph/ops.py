@@ -140,14 +140,18 @@ _TABLE = (
         cost.per_value(2, "tokens", "N", "K"),
         conditions=(conditions.one_group_is_enough,),
     ),
-    # y[n] = bias[n] + Σ_k p[k] · w[n, k], p = prologue(x). Epilogues: add: residual + y; silu_mul: silu(y[2i]) ·
-    # y[2i + 1], gelu_mul: gelu(y[2i]) · y[2i + 1]; gelu, gelu_erf: of y[n]; rope_kv_write: the rows of w are queries,
-    # keys and values; out = rope(queries), the others are cached.
+    # y[n] = bias[n] + Σ_k p[k] · w[n, k], p = prologue(x). Prologues: rms_norm: norm_weight · x / sqrt(mean(x²) + eps);
+    # rms_norm_add_rms_norm: the same of sum = skip + post_weight · x / sqrt(mean(x²) + eps). Epilogues: add: residual +
+    # y; silu_mul: silu(y[2i]) · y[2i + 1], gelu_mul: gelu(y[2i]) · y[2i + 1]; gelu, gelu_erf: of y[n];
+    # rope_kv_write: the rows of w are queries, keys and values; out = rope(queries), the others are cached.
     Op(
         "linear",
         "epilogue(bias[n] + Σ_k prologue(x)[t, k] · w[n, k])",
-        ("x", "norm_weight", "weight", "bias", "residual", "batch", "table", "k_cache", "v_cache"),
-        ("out", "k_cache", "v_cache"),
+        (
+            *("x", "skip", "post_weight", "norm_weight", "weight", "bias", "residual"),
+            *("batch", "table", "k_cache", "v_cache"),
+        ),
+        ("out", "sum", "k_cache", "v_cache"),
         _LINEAR,
         formulas.linear,
         cost.per_value(2, "tokens", "N", "K"),  # prologue and epilogue are next to nothing
@@ -432,7 +436,7 @@ _TABLE = (
 OPS: Mapping[str, Op] = {op.name: op for op in _TABLE}
 
 
-PROLOGUES = ("none", "rms_norm")
+PROLOGUES = ("none", "rms_norm", "rms_norm_add_rms_norm")
 EPILOGUES = ("none", "add", "silu_mul", "gelu_mul", "gelu", "gelu_erf", "rope_kv_write")
 _CHOICES = {
     "scales": ("f32", "f16"),

@@ -102,6 +102,8 @@ def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Why the GEMV over 16 bits does not run a shape."""
+    if dims["prologue"] == "rms_norm_add_rms_norm" and dims["epilogue"] == "rope_kv_write":
+        return "the prologue rms_norm_add_rms_norm and the epilogue rope_kv_write together bind too many buffers"
     pairs = pairs_are_whole(dims, caps) if dims["epilogue"] in _IN_PAIRS else None
     return integers_unsupported_reason(dims, caps) or one_row(dims) or pairs
 
@@ -124,7 +126,12 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
     else:
         epilogue = ("linear/store_rows", *epilogue_files(dims), row_count(dims))
     arithmetic = ("shared/int16_round", "shared/int16", layout(dims).file, FORMATS[dims["format"]].int16)
-    include = (f"linear/prologue_{dims['prologue']}", *arithmetic, *epilogue)
+    before = {
+        "none": ("linear/skip_none", "linear/prologue_none"),
+        "rms_norm": ("linear/skip_none", "linear/prologue_rms_norm"),
+        "rms_norm_add_rms_norm": ("linear/skip_rms_norm", "linear/prologue_rms_norm"),
+    }
+    include = (*before[dims["prologue"]], *arithmetic, *epilogue)
     kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     per_group = config.rows * config.threads // config.team
@@ -139,6 +146,8 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
     buffers = dict(found.buffers)
     if dims["prologue"] != "none":
         buffers["norm_weight"] = f32(padded_k(dims))
+    if dims["prologue"] == "rms_norm_add_rms_norm":
+        buffers |= dict.fromkeys(("skip", "post_weight", "sum"), f32(padded_k(dims)))
     if rope:
         row = (4 if dims["cache"] == "f32" else 2) * dims["Hkv"] * dims["D"]
         buffers |= {"batch": 32, "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}

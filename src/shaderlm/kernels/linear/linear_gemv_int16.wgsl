@@ -5,7 +5,7 @@
 // loaded meanwhile. Products are dot products of bytes, exact, four at a time. A block is rounded with one unit, to at most
 // 1/65,024 of its largest input, and has (unit, unit · Σ of the first 16, the same of the others) beside it, the sums for
 // formats with a zero point or a minimum. All loops run equally often for all lanes: subgroup functions follow them.
-// Prologue, epilogue, format of the weights (load_block) and its int16_dot are included.
+// Inputs, prologue, epilogue, format of the weights (load_block) and its int16_dot are included.
 // Grid: ceil(n / (ROWS · WG / TEAM)) workgroups, folded. Needs: k % 32 == 0; subgroups of four lanes or more, of consecutive
 // lanes; STAGE a multiple of TEAM, or all blocks; even n and ROWS > 1 where the epilogue takes rows in pairs.
 
@@ -48,8 +48,8 @@ var<workgroup> sums: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each
 fn stage_quarter(block: u32, at: u32, there: bool, lane: u32) -> f32 {
     let quarter = lane % 4u;
     let i = select(0u, block * 8u + quarter * 2u, there);
-    let r0 = x[i];
-    let r1 = x[i + 1u];
+    let r0 = input_at(i);
+    let r1 = input_at(i + 1u);
     let v0 = weighted(i, r0);
     let v1 = weighted(i + 1u, r1);
     let rounded = round_quarter(v0, v1, quarter);
@@ -66,6 +66,8 @@ fn stage_quarter(block: u32, at: u32, there: bool, lane: u32) -> f32 {
         if (quarter == 0u) {
             x_unit[at] = rounded.unit;
         }
+        keep_input(i, r0);
+        keep_input(i + 1u, r1);
         return dot(r0, r0) + dot(r1, r1);
     }
     return 0.0;
@@ -124,6 +126,7 @@ fn main(
         w3 = load_block(rows.w, start);
     }
     begin(first);
+    begin_inputs(lane, size, group.x + group.y * groups.x);
     for (var first_block = 0u; first_block < blocks; first_block = first_block + STAGE) {
         let end = min(first_block + STAGE, blocks);
         if (first_block > 0u) {

@@ -175,6 +175,8 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return reason
     if dims["tokens"] == 1:
         return "one row would leave most of a matrix empty; tokens is 1"
+    if dims["prologue"] not in ("none", "rms_norm"):
+        return f"it has no prologue {dims['prologue']}"
     rope = dims["epilogue"] == "rope_kv_write"
     if rope and dims["tokens"] <= MAX_GEMV_ROWS:
         return f"up to {MAX_GEMV_ROWS} rows are left to gemv_rows_int16 and rope_kv_write; tokens is {dims['tokens']}"

@@ -94,6 +94,8 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return "it takes several tokens, tokens is 1"
     if dims["epilogue"] == "rope_kv_write":
         return "it has no epilogue rope_kv_write"
+    if dims["prologue"] not in ("none", "rms_norm"):
+        return f"it has no prologue {dims['prologue']}"
     if 0 < caps.subgroup_min < _LEAST_LANES:
         return f"it needs subgroups of {_LEAST_LANES} lanes or more, those of this device have {caps.subgroup_min}"
     return pairs_are_whole(dims, caps) if gated(dims) else None
