@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from ..errors import ModelError
+from .panics import explained
 from .vocabulary import Vocabulary
 
 # What a model has beside its vocabulary, by its type and tokenizer.json's names, and their defaults.
@@ -40,11 +41,9 @@ def encoder(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
             raise ModelError(f"tokenizer.json: model.{name} is {value!r:.60}, which is not supported")
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     parts = {"normalizer": rules.get("normalizer"), "pre_tokenizer": rules.get("pre_tokenizer"), "model": empty}
-    try:
+    with explained("tokenizer.json"):
         template = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **parts}))
         made = tokenizers.Tokenizer((_unigram if kind == "Unigram" else _bpe)(vocabulary, _given(options)))
-    except Exception as problem:  # the package has no exceptions of its own
-        raise ModelError(f"tokenizer.json: {str(problem)[:200]}") from None
     # Each is None where the file has none, which the package takes in its place.
     made.normalizer, made.pre_tokenizer = template.normalizer, template.pre_tokenizer
     return made

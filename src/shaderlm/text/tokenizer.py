@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from ..errors import InputError, ModelError
 from . import huggingface
+from .panics import explained
 from .splits import SPLITS
 from .vocabulary import BYTE, BYTE_TOKEN, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
 
@@ -37,17 +38,19 @@ class Tokenizer:
         flags: Mapping[str, AddedToken] = {}
         if vocabulary.rules is not None:
             build, flags = huggingface.encoder, huggingface.added_tokens(vocabulary)
-        # Two of them: whether special tokens in the text are text or tokens cannot be chosen per call. The model, which
-        # takes 0.1 s to make, is shared; tokens that are added are not part of it.
-        if vocabulary.kind == "unigram":
-            self._plain, self._special = build(_without_special(vocabulary)), build(vocabulary)
-        else:
-            self._plain = build(vocabulary)
-            self._special = tokenizers.Tokenizer(self._plain.model)
-            self._special.pre_tokenizer, self._special.normalizer = self._plain.pre_tokenizer, self._plain.normalizer
-        for encoder, kinds in ((self._plain, {USER_DEFINED}), (self._special, {USER_DEFINED, CONTROL})):
-            added = [vocabulary.tokens[i] for i in vocabulary.not_normal if vocabulary.types[i] in kinds]
-            encoder.add_tokens([flags.get(text) or AddedToken(text, normalized=False) for text in added])
+        with explained("the tokenizer of this checkpoint cannot be made"):
+            # Two of them: whether special tokens in the text are text or tokens cannot be chosen per call. The model,
+            # which takes 0.1 s to make, is shared; tokens that are added are not part of it.
+            if vocabulary.kind == "unigram":
+                self._plain, self._special = build(_without_special(vocabulary)), build(vocabulary)
+            else:
+                self._plain = build(vocabulary)
+                self._special = tokenizers.Tokenizer(self._plain.model)
+                self._special.pre_tokenizer = self._plain.pre_tokenizer
+                self._special.normalizer = self._plain.normalizer
+            for encoder, kinds in ((self._plain, {USER_DEFINED}), (self._special, {USER_DEFINED, CONTROL})):
+                added = [vocabulary.tokens[i] for i in vocabulary.not_normal if vocabulary.types[i] in kinds]
+                encoder.add_tokens([flags.get(text) or AddedToken(text, normalized=False) for text in added])
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -82,7 +85,8 @@ class Tokenizer:
         vocabulary = self.vocabulary
         encoder = self._special if parse_special else self._plain
         # In a batch other threads run meanwhile; `encode` of one text stops them, for 0.6 s if it has a megabyte.
-        ids: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        with explained("the tokenizer of this checkpoint is damaged"):
+            ids: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if add_special and vocabulary.add_bos and vocabulary.bos is not None and ids[:1] != [vocabulary.bos]:
             ids = [vocabulary.bos, *ids]
         if add_special and vocabulary.add_eos and vocabulary.eos is not None:
@@ -262,10 +266,8 @@ def _normalizer(vocabulary: Vocabulary) -> Any:
     """SentencePiece's: characters are replaced, extra spaces are taken out, one is put first, ▁ is written for each."""
     steps: list[Any] = []
     if vocabulary.charsmap:
-        try:
+        with explained("tokenizer.ggml.precompiled_charsmap cannot be read"):
             steps.append(normalizers.Precompiled(vocabulary.charsmap))
-        except Exception as failure:
-            raise ModelError(f"tokenizer.ggml.precompiled_charsmap cannot be read: {failure}") from None
     if vocabulary.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A | \z"), "")]
     if vocabulary.add_space_prefix:
