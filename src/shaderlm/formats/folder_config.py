@@ -103,7 +103,7 @@ class FolderConfig:
             if not self.row.window:  # use_sliding_window, from a layer on
                 first = self.take("max_window_layers", 0)
                 full = [full[i] or (isinstance(first, int) and i < first) for i in range(layers)]
-        elif isinstance(types, list) and len(types) == layers and set(types) <= {_FULL, _SLIDING}:
+        elif isinstance(types, list) and len(types) == layers and all(each in (_FULL, _SLIDING) for each in types):
             full = [each == _FULL for each in types]
         else:
             raise ModelError(f"config.json: layer_types must have {layers} times {_FULL!r} or {_SLIDING!r}")

@@ -125,7 +125,8 @@ def _from_json(path: Path, given: dict[str, Any]) -> _Table:
         table.texts = _by_id(path, vocabulary)
         table.more["merges"] = _merges(path, model.get("merges"))
     bytes_too = model.get("byte_fallback") is True
-    unknown = model.get("unk_token") if kind == "BPE" else table.texts.get(model.get("unk_id"))  # type: ignore[arg-type]
+    number = model.get("unk_id")
+    unknown = model.get("unk_token") if kind == "BPE" else table.texts.get(number) if type(number) is int else None
     for i, text in table.texts.items():
         if text == unknown:
             table.types[i] = UNKNOWN
@@ -205,12 +206,10 @@ def _framing(given: Mapping[str, Any], table: _Table) -> dict[str, Any]:
         single = part.get("single")
         if part.get("type") != "TemplateProcessing" or not isinstance(single, list):
             continue
-        names: list[Any] = [
-            each.get("SpecialToken", {}).get("id") if isinstance(each, dict) and "SpecialToken" in each else None
-            for each in single
-        ]
+        special = [each.get("SpecialToken") if isinstance(each, dict) else None for each in single]
+        names = [str(each.get("id")) if isinstance(each, dict) else None for each in special]
         at = next((i for i, name in enumerate(names) if name is None), len(names))
-        before, after = names[:at], [name for name in names[at:] if name is not None]
+        before, after = ([name for name in part if name is not None] for part in (names[:at], names[at:]))
         if len(before) > 1 or len(after) > 1 or any(name not in ids for name in (*before, *after)):
             raise ModelError(f"{table.path}: the post_processor puts {before + after} around a text: not supported")
         found: dict[str, Any] = {"add_bos_token": bool(before), "add_eos_token": bool(after)}
@@ -283,6 +282,6 @@ def _template(folder: Path, config: Mapping[str, Any]) -> Any:
             unmap(data)
     given = config.get("chat_template")
     if isinstance(given, list):
-        named = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
-        return named.get("default")
+        named = [each for each in given if isinstance(each, dict) and each.get("name") == "default"]
+        return named[0].get("template") if named else None
     return given

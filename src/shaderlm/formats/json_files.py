@@ -32,9 +32,13 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
         raise ModelError(f"{where}: the JSON text has more lists and objects than can be real; download it again")
     try:
         found = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        if b"\\ud" in data.lower():  # half a character is no text; both halves are
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ModelError(f"{where}: the JSON text is nested too deeply; download it again") from None
-    except ValueError as problem:  # not UTF-8, not JSON, a number of thousands of digits, a name twice
+    except (
+        ValueError
+    ) as problem:  # not UTF-8, not JSON, a number of thousands of digits, a name twice, half a character
         raise ModelError(f"{where}: the JSON text is broken, {str(problem)[:200]}; download it again") from None
     if not isinstance(found, dict):
         raise ModelError(f"{where}: a JSON object was expected, got {reprlib.repr(found)}")

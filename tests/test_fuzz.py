@@ -1,0 +1,49 @@
+"""Damaged files end in our own errors: at once, and without much memory. `fuzzing` makes them and says how."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shaderlm.errors import ModelError
+
+from . import fuzzing
+from .folders import folder_of
+from .tiny_models import write_tiny
+
+_SECONDS = 900
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of memory are those of POSIX")
+@pytest.mark.parametrize("kind", fuzzing.KINDS)
+@pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.long)])
+def test_damaged_files(kind: str, count: int) -> None:
+    command = [sys.executable, "-m", "tests.fuzzing", kind, str(count), str(count)]
+    own = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "RUST_BACKTRACE": "0"}
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=own, timeout=_SECONDS)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["wrong"] == []
+    assert found["ran"] == count
+    assert found["opened"] > count // 200  # some changes do no harm: not all files are refused at their first byte
+    assert found["slowest"] < fuzzing.SECONDS
+    assert found["memory"] < fuzzing.MEMORY
+
+
+@pytest.mark.parametrize("table", ["AAAA", "AAAAAA==", "BAAAAAAAAAA=", "BAAAAP////8="])
+def test_a_panic_of_the_package_is_our_own_error(tmp_path: Path, table: str) -> None:
+    """Damaged tables of characters, which the package finds when it reads them, or when it encodes a text."""
+    folder = folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), tmp_path / "folder")
+    path = folder / "tokenizer.json"
+    given = json.loads(path.read_text(encoding="utf-8"))
+    given["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": table}
+    path.write_text(json.dumps(given), encoding="utf-8")
+    problem = fuzzing.attempt(folder)
+    assert isinstance(problem, ModelError)
+    assert "\n" not in str(problem)
