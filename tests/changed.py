@@ -1,4 +1,4 @@
-"""Every tiny checkpoint of the tests, at least one for each architecture, in memory, and with anything changed."""
+"""Every recorded checkpoint, at least one for each architecture, in memory, and with anything changed."""
 
 from __future__ import annotations
 
@@ -11,35 +11,16 @@ from numpy.typing import NDArray
 
 from shaderlm.formats.checkpoint import Checkpoint
 from shaderlm.formats.gguf_header import TensorInfo
-from shaderlm.models.architecture import EMBEDDING, architecture
 from shaderlm.models.checkpoint import architecture_of, read_config
 from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.runtime.runner import Part
 
 from . import checkpoints
-from .architecture_files import VOCABULARY, recorded, weights
 from .converted import converted
 from .runners import FileSource
 from .tiny_models import tiny_metadata
 
 PROMPT = [int(i) for i in np.random.default_rng(3).integers(0, 256, 20)]
-
-_EXPERTS: Mapping[str, Any] = {
-    "block_count": 2,
-    "context_length": 64,
-    "embedding_length": 32,
-    "feed_forward_length": 48,
-    "attention.head_count": 4,
-    "attention.head_count_kv": 2,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-    "expert_count": 5,
-    "expert_used_count": 2,
-}
-# Checkpoints that are recorded nowhere, by name: their architecture and its metadata.
-_OTHERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "mixtral": ("llama", _EXPERTS),
-    "qwen3moe": ("qwen3moe", {**_EXPERTS, "expert_feed_forward_length": 16}),
-}
 
 
 class InMemory(Checkpoint):
@@ -83,25 +64,11 @@ class InMemory(Checkpoint):
 def every_checkpoint() -> Iterator[tuple[str, InMemory]]:
     """By name."""
     tokenizer = {key: value for key, value in tiny_metadata().items() if key.startswith("tokenizer.")}
-
-    def made(own: str, keys: Mapping[str, Any], tensors: Mapping[str, NDArray[np.float32]]) -> InMemory:
-        return InMemory({"general.architecture": own, **tokenizer, **keys}, tensors)
-
-    def prefixed(own: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-        return {f"{own}.{key}": value for key, value in keys.items()}
-
     for name in checkpoints.names():
         entry = checkpoints.recorded(name)
         own = entry["architecture"]
-        yield name, made(own, *converted(own, entry["config"], checkpoints.tensors_of(entry)))
-    for name, entry in recorded().items():
-        own, shapes = entry["architecture"], entry["shapes"]
-        tensors = {tensor: weights(tensor, tuple(shape)) for tensor, shape in shapes.items()}
-        yield name, made(own, prefixed(own, entry["metadata"]), tensors)
-    for name, (own, numbers) in _OTHERS.items():
-        keys, known = prefixed(own, numbers), {EMBEDDING: (VOCABULARY, numbers["embedding_length"])}
-        shapes = architecture({"general.architecture": own}).tensors(keys, known)
-        yield name, made(own, keys, {tensor: weights(tensor, shape) for tensor, shape in shapes.items()})
+        keys, tensors = converted(own, entry["config"], checkpoints.tensors_of(entry), entry.get("how"))
+        yield name, InMemory({"general.architecture": own, **tokenizer, **keys}, tensors)
 
 
 def logits(file: Checkpoint) -> NDArray[np.float32]:

@@ -37,7 +37,8 @@ def names() -> list[str]:
 def recorded(name: str) -> dict[str, Any]:
     """architecture (GGUF's), config (config.json), shapes, logits and greedy ids of every prompt.
 
-    And where it matters, the context."""
+    And where it matters, the context, and `how`: fields of `converted.How`.
+    """
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
@@ -80,7 +81,7 @@ def weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 def write_gguf(path: Path, entry: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> Path:
     """Write the checkpoint of an entry; `metadata` is added, and None leaves out."""
-    own, made = converted(entry["architecture"], entry["config"], tensors_of(entry))
+    own, made = converted(entry["architecture"], entry["config"], tensors_of(entry), entry.get("how"))
     tokens = {key: value for key, value in tiny_metadata().items() if key.startswith("tokenizer.")}
     writer = GGUFWriter(path, entry["architecture"])
     for key, value in {**tokens, **own, **(metadata or {})}.items():

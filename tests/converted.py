@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gguf
@@ -52,7 +52,8 @@ class How:
     pairs: rows of q and k that rope turns together come to lie beside each other. qkv_by_heads: q, k and v of each
     head follow each other, and become all q, all k, all v. norm_offset: is added to the weights of norms. transposed:
     matrices are stored with their inputs first. pattern: which layers have a window is written. parts:
-    what becomes of tensors of a layer that are several, or others, in GGUF. more: further keys.
+    what becomes of tensors of a layer that are several, or others, in GGUF. keys: further keys of GGUF, without
+    the architecture, by those of config.json. more: those that are not simply copied.
     """
 
     pairs: bool = False
@@ -61,6 +62,7 @@ class How:
     transposed: bool = False
     pattern: bool = False
     parts: Mapping[str, Callable[[Array], Parts]] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
     more: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
@@ -77,7 +79,6 @@ _HOW: Mapping[str, How] = {
     "llama": How(pairs=True),
     "gpt2": How(transposed=True, more=lambda c: {Keys.LLM.FEED_FORWARD_LENGTH: 4 * c["n_embd"]}),
     "olmo2": How(pattern=True),
-    "gemma": How(norm_offset=1.0),
     "gemma2": How(norm_offset=1.0),
     "gemma3": How(norm_offset=1.0),
     "smollm3": How(pairs=True),
@@ -163,9 +164,11 @@ def _by_alpha(rope: Mapping[str, Any], width: int) -> float:
     return float(rope["rope_theta"] * rope["alpha"] ** (width / (width - 2)))
 
 
-def converted(architecture: str, config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
-    """The metadata and the tensors of a GGUF file."""
-    how = _HOW.get(architecture, How())
+def converted(
+    architecture: str, config: Mapping[str, Any], tensors: Tensors, how_else: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], Tensors]:
+    """The metadata and the tensors of a GGUF file. `how_else`: fields of `How` that a checkpoint was recorded with."""
+    how = replace(_HOW.get(architecture, How()), **(how_else or {}))
     config = {**config, **config.get("text_config", {})}
     made = {key: value for name, keys in _KEYS.items() if (value := config.get(name)) for key in keys}
     if config.get("use_sliding_window", True) is False:
@@ -173,7 +176,7 @@ def converted(architecture: str, config: Mapping[str, Any], tensors: Tensors) ->
     elif how.pattern and "layer_types" in config:
         made[Keys.Attention.SLIDING_WINDOW_PATTERN] = [each == "sliding_attention" for each in config["layer_types"]]
     scaled, factors = _rope(config, made)
-    made |= scaled | how.more(config)
+    made |= scaled | {f"{{arch}}.{there}": config[name] for name, there in how.keys.items()} | how.more(config)
     return {key.format(arch=architecture): value for key, value in made.items() if value is not None}, {
         **factors,
         **_named(architecture, how, made, tensors),

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +28,14 @@ _GREEDY = 8  # tokens
 class Row(NamedTuple):
     """GGUF's architecture, the class of transformers, and what its configuration has other than `_SIZES`.
 
+    how: fields of `tests.converted.How`, where GGUF's converter does more than to give names.
     context: the largest number of tokens, where it decides what is computed.
     """
 
     architecture: str
     model: str
     config: dict[str, Any]
+    how: Mapping[str, Any] = MappingProxyType({})
     context: int | None = None
 
 
@@ -138,7 +142,7 @@ CHECKPOINTS: dict[str, Row] = {
     "phi3-longrope": Row(
         "phi3", "Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}, context=64
     ),
-    "gemma": Row("gemma", "Gemma", {"head_dim": 32}),
+    "gemma": Row("gemma", "Gemma", {"head_dim": 32}, {"norm_offset": 1.0}),
     "exaone4": Row("exaone4", "Exaone4", {"num_hidden_layers": 4, "sliding_window": 12, "rope_parameters": _LLAMA3}),
     "exaone4-full": Row("exaone4", "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
     "exaone": Row("exaone", "Llama", {"rope_parameters": _LLAMA3}),  # transformers has no class of its own
@@ -200,6 +204,8 @@ def made(row: Row) -> dict[str, Any]:
             "config": about,
             "shapes": files.shortened({key: shape for key, shape in stored.items() if key not in images}),
         }
+        if row.how:
+            entry["how"] = dict(row.how)
         write_safetensors(folder / "model.safetensors", {**images, **files.tensors_of(entry)})
         model, info = kind.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
         assert not any(info.values()), info

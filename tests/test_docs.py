@@ -295,18 +295,26 @@ def test_every_architecture_has_a_row_with_its_folders_and_its_checkpoints() -> 
         assert set(re.findall(r"`([^`]+)`", types)) == folders, f"model_type of {name}"
         shown = checked.split(", ")
         assert {each.strip("*") for each in shown if "**" in each} == {each for each in bold if bold[each] == name}
-        others = {each for each in plain if plain[each] == name and each not in bold}
-        assert {each for each in shown if "**" not in each} == others
+        assert {each.strip("*") for each in shown} == {each for each, own in (plain | bold).items() if own == name}
         assert checked.strip(" –"), f"{name} has no checkpoint"
 
 
 # The examples of CONTRIBUTING ----------------------------------------------------------------------------
 
 
-def _examples() -> list[tuple[str, str]]:
-    """(path, text) of every example that begins with the name of its file."""
+def _examples(there: bool = False) -> list[tuple[str, str]]:
+    """(path, text) of every example that begins with the name of its file, and is to be added or is `there`."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return re.findall(r"^`((?:src|tests)/[\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", text, re.M | re.S)
+    found = re.findall(r"^`((?:src|tests|docs)/[\w/.]+)`([^\n]*):\n\n```\w+\n(.*?)^```", text, re.M | re.S)
+    return [(path, example) for path, words, example in found if ("as it is" in words) == there]
+
+
+def test_examples_that_are_there_are_as_they_are_shown() -> None:
+    shown = _examples(there=True)
+    assert len(shown) == 4
+    for path, example in shown:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert example == text if path.endswith("gemma.py") else example in text, path
 
 
 def test_the_examples_of_contributing_add_a_route_and_an_op(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from shaderlm.models.metadata_keys import HARMLESS
 from shaderlm.text import Tokenizer, Vocabulary
 
 from . import checkpoints
-from .architecture_files import weights
 from .changed import InMemory, every_checkpoint, logits
 from .folders import replace_config
 from .test_metadata_keys import keys_of_gguf
@@ -337,7 +336,7 @@ def _check_added(name: str, stems: Iterable[str], computed: Computed) -> None:
         for tensor in (f"{stem}.weight", f"{stem}.bias", f"{stem}.scale"):
             names = sorted({tensor.format(bid=i, xid=0) for i in layers})
             if names[0] not in file.tensors:
-                added = {each: weights(each, _shape(file, each)) for each in names}
+                added = {each: checkpoints.weights(each, _shape(file, each)) for each in names}
                 found = computed.outcome(name, file.changed(tensors=added))
                 other = "rope_factors_" if "rope_factors_" in stem else names[0]  # two go together
                 assert found == "changed" or other in found, f"with {names[0]}: {found}"
@@ -406,6 +405,8 @@ FREE_IN_FOLDERS: Mapping[str, str] = {
     "sliding_window": "no layer has a window",
     "use_sliding_window": "layer_types says which layers have a window",
     "sliding_window_pattern": "layer_types says it",
+    "_sliding_window_pattern": "layer_types says it",
+    "original_max_position_embeddings": "rope_parameters has it, too, or positions are not scaled",
     "use_parallel_residual": "the norms are decisive",
     "use_qkv_bias": "there are such tensors, or none",
     "attention_out_bias": "there are such tensors, or none",

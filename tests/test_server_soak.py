@@ -218,7 +218,9 @@ def test_clients_together(
         for prompt, ids in alone.items():
             assert_greedy(oracle, list(prompt), list(ids), "alone")
         (first, objects), (last, more_objects) = memory[0], memory[-1]
-        print(f"memory: {first / 1e6:.1f} MB, then {last / first:.4f} of it; {objects:,} objects, then {more_objects:,}")
+        print(
+            f"memory: {first / 1e6:.1f} MB, then {last / first:.4f} of it; {objects:,} objects, then {more_objects:,}"
+        )
         assert more_objects <= 1.01 * objects
         # SwiftShader takes memory for steps and keeps it, with wgpu and with Dawn: docs/log.md.
         assert last <= (1.05 if where == "cpu" else 1.15) * first
