@@ -14,6 +14,7 @@ import shaderlm as package
 from shaderlm.cli.info import _wrapped as wrapped
 from shaderlm.engine.planning import LARGE_GPU, memory, read_header
 from shaderlm.errors import ModelError
+from shaderlm.server.served import Served
 
 from .checkpoints import names, recorded, write_folder
 from .checkpoints import write_gguf as write_recorded
@@ -251,8 +252,20 @@ def test_a_folder_that_is_not_supported_is_still_shown(tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert "runs           no: config.json: model_type is 'next_year'" in done.out
     assert "not given" not in done.out
+    refused = shaderlm("generate", "hi", "-m", folder)
+    assert refused.err.startswith(f"shaderlm: {folder}: config.json: model_type is 'next_year'")
     (folder / "model.safetensors").unlink()
     assert shaderlm("info", folder).code == 1
+
+
+def test_a_dot_in_the_name_of_a_folder_begins_no_ending(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "Tiny2.5-0.5B", recorded("qwen3"))
+    assert caps(folder)["name"] == "Tiny2.5-0.5B"
+    with package.load(folder, device="cpu") as model:
+        assert Served(model).name == "Tiny2.5-0.5B"
+        Served(model).check_name("Tiny2.5-0.5B")
+    replace_config(folder, model_type="next_year")
+    assert caps(folder)["name"] == "Tiny2.5-0.5B"
 
 
 def test_long_lines_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

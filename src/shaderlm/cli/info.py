@@ -97,7 +97,8 @@ def info(
             if not path.is_dir():
                 raise
             # A folder of an unknown kind is still one of known files.
-            file, refused = opened.enter_context(RefusedFolder.open(path)), str(problem)
+            refused = str(problem).removeprefix(f"{path}: ")
+            file = opened.enter_context(RefusedFolder.open(path))
         found = _gathered(file, ignore_keys, refused)
         if context is not None:
             found["memory"] = _memory(*described(str(path), ignore_keys), context, device, backend)

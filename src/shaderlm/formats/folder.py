@@ -84,7 +84,7 @@ class Folder(Checkpoint):
                     f"{path / CONFIG}: vocab_size is {config.vocabulary:,}, the embedding matrix is {list(embedding)}"
                 )
             tokens = tokenizer_metadata(path, config.vocabulary)
-            name = {"general.name": _name(path.resolve())}
+            name = {"general.name": name_of(path.resolve())}
             return cls(path, files, {**config.metadata, **name, **tokens}, sources, config.tensors)
         except BaseException:
             files.close()
@@ -115,7 +115,7 @@ class Folder(Checkpoint):
         self._files.close()
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
     """The folder's name; that of the repository for models--ORG--REPO/snapshots/COMMIT, as the hub's cache has it."""
     repository = path.parent.parent.name
     if path.parent.name == "snapshots" and repository.startswith("models--"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, ModelError
 from .checkpoint import Checkpoint
 from .folder import Folder
 from .gguf import GgufFile
@@ -15,4 +15,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open what `find` found. Anything that is not a whole checkpoint is a ModelError."""
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(f"expected the path of a .gguf file or of a folder, got {type(path).__name__}")
-    return Folder.open(Path(path)) if os.path.isdir(path) else GgufFile.open(path)
+    if not os.path.isdir(path):
+        return GgufFile.open(path)
+    try:
+        return Folder.open(Path(path))
+    except ModelError as problem:
+        if str(path) in str(problem):
+            raise
+        raise ModelError(f"{path}: {problem}") from None

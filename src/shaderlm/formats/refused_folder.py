@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import Checkpoint
+from .folder import name_of
 from .folder_models import KEYS
 from .json_files import read_json
 from .safetensors import Safetensors
@@ -28,7 +29,8 @@ class RefusedFolder(Checkpoint):
             metadata[f"{own}.vocab_size"] = sizes["vocab_size"]
         files = Safetensors.open(path)
         try:
-            return cls(path, files.size, {"general.architecture": own, **metadata}, files.tensors)
+            metadata |= {"general.architecture": own, "general.name": name_of(path.resolve())}
+            return cls(path, files.size, metadata, files.tensors)
         finally:
             files.close()
 

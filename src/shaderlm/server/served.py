@@ -8,6 +8,7 @@ from typing import Literal
 
 from .. import __version__
 from ..engine import LanguageModel
+from ..engine.report import LoadReport
 from .errors import ApiError
 
 FINGERPRINT = f"shaderlm-{__version__}"
@@ -29,12 +30,12 @@ class Served:
     @property
     def name(self) -> str:
         """What responses and the list of models say."""
-        return self.names[0] if self.names else self.model.report.path.stem
+        return self.names[0] if self.names else _file_name(self.model.report)
 
     def check_name(self, given: str | None) -> None:
         """A request for another model is a 404. A request that names none is for this one."""
         report = self.model.report
-        known = self.names or (report.path.stem, report.path.name, str(report.path), report.name, self.source)
+        known = self.names or (_file_name(report), report.path.name, str(report.path), report.name, self.source)
         if given is not None and given not in known:
             raise ApiError(404, f"the model {given!r} is not served here; there is {self.name!r}", param="model")
 
@@ -42,3 +43,8 @@ class Served:
     def context(self) -> int:
         """The most tokens of a prompt and its answer together."""
         return self.model.engine.context
+
+
+def _file_name(report: LoadReport) -> str:
+    """Of a file without its ending. A folder has none, though there may be a dot in its name."""
+    return report.name if report.path.is_dir() else report.path.stem
