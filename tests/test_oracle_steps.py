@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from shaderlm.engine.loading import load_with
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
 from shaderlm.models.architecture import Step
+from shaderlm.runtime.pages import Sequence
 from shaderlm.runtime.runner import F32, Part, Runner
 
-from .oracles import NAMES, Case, Oracle, assert_logits
+from . import checkpoints
+from .oracles import ARCHITECTURES, NAMES, Case, Oracle, assert_logits
 
 pytestmark = pytest.mark.xdist_group("test_oracles")
 Oracles = dict[str, Oracle]
@@ -24,6 +27,11 @@ Oracles = dict[str, Oracle]
 # layer norms; tensors of several matrices. Kernels of a GPU take a software adapter long to compile.
 ON_A_DEVICE = ("gemma2", "gpt-oss-mxfp4", "smollm3", "starcoder2", "phi3")
 BY_A_GPU = ("gpt-oss-mxfp4",)
+# Checkpoints of architectures that no oracle has.
+OTHERS = [
+    name for name in checkpoints.names() if checkpoints.recorded(name)["architecture"] not in ARCHITECTURES.values()
+]
+# Windows, sinks and experts.
 SCORED = ("gemma2", "gpt-oss-mxfp4", "mixtral", "qwen3moe")
 
 
@@ -130,6 +138,36 @@ def test_forks_and_what_is_forgotten(model: Loaded) -> None:
         at += count
         assert_logits(found[0], alone[at - 1], f"the fork, after its parent is gone: {at} tokens")
     runner.free(child)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("where", [None, *(pytest.param(each, marks=pytest.mark.long) for each in ("device", "gpu"))])
+def test_checkpoints_without_an_oracle(
+    name: str, where: str | None, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Chunks of 3, 1 and 8 rows beside others, a fork, and an earlier position, as all in one go in NumPy."""
+    path = checkpoints.write_gguf(tmp_path / "tiny.gguf", checkpoints.recorded(name))
+    short, ids = checkpoints.PROMPTS
+    with load_with(path, device="cpu") as model:
+        alone, other, forked = (model.logits(each) for each in (ids, short, [*ids[:12], *short]))
+    device = "cpu" if where is None else request.getfixturevalue(where)
+    with load_with(path, device=device, cache="f32", precision="exact") as model:
+        runner = model.runner
+        first, second = runner.add(), runner.add()
+
+        def step(*parts: tuple[Sequence, list[int], F32]) -> None:
+            """The last rows of these parts, and what they give."""
+            found = runner.step([Part(sequence, given, "logits") for sequence, given, _ in parts]).logits
+            assert found is not None
+            assert_logits(found, np.stack([wanted for _, _, wanted in parts]), f"{[len(part[1]) for part in parts]}")
+
+        step((first, ids[:3], alone[2]), (second, short[:1], other[0]))
+        step((second, short[1:], other[4]), (first, ids[3:4], alone[3]))
+        step((first, ids[4:12], alone[11]))
+        third = runner.fork(first)
+        step((third, short, forked[-1]), (first, ids[12:39], alone[38]))
+        runner.truncate(third, 10)
+        step((first, ids[39:], alone[39]), (third, ids[10:30], alone[29]))
 
 
 @pytest.mark.parametrize("name", SCORED)
