@@ -56,6 +56,26 @@ def test_yarn_by_hand() -> None:
     np.testing.assert_allclose(Yarn(4.0, 64).factors(16, 1e4), 1 / (kept_share + (1 - kept_share) / 4))
 
 
+@pytest.mark.parametrize("keys", [(), ("attn_factor",), ("yarn_attn_factor",), ("attn_factor", "yarn_attn_factor")])
+@pytest.mark.parametrize("value", [1.2079441541679836, 1.0])
+def test_the_magnitude_of_yarn_counts_once(keys: tuple[str, ...], value: float, tmp_path: Path) -> None:
+    """OLMo 3: converters write the whole magnitude, 1 + 0.1 ln 8, under one key or both; other files a factor of it."""
+    given = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 64}
+    given |= {f"rope.scaling.{key}": value for key in keys}
+    metadata = {f"olmo2.{key}": each for key, each in given.items()}
+    path = checkpoints.write_gguf(tmp_path / "tiny.gguf", checkpoints.recorded("olmo3"), metadata)
+    assert _config(path).rope.magnitude == pytest.approx(1.2079441541679836)
+
+
+def test_a_magnitude_of_yarn_that_may_mean_two_things(tmp_path: Path) -> None:
+    given = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.attn_factor": 1.5}
+    path = checkpoints.write_gguf(
+        tmp_path / "tiny.gguf", checkpoints.recorded("olmo3"), {f"olmo2.{key}": each for key, each in given.items()}
+    )
+    with pytest.raises(ModelError, match=r"attn_factor is 1\.5: it is not known whether"):
+        _config(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "context"),
     [({}, 64), ({"attention.temperature_length": 32}, 32), ({"attention.temperature_scale": 0.0}, 128)],

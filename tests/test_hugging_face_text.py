@@ -30,6 +30,7 @@ def byte_level() -> tokenizers.Tokenizer:
     return made
 
 
+ROBERTA = json.loads(byte_level().to_str()) | {"post_processor": {"type": "RobertaProcessing", "sep": ["a", 0]}}
 CONFIG: dict[str, Any] = {"bos_token": "<|bos|>", "eos_token": {"content": "<|end|>"}, "chat_template": "{{ 1 }}"}
 
 
@@ -41,7 +42,7 @@ def tokenizer_of(folder: Path, given: Mapping[str, bytes] | None = None, tokens:
 
 def files(document: Any = None, **more: Any) -> dict[str, bytes]:
     text = byte_level().to_str() if document is None else json.dumps(document)
-    others = {"tokenizer_config.json": CONFIG, "generation_config.json": {"eos_token_id": [261, 260]}} | more
+    others = {"tokenizer_config.json": CONFIG, "generation_config.json": {"eos_token_id": [261, 259]}} | more
     return {"tokenizer.json": text.encode()} | {key: json.dumps(value).encode() for key, value in others.items()}
 
 
@@ -55,8 +56,36 @@ def test_a_tokenizer_json(tmp_path: Path) -> None:
     assert 261 not in ours.encode("<|end|>", parse_special=False)
     assert ours.encode("<tool>", parse_special=False) == [260]
     assert list(ours.special_tokens) == ["<|bos|>", "<|end|>"]
-    assert ours.stop_ids == {260, 261}
+    assert ours.stop_ids == {259, 261}
     assert (ours.vocabulary.bos, ours.vocabulary.eos, ours.vocabulary.chat_template) == (259, 261, "{{ 1 }}")
+
+
+def test_flags_of_added_tokens_count_beside_marked_text(tmp_path: Path) -> None:
+    """A special token that takes the spaces behind it does so in a chat whose messages hold special tokens, too."""
+    document = json.loads(byte_level().to_str())
+    document["added_tokens"][0]["rstrip"] = True
+    document["added_tokens"][2]["normalized"] = True
+    ours = tokenizer_of(tmp_path, files(document))
+    assert ours.encode_marked("<|bos|>\n the", "\uf8ff") == ours.encode("<|bos|>\n the") == [259, 257]
+    marked = ours.encode_marked("<|bos|>\n the <|e\uf8ffnd|>\n", "\uf8ff")
+    assert marked == [259, *ours.encode("the <|end|>\n", parse_special=False)]
+
+
+def test_a_turns_end_is_special_whatever_its_type(tmp_path: Path) -> None:
+    document = json.loads(byte_level().to_str())
+    document["added_tokens"][2]["special"] = False
+    ours = tokenizer_of(tmp_path, files(document))
+    assert ours.encode("<|end|>") == [261]
+    assert 261 not in ours.encode("<|end|>", parse_special=False)
+    assert "<|end|>" in ours.special_tokens
+
+
+@pytest.mark.parametrize("processor", [None, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}])
+def test_without_a_template_nothing_is_added(processor: Any, tmp_path: Path) -> None:
+    document = json.loads(byte_level().to_str()) | {"post_processor": processor}
+    ours = tokenizer_of(tmp_path, files(document))
+    assert ours.encode("the", add_special=True) == ours.encode("the")
+    assert ours.vocabulary.bos == 259
 
 
 def test_a_tokenizer_model_with_added_tokens(tmp_path: Path) -> None:
@@ -95,6 +124,10 @@ def test_a_tokenizer_model_with_added_tokens(tmp_path: Path) -> None:
             "must have an id and a content",
         ),
         ({"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 0}}}'}, "merges must be a list"),
+        (
+            {"tokenizer.json": json.dumps(ROBERTA).encode()},
+            "the post_processor RobertaProcessing is not supported",
+        ),
     ],
 )
 def test_what_cannot_be_read(given: dict[str, bytes], words: str, tmp_path: Path) -> None:

@@ -210,7 +210,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
             )
         }
     },
-    "some biases": {"tensors": {f"blk.{i}.attn_q.bias": np.linspace(-0.5, 0.5, 64, dtype=np.float32) for i in range(2)}},
+    "some biases": {
+        "tensors": {f"blk.{i}.attn_q.bias": np.linspace(-0.5, 0.5, 64, dtype=np.float32) for i in range(2)}
+    },
     "rope factors": {"tensors": {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}},
     "linear rope scaling": {"metadata": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}},
     "part of a head rotated": {"metadata": {"llama.rope.dimension_count": 8}},

@@ -73,7 +73,10 @@ WITHOUT_EFFECT: Mapping[str, tuple[Callable[[Keys], bool], str]] = {
     **dict.fromkeys(
         (
             f"rope.scaling.yarn_{name}"
-            for name in ["ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier", "truncate"]
+            for name in (
+                *("ext_factor", "attn_factor", "beta_fast", "beta_slow"),
+                *("log_multiplier", "truncate", "magnitude"),
+            )
         ),
         (_not_yarn, "yarn has it"),
     ),
@@ -145,6 +148,7 @@ ADDED: Mapping[str, Any] = {
     "rope.scaling.yarn_beta_slow": 0.1,
     "rope.scaling.yarn_log_multiplier": 0.5,
     "rope.scaling.yarn_truncate": False,  # folders have it, GGUF does not
+    "rope.scaling.yarn_magnitude": 2.0,  # so with this one
     "tensor_data_layout": "transposed",
     "embedding_length_out": 7,
 }

@@ -215,7 +215,7 @@ def _yarn(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: i
 
 
 def _yarn_magnitude(config: FolderConfig, scaling: dict[str, Any], factor: float) -> None:
-    """GGUF has what the usual magnitude, 1 + 0.1 ln(factor), is multiplied with."""
+    """Under a key that GGUF does not have, where it is not the usual one, 1 + 0.1 ln(factor)."""
 
     def usual(share: float) -> float:
         return 1 + 0.1 * share * math.log(factor) if factor > 1 else 1.0
@@ -227,7 +227,7 @@ def _yarn_magnitude(config: FolderConfig, scaling: dict[str, Any], factor: float
     elif above and below:
         wanted = usual(_number("mscale", above)) / usual(_number("mscale_all_dim", below))
     if not math.isclose(wanted, usual(1), rel_tol=1e-6):
-        config.set("rope.scaling.yarn_attn_factor", wanted / usual(1))
+        config.set("rope.scaling.yarn_magnitude", wanted)
 
 
 def _longrope(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:

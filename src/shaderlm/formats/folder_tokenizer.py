@@ -200,12 +200,17 @@ def _adds_space(given: Mapping[str, Any]) -> bool:
 
 
 def _framing(given: Mapping[str, Any], table: _Table) -> dict[str, Any]:
-    """Are there tokens before and after a text? The template says which: the special tokens around A."""
+    """Are there tokens before and after a text? A template says which: the special tokens around A.
+
+    Without a template there are none. (Where a GGUF file does not say, there may be.)
+    """
     ids = table.ids()
     for part in _parts(given.get("post_processor"), "processors"):
         single = part.get("single")
-        if part.get("type") != "TemplateProcessing" or not isinstance(single, list):
+        if part.get("type") == "ByteLevel":
             continue
+        if part.get("type") != "TemplateProcessing" or not isinstance(single, list):
+            raise ModelError(f"{table.path}: the post_processor {part.get('type')!s:.60} is not supported")
         special = [each.get("SpecialToken") if isinstance(each, dict) else None for each in single]
         names = [str(each.get("id")) if isinstance(each, dict) else None for each in special]
         at = next((i for i, name in enumerate(names) if name is None), len(names))
@@ -215,7 +220,7 @@ def _framing(given: Mapping[str, Any], table: _Table) -> dict[str, Any]:
         found: dict[str, Any] = {"add_bos_token": bool(before), "add_eos_token": bool(after)}
         found |= {"bos_token_id": ids[before[0]]} if before else {}
         return found | ({"eos_token_id": ids[after[0]]} if after else {})
-    return {}
+    return {"add_bos_token": False, "add_eos_token": False}
 
 
 def _parts(given: Any, name: str) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from .windows import local_layers
 
 
 def _complete(own: Metadata, c: Config) -> Config:
-    own.whole("attention.sliding_window")  # must be there
     return local_layers(own, scaled_logits(own, c), period=4, full_rope=None)
 
 

@@ -5,5 +5,5 @@ from __future__ import annotations
 from .dense import Dense
 from .experts import Mixture
 
-_QWEN2MOE = Dense("qwen2moe", interleaved=False, mixture=Mixture(normalise=False, shared="gated"))
+_QWEN2MOE = Dense("qwen2moe", mixture=Mixture(normalise=False, shared="gated"))
 read, tensors, build, head = _QWEN2MOE.read, _QWEN2MOE.tensors, _QWEN2MOE.build, _QWEN2MOE.head

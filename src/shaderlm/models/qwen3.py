@@ -7,5 +7,5 @@ from __future__ import annotations
 
 from .dense import Dense
 
-_QWEN3 = Dense("qwen3", interleaved=False, head_norms=True)
+_QWEN3 = Dense("qwen3", head_norms=True)
 read, tensors, build, head = _QWEN3.read, _QWEN3.tensors, _QWEN3.build, _QWEN3.head

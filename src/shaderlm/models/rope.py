@@ -11,6 +11,9 @@ from .architecture import Metadata, Rope, Shapes, expect
 FACTORS, LONG_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 
 _LOGARITHM = "rope.scaling.yarn_log_multiplier"
+_GIVEN = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
+# No keys of GGUF: its files mean the usual magnitude and whole pairs. Folders may say otherwise.
+_MAGNITUDE, _TRUNCATE = "rope.scaling.yarn_magnitude", "rope.scaling.yarn_truncate"
 
 
 def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, long: bool = False) -> Rope:
@@ -21,22 +24,22 @@ def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, l
     theta = own.number("rope.freq_base", 10000.0)
     original = own.whole("rope.scaling.original_context_length", own.whole("context_length"))
     kind, factor = _scaling(own, ("none", "linear", "yarn", *(["longrope"] if long else [])))
-    yarn, magnitude = None, own.number("rope.scaling.attn_factor", 1.0)
+    given = [own.number(key, 1.0) for key in _GIVEN]
+    yarn, magnitude = None, given[0]
     # Files have the numbers of yarn in two sets of names, and only some of them.
     share = own.fraction("rope.scaling.yarn_ext_factor", 1.0)
     fast, slow = own.number("rope.scaling.yarn_beta_fast", 32.0), own.number("rope.scaling.yarn_beta_slow", 1.0)
-    attention = own.number("rope.scaling.yarn_attn_factor", 1.0)
     divisor = own.number(_LOGARITHM) if own.get(_LOGARITHM) else 0.0
     if kind == "yarn":
         if theta <= 1:
             raise own.wrong("rope.freq_base", "above 1 for yarn", theta)
-        # No key of GGUF: its files mean whole pairs. Folders may say otherwise, as that of gpt-oss does.
-        truncate = own.get("rope.scaling.yarn_truncate", True)
+        truncate = own.get(_TRUNCATE, True)
         if not isinstance(truncate, bool):
-            raise own.wrong("rope.scaling.yarn_truncate", "true or false", truncate)
+            raise own.wrong(_TRUNCATE, "true or false", truncate)
         yarn = Yarn(factor, original, fast, slow, share, truncate)
         logarithm = 0.1 * math.log(factor) if share else 0.0
-        magnitude *= attention * (1 + logarithm) / (1 + divisor * logarithm)
+        _check_given(own, given, 1 + logarithm)
+        magnitude = own.number(_MAGNITUDE, (1 + logarithm) / (1 + divisor * logarithm))
     names = [FACTORS] if FACTORS in shapes else []
     if long and {LONG_FACTORS, SHORT_FACTORS} & set(shapes):
         names = [SHORT_FACTORS, LONG_FACTORS]
@@ -56,6 +59,20 @@ def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, l
         yarn=yarn,
         magnitude=magnitude,
     )
+
+
+def _check_given(own: Metadata, given: list[float], usual: float) -> None:
+    """Refuse magnitudes of yarn that nobody can tell the meaning of.
+
+    Converters write the whole magnitude, which is the usual one in published models. Other programs read the same keys
+    as a factor of it, which is 1.
+    """
+    for key, value in zip(_GIVEN, given, strict=True):
+        if not any(math.isclose(value, meant, rel_tol=1e-4) for meant in (1.0, usual)):
+            raise ModelError(
+                f"{own.full(key)} is {value:g}: it is not known whether it replaces yarn's magnitude, {usual:.4f}, or "
+                f"is multiplied with it. --ignore-key {own.full(key)} takes the magnitude alone"
+            )
 
 
 def _scaling(own: Metadata, known: tuple[str, ...]) -> tuple[str, float]:

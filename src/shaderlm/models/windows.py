@@ -20,14 +20,14 @@ def local_layers(
     c: Config,
     *,
     period: int,
-    default: int = 0,
+    default: int | None = None,
     local_theta: float | None = None,
     full_rope: str | None = ROPE,
 ) -> Config:
     """All but the last of every `period` layers have a window, unless the file has a pattern of its own.
 
-    `default`: the window of files that have none. `local_theta`: layers with a window rotate by it, without scaling.
-    `full_rope`: the table of layers without one.
+    `default`: the window of files that have none; 0: there is no window then; None: files must have one.
+    `local_theta`: layers with a window rotate by it, without scaling. `full_rope`: the table of layers without one.
     """
     window = _window(own, default)
     local = _pattern(own, c.layers, period)
@@ -42,8 +42,10 @@ def local_layers(
     return replace(c, per_layer=layers, local_rope=rope)
 
 
-def _window(own: Metadata, default: int) -> int:
+def _window(own: Metadata, default: int | None) -> int:
     """0 stands for none."""
+    if default is None:
+        return own.whole(_WINDOW)
     return own.whole(_WINDOW, default) if own.get(_WINDOW, default) else 0
 
 

@@ -48,9 +48,11 @@ class Tokenizer:
                 self._special = tokenizers.Tokenizer(self._plain.model)
                 self._special.pre_tokenizer = self._plain.pre_tokenizer
                 self._special.normalizer = self._plain.normalizer
-            for encoder, kinds in ((self._plain, {USER_DEFINED}), (self._special, {USER_DEFINED, CONTROL})):
-                added = [vocabulary.tokens[i] for i in vocabulary.not_normal if vocabulary.types[i] in kinds]
-                encoder.add_tokens([flags.get(text) or AddedToken(text, normalized=False) for text in added])
+            kinds = (USER_DEFINED, CONTROL)
+            texts = [vocabulary.tokens[i] for i in vocabulary.not_normal if vocabulary.types[i] in kinds]
+            self._added = [flags.get(text) or AddedToken(text, normalized=False) for text in texts]
+            self._special.add_tokens(self._added)
+            self._plain.add_tokens([token for token in self._added if token.content not in self.special_tokens])
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -64,9 +66,13 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:
-        """Texts of the special tokens (GGUF's control tokens) and their ids, longest first."""
-        vocabulary = self.vocabulary
-        found = {vocabulary.tokens[i]: i for i in vocabulary.not_normal if vocabulary.types[i] == CONTROL}
+        """Texts of the special tokens and their ids, longest first: GGUF's control tokens, and what ends a turn."""
+        vocabulary, ends = self.vocabulary, self._stop_ids
+        found = {
+            vocabulary.tokens[i]: i
+            for i in vocabulary.not_normal
+            if vocabulary.types[i] == CONTROL or (vocabulary.types[i] == USER_DEFINED and i in ends)
+        }
         return dict(sorted(found.items(), key=lambda item: -len(item[0])))
 
     def encode(self, text: str, add_special: bool = False, *, parse_special: bool = True) -> list[int]:
@@ -75,18 +81,8 @@ class Tokenizer:
         add_special: put BOS and EOS where the checkpoint wants them. parse_special: read the text of a special token,
         such as <|im_end|>, as that token (default); False reads it as plain text.
         """
-        if not isinstance(text, str):
-            raise InputError(f"encode: text must be a str, got {type(text).__name__}")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            problem = "encode: text must be valid Unicode, it holds half a character (a lone surrogate)"
-            raise InputError(problem) from None
         vocabulary = self.vocabulary
-        encoder = self._special if parse_special else self._plain
-        # In a batch other threads run meanwhile; `encode` of one text stops them, for 0.6 s if it has a megabyte.
-        with explained("the tokenizer of this checkpoint is damaged"):
-            ids: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        ids = _ids(self._special if parse_special else self._plain, text)
         if add_special and vocabulary.add_bos and vocabulary.bos is not None and ids[:1] != [vocabulary.bos]:
             ids = [vocabulary.bos, *ids]
         if add_special and vocabulary.add_eos and vocabulary.eos is not None:
@@ -121,8 +117,11 @@ class Tokenizer:
 
         Special tokens without a mark in them are tokens; the marks are left out.
         """
-        if not self.special_tokens:
-            return self.encode(text.replace(mark, ""), parse_special=False)
+        if mark not in text:
+            return self.encode(text)
+        if self.vocabulary.kind != "unigram":
+            return _ids(self._without(mark), text)
+        # Its model finds special tokens in what is left of the marks: each part by itself, by the model without them.
         ids: list[int] = []
         for part in re.split(f"({'|'.join(map(re.escape, self.special_tokens))})", text):
             if part in self.special_tokens:
@@ -130,6 +129,20 @@ class Tokenizer:
             elif part:
                 ids.extend(self.encode(part.replace(mark, ""), parse_special=False))
         return ids
+
+    def _without(self, mark: str) -> tokenizers.Tokenizer:
+        """An encoder that takes marks out after it has looked for special tokens, and before all else."""
+        encoder = tokenizers.Tokenizer(self._special.model)
+        steps = [normalizers.Replace(mark, ""), *([self._special.normalizer] if self._special.normalizer else [])]
+        encoder.normalizer = normalizers.Sequence(steps)
+        if self._special.pre_tokenizer is not None:
+            encoder.pre_tokenizer = self._special.pre_tokenizer
+        for token in self._added:
+            flags = {"single_word": token.single_word, "lstrip": token.lstrip, "rstrip": token.rstrip}
+            # What is "normalized" would be looked for once more, when the marks are gone.
+            normalized = token.normalized and token.content not in self.special_tokens
+            encoder.add_tokens([AddedToken(token.content, normalized=normalized, **flags)])
+        return encoder
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; special tokens have none."""
@@ -169,6 +182,20 @@ class Tokenizer:
         for spaced in _SPACED if clean_spaces else ():
             text = text.replace(spaced, spaced.strip())
         return text
+
+
+def _ids(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
+    if not isinstance(text, str):
+        raise InputError(f"encode: text must be a str, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        problem = "encode: text must be valid Unicode, it holds half a character (a lone surrogate)"
+        raise InputError(problem) from None
+    # In a batch other threads run meanwhile; `encode` of one text stops them, for 0.6 s if it has a megabyte.
+    with explained("the tokenizer of this checkpoint is damaged"):
+        found: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return found
 
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
