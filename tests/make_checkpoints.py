@@ -145,6 +145,7 @@ CHECKPOINTS: dict[str, Row] = {
     "gemma": Row("gemma", "Gemma", {"head_dim": 32}, {"norm_offset": 1.0}),
     "exaone4": Row("exaone4", "Exaone4", {"num_hidden_layers": 4, "sliding_window": 12, "rope_parameters": _LLAMA3}),
     "exaone4-full": Row("exaone4", "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "exaone4-unrotated": Row("exaone4", "Exaone4", {"sliding_window": 12, "layer_types": ["full_attention"] * 2}),
     "exaone": Row("exaone", "Llama", {"rope_parameters": _LLAMA3}),  # transformers has no class of its own
     "command-r": Row("command-r", "Cohere", {"logit_scale": 1.5}),
     "cohere2": Row("cohere2", "Cohere2", {"logit_scale": 1.5, "num_hidden_layers": 4, "sliding_window": 12}),

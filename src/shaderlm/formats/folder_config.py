@@ -107,7 +107,8 @@ class FolderConfig:
             full = [each == _FULL for each in types]
         else:
             raise ModelError(f"config.json: layer_types must have {layers} times {_FULL!r} or {_SLIDING!r}")
-        if all(full):
+        # Layers without a window may not rotate positions where the model has one, even if no layer uses it.
+        if all(full) and not (size and self.row.full_every):
             return
         self.set("attention.sliding_window", _whole("sliding_window", size))
         usual = self.row.full_every
