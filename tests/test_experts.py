@@ -18,8 +18,9 @@ from shaderlm.gpu import Device
 from shaderlm.graph.fuse import fuse
 from shaderlm.graph.ops import OPS, resolve
 from shaderlm.kernels import choose, options
-from shaderlm.kernels.experts.linear_experts import matrix_config, matrix_with
+from shaderlm.kernels.experts.linear_experts import grouped_int16_with, matrix_config, matrix_with
 from shaderlm.kernels.linear.matrix import MATRIX_UNITS, LaunchConfig
+from shaderlm.kernels.linear.rows_int16 import TileConfig
 from shaderlm.kernels.registry import routes_of
 from shaderlm.models.architecture import Architecture, Config, Step, architecture
 
@@ -235,6 +236,24 @@ def test_matrix_units_take_many_rows_in_tiles_that_experts_fill() -> None:
         assert route.name == name
         assert not rows or matrix_config(dims).rows == rows
         assert choose("linear_experts", dims, caps, None, "exact").name == ("gemv" if tokens == 16 else "grouped")
+        without = choose("linear_experts", dims, LARGE_GPU, None, "fast").name
+        assert without == ("gemv_int16" if tokens == 16 else "grouped_int16")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [TileConfig(4, 4, 8, 8), TileConfig(8, 4, 8, 4), TileConfig(8, 8, 16, 1, 2), TileConfig(4, 2, 4, 4)],
+    ids=str,
+)
+def test_tiles_of_16_bits(config: TileConfig, device: Device) -> None:
+    given = {"tokens": 75, "experts": 4, "used": 2, "K": 96, "N": 67, "format": "q4_0", "combine": "sum"}
+    case = Case("linear_experts", tuple(resolve("linear_experts", {**given, "batched": True, "bias": True}).items()))
+    operands, expected = MAKERS["linear_experts"](np.random.default_rng(6), case.dims)
+    wanted = expected["out"]
+    assert wanted is not None
+    route = next(route for route in routes_of("linear_experts") if route.name == "grouped_int16")
+    raw = device.run(lower(route, case.dims, device.caps, operands, launch_list=grouped_int16_with(config, case.dims)))
+    assert_close(result(case, "out", raw["out"], wanted), wanted, "linear", str(config))
 
 
 @pytest.mark.dawn

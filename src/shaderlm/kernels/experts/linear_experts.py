@@ -9,7 +9,7 @@ from functools import partial
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ...graph.conditions import EXPERT_GATES
-from ..linear import int16, matrix, packed
+from ..linear import int16, matrix, packed, rows_int16
 from ..linear.formats import FORMATS
 from ..route import (
     Array,
@@ -22,6 +22,7 @@ from ..route import (
     ceil_div,
     covering,
     f32,
+    over_limits,
     part,
     row_count,
 )
@@ -236,17 +237,61 @@ def matrix_with(
     summed, used = dims["combine"] == "sum", dims["used"]
     rows = dims["tokens"] * (used if summed else 1)  # of x
     group, tiles = _group(dims, config.rows)
-    include = ("experts/tiles_choices", "experts/store_choice", _apply(dims))
+    include = ("experts/tiles_choices", "experts/finish_choices", "experts/store_choice", _apply(dims))
     kernel, constants, inputs = matrix.tiles_of_choices(config, dims, caps, rows, include, units)
-    params = {"k": dims["K"], "n": dims["N"], "groups": packed.layout(dims).groups, "each": 1 if summed else used}
-    params |= {"tiles": tiles, "combine": _combine(dims), "split": 1}
-    product = Dispatch(kernel, tiles * ceil_div(dims["N"], config.columns), params, constants)
-    like = {**dims, "tokens": rows}
-    count, more = row_count(dims), {}
-    if summed and dims["batched"]:
-        count, more = "experts/row_count_choices", {"USED": used}
-    rounding, halves = matrix.rounded_rows(inputs, like, caps, count, more)
+    product = Dispatch(kernel, tiles * ceil_div(dims["N"], config.columns), _tile_params(dims, tiles), constants)
+    rounding, halves = matrix.rounded_rows(inputs, {**dims, "tokens": rows}, caps, *_choice_count(dims))
     return _with_sums((group, rounding), product, dims, {"tiles": 16 * tiles, **halves})
+
+
+def _tile_params(dims: Dims, tiles: int) -> dict[str, int]:
+    """Parameters of products of tiles of choices (tiles_choices.wgsl)."""
+    each = 1 if dims["combine"] == "sum" else dims["used"]
+    found = {"k": dims["K"], "n": dims["N"], "groups": packed.layout(dims).groups, "each": each}
+    return {**found, "tiles": tiles, "combine": _combine(dims), "split": 1}
+
+
+def _choice_count(dims: Dims) -> tuple[str, Mapping[str, int]]:
+    """The file that counts the rows of x, and its constants. Where experts have their own inputs, these are choices."""
+    if dims["combine"] == "sum" and dims["batched"]:
+        return "experts/row_count_choices", {"USED": dims["used"]}
+    return row_count(dims), {}
+
+
+# By the choices that an expert has on average. Those of linear for as many rows (H200).
+_INT16_TILES = (
+    (8, rows_int16.TileConfig(4, 4, 8, 8)),
+    (24, rows_int16.TileConfig(8, 4, 8, 4)),
+)
+_LARGE_INT16_TILE = rows_int16.TileConfig(8, 8, 16, 1, 2)
+_LEAST_INT16_TILE = rows_int16.TileConfig(4, 2, 4, 4)  # where 16 KiB of workgroup memory are all
+
+
+def int16_tile(dims: Dims, caps: DeviceCaps) -> rows_int16.TileConfig:
+    """Tiles that most experts fill, if the device has room for them."""
+    average = dims["tokens"] * dims["used"] / dims["experts"]
+    config = next((config for most, config in _INT16_TILES if average <= most), _LARGE_INT16_TILE)
+    return config if over_limits(grouped_int16_with(config, dims), caps) is None else _LEAST_INT16_TILE
+
+
+def _grouped_int16_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    return grouped_int16_with(int16_tile(dims, caps), dims)
+
+
+def grouped_int16_with(config: rows_int16.TileConfig, dims: Dims) -> LaunchList:
+    """Many rows rounded to 16 bits: as grouped, with products of bytes."""
+    rows = dims["tokens"] * (dims["used"] if dims["combine"] == "sum" else 1)  # of x
+    tile_rows, tile_columns = config.tile
+    group, tiles = _group(dims, tile_rows)
+    include = ("experts/tiles_choices", "experts/store_choice", _apply(dims))
+    kernel, constants = rows_int16.tiles_of_choices(config, dims, include)
+    product = Dispatch(kernel, tiles * ceil_div(dims["N"], tile_columns), _tile_params(dims, tiles), constants)
+    rounding, rounded = rows_int16.rounded_rows({**dims, "tokens": rows}, True, *_choice_count(dims))
+    return _with_sums((group, rounding), product, dims, {"tiles": 16 * tiles, **rounded})
+
+
+def _grouped_int16_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    return _unsupported_reason(dims, caps) or rows_int16.rounding_unsupported_reason(dims, caps)
 
 
 def _matrix_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
@@ -293,6 +338,17 @@ ROUTES: tuple[Route, ...] = (
         "matrix",
         _matrix_launch_list,
         _matrix_unsupported_reason,
+        {"weight": _pack_weight},
+        exact=False,
+        prefer=_many_rows,
+        fast=True,
+        weight_parts=_weight_parts,
+    ),
+    Route(
+        "linear_experts",
+        "grouped_int16",
+        _grouped_int16_launch_list,
+        _grouped_int16_unsupported_reason,
         {"weight": _pack_weight},
         exact=False,
         prefer=_many_rows,

@@ -1,6 +1,7 @@
-// The tiles of linear_matrix where rows are choices, expert by expert (group_experts), and a tile has those of one expert.
-// Exports: Params, Tile, find_tile(index), input_row(m), weight_row(n), and finish(part, m, n, sums): what becomes of four
-// neighbouring sums of a row. Same functions as linear/tiles_rows and linear/finish_store. Needs: BN, store_choice.
+// The tiles of linear_matrix and linear_tile_int16 where rows are choices, expert by expert (group_experts), and a tile has
+// those of one expert. Exports: Params, Tile, find_tile(index), input_row(m), weight_row(n), and store_row(m, n, sums): what
+// becomes of four neighbouring sums of a row. Same functions as linear/tiles_rows and linear/store_row. Needs: BN,
+// store_choice.
 
 struct Params {
     k: u32,           // multiple of 32
@@ -14,7 +15,6 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> order: array<u32>;        // choices, expert by expert
 @group(0) @binding(1) var<storage, read> tiles: array<vec4<u32>>;  // expert, first of order, end
-@group(0) @binding(2) var<storage, read> row_scale: array<f32>;    // [rows of x], what the sums of a row are multiplied by
 
 const NONE: u32 = 0xFFFFFFFFu;
 
@@ -46,9 +46,8 @@ fn weight_row(n: u32) -> u32 {
     return expert * params.n + n;
 }
 
-fn finish(part: u32, m: u32, n: u32, sums: vec4<f32>) {
+fn store_row(m: u32, n: u32, sums: vec4<f32>) {
     if (m < end_of_tile && n < params.n) {
-        let values = sums * row_scale[input_row(m)];
-        store_choice(order[m], expert, n + vec4<u32>(0u, 1u, 2u, 3u), values);
+        store_choice(order[m], expert, n + vec4<u32>(0u, 1u, 2u, 3u), sums);
     }
 }

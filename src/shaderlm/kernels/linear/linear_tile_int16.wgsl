@@ -2,8 +2,8 @@
 // A workgroup computes a tile of TM · THREADS_M rows × 4 · THREADS_N columns; a thread TM rows (4 or 8), THREADS_M apart, of
 // four neighbouring columns. Its SLICES share k, so that small products have threads enough: each step stages BLOCKS blocks
 // of 32 for each slice in workgroup memory, weights as they lie, while those of the next step are on their way. Sums of the
-// slices are added up at the end. Format of the weights (load_block), its int16_dot, how it is staged (stage_block) and the
-// epilogue are included.
+// slices are added up at the end. Which tile a workgroup takes, the format of the weights (load_block), its int16_dot, how
+// it is staged (stage_block) and what becomes of the sums (store_row) are included.
 // Edge threads clamp their rows and never store; blocks past the end of k count as zeros.
 // Grid: one workgroup per tile, folded. Needs: k % 32 == 0; SLICES a power of two, and 1 unless THREADS_N ≤ 8 · BLOCKS; per
 // step and thread at most four vectors of x, two units and two blocks of weights.
@@ -27,22 +27,11 @@ const STRIDE: u32 = STEP / 2u * 2u + 1u;   // of a row of units, or of blocks of
 const GROUP: u32 = THREADS_N * STRIDE + STEP;
 const W_SLOTS: u32 = 4u * GROUP;
 
-struct Params {
-    tokens: u32,
-    k: u32,           // multiple of 32
-    n: u32,           // rows of this range of the weight
-    groups: u32,      // groups of scales per row
-    n_first: u32,     // where this range starts in a row of out
-    n_total: u32,     // length of a row of out
-    epilogue: u32,    // what becomes of the sums
-}
-
-@group(0) @binding(0) var<storage, read> bytes: array<vec4<u32>>;  // [tokens, k / 32, 4], as round_rows_int16 writes them
-@group(0) @binding(1) var<storage, read> units: array<vec4<f32>>;  // [tokens, k / 32]
+@group(0) @binding(0) var<storage, read> bytes: array<vec4<u32>>;  // [rows of x, k / 32, 4], as round_rows_int16 writes them
+@group(0) @binding(1) var<storage, read> units: array<vec4<f32>>;  // [rows of x, k / 32]
 @group(0) @binding(2) var<storage, read> weight: array<vec4<u32>>; // [n, …] as the included format lays it out
 @group(0) @binding(3) var<storage, read> scales: array<u32>;       // [n, groups] as the format has them
-@group(0) @binding(4) var<storage, read> bias: array<f32>;         // [n] if there is one
-@group(0) @binding(5) var<uniform> params: Params;
+@group(0) @binding(4) var<uniform> params: Params;
 
 var<workgroup> x_tile: array<vec4<u32>, BM * X_STRIDE>;  // at the end, sums of slices
 var<workgroup> x_unit: array<vec4<f32>, BM * STRIDE>;
@@ -53,19 +42,19 @@ const W_COUNT: u32 = BN * STEP;
 
 // What a thread loads for a step: neighbours load neighbouring blocks of a row.
 fn fetch_x(i: u32, m0: u32, rows: u32, base: u32) -> vec4<u32> {
-    let row = min(m0 + i / (4u * STEP), rows - 1u);
+    let row = input_row(min(m0 + i / (4u * STEP), rows - 1u));
     return bytes[row * (params.k / 8u) + min(4u * base + i % (4u * STEP), params.k / 8u - 1u)];
 }
 
 fn fetch_unit(i: u32, m0: u32, rows: u32, base: u32) -> vec4<f32> {
     let blocks = params.k / 32u;
     let block = base + i % STEP;
-    let row = min(m0 + i / STEP, rows - 1u);
+    let row = input_row(min(m0 + i / STEP, rows - 1u));
     return select(vec4<f32>(), units[row * blocks + min(block, blocks - 1u)], block < blocks);
 }
 
 fn fetch_w(i: u32, n0: u32, base: u32) -> Packed {
-    return load_block(min(n0 + i / STEP, params.n - 1u), min(base + i % STEP, params.k / 32u - 1u));
+    return load_block(weight_row(min(n0 + i / STEP, params.n - 1u)), min(base + i % STEP, params.k / 32u - 1u));
 }
 
 fn stage_x(i: u32, value: vec4<u32>) {
@@ -97,11 +86,6 @@ fn products(w: Weights, row: u32, block: u32) -> vec4<f32> {
     );
 }
 
-fn store_row(m: u32, n: u32, sums: vec4<f32>) {
-    store_pair(m, n, sums.x, sums.y);
-    store_pair(m, n + 2u, sums.z, sums.w);
-}
-
 fn give_sum(i: u32, at: u32, sum: vec4<f32>) {
     x_tile[(at / TEAM * TM + i) * TEAM + at % TEAM] = bitcast<vec4<u32>>(sum);
 }
@@ -116,16 +100,13 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    // By the rows that there are, not those of the bucket: workgroups without work come last.
-    let rows = row_count();
-    let tiles_m = (rows + BM - 1u) / BM;
-    let tile = group.x + group.y * groups.x;
-    // Tiles that share weights are neighbours: they run at the same time and find them in the cache.
-    let m0 = tile % tiles_m * BM;
-    let n0 = tile / tiles_m * BN;
-    if (n0 >= params.n) {
+    let own = find_tile(group.x + group.y * groups.x);
+    if (!own.there) {
         return;
     }
+    let m0 = own.m0;
+    let n0 = own.n0;
+    let rows = own.rows;
     let blocks = params.k / 32u;
     let slice = lane / TEAM;
     let tx = lane % THREADS_N;

@@ -69,14 +69,34 @@ _LEAST_LANES = 4  # of a subgroup: so many round a block. What is not known is t
 
 def _after_rounding(products: LaunchList, dims: Dims, blocks_first: bool) -> LaunchList:
     """The launch list with the dispatch before it that rounds the rows, which has the prologue."""
+    rounding, buffers = rounded_rows(dims, blocks_first, row_count(dims))
+    return LaunchList((rounding, *products.dispatches), {**products.buffers, **buffers})
+
+
+def rounded_rows(
+    dims: Dims, blocks_first: bool, count: str, constants: Mapping[str, Constant] | None = None
+) -> tuple[Dispatch, dict[str, int]]:
+    """The dispatch that rounds rows, and its buffers. `count` is the file that counts them, with its constants."""
     tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
-    include = (f"linear/prologue_{dims['prologue']}", "shared/int16_round", row_count(dims))
+    include = (f"linear/prologue_{dims['prologue']}", "shared/int16_round", count)
     kernel = Kernel("linear/round_rows_int16", include, frozenset({"subgroups"}))
     parts = 1 if norm else ceil_div(k // BLOCK, compose(kernel).workgroup_size // 4)
     params = {"tokens": tokens, "k": k, "parts": parts, "eps": float(dims["eps"]) if norm else 0.0}
     buffers = {"bytes": 2 * tokens * k, "units": 16 * tokens * k // BLOCK, **({"norm_weight": f32(k)} if norm else {})}
-    rounding = Dispatch(kernel, tokens * parts, params, {"BLOCKS_FIRST": blocks_first})
-    return LaunchList((rounding, *products.dispatches), {**products.buffers, **buffers})
+    return Dispatch(kernel, tokens * parts, params, {"BLOCKS_FIRST": blocks_first, **(constants or {})}), buffers
+
+
+def tiles_of_choices(config: TileConfig, dims: Dims, include: tuple[str, ...]) -> tuple[Kernel, dict[str, Constant]]:
+    """`linear_tile_int16` over lists of rows, for experts: the kernel, and what it is specialised with."""
+    form, lay = FORMATS[dims["format"]], layout(dims)
+    arithmetic = ("shared/int16", lay.file, form.int16, form.int16.replace("int16_", "staged_"))
+    return Kernel("linear/linear_tile_int16", (*arithmetic, *include)), {**lay.constants, **_constants(config)}
+
+
+def _constants(config: TileConfig) -> dict[str, Constant]:
+    assert config.loads_fit, f"{config}: a thread loads more in a step than the kernel has registers for"
+    found: dict[str, Constant] = {"TM": config.rows, "THREADS_M": config.threads_m, "THREADS_N": config.threads_n}
+    return found | {"SLICES": config.slices, "BLOCKS": config.blocks}
 
 
 def _include(dims: Dims) -> tuple[str, ...]:
@@ -85,19 +105,27 @@ def _include(dims: Dims) -> tuple[str, ...]:
     return (*arithmetic, *epilogue_files(dims), row_count(dims))
 
 
-def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+def rounding_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why rows are not rounded and multiplied as integers here."""
     if not FORMATS[dims["format"]].int16:
         return f"weights of format {dims['format']} are not multiplied as integers"
     if not caps.dot4:
         return "this device has no instruction for dot products of bytes"
     if dims["tokens"] == 1:
         return "it takes several tokens, tokens is 1"
-    if dims["epilogue"] == "rope_kv_write":
-        return "it has no epilogue rope_kv_write"
     if dims["prologue"] not in ("none", "rms_norm"):
         return f"it has no prologue {dims['prologue']}"
     if 0 < caps.subgroup_min < _LEAST_LANES:
         return f"it needs subgroups of {_LEAST_LANES} lanes or more, those of this device have {caps.subgroup_min}"
+    return None
+
+
+def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    reason = rounding_unsupported_reason(dims, caps)
+    if reason:
+        return reason
+    if dims["epilogue"] == "rope_kv_write":
+        return "it has no epilogue rope_kv_write"
     return pairs_are_whole(dims, caps) if gated(dims) else None
 
 
@@ -190,12 +218,11 @@ def tile_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], L
 
 def tile_with(config: TileConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The same with given tiles."""
-    assert config.loads_fit, f"{config}: a thread loads more in a step than the kernel has registers for"
-    constants: dict[str, Constant] = {"TM": config.rows, "THREADS_M": config.threads_m, "THREADS_N": config.threads_n}
-    constants |= {"SLICES": config.slices, "BLOCKS": config.blocks}
+    constants = _constants(config)
     staged = FORMATS[dims["format"]].int16.replace("int16_", "staged_")
-    kernel = Kernel("linear/linear_tile_int16", (*_include(dims), staged))
-    found = over_ranges(kernel, constants, lambda n: config.tiles(dims["tokens"], n), dims, caps)
+    kernel = Kernel("linear/linear_tile_int16", (*_include(dims), staged, "linear/tiles_rows", "linear/store_row"))
+    more = {"split": 1, **dict.fromkeys(("queries", "keys", "width", "rotary"), 0)}
+    found = over_ranges(kernel, constants, lambda n: config.tiles(dims["tokens"], n), dims, caps, more)
     return _after_rounding(found, dims, blocks_first=True)
 
 

@@ -1,4 +1,4 @@
-// The tiles of linear_matrix, of all rows of x and one weight. Exports: Params, Tile, find_tile(index), input_row(m) and
+// The tiles of linear_matrix and linear_tile_int16, of all rows of x and one weight. Exports: Params, Tile, find_tile(index), input_row(m) and
 // weight_row(n), the rows of x_half and weight that row m and column n of the product belong to. Same functions as
 // experts/tiles_choices. Needs: BM, BN and row_count.
 
@@ -10,7 +10,7 @@ struct Params {
     n_first: u32,     // where this range starts in a row of out
     n_total: u32,     // length of a row of out
     epilogue: u32,    // what becomes of the sums
-    split: u32,       // parts of k
+    split: u32,       // parts of k: 1 for linear_tile_int16
     queries: u32,     // rows of queries, for rope and the cache
     keys: u32,        // rows of keys, and as many of values
     width: u32,       // D
@@ -28,7 +28,7 @@ struct Tile {
 fn find_tile(index: u32) -> Tile {
     // By the rows that there are, not those of the bucket: workgroups without work come last.
     let rows = row_count();
-    let tiles_m = (rows + BM - 1u) / BM;
+    let tiles_m = max(1u, (rows + BM - 1u) / BM);
     let tiles = tiles_m * ((params.n + BN - 1u) / BN);
     // Tiles that share weights are neighbours: they run at the same time and find them in the cache.
     let m0 = (index % tiles % tiles_m) * BM;
