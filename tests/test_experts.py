@@ -66,6 +66,12 @@ def test_decode_reads_the_chosen_experts_alone() -> None:
             {"tokens": 1, "experts": 4, "used": 2, "K": 32, "N": 3, "combine": "silu_mul"},
             "N must be even",
         ),
+        (
+            "linear_experts",
+            {"tokens": 1, "experts": 4, "used": 2, "K": 32, "N": 4, "combine": "sum", "prologue": "rms_norm"},
+            "the prologue must be none",
+        ),
+        ("linear_experts", {"tokens": 1, "experts": 4, "used": 2, "K": 32, "N": 4, "residual": True}, "needs combine"),
     ],
 )
 def test_shapes_that_cannot_be(op: str, dims: dict[str, object], message: str) -> None:

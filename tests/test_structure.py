@@ -236,7 +236,7 @@ def shapes(op: str) -> Iterator[dict[str, Any]]:
             given["N"] = (given["Hq"] + 2 * given["Hkv"]) * given["D"]
         if op == "linear_experts" and given["residual"]:
             given["combine"] = "sum"
-        if op == "linear_experts" and given["combine"] == "sum":
+        if op == "linear_experts" and (given["combine"] == "sum" or given["prologue"] != "rms_norm"):
             given["prologue"] = "none"
         yield resolve(op, given)
 

@@ -99,7 +99,9 @@ def sums_have_residuals(op: str, dims: dict[str, Any]) -> None:
         raise InputError(f"{op}: a residual needs combine='sum', got {dims['combine']!r}")
 
 
-def sums_have_no_prologue(op: str, dims: dict[str, Any]) -> None:
-    """A prologue is for inputs that the experts of a row share."""
-    if dims["prologue"] != "none" and dims["combine"] == "sum":
-        raise InputError(f"{op}: combine='sum' takes no prologue, got {dims['prologue']!r}")
+def experts_prologue(op: str, dims: dict[str, Any]) -> None:
+    """A norm is for inputs that the experts of a row share."""
+    known = ("none",) if dims["combine"] == "sum" else ("none", "rms_norm")
+    if dims["prologue"] not in known:
+        given = f"combine={dims['combine']!r} and prologue={dims['prologue']!r}"
+        raise InputError(f"{op}: the prologue must be {' or '.join(known)}, got {given}")

@@ -201,7 +201,7 @@ _TABLE = (
             conditions.experts_are_there,
             conditions.experts_rows_are_pairs,
             conditions.sums_have_residuals,
-            conditions.sums_have_no_prologue,
+            conditions.experts_prologue,
         ),
     ),
     Op(

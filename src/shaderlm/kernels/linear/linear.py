@@ -42,7 +42,7 @@ def _gemv_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """A norm before the product is for routers of experts: every workgroup computes it again."""
     reason = packed.one_row(dims)
     # After a norm, formats with whole numbers are left to gemv_int16.
-    if reason or dims["prologue"] == "none" or FORMATS[dims["format"]].int16:
+    if reason or dims["prologue"] != "rms_norm" or FORMATS[dims["format"]].int16:
         return reason or _unsupported_reason(dims, caps)
     if dims["N"] > _FEW_COLUMNS:
         return f"a prologue is computed again for every few columns: N must be at most {_FEW_COLUMNS}, N is {dims['N']}"
