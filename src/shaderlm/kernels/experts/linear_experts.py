@@ -59,6 +59,8 @@ def _exact_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 
 def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    if dims["prologue"] not in ("none", "rms_norm"):
+        return f"it has no prologue {dims['prologue']}"
     return f"K must be a multiple of {BLOCK}, K is {dims['K']}" if dims["K"] % BLOCK else None
 
 

@@ -44,6 +44,8 @@ def _gemv_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     # After a norm, formats with whole numbers are left to gemv_int16.
     if reason or dims["prologue"] != "rms_norm" or FORMATS[dims["format"]].int16:
         return reason or _unsupported_reason(dims, caps)
+    if dims["prologue"] != "rms_norm":
+        return f"it has no prologue {dims['prologue']}"
     if dims["N"] > _FEW_COLUMNS:
         return f"a prologue is computed again for every few columns: N must be at most {_FEW_COLUMNS}, N is {dims['N']}"
     if dims["K"] % BLOCK:
