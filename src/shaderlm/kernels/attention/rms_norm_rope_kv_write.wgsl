@@ -32,20 +32,37 @@ struct Params {
 @group(0) @binding(9) var<storage, read_write> v_cache: array<cache_quad>;  // [pool rows, kv_heads, quads]
 @group(0) @binding(10) var<uniform> params: Params;
 
-// Quad i of a head of queries or keys that starts at `first`.
-fn input_at(queries: bool, first: u32, i: u32) -> vec4<f32> {
-    if (queries) {
-        return q[first + i];
-    }
-    return k[first + i];
+// What is needed of a quad of a head: its values, the same weighted, those that are rotated with them, weighted, and by what.
+struct Quad {
+    raw: vec4<f32>,
+    own: vec4<f32>,
+    mate: vec4<f32>,
+    turn: Turn,
 }
 
-// The same, weighted.
-fn weighted_at(queries: bool, first: u32, i: u32) -> vec4<f32> {
+fn input_at(queries: bool, at: u32) -> vec4<f32> {
     if (queries) {
-        return q[first + i] * q_norm[i];
+        return q[at];
     }
-    return k[first + i] * k_norm[i];
+    return k[at];
+}
+
+fn weight_at(queries: bool, i: u32) -> vec4<f32> {
+    if (queries) {
+        return q_norm[i];
+    }
+    return k_norm[i];
+}
+
+// Quad i of a head that starts at `first`.
+fn quad_at(queries: bool, first: u32, i: u32, position: u32) -> Quad {
+    let raw = input_at(queries, first + i);
+    let own = raw * weight_at(queries, i);
+    if (INTERLEAVED || i >= params.rotary) {
+        return Quad(raw, own, own, turn_at(position, min(i, params.rotary - 1u)));
+    }
+    let mate = partner(i);
+    return Quad(raw, own, input_at(queries, first + mate) * weight_at(queries, mate), turn_at(position, i));
 }
 
 @compute @workgroup_size(WG)
@@ -77,18 +94,23 @@ fn main(
     let first = h * params.quads + select(
         token * params.k_stride + params.k_first, token * params.q_stride + params.q_first, queries,
     );
-    var squares = 0.0;
-    for (var i = lane; i < params.quads; i = i + WG) {
-        let x = input_at(queries, first, i);
+    let position = min(record.position, arrayLength(&table) / params.rotary - 1u);
+    // All of the first quad is asked for before the sum over the head: each trip to memory takes as long as the rest.
+    let early = quad_at(queries, first, min(lane, params.quads - 1u), position);
+    var squares = select(0.0, dot(early.raw, early.raw), lane < params.quads);
+    for (var i = lane + WG; i < params.quads; i = i + WG) {
+        let x = input_at(queries, first + i);
         squares = squares + dot(x, x);
     }
     let factor = inverseSqrt(workgroup_sum(squares, lane) / f32(4u * params.quads) + params.eps);
-    let position = min(record.position, arrayLength(&table) / params.rotary - 1u);
     for (var i = lane; i < params.quads; i = i + WG) {
-        var value = factor * weighted_at(queries, first, i);
+        var quad = early;
+        if (i >= WG) {
+            quad = quad_at(queries, first, i, position);
+        }
+        var value = factor * quad.own;
         if (i < params.rotary) {
-            let mate = select(partner(i), i, INTERLEAVED);
-            value = rotate(value, factor * weighted_at(queries, first, mate), position, i);
+            value = rotate(value, factor * quad.mate, quad.turn, i);
         }
         if (queries) {
             out[(token * params.heads + h) * params.quads + i] = value;

@@ -54,7 +54,7 @@ fn main(
         let row = token * params.q_stride + params.q_first + head * params.quads;
         var value = q[row + i];
         if (turned) {
-            value = rotate(value, q[row + mate], position, i);
+            value = rotate(value, q[row + mate], turn_at(position, i), i);
         }
         out[(token * params.heads + head) * params.quads + i] = value;
     } else if (record.slot >= pool_rows) {
@@ -64,7 +64,7 @@ fn main(
         let row = token * params.k_stride + params.k_first + h * params.quads;
         var value = k[row + i];
         if (turned) {
-            value = rotate(value, k[row + mate], position, i);
+            value = rotate(value, k[row + mate], turn_at(position, i), i);
         }
         k_cache[(record.slot * params.kv_heads + h) * params.quads + i] = cache_pack(value);
     } else {
