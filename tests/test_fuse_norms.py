@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shaderlm.bench.synthetic import config_of
+from shaderlm.bench.synthetic import config_of, load_synthetic
+from shaderlm.gpu import Device
+from shaderlm.gpu.policy import ON_GPU
 from shaderlm.graph import interpret
 from shaderlm.graph.batch import contiguous_batch
 from shaderlm.graph.fuse import fuse
@@ -19,6 +21,7 @@ from shaderlm.graph.ops import label
 from shaderlm.graph.reference import rope_table
 from shaderlm.models.architecture import Step
 from shaderlm.models.shapes import SYNTHETIC
+from shaderlm.runtime.gpu_runner import GpuRunner
 
 pytestmark = pytest.mark.smoke
 
@@ -99,6 +102,28 @@ def test_norms_take_one_dispatch_with_what_they_belong_to() -> None:
         "rms_norm_mul": 1,  # after the last layer
         "add": 1,
     }
+
+
+@pytest.mark.long
+def test_the_plan_of_a_gpu_computes_the_same(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU decodes, also past the window, with the norms as a prologue."""
+    further = {"attention.sliding_window": 6, "attention.sliding_window_pattern": 2}
+    monkeypatch.setitem(SYNTHETIC, "small", replace(SYNTHETIC["gemma-3-1b"], **SIZES, context=512, further=further))
+    monkeypatch.setitem(vars(device.caps), "policy", replace(ON_GPU, check_bounds=True))
+    found = []
+    for fusions in (None, ("rms_norm_mul",)):
+        runner, _ = load_synthetic("synthetic:small:q4_0", device, fusions=fusions, tune=False)
+        try:
+            assert isinstance(runner, GpuRunner)
+            ops = {label(node.op, node.dims) for node in runner.graph(Step(1, cache=runner.cache))[0].nodes}
+            assert ("rms_norm_add_rms_norm+linear" in ops) == (fusions is None)
+            session = runner.session()
+            found.append([session.logits(ids) for ids in ([1, 2, 3], *([i] for i in range(8)))])
+            session.close()
+        finally:
+            runner.close()
+    assert np.std(found[1]) > 0.1
+    np.testing.assert_allclose(found[0], found[1], atol=1e-3)  # inputs of products are rounded to 16 bits
 
 
 def _added(eps: float, twice: bool) -> Graph:
