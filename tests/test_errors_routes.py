@@ -112,7 +112,7 @@ UNEXPLAINED: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [
     ("linear", {**_LINEAR, "format": "q3"}, ("format", "f32, f16, q8_0, q4_0", "'q3'")),
     ("linear", {**_LINEAR, "bias": 1}, ("bias", "True or False", "1")),
     ("linear", {**_LINEAR, "prologue": "softmax"}, ("prologue", "none, rms_norm", "'softmax'")),
-    ("linear", {**_LINEAR, "epilogue": "gelu"}, ("epilogue", "none, add, silu_mul, rope_kv_write", "'gelu'")),
+    ("linear", {**_LINEAR, "epilogue": "tanh"}, ("epilogue", "none, add, silu_mul", "'tanh'")),
     ("linear", {**_LINEAR, "N": 5, "epilogue": "silu_mul"}, ("N must be even", "got 5")),
     (
         "linear",

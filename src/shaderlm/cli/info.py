@@ -71,7 +71,9 @@ def info(
     with_tensors: bool,
     as_json: bool,
 ) -> None:
-    """Show what a model is, whether it runs and if not why, and how large it is. No GPU is needed.
+    """Show what a model is, whether it runs, and how large it is.
+
+    If it does not run, it says why. No GPU is needed.
 
     MODEL is the path of a GGUF file or of a Hugging Face folder, a name or hf:ORG/REPO (default: smollm2-135m), or with
     --context synthetic:SHAPE:FORMAT, as for `bench`. --context counts for the preferred GPU; without one, for a large

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .architecture import EMBEDDING, OUTPUT, Shapes, architecture
+if TYPE_CHECKING:
+    from .architecture import Shapes
 
 # Matrices that read one input are multiplied as one. A file may store them as one, too.
 _PRODUCTS: Mapping[str, tuple[str, ...]] = {
@@ -57,6 +58,8 @@ class ModelShape:
     @property
     def tensors(self) -> Shapes:
         """Every tensor of such a file, as its architecture has them."""
+        from .architecture import EMBEDDING, OUTPUT, architecture  # late: NumPy takes 0.1 s, and help has shapes' names
+
         outer = (EMBEDDING,) if self.tied else (EMBEDDING, OUTPUT)
         given: dict[str, tuple[int, ...]] = dict.fromkeys(outer, (self.vocab, self.hidden))
         given |= {name: (size,) for name, size in self.vectors.items()}
