@@ -234,6 +234,8 @@ def test_the_commands_can_ignore_keys(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "capped.gguf", metadata={"llama.logit_scale": 2.0})
     ignoring = ("--ignore-key", "llama.logit_scale")
     assert "runs           yes" in command("info", path, *ignoring).out
+    assert "--ignore-key llama.logit_scale" in command("plan", path, "--target", "large-gpu").err
+    assert "prefill: 128 tokens" in command("plan", path, "--target", "large-gpu", *ignoring).out
     on_cpu = ("-m", path, "--device", "cpu")
     for arguments in (("generate", "hi", "-n", 2), ("bench", "-p", 2, "-n", 0, "-r", 1), ("chat",)):
         refused = command(*arguments, *on_cpu)

@@ -335,6 +335,7 @@ def _cache_bytes(numbers: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    from ..engine.report import counted
     from ..gpu.caps import size
     from . import with_flags
 
@@ -347,8 +348,8 @@ def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines.append(("runs", f"yes{cpu_only}" if found["runs"] else f"no: {found['unsupported_reason']}"))
     if found["parameters"]:
         active = found["active_parameters"]
-        some = f", {_count(active)} of them active for a token" if active != found["parameters"] else ""
-        lines.append(("parameters", f"{_count(found['parameters'])}{some}"))
+        some = f", {counted(active)} of them active for a token" if active != found["parameters"] else ""
+        lines.append(("parameters", f"{counted(found['parameters'])}{some}"))
     if found["experts"]:
         experts = found["experts"]
         shared = f", and one of width {_shown(experts['shared_ffn'])} for all" if experts["shared_ffn"] else ""
@@ -398,11 +399,6 @@ def _wrapped(label: str, text: str) -> list[str]:
         return [line]
     width = max(40, shutil.get_terminal_size().columns)
     return textwrap.wrap(line, width, subsequent_indent=" " * (_LABEL + 1), break_on_hyphens=False) or [line]
-
-
-def _count(parameters: int) -> str:
-    unit, divisor = next((each for each in (("B", 1e9), ("M", 1e6)) if parameters >= each[1]), ("K", 1e3))
-    return f"{parameters / divisor:,.1f} {unit}"
 
 
 def _rope(rope: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .models import described
-from .options import backend_option, model_argument, one_model, precision_option, tune_option
+from .options import backend_option, ignore_key_option, model_argument, one_model, precision_option, tune_option
 
 if TYPE_CHECKING:
     from ..compile.plan import Plan
@@ -20,6 +20,7 @@ _TARGET_HELP = "Plan for a GPU that need not be here: large-gpu, or webgpu-defau
 
 @click.command()
 @model_argument
+@ignore_key_option
 @click.option("--device", default=None, help="Adapter to plan for: a kind, a number or part of a name.")
 @backend_option
 @click.option("--target", metavar="NAME", help=_TARGET_HELP)
@@ -35,6 +36,7 @@ _TARGET_HELP = "Plan for a GPU that need not be here: large-gpu, or webgpu-defau
 def plan(
     given: tuple[str, ...],
     model: str | None,
+    ignore_keys: tuple[str, ...],
     device: str | None,
     backend: Backend,
     target: str | None,
@@ -61,7 +63,7 @@ def plan(
         raise InputError("--variant chooses among the texts of a kernel; give --wgsl KERNEL too")
     if as_json and (wgsl is not None or why):
         raise InputError("--json prints plans; leave out --wgsl and --why")
-    about = described(one_model(given, model))
+    about = described(one_model(given, model), ignore_keys)
     options["fusions"] = () if unfused else None
     if wgsl is not None:
         print(_wgsl(wgsl, variant, _made(about, _wanted(device, backend, target, others=True), no_tune, options)))

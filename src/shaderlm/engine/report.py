@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+def counted(parameters: int) -> str:
+    """In thousands, millions or billions."""
+    unit, divisor = next((each for each in (("B", 1e9), ("M", 1e6)) if parameters >= each[1]), ("K", 1e3))
+    return f"{parameters / divisor:,.1f} {unit}"
+
+
 @dataclass(frozen=True)
 class LoadReport:
     """What was loaded, onto which device, for `--verbose` and for Python."""
@@ -31,7 +37,7 @@ class LoadReport:
         """The report in a few lines."""
         types = ", ".join(f"{count} {kind}" for kind, count in self.types.items())
         found = [
-            f"model    {self.name} ({self.architecture}, {self.parameters / 1e6:.0f} M parameters)",
+            f"model    {self.name} ({self.architecture}, {counted(self.parameters)} parameters)",
             f"file     {self.path} ({self.file_bytes / 1e6:.1f} MB; tensors: {types})",
             f"device   {self.device}; weights {self.weight_bytes / 1e6:.1f} MB, cache {self.cache}, {self.precision}",
             f"context  {self.context:,} tokens",
