@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 from numpy.typing import NDArray
 
 KINDS = (
@@ -116,6 +116,21 @@ def add_text(source: Path, path: Path, key: str, value: str) -> Path:
     filling = pair("general.description", 8, text(""))
     filling = pair("general.description", 8, text(" " * (-len(more + filling) % 32)))
     path.write_bytes(struct.pack("<4sIQQ", magic, version, tensors, pairs + 2) + more + filling + data[24:])
+    return path
+
+
+def quantised(source: Path, path: Path, kind: str = "q8_0") -> Path:
+    """A copy of a file with matrices of another kind, all but routers: what GGUF's converter leaves in f32 stays so."""
+    data, found = source.read_bytes(), GGUFReader(source).tensors
+    entries, packed = b"", b""
+    for each in found:
+        is_matrix = len(each.shape) > 1 and "_inp" not in each.name
+        ggml = GGMLQuantizationType[kind.upper()] if is_matrix else each.tensor_type
+        values = quants.quantize(np.array(each.data), ggml) if is_matrix else each.data
+        entries += entry(each.name, tuple(int(size) for size in each.shape), ggml.value, len(packed))
+        packed += values.tobytes() + bytes(-values.nbytes % 32)
+    head = data[: min(int(each.field.offset) for each in found)] + entries
+    path.write_bytes(head + bytes(-len(head) % 32) + packed)
     return path
 
 

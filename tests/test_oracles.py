@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shaderlm.engine.loading import load_with
 from shaderlm.engine.tokenizer import Tokenizer
+from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.runtime.runner import GREEDY, Runner
 from shaderlm.runtime.session import Session
 
-from .oracles import ARCHITECTURES, NAMES, SOURCES, WITH_FOLDER, Case, Oracle
+from .gguf_files import quantised
+from .oracles import ARCHITECTURES, NAMES, SOURCES, WITH_FOLDER, Case, Oracle, assert_logits
 
 every_source = pytest.mark.parametrize(
     ("name", "source"), SOURCES, ids=[f"{name} {source}" for name, source in SOURCES]
@@ -106,3 +111,37 @@ def test_on_a_device_with_an_f16_cache(name: str, oracles: Oracles, device: Devi
 @pytest.mark.parametrize("cache", ["f32", pytest.param("f16", marks=pytest.mark.long)])
 def test_by_the_kernels_of_a_gpu(name: str, cache: str, oracles: Oracles, gpu: Device) -> None:
     check(oracles[name], "model.gguf", cache, device=gpu)
+
+
+def check_q8_0(oracle: Oracle, path: Path, cache: str = "f32", **options: Any) -> None:
+    """Matrices in Q8_0: `transformers` was given the numbers that they stand for. The eight largest logits."""
+    about = oracle.about
+    with GgufFile.open(quantised(oracle.gguf, path)) as file:
+        kinds = Counter(info.kind.upper() for info in file.tensors.values())
+    assert kinds == about["q8_0_types"]
+    for context in sorted(set(about["contexts"])):
+        with load_with(path, context=context, cache=cache, precision=PRECISION[cache], **options) as model:
+            for prompt, size, wanted in zip(about["prompts"], about["contexts"], about["q8_0"], strict=True):
+                if size == context:
+                    session = model.runner.session()
+                    ids, logits = zip(*wanted["top8"], strict=True)
+                    assert_logits(session.logits(prompt)[list(ids)], np.array(logits), f"{len(prompt)} tokens", cache)
+                    session.close()
+
+
+WITH_Q8_0 = [name for name in NAMES if name != "gpt-oss-mxfp4"]  # which is MXFP4
+
+
+@pytest.mark.parametrize("name", WITH_Q8_0)
+def test_q8_0_in_numpy(name: str, oracles: Oracles, tmp_path: Path) -> None:
+    check_q8_0(oracles[name], tmp_path / "q8_0.gguf", device="cpu")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_Q8_0)
+@pytest.mark.parametrize("cache", ["f32", "f16"])
+@pytest.mark.parametrize("where", ["device", "gpu"])
+def test_q8_0_on_a_device(
+    name: str, cache: str, where: str, oracles: Oracles, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    check_q8_0(oracles[name], tmp_path / "q8_0.gguf", cache, device=request.getfixturevalue(where))
