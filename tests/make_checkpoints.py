@@ -60,7 +60,17 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-_MINISTRAL = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.1}
+_MINISTRAL = {
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "rope_parameters": {
+        **_YARN,
+        "original_max_position_embeddings": 128,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 _USED = {"num_local_experts": 5, "num_experts_per_tok": 2}
@@ -120,7 +130,7 @@ CHECKPOINTS: dict[str, Row] = {
     "qwen3": Row("qwen3", "Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "llama-yarn": Row("llama", "Llama", {"rope_parameters": _YARN}),
     "mixtral": Row("llama", "Mixtral", {"sliding_window": 12, **_USED}),
-    "mistral3": Row("mistral3", "Ministral3", {"head_dim": 32, "rope_parameters": _MINISTRAL}),
+    "mistral3": Row("mistral3", "Ministral3", _MINISTRAL),
     "qwen2": Row("qwen2", "Qwen2", {"use_sliding_window": False}),
     "qwen3moe": Row("qwen3moe", "Qwen3Moe", {**_MOE, "head_dim": 32, "norm_topk_prob": True}),
     "qwen2vl": Row("qwen2vl", "Qwen2_5_VL", {"text_config": _MROPE, "vision_config": _VISION}),

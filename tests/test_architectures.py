@@ -78,7 +78,7 @@ def test_a_magnitude_of_yarn_that_may_mean_two_things(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "context"),
-    [({}, 64), ({"attention.temperature_length": 32}, 32), ({"attention.temperature_scale": 0.0}, 128)],
+    [({}, 128), ({"attention.temperature_length": 32}, 32), ({"attention.temperature_scale": 0.0}, 512)],
 )
 def test_the_context_of_mistral3_ends_where_queries_would_be_scaled(
     changes: dict[str, Any], context: int, tmp_path: Path
