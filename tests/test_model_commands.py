@@ -30,10 +30,10 @@ OTHERS = {
 
 
 class Checkpoint(NamedTuple):
-    """A file or a folder with a chat template; prompts with the ids that follow, if its context is this."""
+    """A file or a folder with a chat template; prompts with the ids that follow, if its context is this (None: all)."""
 
     path: Path
-    context: int
+    context: int | None
     cases: list[tuple[list[int], list[int]]]
 
 
@@ -45,7 +45,7 @@ def checkpoint(
     if request.param in OTHERS:
         _, entry = OTHERS[request.param]
         cases = list(zip(checkpoints.PROMPTS, entry["greedy"], strict=True))
-        return Checkpoint(checkpoints.write_gguf(folder / "model.gguf", entry), 128, cases)
+        return Checkpoint(checkpoints.write_gguf(folder / "model.gguf", entry), None, cases)
     name, source = request.param
     found, made = oracles[name].folder / source, folder / source
     if found.is_file():
@@ -64,8 +64,8 @@ def test_all_are_here() -> None:
 
 
 def run(name: str, model: Checkpoint, *arguments: object, given: str = "") -> Done:
-    options = ("--device", "cpu", "--context", model.context, "-t", 0)
-    done = command(name, "-m", model.path, *options, *arguments, given=given)
+    context = () if model.context is None else ("--context", model.context)
+    done = command(name, "-m", model.path, "--device", "cpu", "-t", 0, *context, *arguments, given=given)
     assert done.code == 0, done.err
     return done
 
@@ -103,7 +103,7 @@ def test_plan(checkpoint: Checkpoint, target: str) -> None:
     done = command("plan", checkpoint.path, "--target", target, "--no-tune", "--json")
     assert (done.code, done.err) == (0, "")
     fused = [from_json(json.dumps(plan)) for plan in json.loads(done.out)]
-    assert [(plan.name, plan.tokens) for plan in fused] == [("prefill", 128), ("decode", 1)]
+    assert [plan.name for plan in fused] == ["prefill", "decode"]
     done = command("plan", checkpoint.path, "--target", target, "--no-tune", "--json", "--unfused")
     unfused = [from_json(json.dumps(plan)) for plan in json.loads(done.out)]
     for one, other in zip(fused, unfused, strict=True):
