@@ -212,6 +212,12 @@ def test_models_are_fetched_listed_and_removed(hub: tuple[type[_Hub], str], tmp_
     found = Path(_run(endpoint, cache, "pull", "qwen3-0.6b").strip().splitlines()[-1])
     assert (found / "model.safetensors").exists()
     assert _run(endpoint, cache, "models").startswith("hf:Qwen/Qwen3-0.6B ")
+    # A dataset of the same name is no model.
+    dataset = cache / "hub" / "datasets--Qwen--Qwen3-0.6B"
+    other = dataset / "snapshots" / _COMMIT[::-1] / "data.safetensors"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"data")
     assert "removed qwen3-0.6b" in _run(endpoint, cache, "rm", "qwen3-0.6b")
     assert not found.exists()
+    assert other.exists()
     assert "there is no model 'qwen3-0.6b' to remove; kept are none" in _run(endpoint, cache, "rm", "qwen3-0.6b")

@@ -28,7 +28,7 @@ def kept() -> list[Kept]:
         found.append(Kept(embedded.NAME, default.stat().st_size, default))
     found += [Kept(name, path.stat().st_size, path) for name, path in quantize.copies().items()]
     for repo in _repositories():
-        if repo.repo_type == "model" and any(_weights(file.file_name) for rev in repo.revisions for file in rev.files):
+        if any(_weights(file.file_name) for rev in repo.revisions for file in rev.files):
             found.append(Kept(f"{hub.PREFIX}{repo.repo_id}", repo.size_on_disk, Path(repo.repo_path)))
     return sorted(found, key=lambda each: each.name.lower())
 
@@ -44,20 +44,19 @@ def remove(name: str) -> int:
         return found[wanted].nbytes
     from huggingface_hub import scan_cache_dir
 
-    cache = scan_cache_dir()
     repo_id = wanted.removeprefix(hub.PREFIX)
-    commits = [rev.commit_hash for repo in cache.repos if repo.repo_id == repo_id for rev in repo.revisions]
-    strategy = cache.delete_revisions(*commits)
+    commits = [rev.commit_hash for repo in _repositories() if repo.repo_id == repo_id for rev in repo.revisions]
+    strategy = scan_cache_dir().delete_revisions(*commits)
     strategy.execute()
     return int(strategy.expected_freed_size)
 
 
 def _repositories() -> list[Any]:
-    """What the hub's package has cached; nothing where it has no cache yet."""
+    """The models that the hub's package has cached; nothing where it has no cache yet. It keeps datasets there, too."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        return list(scan_cache_dir().repos)
+        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
     except CacheNotFound:
         return []
 
