@@ -18,9 +18,12 @@ from shaderlm.formats.find import find
 from shaderlm.formats.folder import Folder
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.formats.kept import kept, remove
+from shaderlm.formats.opening import open_checkpoint
+from shaderlm.text import Tokenizer, Vocabulary
 
 from .command_line import shaderlm as command
-from .folders import folder_of
+from .folders import folder_of, replace_config
+from .test_sentencepiece import DATA, RECORDED
 from .tiny_models import write_tiny
 
 
@@ -85,6 +88,55 @@ def test_a_copy_has_all_of_its_source(folder: Path) -> None:
             own = {key: value for key, value in copy.metadata.items() if key != "shaderlm.quantized.from"}
             assert own == dict(source.metadata)
             assert np.array_equal(copy.dense("blk.0.attn_norm.weight"), source.dense("blk.0.attn_norm.weight"))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_copy_of_a_folder_with_a_sentencepiece_model(name: str, tmp_path: Path) -> None:
+    count = 1000
+    table = np.random.default_rng(0).normal(size=(count, 64)).astype(np.float32)
+    tiny = write_tiny(tmp_path / "tiny.gguf", "llama", tensors={"token_embd.weight": table})
+    folder = folder_of(tiny, tmp_path / "little")
+    replace_config(folder, vocab_size=count)
+    (folder / "tokenizer.json").unlink()
+    shutil.copy(DATA / f"sentencepiece-{name}.model", folder / "tokenizer.model")
+    with Folder.open(folder) as source:
+        path = quantize.quantized_copy(source, "q8_0")
+    with GgufFile.open(path) as copy:
+        tokenizer = Tokenizer(Vocabulary.from_metadata(copy.metadata))
+    for text, ids in RECORDED[name]:
+        assert tokenizer.encode(text, parse_special=False) == ids, repr(text)
+
+
+@pytest.mark.parametrize("alignment", [None, 8, 64, 4096])
+def test_a_copy_says_nothing_of_the_files_of_its_source(alignment: int | None, tmp_path: Path) -> None:
+    """Parts, or other places of tensors, as the gguf package writes them."""
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama", split_max_tensors=0 if alignment else 2)
+    writer.add_file_type(1)
+    if alignment:
+        writer.add_custom_alignment(alignment)
+    given = {f"t{i}.weight": np.random.default_rng(i).normal(size=(3, 32)).astype(np.float16) for i in range(5)}
+    given["n.weight"] = np.ones(3, np.float16)  # its bytes are no multiple of an alignment
+    for name, values in given.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with open_checkpoint(find(tmp_path)) as source:
+        path = quantize.quantized_copy(source, "q8_0")
+    reader = gguf.GGUFReader(path)
+    assert {tensor.name for tensor in reader.tensors} == set(given)
+    with GgufFile.open(path) as copy:
+        assert set(copy.metadata) == {"general.architecture", "shaderlm.quantized.from"}
+        for name, values in given.items():
+            assert np.abs(copy.dense(name) - values).max() < 0.02
+
+
+def test_a_copy_that_does_not_open_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantize, "header", lambda *_: bytes(64))
+    with Folder.open(folder) as source, pytest.raises(ModelError, match="not a GGUF file"):
+        quantize.quantized_copy(source, "q8_0")
+    assert list(quantize.folder().iterdir()) == []
 
 
 def test_values_of_all_types_come_back(tmp_path: Path) -> None:

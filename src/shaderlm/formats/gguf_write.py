@@ -18,7 +18,7 @@ from .weight_formats import WEIGHT_FORMATS
 ALIGNMENT = 32
 _VERSION = 3
 # GGUF's numbers of value types, and how they are packed.
-_BOOL, _STRING, _ARRAY = 7, 8, 9
+_U8, _BOOL, _STRING, _ARRAY = 0, 7, 8, 9
 _NUMBERS = {4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -77,6 +77,8 @@ def _value(value: Any) -> bytes:
         if kind is not None:
             body = b"".join(map(_text, value)) if kind == _STRING else _packed(kind, value)
             return struct.pack("<IIQ", _ARRAY, kind, len(value)) + body
+    elif isinstance(value, bytes):
+        return struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value
     elif isinstance(value, str):
         return struct.pack("<I", _STRING) + _text(value)
     else:

@@ -22,6 +22,7 @@ from ..errors import InputError, ModelError
 from ..files import atomic_write, cache_directory
 from .blocks import BLOCK
 from .checkpoint import Checkpoint
+from .gguf import GgufFile
 from .gguf_header import TensorInfo
 from .gguf_write import Planned, header, write_tensor
 from .unpack import unpack
@@ -35,6 +36,8 @@ _DENSE = ("f32", "f16", "bf16")
 _KEPT = re.compile(r"ffn_gate_inp\b|position_embd\b")
 _LARGE_TABLES = ("token_embd.weight", "output.weight")  # q8_0 beside matrices of q4_0
 _PIECE_BYTES, _THREADS = 8 << 20, 4
+# What a source says of its own files: parts, where tensors begin, the most frequent format.
+_OF_FILES = re.compile(r"split\..*|general\.(alignment|file_type)")
 _LARGEST = {"q4_0": 8, "q8_0": 127}  # what a factor is multiplied with
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
 
@@ -69,7 +72,8 @@ def quantized_copy(source: Checkpoint, kind: str, progress: Progress | None = No
     path = folder() / f"{_name(source)}-{kind}-{_identity(source, kind)}.gguf"
     if path.exists():
         return path
-    about = {**source.metadata, "shaderlm.quantized.from": str(source.path.absolute())}
+    about = {key: value for key, value in source.metadata.items() if not _OF_FILES.fullmatch(key)}
+    about["shaderlm.quantized.from"] = str(source.path.absolute())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file, ThreadPoolExecutor(_THREADS, "quantize") as pool:
@@ -80,6 +84,8 @@ def quantized_copy(source: Checkpoint, kind: str, progress: Progress | None = No
                 done += source.tensors[tensor.name].nbytes
                 if progress:
                     progress("quantizing", done, total)
+            file.flush()
+            GgufFile.open(file.name).close()  # a copy that does not open must not be kept
     except OSError as problem:
         raise ModelError(f"the quantised copy {path} cannot be written: {problem.strerror}") from None
     return path
