@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -207,6 +211,50 @@ def test_a_copy_is_made_once_and_again_if_the_source_changes(folder: Path, tmp_p
     with Folder.open(moved) as source:
         third = quantize.quantized_copy(source, "q8_0")
     assert len({first, second, third}) == 3
+    assert [path.exists() for path in (first, second, third)] == [True, False, True]  # one of each source and format
+    assert len(quantize.copies()) == 3
+
+
+@pytest.mark.parametrize("changed", ["folder_models.py", "folder_tokenizer.py", "quantize.py", "the version"])
+def test_a_copy_is_made_again_if_the_rules_change(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with GgufFile.open(write_tiny(tmp_path / "tiny.gguf", "llama")) as source:
+        first = quantize._identity(source, "q8_0")
+        assert quantize._identity(source, "q8_0") == first
+        modules = tmp_path / "modules"
+        shutil.copytree(quantize._MODULES, modules, ignore=shutil.ignore_patterns("__pycache__"))
+        monkeypatch.setattr(quantize, "_MODULES", modules)
+        assert quantize._identity(source, "q8_0") == first
+        quantize._rules.cache_clear()
+        if changed == "the version":
+            monkeypatch.setattr(quantize, "__version__", "1000.0")
+        else:
+            (modules / changed).write_text((modules / changed).read_text() + "# changed\n")
+        assert quantize._identity(source, "q8_0") != first
+    quantize._rules.cache_clear()
+
+
+def test_files_of_processes_that_were_killed_are_removed(folder: Path) -> None:
+    """Those that nobody writes any more: not this process's, nor one that changed a moment ago."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    there = quantize.folder()
+    there.mkdir(parents=True)
+    names = {f".a-q4_0.gguf.{process.pid}.7": 900, f".b-q4_0.gguf.{process.pid}.7": 0}
+    names |= {f".c-q4_0.gguf.{os.getpid()}.7": 900, f".d-q4_0.gguf.{os.getpid()}.7": 90_000, ".mine": 90_000}
+    for name, age in names.items():
+        (there / name).write_bytes(bytes(100))
+        os.utime(there / name, (time.time() - age,) * 2)
+    assert kept() == []
+    assert sorted(path.name[:2] for path in there.iterdir()) == [".b", ".c", ".m"]
+
+
+def test_a_full_disk_is_found_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with Folder.open(folder) as source, pytest.raises(ModelError, match=r"needs 0\.0 GB, 0\.0 GB are free; remove a"):
+        quantize.quantized_copy(source, "q8_0")
+    assert list(quantize.folder().iterdir()) == []
 
 
 def test_a_copy_is_whole_or_not_there(folder: Path) -> None:

@@ -22,6 +22,7 @@ class Kept:
 
 def kept() -> list[Kept]:
     """All of them, by name. Repositories of the hub count if they have weights that can be read."""
+    quantize.remove_leftovers()
     found = []
     default = embedded.cache_folder() / embedded.FILE
     if default.exists():

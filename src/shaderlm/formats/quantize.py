@@ -1,7 +1,8 @@
 """A checkpoint's matrices in fewer bits, as a GGUF file that is kept: made once, in one pass over the weights.
 
 The blocks are those of GGUF's reference quantisation, as the gguf package makes them. A copy is found again by the
-names, sizes, times and samples of the files that it was made of; when these change, a new one is made.
+names, sizes, times and samples of the files that it was made of, and by the modules that made it. When one of these
+changes, a new copy takes the place of the old one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,19 +24,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import __version__
 from ..errors import InputError, ModelError
 from ..files import atomic_write, cache_directory
 from .blocks import BLOCK
 from .checkpoint import Checkpoint
 from .gguf import GgufFile
 from .gguf_header import TensorInfo
-from .gguf_write import Planned, header, write_tensor
+from .gguf_write import Planned, header, padding, write_tensor
 from .unpack import unpack
 from .weight_formats import WEIGHT_FORMATS
 
 KINDS = ("q4_0", "q8_0")
 Progress = Callable[[str, int, int], None]
-_VERSION = 1  # of what is written: other rules need another number
 _DENSE = ("f32", "f16", "bf16")
 # Few bytes that decide much: the choice of experts stays as it is, positions are added and not multiplied with.
 _KEPT = re.compile(r"ffn_gate_inp\b|position_embd\b")
@@ -39,7 +45,12 @@ _PIECE_BYTES, _THREADS = 8 << 20, 4
 # What a source says of its own files: parts, where tensors begin, the most frequent format.
 _OF_FILES = re.compile(r"split\..*|general\.(alignment|file_type)")
 _LARGEST = {"q4_0": 8, "q8_0": 127}  # what a factor is multiplied with
+_DIGITS = 12  # of the digest in the name of a copy
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
+_MODULES = Path(__file__).parent  # any of them may decide about keys, names or bytes of a copy
+_FROM = "shaderlm.quantized.from"
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.\d+")  # as `atomic_write` names them: .NAME.PROCESS.THREAD
+_IDLE_SECONDS, _DAY_SECONDS = 600, 86_400
 
 
 def folder() -> Path:
@@ -50,6 +61,29 @@ def folder() -> Path:
 def copies() -> dict[str, Path]:
     """Those that are kept, by name."""
     return {path.stem: path for path in sorted(folder().glob("*.gguf")) if not path.name.startswith(".")}
+
+
+def remove_leftovers() -> None:
+    """Remove files that processes were writing when they were killed."""
+    for path in folder().glob(".*"):
+        named = _TEMPORARY.fullmatch(path.name)
+        with suppress(OSError):  # it is gone meanwhile, or Windows keeps it for the process that writes it
+            idle = time.time() - path.stat().st_mtime
+            if named and idle > (_DAY_SECONDS if _runs(int(named[1])) else _IDLE_SECONDS):
+                path.unlink()
+
+
+def _runs(process: int) -> bool:
+    """Is there such a process? Another machine's may have the same number, or none: age has to tell, too."""
+    if sys.platform == "win32":
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def check_kind(kind: Any) -> None:
@@ -73,9 +107,11 @@ def quantized_copy(source: Checkpoint, kind: str, progress: Progress | None = No
     if path.exists():
         return path
     about = {key: value for key, value in source.metadata.items() if not _OF_FILES.fullmatch(key)}
-    about["shaderlm.quantized.from"] = str(source.path.absolute())
+    about[_FROM] = str(source.path.absolute())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers()
+        _check_space(path, sum(tensor.nbytes + padding(tensor.nbytes) for tensor in planned))
         with atomic_write(path) as file, ThreadPoolExecutor(_THREADS, "quantize") as pool:
             file.write(header(about, planned))
             total, done = sum(info.nbytes for info in source.tensors.values()), 0
@@ -88,7 +124,28 @@ def quantized_copy(source: Checkpoint, kind: str, progress: Progress | None = No
             GgufFile.open(file.name).close()  # a copy that does not open must not be kept
     except OSError as problem:
         raise ModelError(f"the quantised copy {path} cannot be written: {problem.strerror}") from None
+    _remove_older(path, about[_FROM])
     return path
+
+
+def _check_space(path: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < nbytes:
+        raise ModelError(
+            f"the quantised copy {path} needs {nbytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free; remove a model "
+            "(`shaderlm models` lists them), or set SHADERLM_CACHE to a folder on another disk"
+        )
+
+
+def _remove_older(path: Path, source: str) -> None:
+    """Remove copies in the same format of the same source as it was before."""
+    stem = path.name.rpartition("-")[0]
+    for other in path.parent.glob(f"{stem}-{'[0-9a-f]' * _DIGITS}.gguf"):
+        with suppress(OSError, ModelError):
+            with GgufFile.open(other) as copy:
+                same = copy.metadata.get(_FROM) == source
+            if same and other != path:
+                other.unlink()
 
 
 def _kind(info: TensorInfo, wanted: str) -> str:
@@ -136,9 +193,18 @@ def _name(source: Checkpoint) -> str:
     return re.sub(r"[^\w.-]+", "-", given).strip("-.")[:60] or "model"
 
 
+@cache
+def _rules(modules: Path) -> str:
+    """A digest of what decides about a copy: the version of the package, and its modules that read and write."""
+    found = hashlib.sha256(__version__.encode())
+    for path in sorted(modules.glob("*.py")):
+        found.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
 def _identity(source: Checkpoint, kind: str) -> str:
-    """A digest of the files' names, sizes, times of change and samples of their bytes."""
-    found = hashlib.sha256(f"{_VERSION} {kind}".encode())
+    """A digest of the rules, and of the files' names, sizes, times of change and samples of their bytes."""
+    found = hashlib.sha256(f"{_rules(_MODULES)} {kind}".encode())
     for path in source.files():
         with open(path, "rb") as file:
             about = os.fstat(file.fileno())
@@ -146,4 +212,4 @@ def _identity(source: Checkpoint, kind: str) -> str:
             for i in range(_SAMPLES):  # times are not always kept when files are copied or unpacked
                 file.seek(about.st_size * i // _SAMPLES)
                 found.update(file.read(_SAMPLE_BYTES))
-    return found.hexdigest()[:12]
+    return found.hexdigest()[:_DIGITS]
