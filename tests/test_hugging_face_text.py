@@ -88,6 +88,25 @@ def test_without_a_template_nothing_is_added(processor: Any, tmp_path: Path) -> 
     assert ours.vocabulary.bos == 259
 
 
+@pytest.mark.parametrize(
+    ("model", "generation", "ends"),
+    [
+        (None, 5, {5, 261}),
+        (7, None, {7, 261}),
+        (7, 5, {5, 7, 261}),
+        ([7, 8], [5, 261], {5, 7, 8, 261}),
+        (100_000, [-1, 5], {5, 261}),  # no tokens
+        (None, None, {261}),
+    ],
+)
+def test_all_ids_that_end_a_generation(model: Any, generation: Any, ends: set[int], tmp_path: Path) -> None:
+    """The token that tokenizer_config.json calls EOS, and those of the other files."""
+    given = {"config.json": {"eos_token_id": model}, "generation_config.json": {"eos_token_id": generation}}
+    assert tokenizer_of(tmp_path, files(**given)).stop_ids == ends
+    with pytest.raises(ModelError, match="eos_token_id must be a whole number or a list of them, it is 'x'"):
+        tokenizer_of(tmp_path, files(**{**given, "config.json": {"eos_token_id": "x"}}))
+
+
 def test_a_tokenizer_model_with_added_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes((VOCAB / "sentencepiece-bpe-bytes.model").read_bytes())
     size = len(pieces_metadata((tmp_path / "tokenizer.model").read_bytes())["tokens"])

@@ -18,6 +18,7 @@ from .mapped import map_file, unmap
 from .sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, pieces_metadata
 
 JSON, MODEL, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
+MODEL_CONFIG = "config.json"
 _GENERATION, _TEMPLATE = "generation_config.json", "chat_template.jinja"
 _MAX_JSON, _MAX_PIECES, _MAX_CONFIG, _MAX_TEMPLATE = 128 << 20, 64 << 20, 16 << 20, 4 << 20
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -251,11 +252,12 @@ def _added_by_config(path: Path, config: Mapping[str, Any]) -> dict[int, tuple[s
 def _special_ids(folder: Path, config: Mapping[str, Any], table: _Table) -> dict[str, Any]:
     """The ids of BOS, EOS, unknown and padding: by their texts, else as the model's configuration has them.
 
-    generation_config.json, or else config.json, may have several ids that end a generation.
+    config.json and generation_config.json may each have one or several ids that end a generation: all of them do.
     """
     ids = table.ids()
     found: dict[str, Any] = {}
-    numbers = {**_optional(folder / "config.json"), **_optional(folder / _GENERATION)}
+    configs = [_optional(folder / name) for name in (MODEL_CONFIG, _GENERATION)]
+    numbers = {**configs[0], **configs[1]}
     for name, theirs in _SPECIAL.items():
         text = config.get(f"{theirs}_token")
         text = text.get("content") if isinstance(text, dict) else text
@@ -268,10 +270,17 @@ def _special_ids(folder: Path, config: Mapping[str, Any], table: _Table) -> dict
             continue
         elif type(number) is int and 0 <= number < len(table.texts):
             found[key] = number
-    ends = numbers.get("eos_token_id")
-    if isinstance(ends, list):
-        found["tokenizer.ggml.end_token_ids"] = ends
-    return found
+    ends = {end for each in configs for end in _ends(each.get("eos_token_id"), len(table.texts))}
+    others = sorted(ends - {found.get("tokenizer.ggml.eos_token_id")})
+    return {**found, "tokenizer.ggml.end_token_ids": others} if others else found
+
+
+def _ends(given: Any, count: int) -> list[int]:
+    """A number, several or none; those that are no token never come."""
+    listed = [] if given is None else given if isinstance(given, list) else [given]
+    if not all(type(each) is int for each in listed):
+        raise ModelError(f"eos_token_id must be a whole number or a list of them, it is {given!r:.60}")
+    return [each for each in listed if 0 <= each < count]
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> Any:
