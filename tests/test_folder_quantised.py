@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,33 @@ def test_zero_points(tmp_path: Path, method: str) -> None:
     kind, values = _read(tmp_path, *made[method])
     assert kind == "q5_0"
     assert np.array_equal(values, _weights(q, z, d))
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "packed", "packed int8"])
+def test_zero_points_are_read_when_weights_are(tmp_path: Path, method: str) -> None:
+    """Opening a folder takes no memory for them: 2 MB of zero points here."""
+    n, k, groups = 4096, 32 * 512, 512
+    words, zeros = np.zeros((k // 8, n), np.int32), np.full((groups, n // 8), 0x12345678, np.int32)
+    tensors = {"qweight": words, "qzeros": zeros, "scales": np.ones((groups, n), np.float16)}
+    if method == "awq":
+        tensors["qweight"] = words.reshape(k, n // 8)
+    elif method != "gptq":
+        tensors = {"weight_packed": words.reshape(n, k // 8), "weight_shape": np.array([n, k])}
+        tensors |= {"weight_scale": np.ones((n, groups), np.float16), "weight_zero_point": zeros.reshape(-1, groups)}
+    if method == "packed int8":
+        tensors["weight_zero_point"] = np.ones((n, groups), np.int8)
+    write_safetensors(tmp_path / "model.safetensors", {f"x.{name}": array for name, array in tensors.items()})
+    files = Safetensors.open(tmp_path)
+    tracemalloc.start()
+    try:
+        matrix = quantised_matrices(files, {"gptq": GPTQ, "awq": AWQ}.get(method, PACKED))["x.weight"]
+        held, most = tracemalloc.get_traced_memory()
+        assert matrix.kind == "q5_0"
+        assert held < 100_000
+        assert most < 500_000
+    finally:
+        tracemalloc.stop()
+        files.close()
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "packed"])

@@ -26,6 +26,7 @@ from .safetensors import Safetensors
 from .unpack import unpack
 
 # Where AWQ has column c of eight in a word: at bits 4 · _AWQ_PLACES[c].
+_ROWS = 16
 _AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 
 
@@ -159,6 +160,20 @@ def _unpacked(words: NDArray[Any], bits: int) -> U8:
     return _rows(np.stack([found & 15, found >> 4], axis=2))
 
 
+def _all_equal(table: NDArray[Any], number: int, bits: int) -> bool:
+    """Are all numbers this one, in words of 32 bits or one by one? Reads some rows, up to the first that has others."""
+    each = table.dtype.itemsize * 8
+    word = np.array([sum(number << at for at in range(0, each, bits))], f"u{each // 8}").view(table.dtype)
+    return all(bool((table[first : first + _ROWS] == word).all()) for first in range(0, len(table), _ROWS))
+
+
+def _picked(words: NDArray[Any], which: Rows, bits: int) -> U8:
+    """uint8 [numbers, columns] of int32 [words, columns]: some numbers along the first axis, the lowest bits first."""
+    at, each = numbers_of(which), 32 // bits
+    found: U8 = (words[at // each] >> (at % each * bits)[:, None] & (1 << bits) - 1).astype(np.uint8)
+    return found
+
+
 def _bits(stem: str, words: int, numbers: int) -> int:
     """How many bits a number has, if so many are in so many words of 32 bits."""
     bits = 32 * words // numbers if numbers and 32 * words % numbers == 0 else 0
@@ -208,10 +223,14 @@ def _gptq(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mappin
         raise _shapes(stem, words, factors, stored_zeros)
     _in_order(files, order, stem, k, groups)
     below = int("gptq_v2" not in (given.get("checkpoint_format"), given.get("format")))
-    zeros = _unpacked(stored_zeros, bits)  # [groups, n]
-    if below and (zeros == (1 << bits) - 1).any():
-        raise _refused(f"{stem} has a zero point that does not fit {bits} bits; programs read it in different ways")
-    middle = bool((zeros == (1 << bits - 1) - below).all())
+    middle = _all_equal(stored_zeros, (1 << bits - 1) - below, bits)
+
+    def zeros(which: Rows) -> U8:
+        found = _picked(stored_zeros.T, which, bits)
+        if below and (found == (1 << bits) - 1).any():
+            raise _refused(f"{stem} has a zero point that does not fit {bits} bits; programs read it in different ways")
+        return found + np.uint8(below)
+
     return _matrix(
         stem,
         _Weights(
@@ -219,7 +238,7 @@ def _gptq(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mappin
             bits,
             lambda which: _unpacked(words[:, which].T, bits),
             lambda which: factors[:, which].T,
-            None if middle else lambda which: zeros[:, which].T + np.uint8(below),
+            None if middle else zeros,
         ),
     )
 
@@ -270,7 +289,7 @@ def _awq(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mapping
         picked = bytes_[where.reshape(-1), :, place // 2]
         return np.where((place % 2 == 1)[:, None], picked >> 4, picked & 15).astype(np.uint8)
 
-    middle = bool((stored_zeros == np.uint32(0x88888888).view(np.int32)).all())
+    middle = _all_equal(stored_zeros, 8, 4)
     return _matrix(
         stem,
         _Weights(
@@ -314,17 +333,25 @@ def _packed(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mapp
     n, k = shape
     bits, groups = _bits(stem, words.shape[1], k), factors.shape[1]
     _in_order(files, parts.get(".weight_g_idx"), stem, k, groups)
-    zeros = None
+    zeros: Callable[[Rows], U8] | None = None
     if ".weight_zero_point" in parts:
-        table = _tensor(files, stem, parts, ".weight_zero_point", "i32", "i8")
-        if table.dtype == np.int8:
-            zeros = (table + np.int8(-(1 << bits - 1))).view(np.uint8) if bits == 8 else (table + 8).view(np.uint8)
-        else:
-            zeros = _unpacked(table.T, bits).T[:n]
-        if zeros.shape != (n, groups) or zeros.max(initial=0) >= 1 << bits:
+        table, each = _tensor(files, stem, parts, ".weight_zero_point", "i32", "i8"), 32 // bits
+        packed = table.dtype != np.int8
+        if table.shape != (-(-n // each) if packed else n, groups):
             raise _shapes(stem, words, factors, table)
-        if (zeros == 1 << bits - 1).all():
-            zeros = None
+
+        def stored_zeros(which: Rows) -> U8:
+            if packed:
+                return _picked(table, which, bits)
+            found = table[which].astype(np.int16) + (1 << bits - 1)
+            if found.min(initial=0) < 0 or found.max(initial=0) >= 1 << bits:
+                raise _refused(f"{stem} has a zero point that does not fit {bits} bits")
+            return found.astype(np.uint8)
+
+        whole, number = (n // each, 1 << bits - 1) if packed else (n, 0)  # rows of the table without padding
+        rest = stored_zeros(slice(whole * each if packed else n, n))
+        if not _all_equal(table[:whole], number, bits if packed else 8) or (rest != number).any():
+            zeros = stored_zeros
     kind = about.kind if about else ""
     return _matrix(
         stem,
@@ -333,7 +360,7 @@ def _packed(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mapp
             bits,
             lambda which: _unpacked(words[which], bits),
             lambda which: _numbers(factors[which], kind),
-            None if zeros is None else lambda which: zeros[which],
+            zeros,
         ),
     )
 
