@@ -20,7 +20,9 @@ import shaderlm
 from shaderlm.engine import EngineOptions, LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.engine.loop import Engine
+from shaderlm.gpu.command_pool import WORKERS
 from shaderlm.graph.batch import PAGE
+from shaderlm.runtime.gpu_decode import _KEPT_POOLS
 from shaderlm.server.served import Served
 
 from .serving import Running, running
@@ -119,8 +121,9 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def threads_of_requests() -> int:
-    """Without those of the event loop's pool, which has a fixed size and keeps its threads."""
-    return sum(not thread.name.startswith(("uvloop_", "asyncio_")) for thread in threading.enumerate())
+    """Without those of the event loop and of command buffers: of both, so many are kept as were needed at once."""
+    kept = ("uvloop_", "asyncio_", "record-ahead")
+    return sum(not thread.name.startswith(kept) for thread in threading.enumerate())
 
 
 def descriptors() -> int:
@@ -145,6 +148,8 @@ def check_idle(server: Running, threads: int, files: int) -> None:
     assert server.model.runner.pool.sequences == 0
     assert server.service.coalescing.streams == 0
     wait_until(lambda: threads_of_requests() <= threads, f"threads are left: {threading.enumerate()}")
+    recording = sum(thread.name == "record-ahead" for thread in threading.enumerate())
+    assert recording <= WORKERS * (_KEPT_POOLS + 2)
     wait_until(lambda: descriptors() <= files, "descriptors are left")
 
 
