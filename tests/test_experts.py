@@ -97,6 +97,8 @@ SIZES = {
 def mixture(name: str, kind: str, biases: tuple[str, ...] = ()) -> tuple[Architecture, Config]:
     """A model whose matrices are of one format, without weights."""
     metadata = {"general.architecture": name, **{f"{name}.{key}": value for key, value in SIZES.items()}}
+    if name == "gpt-oss":
+        metadata["gpt-oss.attention.sliding_window"] = 128
     made = architecture(metadata)
     given = {"token_embd.weight": (1000, 512)} | {f"blk.{i}.{each}.bias": (0,) for i in range(2) for each in biases}
     shapes = {**given, **made.tensors(metadata, given)}

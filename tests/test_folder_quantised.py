@@ -156,7 +156,7 @@ def test_zero_points_are_read_when_weights_are(tmp_path: Path, method: str) -> N
     """Opening a folder takes no memory for them: 2 MB of zero points here."""
     n, k, groups = 4096, 32 * 512, 512
     words, zeros = np.zeros((k // 8, n), np.int32), np.full((groups, n // 8), 0x12345678, np.int32)
-    tensors = {"qweight": words, "qzeros": zeros, "scales": np.ones((groups, n), np.float16)}
+    tensors: dict[str, Any] = {"qweight": words, "qzeros": zeros, "scales": np.ones((groups, n), np.float16)}
     if method == "awq":
         tensors["qweight"] = words.reshape(k, n // 8)
     elif method != "gptq":
