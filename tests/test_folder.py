@@ -22,6 +22,7 @@ from shaderlm.graph.reference import Yarn
 from shaderlm.models.architecture import architecture
 from shaderlm.text import Vocabulary
 
+from . import checkpoints
 from .folders import folder_of, replace_config
 from .oracles import WITH_FOLDER, Oracle
 from .safetensors_files import write_safetensors
@@ -271,3 +272,47 @@ def test_an_ignored_key_of_a_folder(tmp_path: Path) -> None:
     folder = folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), tmp_path / "folder")
     replace_config(folder, new_trick=3)
     shaderlm.load(folder, device="cpu", ignore_keys=["llama.config.new_trick"]).close()
+
+
+_UNREAD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma": ({"hidden_act": "gelu", "hidden_activation": None}, {"hidden_act": "relu"}),
+    "stablelm": ({"norm_eps": 1e-5, "rotary_scaling_factor": 1.0}, {"rotary_scaling_factor": 2.0}),
+    "nemotron": ({"kv_channels": None}, {"kv_channels": 64}),
+    "hunyuan-dense": (
+        {
+            "attention_head_dim": 128,
+            "cla_share_factor": 2,
+            "class_num": 0,
+            "dense_list": [4096, 0],
+            "im_end_id": 5,
+            "im_newline_id": 11,
+            "im_start_id": 4,
+            "mask_init_id": 12,
+            "norm_type": "rms",
+            "org_vocab_size": 128167,
+            "pool_type": "last",
+            "text_end_id": 7,
+            "text_start_id": 6,
+            "use_cla": False,
+            "use_rotary_pos_emb": True,
+        },
+        {"norm_type": "layer", "use_cla": True, "use_rotary_pos_emb": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _UNREAD)
+def test_keys_of_published_folders_that_change_nothing(name: str) -> None:
+    """With these values; with others the keys stay, and are refused."""
+    recorded, (nothing, something) = checkpoints.recorded(name)["config"], _UNREAD[name]
+    expected = FolderConfig(recorded).metadata
+    assert FolderConfig({**recorded, **nothing, "new_trick": None}).metadata == expected
+    for key, value in something.items():
+        left = {f"{checkpoints.recorded(name)['architecture']}.config.{key}": value}
+        assert FolderConfig({**recorded, key: value}).metadata == expected | left
+
+
+@pytest.mark.parametrize("key", ["hidden_act", "rope_interleaved"])
+def test_null_is_no_value_of_a_key_that_is_known(key: str) -> None:
+    recorded = checkpoints.recorded("mistral")["config"]
+    assert f"llama.config.{key}" in FolderConfig({**recorded, key: None}).metadata

@@ -186,9 +186,10 @@ class ModelType:
         return {**NEUTRAL, **self.neutral}
 
     def is_harmless(self, key: str, value: Any) -> bool:
-        """Does this entry of config.json change nothing?"""
-        neutral = any(value == each for each in self.neutral_values().get(key, ()))
-        return key in HARMLESS or key in self.harmless or neutral
+        """Does this entry of config.json change nothing? Null is "not set" for a key that no table has."""
+        values = self.neutral_values().get(key)
+        unset = value is None and values is None and key not in self.gguf_keys()
+        return key in HARMLESS or key in self.harmless or unset or any(value == each for each in values or ())
 
     def whole_names(self) -> Mapping[str, str]:
         """GGUF's names of tensors outside of layers."""
@@ -279,6 +280,7 @@ _COHERE = ModelType(
     defaults={"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "rope_theta": 500000.0},
     harmless={"model_max_length": "says a second time how long texts may be"},
 )
+_HUNYUAN_TOKENS = ("im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "text_start_id", "text_end_id")
 _GRANITEMOE = ModelType(
     "granitemoe",
     pairs=True,
@@ -422,7 +424,13 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         },
         renames=((r"^gpt_neox\.(?=layers\.)", "model."),),
     ),
-    "gemma": ModelType("gemma", norm_offset=1.0, defaults={"head_dim": 256}, neutral=_GELU),
+    # Its first files say "gelu" and mean the approximation: transformers 5 reads them so.
+    "gemma": ModelType(
+        "gemma",
+        norm_offset=1.0,
+        defaults={"head_dim": 256},
+        neutral={**_GELU, "hidden_act": (_TANH, "gelu", None)},
+    ),
     "exaone4": ModelType("exaone4", window=True, full_every=4, layer=_POST_NORMS),
     "cohere": _COHERE,
     "cohere2": replace(
@@ -445,8 +453,11 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         "stablelm",
         keys=_LAYER_NORM,
         defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
-        neutral={"qk_layernorm": (False,)},
-        harmless=dict.fromkeys(("use_qkv_bias", "use_parallel_residual"), "tensors say it"),
+        neutral={"qk_layernorm": (False,), "rotary_scaling_factor": (1,)},
+        harmless={
+            **dict.fromkeys(("use_qkv_bias", "use_parallel_residual"), "tensors say it"),
+            "norm_eps": "layer_norm_eps is what is read",
+        },
     ),
     "phi": ModelType(
         "phi2",
@@ -464,8 +475,18 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     ),
     "hunyuan_v1_dense": ModelType(
         "hunyuan-dense",
-        neutral={"use_cla": (False,), "add_classification_head": (False,)},
-        harmless={"eod_token_id": "the tokenizer has it"},
+        neutral={
+            "use_cla": (False,),
+            "add_classification_head": (False,),
+            "norm_type": ("rms",),
+            "use_rotary_pos_emb": (True,),
+        },
+        harmless={
+            **dict.fromkeys(("eod_token_id", *_HUNYUAN_TOKENS), "the tokenizer has it"),
+            **dict.fromkeys(("class_num", "dense_list", "pool_type"), "of a head that classifies"),
+            **dict.fromkeys(("attention_head_dim", "org_vocab_size"), "tensors say it"),
+            "cla_share_factor": "of use_cla, which is off",
+        },
         layer={"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"},
     ),
     "ernie4_5": ModelType("ernie4_5", defaults={"head_dim": 128, "rope_theta": 500000.0}),
