@@ -167,3 +167,52 @@ def test_damaged_files_give_our_own_errors(tmp_path: Path) -> None:
         except ModelError:
             refused += 1
     assert refused > 30
+
+
+def _document(**changes: Any) -> dict[str, Any]:
+    """A tokenizer.json of two letters, with other entries or another model."""
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []} | changes.pop("model", {})
+    return {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "model": model} | changes
+
+
+_UNIGRAM = {"type": "Unigram", "vocab": [["a", -1.0], ["b", -2.0]], "merges": None}
+_PANICS: dict[str, dict[str, Any]] = {
+    "charsmap": _document(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+    "merge without result": _document(model={"merges": ["a b"]}),
+    "merge without tokens": _document(model={"merges": [["c", "d"]]}),
+    "unk_token of another type": _document(model={"unk_token": 3}),
+    "unk_token that is no token": _document(model={"unk_token": "<unk>"}),
+    "Unigram without unk_id": _document(model=_UNIGRAM),
+    "unk_id past the end": _document(model={**_UNIGRAM, "unk_id": 7}),
+    "unk_id of another type": _document(model={**_UNIGRAM, "unk_id": [0]}),
+    "SpecialToken": _document(post_processor={"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": [1]}}]}),
+    "Split": _document(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated"}),
+}
+
+
+@pytest.mark.parametrize("name", _PANICS)
+def test_what_the_package_panics_of_is_our_own_error(name: str, tmp_path: Path) -> None:
+    """While it is built, or for the first text with a character that is no token."""
+    with pytest.raises(ModelError):
+        tokenizer_of(tmp_path, {"tokenizer.json": json.dumps(_PANICS[name]).encode()}, tokens=2).encode("abc")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"model": [1]},
+        {"model": "BPE"},
+        {"model": {"type": []}},
+        {"model": {"type": "WordPiece"}},
+        {"added_tokens": 3},
+        {"added_tokens": [3]},
+        {"added_tokens": [{"id": 1}]},
+        {"normalizer": 3},
+    ],
+)
+def test_rules_of_a_gguf_file_that_are_none(rules: dict[str, Any]) -> None:
+    metadata = {"model": "gpt2", "tokens": ["a", "b"], "merges": []}
+    given = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+    text = json.dumps({"model": {"type": "BPE"}, **rules})
+    with pytest.raises(ModelError):
+        Tokenizer(Vocabulary.from_metadata({**given, "tokenizer.huggingface.json": text}))

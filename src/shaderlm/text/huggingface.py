@@ -31,8 +31,13 @@ _WITHOUT_EFFECT = {"dropout": (None, 0, 0.0)}
 def encoder(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     """An encoder with all tokens of the vocabulary, and the rules of the file. Added tokens are still to be added."""
     rules = _rules(vocabulary)
-    given = dict(rules.get("model") or {})
-    kind = given.pop("type", None) or "BPE"
+    given = rules.get("model") or {}
+    kind = (given.get("type") or "BPE") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(kind, str) or kind not in _OPTIONS:
+        raise ModelError(
+            f"tokenizer.huggingface.json: model must be of the type {' or '.join(_OPTIONS)}, it is {given!r:.60}"
+        )
+    given = {name: value for name, value in given.items() if name != "type"}
     options = {name: given.pop(name, default) for name, default in _OPTIONS[kind].items()}
     for name in ("vocab", "merges"):
         given.pop(name, None)  # a GGUF file may have the whole text
@@ -62,7 +67,10 @@ def _unigram(vocabulary: Vocabulary, options: dict[str, Any]) -> models.Model:
 def added_tokens(vocabulary: Vocabulary) -> Mapping[str, AddedToken]:
     """How tokens that are searched for in a text are found, by their text."""
     found = {}
-    for each in _rules(vocabulary).get("added_tokens") or []:
+    listed = _rules(vocabulary).get("added_tokens") or []
+    for each in listed if isinstance(listed, list) else [listed]:
+        if not isinstance(each, dict) or not isinstance(each.get("content"), str):
+            raise ModelError(f"tokenizer.huggingface.json: added_tokens must have a content, there is {each!r:.60}")
         switches = {name: each.get(name) is True for name in ("single_word", "lstrip", "rstrip", "normalized")}
         found[each["content"]] = AddedToken(each["content"], **switches)
     return found
@@ -71,7 +79,7 @@ def added_tokens(vocabulary: Vocabulary) -> Mapping[str, AddedToken]:
 def _rules(vocabulary: Vocabulary) -> dict[str, Any]:
     try:
         rules = json.loads(vocabulary.rules or "{}")
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise ModelError(f"tokenizer.huggingface.json is no JSON: {problem}") from None
     if not isinstance(rules, dict):
         raise ModelError(f"tokenizer.huggingface.json must be an object, it is {rules!r:.60}")
