@@ -23,6 +23,7 @@ from shaderlm.formats.folder import Folder
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.formats.kept import kept, remove
 from shaderlm.formats.opening import open_checkpoint
+from shaderlm.formats.weight_formats import QUANTIZED
 from shaderlm.text import Tokenizer, Vocabulary
 
 from .command_line import shaderlm as command
@@ -55,7 +56,7 @@ def test_blocks_by_hand() -> None:
     assert found[2:].view(np.int8)[[0, 1, 2, 3, 16, 17]].tolist() == [-127, 1, 1, -3, 127, 0]
 
 
-@pytest.mark.parametrize("kind", quantize.KINDS)
+@pytest.mark.parametrize("kind", QUANTIZED)
 def test_blocks_of_almost_nothing(kind: str) -> None:
     rows = np.zeros((3, 32), np.float32)
     rows[1, 5], rows[2] = 1e-44, 1e-7
@@ -67,7 +68,7 @@ def test_blocks_of_almost_nothing(kind: str) -> None:
 def test_weights_without_blocks_are_refused(value: float) -> None:
     rows = np.ones((1, 64), np.float32)
     rows[0, 40] = value
-    for kind in quantize.KINDS:
+    for kind in QUANTIZED:
         with pytest.raises(ModelError, match="x has weights that are no numbers, or too large"):
             quantize.quantize(rows, kind, "x")
 
@@ -170,7 +171,7 @@ def test_values_of_all_types_come_back(tmp_path: Path) -> None:
     assert reader.fields["d"].contents() == ["", "ä"]
 
 
-@pytest.mark.parametrize("kind", quantize.KINDS)
+@pytest.mark.parametrize("kind", QUANTIZED)
 def test_a_model_is_loaded_quantised(folder: Path, kind: str) -> None:
     """Its logits are near those of the whole model, and those of the copy under its own name."""
     ids = [5, 9, 200, 17, 40]

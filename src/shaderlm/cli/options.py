@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..errors import InputError
+from ..formats.weight_formats import QUANTIZED
 
 if TYPE_CHECKING:
     from ..engine import GenerationOptions
@@ -65,7 +66,7 @@ def ignore_key_option(command: Command) -> Command:
 def quantize_option(command: Command) -> Command:
     """--quantize, as the argument `quantize`."""
     words = "Compute with F32, F16 and BF16 matrices in this format. The copy is made once and kept."
-    return click.option("--quantize", type=click.Choice(["q4_0", "q8_0"]), help=words)(command)
+    return click.option("--quantize", type=click.Choice(QUANTIZED), help=words)(command)
 
 
 def model_options(command: Command) -> Command:

@@ -33,9 +33,8 @@ from .gguf import GgufFile
 from .gguf_header import TensorInfo
 from .gguf_write import Planned, header, padding, write_tensor
 from .unpack import unpack
-from .weight_formats import WEIGHT_FORMATS
+from .weight_formats import QUANTIZED, WEIGHT_FORMATS
 
-KINDS = ("q4_0", "q8_0")
 Progress = Callable[[str, int, int], None]
 _DENSE = ("f32", "f16", "bf16")
 # Few bytes that decide much: the choice of experts stays as it is, positions are added and not multiplied with.
@@ -87,9 +86,9 @@ def _runs(process: int) -> bool:
 
 
 def check_kind(kind: Any) -> None:
-    """It must be one of KINDS."""
-    if kind not in KINDS:
-        raise InputError(f"quantize must be one of {', '.join(map(repr, KINDS))}, got {kind!r:.60}")
+    """It must be one of QUANTIZED."""
+    if kind not in QUANTIZED:
+        raise InputError(f"quantize must be one of {', '.join(map(repr, QUANTIZED))}, got {kind!r:.60}")
 
 
 def quantized_copy(source: Checkpoint, kind: str, progress: Progress | None = None) -> Path:

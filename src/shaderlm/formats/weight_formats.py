@@ -51,3 +51,5 @@ _TABLE = (
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = {form.name: form for form in _TABLE}
 # Those of them whose weights lie in blocks.
 BLOCK_FORMATS: Mapping[str, WeightFormat] = {name: form for name, form in WEIGHT_FORMATS.items() if not form.dense}
+# Those that dense matrices can be quantised to.
+QUANTIZED = ("q4_0", "q8_0")
