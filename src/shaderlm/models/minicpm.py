@@ -1,4 +1,4 @@
-"""MiniCPM 1, 2 and 4: as llama, with factors for embeddings, residuals and logits."""
+"""MiniCPM 1B and 2B: as llama, with factors for embeddings, residuals and logits."""
 
 from __future__ import annotations
 
