@@ -95,7 +95,7 @@ def test_wrong_values_are_told_before_weights_are_loaded(
     ("model", "words"),
     [
         ("smolm2-135m", "did you mean smollm2-135m?"),
-        ("no/such/file.gguf", "does not exist; expected a .gguf file"),
+        ("no/such/file.gguf", "does not exist; expected a .gguf file or a Hugging Face folder"),
         (__file__, "is not a GGUF file"),
         ("https://example.org/model.gguf", "addresses are not fetched"),
     ],

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from shaderlm.formats.folder import Folder
+
 from .folders import folder_of
 from .tiny_models import write_tiny
 
@@ -57,9 +59,13 @@ class _Hub(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _json(self, repo: str, tree: bool) -> None:
-        files = sorted(path for path in (self.root / repo).iterdir())
-        listed = [{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _oid(file)} for file in files]
-        siblings = [{"rfilename": file.name} for file in files]
+        files = {path.relative_to(self.root / repo).as_posix(): path for path in sorted((self.root / repo).rglob("*"))}
+        files = {name: path for name, path in files.items() if path.is_file()}
+        listed = [
+            {"type": "file", "path": name, "size": file.stat().st_size, "oid": _oid(file)}
+            for name, file in files.items()
+        ]
+        siblings = [{"rfilename": name} for name in files]
         found = listed if tree else {"id": repo, "modelId": repo, "sha": _COMMIT, "siblings": siblings}
         body = json.dumps(found).encode()
         self.send_response(200)
@@ -147,6 +153,25 @@ def test_a_folder_of_the_hub(hub: tuple[type[_Hub], str], tmp_path: Path) -> Non
     total = sum(len(data) for data in wanted.values())
     assert _progress(done)[-1] == ("fetching org/repo", total, total)
     assert _path(_find("http://127.0.0.1:9", tmp_path / "cache", "hf:org/repo")) == found
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_only_what_is_read_of_a_folder_is_fetched(hub: tuple[type[_Hub], str], tmp_path: Path, parts: int) -> None:
+    """Not the same weights under another name or in another folder, nor tables that nothing reads."""
+    kind, endpoint = hub
+    there = folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), kind.root / "org" / "repo", parts=parts)
+    wanted = {path.name for path in there.iterdir()}
+    for name in ("consolidated.safetensors", "original/model.safetensors", "original/config.json", "vocab.json"):
+        (there / name).parent.mkdir(exist_ok=True)
+        (there / name).write_bytes(b"not wanted")
+    found = _path(_find(endpoint, tmp_path / "cache", "hf:org/repo"))
+    assert {path.relative_to(found).as_posix() for path in found.rglob("*")} == wanted
+    with Folder.open(found) as folder:
+        assert {path.name for path in folder.files()} == wanted
+    with Folder.open(there) as folder:
+        assert {path.name for path in folder.files()} == wanted
+    fetched = {each[1].rpartition("/")[2] for each in kind.asked if each[0] == "GET" and "/resolve/" in each[1]}
+    assert fetched == wanted
 
 
 def _progress(done: subprocess.CompletedProcess[str]) -> list[tuple[str, int, int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import InputError, ModelError
 from . import embedded, hub, quantize
 from .embedded import Progress
-from .gguf import PART_NAME
+from .gguf import first_parts
 
 EMBEDDED = embedded.NAME
 _LISTED = 8
@@ -75,7 +75,7 @@ def _missing(text: str, path: Path, *, typed: bool) -> str:
     if "://" in text:
         return f"{text}: addresses are not fetched; download the file and give its path, or give {hub.FORM}"
     if not typed or text.lower().endswith(".gguf") or "/" in text or os.sep in text:
-        return f"{path} does not exist; expected a .gguf file"
+        return f"{path} does not exist; expected a .gguf file or a Hugging Face folder"
     close = difflib.get_close_matches(text.lower(), [EMBEDDED, *SHORT_NAMES], 1, 0.5)
     hint = f"did you mean {close[0]}?" if close else "`shaderlm models` lists names;"
     return f"there is no model or file {text!r}: {hint} otherwise give the path of a .gguf file or {hub.FORM}"
@@ -85,18 +85,11 @@ def _in_folder(folder: Path) -> Path:
     """The folder itself if it is one of Hugging Face's, with weights as .safetensors; else its only .gguf file."""
     if any(folder.glob("*.safetensors")):
         return folder
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
-    found = [path for path in found if not _later_part(path.name)]
+    found = first_parts(path.name for path in folder.iterdir() if path.is_file())
     if len(found) == 1:
-        return found[0]
+        return folder / found[0]
     if not found:
         raise ModelError(f"there is no .gguf file in the directory {folder}, and no .safetensors file")
-    names = ", ".join(path.name for path in found[:_LISTED])
+    names = ", ".join(found[:_LISTED])
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     raise ModelError(f"the directory {folder} holds {len(found)} .gguf files, name one of them: {names}{more}")
-
-
-def _later_part(name: str) -> bool:
-    """Is it a part of a checkpoint, but not the first one?"""
-    part = PART_NAME.fullmatch(name)
-    return part is not None and int(part[2]) != 1

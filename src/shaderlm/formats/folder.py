@@ -22,17 +22,16 @@ from .folder_config import FolderConfig
 from .folder_matrices import Matrix, by_kind, part_of, stored, turned
 from .folder_models import ModelType, Piece
 from .folder_quantised import quantised_matrices
-from .folder_tokenizer import tokenizer_metadata
+from .folder_tokenizer import FILES as TOKENIZER_FILES
+from .folder_tokenizer import MODEL_CONFIG, read_config, tokenizer_metadata
 from .gguf_header import TensorInfo
-from .json_files import read_json
 from .row_order import paired_rows
-from .safetensors import Safetensors
+from .safetensors import INDEX, Safetensors
 from .unpack import unpack
 from .weight_formats import WEIGHT_FORMATS
 
-CONFIG = "config.json"
-FILES = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja")  # what a folder may consist of
-_MAX_CONFIG = 4 << 20
+# What is read of a folder beside its weights, where it has them.
+FILES = (MODEL_CONFIG, *TOKENIZER_FILES, INDEX)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?<=\.experts\.)(\d+)(?=\.)")
 # Buffers that old checkpoints store, and every program computes again.
@@ -74,15 +73,14 @@ class Folder(Checkpoint):
     @classmethod
     def open(cls, path: Path) -> Folder:
         """Read the configuration, map the weights, check all headers; what cannot be right is a ModelError."""
-        config = FolderConfig(read_json(path / CONFIG, _MAX_CONFIG))
+        config = FolderConfig(read_config(path))
         files = Safetensors.open(path)
         try:
             sources = _sources(config, matrices(files, config.quantisation))
             embedding = sources["token_embd.weight"].parts[0].shape if "token_embd.weight" in sources else ()
             if embedding and embedding[0] != config.vocabulary:
-                raise ModelError(
-                    f"{path / CONFIG}: vocab_size is {config.vocabulary:,}, the embedding matrix is {list(embedding)}"
-                )
+                found = f"the embedding matrix is {list(embedding)}"
+                raise ModelError(f"{path / MODEL_CONFIG}: vocab_size is {config.vocabulary:,}, {found}")
             tokens = tokenizer_metadata(path, config.vocabulary)
             name = {"general.name": name_of(path.resolve())}
             return cls(path, files, {**config.metadata, **name, **tokens}, sources, config.tensors)
@@ -91,9 +89,8 @@ class Folder(Checkpoint):
             raise
 
     def files(self) -> list[Path]:
-        """All that may be read, in order of their names."""
-        found = {path for pattern in FILES for path in self.path.glob(pattern) if path.is_file()}
-        return sorted(found)
+        """All that is read, in order of their names."""
+        return sorted([*self._files.paths, *(path for name in FILES if (path := self.path / name).is_file())])
 
     def _read(self, info: TensorInfo, first: int, end: int) -> NDArray[np.uint8]:
         if info.name in self._made:

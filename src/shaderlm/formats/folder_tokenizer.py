@@ -20,9 +20,15 @@ from .sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED,
 JSON, MODEL, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 MODEL_CONFIG = "config.json"
 _GENERATION, _TEMPLATE = "generation_config.json", "chat_template.jinja"
+FILES = (JSON, MODEL, CONFIG, _GENERATION, _TEMPLATE)  # beside config.json
 _MAX_JSON, _MAX_PIECES, _MAX_CONFIG, _MAX_TEMPLATE = 128 << 20, 64 << 20, 16 << 20, 4 << 20
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # GGUF's name: Hugging Face's
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json, which must be there."""
+    return read_json(folder / MODEL_CONFIG, _MAX_CONFIG)
 
 
 def tokenizer_metadata(folder: Path, vocabulary: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +96,16 @@ def part_paths(path: Path, count: int) -> list[Path]:
     return [path.with_name(f"{named[1]}-{i + 1:05}-of-{count:05}{named[4]}") for i in range(count)]
 
 
+def first_parts(names: Iterable[str]) -> list[str]:
+    """The GGUF files among these, in order; of one in several parts, the first part."""
+    found = []
+    for name in sorted(name for name in names if name.lower().endswith(".gguf")):
+        part = PART_NAME.fullmatch(name.rpartition("/")[2])
+        if part is None or int(part[2]) == 1:
+            found.append(name)
+    return found
+
+
 def _open_part(path: Path) -> Part:
     data = map_file(path, "a .gguf file")
     try:
@@ -147,7 +157,7 @@ def _check_magic(path: Path, data: mmap.mmap) -> None:
     if begin[:4] == b"GGUF":
         return
     if len(begin) > 9 and begin[8:9] == b"{" and 2 <= int.from_bytes(begin[:8], "little") <= len(data) - 8:
-        looks = "a safetensors file: it must be converted to GGUF"
+        looks = "a safetensors file: give the folder that it lies in, with its config.json"
     else:
         text = begin.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n").lower()
         # Pickles and archives are told by exact bytes, text by its first word whatever its case.

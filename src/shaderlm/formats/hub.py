@@ -5,6 +5,7 @@ The package is imported when it is needed: that takes 0.3 s.
 
 from __future__ import annotations
 
+import glob
 import inspect
 import logging
 import os
@@ -20,13 +21,13 @@ from urllib.parse import urlsplit
 from ..errors import InputError, ModelError
 from .embedded import Progress
 from .folder import FILES
-from .gguf import PART_NAME, part_paths
+from .gguf import PART_NAME, first_parts, part_paths
+from .safetensors import INDEX, SINGLE, weight_map
 
 PREFIX = "hf:"
 FORM = "hf:ORG/REPO or hf:ORG/REPO/FILE.gguf"
 _HUB, _HUB_SECONDS = "https://huggingface.co", 5.0
 _LISTED = 8
-_WANTED = list(FILES)  # other weights of the same repository (PyTorch's, ONNX) are not fetched
 
 # The hub's exceptions by name, since they moved between its versions, and what to say.
 _PROBLEMS = {
@@ -71,14 +72,34 @@ def _repository(text: str, repo: str, progress: Progress | None) -> Path:
     offline = not _answers()
     with _explained(text, repo, "repository"):
         if offline:
-            folder = Path(str(snapshot_download(repo_id=repo, allow_patterns=_WANTED, local_files_only=True)))
+            # No patterns: where it is. With some, the package wants all files that fit, also those that are not read.
+            folder = Path(str(snapshot_download(repo_id=repo, allow_patterns=[], local_files_only=True)))
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         else:
             names = HfApi().list_repo_files(repo)
-        if any("/" not in name and name.endswith(".safetensors") for name in names):
+        weights = [name for name in names if "/" not in name and name.endswith(".safetensors")]
+        if weights and offline:
+            return folder
+        if weights:
+            wanted = [*FILES, *_weights(text, repo, names, weights, progress)]
+            patterns = [glob.escape(name) for name in wanted if name in names]
             bar = _bar(snapshot_download, repo, progress)
-            return Path(str(snapshot_download(repo_id=repo, allow_patterns=_WANTED, local_files_only=offline, **bar)))
+            return Path(str(snapshot_download(repo_id=repo, allow_patterns=patterns, **bar)))
     return _file(text, repo, _only_gguf(text, names), progress)
+
+
+def _weights(
+    text: str, repo: str, names: Sequence[str], weights: Sequence[str], progress: Progress | None
+) -> list[str]:
+    """The weights that are read. A repository may have the same ones under other names, or in other folders."""
+    if INDEX in names:
+        return sorted(set(weight_map(_file(text, repo, INDEX, progress)).values()))
+    if SINGLE in weights or len(weights) == 1:
+        return [SINGLE if SINGLE in weights else weights[0]]
+    raise ModelError(
+        f"{text}: the repository has {len(weights)} .safetensors files, but neither {SINGLE} nor {INDEX}, which names "
+        "the parts of a checkpoint"
+    )
 
 
 def _bar(download: Callable[..., Any], label: str, progress: Progress | None) -> dict[str, Any]:
@@ -106,8 +127,7 @@ def _bar(download: Callable[..., Any], label: str, progress: Progress | None) ->
 
 
 def _only_gguf(text: str, names: Sequence[str]) -> str:
-    found = sorted(name for name in names if name.lower().endswith(".gguf"))
-    found = [name for name in found if not _later_part(name)]
+    found = first_parts(names)
     if len(found) == 1:
         return found[0]
     if not found:
@@ -115,11 +135,6 @@ def _only_gguf(text: str, names: Sequence[str]) -> str:
     listed = ", ".join(f"{text}/{name}" for name in found[:_LISTED])
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     raise ModelError(f"{text}: the repository has {len(found)} .gguf files, name one of them: {listed}{more}")
-
-
-def _later_part(name: str) -> bool:
-    part = PART_NAME.fullmatch(name.rpartition("/")[2])
-    return part is not None and int(part[2]) != 1
 
 
 @contextmanager

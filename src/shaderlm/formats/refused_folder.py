@@ -8,10 +8,8 @@ from typing import Any
 from .checkpoint import Checkpoint
 from .folder import name_of
 from .folder_models import KEYS
-from .json_files import read_json
+from .folder_tokenizer import read_config
 from .safetensors import Safetensors
-
-_MAX_CONFIG = 4 << 20
 
 
 class RefusedFolder(Checkpoint):
@@ -20,7 +18,7 @@ class RefusedFolder(Checkpoint):
     @classmethod
     def open(cls, path: Path) -> RefusedFolder:
         """Read config.json and the headers of the weights. What is broken is a ModelError."""
-        config = read_json(path / "config.json", _MAX_CONFIG)
+        config = read_config(path)
         text = config.get("text_config")  # of models that read images, too
         sizes: dict[str, Any] = text if isinstance(text, dict) else config
         own = config.get("model_type")

@@ -62,11 +62,16 @@ class Safetensors:
         self.tensors = MappingProxyType({name: info for name, (_, info) in tensors.items()})
         self.size = sum(map(len, files.values()))
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files."""
+        return list(self._files)
+
     @classmethod
     def open(cls, folder: Path) -> Safetensors:
         """The checkpoint in a folder: the parts of its index if it has one, else model.safetensors."""
         index = folder / INDEX
-        wanted = _weight_map(index) if index.exists() else {}
+        wanted = weight_map(index) if index.exists() else {}
         paths = sorted({folder / file for file in wanted.values()}) or [_single(folder)]
         files: dict[Path, mmap.mmap] = {}
         found: dict[str, tuple[Path, TensorInfo]] = {}
@@ -124,7 +129,7 @@ def _single(folder: Path) -> Path:
     return found[0]
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def weight_map(index: Path) -> dict[str, str]:
     """Tensor → file, from the index. Files lie beside it."""
     found = read_json(index, _MAX_INDEX).get("weight_map")
     if not isinstance(found, dict) or not found:
