@@ -221,7 +221,10 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (struct.pack("<Q", 20) + b'{"__metadata__":{}} ' + bytes(9), "a safetensors file: give the folder that it lies in"),
+        (
+            struct.pack("<Q", 20) + b'{"__metadata__":{}} ' + bytes(9),
+            "a safetensors file: give the folder that it lies in",
+        ),
         (b"PK\x03\x04" + bytes(30), "ZIP.*PyTorch"),
         (b"\x80\x02\x8a\x0a", "pickle"),
         (b"\n<!DOCTYPE html><html>", "HTML page"),

@@ -219,7 +219,10 @@ _CAPS.append(replace(_CAPS[0], implementation="dawn", max_workgroup_memory=48 <<
 
 
 def shapes(op: str) -> Iterator[dict[str, Any]]:
-    """Dims of an op: its sizes in every combination of its formats and choices, with and without its switches."""
+    """Dims of an op: its sizes in every combination of its choices, with and without its switches.
+
+    Of most formats of weights, those in which no more than one choice is not the first.
+    """
     declared = OPS[op].dims
     required = [name for name, default in declared.items() if default is REQUIRED]
     switches = {
@@ -227,18 +230,26 @@ def shapes(op: str) -> Iterator[dict[str, Any]]:
         for name, default in declared.items()
         if name in _CHOICES or isinstance(default, bool)
     }
+    firsts = [choices[0] for choices in switches.values()]
+    seen = set()
     for sizes, values in itertools.product(_SIZES, itertools.product(*switches.values())):
+        chosen = dict(zip(switches, values, strict=True))
+        others = sum(value != first for value, first in zip(values, firsts, strict=True))
+        if chosen.get("format", "q4_0") not in ("f32", "q4_0") and others > 2:  # the format is one
+            continue
         given: dict[str, Any] = dict.fromkeys(required, 8) | {
             name: sizes[name] for name in sizes if name in declared and not callable(declared[name])
         }
-        given |= dict(zip(switches, values, strict=True))
+        given |= chosen
         if given.get("epilogue") == "rope_kv_write":
             given["N"] = (given["Hq"] + 2 * given["Hkv"]) * given["D"]
         if op == "linear_experts" and given["residual"]:
             given["combine"] = "sum"
         if op == "linear_experts" and (given["combine"] == "sum" or given["prologue"] != "rms_norm"):
             given["prologue"] = "none"
-        yield resolve(op, given)
+        if (key := tuple(sorted(given.items()))) not in seen:
+            seen.add(key)
+            yield resolve(op, given)
 
 
 def operands(op: str, dims: dict[str, Any]) -> set[str]:
