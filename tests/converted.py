@@ -53,7 +53,8 @@ class How:
     head follow each other, and become all q, all k, all v. norm_offset: is added to the weights of norms. transposed:
     matrices are stored with their inputs first. pattern: which layers have a window is written. parts:
     what becomes of tensors of a layer that are several, or others, in GGUF. keys: further keys of GGUF, without
-    the architecture, by those of config.json. more: those that are not simply copied.
+    the architecture, by those of config.json. constants: keys with the same value in every file. more: those that are
+    not simply copied.
     """
 
     pairs: bool = False
@@ -63,6 +64,7 @@ class How:
     pattern: bool = False
     parts: Mapping[str, Callable[[Array], Parts]] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
     more: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
@@ -176,7 +178,8 @@ def converted(
     elif how.pattern and "layer_types" in config:
         made[Keys.Attention.SLIDING_WINDOW_PATTERN] = [each == "sliding_attention" for each in config["layer_types"]]
     scaled, factors = _rope(config, made)
-    made |= scaled | {f"{{arch}}.{there}": config[name] for name, there in how.keys.items()} | how.more(config)
+    made |= scaled | {f"{{arch}}.{there}": config[name] for name, there in how.keys.items()}
+    made |= {f"{{arch}}.{key}": value for key, value in how.constants.items()} | how.more(config)
     return {key.format(arch=architecture): value for key, value in made.items() if value is not None}, {
         **factors,
         **_named(architecture, how, made, tensors),

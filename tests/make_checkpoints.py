@@ -121,11 +121,9 @@ _LONGROPE = {
     "long_factor": [1.0, 1.5, 2.0, 4.0, 6.0, 8.0, 8.0, 9.0],
 }
 
-_FALCON = {"num_kv_heads": 1, "ffn_hidden_size": 96, "tensor_data_layout": "jploski"}
-_FALCON_KEYS = {
-    "num_kv_heads": "attention.head_count_kv",
-    "ffn_hidden_size": "feed_forward_length",
-    "tensor_data_layout": "tensor_data_layout",
+_FALCON = {
+    "keys": {"num_kv_heads": "attention.head_count_kv", "ffn_hidden_size": "feed_forward_length"},
+    "constants": {"tensor_data_layout": "jploski"},
 }
 
 CHECKPOINTS: dict[str, Row] = {
@@ -184,7 +182,7 @@ CHECKPOINTS: dict[str, Row] = {
     "granitemoe": Row("granitemoe", "GraniteMoe", _GRANITEMOE),
     "granitemoe-shared": Row("granitemoe", "GraniteMoeShared", {**_GRANITEMOE, "shared_intermediate_size": 64}),
     "gpt-oss": Row("gpt-oss", "GptOss", {"head_dim": 16, "sliding_window": 12, "rope_parameters": _PLAIN, **_USED}),
-    "falcon": Row("falcon", "Falcon", _FALCON, {"keys": _FALCON_KEYS}),
+    "falcon": Row("falcon", "Falcon", {"num_kv_heads": 1, "ffn_hidden_size": 96}, _FALCON),
     "olmo3": Row("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 12}),
 }
 
