@@ -170,15 +170,15 @@ def test_damaged_files_give_our_own_errors(tmp_path: Path) -> None:
 
 
 def _document(**changes: Any) -> dict[str, Any]:
-    """A tokenizer.json of two letters, with other entries or another model."""
-    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []} | changes.pop("model", {})
+    """A tokenizer.json of three tokens, with other entries or another model."""
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]} | changes.pop("model", {})
     return {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "model": model} | changes
 
 
-_UNIGRAM = {"type": "Unigram", "vocab": [["a", -1.0], ["b", -2.0]], "merges": None}
+_UNIGRAM = {"type": "Unigram", "vocab": [["a", -1.0], ["b", -2.0], ["ab", -2.5]], "merges": None}
 _PANICS: dict[str, dict[str, Any]] = {
     "charsmap": _document(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
-    "merge without result": _document(model={"merges": ["a b"]}),
+    "merge without result": _document(model={"merges": ["b a"]}),
     "merge without tokens": _document(model={"merges": [["c", "d"]]}),
     "unk_token of another type": _document(model={"unk_token": 3}),
     "unk_token that is no token": _document(model={"unk_token": "<unk>"}),
@@ -193,8 +193,9 @@ _PANICS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", _PANICS)
 def test_what_the_package_panics_of_is_our_own_error(name: str, tmp_path: Path) -> None:
     """While it is built, or for the first text with a character that is no token."""
+    assert tokenizer_of(tmp_path, {"tokenizer.json": json.dumps(_document()).encode()}, tokens=3).encode("ab") == [2]
     with pytest.raises(ModelError):
-        tokenizer_of(tmp_path, {"tokenizer.json": json.dumps(_PANICS[name]).encode()}, tokens=2).encode("abc")
+        tokenizer_of(tmp_path, {"tokenizer.json": json.dumps(_PANICS[name]).encode()}, tokens=3).encode("abc")
 
 
 @pytest.mark.parametrize(
@@ -211,8 +212,13 @@ def test_what_the_package_panics_of_is_our_own_error(name: str, tmp_path: Path) 
     ],
 )
 def test_rules_of_a_gguf_file_that_are_none(rules: dict[str, Any]) -> None:
-    metadata = {"model": "gpt2", "tokens": ["a", "b"], "merges": []}
+    metadata = {"model": "gpt2", "tokens": ["a", "b", "ab"], "merges": ["a b"]}
     given = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
-    text = json.dumps({"model": {"type": "BPE"}, **rules})
+
+    def made(rules: dict[str, Any]) -> Tokenizer:
+        text = json.dumps({"model": {"type": "BPE"}, **rules})
+        return Tokenizer(Vocabulary.from_metadata({**given, "tokenizer.huggingface.json": text}))
+
+    assert made({}).encode("ab") == [2]
     with pytest.raises(ModelError):
-        Tokenizer(Vocabulary.from_metadata({**given, "tokenizer.huggingface.json": text}))
+        made(rules)

@@ -32,7 +32,8 @@ def encoder(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     """An encoder with all tokens of the vocabulary, and the rules of the file. Added tokens are still to be added."""
     rules = _rules(vocabulary)
     given = rules.get("model") or {}
-    kind = (given.get("type") or "BPE") if isinstance(given, dict) else None
+    kind = given.get("type") if isinstance(given, dict) else None
+    kind = "BPE" if kind is None else kind
     if not isinstance(given, dict) or not isinstance(kind, str) or kind not in _OPTIONS:
         raise ModelError(
             f"tokenizer.huggingface.json: model must be of the type {' or '.join(_OPTIONS)}, it is {given!r:.60}"
