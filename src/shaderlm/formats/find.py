@@ -29,6 +29,11 @@ SHORT_NAMES: Mapping[str, str] = {
     "qwen3-1.7b": "hf:Qwen/Qwen3-1.7B",
     "qwen3-4b": "hf:Qwen/Qwen3-4B",
     "qwen3-8b": "hf:Qwen/Qwen3-8B",
+    "qwen3-30b-a3b": "hf:Qwen/Qwen3-30B-A3B",
+    "smollm3-3b": "hf:HuggingFaceTB/SmolLM3-3B",
+    "gemma3-1b": "hf:google/gemma-3-1b-it",
+    "phi4-mini": "hf:microsoft/Phi-4-mini-instruct",
+    "gpt-oss-20b": "hf:openai/gpt-oss-20b",
 }
 
 
