@@ -56,7 +56,7 @@ def test_a_folder_of_several(tmp_path: Path) -> None:
     [
         ("smollm2", "no model or file 'smollm2': did you mean smollm2-"),
         ("SmolLM2-135M", "did you mean smollm2-135m?"),
-        ("gpt-4", "no model or file 'gpt-4': `shaderlm models` lists names; otherwise"),
+        ("claude-9", "no model or file 'claude-9': `shaderlm models` lists names; otherwise"),
         ("nothing.gguf", "nothing.gguf does not exist"),
         ("some/where", "some/where does not exist"),
         (Path("smollm2"), "smollm2 does not exist"),
