@@ -144,3 +144,9 @@ def test_whether_the_hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not hub_module._answers()
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert hub_module._answers(), "a proxy may reach it"
+
+
+def test_a_folder_without_weights_is_still_a_path(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"^there is no \.gguf file in the directory"):
+        find(tmp_path)

@@ -68,6 +68,8 @@ def _local(text: str, *, typed: bool) -> Path:
             return _in_folder(path)
         if path.exists():
             return path
+    except ModelError:  # a ValueError, too
+        raise
     except PermissionError:
         raise ModelError(f"{text} may not be read: permission denied") from None
     except (OSError, RuntimeError, ValueError) as problem:  # too long, an unknown ~user, a NUL
