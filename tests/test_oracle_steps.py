@@ -25,7 +25,7 @@ Oracles = dict[str, Oracle]
 
 # By default, one of each kind on a device: windows and capped scores; windows, sinks and experts; layers without rope;
 # layer norms; tensors of several matrices. Kernels of a GPU take a software adapter long to compile.
-ON_A_DEVICE = ("gemma2", "gpt-oss-mxfp4", "smollm3", "starcoder2", "phi3")
+ON_A_DEVICE = ("gpt-oss-mxfp4", "phi3")
 BY_A_GPU = ("gpt-oss-mxfp4",)
 # Checkpoints of architectures that no oracle has.
 OTHERS = [

@@ -90,7 +90,7 @@ def test_texts(name: str, source: str, oracles: Oracles) -> None:
         assert tokenizer.encode(text) == ids
 
 
-@pytest.mark.parametrize("name", NAMES)
+@by_default("gemma3", "gpt-oss-mxfp4", "llama-yarn", "phi3-longrope", "qwen3moe", "starcoder2")
 def test_on_a_device(name: str, oracles: Oracles, device: Device) -> None:
     check(oracles[name], "model.gguf", device=device)
 
