@@ -129,6 +129,18 @@ ROWS: list[Row] = [
         ],
     ),
     *_rows(
+        "rms_norm_rope_attention",
+        "tokens Hq Hkv D rotary interleaved cache keys context window softcap scale "
+        "q_first q_stride k_first k_stride v_first v_stride",
+        [
+            (1, 4, 1, 256, 256, False, "f16", 77, "single_pass", 0, 0.0, 0.0625, 0, 1536, 1024, 1536, 1280, 1536),
+            (1, 4, 1, 256, 256, False, "f32", 1, "single_pass"), (1, 6, 2, 8, 8, False, "f32", 130, "single_pass", 40),
+            (1, 8, 2, 128, 128, False, "f16", 65, "single_pass"),
+            (1, 4, 4, 16, 4, True, "f16", 300, "single_pass", 0, 5.0),
+            (1, 3, 1, 64, 48, False, "f32", 520, "single_pass", 515),
+        ],
+    ),
+    *_rows(
         "rope_kv_write",
         "tokens Hq Hkv D rotary interleaved cache q_first q_stride k_first k_stride v_first v_stride",
         [

@@ -133,6 +133,30 @@ def rope_kv_write(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     return operands, {"out": out, "k_cache": after[0], "v_cache": after[1]}
 
 
+def rms_norm_rope_attention(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
+    """What attention and rms_norm_rope_kv_write read and give, for one row at the end of its sequence."""
+    seen, _ = attention(rng, d)
+    rotated, _ = rope_kv_write(rng, d)
+    operands: Made = {**rotated, **{name: seen[name] for name in ("batch", "k_cache", "v_cache")}}
+    operands["table"] = _table(d, d["keys"])
+    for name in ("k_cache", "v_cache"):
+        operands[name] = np.nan_to_num(operands[name], nan=3e4)  # before a window: it would show in the result
+        operands[name][d["keys"] - 1] = np.nan  # the row's own are not there yet
+    heads: Made = {}
+    for name, count in (("q", d["Hq"]), ("k", d["Hkv"]), ("v", d["Hkv"])):
+        columns = operands[name][:, d[f"{name}_first"] : d[f"{name}_first"] + count * d["D"]]
+        heads[name] = columns.reshape(1, count, d["D"])
+    turns = operands["table"][-1:]
+    for name in "qk":
+        normed = reference.rms_norm_mul(heads[name], operands[f"{name}_norm"], d["eps"])
+        heads[name] = reference.rope(normed, turns, d["interleaved"])
+    after = [operands[name].copy() for name in ("k_cache", "v_cache")]
+    reference.kv_write(heads["k"], heads["v"], after[0], after[1], operands["batch"])
+    known, scores = np.nan_to_num(after), reference.Scores(d["scale"], d["window"], d["softcap"], None)
+    out = reference.attention(heads["q"], known[0], known[1], operands["batch"], None, scores)
+    return operands, {"out": out, "k_cache": after[0], "v_cache": after[1]}
+
+
 def rope(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     x = _normal(rng, d["tokens"], d["H"], d["D"])
     positions = 2 * d["tokens"] + 3
@@ -146,5 +170,6 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "kv_write": kv_write,
     "rope_kv_write": rope_kv_write,
     "rms_norm_rope_kv_write": rope_kv_write,
+    "rms_norm_rope_attention": rms_norm_rope_attention,
     "rope": rope,
 }

@@ -95,8 +95,7 @@ def test_norms_take_one_dispatch_with_what_they_belong_to() -> None:
         "scale": 1,
         "rms_norm+linear": 1,  # of the first layer, to which nothing was added
         "rms_norm_add_rms_norm+linear": LAYERS - 1,
-        "rms_norm_rope_kv_write": LAYERS,
-        "attention": LAYERS,
+        "rms_norm_rope_attention": LAYERS,
         "linear": 2 * LAYERS,
         "rms_norm_add_rms_norm+linear+gelu_mul": LAYERS,
         "rms_norm_mul": 1,  # after the last layer

@@ -148,16 +148,15 @@ def values(graph: Graph, rows: int) -> dict[str, Any]:
     return found
 
 
-def test_a_layer_becomes_six_nodes() -> None:
-    """A llama's five, and one for norms of heads, rope, and the write of keys and values."""
+def test_a_layer_becomes_five_nodes() -> None:
+    """As many as a llama's: norms of heads, rope, and the write of keys and values belong to attention."""
     graph, rejected = fuse(build(rows=1))
     layers = TINY[0]
     assert rejected == ()
     assert labels(graph) == {
         "embedding": 1,
         "rms_norm+linear": layers,
-        "rms_norm_rope_kv_write": layers,  # the columns of one product
-        "attention": layers,
+        "rms_norm_rope_attention": layers,  # the columns of one product
         "linear+add": 2 * layers,
         "rms_norm+linear+silu_mul": layers,
     }

@@ -54,6 +54,11 @@ def normed_and_rotated(d: Dims, position: int) -> int:
     return rotated(d, position) + int(4 * d["tokens"] * (d["Hq"] + d["Hkv"]) * d["D"])
 
 
+def normed_rotated_and_attended(d: Dims, position: int) -> int:
+    """Both of these and attention."""
+    return normed_and_rotated(d, position) + attended(d, position)
+
+
 def sampled(d: Dims, position: int) -> int:
     """A comparison per logit; where tokens are drawn, also a division, an exponential and a sum."""
     return int((1 if d["greedy"] else 4) * d["rows"] * d["width"])

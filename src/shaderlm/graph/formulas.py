@@ -146,6 +146,11 @@ def rms_norm_rope_kv_write(d: Dims, x: Operands) -> dict[str, Array]:
     return rope_kv_write({**d, "q_first": 0, "k_first": 0}, {**x, **normed})
 
 
+def rms_norm_rope_attention(d: Dims, x: Operands) -> dict[str, Array]:
+    """The same, and attention over what is in the caches then."""
+    return attention(d, {**x, "q": rms_norm_rope_kv_write(d, x)["out"]})
+
+
 def slice_columns(d: Dims, x: Operands) -> dict[str, Array]:
     """Some columns of every row."""
     return {"out": x["x"].reshape(d["tokens"], d["width"])[:, d["first"] : d["first"] + d["count"]]}

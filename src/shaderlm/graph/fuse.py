@@ -341,6 +341,21 @@ def _rms_norm_rope_kv_write(look: Look, rope: Node) -> Answer:
     return Rewrite((rope, *absorbed), (node,))
 
 
+def _rms_norm_rope_attention(look: Look, attention: Node) -> Answer:
+    """Of one row, whose own key and value each workgroup makes for itself."""
+    rope = look.made_by(attention.inputs["q"], "rms_norm_rope_kv_write")
+    if rope is None or attention.dims["tokens"] > 1:
+        return None
+    if any(rope.outputs[name] != attention.inputs[name] for name in ("k_cache", "v_cache")):
+        return "keys and values are written to other caches than are read"
+    if attention.dims["paged"] or attention.dims["sinks"]:
+        return "with a page table or sinks it would bind more than ten buffers"
+    dims = resolve("rms_norm_rope_attention", {**attention.dims, **rope.dims})
+    inputs, outputs = {**attention.inputs, **rope.inputs}, {**rope.outputs, **attention.outputs}
+    node = Node("rms_norm_rope_attention", dims, inputs, outputs, attention.layer)
+    return _only_here(look, rope.outputs["out"]) or Rewrite((rope, attention), (node,))
+
+
 def _rms_norm_add_rms_norm(look: Look, norm: Node) -> Answer:
     for key, other in (("b", "a"), ("a", "b")):
         inner = look.made_by(norm.inputs[key], "rms_norm_mul")
@@ -412,6 +427,12 @@ FUSIONS = (
         "rms_norm_mul q, rms_norm_mul k (and slice), rope_kv_write → rms_norm_rope_kv_write",
         "rope_kv_write",
         _rms_norm_rope_kv_write,
+    ),
+    Fusion(
+        "rms_norm_rope_attention",
+        "rms_norm_rope_kv_write, attention of one row → rms_norm_rope_attention",
+        "attention",
+        _rms_norm_rope_attention,
     ),
     Fusion("linear_add", "linear, add → linear, epilogue add", "add", _linear_add),
     Fusion("add_rms_norm", "add, rms_norm_mul → add_rms_norm", "rms_norm_mul", _add_rms_norm),

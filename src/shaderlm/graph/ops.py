@@ -81,6 +81,18 @@ _ROTATED_PARTS = {
     **{name: cost.columns(name, heads) for name, heads in (("q", "Hq"), ("k", "Hkv"), ("v", "Hkv"))},
 }
 
+# What becomes of scores, and which keys rows see.
+_SCORES = {
+    "scale": None,
+    "window": 0,  # how many keys a row sees, its own included; 0: all
+    "softcap": 0.0,  # 0: none
+    "sinks": False,
+    "context": lambda dims: context_class(dims.get("keys", 0) or SPLIT_KEYS + 1, dims["D"]),
+    "paged": False,  # without a page table: one sequence, whose pages are the pool from row 0 on
+    "runs": True,  # rows may belong to runs, if there are enough for one
+    "keys": 0,  # where known: how many the last row sees, of consecutive rows of one sequence
+}
+
 # Rows of the batch, and sequence slots. Only the sizes of operands depend on them, no kernel does.
 _SIZES = dict.fromkeys(("tokens", "slots"), _of("rows"))
 
@@ -245,14 +257,7 @@ _TABLE = (
         {
             **dict.fromkeys(("tokens", "Hq", "Hkv", "D"), REQUIRED),
             "cache": "f32",
-            "scale": None,
-            "window": 0,  # how many keys a row sees, its own included; 0: all
-            "softcap": 0.0,  # 0: none
-            "sinks": False,
-            "context": lambda dims: context_class(dims.get("keys", 0) or SPLIT_KEYS + 1, dims["D"]),
-            "paged": False,  # without a page table: one sequence, whose pages are the pool from row 0 on
-            "runs": True,  # rows may belong to runs, if there are enough for one
-            "keys": 0,  # where known: how many the last row sees, of consecutive rows of one sequence
+            **_SCORES,
         },
         formulas.attention,
         cost.attended,
@@ -290,6 +295,17 @@ _TABLE = (
         cost.normed_and_rotated,
         _ROTATED_PARTS,
         (conditions.heads_are_grouped, conditions.rotary_fits),
+    ),
+    Op(
+        "rms_norm_rope_attention",
+        "rms_norm_rope_kv_write, then attention of what it gives for q over the caches as they are then",
+        ("q", "k", "v", "q_norm", "k_norm", "batch", "table", "k_cache", "v_cache", "page_table", "sinks"),
+        ("out", "k_cache", "v_cache"),
+        {**_ROTATED, "eps": 1e-6, **_SCORES},
+        formulas.rms_norm_rope_attention,
+        cost.normed_rotated_and_attended,
+        {**_ROTATED_PARTS, **dict.fromkeys(cost.CACHES, cost.filled)},
+        (conditions.heads_are_grouped, conditions.rotary_fits, conditions.rows_see_their_own_keys),
     ),
     Op(
         "rope",

@@ -3,16 +3,19 @@
 // a value. A workgroup owns one query head of a row, and takes KEYS keys at a time
 // with a running maximum: a short context is read faster by every head for itself, and there is nothing to join. What takes
 // the time are trips to memory, so that the keys and values that come first are asked for at once; without a page table
-// before the record of the row is known, and what was asked for too early is left out.
-// Four lanes share a key, each takes every fourth quad of it; then QUADS lanes read a row of values side by side, TEAMS rows
-// at a time, and each of them takes the powers itself, which saves a barrier.
+// before the record of the row is known, and what was asked for too early is left out. Queries are included: given, or made
+// here with the row's own key and value.
+// SHARE lanes share a key, four of them 16 quads of it, each every fourth; then QUADS lanes read a row of values side by side,
+// TEAMS rows at a time, and each of them takes the powers itself, which saves a barrier.
 // Grid: one workgroup per (row, query head), folded; with a smaller one, of whole rows, each takes every so many-th row.
-// Needs QUADS ≤ WG, subgroups of four lanes or more, of consecutive lanes; with no page table a pool of KEYS rows or more.
+// Needs QUADS ≤ WG, subgroups of SHARE lanes or more, of consecutive lanes; with no page table a pool of KEYS rows or more.
 
 const WG: u32 = 256u;
 const QUADS: u32 = 16u;  // D / 4
 const TEAMS: u32 = WG / QUADS;
 const KEYS: u32 = 512u;  // four pages
+const SHARE: u32 = 4u;   // 4, 8 or 16 lanes of a key
+const SPAN: u32 = 4u * SHARE;  // quads of a key that they read at a time
 
 struct Params {
     heads: u32,
@@ -20,17 +23,19 @@ struct Params {
     max_keys: u32,  // rows that see more are left alone
     skipped: u32,   // so are rows with a bit of this in their `pages`
     scale: f32,
+    rotary: u32,    // quads of a head that are rotated
+    q_first: u32,   // quads before the first query, where these are columns of a wider row
+    k_first: u32,
+    v_first: u32,
+    eps: f32,       // of the norm of heads
 }
 
-@group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;          // [tokens, heads, QUADS]
-@group(0) @binding(1) var<storage, read> k_cache: array<cache_quad>;   // [pool rows, kv_heads, QUADS]
-@group(0) @binding(2) var<storage, read> v_cache: array<cache_quad>;   // [pool rows, kv_heads, QUADS]
-@group(0) @binding(3) var<storage, read> batch: array<vec4<u32>>;      // [1 + tokens]
-@group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;  // [tokens, heads, QUADS]
-@group(0) @binding(5) var<uniform> params: Params;
+@group(0) @binding(0) var<storage, read> batch: array<vec4<u32>>;      // [1 + tokens]
+@group(0) @binding(1) var<storage, read_write> out: array<vec4<f32>>;  // [tokens, heads, QUADS]
+@group(0) @binding(2) var<uniform> params: Params;
 
 var<workgroup> scores: array<f32, KEYS>;
-var<workgroup> tops: array<f32, WG / 4u>;         // of each subgroup: the largest score
+var<workgroup> tops: array<f32, WG / SHARE>;      // of each subgroup: the largest score
 var<workgroup> sums: array<vec4<f32>, WG>;        // of values, of each team
 var<workgroup> totals: array<f32, WG / QUADS>;    // of powers, of each team
 
@@ -45,8 +50,19 @@ fn beyond(quad: u32, value: vec4<f32>) -> vec4<f32> {
 
 fn load_query(at: u32, d: u32) -> Query {
     return Query(
-        beyond(d, q[at + min(d, QUADS - 1u)]), beyond(d + 4u, q[at + min(d + 4u, QUADS - 1u)]),
-        beyond(d + 8u, q[at + min(d + 8u, QUADS - 1u)]), beyond(d + 12u, q[at + min(d + 12u, QUADS - 1u)]),
+        beyond(d, query_quad(at, min(d, QUADS - 1u))), beyond(d + 4u, query_quad(at, min(d + 4u, QUADS - 1u))),
+        beyond(d + 8u, query_quad(at, min(d + 8u, QUADS - 1u))), beyond(d + 12u, query_quad(at, min(d + 12u, QUADS - 1u))),
+    );
+}
+
+// Four quads of a key, as load_key, of the row's own key where it is that.
+fn with_fresh(loaded: Raw, row: u32, d: u32) -> Raw {
+    if (!FRESH || !is_fresh(row)) {
+        return loaded;
+    }
+    return Raw(
+        fresh_key(min(d, QUADS - 1u)), fresh_key(min(d + 4u, QUADS - 1u)),
+        fresh_key(min(d + 8u, QUADS - 1u)), fresh_key(min(d + 12u, QUADS - 1u)),
     );
 }
 
@@ -89,20 +105,25 @@ fn tile_row(c: u32) -> u32 {
     return select(select(starts.x, starts.y, page == 1u), select(starts.z, starts.w, page == 3u), page > 1u) + at % PAGE;
 }
 
-// Keys and values of the tile that are asked for first. Of a head of more than 64 values the second 64 are asked for at
-// once as well. (Heads of 64 took 4.6 instead of 4.3 µs with that.)
+// Keys and values of the tile that are asked for first. Of a longer head than SHARE lanes read at a time, what follows is
+// asked for at once as well. (Heads of 64 took 4.6 instead of 4.3 µs with that.)
 struct Early {
     key: Raw,
     more_key: Raw,
     values: Raw,
 }
 
+// The first quad of a key that a lane reads.
+fn own_quad(lane: u32) -> u32 {
+    return lane % SHARE / 4u * 16u + lane % 4u;
+}
+
 fn load_early(kv_head: u32, lane: u32, end: u32) -> Early {
-    let row = tile_row(min(lane / 4u, end));
-    let key = load_key(row, kv_head, lane % 4u);
+    let row = tile_row(min(lane / SHARE, end));
+    let key = load_key(row, kv_head, own_quad(lane));
     var more_key = key;
-    if (QUADS > 16u) {
-        more_key = load_key(row, kv_head, 16u + lane % 4u);
+    if (QUADS > SPAN) {
+        more_key = load_key(row, kv_head, SPAN + own_quad(lane));
     }
     return Early(key, more_key, load_values(kv_head, lane, lane / QUADS, end));
 }
@@ -122,25 +143,29 @@ var<private> top: f32;        // largest score so far
 var<private> sum: vec4<f32>;  // of values
 var<private> total: f32;      // of powers
 
-fn add_row(quad: cache_quad, c: u32, end: u32) {
+fn add_row(quad: cache_quad, lane: u32, c: u32, end: u32) {
     if (c <= end) {
         let e = exp(scores[c] - top);
-        sum = sum + e * cache_load(quad);
+        var value = quad;
+        if (FRESH && is_fresh(tile_row(c))) {
+            value = fresh_value(lane % QUADS);
+        }
+        sum = sum + e * cache_load(value);
         total = total + e;
     }
 }
 
-fn add_values(values: Raw, c: u32, end: u32) {
-    add_row(values.a, c, end);
-    add_row(values.b, c + TEAMS, end);
-    add_row(values.c, c + 2u * TEAMS, end);
-    add_row(values.d, c + 3u * TEAMS, end);
+fn add_values(values: Raw, lane: u32, c: u32, end: u32) {
+    add_row(values.a, lane, c, end);
+    add_row(values.b, lane, c + TEAMS, end);
+    add_row(values.c, lane, c + 2u * TEAMS, end);
+    add_row(values.d, lane, c + 3u * TEAMS, end);
 }
 
 // The largest score of the tile, of which a lane knows that of its own keys. `size`: lanes of a subgroup.
 fn workgroup_top(own: f32, lane: u32, size: u32) -> f32 {
     var largest = own;
-    for (var offset = 4u; offset < size; offset = offset * 2u) {
+    for (var offset = SHARE; offset < size; offset = offset * 2u) {
         largest = max(largest, subgroupShuffleXor(largest, offset));
     }
     if (lane % size == 0u) {
@@ -155,7 +180,7 @@ fn workgroup_top(own: f32, lane: u32, size: u32) -> f32 {
 
 // Adds the keys 0 … end of the tile. `again`: there were tiles before, or a sink.
 fn attend_tile(at: u32, kv_head: u32, lane: u32, query: Query, more_query: Query, early: Early, end: u32, again: bool) {
-    let part = lane % 4u;
+    let part = own_quad(lane);
     let team = lane / QUADS;
     let size = subgroupAdd(1u);  // lanes of a subgroup
     var next = early.values;  // fewer teams read the values of longer heads
@@ -163,26 +188,29 @@ fn attend_tile(at: u32, kv_head: u32, lane: u32, query: Query, more_query: Query
         next = load_values(kv_head, lane, team + 4u * TEAMS, end);
     }
     var own_top = -3.4e38;
-    for (var first = 0u; first <= end; first = first + WG / 4u) {
-        let c = first + lane / 4u;
+    for (var first = 0u; first <= end; first = first + WG / SHARE) {
+        let c = first + lane / SHARE;
         let row = tile_row(min(c, end));
         var key = early.key;
         var more_key = early.more_key;
         if (first > 0u) {
             key = load_key(row, kv_head, part);
-            if (QUADS > 16u) {
-                more_key = load_key(row, kv_head, 16u + part);
+            if (QUADS > SPAN) {
+                more_key = load_key(row, kv_head, SPAN + part);
             }
         }
-        var score = key_dot(query, key);
-        if (QUADS > 16u) {
-            score = score + key_dot(more_query, more_key);
+        var score = key_dot(query, with_fresh(key, row, part));
+        if (QUADS > SPAN) {
+            score = score + key_dot(more_query, with_fresh(more_key, row, SPAN + part));
         }
-        for (var i = 32u; i < QUADS; i = i + 16u) {
-            score = score + key_dot(load_query(at, i + part), load_key(row, kv_head, i + part));
+        for (var i = 2u * SPAN; i < QUADS; i = i + SPAN) {
+            key = with_fresh(load_key(row, kv_head, i + part), row, i + part);
+            score = score + key_dot(load_query(at, i + part), key);
         }
-        score = score + subgroupShuffleXor(score, 1u);
-        score = capped(params.scale * (score + subgroupShuffleXor(score, 2u)));
+        for (var offset = 1u; offset < SHARE; offset = offset * 2u) {
+            score = score + subgroupShuffleXor(score, offset);
+        }
+        score = capped(params.scale * score);
         if (c <= end) {
             scores[c] = score;
             own_top = max(own_top, score);
@@ -197,12 +225,12 @@ fn attend_tile(at: u32, kv_head: u32, lane: u32, query: Query, more_query: Query
         total = total * kept;
     }
     if (team < TEAMS) {
-        add_values(early.values, team, end);
+        add_values(early.values, lane, team, end);
         if (QUADS > 16u && 4u * TEAMS <= end) {
-            add_values(next, team + 4u * TEAMS, end);
+            add_values(next, lane, team + 4u * TEAMS, end);
         }
         for (var c = team + select(4u, 8u, QUADS > 16u) * TEAMS; c <= end; c = c + 4u * TEAMS) {
-            add_values(load_values(kv_head, lane, c, end), c, end);
+            add_values(load_values(kv_head, lane, c, end), lane, c, end);
         }
     }
 }
@@ -215,10 +243,16 @@ fn attend_row(t: u32, head: u32, lane: u32) {
     let row = batch_row(t);
     let kv_head = head / (params.heads / params.kv_heads);
     let at = (t * params.heads + head) * QUADS;
-    let query = load_query(at, lane % 4u);
+    var early: Early;
+    if (!PAGED) {  // nothing that is asked for here waits for the record
+        begin_tile(0u, 0u, 0u);
+        early = load_early(kv_head, lane, KEYS - 1u);
+    }
+    begin_queries(head, kv_head, lane, row);
+    let query = load_query(at, own_quad(lane));
     var more_query = query;
-    if (QUADS > 16u) {
-        more_query = load_query(at, 16u + lane % 4u);
+    if (QUADS > SPAN) {
+        more_query = load_query(at, SPAN + own_quad(lane));
     }
     top = -3.4e38;
     sum = vec4<f32>();
@@ -234,9 +268,6 @@ fn attend_row(t: u32, head: u32, lane: u32) {
         let end = end_of_tile(first, last);
         attend_tile(at, kv_head, lane, query, more_query, load_early(kv_head, lane, end), end, SINKS);
     } else {
-        // Nothing that is asked for here waits for the record.
-        begin_tile(0u, 0u, 0u);
-        var early = load_early(kv_head, lane, KEYS - 1u);
         let first = first_key(last_key(row));
         if (WINDOW > 0u && first > 0u) {  // the window is past its first keys: others are asked for
             begin_tile(first, 0u, 0u);

@@ -54,7 +54,8 @@ def _norm_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     return LaunchList((Dispatch(kernel, _heads(dims), params, _constants(dims)),), buffers)
 
 
-def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why heads are not rotated in quads."""
     pairs = 4 if dims["interleaved"] else 8
     if dims["rotary"] % pairs:
         return f"rotary % {pairs} must be 0, rotary is {dims['rotary']}"
@@ -65,6 +66,6 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 
 ROUTES: tuple[Route, ...] = (
-    Route("rope_kv_write", "quads", _launch_list, _unsupported_reason),
-    Route("rms_norm_rope_kv_write", "heads", _norm_launch_list, _unsupported_reason),
+    Route("rope_kv_write", "quads", _launch_list, unsupported_reason),
+    Route("rms_norm_rope_kv_write", "heads", _norm_launch_list, unsupported_reason),
 )

@@ -129,7 +129,7 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
     before = {
         "none": ("linear/skip_none", "linear/prologue_none"),
         "rms_norm": ("linear/skip_none", "linear/prologue_rms_norm"),
-        "rms_norm_add_rms_norm": ("linear/skip_rms_norm", "linear/prologue_rms_norm"),
+        "rms_norm_add_rms_norm": ("linear/skip_rms_norm", "linear/prologue_rms_norm_early"),
     }
     include = (*before[dims["prologue"]], *arithmetic, *epilogue)
     kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))

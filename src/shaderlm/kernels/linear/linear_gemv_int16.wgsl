@@ -43,16 +43,25 @@ var<workgroup> x_unit: array<vec3<f32>, STAGE>;
 var<workgroup> squares: array<f32, WG / 4u>;     // Σ x² of what each subgroup rounded
 var<workgroup> sums: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each team if that is smaller
 
-// Round eight values, quarter `lane % 4` of block `block`, into slot `at`. A block that is not there is computed and not
-// stored. Returns Σ x².
-fn stage_quarter(block: u32, at: u32, there: bool, lane: u32) -> f32 {
-    let quarter = lane % 4u;
-    let i = select(0u, block * 8u + quarter * 2u, there);
+// Eight inputs of a quarter of a block, as they are and as they are multiplied.
+struct Inputs {
+    quad: u32,
+    r0: vec4<f32>, r1: vec4<f32>,
+    v0: vec4<f32>, v1: vec4<f32>,
+}
+
+// Quarter `lane % 4` of block `block`; of the first block where it is not there.
+fn quarter_at(block: u32, there: bool, lane: u32) -> Inputs {
+    let i = select(0u, block * 8u + lane % 4u * 2u, there);
     let r0 = input_at(i);
     let r1 = input_at(i + 1u);
-    let v0 = weighted(i, r0);
-    let v1 = weighted(i + 1u, r1);
-    let rounded = round_quarter(v0, v1, quarter);
+    return Inputs(i, r0, r1, weighted(i, r0), weighted(i + 1u, r1));
+}
+
+// Round a quarter of a block into slot `at`. What is not there is computed and not stored. Returns Σ x².
+fn stage_quarter(given: Inputs, at: u32, there: bool, lane: u32) -> f32 {
+    let quarter = lane % 4u;
+    let rounded = round_quarter(given.v0, given.v1, quarter);
     if (there) {
         if (quarter == 0u) {
             h_first[at] = rounded.bytes;
@@ -66,11 +75,31 @@ fn stage_quarter(block: u32, at: u32, there: bool, lane: u32) -> f32 {
         if (quarter == 0u) {
             x_unit[at] = rounded.unit;
         }
-        keep_input(i, r0);
-        keep_input(i + 1u, r1);
-        return dot(r0, r0) + dot(r1, r1);
+        keep_input(given.quad, given.r0);
+        keep_input(given.quad + 1u, given.r1);
+        return dot(given.r0, given.r0) + dot(given.r1, given.r1);
     }
     return 0.0;
+}
+
+// A block of each row of a team.
+struct Loaded {
+    a: Packed, b: Packed, c: Packed, d: Packed,
+}
+
+// A load past the end repeats the last block and is not used.
+fn load_rows(rows: vec4<u32>, block: u32, blocks: u32) -> Loaded {
+    let at = min(block, blocks - 1u);
+    let first = load_block(rows.x, at);
+    var found = Loaded(first, first, first, first);
+    if (ROWS > 1u) {
+        found.b = load_block(rows.y, at);
+    }
+    if (ROWS > 2u) {
+        found.c = load_block(rows.z, at);
+        found.d = load_block(rows.w, at);
+    }
+    return found;
 }
 
 // Sums over each team, for its first lane. All lanes are here.
@@ -112,19 +141,7 @@ fn main(
     let blocks = params.k / 32u;
     var acc = vec4<f32>();
     var square = 0.0;
-    // A load past the end repeats the last block and is not used.
-    let start = min(lane % TEAM, blocks - 1u);
-    var w0 = load_block(rows.x, start);
-    var w1 = w0;
-    var w2 = w0;
-    var w3 = w0;
-    if (ROWS > 1u) {
-        w1 = load_block(rows.y, start);
-    }
-    if (ROWS > 2u) {
-        w2 = load_block(rows.z, start);
-        w3 = load_block(rows.w, start);
-    }
+    var next = load_rows(rows, lane % TEAM, blocks);
     begin(first);
     begin_inputs(lane, size, group.x + group.y * groups.x);
     for (var first_block = 0u; first_block < blocks; first_block = first_block + STAGE) {
@@ -132,39 +149,38 @@ fn main(
         if (first_block > 0u) {
             workgroupBarrier();  // the stage before has been read
         }
-        for (var base = first_block; base < end; base = base + WG / 4u) {
+        // Twice as many as there are lanes for, where there are more: all are asked for before the first are rounded.
+        for (var base = first_block; base < end; base = base + WG / 2u) {
             let block = base + lane / 4u;
-            square = square + stage_quarter(block, block - first_block, block < end, lane);
+            let other = block + WG / 4u;
+            let now = quarter_at(block, block < end, lane);
+            var later = now;
+            if (base + WG / 4u < end) {
+                later = quarter_at(other, other < end, lane);
+            }
+            square = square + stage_quarter(now, block - first_block, block < end, lane);
+            if (base + WG / 4u < end) {
+                square = square + stage_quarter(later, other - first_block, other < end, lane);
+            }
         }
         workgroupBarrier();
         for (var base = first_block; base < end; base = base + TEAM) {
             let block = base + lane % TEAM;
-            let p0 = w0;
-            let p1 = w1;
-            let p2 = w2;
-            let p3 = w3;
+            let now = next;
             // Also in the last round: under a condition, a loop over 4096 × 28672 took 29 µs instead of 24 (H200).
-            let ahead = min(block + TEAM, blocks - 1u);
-            w0 = load_block(rows.x, ahead);
-            if (ROWS > 1u) {
-                w1 = load_block(rows.y, ahead);
-            }
-            if (ROWS > 2u) {
-                w2 = load_block(rows.z, ahead);
-                w3 = load_block(rows.w, ahead);
-            }
+            next = load_rows(rows, block + TEAM, blocks);
             let there = block < blocks;
             let at = select(0u, block - first_block, there);
             let v = Sixteen(h_first[at], l_first[at]);
             let u = Sixteen(h_second[at], l_second[at]);
             let unit = x_unit[at];
-            acc.x = acc.x + select(0.0, int16_dot(p0, v, u, unit), there);
+            acc.x = acc.x + select(0.0, int16_dot(now.a, v, u, unit), there);
             if (ROWS > 1u) {
-                acc.y = acc.y + select(0.0, int16_dot(p1, v, u, unit), there);
+                acc.y = acc.y + select(0.0, int16_dot(now.b, v, u, unit), there);
             }
             if (ROWS > 2u) {
-                acc.z = acc.z + select(0.0, int16_dot(p2, v, u, unit), there);
-                acc.w = acc.w + select(0.0, int16_dot(p3, v, u, unit), there);
+                acc.z = acc.z + select(0.0, int16_dot(now.c, v, u, unit), there);
+                acc.w = acc.w + select(0.0, int16_dot(now.d, v, u, unit), there);
             }
         }
     }

@@ -1,0 +1,58 @@
+"""The route of rms_norm_rope_attention: norms of heads, rope, the cache and attention of one row in one dispatch."""
+
+from __future__ import annotations
+
+from ...gpu.caps import DeviceCaps
+from ...graph.batch import least_pool_rows
+from ..route import Dims, Dispatch, LaunchList, Route, f32
+from ..wgsl import Kernel
+from .attention import (
+    PACK,
+    batch_bytes,
+    cache_bytes,
+    quads,
+    scale_of,
+    score_constants,
+    score_files,
+    single_pass_constants,
+)
+from .rope_kv_write import unsupported_reason as rope_unsupported_reason
+
+
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    include = (
+        "attention/queries_rms_norm_rope", "attention/rotate_quads", "attention/served_rows", "attention/cache_rows",
+        f"shared/cache_{dims['cache']}", "shared/batch", "shared/batch_contiguous", *score_files(dims),
+    )  # fmt: skip
+    constants = {**single_pass_constants(dims, caps), "ONE_ROW": True, "INTERLEAVED": dims["interleaved"]}
+    params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "max_keys": 0xFFFF_FFFF, "skipped": 0}
+    params |= {name: dims[name] // 4 for name in ("rotary", "q_first", "k_first", "v_first")}
+    dispatch = Dispatch(
+        Kernel("attention/attention_single_pass", include, frozenset({"subgroups"})),
+        dims["Hq"],
+        {**params, "scale": scale_of(dims), "eps": float(dims["eps"])},
+        {**constants, **score_constants(dims)},
+        specialised=caps.policy.specialise_constants,
+    )
+    buffers = {name: f32(dims[f"{name}_stride"]) for name in "qkv"}
+    buffers |= dict.fromkeys(("q_norm", "k_norm"), f32(dims["D"]))
+    buffers |= {"batch": batch_bytes(1), "table": f32(dims["rotary"]), "out": f32(dims["Hq"] * dims["D"])}
+    rows = least_pool_rows(False, dims["keys"])
+    return LaunchList((dispatch,), {**buffers, **dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims, rows))})
+
+
+def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    if dims["tokens"] != 1:
+        return f"it takes one token, tokens is {dims['tokens']}"
+    if dims["context"] != "single_pass":
+        return f"one workgroup takes all keys of a row, the context class is {dims['context']}"
+    if quads(dims) & (quads(dims) - 1):
+        return f"D must be 4 times a power of two, D is {dims['D']}"
+    lanes = min(256, caps.max_invocations)
+    if quads(dims) > lanes:
+        return f"D must be at most {4 * lanes}, D is {dims['D']}"
+    return rope_unsupported_reason(dims, caps)
+
+
+_PACK = {name: PACK[name] for name in ("k_cache", "v_cache")}
+ROUTES: tuple[Route, ...] = (Route("rms_norm_rope_attention", "single_pass", _launch_list, _unsupported_reason, _PACK),)
