@@ -5,14 +5,16 @@
 // the time are trips to memory, so that the keys and values that come first are asked for at once; without a page table
 // before the record of the row is known, and what was asked for too early is left out. Queries are included: given, or made
 // here with the row's own key and value.
-// SHARE lanes share a key, four of them 16 quads of it, each every fourth; then QUADS lanes read a row of values side by side,
+// SHARE lanes share a key, four of them 16 quads of it, each every fourth; then COLUMNS lanes read a row of values side by side,
 // TEAMS rows at a time, and each of them takes the powers itself, which saves a barrier.
-// Grid: one workgroup per (row, query head), folded; with a smaller one, of whole rows, each takes every so many-th row.
+// Grid: PARTS workgroups per (row, query head), folded; with a smaller one, of whole rows, each takes every so many-th row.
 // Needs QUADS ≤ WG, subgroups of SHARE lanes or more, of consecutive lanes; with no page table a pool of KEYS rows or more.
 
 const WG: u32 = 256u;
 const QUADS: u32 = 16u;  // D / 4
-const TEAMS: u32 = WG / QUADS;
+const PARTS: u32 = 1u;   // workgroups that share the values of a head; each computes all scores
+const COLUMNS: u32 = QUADS / PARTS;
+const TEAMS: u32 = WG / COLUMNS;
 const KEYS: u32 = 512u;  // four pages
 const SHARE: u32 = 4u;   // 4, 8 or 16 lanes of a key
 const SPAN: u32 = 4u * SHARE;  // quads of a key that they read at a time
@@ -37,7 +39,7 @@ struct Params {
 var<workgroup> scores: array<f32, KEYS>;
 var<workgroup> tops: array<f32, WG / SHARE>;      // of each subgroup: the largest score
 var<workgroup> sums: array<vec4<f32>, WG>;        // of values, of each team
-var<workgroup> totals: array<f32, WG / QUADS>;    // of powers, of each team
+var<workgroup> totals: array<f32, WG / COLUMNS>;  // of powers, of each team
 
 // Four quads, four apart, of a row of q; past the end zeros.
 struct Query {
@@ -113,6 +115,14 @@ struct Early {
     values: Raw,
 }
 
+// Which of the workgroups that share the values of a head this is.
+var<private> part_of_values: u32;
+
+// The quad of values that a lane reads.
+fn own_column(lane: u32) -> u32 {
+    return part_of_values * COLUMNS + lane % COLUMNS;
+}
+
 // The first quad of a key that a lane reads.
 fn own_quad(lane: u32) -> u32 {
     return lane % SHARE / 4u * 16u + lane % 4u;
@@ -125,13 +135,13 @@ fn load_early(kv_head: u32, lane: u32, end: u32) -> Early {
     if (QUADS > SPAN) {
         more_key = load_key(row, kv_head, SPAN + own_quad(lane));
     }
-    return Early(key, more_key, load_values(kv_head, lane, lane / QUADS, end));
+    return Early(key, more_key, load_values(kv_head, lane, lane / COLUMNS, end));
 }
 
 // Four rows of values, TEAMS apart, from key c of the tile on; past `end` that one.
 fn load_values(kv_head: u32, lane: u32, c: u32, end: u32) -> Raw {
     return value_quads(
-        kv_head * QUADS + lane % QUADS,
+        kv_head * QUADS + own_column(lane),
         vec4<u32>(
             tile_row(min(c, end)), tile_row(min(c + TEAMS, end)),
             tile_row(min(c + 2u * TEAMS, end)), tile_row(min(c + 3u * TEAMS, end)),
@@ -148,7 +158,7 @@ fn add_row(quad: cache_quad, lane: u32, c: u32, end: u32) {
         let e = exp(scores[c] - top);
         var value = quad;
         if (FRESH && is_fresh(tile_row(c))) {
-            value = fresh_value(lane % QUADS);
+            value = fresh_value(own_column(lane));
         }
         sum = sum + e * cache_load(value);
         total = total + e;
@@ -181,7 +191,7 @@ fn workgroup_top(own: f32, lane: u32, size: u32) -> f32 {
 // Adds the keys 0 … end of the tile. `again`: there were tiles before, or a sink.
 fn attend_tile(at: u32, kv_head: u32, lane: u32, query: Query, more_query: Query, early: Early, end: u32, again: bool) {
     let part = own_quad(lane);
-    let team = lane / QUADS;
+    let team = lane / COLUMNS;
     let size = subgroupAdd(1u);  // lanes of a subgroup
     var next = early.values;  // fewer teams read the values of longer heads
     if (QUADS > 16u && 4u * TEAMS <= end) {
@@ -248,7 +258,7 @@ fn attend_row(t: u32, head: u32, lane: u32) {
         begin_tile(0u, 0u, 0u);
         early = load_early(kv_head, lane, KEYS - 1u);
     }
-    begin_queries(head, kv_head, lane, row);
+    begin_queries(head, kv_head, lane, row, part_of_values == 0u);
     let query = load_query(at, own_quad(lane));
     var more_query = query;
     if (QUADS > SPAN) {
@@ -259,7 +269,7 @@ fn attend_row(t: u32, head: u32, lane: u32) {
     total = 0.0;
     if (SINKS) {
         top = sink_of(head);
-        total = select(0.0, 1.0, lane < QUADS);  // once: of the first team
+        total = select(0.0, 1.0, lane < COLUMNS);  // once: of the first team
     }
     if (PAGED) {
         let last = last_key(row);
@@ -283,20 +293,22 @@ fn attend_row(t: u32, head: u32, lane: u32) {
         let end = end_of_tile(first, last);
         attend_tile(at, kv_head, lane, query, more_query, load_early(kv_head, lane, end), end, true);
     }
-    let team = lane / QUADS;
+    let team = lane / COLUMNS;
     if (team < TEAMS) {
         sums[lane] = sum;
-        if (lane % QUADS == 0u) {
+        if (lane % COLUMNS == 0u) {
             totals[team] = total;
         }
     }
     workgroupBarrier();
-    if (lane < QUADS) {
+    if (lane < COLUMNS) {
+        // As many rounds as are known when it is compiled: all are asked for at once. (Teams of a subgroup first, by shuffles,
+        // leave half the rounds, but of a number that is not known, which took 0.3 µs longer on an H200.)
         for (var i = 1u; i < TEAMS; i = i + 1u) {
-            sum = sum + sums[i * QUADS + lane];
+            sum = sum + sums[i * COLUMNS + lane];
             total = total + totals[i];
         }
-        out[at + lane] = sum / total;
+        out[at + own_column(lane)] = sum / total;
     }
 }
 
@@ -306,7 +318,9 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let index = group.x + group.y * groups.x;
+    let number = group.x + group.y * groups.x;
+    part_of_values = number % PARTS;
+    let index = number / PARTS;
     let head = index % params.heads;
     if (ONE_ROW) {
         if (index < params.heads) {
@@ -314,7 +328,7 @@ fn main(
         }
         return;
     }
-    let rows_at_once = groups.x * groups.y / params.heads;
+    let rows_at_once = groups.x * groups.y / (params.heads * PARTS);
     if (index < rows_at_once * params.heads) {
         var t = next_row(index / params.heads, rows_at_once, batch_rows());
         while (t < batch_rows()) {

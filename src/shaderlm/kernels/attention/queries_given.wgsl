@@ -1,5 +1,5 @@
 // Queries of attention as they are given; keys and values are all in the cache. Same as queries_rms_norm_rope.
-// Exports: q, k_cache, v_cache, FRESH, begin_queries(head, kv_head, lane, row), query_quad(at, i), is_fresh(row), fresh_key(i),
+// Exports: q, k_cache, v_cache, FRESH, begin_queries(head, kv_head, lane, row, first), query_quad(at, i), is_fresh(row), fresh_key(i),
 // fresh_value(i).
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;         // [tokens, heads, QUADS]
@@ -8,7 +8,7 @@
 
 const FRESH: bool = false;
 
-fn begin_queries(head: u32, kv_head: u32, lane: u32, row: Row) {
+fn begin_queries(head: u32, kv_head: u32, lane: u32, row: Row, first: bool) {
 }
 
 fn query_quad(at: u32, i: u32) -> vec4<f32> {

@@ -45,7 +45,8 @@ fn root_of(first: u32, count: u32) -> f32 {
     return inverseSqrt(total / f32(4u * QUADS) + params.eps);
 }
 
-fn begin_queries(head: u32, kv_head: u32, lane: u32, row: Row) {
+// `first`: of the workgroups of a head.
+fn begin_queries(head: u32, kv_head: u32, lane: u32, row: Row, first: bool) {
     for (var i = lane; i < QUADS; i = i + WG) {
         own_value[i] = cache_pack(v[params.v_first + kv_head * QUADS + i]);
     }
@@ -55,8 +56,8 @@ fn begin_queries(head: u32, kv_head: u32, lane: u32, row: Row) {
         let at = base + lane;
         let queries = at < QUADS;
         let i = at % QUADS;
-        let first = select(params.k_first + kv_head * QUADS, params.q_first + head * QUADS, queries);
-        let raw = head_quad(queries, first + i);
+        let begin = select(params.k_first + kv_head * QUADS, params.q_first + head * QUADS, queries);
+        let raw = head_quad(queries, begin + i);
         let own = raw * head_weight(queries, i);
         var square = dot(raw, raw);
         for (var offset = 1u; offset < width; offset = offset * 2u) {
@@ -67,7 +68,7 @@ fn begin_queries(head: u32, kv_head: u32, lane: u32, row: Row) {
             if (i < params.rotary) {
                 var mate = own;
                 if (!INTERLEAVED) {
-                    mate = head_quad(queries, first + partner(i)) * head_weight(queries, partner(i));
+                    mate = head_quad(queries, begin + partner(i)) * head_weight(queries, partner(i));
                 }
                 value = rotate(own, mate, turn_at(position, i), i);
             }
@@ -81,7 +82,7 @@ fn begin_queries(head: u32, kv_head: u32, lane: u32, row: Row) {
     q_root = root_of(0u, QUADS / width);
     k_root = root_of(QUADS / width, QUADS / width);
     fresh_row = row.slot;
-    if (head % (params.heads / params.kv_heads) == 0u && row.slot < pool_rows()) {
+    if (first && head % (params.heads / params.kv_heads) == 0u && row.slot < pool_rows()) {
         for (var i = lane; i < QUADS; i = i + WG) {
             let at = (row.slot * params.kv_heads + kv_head) * QUADS + i;
             k_cache[at] = fresh_key(i);

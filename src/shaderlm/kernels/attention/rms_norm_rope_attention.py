@@ -15,6 +15,7 @@ from .attention import (
     score_constants,
     score_files,
     single_pass_constants,
+    single_pass_parts,
 )
 from .rope_kv_write import unsupported_reason as rope_unsupported_reason
 
@@ -29,7 +30,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     params |= {name: dims[name] // 4 for name in ("rotary", "q_first", "k_first", "v_first")}
     dispatch = Dispatch(
         Kernel("attention/attention_single_pass", include, frozenset({"subgroups"})),
-        dims["Hq"],
+        dims["Hq"] * single_pass_parts(dims, caps),
         {**params, "scale": scale_of(dims), "eps": float(dims["eps"])},
         {**constants, **score_constants(dims)},
         specialised=caps.policy.specialise_constants,
