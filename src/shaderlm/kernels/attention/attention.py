@@ -139,8 +139,8 @@ def _single_pass_share(dims: Dims, caps: DeviceCaps) -> int:
 def single_pass_parts(dims: Dims, caps: DeviceCaps) -> int:
     """Workgroups of a query head, which share its values: with one row of few heads, most processors are idle.
 
-    H200, 250 keys: of 32 heads of 128, 7.2 µs with 1, 6.0 with 2; of 4 heads of 256, 10.5 with 1, 8.2 with 4. With two for
-    heads of 64, llama-3.2-1b writes its first 128 tokens 1 % slower, and those after 180 3 % faster.
+    H200, 250 keys: of 32 heads of 128, 7.2 µs with 1, 6.0 with 2; of 4 heads of 256, 10.5 with 1, 8.2 with 4. With two
+    for heads of 64, llama-3.2-1b writes its first 128 tokens 1 % slower, and those after 180 3 % faster.
     """
     if dims["tokens"] > 1 or caps.policy.prefer_few_barriers or quads(dims) % 4:
         return 1
