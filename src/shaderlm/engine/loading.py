@@ -128,7 +128,7 @@ def load_with(
         target = opening.result()
         config = config_of_file(kind, file, context, dense=target is None, ignore_keys=ignore_keys)
         moved = (lambda done, total: progress("loading weights", done, total)) if progress else None
-        source = _File(file)
+        source = FileSource(file)
         runner: GpuRunner | NumpyRunner
         options: dict[str, Any] = {"fusions": fusions, "cache": cache, "deterministic": deterministic}
         if target is None:
@@ -198,7 +198,7 @@ def backend_of(device: Device | None) -> str:
     return "" if device is None else f"{device.caps.implementation}: {device.backend_reason}"
 
 
-class _File:
+class FileSource:
     """The weights of a GGUF file, as the runtime asks for them."""
 
     repeats = False

@@ -230,14 +230,19 @@ def rope_table(
     yarn: Yarn | None = None,
     magnitude: float = 1.0,
 ) -> F64:
-    """magnitude · (cos, sin) [positions, rotary / 2, 2] of the angles pos · theta^(−2i / rotary) / factors[i]."""
+    """magnitude · (cos, sin) [positions, rotary / 2, 2] of the angles pos · frequency."""
+    angles = np.asarray(positions, np.float64)[:, None] * rope_frequencies(rotary, theta, factors, yarn)
+    return magnitude * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+
+
+def rope_frequencies(rotary: int, theta: float = 10000.0, factors: Any = None, yarn: Yarn | None = None) -> F64:
+    """theta^(−2i / rotary) / factors[i], [rotary / 2], and what yarn makes of them."""
     frequencies = theta ** (-np.arange(0, rotary, 2, dtype=np.float64) / rotary)
     if factors is not None:
         frequencies = frequencies / np.asarray(factors, np.float64)
     if yarn is not None:
         frequencies = frequencies / yarn.factors(rotary, theta)
-    angles = np.asarray(positions, np.float64)[:, None] * frequencies
-    return magnitude * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+    return frequencies
 
 
 def rope(x: Any, table: Any, interleaved: bool = False) -> F64:

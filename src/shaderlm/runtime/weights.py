@@ -169,7 +169,7 @@ def upload(
     try:
         for name, spec in buffers.items():
             made[name] = device.buffer(spec.nbytes)
-        for piece in _ahead(jobs(buffers, source)):
+        for piece in pieces(buffers, source):
             device.write(made[piece.buffer], piece.data, piece.offset)
             done, waiting = done + piece.data.nbytes, waiting + piece.data.nbytes
             if waiting >= FLUSH_BYTES:  # what is written lies in host memory until the queue has run
@@ -185,8 +185,9 @@ def upload(
     return made
 
 
-def _ahead(todo: Iterator[Job]) -> Iterator[Piece]:
-    """The pieces of all jobs, in order; a few jobs are done ahead by other threads."""
+def pieces(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Piece]:
+    """The contents of weight buffers, in the order of `jobs`; a few jobs are done ahead by other threads."""
+    todo = jobs(buffers, source)
     with ThreadPoolExecutor(THREADS, "weights") as pool:
         running = deque(pool.submit(job) for job in islice(todo, THREADS))
         try:

@@ -89,6 +89,11 @@ class Tokenizer:
             ids = [*ids, vocabulary.eos]
         return ids
 
+    def encoder_json(self) -> str:
+        """The encoder that reads special tokens in the form of a tokenizer.json."""
+        found: str = self._special.to_str()
+        return found
+
     def min_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least. Takes less time than to count them."""
         if (

@@ -1,0 +1,154 @@
+"""plan.json: what a runner in a browser needs to know, of all variants. `docs/web.md` describes it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from ..compile.plan import NONE, BufferSpec, Plan
+from ..compile.steps import Head
+from ..graph.batch import PAGE, RUN_ROWS, last_key
+from ..graph.reference import rope_frequencies
+from ..graph.sampling import BIAS
+from ..models.architecture import Config
+from ..runtime.pages import pages_for
+from ..runtime.runner import FIRST_PAGES
+from .plans import Variant
+from .variants import FEATURES, LIMITS
+
+FORMAT = 1
+MAX_BIASES = 1024  # tokens with a bias of their own
+_ACCESS = {"read-only-storage": "r", "storage": "w", "uniform": "u"}
+
+
+class Shaders:
+    """Shaders of all variants, by the beginning of their hash."""
+
+    def __init__(self) -> None:
+        self.listed: dict[str, dict[str, Any]] = {}
+        self._known: dict[str, str] = {}
+
+    def add(self, source: str, access: tuple[str, ...]) -> str:
+        """The name of a shader, which is listed from now on."""
+        if source not in self._known:
+            text = without_comments(source)
+            name = hashlib.sha256(text.encode()).hexdigest()[:16]
+            self.listed[name] = {"wgsl": text, "bindings": [_ACCESS[each] for each in access]}
+            self._known[source] = name
+        return self._known[source]
+
+
+def without_comments(source: str) -> str:
+    """WGSL without comments, indentation and empty lines: half the bytes. WGSL has no strings that could hold //."""
+    lines = (line.partition("//")[0].strip() for line in source.splitlines())
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def variant_entry(variant: Variant, config: Config, shaders: Shaders) -> dict[str, Any]:
+    """One entry of "variants"."""
+    buffers = _Buffers(variant, config)
+    bodies = [
+        {
+            "rows": step.tokens,
+            "keys": min(config.context, last_key(step.context, config.head_width)),
+            "dispatches": _dispatches(plan, buffers, shaders),
+        }
+        for step, plan in variant.bodies.items()
+    ]
+    heads = [
+        {"rows": head.tokens, "kind": head.kind, "dispatches": _dispatches(plan, buffers, shaders)}
+        for head, plan in variant.heads.items()
+    ]
+    found: dict[str, Any] = {
+        "name": variant.caps.name,
+        "features": sorted(FEATURES[name] for name in variant.features),
+        "limits": _limits(variant, buffers),
+    }
+    if "subgroup_matrix" in variant.features:
+        found["matrix"] = [shape.__dict__ for shape in variant.caps.matrix_shapes]
+        found["subgroup_size"] = variant.caps.subgroup_max
+    return found | {
+        "run_rows": RUN_ROWS if variant.caps.subgroups else None,
+        "states": buffers.states,
+        "first_pages": FIRST_PAGES,
+        "buffers": buffers.listed,
+        "bodies": bodies,
+        "heads": heads,
+    }
+
+
+def _limits(variant: Variant, buffers: _Buffers) -> dict[str, int]:
+    values = {name: variant.limit(name) for name in LIMITS if name != "max_binding"}
+    values["max_binding"] = buffers.largest
+    return {name: values[cap] for cap, names in LIMITS.items() for name in names}
+
+
+def _dispatches(plan: Plan, buffers: _Buffers, shaders: Shaders) -> list[list[Any]]:
+    found = []
+    for launch in plan.launches:
+        slots = launch.step.slots
+        assert all(not slot.offset and slot.size is None for slot in slots), "bindings are whole buffers"
+        name = shaders.add(launch.step.source, tuple(slot.access for slot in slots))
+        bound = [buffers.number(slot.buffer, plan.buffers[slot.buffer]) for slot in slots]
+        found.append([name, *launch.step.grid, *bound])
+    return found
+
+
+class _Buffers:
+    """The buffers of a variant: plans share those of one name, and parameters with the same words."""
+
+    def __init__(self, variant: Variant, config: Config) -> None:
+        rows = max(head.tokens for head in variant.heads)
+        body = next(iter(variant.bodies.values()))
+        self.states = {name: spec.nbytes for name, spec in body.of_role("state").items()}
+        sizes = {
+            NONE: 16,
+            "batch": 16 * (1 + rows),
+            "tokens": 16,
+            "page_table": 4 * max(FIRST_PAGES, pages_for(config.context)),
+            "biases": BIAS.itemsize * MAX_BIASES,
+        }
+        found: dict[str, tuple[str, int]] = {}
+        for plan in variant.plans:
+            for name, spec in plan.buffers.items():
+                if spec.role == "params":
+                    continue
+                role, nbytes = self._role(name, spec), max(spec.nbytes, sizes.get(name, 0))
+                known = found.get(name, (role, 0))
+                found[name] = (known[0] if known[0] == "output" else role, max(nbytes, known[1]))
+        order = ("weight", "table", "state", "input", "output", "scratch")
+        items = sorted(found.items(), key=lambda item: (order.index(item[1][0]), item[0]))
+        self.listed: list[list[Any]] = [[name, role, nbytes] for name, (role, nbytes) in items]
+        self._numbers: dict[Any, int] = {name: i for i, (name, _) in enumerate(items)}
+        per_position = [nbytes for _, role, nbytes in self.listed if role in ("state", "table")]
+        most = max(nbytes for _, _, nbytes in self.listed)
+        self.largest = max(most, max(per_position) * max(FIRST_PAGES * PAGE, config.context))
+
+    def _role(self, name: str, spec: BufferSpec) -> str:
+        """What a head keeps from step to step has one size: a runner makes it and fills it like an input."""
+        return "input" if spec.role == "state" and name not in self.states else spec.role
+
+    def number(self, name: str, spec: BufferSpec) -> int:
+        """The number of a buffer in the list."""
+        if spec.role != "params":
+            return self._numbers[name]
+        words = spec.source["words"]
+        if words not in self._numbers:
+            self._numbers[words] = len(self.listed)
+            self.listed.append([f"params.{len(self.listed)}", "params", list(words)])
+        return self._numbers[words]
+
+
+def tables(config: Config, factors: Mapping[str, Any]) -> dict[str, Any]:
+    """The formulas of rope tables: row p has magnitude · (cos(p · f), sin(p · f)) for every frequency f."""
+    found = {}
+    for name, rope in config.ropes.items():
+        named = rope.factors_for(config.context)
+        own = rope_frequencies(rope.rotary, rope.theta, factors[named] if named else None, rope.yarn)
+        found[name] = {
+            "formula": "rope",
+            "frequencies": (own / rope.linear_scale).tolist(),
+            "magnitude": rope.magnitude,
+        }
+    return found

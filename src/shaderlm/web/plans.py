@@ -1,0 +1,91 @@
+"""The plans of an export: of every variant, for the rows of prompts and of decoding, and for the kinds of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..compile.lowering import Lowering
+from ..compile.plan import BufferSpec, Plan
+from ..compile.steps import Head, body_plan, head_plan
+from ..errors import ModelError
+from ..gpu.caps import DeviceCaps
+from ..graph.batch import CONTEXTS, RUN_ROWS, last_key
+from ..graph.fuse import FUSIONS, fuse
+from ..models.architecture import Architecture, Config, Step
+from ..runtime.sizes import cache_format, max_context, max_tokens, weights_of
+from .variants import PORTABLE, VARIANTS
+
+ROWS = (1, 8, 32, 128, 512)  # of bodies: decoding, and chunks of prompts
+KINDS = ("greedy", "sample", "adjusted")  # of heads
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The plans for one kind of device."""
+
+    caps: DeviceCaps
+    bodies: Mapping[Step, Plan]
+    heads: Mapping[Head, Plan]
+
+    @property
+    def plans(self) -> list[Plan]:
+        """All of them."""
+        return [*self.bodies.values(), *self.heads.values()]
+
+    @property
+    def features(self) -> set[str]:
+        """What the plans need, by the names of `DeviceCaps`."""
+        return {feature for plan in self.plans for feature in plan.needs.features}
+
+    def limit(self, name: str) -> int:
+        """The most that any plan needs of a limit, by the name of `DeviceCaps`."""
+        return max(plan.needs.limits[name] for plan in self.plans)
+
+
+def web_config(config: Config) -> Config:
+    """With as much context as one binding of the least device holds."""
+    return replace(config, context=min(config.context, max_context(config, PORTABLE, cache_format(PORTABLE))))
+
+
+def variants(kind: Architecture, config: Config, precision: str = "fast") -> tuple[list[Variant], dict[str, BufferSpec]]:
+    """The plans of all variants, and the weight buffers that all of them bind.
+
+    A fusion that changes weights, and that not every variant has a kernel for, is left out of all.
+    """
+    fusions = [fusion.name for fusion in FUSIONS]
+    found = [_variant(kind, config, caps, fusions, precision) for caps in VARIANTS]
+    weights = [weights_of(each.plans) for each in found]
+    return found, weights[-1]
+
+
+def _variant(kind: Architecture, config: Config, caps: DeviceCaps, fusions: Sequence[str], precision: str) -> Variant:
+    lowering = Lowering(caps, precision)
+    most = max_tokens(config, caps)
+    bodies, heads = {}, {}
+    for step in _steps(config, caps, most):
+        graph, rejected = fuse(kind.build(config, step), fusions, lowering.unsupported_reason)
+        bodies[step] = body_plan(lowering, graph, rejected, step, config)
+    for rows in (1, most):
+        graph, rejected = fuse(kind.head(config, 1, rows), fusions, lowering.unsupported_reason)
+        for name in KINDS:
+            head = Head(1, rows, name, paged=rows > 1)
+            heads[head] = head_plan(lowering, graph, rejected, head, config)
+    return Variant(caps, bodies, heads)
+
+
+def _steps(config: Config, caps: DeviceCaps, most: int) -> Iterator[Step]:
+    """Rows × context classes. One row has no page table: the sequence of a page is alone in its pool."""
+    cache = cache_format(caps)
+    for rows in sorted({min(rows, most) for rows in ROWS}):
+        for context in contexts(config):
+            yield Step(rows, context, cache, paged=rows > 1)
+            # The kernels of runs read any number of keys in every class. Fewer rows than a run may be in its bucket.
+            if caps.subgroups and rows > RUN_ROWS:
+                break
+
+
+def contexts(config: Config) -> list[str]:
+    """The context classes that sequences of a model reach."""
+    last = next(i for i, name in enumerate(CONTEXTS) if last_key(name, config.head_width) >= config.context)
+    return list(CONTEXTS[: last + 1])
