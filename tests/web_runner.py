@@ -88,8 +88,9 @@ class WebRunner:
         """The smallest body that takes so many rows and sees so many keys."""
         run_rows = self.variant["run_rows"]
         anything = run_rows is not None and rows >= run_rows
-        fitting = [each for each in self.variant["bodies"] if each["rows"] >= rows and (anything or each["keys"] >= keys)]
-        fitting = [each for each in fitting if rows == 1 or each["rows"] > 1]
+        fitting = [
+            each for each in self.variant["bodies"] if each["rows"] >= rows and (anything or each["keys"] >= keys)
+        ]
         return min(fitting, key=lambda each: (each["rows"], each["keys"]), default=None)
 
     def _head(self, rows: int, kind: str) -> dict[str, Any]:
@@ -174,4 +175,4 @@ def table(about: dict[str, Any], positions: int) -> NDArray[np.float32]:
     """(cos, sin) of every position and frequency."""
     assert about["formula"] == "rope", about
     angles = np.arange(positions, dtype=np.float64)[:, None] * np.array(about["frequencies"])
-    return (about["magnitude"] * np.stack([np.cos(angles), np.sin(angles)], axis=-1)).astype(np.float32)
+    return np.asarray(about["magnitude"] * np.stack([np.cos(angles), np.sin(angles)], axis=-1), np.float32)

@@ -20,6 +20,7 @@ from .batch import batch
 from .bench import bench
 from .chat import chat
 from .devices import devices
+from .export_web import export_web
 from .generate import generate
 from .info import info
 from .interrupts import LostInterrupts
@@ -37,7 +38,8 @@ def app() -> None:
     """Large language models on any GPU, through WebGPU."""
 
 
-for command in (generate, chat, serve, batch, tokenize, info, models, pull, rm, devices, plan, tune, bench, profile):
+COMMANDS = (generate, chat, serve, batch, export_web, tokenize, info, models, pull, rm)
+for command in (*COMMANDS, devices, plan, tune, bench, profile):
     app.add_command(command)
 
 

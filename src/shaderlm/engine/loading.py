@@ -114,7 +114,7 @@ def load_with(
         begin_opening(device, backend)  # drivers take up to a second to start
     path = find(model, progress)
     if quantize is not None:
-        path = _quantized(path, quantize, progress, ignore_keys)
+        path = quantized(path, quantize, progress, ignore_keys)
     started = time.perf_counter()
     # The header is read while a device is opened, and the tokenizer is built while weights are copied.
     with open_checkpoint(path) as file, file.named_in_errors(), ThreadPoolExecutor(2, "load") as pool:
@@ -150,7 +150,7 @@ def load_with(
     return LanguageModel(runner, tokenizer, report)
 
 
-def _quantized(path: Path, kind: str, progress: Progress | None, ignore_keys: Collection[str]) -> Path:
+def quantized(path: Path, kind: str, progress: Progress | None, ignore_keys: Collection[str]) -> Path:
     """The quantised copy of a checkpoint, once it is known that the model runs."""
     with open_checkpoint(path) as file, file.named_in_errors():
         check_vocabulary(Vocabulary.from_metadata(file.metadata))
@@ -207,9 +207,11 @@ class FileSource:
         self._file = file
 
     def rows(self, name: str, kind: str, first: int, end: int) -> Array:
+        """Rows of one tensor in a device's format."""
         return rows_for_device(self._file, name, kind, first, end)
 
     def vector(self, name: str) -> Array:
+        """A one-dimensional tensor in f32."""
         return self._file.dense(name)
 
 

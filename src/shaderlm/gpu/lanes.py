@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .program import Program, Slot, Step
 
 if TYPE_CHECKING:
-    from .caps import DeviceCaps
+    from .caps import DeviceCaps, Implementation
     from .device import Device
 
 _SIZES = (32, 64, 128, 256)  # threads of a workgroup: drivers may choose subgroups by it
@@ -60,16 +60,18 @@ def with_probed_lanes(device: Device, adapter: tuple[str, int]) -> DeviceCaps:
 
 def probe(device: Device) -> Lanes:
     """Run the kernel for every size of workgroups that the device allows."""
-    enable = "" if device.caps.implementation == "wgpu" else "enable subgroups;"
-    sizes = [threads for threads in _SIZES if threads <= device.caps.max_invocations]
-    names = [f"lanes of {threads}" for threads in sizes]
-    steps = tuple(
-        Step("lanes", enable + _SOURCE.format(threads=threads), (Slot(name, "storage"),), (1, 1, 1))
-        for threads, name in zip(sizes, names, strict=True)
-    )
-    buffers = {name: 8 * threads for threads, name in zip(sizes, names, strict=True)}
-    found = device.run(Program(buffers, steps, tuple(names)))
+    sources = probe_sources(device.caps.implementation)
+    fitting = {f"lanes of {n}": (n, text) for n, text in sources.items() if n <= device.caps.max_invocations}
+    steps = tuple(Step("lanes", text, (Slot(name, "storage"),), (1, 1, 1)) for name, (_, text) in fitting.items())
+    buffers = {name: 8 * threads for name, (threads, _) in fitting.items()}
+    found = device.run(Program(buffers, steps, tuple(buffers)))
     return judge([raw.view(np.uint32).reshape(-1, 2) for raw in found.values()])
+
+
+def probe_sources(implementation: Implementation) -> dict[int, str]:
+    """The kernel by its threads. Its one buffer has (lane, size) for each thread afterwards."""
+    enable = "" if implementation == "wgpu" else "enable subgroups;"
+    return {threads: enable + _SOURCE.format(threads=threads) for threads in _SIZES}
 
 
 def judge(tables: list[NDArray[np.uint32]]) -> Lanes:

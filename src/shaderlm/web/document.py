@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ..compile.plan import NONE, BufferSpec, Plan
-from ..compile.steps import Head
+from ..gpu.lanes import probe_sources
 from ..graph.batch import PAGE, RUN_ROWS, last_key
 from ..graph.reference import rope_frequencies
 from ..graph.sampling import BIAS
@@ -15,7 +17,7 @@ from ..models.architecture import Config
 from ..runtime.pages import pages_for
 from ..runtime.runner import FIRST_PAGES
 from .plans import Variant
-from .variants import FEATURES, LIMITS
+from .variants import FEATURES, LANGUAGE, LIMITS
 
 FORMAT = 1
 MAX_BIASES = 1024  # tokens with a bias of their own
@@ -48,7 +50,7 @@ def without_comments(source: str) -> str:
 def variant_entry(variant: Variant, config: Config, shaders: Shaders) -> dict[str, Any]:
     """One entry of "variants"."""
     buffers = _Buffers(variant, config)
-    bodies = [
+    bodies: list[dict[str, Any]] = [
         {
             "rows": step.tokens,
             "keys": min(config.context, last_key(step.context, config.head_width)),
@@ -56,17 +58,20 @@ def variant_entry(variant: Variant, config: Config, shaders: Shaders) -> dict[st
         }
         for step, plan in variant.bodies.items()
     ]
-    heads = [
+    heads: list[dict[str, Any]] = [
         {"rows": head.tokens, "kind": head.kind, "dispatches": _dispatches(plan, buffers, shaders)}
         for head, plan in variant.heads.items()
     ]
+    used = {row[0] for each in (*bodies, *heads) for row in each["dispatches"]}
     found: dict[str, Any] = {
         "name": variant.caps.name,
+        "software": variant.caps.software,
         "features": sorted(FEATURES[name] for name in variant.features),
+        "language": language_features(shaders.listed[name]["wgsl"] for name in used),
         "limits": _limits(variant, buffers),
     }
     if "subgroup_matrix" in variant.features:
-        found["matrix"] = [shape.__dict__ for shape in variant.caps.matrix_shapes]
+        found["matrix"] = [asdict(shape) for shape in variant.caps.matrix_shapes]
         found["subgroup_size"] = variant.caps.subgroup_max
     return found | {
         "run_rows": RUN_ROWS if variant.caps.subgroups else None,
@@ -76,6 +81,27 @@ def variant_entry(variant: Variant, config: Config, shaders: Shaders) -> dict[st
         "bodies": bodies,
         "heads": heads,
     }
+
+
+def language_features(sources: Iterable[str]) -> list[str]:
+    """What shaders need of `navigator.gpu.wgslLanguageFeatures`."""
+    words = set[str]().union(*(re.findall(r"\w+", source) for source in sources))
+    return sorted({feature for function, feature in LANGUAGE.items() if function in words})
+
+
+def distinct(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without variants that are the same as the next one for other devices: they would never be of use."""
+    found = []
+    for at, entry in enumerate(entries):
+        rest = entries[at + 1 :]
+        if not any({**entry, "name": other["name"]} == other for other in rest):
+            found.append(entry)
+    return found
+
+
+def probes(shaders: Shaders) -> list[list[Any]]:
+    """Shaders that show how the lanes of subgroups are numbered, with their threads: what `gpu.lanes` runs."""
+    return [[shaders.add(source, ("storage",)), threads] for threads, source in probe_sources("dawn").items()]
 
 
 def _limits(variant: Variant, buffers: _Buffers) -> dict[str, int]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from ..compile.lowering import Lowering
 from ..compile.plan import BufferSpec, Plan
 from ..compile.steps import Head, body_plan, head_plan
-from ..errors import ModelError
+from ..errors import ModelError, RouteError
 from ..gpu.caps import DeviceCaps
 from ..graph.batch import CONTEXTS, RUN_ROWS, last_key
-from ..graph.fuse import FUSIONS, fuse
+from ..graph.fuse import fuse
 from ..models.architecture import Architecture, Config, Step
 from ..runtime.sizes import cache_format, max_context, max_tokens, weights_of
 from .variants import PORTABLE, VARIANTS
@@ -48,26 +48,40 @@ def web_config(config: Config) -> Config:
     return replace(config, context=min(config.context, max_context(config, PORTABLE, cache_format(PORTABLE))))
 
 
-def variants(kind: Architecture, config: Config, precision: str = "fast") -> tuple[list[Variant], dict[str, BufferSpec]]:
-    """The plans of all variants, and the weight buffers that all of them bind.
+def variants(kind: Architecture, config: Config) -> tuple[list[Variant], dict[str, BufferSpec]]:
+    """The plans of all variants, and the weight buffers that all of them bind."""
+    found = []
+    for caps in VARIANTS:
+        try:
+            found.append(_variant(kind, config, caps))
+        except (ModelError, RouteError) as problem:
+            raise ModelError(f"this model cannot run in a browser, variant {caps.name}: {problem}") from problem
+    return found, _shared_weights(found)
 
-    A fusion that changes weights, and that not every variant has a kernel for, is left out of all.
-    """
-    fusions = [fusion.name for fusion in FUSIONS]
-    found = [_variant(kind, config, caps, fusions, precision) for caps in VARIANTS]
-    weights = [weights_of(each.plans) for each in found]
-    return found, weights[-1]
+
+def _shared_weights(found: Sequence[Variant]) -> dict[str, BufferSpec]:
+    """Weights by name. That all variants bind the same, and in the same layout, is what makes one export of them."""
+    shared = weights_of(found[0].plans)
+    for variant in found:
+        own = [plan.of_role("weight") for plan in variant.plans]
+        bound = set[str]().union(*own)
+        others = {name for each in own for name, spec in each.items() if shared.get(name) != spec}
+        if others or bound != set(shared):
+            names = ", ".join(sorted(others | (bound ^ set(shared)))[:3])
+            both = f"the variants {found[0].caps.name} and {variant.caps.name}"
+            raise ModelError(f"{both} of this model want different weights: {names}")
+    return shared
 
 
-def _variant(kind: Architecture, config: Config, caps: DeviceCaps, fusions: Sequence[str], precision: str) -> Variant:
-    lowering = Lowering(caps, precision)
+def _variant(kind: Architecture, config: Config, caps: DeviceCaps) -> Variant:
+    lowering = Lowering(caps, "fast")
     most = max_tokens(config, caps)
     bodies, heads = {}, {}
     for step in _steps(config, caps, most):
-        graph, rejected = fuse(kind.build(config, step), fusions, lowering.unsupported_reason)
+        graph, rejected = fuse(kind.build(config, step), None, lowering.unsupported_reason)
         bodies[step] = body_plan(lowering, graph, rejected, step, config)
     for rows in (1, most):
-        graph, rejected = fuse(kind.head(config, 1, rows), fusions, lowering.unsupported_reason)
+        graph, rejected = fuse(kind.head(config, 1, rows), None, lowering.unsupported_reason)
         for name in KINDS:
             head = Head(1, rows, name, paged=rows > 1)
             heads[head] = head_plan(lowering, graph, rejected, head, config)

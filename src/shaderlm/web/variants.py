@@ -1,6 +1,7 @@
 """The devices that an export has plans for, best first. A page takes the first whose features and limits it gets.
 
-All of them have the limits of sizes that every browser grants, so that one set of weight buffers serves all.
+All of them have the limits of sizes that every browser grants, so that one set of weight buffers serves all. The last
+one is for adapters that compute on a CPU, and for no other: its kernels have few threads and few barriers.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ MATRIX = replace(
     subgroup_max=32,
     matrix_shapes=(MatrixShape("f16", "f32", 16, 16, 16),),
 )
-VARIANTS: tuple[DeviceCaps, ...] = (MATRIX, SUBGROUPS_1024, SUBGROUPS, PORTABLE)
+SOFTWARE = replace(SUBGROUPS, name="software", kind="software")
+VARIANTS: tuple[DeviceCaps, ...] = (MATRIX, SUBGROUPS_1024, SUBGROUPS, PORTABLE, SOFTWARE)
 
+# Language extensions of WGSL by the functions that need them: no `enable`, but a browser may lack them.
+LANGUAGE: Mapping[str, str] = dict.fromkeys(
+    ("dot4I8Packed", "dot4U8Packed", "pack4xI8", "pack4xU8", "pack4xI8Clamp", "unpack4xI8", "unpack4xU8"),
+    "packed_4x8_integer_dot_product",
+)
 # Names of `DeviceCaps` and of the WebGPU specification.
 FEATURES: Mapping[str, str] = {
     "f16": "shader-f16",

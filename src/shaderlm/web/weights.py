@@ -40,7 +40,7 @@ def write_weights(
             file.truncate(min(SHARD_BYTES, total - i * SHARD_BYTES))
     done, wanted = 0, sum(spec.nbytes for spec in buffers.values())
     for piece in pieces(buffers, source):
-        data = memoryview(np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8).data
         _write(files, places[piece.buffer][0] + piece.offset, data)
         done += len(data)
         if progress:

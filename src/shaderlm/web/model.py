@@ -1,0 +1,55 @@
+"""What is exported: an architecture, its sizes, where its weights come from, and its tokenizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..engine.loading import FileSource, config_of_file, quantized
+from ..formats.find import find
+from ..formats.opening import open_checkpoint
+from ..formats.quantize import check_kind
+from ..models.architecture import Architecture, Config
+from ..models.checkpoint import architecture_of
+from ..runtime.weights import Source
+from ..text import Tokenizer, Vocabulary
+
+Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in total
+
+
+@dataclass(frozen=True)
+class Model:
+    """`types`: how many tensors of the checkpoint have which format. A model without a tokenizer reads token ids."""
+
+    name: str
+    architecture: Architecture
+    config: Config
+    source: Source
+    tokenizer: Tokenizer | None
+    types: dict[str, int]
+
+
+@contextmanager
+def opened(
+    model: str | None,
+    *,
+    context: int | None = None,
+    quantize: str | None = None,
+    ignore_keys: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Iterator[Model]:
+    """The model of a file or a folder, as `load` names it, with its file open; arguments as for `load`."""
+    if quantize is not None:
+        check_kind(quantize)
+    path = find(model, progress)
+    if quantize is not None:
+        path = quantized(path, quantize, progress, ignore_keys)
+    with open_checkpoint(path) as file, file.named_in_errors():
+        kind = architecture_of(file)
+        config = config_of_file(kind, file, context, dense=False, ignore_keys=ignore_keys)
+        tokenizer = Tokenizer(Vocabulary.from_metadata(file.metadata))
+        types = Counter(info.kind for info in file.tensors.values())
+        name = str(file.metadata.get("general.name") or file.path.stem)
+        yield Model(name, kind, config, FileSource(file), tokenizer, dict(types.most_common()))
