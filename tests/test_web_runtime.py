@@ -1,0 +1,626 @@
+"""shaderlm.js in a real Chromium (`--browser`): the same tokens as natively, and every fault by its name.
+
+The model is tiny and its adapter is software. Its export is served by a server that counts and damages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shaderlm
+from shaderlm.engine import LanguageModel
+from shaderlm.formats.find import find
+from shaderlm.web.text import text_entry, tokenizer_json
+
+from .browser import Browser
+from .test_smollm2 import SHORT
+from .test_text import VOCABULARIES
+from .test_text import recorded as recorded_texts
+from .test_text import tokenizer as tokenizer_of
+from .tiny_models import write_tiny_llama
+from .web_exports import export_file
+from .web_serving import WebServer, serving
+
+pytestmark = [pytest.mark.xdist_group("web runtime"), pytest.mark.browser]
+
+ASSETS = Path(__file__).parent.parent / "src" / "shaderlm" / "web" / "assets"
+PAGE = (Path(__file__).parent / "web" / "runtime.html").read_bytes()
+VARIANTS = ("portable", "subgroups")
+PATIENCE = 300.0
+PROMPT = "the answer is an other"
+TALK = [{"role": "user", "content": "say the <|im_end|> word"}]
+WEIGHTS = "/model/weights-000.bin"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="q8_0", context=1024)
+
+
+@pytest.fixture(scope="module")
+def native(path: Path) -> Iterator[LanguageModel]:
+    with shaderlm.load(path, device="cpu") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    folder = tmp_path_factory.mktemp("export") / "tiny"
+    export_file(path, folder)
+    inside = (ASSETS / "shaderlm.js").read_bytes() + b"\nexport { Text, TextStream };\n"
+    pages = {"/page.html": PAGE, "/inside/inside.js": inside}
+    with serving(pages, {"model": [folder, ASSETS], "inside": [ASSETS]}) as made:
+        yield made
+
+
+class Page:
+    """The test page in a Chromium. `call` runs JavaScript in which `state`, `shaderlm` and `models` are known."""
+
+    def __init__(self, browser: Browser, server: WebServer) -> None:
+        self.browser, self.server = browser, server
+
+    def open(self) -> None:
+        """Show it anew: nothing is loaded."""
+        self.server.faults.clear()
+        self.server.requests.clear()
+        self.browser.open(f"{self.server.address}/page.html")
+        self.browser.until("window.state")
+
+    def call(self, code: str) -> Any:
+        """The value of an async function's body. As if somebody had clicked: it may open a tab."""
+        expression = f"(async () => {{ const {{ shaderlm, models }} = state; {code} }})()"
+        how = {"expression": expression, "returnByValue": True, "awaitPromise": True, "userGesture": True}
+        answer = self.browser.call("Runtime.evaluate", patience=PATIENCE, **how)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]["exception"]["description"]
+        return answer["result"].get("value")
+
+    def load(self, name: str = "tiny", **options: Any) -> dict[str, Any]:
+        """Load the model under a name; its info."""
+        info: dict[str, Any] = self.call(f"return state.open({json.dumps(name)}, {json.dumps(options)})")
+        return info
+
+    def caught(self, promise: str) -> dict[str, Any]:
+        """The error by which a promise ends. It is one of ours, and nothing was left unhandled."""
+        found: dict[str, Any] | None = self.call(f"return state.caught({promise})")
+        assert found is not None, f"{promise} did not fail"
+        assert found["known"], found
+        self.check()
+        return found
+
+    def check(self) -> None:
+        """Nobody left a rejection unhandled."""
+        assert self.call("return state.rejections") == []
+
+    def complete(self, prompt: Any, options: str = "{}", name: str = "tiny") -> dict[str, Any]:
+        """An answer to a text."""
+        model = f"models[{json.dumps(name)}]"
+        code = f"return state.answer({model}.complete({json.dumps(prompt)}, {options}), {model})"
+        found: dict[str, Any] = self.call(code)
+        return found
+
+    def chat(self, messages: Any, options: str = "{}", name: str = "tiny") -> dict[str, Any]:
+        """An answer to a conversation."""
+        model = f"models[{json.dumps(name)}]"
+        code = f"return state.answer({model}.chat({json.dumps(messages)}, {options}), {model})"
+        found: dict[str, Any] = self.call(code)
+        return found
+
+
+@pytest.fixture(scope="module")
+def page(server: WebServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    browser = Browser(tmp_path_factory.mktemp("browser"), webgpu=True)
+    try:
+        made = Page(browser, server)
+        made.open()
+        yield made
+    finally:
+        browser.close()
+
+
+@pytest.fixture
+def loaded(page: Page) -> Callable[[str], Page]:
+    """The page with a model of a variant, by its name, loaded once."""
+
+    def load(variant: str) -> Page:
+        if page.call(f"return !models[{json.dumps(variant)}]"):
+            info = page.load(variant, variant=variant)
+            assert info["variant"] == variant
+        return page
+
+    return load
+
+
+@pytest.fixture
+def fresh(page: Page) -> Page:
+    """The page without a model, and with an empty cache."""
+    page.open()
+    page.call('await caches.delete("shaderlm")')
+    return page
+
+
+# Answers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_answers_are_the_native_ones(variant: str, loaded: Callable[[str], Page], native: LanguageModel) -> None:
+    page = loaded(variant)
+    answer, expected = page.chat(TALK, "{max_tokens: 10}", variant), native.chat(TALK, max_tokens=10)
+    assert answer["promptTokens"] == len(expected.prompt_ids)
+    assert (answer["ids"], answer["text"]) == (expected.ids, str(expected))
+    assert (answer["finishReason"], answer["completionTokens"]) == ("length", 10)
+    answer, expected = page.complete(PROMPT, "{max_tokens: 6}", variant), native.generate(PROMPT, max_tokens=6)
+    assert (answer["ids"], answer["text"]) == (expected.ids, str(expected))
+    page.check()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sampled_answers_are_the_native_ones(variant: str, loaded: Callable[[str], Page], native: LanguageModel) -> None:
+    page = loaded(variant)
+    for seed in (7, -5, (1 << 64) - 3):
+        options = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "max_tokens": 8}
+        given = json.dumps(options)[:-1] + f', "seed": {seed}n}}'
+        assert page.complete(PROMPT, given, variant)["ids"] == native.generate(PROMPT, seed=seed, **options).ids
+
+
+def test_penalties_and_biases(loaded: Callable[[str], Page], native: LanguageModel) -> None:
+    page = loaded("subgroups")
+    plain = native.generate(PROMPT, max_tokens=8).ids
+    options: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+    expected = native.generate(PROMPT, max_tokens=8, **options).ids
+    assert expected != plain
+    assert page.complete(PROMPT, json.dumps(options | {"max_tokens": 8}), "subgroups")["ids"] == expected
+    banned = plain[0]
+    expected = native.generate(PROMPT, max_tokens=4, logit_bias={banned: float("-inf"), 5: 1.5}).ids
+    given = f"{{max_tokens: 4, logit_bias: {{{banned}: -Infinity, 5: 1.5}}}}"
+    assert page.complete(PROMPT, given, "subgroups")["ids"] == expected
+
+
+def test_stop_strings_are_not_shown(loaded: Callable[[str], Page], native: LanguageModel) -> None:
+    page = loaded("subgroups")
+    whole = str(native.generate(PROMPT, max_tokens=10))
+    for stop in (whole[3:6], whole[1:3], whole[5:] + "x"):
+        expected = native.generate(PROMPT, max_tokens=10, stop=stop)
+        answer = page.complete(PROMPT, f"{{max_tokens: 10, stop: {json.dumps(stop)}}}", "subgroups")
+        assert (answer["text"], answer["finishReason"]) == (str(expected), expected.finish_reason)
+        assert answer["ids"] == expected.ids
+
+
+def test_a_conversation_goes_on_from_the_cache(loaded: Callable[[str], Page], native: LanguageModel) -> None:
+    page = loaded("subgroups")
+    first = page.chat(TALK, "{max_tokens: 4}", "subgroups")
+    talk = [*TALK, {"role": "assistant", "content": first["text"]}, {"role": "user", "content": "more"}]
+    again, expected = page.chat(talk, "{max_tokens: 4}", "subgroups"), native.chat(talk, max_tokens=4)
+    assert again["cachedTokens"] >= first["promptTokens"]
+    assert again["ids"] == expected.ids
+    assert page.chat(TALK, "{max_tokens: 4}", "subgroups")["ids"] == first["ids"]
+
+
+def test_a_long_prompt_makes_the_cache_grow(loaded: Callable[[str], Page], native: LanguageModel) -> None:
+    page = loaded("subgroups")
+    ids = [(i * i) % 200 for i in range(523)]
+    expected = native.generate(ids, max_tokens=3).ids
+    assert page.complete(ids, "{max_tokens: 3}", "subgroups")["ids"] == expected
+    too_long = page.caught(f"models.subgroups.complete({json.dumps([1] * 1025)}).next()")
+    assert too_long["code"] == "input"
+    assert "the context holds 1024" in too_long["message"]
+
+
+def test_an_answer_can_be_stopped(loaded: Callable[[str], Page]) -> None:
+    page = loaded("subgroups")
+    whole = page.complete(PROMPT, "{max_tokens: 20}", "subgroups")["text"]
+    stopped = page.call(f"""
+        const controller = new AbortController(), model = models.subgroups, found = [];
+        const options = {{ max_tokens: 200, signal: controller.signal }};
+        for await (const text of model.complete({json.dumps(PROMPT)}, options)) {{
+            found.push(text);
+            if (found.length === 3) controller.abort();
+        }}
+        return [found.join(""), model.last.finishReason];
+    """)
+    assert stopped == [whole[: len(stopped[0])], "abort"]
+    left = page.call(f"""
+        for await (const text of models.subgroups.complete({json.dumps(PROMPT)}, {{ max_tokens: 200 }})) break;
+        return models.subgroups.last.finishReason;
+    """)
+    assert left == "abort"
+    assert page.complete(PROMPT, "{max_tokens: 20}", "subgroups")["text"] == whole
+    page.check()
+
+
+def test_a_second_call_waits_for_the_first(loaded: Callable[[str], Page], native: LanguageModel) -> None:
+    page = loaded("subgroups")
+    both = page.call(f"""
+        const ask = async (prompt) => {{
+            let all = "";
+            for await (const text of models.subgroups.complete(prompt, {{ max_tokens: 5 }})) all += text;
+            return all;
+        }};
+        return Promise.all([ask({json.dumps(PROMPT)}), ask("an other")]);
+    """)
+    assert both == [str(native.generate(prompt, max_tokens=5)) for prompt in (PROMPT, "an other")]
+
+
+def test_what_is_asked_is_checked(loaded: Callable[[str], Page]) -> None:
+    page = loaded("subgroups")
+    calls = {
+        "complete('')": "empty",
+        "complete(5)": "string",
+        "complete('a\\ud800')": "surrogate",
+        "complete([1, 1e6])": "token ids",
+        "complete('a', {temprature: 1})": "unknown option temprature",
+        "complete('a', {temperature: -1})": "temperature must be",
+        "complete('a', {seed: 1.5})": "seed must be",
+        "complete('a', {logit_bias: {300000: 1}})": "logit_bias must have",
+        "chat([])": "at least one message",
+        "chat([{role: 'poet', content: ''}])": "a role of",
+        "chat([{role: 'user', content: 5}])": "a content that is a string",
+    }
+    for call, words in calls.items():
+        found = page.caught(f"models.subgroups.{call}.next()")
+        assert found["code"] == "input"
+        assert words in found["message"]
+
+
+def test_what_a_thread_spends_on_a_token(
+    page: Page, server: WebServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many dispatches as SmolLM2 has. The bound is loose: software computes on the same cores meanwhile."""
+    export_file(write_tiny_llama(tmp_path / "deep.gguf", kind="q8_0", layers=30), tmp_path / "deep")
+    server.folders["deep"] = [tmp_path / "deep"]
+    page.call('await state.open("deep", {variant: "subgroups", cache: "none"}, "/deep/")')
+    steps = page.call("""
+        const times = [];
+        let before = 0;
+        for await (const text of models.deep.complete("the an", {max_tokens: 60, ignore_eos: true})) {
+            times.push(models.deep.last.hostSeconds - before);
+            before = models.deep.last.hostSeconds;
+        }
+        models.deep.close();
+        return times.slice(5).sort((a, b) => a - b);
+    """)
+    mean, median = 1e3 * sum(steps) / len(steps), 1e3 * steps[len(steps) // 2]
+    with capsys.disabled():
+        print(f"\nhost time per token: mean {mean:.3f} ms, median {median:.3f} ms")
+    assert median < 1.0
+
+
+def test_in_a_worker(page: Page, native: LanguageModel) -> None:
+    expected = str(native.generate(PROMPT, max_tokens=4))
+    code = f"""
+        import {{ load }} from "{page.server.address}/model/shaderlm.js";
+        const model = await load("{page.server.address}/model/", {{ variant: "subgroups" }});
+        let all = "";
+        for await (const text of model.complete({json.dumps(PROMPT)}, {{ max_tokens: 4 }})) all += text;
+        model.close();
+        postMessage(all);
+    """
+    found = page.call(f"""
+        const url = URL.createObjectURL(new Blob([{json.dumps(code)}], {{ type: "text/javascript" }}));
+        const worker = new Worker(url, {{ type: "module" }});
+        return new Promise((done, failed) => {{
+            worker.onmessage = (event) => done(event.data);
+            worker.onerror = (event) => failed(new Error(event.message));
+        }}).finally(() => worker.terminate());
+    """)
+    assert found == expected
+
+
+# Files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_visit_asks_for_no_weights(fresh: Page, native: LanguageModel) -> None:
+    assert fresh.call('return shaderlm.cached("/model/")') is False
+    assert fresh.load(variant="subgroups")["cached"] == "cache"
+    assert (fresh.server.asked("weights-"), fresh.server.asked("tokenizer.json")) == (1, 1)
+    fresh.browser.open("about:blank")
+    fresh.open()
+    assert fresh.call('return shaderlm.cached("/model/")') is True
+    assert fresh.load(variant="subgroups")["cached"] == "cache"
+    asked = [fresh.server.asked(name) for name in ("weights-", "tokenizer.json", "chat_template")]
+    assert asked == [0, 0, 0]
+    assert fresh.complete(PROMPT, "{max_tokens: 4}")["ids"] == native.generate(PROMPT, max_tokens=4).ids
+    weights = fresh.call("return state.progress.filter((each) => each.stage === 'weights').at(-1)")
+    assert weights["done"] == weights["total"] > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [("missing", "fetch", "404"), ("damaged", "damaged", "SHA-256"), ("cut", "fetch", "check the connection")],
+)
+def test_a_faulty_file(fault: Any, code: str, words: str, fresh: Page) -> None:
+    fresh.server.faults[WEIGHTS] = fault
+    found = fresh.caught('state.open("tiny", {variant: "subgroups"})')
+    assert (found["code"], "weights-000.bin" in found["message"]) == (code, True)
+    assert words in found["message"]
+    hashes = [file["sha256"] for file in _files(fresh) if "weights" in file["name"]]
+    assert not any(sha256 in key for key in fresh.call("return state.kept()") for sha256 in hashes)
+    del fresh.server.faults[WEIGHTS]
+    assert fresh.load(variant="subgroups")["cached"] == "cache"
+
+
+def _files(page: Page) -> list[dict[str, Any]]:
+    content = page.server.content("/model/plan.json")
+    assert content is not None
+    files: list[dict[str, Any]] = json.loads(content)["files"]
+    return files
+
+
+@pytest.mark.parametrize("change", ["bytes[100] ^= 1", "bytes = bytes.slice(0, 1000)"])
+def test_a_damaged_cache_is_mended(change: str, fresh: Page, native: LanguageModel) -> None:
+    fresh.load(variant="subgroups")
+    fresh.call(f"""
+        const cache = await caches.open("shaderlm");
+        for (const request of await cache.keys()) {{
+            let bytes = new Uint8Array(await (await cache.match(request)).arrayBuffer());
+            if (request.url.includes("/index/") || bytes.length < 2000) continue;
+            {change};
+            await cache.put(request, new Response(bytes));
+        }}
+    """)
+    fresh.open()
+    assert fresh.load(variant="subgroups")["cached"] == "cache"
+    assert fresh.server.asked("weights-") == 1
+    assert fresh.complete(PROMPT, "{max_tokens: 3}")["ids"] == native.generate(PROMPT, max_tokens=3).ids
+    fresh.open()
+    fresh.load(variant="subgroups")
+    assert fresh.server.asked("weights-") == 0
+
+
+def test_what_an_export_no_longer_has_is_forgotten(fresh: Page) -> None:
+    fresh.load(variant="subgroups")
+    before = fresh.call("return state.kept()")
+    content = fresh.server.content("/model/plan.json")
+    assert content is not None
+    plan = json.loads(content)
+    other = b"{# another template #}" + (fresh.server.content("/model/chat_template.jinja") or b"")
+    old = next(file for file in plan["files"] if file["name"] == "chat_template.jinja")
+    gone = old["sha256"]
+    old |= {"bytes": len(other), "sha256": hashlib.sha256(other).hexdigest()}
+    fresh.server.pages |= {"/model/plan.json": json.dumps(plan).encode(), "/model/chat_template.jinja": other}
+    try:
+        fresh.open()
+        fresh.load(variant="subgroups")
+    finally:
+        for name in ("plan.json", "chat_template.jinja"):
+            del fresh.server.pages[f"/model/{name}"]
+    after = fresh.call("return state.kept()")
+    assert set(before) - set(after) == {f"/.shaderlm/{gone}"}
+
+
+def test_a_full_quota(fresh: Page, native: LanguageModel) -> None:
+    fresh.browser.call("Storage.overrideQuotaForOrigin", origin=fresh.server.address, quotaSize=20_000)
+    try:
+        info = fresh.load(variant="subgroups")
+        assert info["cached"] == "memory"
+        assert any("storage for this page is full" in warning for warning in info["warnings"])
+        said = fresh.call("return state.progress.map((each) => each.message).filter(Boolean)")
+        assert said == info["warnings"]
+        assert fresh.complete(PROMPT, "{max_tokens: 3}")["ids"] == native.generate(PROMPT, max_tokens=3).ids
+        fresh.check()
+    finally:
+        fresh.browser.call("Storage.overrideQuotaForOrigin", origin=fresh.server.address)
+
+
+def test_no_cache_is_used_where_none_is_wanted(fresh: Page) -> None:
+    info = fresh.load(variant="subgroups", cache="none")
+    assert (info["cached"], info["warnings"]) == ("memory", [])
+    assert fresh.call("return state.kept()") == []
+
+
+@pytest.mark.parametrize("stage", ["plan", "weights", "compile"])
+def test_loading_can_be_aborted(stage: str, fresh: Page) -> None:
+    found = fresh.caught(f"""(() => {{
+        const controller = new AbortController();
+        const onProgress = (progress) => progress.stage === "{stage}" && controller.abort();
+        return shaderlm.load("/model/", {{ variant: "subgroups", signal: controller.signal, onProgress }});
+    }})()""")
+    assert found["code"] == "aborted"
+    assert fresh.load(variant="subgroups")["cached"] == "cache"
+
+
+def test_navigating_away_and_back(fresh: Page, native: LanguageModel) -> None:
+    fresh.call('window.loading = state.open("tiny", {variant: "subgroups"}).catch(() => {}); ')
+    fresh.browser.open("about:blank")  # while it is loading
+    fresh.open()
+    fresh.load(variant="subgroups")
+    fresh.call(f"models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 500 }}).next()")
+    fresh.browser.open("about:blank")  # while it answers
+    fresh.open()
+    fresh.load(variant="subgroups")
+    assert fresh.server.asked("weights-") == 0
+    assert fresh.complete(PROMPT, "{max_tokens: 3}")["ids"] == native.generate(PROMPT, max_tokens=3).ids
+
+
+def test_two_tabs_at_once(fresh: Page, native: LanguageModel) -> None:
+    found = fresh.call(f"""
+        const other = window.open("/page.html");
+        while (!other.state) await new Promise((done) => setTimeout(done, 20));
+        const ask = async (its) => {{
+            await its.open("tiny", {{ variant: "subgroups" }});
+            return its.answer(its.models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 3 }}), its.models.tiny);
+        }};
+        const both = await Promise.all([ask(state), ask(other.state)]);
+        const left = other.state.rejections;
+        other.close();
+        return [both.map((each) => each.ids), left];
+    """)
+    expected = native.generate(PROMPT, max_tokens=3).ids
+    assert found == [[expected, expected], []]
+    fresh.check()
+
+
+# Devices ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_lost_in_mid_answer(fresh: Page) -> None:
+    fresh.load(variant="subgroups")
+    found = fresh.caught(f"""(async () => {{
+        for await (const text of models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 500 }})) {{
+            state.devices.at(-1).destroy();
+        }}
+    }})()""")
+    assert found["code"] == "device-lost"
+    assert "Load the model again" in found["message"]
+    assert fresh.caught("models.tiny.complete('a').next()")["code"] == "device-lost"
+    assert fresh.call("return (await models.tiny.lost).code") == "device-lost"
+    fresh.load(variant="subgroups")
+    assert fresh.complete(PROMPT, "{max_tokens: 2}")["completionTokens"] == 2
+
+
+def test_a_closed_model(fresh: Page) -> None:
+    fresh.load(variant="subgroups")
+    found = fresh.caught(f"""(async () => {{
+        for await (const text of models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 500 }})) models.tiny.close();
+    }})()""")
+    assert found["code"] == "closed"
+    assert fresh.caught("models.tiny.chat([{role: 'user', content: 'a'}]).next()")["code"] == "closed"
+
+
+def test_too_little_memory(fresh: Page) -> None:
+    found = fresh.caught("""(() => {
+        const pop = GPUDevice.prototype.popErrorScope;
+        GPUDevice.prototype.popErrorScope = async function () {
+            await pop.apply(this);
+            return new GPUOutOfMemoryError("as if");
+        };
+        return state.open("tiny", {variant: "subgroups"}).finally(() => (GPUDevice.prototype.popErrorScope = pop));
+    })()""")
+    assert found["code"] == "out-of-memory"
+    assert "MiB of GPU memory" in found["message"]
+
+
+def test_what_a_browser_may_lack(fresh: Page) -> None:
+    """It is taken away one by one; then the page is opened anew."""
+    nothing = "{ requestAdapter: async () => null }"
+    assert fresh.caught(f'shaderlm.load("/model/", {{ gpu: {nothing} }})')["code"] == "no-adapter"
+    found = fresh.caught('shaderlm.load("/model/", { variant: "best" })')
+    assert found["code"] == "input"
+    assert "portable" in found["message"]
+    found = fresh.caught('shaderlm.load("/model/", { variant: "matrix" })')
+    assert found["code"] == "no-variant"
+    assert "matrix: it lacks the feature" in found["message"]
+    assert fresh.caught('shaderlm.load("/nothing/")')["code"] == "fetch"
+    assert fresh.caught('shaderlm.load("/model/", { cash: "none" })')["code"] == "input"
+    fresh.call('Object.defineProperty(navigator, "gpu", { value: undefined, configurable: true })')
+    assert fresh.caught('shaderlm.load("/model/")')["code"] == "no-webgpu"
+    fresh.call('Object.defineProperty(window, "isSecureContext", { value: false, configurable: true })')
+    assert fresh.caught('shaderlm.load("/model/")')["code"] == "insecure"
+    fresh.open()
+
+
+# Text ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_token_ids_are_those_of_python(name: str, page: Page) -> None:
+    words = tokenizer_of(name)
+    special = next(iter(words.special_tokens))
+    texts = [*(text for text, _ in recorded_texts(name)), f"a {special} b{special}", special, "", " ", "▁", "\u00a0 \ufeff"]
+    about = json.dumps(text_entry(words, None))
+    page.server.pages["/inside/tokenizer.json"] = tokenizer_json(words).encode()
+    found = page.call(f"""
+        const {{ Text }} = await import("/inside/inside.js");
+        const tokenizer = await (await fetch("/inside/tokenizer.json", {{ cache: "no-store" }})).json();
+        const text = new Text({{ ...{about}, add_bos: false }}, tokenizer, null);
+        window.text = text;
+        return {json.dumps(texts)}.map((each) => {{
+            const [ids, plain] = [true, false].map((parseSpecial) => text.encode(each, {{ parseSpecial }}));
+            return [ids, plain, text.decode(ids)];
+        }});
+    """)
+    for text, (ids, plain, decoded) in zip(texts, found, strict=True):
+        assert ids == words.encode(text), repr(text)
+        assert plain == words.encode(text, parse_special=False), repr(text)
+        assert decoded == words.decode(ids), repr(text)
+
+
+def test_special_tokens_in_messages_are_text(page: Page) -> None:
+    """Also where a message is nothing else, and lies between two special tokens."""
+    words = tokenizer_of("phi-3")
+    end = "<|end|>"
+    about = json.dumps(text_entry(words, None))
+    page.server.pages["/inside/tokenizer.json"] = tokenizer_json(words).encode()
+    template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
+    found = page.call(f"""
+        const {{ Text }} = await import("/inside/inside.js");
+        const tokenizer = await (await fetch("/inside/tokenizer.json", {{ cache: "no-store" }})).json();
+        const text = new Text({{ ...{about}, add_bos: false }}, tokenizer, {json.dumps(template)});
+        return ["{end}", "a {end} b", "hello"].map((content) => text.encodeChat([{{ role: "user", content }}], {{}}, false));
+    """)
+    mark = "\U000f0000"
+    for content, ids in zip([end, f"a {end} b", "hello"], found, strict=True):
+        marked = content.replace(end, end[0] + mark + end[1:])
+        assert ids == words.encode_marked(f"<|user|>{marked}<|end|>", mark)
+        assert ids.count(words.special_tokens[end]) == 1
+
+
+def test_text_is_whole_characters(page: Page) -> None:
+    found = page.call("""
+        const { TextStream } = await import("/inside/inside.js");
+        const bytes = [...new TextEncoder().encode("a\\ufeff€ END of 😀"), 0xf0, 0x9f];
+        const text = { bytesOf: (id) => Uint8Array.of(id) };
+        const pieces = (stop) => {
+            const stream = new TextStream(text, stop);
+            const found = [];
+            for (const byte of bytes) if (!stream.stopped) found.push(stream.push(byte));
+            return [...found, stream.finish()].filter(Boolean);
+        };
+        return [pieces([]), pieces(["END of", "never"]), pieces(["😀!"])];
+    """)
+    assert found[0] == list("a\ufeff€ END of 😀")
+    assert "".join(found[1]) == "a\ufeff€ "
+    assert "".join(found[2]) == "a\ufeff€ END of 😀"
+
+
+# The interface -----------------------------------------------------------------------------------------------------
+
+
+def test_the_types_are_those_of_the_module(loaded: Callable[[str], Page]) -> None:
+    page, types = loaded("subgroups"), (ASSETS / "shaderlm.d.ts").read_text(encoding="utf-8")
+    declared = re.findall(r"^export (?:function|class) (\w+)", types, re.M)
+    assert page.call("return Object.keys(shaderlm).sort()") == sorted(declared)
+
+    def members(name: str) -> set[str]:
+        body = re.search(rf"^export interface {name} {{\n(.*?)^}}", types, re.M | re.S)
+        assert body is not None
+        return set(re.findall(r"^  (?:readonly )?(\w+)\??[:(]", body[1], re.M))
+
+    own = page.call("""
+        const model = models.subgroups;
+        return [...Object.getOwnPropertyNames(Object.getPrototypeOf(model)), ...Object.keys(model)];
+    """)
+    assert set(own) - {"constructor"} == members("Model")
+    assert set(page.call("return Object.keys(models.subgroups.info)")) == members("ModelInfo")
+    page.complete(PROMPT, "{max_tokens: 1}", "subgroups")
+    assert set(page.call("return Object.keys(models.subgroups.last)")) == members("AnswerInfo")
+    options = page.caught("models.subgroups.complete('a', {x: 1}).next()")["message"].split("The options are ")[1]
+    assert set(options.split(", ")) == members("GenerationOptions")
+    options = page.caught("shaderlm.load('/model/', {x: 1})")["message"].split("The options are ")[1]
+    assert set(options.split(", ")) == members("LoadOptions")
+    script = (ASSETS / "shaderlm.js").read_text(encoding="utf-8")
+    codes = set(re.findall(r'ShaderlmError\(\s*"([\w-]+)"', script))
+    assert codes == set(re.findall(r'^  \| "([\w-]+)"', types, re.M))
+
+
+# A whole model -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recorded_answers_of_smollm2(variant: str, page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A software adapter takes seconds for a token of plans that are made for GPUs."""
+    folder = tmp_path_factory.getbasetemp() / "smollm2 web"
+    if not folder.exists():
+        export_file(find(None), folder)
+    page.server.folders["smollm2"] = [folder]
+    page.call(f'await state.open("smollm2", {{variant: "{variant}", cache: "none"}}, "/smollm2/")')
+    answer = page.complete(SHORT["prompt"], "{max_tokens: 3}", "smollm2")
+    page.call("models.smollm2.close()")
+    assert answer["ids"] == SHORT["greedy_ids"][:3]
