@@ -18,6 +18,7 @@ from shaderlm.server.app import make_app
 from shaderlm.server.running import Server, make_server
 from shaderlm.server.served import Served
 from shaderlm.server.service import Service
+from shaderlm.server.web import Export
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Running:
 
 @contextmanager
 def running(
-    load_model: Callable[[], Served],
+    load_model: Callable[[], Served] | None,
     *,
     keys: Sequence[str] = (),
     origins: Sequence[str] = ("localhost",),
@@ -48,8 +49,10 @@ def running(
     drain: float = 5.0,
     wait: bool = True,
     port: int = 0,
+    web: Export | None = None,
+    host: str = "127.0.0.1",
 ) -> Iterator[Running]:
-    """A server, from its first answer to its end. `wait`: until the model is loaded."""
+    """A server, from its first answer to its end. `wait`: until the model is loaded. `web`: an export beside it."""
     ready, loaded, address = threading.Event(), threading.Event(), ""
 
     def listening(found: str) -> None:
@@ -59,13 +62,13 @@ def running(
 
     service = Service(load_model, metrics=metrics, slots=slots)
     service.on_loaded = lambda served: loaded.set()
-    app = make_app(service, keys=keys, origins=Origins(origins))
-    server = make_server(app, service, host="127.0.0.1", port=port, drain=drain, ready=listening)
+    app = make_app(service, keys=keys, origins=Origins(origins), host=host, web=web)
+    server = make_server(app, service, host=host, port=port, drain=drain, ready=listening)
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:
         assert ready.wait(30), "the server does not listen"
-        assert not wait or loaded.wait(30), f"the model is not loaded: {service.failure}"
+        assert not wait or load_model is None or loaded.wait(30), f"the model is not loaded: {service.failure}"
         yield Running(address, service, server, thread)
     finally:
         server.should_exit = True

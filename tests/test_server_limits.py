@@ -40,6 +40,8 @@ from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("server")
 
+CERTIFICATES = Path(__file__).parent / "data" / "tls"
+TLS = ("--ssl-cert-file", CERTIFICATES / "server.pem", "--ssl-key-file")
 NOT_TEXT = Path(__file__).parent / "data" / "vocab" / "gpt-2.gguf"
 LONG: dict[str, Any] = {"messages": ASK, "temperature": 0, "ignore_eos": True, "max_tokens": 1500, "stream": True}
 
@@ -670,7 +672,12 @@ def test_the_command_serves_until_sigterm(path: Path) -> None:
         (["--api-key-file", os.devnull], 2, "--api-key-file"),
         (["--api-key-file", NOT_TEXT], 2, "must be UTF-8"),
         (["--chat-template-file", NOT_TEXT], 2, "must be UTF-8"),
-        (["--ssl-cert-file", __file__, "--ssl-key-file", __file__], 2, "both must be PEM files"),
+        ([*TLS, __file__], 2, "no line -----BEGIN PRIVATE"),
+        (["--ssl-cert-file", __file__, "--ssl-key-file", CERTIFICATES / "server.key"], 2, "no line -----BEGIN CERT"),
+        (["--ssl-cert-file", CERTIFICATES / "server.pem"], 2, "belong together"),
+        (["--ssl-cert-file", CERTIFICATES / "none", "--ssl-key-file", __file__], 2, "does not exist"),
+        ([*TLS, CERTIFICATES / "other.key"], 2, "other.key is not the key of --ssl-cert-file"),
+        ([*TLS, CERTIFICATES / "locked.key"], 2, "locked.key needs a password"),
         (["--chat-template", "{% if %}"], 1, "the chat template of this model is broken"),
         (["--ctx-size", 10**6], 2, "context must be a whole number from 1 to"),
         (["--kv-memory", "1"], 2, "at least one page"),

@@ -26,7 +26,7 @@ from .serving import Running, running
 
 pytestmark = pytest.mark.xdist_group("server page")
 
-ASSETS = Path(__file__).parent.parent / "src" / "shaderlm" / "server" / "assets"
+ASSETS = Path(__file__).parent.parent / "src" / "shaderlm" / "page" / "assets"
 SCHEMES = ("light", "dark")
 CONTEXT = 512
 LONG = "word " * 60
@@ -124,7 +124,8 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     for reference in re.findall(r'(?:src|href)="([^"#]+)"', page):
         assert (ASSETS / reference.removeprefix("assets/")).is_file(), reference
     for script in ASSETS.glob("*.js"):
-        for name in re.findall(r'from "\./([^"]+)"', script.read_text(encoding="utf-8")):
+        text = script.read_text(encoding="utf-8")
+        for name in re.findall(r'(?:from |import\()"\./([^"]+)"', text):
             assert (ASSETS / name).is_file(), f"{script.name} imports {name}"
 
 
@@ -211,7 +212,11 @@ def test_a_conversation(show: Show, speaker: Speaker) -> None:
     browser.until(READY)
     assert texts(browser, "#model") == ["tiny-chat"]
     assert texts(browser, "#device") == [f"Test GPU 3000 · wgpu · context {CONTEXT}"]
-    assert browser.run("document.activeElement.id") == "prompt"
+    click(browser, "Model information")
+    rows = dict(zip(texts(browser, "dt"), texts(browser, "dd"), strict=True))
+    assert (rows["Runs on"], rows["Device"], rows["Context"]) == ("the server", "Test GPU 3000", f"{CONTEXT} tokens")
+    click(browser, "Close")
+    browser.run("document.getElementById('prompt').focus()")
     assert ask(browser, "hello") == "Hello to you."
     assert ask(browser, "and now") == "2: and now", "the whole conversation is sent"
     assert texts(browser, "article.user .text") == ["hello", "and now"]
@@ -432,6 +437,7 @@ def test_a_stream_may_be_split_anywhere(show: Show, size: int) -> None:
     def answered(stream: str) -> Any:
         """What becomes of a stream that comes in parts of so many bytes."""
         return browser.run(f"""import("/assets/answer.js").then(async ({{Answer}}) => {{
+            const {{chat}} = await import("/assets/api.js");
             const bytes = new TextEncoder().encode({json.dumps(stream)});
             const parts = Array.from({{length: Math.ceil(bytes.length / {size})}},
                 (_, i) => bytes.slice({size} * i, {size} * (i + 1)));
@@ -442,7 +448,7 @@ def test_a_stream_may_be_split_anywhere(show: Show, size: int) -> None:
             const message = {{role: "assistant", content: "", figures: {{}}, ended: "left"}};
             const seen = new Set();
             const answer = new Answer({{settings: {{}}, messages: [message]}}, message);
-            await answer.run(null, () => seen.add(message.progress?.done));
+            await answer.run({{chat, defaults: null, hasSchemas: true}}, () => seen.add(message.progress?.done));
             globalThis.fetch = kept;
             return {{...message, seen: [...seen]}};
         }})""")
@@ -730,6 +736,14 @@ WIDE = {
 }
 
 
+# What leaves the window, and what is too small for a finger.
+OUTSIDE = """[...document.querySelectorAll('#page *, dialog[open] *')].filter(n => n.checkVisibility()
+    && !n.closest('pre, .table, .unseen') && (n.getBoundingClientRect().right > innerWidth + 0.5
+    || n.getBoundingClientRect().left < -0.5)).map(n => n.outerHTML.slice(0, 80))"""
+SMALL = """[...document.querySelectorAll('button, select, input')].filter(n => n.checkVisibility())
+    .map(n => [n.textContent, n.getBoundingClientRect().height]).filter(([, h]) => h < 24 && h !== 13)"""
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", [360, 1200])
@@ -740,16 +754,11 @@ def test_the_page_fits(show: Show, scheme: str, width: int) -> None:
     browser.until("document.querySelectorAll('article').length === 2")
     browser.run("document.querySelectorAll('details').forEach(n => n.open = true)")
     assert browser.run("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
-    outside = """[...document.querySelectorAll('#page *, dialog[open] *')].filter(n => n.checkVisibility()
-        && !n.closest('pre, .table, .unseen') && (n.getBoundingClientRect().right > innerWidth + 0.5
-        || n.getBoundingClientRect().left < -0.5)).map(n => n.outerHTML.slice(0, 80))"""
-    assert browser.run(outside) == []
+    assert browser.run(OUTSIDE) == []
     assert browser.run("document.getElementById('prompt').getBoundingClientRect().width") > 180
     click(browser, "Settings")
-    assert browser.run(outside) == []
-    small = """[...document.querySelectorAll('button, select, input')].filter(n => n.checkVisibility())
-        .map(n => [n.textContent, n.getBoundingClientRect().height]).filter(([, h]) => h < 24 && h !== 13)"""
-    assert browser.run(small) == [], "large enough for a finger"
+    assert browser.run(OUTSIDE) == []
+    assert browser.run(SMALL) == [], "large enough for a finger"
     browser.press("Escape", 27)
     if width == 360:
         assert not browser.run("document.getElementById('new').checkVisibility({checkVisibilityCSS: true})")

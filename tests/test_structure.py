@@ -36,7 +36,7 @@ WGSL = sorted(KERNELS.rglob("*.wgsl"))
 # Imports -------------------------------------------------------------------------------------------------
 
 LAYERS: tuple[str, ...] = ("errors", "files", "formats", "text", "graph", "gpu", "kernels", "models", "compile")
-LAYERS += ("runtime", "ops", "engine", "bench", "profile", "server", "cli")
+LAYERS += ("runtime", "ops", "engine", "page", "bench", "profile", "server", "cli")
 PEERS = (
     {"formats", "text", "graph", "gpu"},
     {"models", "kernels"},

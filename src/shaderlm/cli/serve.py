@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..errors import InputError, ModelError
 from .loading import leave_line, load_model, progress_bar, status
@@ -107,8 +110,14 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
     help="auto: thoughts are told from the answer. none: they are text.",
 )
 @click.option("--embedding", "--embeddings", is_flag=True, help="Answer /v1/embeddings.")
-@click.option("--ssl-cert-file", type=click.Path(exists=True, dir_okay=False), help="Certificate, for HTTPS.")
-@click.option("--ssl-key-file", type=click.Path(exists=True, dir_okay=False), help="Its private key.")
+@click.option(
+    "--web",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Host an export of export-web at /web/: browsers compute by themselves. Without -m, no model is loaded here.",
+)
+@click.option("--ssl-cert-file", type=click.Path(exists=True, dir_okay=False), help="Certificate (PEM), for HTTPS.")
+@click.option("--ssl-key-file", type=click.Path(exists=True, dir_okay=False), help="Its private key (PEM).")
 @click.option(
     "--drain", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, help="Seconds to finish requests in."
 )
@@ -128,6 +137,7 @@ def serve(
     """Answer OpenAI's, Anthropic's and llama-server's HTTP APIs.
 
     A browser shows a chat at the server's address. Ctrl-C lets requests finish, twice ends them.
+    Browsers give WebGPU, which --web needs, to HTTPS and to this machine alone: other devices need --ssl-cert-file.
     """
     _check_packages()
     from ..formats.embedded import NAME as DEFAULT_MODEL
@@ -135,11 +145,16 @@ def serve(
     from ..server.app import make_app
     from ..server.running import allow_connections, make_server
     from ..server.service import Service
+    from ..server.web import Export
 
     keys = _keys(given["api_keys"], given["api_key_file"])
     template = _template(given["chat_template"], given["chat_template_file"])
     if (given["ssl_cert_file"] is None) != (given["ssl_key_file"] is None):
         raise click.UsageError("--ssl-cert-file and --ssl-key-file belong together; give both.")
+    web = None if given["web"] is None else Export(Path(given["web"]))
+    hosts_only = web is not None and model is None
+    if hosts_only:
+        _refuse_model_options()
     if given["n_predict"] == 0:
         raise click.UsageError("--n-predict must be −1 (until the end) or at least 1, got 0.")
     if model is not None and is_synthetic(model):
@@ -152,7 +167,9 @@ def serve(
     origins = Origins(given["cors_origins"] or ("localhost",))
     _log_to_stderr()
     host = given["host"]
-    if not keys and not is_loopback(host):
+    if web is not None and not is_loopback(host) and given["ssl_cert_file"] is None:
+        print(f"shaderlm: {_INSECURE}", file=sys.stderr)
+    if not hosts_only and not keys and not is_loopback(host):
         print(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it", file=sys.stderr)
 
     def load() -> Served:
@@ -172,15 +189,17 @@ def serve(
         nonlocal address
         address = found
         _tell(f"listening on {address}")
+        if web is not None:
+            _tell(f"{_reachable(address)}/web/ runs {web.name} in browsers")
 
     def loaded(served: Served) -> None:
         where = f"{address} has a chat, {address}/v1 is for OpenAI's clients"
         _tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 
     allow_connections()
-    service = Service(load, metrics=given["metrics"], slots=given["slots"])
+    service = Service(None if hosts_only else load, metrics=given["metrics"], slots=given["slots"])
     server = make_server(
-        make_app(service, keys=keys, origins=origins, host=host),
+        make_app(service, keys=keys, origins=origins, host=host, web=web),
         service,
         host=host,
         port=given["port"],
@@ -199,6 +218,33 @@ def serve(
         leave_line()
         os._exit(code)  # a thread reads a file or compiles, and cannot be stopped
     sys.exit(code)
+
+
+# Options that say nothing about a model.
+_WITHOUT_MODEL = {"web", "host", "port", "cors_origins", "ssl_cert_file", "ssl_key_file", "drain"}
+_INSECURE = (
+    "browsers on other devices need HTTPS for WebGPU; give --ssl-cert-file and --ssl-key-file, or /web/ runs only here"
+)
+
+
+def _refuse_model_options() -> None:
+    """What would have no effect is a mistake: --api-key, for example, protects nothing of an export."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        if given and param.name not in _WITHOUT_MODEL:
+            raise click.UsageError(f"{param.opts[-1]} is for a model that this server runs; give -m with it, too.")
+
+
+def _reachable(address: str) -> str:
+    """The address with one of this machine instead of `0.0.0.0`, which nobody can open."""
+    scheme, _, port = address.rpartition(":")
+    if scheme.rpartition("/")[2] not in ("0.0.0.0", "[::]"):
+        return address
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+        found.connect(("192.0.2.1", 9))  # an address for documents: nothing is sent, but a route is chosen
+        return f"{scheme.partition('/')[0]}//{found.getsockname()[0]}:{port}"
+    return address
 
 
 def _synthetic(

@@ -15,9 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import InputError
 from .errors import ApiError
 
-# Answered without a key: whether the server is there, and the page, which asks its user for one.
-PUBLIC = ("/health", "/")
-PUBLIC_FOLDER = "/assets/"
+# Answered without a key: whether the server is there; the page, which asks its user for one; and an export, whose page
+# asks the server for nothing else.
+PUBLIC = ("/health", "/", "/web")
+PUBLIC_FOLDERS = ("/assets/", "/web/")
 
 
 def origin_of(text: str) -> tuple[str, str, int | None] | None:
@@ -93,7 +94,7 @@ class Access:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        public = scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDER)
+        public = scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDERS)
         if not public and not self._keys and not self._is_own(headers.get("host", "")):
             name = headers.get("host", "")
             allowed = f"use its address, or start it with --api-key or --cors-origins http://{name}"

@@ -13,7 +13,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -60,6 +60,7 @@ from .types.openai import (
 )
 from .types.responses import Response as OpenAIResponse
 from .types.responses import ResponseEvent, ResponsesRequest
+from .web import Export
 
 MAX_BODY_BYTES = 16 << 20  # a prompt of a million tokens has a third of it
 LARGE_BODY_BYTES = 1 << 20
@@ -151,7 +152,8 @@ def _computing(kind: Any, compute: Callable[[Served, Any], Any]) -> Handler:
 
 
 async def _health(service: Service, request: Request) -> Response:
-    service.served  # noqa: B018 (a 503 while there is no model)
+    if service.has_model:
+        service.served  # noqa: B018 (a 503 while it is being loaded)
     return _json(Health("ok"))
 
 
@@ -206,6 +208,25 @@ async def _openapi(request: Request) -> Response:
 
 async def _page(request: Request) -> Response:
     return asset(request.path_params.get("name", "index.html"))
+
+
+async def _to_web(request: Request) -> Response:
+    return RedirectResponse("web/")  # relative: the server may be behind a proxy, below any path
+
+
+def _own_routes(service: Service, web: Export | None) -> list[Route]:
+    """What is no API: its description, the page, and an export. Without a model the export is all there is."""
+
+    async def hosted(request: Request) -> Response:
+        assert web is not None
+        return web.response(request.path_params["path"], request)
+
+    found = [Route("/openapi.json", _openapi, methods=["GET"]), Route("/assets/{name}", _page, methods=["GET"])]
+    found.append(Route("/", _page if service.has_model else _to_web, methods=["GET"]))
+    if web is not None:
+        found.append(Route("/web", _to_web, methods=["GET"]))
+        found.append(Route("/web/{path:path}", hosted, methods=["GET"]))
+    return found
 
 
 _CHAT = _generating(ChatRequest, Chat)
@@ -385,8 +406,15 @@ def _routing_error(request: Request, problem: HTTPException) -> ApiError:
     return ApiError(404, f"there is no {request.url.path}; /openapi.json lists what there is")
 
 
-def make_app(service: Service, *, keys: Sequence[str] = (), origins: Origins, host: str = "127.0.0.1") -> ASGIApp:
-    """The application over a service that may still load its model."""
+def make_app(
+    service: Service,
+    *,
+    keys: Sequence[str] = (),
+    origins: Origins,
+    host: str = "127.0.0.1",
+    web: Export | None = None,
+) -> ASGIApp:
+    """The application over a service that may still load its model. `web`: what `/web/` has."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -394,14 +422,9 @@ def make_app(service: Service, *, keys: Sequence[str] = (), origins: Origins, ho
         yield
         await service.stop()
 
-    own = [
-        Route("/openapi.json", _openapi, methods=["GET"]),
-        Route("/", _page, methods=["GET"]),
-        Route("/assets/{name}", _page, methods=["GET"]),
-    ]
     expected = (ApiError, ShaderlmError, RecursionError, HTTPException, ClientDisconnect)
     app = Starlette(
-        routes=[*(_route(service, endpoint) for endpoint in ENDPOINTS), *own],
+        routes=[*(_route(service, endpoint) for endpoint in ENDPOINTS), *_own_routes(service, web)],
         lifespan=lifespan,
         exception_handlers=dict.fromkeys((*expected, Exception), _on_error),
     )

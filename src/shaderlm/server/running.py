@@ -7,11 +7,13 @@ import errno
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -155,6 +157,31 @@ def allow_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def check_certificate(cert_file: str, key_file: str) -> None:
+    """InputError: they cannot be used for HTTPS, and why."""
+    for path, kind, option in (
+        (cert_file, "CERTIFICATE", "--ssl-cert-file"),
+        (key_file, "PRIVATE KEY", "--ssl-key-file"),
+    ):
+        try:
+            text = Path(path).read_bytes()
+        except OSError as problem:
+            raise InputError(f"{option} {path} cannot be read: {(problem.strerror or str(problem)).lower()}") from None
+        if f"{kind}-----".encode() not in text:
+            raise InputError(f"{option} {path} has no line -----BEGIN {kind}-----; it must be a PEM file with one")
+
+    def refuse() -> str:  # OpenSSL would ask for it at the terminal
+        raise InputError(f"--ssl-key-file {key_file} needs a password; give a key without: openssl pkey -in FILE")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert_file, key_file, refuse)
+    except ssl.SSLError as problem:
+        if "MISMATCH" in (problem.reason or ""):
+            raise InputError(f"--ssl-key-file {key_file} is not the key of --ssl-cert-file {cert_file}") from None
+        reason = problem.reason or problem
+        raise InputError(f"{cert_file} and {key_file} are no certificate and key in PEM form ({reason})") from None
+
+
 def make_server(
     app: ASGIApp,
     service: Service,
@@ -182,11 +209,7 @@ def make_server(
         backlog=2048,
         **options,
     )
-    try:
-        config.load()
-    except OSError as problem:
-        expected = "both must be PEM files, and belong together"
-        raise InputError(
-            f"{ssl_cert_file} and {ssl_key_file} are no certificate and key ({problem}); {expected}"
-        ) from None
+    if ssl_cert_file is not None and ssl_key_file is not None:
+        check_certificate(ssl_cert_file, ssl_key_file)
+    config.load()
     return Server(config, service, drain, ready)

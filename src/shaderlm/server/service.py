@@ -1,4 +1,4 @@
-"""The model behind the server: loading it, giving it requests, loading it again after its device is lost, draining."""
+"""The model behind the server, if it has one: loading, requests, loading again after its device is lost, draining."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class WriteCoalescing:
 
 
 class Service:
-    """Holds the model while there is one. Its methods are for the event loop."""
+    """Holds the model while there is one; `load` None: there is never one. Its methods are for the event loop."""
 
-    def __init__(self, load: Callable[[], Served], *, metrics: bool = False, slots: bool = True) -> None:
+    def __init__(self, load: Callable[[], Served] | None, *, metrics: bool = False, slots: bool = True) -> None:
         self._load = load
         self._served: Served | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -79,9 +79,11 @@ class Service:
 
     def start(self) -> None:
         """Load the model. Requests get a 503 meanwhile."""
-        self._loading = asyncio.create_task(self._loaded(None))
+        if self._load is not None:
+            self._loading = asyncio.create_task(self._loaded(None))
 
     async def _loaded(self, lost: Served | None) -> None:
+        assert self._load is not None
         try:
             if lost is not None:
                 await asyncio.to_thread(lost.model.close)
@@ -96,13 +98,20 @@ class Service:
             await self.stop()
 
     @property
+    def has_model(self) -> bool:
+        """Is there one, loaded or not?"""
+        return self._load is not None
+
+    @property
     def is_loading(self) -> bool:
         """Does a thread still load a model?"""
-        return self._served is None and self.failure is None and not self._stopped
+        return self.has_model and self._served is None and self.failure is None and not self._stopped
 
     @property
     def served(self) -> Served:
-        """The model; a 503 while there is none."""
+        """The model; a 503 while there is none, a 501 if there never is."""
+        if self._load is None:
+            raise ApiError(501, "this server computes nothing, it only hosts /web/; start it with -m MODEL for its API")
         if self._served is None:
             wait = {"Retry-After": str(RETRY_SECONDS)}
             if self._ending:

@@ -44,7 +44,7 @@ export function problemOf(status, error = {}, wait = null) {
 }
 
 // A name of a field stays as it is.
-function sentence(text) {
+export function sentence(text) {
   const first = /^[a-z]+[ ,:]/.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
   return /[.!?]$/.test(first) ? first : `${first}.`;
 }

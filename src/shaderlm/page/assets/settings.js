@@ -1,4 +1,4 @@
-// Settings of a conversation: the form, and what a request has of them. A field that is empty has the server's value.
+// Settings of a conversation: the form, and what a request has of them. A field that is empty has the source's value.
 
 import { byId } from "./dom.js";
 
@@ -10,8 +10,8 @@ const TEXTS = ["system", "stop", "schema"];
 
 const field = (name) => byId("settings").elements[name];
 
-/** Fields of a request. Where neither people nor the page say anything, the server's values for a chat are sent. */
-export function requestFields(settings, defaults) {
+/** Fields of a request. Where neither people nor the page say anything, the source's values for a chat are sent. */
+export function requestFields(settings, defaults, hasSchemas = true) {
   const found = {};
   for (const name of ["temperature", "top_p", "top_k", "min_p"]) {
     if (defaults?.[name] !== undefined) found[name] = defaults[name];
@@ -19,7 +19,7 @@ export function requestFields(settings, defaults) {
   for (const name of NUMBERS) if (settings[name] !== undefined) found[name] = settings[name];
   const stop = (settings.stop ?? "").split("\n").filter((line) => line !== "");
   if (stop.length) found.stop = stop;
-  if (settings.schema) {
+  if (settings.schema && hasSchemas) {
     const schema = JSON.parse(settings.schema);
     found.response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
   }
@@ -27,17 +27,17 @@ export function requestFields(settings, defaults) {
 }
 
 /** What is set, in few words. */
-export function summary(settings) {
+export function summary(settings, hasSchemas) {
   const words = [];
   if (settings.system) words.push("system prompt");
-  if (settings.schema) words.push("JSON schema");
+  if (settings.schema && hasSchemas) words.push("JSON schema");
   const numbers = NUMBERS.filter((name) => settings[name] !== undefined);
   for (const name of numbers) words.push(`${name.replaceAll("_", " ")} ${settings[name]}`);
   if (settings.stop) words.push("stop strings");
   return words.join(" · ");
 }
 
-/** The server's own values stand where nothing is given. */
+/** The source's own values stand where nothing is given. */
 export function showDefaults(defaults) {
   for (const name of NUMBERS) {
     const value = defaults[name];
@@ -56,6 +56,7 @@ function checkSchema() {
       problem = `This is not JSON: ${error.message}`;
     }
   }
+  if (byId("schema-part").hidden) problem = ""; // nobody could mend it
   field("schema").setCustomValidity(problem);
   field("schema").setAttribute("aria-invalid", String(problem !== ""));
   byId("schema-problem").textContent = problem;
@@ -69,8 +70,9 @@ function read() {
 }
 
 /** Let people change settings. `apply` gets the new ones; Escape and Cancel change nothing. */
-export function startSettings(apply) {
+export function startSettings(apply, hasSchemas) {
   const form = byId("settings");
+  byId("schema-part").hidden = !hasSchemas;
   field("schema").addEventListener("input", checkSchema);
   form.addEventListener("submit", () => apply(read())); // method=dialog: only a form that is right is submitted
   byId("settings-reset").addEventListener("click", () => {

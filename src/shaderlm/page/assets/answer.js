@@ -1,10 +1,9 @@
-// Gets one answer: sends the conversation, and puts what comes into the message. Knows no page.
+// Gets one answer: asks a source, and puts what comes into the message. Knows no page, and not which source it is.
 
-import { chat } from "./api.js";
 import { Problem } from "./problems.js";
 import { requestFields } from "./settings.js";
 
-/** The conversation as the server takes it. Answers that failed are left out; what a person said twice is joined. */
+/** The conversation as a source takes it. Answers that failed are left out; what a person said twice is joined. */
 export function turns(messages, system) {
   const found = system ? [{ role: "system", content: system }] : [];
   for (const { role, content } of messages) {
@@ -27,12 +26,12 @@ export class Answer {
   }
 
   /** Until the end, however it comes. `changed` is called after each part. Only faults of the page are thrown. */
-  async run(defaults, changed) {
+  async run({ chat, defaults, hasSchemas }, changed) {
     const { message, conversation } = this;
     const before = conversation.messages.slice(0, conversation.messages.indexOf(message));
     const start = performance.now();
     try {
-      const fields = requestFields(conversation.settings, defaults);
+      const fields = requestFields(conversation.settings, defaults, hasSchemas);
       if (fields.response_format) message.isJson = true;
       const request = { ...fields, messages: turns(before, conversation.settings.system) };
       for await (const chunk of chat(request, this.#abort.signal)) {

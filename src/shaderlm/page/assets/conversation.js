@@ -1,4 +1,4 @@
-// Draws a conversation: one article for each message, with what can be done to it. Knows neither server nor storage.
+// Draws a conversation: one article for each message, with what can be done to it. Knows neither sources nor storage.
 
 import { copyButton, grow, make, sends } from "./dom.js";
 import { showMarkdown } from "./markdown.js";

@@ -3,11 +3,14 @@
 import { Answer } from "./answer.js";
 import { ConversationView } from "./conversation.js";
 import { announce, byId, byTouch, grow, sends } from "./dom.js";
-import { askForKey, startKey } from "./key.js";
+import { source as local } from "./local.js";
 import { startMenu } from "./menu.js";
-import { connect, server } from "./server.js";
+import { source as server } from "./server.js";
 import { openSettings, startSettings, summary } from "./settings.js";
 import { Store } from "./store.js";
+
+// An export says so in its index.html. Asking for its plan would be an error at every start on a server.
+const source = document.documentElement.dataset.source === "local" ? local : server;
 
 const SAVE_MS = 1000; // between two times that an answer is kept while it is being written
 const NEAR_END = 60; // pixels: who reads the end stays at the end
@@ -24,12 +27,18 @@ let isLeaving = false; // the browser ends requests of a page that is left: that
 
 function show() {
   const answer = running.get(current.id);
-  view.show(current, server.model, answer?.message);
+  view.show(current, source.model, answer?.message);
   byId("empty").hidden = current.messages.length > 0;
   byId("send").hidden = answer !== undefined;
+  showReady();
   byId("stop").hidden = answer === undefined;
-  byId("active").textContent = summary(current.settings);
+  byId("active").textContent = summary(current.settings, source.hasSchemas);
   menu.show(current.id);
+}
+
+/** The source can answer now, or no longer. What people write meanwhile stays. */
+function showReady() {
+  byId("send").disabled = !source.isReady;
 }
 
 const isAtEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END;
@@ -62,7 +71,7 @@ function remove(conversation) {
 
 async function answerTo(conversation) {
   // Until its end is known, an answer counts as one that the page left.
-  const message = { role: "assistant", content: "", model: server.model, figures: {}, ended: "left" };
+  const message = { role: "assistant", content: "", model: source.model, figures: {}, ended: "left" };
   conversation.messages.push(message);
   conversation.updated = Date.now();
   const answer = new Answer(conversation, message);
@@ -72,21 +81,16 @@ async function answerTo(conversation) {
   announce("The answer is being written");
   const draw = drawing(conversation, message);
   try {
-    await answer.run(server.defaults, draw.soon);
+    await answer.run(source, draw.soon);
   } finally {
     draw.end();
     running.delete(conversation.id);
   }
   if (isLeaving) return;
   if (store.get(conversation.id) === conversation) store.save(conversation); // it may be deleted meanwhile
-  const needsKey = message.problem?.kind === "key";
-  if (needsKey && (await askForKey())) {
-    connect();
-    return again(conversation);
-  }
+  if (message.problem && (await source.recover(message.problem))) return again(conversation);
   if (conversation === current) ended(message);
   else menu.show(current.id);
-  if (message.problem && !needsKey) connect();
 }
 
 // Draws once a frame at most, and keeps what came once a second.
@@ -142,6 +146,7 @@ function send() {
   const field = byId("prompt");
   const text = field.value.trim();
   if (!text || running.has(current.id)) return;
+  if (!source.isReady) return announce("The model is not loaded yet");
   field.value = "";
   grow(field);
   current.messages.push({ role: "user", content: text });
@@ -175,11 +180,12 @@ function startComposer() {
 function startConversations() {
   for (const id of ["new", "new-short"]) byId(id).addEventListener("click", () => { menu.close(); startNew(); });
   byId("open-settings").addEventListener("click", () => openSettings(current.settings));
+  byId("open-info").addEventListener("click", () => byId("info-dialog").showModal());
   startSettings((settings) => {
     current.settings = settings;
     store.save(current);
-    byId("active").textContent = summary(settings);
-  });
+    byId("active").textContent = summary(settings, source.hasSchemas);
+  }, source.hasSchemas);
   addEventListener("hashchange", openFromAddress);
   addEventListener("pagehide", () => {
     isLeaving = true;
@@ -199,9 +205,8 @@ function openFromAddress() {
   else startNew();
 }
 
-startKey();
 startComposer();
 startConversations();
 openFromAddress();
-await connect();
+await source.start(showReady);
 show();

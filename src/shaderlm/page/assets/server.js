@@ -1,0 +1,66 @@
+// The source of answers that a server is: what it serves, and whether it is there. Asks again until it is.
+//
+// A source has: model (a name), defaults (of settings), isReady, hasSchemas, start(changed), chat(request, signal),
+// and recover(problem), which is true if the same question may be asked again at once.
+
+import { chat, props } from "./api.js";
+import { askForKey, startKey } from "./key.js";
+import { Problem } from "./problems.js";
+import { showDefaults } from "./settings.js";
+import { count, showInfo, showStatus } from "./status.js";
+
+const AGAIN_MS = 2000;
+const TITLES = { unavailable: "Waiting for the model", key: "A key is needed" };
+
+let timer = null;
+
+/** The name of the implementation, without the reason for it. */
+const backendName = (text) => text.split(":", 1)[0];
+
+function connected(found) {
+  const settings = found.default_generation_settings;
+  source.model = found.model_alias;
+  source.defaults = settings.params;
+  const context = `context ${count(settings.n_ctx)}`;
+  const line = (backend) => [found.device, backend, context].filter(Boolean).join(" · ");
+  showStatus("ready", found.model_alias, line(backendName(found.backend)), line(found.backend));
+  showInfo([
+    ["Model", found.model_alias], ["Runs on", "the server"], ["Device", found.device], ["WebGPU", found.backend],
+    ["Context", `${count(settings.n_ctx)} tokens`], ["Version", found.build_info],
+  ]);
+  document.title = `${found.model_alias} – shaderlm`;
+  showDefaults(settings.params);
+}
+
+/** Ask what is served. Where that fails, say why and ask again. */
+async function connect() {
+  clearTimeout(timer);
+  try {
+    connected(await props());
+  } catch (problem) {
+    if (!(problem instanceof Problem)) throw problem;
+    if (problem.kind === "key" && (await askForKey())) return connect();
+    const title = TITLES[problem.kind] ?? "No connection";
+    showStatus(problem.kind === "unavailable" ? "waiting" : "lost", title, `${problem.title} ${problem.advice}`);
+    if (problem.kind !== "key") timer = setTimeout(connect, AGAIN_MS);
+  }
+}
+
+export const source = {
+  model: null,
+  defaults: null,
+  isReady: true, // a question to a server that is away says so
+  hasSchemas: true,
+  chat,
+
+  start() {
+    startKey();
+    return connect();
+  },
+
+  async recover(problem) {
+    const isAnswered = problem.kind === "key" && (await askForKey());
+    if (isAnswered || problem.kind !== "key") connect();
+    return isAnswered;
+  },
+};

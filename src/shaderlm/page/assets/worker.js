@@ -1,0 +1,61 @@
+// Runs the model in a thread of its own, so that the page stays responsive: hashing, tokenising and submitting work
+// take time that would be missing for drawing. Knows no page.
+//
+// Takes {id, task, …}: check, load, chat, and stop of a chat. Answers {id, kind, …}: progress, text, and at last done
+// or failed. {kind: "lost"} belongs to no task.
+
+import * as runtime from "../shaderlm.js";
+
+const folder = new URL("..", import.meta.url).href;
+const stops = new Map(); // id of a chat → its AbortController
+let model = null;
+
+async function readPlan() {
+  const response = await fetch(new URL("plan.json", folder)).catch(() => null);
+  if (response?.ok) return response.json();
+  const reason = response ? `the server answers ${response.status}` : "the server does not answer";
+  throw new runtime.ShaderlmError("fetch", `plan.json is not there: ${reason}. Is it still running?`);
+}
+
+/** What is known before anything large is fetched. */
+async function check() {
+  const { model: about, text } = await readPlan();
+  const found = { model: about, sampling: text?.sampling ?? {}, isCached: await runtime.cached(folder) };
+  if (!navigator.gpu) found.missing = "no-webgpu";
+  else if (!(await navigator.gpu.requestAdapter())) found.missing = "no-adapter";
+  return found;
+}
+
+async function load({ id }) {
+  model = await runtime.load(folder, { onProgress: (progress) => postMessage({ id, kind: "progress", ...progress }) });
+  model.lost.then(({ code, message }) => postMessage({ kind: "lost", code, message }));
+  return { info: model.info };
+}
+
+async function chat({ id, messages, options }) {
+  const stop = new AbortController();
+  stops.set(id, stop);
+  const given = { ...options, signal: stop.signal };
+  const texts = model.info.chat ? model.chat(messages, given) : model.complete(messages.at(-1).content, given);
+  try {
+    for await (const text of texts) postMessage({ id, kind: "text", text, ...figures() });
+  } finally {
+    stops.delete(id);
+  }
+  return { ...figures(), finishReason: model.last.finishReason };
+}
+
+const figures = () => ({ tokens: model.last.completionTokens, rate: model.last.tokensPerSecond || null });
+
+const TASKS = { check, load, chat };
+
+addEventListener("message", async ({ data }) => {
+  const { id, task } = data;
+  if (task === "stop") return stops.get(data.of)?.abort();
+  try {
+    postMessage({ id, kind: "done", ...(await TASKS[task](data)) });
+  } catch (problem) {
+    const code = problem instanceof runtime.ShaderlmError ? problem.code : "unknown";
+    postMessage({ id, kind: "failed", code, message: problem.message });
+  }
+});
