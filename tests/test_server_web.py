@@ -19,9 +19,9 @@ from shaderlm.page import assets, export_files, listed_files, service_worker
 from shaderlm.server.web import Export
 
 from .command_line import shaderlm, start
+from .fake_exports import WEIGHTS, fake_export
 from .fake_runner import FakeRunner, model_of, tiny_tokenizer
 from .serving import Running, running
-from .fake_exports import WEIGHTS, fake_export
 
 CERTIFICATES = Path(__file__).parent / "data" / "tls"
 

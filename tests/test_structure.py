@@ -36,15 +36,15 @@ WGSL = sorted(KERNELS.rglob("*.wgsl"))
 # Imports -------------------------------------------------------------------------------------------------
 
 LAYERS: tuple[str, ...] = ("errors", "files", "formats", "text", "graph", "gpu", "kernels", "models", "compile")
-LAYERS += ("runtime", "ops", "engine", "page", "bench", "profile", "server", "cli")
+LAYERS += ("runtime", "ops", "engine", "page", "bench", "profile", "server", "web", "cli")
 PEERS = (
     {"formats", "text", "graph", "gpu"},
     {"models", "kernels"},
-    {"cli", "bench", "profile", "server"},
+    {"cli", "bench", "profile", "server", "web"},
     {"runtime", "text"},
     {"compile", "text"},
 )
-ALLOWED = {("cli", "bench"), ("cli", "profile"), ("cli", "server")}
+ALLOWED = {("cli", "bench"), ("cli", "profile"), ("cli", "server"), ("cli", "web")}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:

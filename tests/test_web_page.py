@@ -17,10 +17,10 @@ import pytest
 from shaderlm.server.web import Export
 
 from .browser import Browser
+from .fake_exports import fake_export
 from .serving import Running, running
 from .test_profile_page import CONTRAST
 from .test_server_page import DONE, NAMELESS, OUTSIDE, READY, SCHEMES, SMALL, ask, click, say, texts
-from .fake_exports import fake_export
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("server page")]
 

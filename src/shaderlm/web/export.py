@@ -6,23 +6,24 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..graph.batch import PAGE
 from ..models.architecture import Config
+from ..page import service_worker
 from ..runtime.runner import rope_factors
 from .document import FORMAT, Shaders, distinct, probes, tables, variant_entry
 from .folder import new_folder
 from .model import Model, Progress
 from .plans import Variant, variants, web_config
-from .static import runtime_files
+from .static import static_files
 from .text import text_entry, tokenizer_json
 from .weights import layout, write_weights
 
-PLAN, TOKENIZER, TEMPLATE = "plan.json", "tokenizer.json", "chat_template.jinja"
+PLAN, TOKENIZER, TEMPLATE, WORKER = "plan.json", "tokenizer.json", "chat_template.jinja", "sw.js"
 _READ_BYTES = 1 << 20
 _ROOM = 16 << 20  # for plan.json, the tokenizer and the page, before they are made
 
@@ -31,14 +32,15 @@ def export(model: Model, folder: Path, *, force: bool = False, progress: Progres
     """Write a folder; what its plan.json holds."""
     config = web_config(model.config)
     texts = _texts(model)  # before anything is written: they may be refused
-    static = runtime_files()
+    static = static_files()
     found, weights = variants(model.architecture, config)
     places, total = layout(weights)
-    with new_folder(folder, {PLAN, TOKENIZER, TEMPLATE, *static}, total + _ROOM, force) as made:
+    with new_folder(folder, {PLAN, TOKENIZER, TEMPLATE, WORKER, *_top(static)}, total + _ROOM, force) as made:
         moved = (lambda done, of: progress("writing weights", done, of)) if progress else None
         files = write_weights(made, weights, model.source, moved)
         files += [_written(made / name, content) for name, content in texts.items()]
         for name, content in static.items():
+            (made / name).parent.mkdir(exist_ok=True)
             _written(made / name, content)
         document = {
             "format": FORMAT,
@@ -52,8 +54,17 @@ def export(model: Model, folder: Path, *, force: bool = False, progress: Progres
             "max_sequences": 1,
             **_plans(found, config),
         }
-        _written(made / PLAN, json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode())
+        plan = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        small = {**texts, **static, PLAN: plan}  # all but the weights, which the runtime keeps
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in small.items()}
+        _written(made / WORKER, service_worker(hashes))
+        _written(made / PLAN, plan)
     return document
+
+
+def _top(paths: Iterable[str]) -> set[str]:
+    """What a folder itself has of these paths."""
+    return {path.partition("/")[0] for path in paths}
 
 
 def _plans(found: list[Variant], config: Config) -> dict[str, Any]:
