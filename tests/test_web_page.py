@@ -16,11 +16,13 @@ import pytest
 
 from shaderlm.server.web import Export
 
-from .browser import Browser
+from .browser import WEBGPU, Browser
+from .command_line import shaderlm
 from .fake_exports import fake_export
 from .serving import Running, running
 from .test_profile_page import CONTRAST
 from .test_server_page import DONE, NAMELESS, OUTSIDE, READY, SCHEMES, SMALL, ask, click, say, texts
+from .tiny_models import write_tiny_llama
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("server page")]
 
@@ -450,3 +452,38 @@ def test_all_states_fit_and_can_be_read(show: Show, scheme: str, width: int) -> 
     visible = "(n => n.bottom <= innerHeight && n.top >= 0)(document.getElementById('prompt').getBoundingClientRect())"
     assert browser.run(visible), "the box for messages stays in sight"
     assert browser.complaints() == []
+
+
+# The real runtime ----------------------------------------------------------------------------------------
+
+
+def test_a_real_model_without_a_network(tmp_path: Path) -> None:
+    """What `export-web` writes, hosted, loaded and asked; then without its server. The adapter is SwiftShader."""
+    model = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0", context=256)
+    done = shaderlm("export-web", model, tmp_path / "export")
+    assert done.code == 0, done.err
+    browser = Browser(tmp_path, flags=WEBGPU)
+    try:
+        with running(None, web=Export(tmp_path / "export")) as server:
+            browser.open(f"{server.url}/web/")
+            browser.until(OFFERED)
+            browser.run(f"{OFFERED}.click()")
+            browser.until(READY)
+            for name, value in {"max_tokens": 8, "temperature": 0}.items():
+                browser.run(f"document.querySelector('#settings [name={name}]').value = {value}")
+            browser.run("document.getElementById('settings').requestSubmit()")
+            first = ask(browser, "hello")
+            assert texts(browser, ".problem") == []
+            assert re.search(r"tokens/s · [1-8] tokens?", texts(browser, ".figures")[0])
+            browser.run(KEPT)
+            address = browser.run("location.href")
+            browser.open("about:blank")
+        browser.open(address)
+        browser.until(READY)
+        click(browser, "Regenerate")
+        browser.until(f"document.querySelector('article.assistant > .markdown').textContent !== '' && {DONE}")
+        assert texts(browser, "article.assistant > .markdown") == [first], "the same tokens"
+        assert texts(browser, ".problem") == []
+        assert [each for each in browser.complaints() if "service worker" not in each] == []
+    finally:
+        browser.close()
