@@ -145,6 +145,12 @@ def _memory_of(declared: str, aliases: Mapping[str, str], consts: Mapping[str, s
     return _size_of(declared, aliases)
 
 
+def workgroup_memory(source: str) -> int:
+    """Bytes of workgroup memory that a composed source declares."""
+    aliases, consts = dict(_ALIAS.findall(source)), dict(_CONST.findall(source))
+    return sum(_memory_of(declared, aliases, consts) for declared in _WORKGROUP.findall(source))
+
+
 def compose(
     kernel: Kernel,
     constants: Mapping[str, Constant] | None = None,
@@ -271,16 +277,14 @@ def _compose(
     body = _numbered(_without(body, unbound, kernel.name))
     enables = _enables(kernel.needs, target)
     consts = dict(_CONST.findall(body))
-    aliases = dict(_ALIAS.findall(body))
     found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
     if [i for i, _, _ in found] != list(range(len(found))):
         raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in found]}")
-    memory = sum(_memory_of(declared, aliases, consts) for declared in _WORKGROUP.findall(body))
     return Shader(
         text="\n".join([*enables, body]),
         unroll=kernel.unroll,
         bindings=tuple((name, _ACCESS[space]) for _, space, name in found),
         params=fields,
         workgroup_size=_evaluate("WG", consts),
-        workgroup_memory=memory,
+        workgroup_memory=workgroup_memory(body),
     )

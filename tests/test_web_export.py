@@ -1,0 +1,462 @@
+"""`shaderlm export-web`: a folder that is complete by itself, and that gives the tokens that the engine gives."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shaderlm.errors import ModelError
+from shaderlm.formats.opening import open_checkpoint
+from shaderlm.gpu import Device
+from shaderlm.gpu.lanes import judge
+from shaderlm.gpu.program import Program, Slot, Step
+from shaderlm.graph.sampling import OUTPUT
+from shaderlm.kernels.wgsl import workgroup_memory
+from shaderlm.runtime.runner import SamplerSettings
+from shaderlm.runtime.weights import pieces
+from shaderlm.text import Tokenizer, Vocabulary
+from shaderlm.web import export as exporting
+from shaderlm.web import weights as web_weights
+from shaderlm.web.document import distinct, without_comments
+from shaderlm.web.export import export
+from shaderlm.web.model import opened
+from shaderlm.web.plans import variants, web_config
+from shaderlm.web.text import tokenizer_json
+
+from .checkpoints import PROMPTS, names, recorded, write_gguf
+from .command_line import shaderlm
+from .gguf_files import quantised
+from .runners import runner_of
+from .tiny_models import tiny_metadata, write_tiny_llama
+from .web_runner import WebRunner, weight_stream
+
+# A dense one with factors of rope and its own output matrix; experts, windows and sinks; learned positions and tied
+# embeddings, with matrices in blocks; two rope tables.
+MODELS = {"llama-llama3": None, "gpt-oss": None, "gpt2": "q8_0", "gemma3": None}
+# What every browser grants.
+PORTABLE = {
+    "maxStorageBufferBindingSize": 128 << 20,
+    "maxBufferSize": 256 << 20,
+    "maxComputeInvocationsPerWorkgroup": 256,
+    "maxComputeWorkgroupSizeX": 256,
+    "maxStorageBuffersPerShaderStage": 8,
+    "maxComputeWorkgroupStorageSize": 16 << 10,
+    "maxComputeWorkgroupsPerDimension": 65_535,
+}
+LIMITS = {
+    "portable": PORTABLE,
+    "subgroups": {**PORTABLE, "maxStorageBuffersPerShaderStage": 10},
+    "software": {**PORTABLE, "maxStorageBuffersPerShaderStage": 10},
+}
+
+
+def exported(model: Path, folder: Path, **options: Any) -> dict[str, Any]:
+    with opened(str(model), **options) as found:
+        export(found, folder)
+    plan: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    return plan
+
+
+def checkpoint(folder: Path, name: str, kind: str | None) -> Path:
+    plain = write_gguf(folder / f"{name}.gguf", recorded(name))
+    return plain if kind is None else quantised(plain, folder / f"{name}-{kind}.gguf", kind)
+
+
+class Exported:
+    """A checkpoint, and its export."""
+
+    def __init__(self, folder: Path, name: str, model: Path) -> None:
+        self.name, self.model, self.folder = name, model, folder / f"{name} web"
+        self.plan = exported(model, self.folder)
+
+    def variant(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(each for each in self.plan["variants"] if each["name"] == name)
+        return found
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Exported]:
+    """What was exported: tests do not come in the order of models."""
+    return {}
+
+
+@pytest.fixture(params=MODELS)
+def made(
+    request: pytest.FixtureRequest, known: dict[str, Exported], tmp_path_factory: pytest.TempPathFactory
+) -> Exported:
+    name = request.param
+    if name not in known:
+        folder = tmp_path_factory.mktemp("web")
+        known[name] = Exported(folder, name, checkpoint(folder, name, MODELS[name]))
+    return known[name]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    folder = tmp_path_factory.mktemp("tiny")
+    return Exported(folder, "tiny", write_tiny_llama(folder / "tiny.gguf", kind="q4_0", context=640))
+
+
+# The folder --------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_complete(made: Exported) -> None:
+    plan, folder = made.plan, made.folder
+    assert plan["format"] == 1
+    assert {path.name for path in folder.iterdir()} >= {"plan.json", "tokenizer.json", "chat_template.jinja"}
+    for file in plan["files"]:
+        data = (folder / file["name"]).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"]), file["name"]
+    end = 0
+    for name, (offset, nbytes) in plan["weights"].items():  # in order, none over another, none missing
+        assert offset == -(-end // 256) * 256, name
+        end = offset + nbytes
+    stream = sum(file["bytes"] for file in plan["files"] if file["name"].startswith("weights-"))
+    assert stream == end == plan["model"]["weight_bytes"]
+    assert [each["name"] for each in plan["variants"]][-2:] == ["portable", "software"]
+    assert [each["software"] for each in plan["variants"]] == [each["name"] == "software" for each in plan["variants"]]
+    for variant in plan["variants"]:
+        check_variant(plan, variant)
+
+
+def check_variant(plan: dict[str, Any], variant: dict[str, Any]) -> None:
+    buffers, used = variant["buffers"], set()
+    for entry in (*variant["bodies"], *variant["heads"]):
+        for name, *grid, in_use in ((row[0], *row[1:4], row[4:]) for row in entry["dispatches"]):
+            shader = plan["shaders"][name]
+            used.update(in_use)
+            pairs = zip(in_use, shader["bindings"], strict=True)
+            assert all((buffers[i][1] == "params") == (letter == "u") for i, letter in pairs)
+            check_shader(shader["wgsl"], shader["bindings"], grid, variant)
+    assert used == set(range(len(buffers))), "a buffer is listed that nothing binds"
+    roles: dict[str, set[str]] = {}
+    for name, role, size in buffers:
+        roles.setdefault(role, set()).add(name)
+        if role == "weight":
+            assert plan["weights"][name][1] == size
+        elif role != "params":
+            assert size <= variant["limits"]["maxStorageBufferBindingSize"]
+    assert roles["weight"] == set(plan["weights"])
+    assert roles["state"] == set(variant["states"])
+    assert roles.get("table", set()) == set(plan["tables"])
+    rows = {body["rows"] for body in variant["bodies"]}
+    for count in rows:
+        reached = max(body["keys"] for body in variant["bodies"] if body["rows"] == count)
+        run = variant["run_rows"] is not None and count > variant["run_rows"]
+        assert run or reached == plan["model"]["context"], "a sequence outgrows the bodies"
+    assert {(head["rows"], head["kind"]) for head in variant["heads"]} == {
+        (count, kind) for count in (1, max(rows)) for kind in ("greedy", "sample", "adjusted")
+    }
+
+
+def check_shader(text: str, bindings: list[str], grid: list[int], variant: dict[str, Any]) -> None:
+    """What it declares is within what the variant asks of a device, and that within what the variant is for."""
+    limits = variant["limits"]
+    threads = workgroup_threads(text)
+    assert threads <= limits["maxComputeInvocationsPerWorkgroup"]
+    assert sum(letter != "u" for letter in bindings) <= limits["maxStorageBuffersPerShaderStage"]
+    assert max(grid) <= limits["maxComputeWorkgroupsPerDimension"]
+    assert workgroup_memory(text) <= limits["maxComputeWorkgroupStorageSize"]
+    for name, most in LIMITS.get(variant["name"], {}).items():
+        assert limits[name] <= most, (variant["name"], name)
+    enabled = set(re.findall(r"^enable (\w+);", text, re.M))
+    known = {"f16": "shader-f16", "subgroups": "subgroups"}
+    known["chromium_experimental_subgroup_matrix"] = "chromium-experimental-subgroup-matrix"
+    assert {known[name] for name in enabled} <= set(variant["features"])
+    assert "//" not in text
+    declared = re.findall(r"@group\(0\) @binding\((\d+)\) var<([a-z_, ]+)>", text)
+    letters = {"storage, read": "r", "storage, read_write": "w", "uniform": "u"}
+    assert {int(i): letters[kind] for i, kind in declared} == dict(enumerate(bindings))
+
+
+def workgroup_threads(text: str) -> int:
+    """Threads of a workgroup: its size may be a product of constants."""
+    found = re.search(r"@workgroup_size\(([^)]*)\)", text)
+    assert found is not None
+    constants = dict(re.findall(r"^const (\w+)(?:\s*:\s*\w+)?\s*=\s*(.+?);", text, re.M))
+    size = found[1].strip().rstrip(",")
+    while re.search(r"[A-Za-z_]\w+", size):
+        size = re.sub(r"[A-Za-z_]\w+", lambda word: f"({constants[word[0]]})", size)
+    return int(eval(re.sub(r"(\d)u\b", r"\1", size).replace("/", "//")))  # digits and operators
+
+
+def test_no_feature_that_is_not_asked_for(made: Exported) -> None:
+    portable = made.variant("portable")
+    assert portable["features"] == []
+    assert portable["run_rows"] is None
+    assert made.variant("software")["features"] == ["subgroups"]
+    for variant in made.plan["variants"]:
+        assert set(variant["language"]) <= {"packed_4x8_integer_dot_product"}
+        texts = [made.plan["shaders"][row[0]]["wgsl"] for body in variant["bodies"] for row in body["dispatches"]]
+        packed = any(re.search(r"\b(un)?pack4x|\bdot4", text) for text in texts)
+        assert variant["language"] or not packed
+
+
+def test_weights_are_those_of_an_upload(made: Exported) -> None:
+    stream = weight_stream(made.folder, made.plan)
+    with opened(str(made.model)) as model:
+        config = web_config(model.config)
+        _, buffers = variants(model.architecture, config)
+        found = {name: np.zeros(spec.nbytes, np.uint8) for name, spec in buffers.items()}
+        for piece in pieces(buffers, model.source):
+            data = np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8)
+            found[piece.buffer][piece.offset : piece.offset + data.size] = data
+    assert set(found) == set(made.plan["weights"])
+    for name, (offset, nbytes) in made.plan["weights"].items():
+        assert np.array_equal(stream[offset : offset + nbytes], found[name]), name
+
+
+# On the software adapter the kernels of GPUs take seconds to compile: one model has them by default.
+QUICK = {("llama-llama3", "portable"), ("llama-llama3", "subgroups"), ("gpt-oss", "software"), ("gpt2", "software")}
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        pytest.param(model, name, marks=[] if (model, name) in QUICK else pytest.mark.long)
+        for model in MODELS
+        for name in ("portable", "subgroups", "software")
+    ],
+    indirect=["made"],
+)
+def test_the_same_tokens(made: Exported, name: str, device: Device) -> None:
+    """As `transformers` computed them; of a checkpoint in blocks, as the engine does."""
+    runner = WebRunner(made.folder, name, device)
+    found = runner.generate(PROMPTS[1], 8)
+    runner.close()
+    assert found == expected(made, PROMPTS[1])
+
+
+def expected(made: Exported, prompt: list[int]) -> list[int]:
+    if MODELS[made.name] is None:
+        greedy: list[int] = recorded(made.name)["greedy"][PROMPTS.index(prompt)]
+        return greedy
+    runner = runner_of(made.model, None)
+    session = runner.session()
+    return [session.sample(prompt).wait(), *(session.advance().wait() for _ in range(7))]
+
+
+# A longer one ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def native(tiny: Exported) -> Iterator[Any]:
+    runner = runner_of(tiny.model, None)
+    yield runner
+    runner.close()
+
+
+LONG = [(7 * i * i + 3 * i) % 256 for i in range(500)]
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("software", 500), *(pytest.param(name, 312, marks=pytest.mark.long) for name in ("portable", "subgroups"))],
+)
+def test_a_conversation_that_outgrows_its_pages_and_its_class(
+    tiny: Exported, native: Any, name: str, length: int, device: Device
+) -> None:
+    """Two turns, the second of fewer rows than a run; then decode steps, over the end of a class or of the pool."""
+    runner, session = WebRunner(tiny.folder, name, device), native.session()
+    for turn in (LONG[:length], [5, 9, 12]):
+        assert runner.prefill(turn) == session.sample(turn).wait()
+    count = 14
+    assert runner.decode(count) == [session.advance().wait() for _ in range(count)]
+    if length == 500:
+        assert runner.positions == 1024, "the pool has grown"
+    runner.close()
+    session.close()
+
+
+def test_sampled_tokens(tiny: Exported, native: Any, device: Device) -> None:
+    """By the seed: the same as on the host."""
+    settings = SamplerSettings(temperature=1.5, top_k=40, top_p=0.9, seed=7)
+    record = np.zeros(1, OUTPUT)
+    for field in ("temperature", "top_k", "top_p"):
+        record[field] = getattr(settings, field)
+    record["seed_low"] = 7
+    runner, session = WebRunner(tiny.folder, "software", device), native.session()
+    found = [runner.prefill(LONG[:9], "sample", record), *runner.decode(7, "sample", record)]
+    assert found == [session.sample(LONG[:9], settings).wait(), *(session.advance(settings).wait() for _ in range(7))]
+    assert len(set(found)) > 2
+    runner.close()
+    session.close()
+
+
+def test_the_probe_of_lanes(tiny: Exported, device: Device) -> None:
+    """A page runs it before it takes a variant with subgroups."""
+    steps, buffers = [], {}
+    for name, threads in tiny.plan["probes"]:
+        text = tiny.plan["shaders"][name]["wgsl"]
+        text = text.replace("enable subgroups;", "") if device.caps.implementation == "wgpu" else text
+        steps.append(Step("lanes", text, (Slot(str(threads), "storage"),), (1, 1, 1)))
+        buffers[str(threads)] = 8 * threads
+    found = device.run(Program(buffers, tuple(steps), tuple(buffers)))
+    assert judge([raw.view(np.uint32).reshape(-1, 2) for raw in found.values()]).consecutive
+
+
+# Text --------------------------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_is_a_usual_tokenizer_json(tiny: Exported) -> None:
+    import tokenizers
+
+    text = (tiny.folder / "tokenizer.json").read_text(encoding="utf-8")
+    read = tokenizers.Tokenizer.from_str(text)
+    with open_checkpoint(tiny.model) as file:
+        own = Tokenizer(Vocabulary.from_metadata(file.metadata))
+    for given in ("Hello, world! It's 2024.", "<|im_start|>user\nhi there<|im_end|>", "naïve 日本語 😀  \n\n x"):
+        ids = own.encode(given)
+        assert read.encode(given, add_special_tokens=False).ids == ids
+        assert read.decode(ids) == own.decode(ids)
+    about = tiny.plan["text"]
+    assert about["special_tokens"] == dict(own.special_tokens)
+    assert about["stop_ids"] == sorted(own.stop_ids)
+    assert about["eos_id"] == own.vocabulary.eos
+    assert about["eos_token"] == own.vocabulary.tokens[about["eos_id"]]
+    assert all(own.token_bytes(i) == b"" for i in about["silent_ids"])
+    assert about["silent_ids"]
+    assert about["template"] == "chat_template.jinja"
+    assert (tiny.folder / "chat_template.jinja").read_text(encoding="utf-8") == own.vocabulary.chat_template
+    assert json.loads(text)["model"]["merges"][0].count(" ") == 1, "the short form"
+
+
+def test_tokenizers_that_a_browser_would_read_differently() -> None:
+    base = Vocabulary.from_metadata(tiny_metadata())
+    with pytest.raises(ModelError, match=r"cannot run in a browser: it splits text by an expression with \\K"):
+        tokenizer_json(Tokenizer(replace(base, pre="superbpe")))
+    unigram = replace(base, kind="unigram", scores=[0.0] * len(base.tokens), unknown=0, merges=[])
+    with pytest.raises(ModelError, match="its vocabulary is of the type Unigram"):
+        tokenizer_json(Tokenizer(unigram))
+    rules = {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "UnicodeScripts"}}
+    with pytest.raises(ModelError, match="it has a pre_tokenizer UnicodeScripts; Sequence"):
+        tokenizer_json(Tokenizer(replace(base, rules=json.dumps(rules))))
+
+
+# The command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command(tmp_path: Path, tiny: Exported) -> None:
+    folder = tmp_path / "out"
+    done = shaderlm("export-web", tiny.model, folder, "--context", 200)
+    assert done.code == 0, done.err
+    assert "Tiny Llama" in done.out
+    assert "200 tokens of context" in done.out
+    assert "portable" in done.out
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    assert plan["model"]["context"] == 200
+    again = shaderlm("export-web", tiny.model, folder)
+    assert again.code == 2
+    assert "holds an export; --force replaces it" in again.err
+    assert shaderlm("export-web", tiny.model, folder, "--force").code == 0
+    assert json.loads((folder / "plan.json").read_text(encoding="utf-8"))["model"]["context"] == 640
+    (folder / "thesis.txt").write_text("mine")
+    refused = shaderlm("export-web", tiny.model, folder, "--force")
+    assert refused.code == 2
+    assert "has other files (thesis.txt)" in refused.err
+    assert (folder / "thesis.txt").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_wrong_arguments(tmp_path: Path, tiny: Exported) -> None:
+    (tmp_path / "file").touch()
+    for folder, words in (("file", "it is a file; give a folder"), ("a/b", "there is no folder")):
+        done = shaderlm("export-web", tiny.model, tmp_path / folder)
+        assert done.code == 2
+        assert words in done.err
+    assert "from 1 to the model's 640" in shaderlm("export-web", tiny.model, tmp_path / "x", "--context", 9999).err
+    assert "leave out --quantize" in shaderlm("export-web", "synthetic:smollm2-135m", "x", "--quantize", "q4_0").err
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"), [("weights", FULL), ("weights", KeyboardInterrupt()), ("hashes", KeyboardInterrupt())]
+)
+def test_an_interrupted_export_leaves_nothing(
+    tmp_path: Path, tiny: Exported, monkeypatch: pytest.MonkeyPatch, place: str, problem: BaseException
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise problem
+
+    monkeypatch.setattr(*((web_weights, "_write") if place == "weights" else (exporting, "_hashed")), fail)
+    done = shaderlm("export-web", tiny.model, tmp_path / "out")
+    assert done.code == (130 if isinstance(problem, KeyboardInterrupt) else 2), done.err
+    if isinstance(problem, OSError):
+        assert "cannot write" in done.err
+        assert "No space left" in done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_little_space(tmp_path: Path, tiny: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5 << 20))
+    done = shaderlm("export-web", tiny.model, tmp_path / "out")
+    assert done.code == 2
+    assert "and 5 MiB are free there" in done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_cross_files(tmp_path: Path, tiny: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_weights, "SHARD_BYTES", 10_000)
+    plan = exported(tiny.model, tmp_path / "out")
+    sizes = [each["bytes"] for each in plan["files"] if each["name"].startswith("weights-")]
+    assert len(sizes) > 3
+    assert set(sizes[:-1]) == {10_000}
+    assert plan["weights"] == tiny.plan["weights"]
+    assert np.array_equal(weight_stream(tmp_path / "out", plan), weight_stream(tiny.folder, tiny.plan))
+
+
+def test_variants_that_no_device_would_take_are_left_out() -> None:
+    entries: list[dict[str, Any]] = [{"name": "a", "x": 1}, {"name": "b", "x": 1}, {"name": "c", "x": 2}]
+    assert [each["name"] for each in distinct(entries)] == ["b", "c"]
+
+
+def test_comments_are_taken_out() -> None:
+    text = "// a kernel\nfn f() { // of two\n    return 8 / 2; //\n\n}\n"
+    assert without_comments(text) == "fn f() {\nreturn 8 / 2;\n}\n"
+
+
+# Every architecture ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [None, "q8_0"])
+@pytest.mark.parametrize("name", names())
+def test_every_architecture(tmp_path: Path, name: str, kind: str | None, device: Device) -> None:
+    made = Exported(tmp_path, name, checkpoint(tmp_path, name, kind))
+    for variant in made.plan["variants"]:
+        check_variant(made.plan, variant)
+    if kind is None:
+        runner = WebRunner(made.folder, "software", device)
+        assert runner.generate(PROMPTS[1], 8) == recorded(name)["greedy"][1]
+        runner.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["synthetic:qwen3-0.6b:q4_0", "synthetic:gpt-oss-20b:f16"])
+def test_synthetic_models(tmp_path: Path, model: str) -> None:
+    """Without a tokenizer; one whose experts do not fit a binding is refused with words."""
+    done = shaderlm("export-web", model, tmp_path / "out", "--context", 512)
+    if "f16" in model:
+        assert done.code == 1
+        assert "cannot run in a browser, variant" in done.err
+        assert not list(tmp_path.iterdir())
+        return
+    assert done.code == 0, done.err
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))
+    assert plan["text"] is None
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+    assert all(nbytes <= 128 << 20 for _, nbytes in plan["weights"].values())
