@@ -306,6 +306,21 @@ def test_the_probe_of_lanes(tiny: Exported, device: Device) -> None:
     assert judge([raw.view(np.uint32).reshape(-1, 2) for raw in found.values()]).consecutive
 
 
+def test_the_keys_are_documented(tiny: Exported) -> None:
+    document = (Path(__file__).parent.parent / "docs" / "web.md").read_text(encoding="utf-8")
+
+    def listed(title: str) -> set[str]:
+        part = re.split(r"^#+ ", document.partition(f"# {title}\n")[2], maxsplit=1, flags=re.M)[0]
+        cells = [cell for cell in re.findall(r"^\| ([^|]+) \|", part, re.M) if not cell.startswith("role")]
+        return {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
+
+    assert listed("Keys of the file") == set(tiny.plan)
+    assert listed("Keys of the text") == set(tiny.plan["text"])
+    roles = {role for variant in tiny.plan["variants"] for _, role, _ in variant["buffers"]}
+    assert listed("Keys of a variant") == set().union(*tiny.plan["variants"]) | roles
+    assert listed("Variants") == {each["name"] for each in tiny.plan["variants"]}
+
+
 # Text --------------------------------------------------------------------------------------------------------
 
 
