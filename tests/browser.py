@@ -15,16 +15,19 @@ import struct
 import subprocess
 import time
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--headless=new", "--no-sandbox", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--force-color-profile=srgb", "--remote-debugging-pipe",
 )  # fmt: skip
+WITHOUT_GPU = ("--disable-gpu",)
+WEBGPU = ("--enable-unsafe-webgpu",)  # by SwiftShader where there is no GPU
 PATIENCE = 60.0  # seconds for one answer; a slow machine with all its cores busy needs about 10 to start
 
 
@@ -41,9 +44,12 @@ def find() -> str:
 
 
 class Browser:
-    """A Chromium with an empty profile and one tab. Everything that it says is kept in `events`."""
+    """A Chromium with an empty profile and one tab. Everything that it says is kept in `events`.
 
-    def __init__(self, folder: Path):
+    `flags`: with WEBGPU, pages have it. Others may follow.
+    """
+
+    def __init__(self, folder: Path, *, flags: Sequence[str] = WITHOUT_GPU):
         self._folder = folder
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
@@ -53,7 +59,7 @@ class Browser:
         moved = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         data = f"--user-data-dir={folder / 'chromium'}"
         self._process = subprocess.Popen(
-            ["/bin/bash", "-c", moved, find(), *FLAGS, data, "about:blank"],
+            ["/bin/bash", "-c", moved, find(), *FLAGS, *flags, data, "about:blank"],
             pass_fds=(to_browser, from_browser), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             start_new_session=True,
         )  # fmt: skip
@@ -91,8 +97,8 @@ class Browser:
     def _said(self) -> str:
         return (self._folder / "chromium.log").read_text(errors="replace")[-2000:] or "(empty)"
 
-    def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Sends a command and waits for its answer."""
+    def call(self, method: str, *, patience: float = PATIENCE, **params: Any) -> dict[str, Any]:
+        """Sends a command and waits for its answer, for so many seconds."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -101,7 +107,7 @@ class Browser:
             os.write(self._write, json.dumps(message).encode() + b"\0")
         except BrokenPipeError:
             raise BrowserError(f"Chromium ended; its log: {self._said()}") from None
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience
         while True:
             answer = self._message(deadline)
             if answer.get("id") != self._number:
@@ -142,9 +148,11 @@ class Browser:
         # Two frames later everything is drawn, and observers of sizes have been called.
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
-    def run(self, expression: str) -> Any:
+    def run(self, expression: str, *, patience: float = PATIENCE) -> Any:
         """The value of a JavaScript expression; of a promise, what it comes to."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", patience=patience, expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in answer:
             raise BrowserError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
@@ -164,8 +172,8 @@ class Browser:
         """A key, by its name and its Windows virtual key code."""
         text = {"text": "\r"} if key == "Enter" else {}  # without it, Enter presses no button
         for kind in ("keyDown", "keyUp"):
-            pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0, **text}
-            self.call("Input.dispatchKeyEvent", type=kind, **pressed)
+            pressed: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code, **text}
+            self.call("Input.dispatchKeyEvent", type=kind, modifiers=8 if shift else 0, **pressed)
 
     def type(self, text: str) -> None:
         """Text into what has the focus."""

@@ -32,6 +32,11 @@ _BEGIN = (
     "test_sample",
     "test_attention",
     "kernels paged attention",
+    "kernels attention flash",
+    "kernels linear_experts grouped_int16",
+    "kernels linear tile_shared",
+    "kernels linear tile_int16",
+    "kernels linear gemv_int16",
     "test_plan_runner",
     "test_oracles",
     "test_docs",
@@ -77,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
     parser.addoption("--backend", choices=("wgpu", "dawn"), default="wgpu", help="implementation of WebGPU")
     parser.addoption("--gpu-only", action="store_true", help="only the files of tests whose results a GPU computes")
-    parser.addoption("--browser", action="store_true", help="also open pages in Chromium")
+    parser.addoption("--browser", action="store_true", help="also open pages and run kernels in Chromium")
     parser.addoption("--device", default=None, help="adapter: a kind, a number or part of a name")
 
 
@@ -105,7 +110,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     asked = {"long": "--all", "browser": "--browser"}
     left_out = any(item.get_closest_marker(mark) and not config.getoption(option) for mark, option in asked.items())
-    left_out |= item.get_closest_marker("dawn") is not None and config.getoption("--backend") != "dawn"
+    on_dawn = config.getoption("--backend") == "dawn"
+    left_out |= item.get_closest_marker("dawn") is not None and not on_dawn
+    thin = on_dawn and not (config.getoption("--all") or config.getoption("--quick"))
+    left_out |= item.get_closest_marker("every_case") is not None and thin
     left_out |= item.path.stem not in _GPU and bool(config.getoption("--gpu-only"))
     return not left_out and (item.get_closest_marker("smoke") is not None or not config.getoption("--quick"))
 

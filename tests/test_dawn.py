@@ -40,7 +40,7 @@ from shaderlm.kernels import Kernel, compose, routes_of
 
 from .cases import CASES, LONG_FLOPS
 from .command_line import shaderlm
-from .test_kernels import unspecialised
+from .kernel_runs import unspecialised
 
 pytestmark = pytest.mark.dawn
 _BROWSER = replace(WEBGPU_DEFAULT, implementation="dawn")

@@ -3,107 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from shaderlm.compile import lower
 from shaderlm.errors import RouteError
 from shaderlm.gpu import WEBGPU_DEFAULT, Device, DeviceCaps
 from shaderlm.graph import resolve
 from shaderlm.graph.batch import CONTEXTS
-from shaderlm.kernels import Kernel, LaunchList, Route, all_routes, choose, routes_of, verdicts
+from shaderlm.kernels import Kernel, Route, all_routes, choose, routes_of, verdicts
 from shaderlm.models.shapes import MODELS, ModelShape
 
 from .cases import CASES, Case, make, result, tolerance
 from .compare import assert_close
 from .conftest import taken_for
-
-
-def _plans(device: Device, plain_device: Device) -> dict[str, tuple[Device, DeviceCaps]]:
-    """Ways to plan for this adapter: as if it were a GPU, as it is, and as the least that WebGPU grants."""
-    least = {
-        name: min(getattr(plain_device.caps, name), getattr(WEBGPU_DEFAULT, name))
-        for name in ("max_binding", "max_buffer", "max_workgroups", "max_invocations", "max_workgroup_memory")
-    }
-    return {
-        "as a GPU": (device, replace(device.caps, kind="discrete")),
-        "as it is": (device, device.caps),
-        "as the least GPU": (plain_device, replace(plain_device.caps, kind="discrete", **least)),
-        "without dot4": (device, replace(device.caps, kind="integrated", dot4=False)),
-    }
-
-
-def _by_default(case: Case, caps: DeviceCaps) -> set[str]:
-    """The routes that a device with these caps takes for this shape, in either precision."""
-    found = set()
-    for precision in ("exact", "fast"):
-        with suppress(RouteError):
-            found.add(choose(case.op, case.dims, caps, None, precision).name)
-    return found
-
-
-def unspecialised(route: Route, dims: dict[str, Any], caps: DeviceCaps) -> LaunchList:
-    """With parameters and operands bound as software adapters have them: one kernel for all shapes."""
-    found = route.launch_list(dims, caps)
-    in_software = route.launch_list(dims, replace(caps, kind="software")).dispatches
-    unbinds = any(each.unbound for each in in_software)
-    shared = (replace(each, specialised=False, unbound=each.unbound if unbinds else ()) for each in found.dispatches)
-    return replace(found, dispatches=tuple(shared))
-
-
-_TAKEN_FLOPS = 2_000_000
-
-
-@cache
-def _small(op: str) -> Case | None:
-    """A case of several workgroups that is quick: the ops with routes that are specialised have one."""
-
-    def quick(case: Case) -> bool:
-        d = case.dims
-        return d.get("tokens") == 1 and d.get("N", 0) >= 64 and case.flops < 1e6
-
-    return next((case for case in CASES if case.op == op and quick(case)), None)
-
-
-def _runs(
-    case: Case, device: Device, plain_device: Device, everything: bool = False
-) -> Iterator[tuple[Route, str, Device, DeviceCaps]]:
-    """Every route that applies, once per plan that makes a difference.
-
-    Compiling takes a software adapter a second, so that `everything` is for --all. Otherwise kernels are specialised
-    only where a GPU would take the route, and by all routes and plans for one case of each op; and the least GPU gets
-    two formats and groups of one block: what it lacks matters to the kernels, not to the functions of a format. It and
-    the one without dot4 get those shapes with one row that are below 1 MFLOP, which take several workgroups, stages
-    and splits already. Shapes from 2 MFLOP on are there for the routes that some device takes for them: those alone
-    run them.
-    """
-    everything = everything or case == _small(case.op)
-    plans = _plans(device, plain_device)
-    dims = case.dims
-    large = dims.get("tokens") == 1 and case.flops > 1e6
-    formats = {dims.get(name, "f32") for name in ("format", "cache")}
-    if not everything and (large or not formats <= {"f32", "q4_0"} or dims.get("group_size", 32) > 32):
-        del plans["as the least GPU"]
-    if not everything and large:
-        del plans["without dot4"]
-    for route in routes_of(case.op):
-        seen: list[LaunchList] = []
-        for plan, (chosen, caps) in plans.items():
-            if route.reason(case.dims, caps) is None:
-                launch_list = route.launch_list(case.dims, caps)
-                plain = launch_list if everything else unspecialised(route, case.dims, caps)
-                if plain not in seen:
-                    seen.append(plain)
-                    taken = plan != "as the least GPU" and route.name in _by_default(case, caps)
-                    if not everything and not taken and case.flops > _TAKEN_FLOPS:
-                        continue
-                    run = launch_list if taken else plain
-                    yield replace(route, launch_list=lambda *_, run=run: run), plan, chosen, caps
+from .kernel_runs import Run, runs_of_case, runs_of_route, unspecialised
+from .operands import Arrays
 
 
 def _param(case: Case, *, smoke: bool = False) -> Any:
@@ -117,20 +37,49 @@ _SMOKE_OPS = ("rms_norm_mul", "linear", "attention", "rope_kv_write", "silu_mul"
 _SMOKE = {op: next(case for case in CASES if case.op == op and not case.long) for op in _SMOKE_OPS}
 
 
+def check(run: Run, raw: dict[str, NDArray[np.uint8]], expected: Arrays) -> None:
+    """The outputs of a run are as expected."""
+    for name, wanted in expected.items():
+        assert wanted is not None
+        label = f"{run.case.op}/{run.route.name} {name} ({run.plan})"
+        assert_close(result(run.case, name, raw[name], wanted), wanted, tolerance(run.case, run.route, name), label)
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", [_param(case, smoke=case == _SMOKE.get(case.op)) for case in CASES])
 def test_routes_match_the_reference(
     case: Case, device: Device, plain_device: Device, pytestconfig: pytest.Config
 ) -> None:
     operands, expected = make(case)
-    count = 0
-    for route, plan, chosen, caps in _runs(case, device, plain_device, pytestconfig.getoption("--all")):
-        raw = chosen.run(lower(route, case.dims, caps, operands))
-        for name, wanted in expected.items():
-            assert wanted is not None
-            label = f"{case.op}/{route.name} {name} ({plan})"
-            assert_close(result(case, name, raw[name], wanted), wanted, tolerance(case, route, name), label)
-        count += 1
-    assert count or (case.op == "matrix_chain" and not device.caps.subgroup_matrix), "no route ran"
+    runs = runs_of_case(case, device, plain_device, pytestconfig.getoption("--all"))
+    for run in runs:
+        check(run, run.device.run(run.program(operands)), expected)
+    assert runs or (case.op == "matrix_chain" and not device.caps.subgroup_matrix), "no route ran"
+
+
+ROUTES = [
+    pytest.param(op, route, id=f"{op}/{route.name}", marks=pytest.mark.xdist_group(f"kernels {op} {route.name}"))
+    for op, routes in all_routes().items()
+    for route in routes
+]
+
+
+def is_left_out(route: Route, caps: DeviceCaps) -> bool:
+    """No case runs it here, because the device lacks f16 or matrix units. Those have tests of their own."""
+    said = {route.reason(case.dims, replace(caps, kind="discrete")) for case in CASES if case.op == route.op}
+    return any(words in (reason or "") for reason in said for words in ("needs f16", "no matrix units"))
+
+
+@pytest.mark.dawn
+@pytest.mark.parametrize(("op", "route"), ROUTES)
+def test_a_cover_of_all_shaders(
+    op: str, route: Route, device: Device, plain_device: Device, pytestconfig: pytest.Config
+) -> None:
+    runs = runs_of_route(op, route.name, device, plain_device, pytestconfig.getoption("--all"))
+    for run in runs:
+        operands, expected = make(run.case)
+        check(run, run.device.run(run.program(operands)), expected)
+    assert runs or is_left_out(route, device.caps), "no case ran"
 
 
 def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> None:
@@ -138,8 +87,6 @@ def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> Non
 
     Those that need matrix units have tests of their own, which emulate them (test_matrix, test_attention_matrix).
     """
-    short = [case for case in CASES if not case.long]
-    reached = {(case.op, run[0].name) for case in short for run in _runs(case, device, plain_device)}
     declared = {
         (op, route.name)
         for op, routes in all_routes().items()
@@ -148,6 +95,7 @@ def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> Non
     }
     if not device.caps.subgroup_matrix:
         declared -= {(op, "matrix") for op in ("linear", "linear_experts", "attention", "matrix_chain")}
+    reached = {(op, route) for op, route in declared if runs_of_route(op, route, device, plain_device)}
     assert declared - reached == set()
 
 

@@ -1,0 +1,190 @@
+"""Which runs of kernels are tested: every route, on every case, planned for every kind of device; and which by default.
+
+All of them take a software adapter many minutes: nearly all of it for compiling shaders. So the default is a cover.
+A shader is a kernel with files that it is concatenated with and with values of its constants. The runs of a cover have,
+of every kernel, every such file and every such value somewhere, but not all of their combinations: a format's functions
+do not depend on what is done with the sums. Of two runs that would do, the smaller one is taken.
+
+| stack | default | with --all |
+|---|---|---|
+| wgpu | the cover; every other run whose shaders it compiles anyway; one run at least of every case | all runs |
+| Dawn, Chromium | the cover: what differs is the compiler | all runs |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol
+
+from shaderlm.compile import lower
+from shaderlm.errors import RouteError
+from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, Program
+from shaderlm.kernels import LaunchList, Route, choose, routes_of
+from shaderlm.kernels.route import shader_of
+
+from .cases import CASES, Case
+from .operands import Arrays
+
+
+class WithCaps(Protocol):
+    """A device of `gpu/`, or one in a browser."""
+
+    caps: DeviceCaps
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A route on a case, with the launch list that is taken for some capabilities of a device."""
+
+    case: Case
+    route: Route
+    plan: str
+    device: Any
+    caps: DeviceCaps
+    launch_list: LaunchList
+    taken: bool  # a device with these capabilities chooses this route for this case
+
+    @property
+    def label(self) -> str:
+        return f"{self.case.name}: {self.route.name} ({self.plan})"
+
+    def program(self, operands: Arrays) -> Program:
+        return lower(self.route, self.case.dims, self.caps, operands, launch_list=self.launch_list)
+
+    def shaders(self) -> frozenset[tuple[bool, str]]:
+        """What is compiled, on the device with subgroups or on the one without."""
+        dispatches = self.launch_list.dispatches
+        return frozenset((self.caps.subgroups, shader_of(each, self.caps.implementation).source) for each in dispatches)
+
+    def parts(self) -> frozenset[Hashable]:
+        """What the shaders are made of: each part with the kernel that it is a part of."""
+        found: set[Hashable] = set()
+        for each in self.launch_list.dispatches:
+            kernel = each.kernel.path
+            found |= {(kernel, name) for name in each.kernel.include}
+            found |= {(kernel, name, value) for name, value in each.constants.items()}
+            found |= {(kernel, each.specialised, each.unbound), (kernel, self.caps.subgroups)}
+        return frozenset(found)
+
+
+def _plans(device: WithCaps, plain_device: WithCaps) -> dict[str, tuple[WithCaps, DeviceCaps]]:
+    """Ways to plan for this adapter: as if it were a GPU, as it is, and as the least that WebGPU grants."""
+    least = {
+        name: min(getattr(plain_device.caps, name), getattr(WEBGPU_DEFAULT, name))
+        for name in ("max_binding", "max_buffer", "max_workgroups", "max_invocations", "max_workgroup_memory")
+    }
+    return {
+        "as a GPU": (device, replace(device.caps, kind="discrete")),
+        "as it is": (device, device.caps),
+        "as the least GPU": (plain_device, replace(plain_device.caps, kind="discrete", **least)),
+        "without dot4": (device, replace(device.caps, kind="integrated", dot4=False)),
+    }
+
+
+def _by_default(case: Case, caps: DeviceCaps) -> set[str]:
+    """The routes that a device with these caps takes for this shape, in either precision."""
+    found = set()
+    for precision in ("exact", "fast"):
+        with suppress(RouteError):
+            found.add(choose(case.op, case.dims, caps, None, precision).name)
+    return found
+
+
+def unspecialised(route: Route, dims: dict[str, Any], caps: DeviceCaps) -> LaunchList:
+    """With parameters and operands bound as software adapters have them: one kernel for all shapes."""
+    found = route.launch_list(dims, caps)
+    in_software = route.launch_list(dims, replace(caps, kind="software")).dispatches
+    unbinds = any(each.unbound for each in in_software)
+    shared = (replace(each, specialised=False, unbound=each.unbound if unbinds else ()) for each in found.dispatches)
+    return replace(found, dispatches=tuple(shared))
+
+
+_TAKEN_FLOPS = 2_000_000
+
+
+@cache
+def _small(op: str) -> Case | None:
+    """A case of several workgroups that is quick: the ops with routes that are specialised have one."""
+
+    def quick(case: Case) -> bool:
+        d = case.dims
+        return d.get("tokens") == 1 and d.get("N", 0) >= 64 and case.flops < 1e6
+
+    return next((case for case in CASES if case.op == op and quick(case)), None)
+
+
+def all_runs(case: Case, device: WithCaps, plain_device: WithCaps, everything: bool = False) -> Iterator[Run]:
+    """Every route that applies, once per plan that makes a difference.
+
+    Compiling takes a software adapter a second, so that `everything` is for --all. Otherwise kernels are specialised
+    only where a GPU would take the route, and by all routes and plans for one case of each op; and the least GPU gets
+    two formats and groups of one block: what it lacks matters to the kernels, not to the functions of a format. It and
+    the one without dot4 get those shapes with one row that are below 1 MFLOP, which take several workgroups, stages
+    and splits already. Shapes from 2 MFLOP on are there for the routes that some device takes for them: those alone
+    run them.
+    """
+    everything = everything or case == _small(case.op)
+    plans = _plans(device, plain_device)
+    dims = case.dims
+    large = dims.get("tokens") == 1 and case.flops > 1e6
+    formats = {dims.get(name, "f32") for name in ("format", "cache")}
+    if not everything and (large or not formats <= {"f32", "q4_0"} or dims.get("group_size", 32) > 32):
+        del plans["as the least GPU"]
+    if not everything and large:
+        del plans["without dot4"]
+    for route in routes_of(case.op):
+        seen: list[LaunchList] = []
+        for plan, (chosen, caps) in plans.items():
+            if route.reason(dims, caps) is None:
+                launch_list = route.launch_list(dims, caps)
+                plain = launch_list if everything else unspecialised(route, dims, caps)
+                if plain not in seen:
+                    seen.append(plain)
+                    taken = plan != "as the least GPU" and route.name in _by_default(case, caps)
+                    if not everything and not taken and case.flops > _TAKEN_FLOPS:
+                        continue
+                    yield Run(case, route, plan, chosen, caps, launch_list if taken else plain, taken)
+
+
+def _size(run: Run) -> tuple[int, int]:
+    return run.case.flops, sum(run.launch_list.buffers.values())
+
+
+@cache
+def _default_runs(op: str, device: WithCaps, plain_device: WithCaps) -> tuple[list[Run], dict[Case, list[Run]]]:
+    """The cover of an op; and what wgpu runs, by case."""
+    short = [case for case in CASES if case.op == op and not case.long]
+    found = [run for case in short for run in all_runs(case, device, plain_device)]
+    parts: set[Hashable] = set()
+    cover: list[Run] = []
+    for run in sorted(found, key=_size):
+        if not run.parts() <= parts:
+            parts |= run.parts()
+            cover.append(run)
+    compiled = {shader for run in cover for shader in run.shaders()}
+    by_case: dict[Case, list[Run]] = {}
+    for case in short:
+        mine = [run for run in found if run.case == case]
+        chosen = [run for run in mine if run in cover or run.shaders() <= compiled]
+        by_case[case] = chosen or sorted(mine, key=lambda run: not run.taken)[:1]
+    return cover, by_case
+
+
+def runs_of_case(case: Case, device: WithCaps, plain_device: WithCaps, everything: bool = False) -> list[Run]:
+    """What wgpu runs of a case; all of one that is not in `CASES`."""
+    if everything or case.long or case not in CASES:
+        return list(all_runs(case, device, plain_device, everything))
+    return _default_runs(case.op, device, plain_device)[1][case]
+
+
+def runs_of_route(op: str, route: str, device: WithCaps, plain_device: WithCaps, everything: bool = False) -> list[Run]:
+    """What the other stacks run of a route."""
+    if everything:
+        cases = [case for case in CASES if case.op == op]
+        return [r for case in cases for r in all_runs(case, device, plain_device, True) if r.route.name == route]
+    return [run for run in _default_runs(op, device, plain_device)[0] if run.route.name == route]
