@@ -15,7 +15,7 @@ import pytest
 
 from shaderlm.cli.serve import _reachable
 from shaderlm.errors import InputError
-from shaderlm.page import assets, export_files, listed_files, service_worker
+from shaderlm.page import POLICY, assets, export_files, listed_files, service_worker
 from shaderlm.server.web import Export
 
 from .command_line import shaderlm, start
@@ -217,6 +217,13 @@ def test_one_source_for_both() -> None:
         if name != "index.html":
             assert made[f"assets/{name}"] == content
     assert made["index.html"].replace(b'data-source="local"', b'data-source="server"') == assets()["index.html"]
+
+
+def test_the_policy_is_the_same_without_our_server() -> None:
+    """A static host sends no header. `frame-ancestors` works in a header only."""
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', assets()["index.html"].decode())
+    assert found
+    assert found[1] == POLICY.replace("frame-ancestors 'none'; ", "")
 
 
 def test_a_service_worker_lists_its_files() -> None:

@@ -110,7 +110,7 @@ def test_a_first_visit(show: Show, host: Host) -> None:
     browser.until(OFFERED)
     assert texts(browser, "#model") == ["Tiny Chat"]
     assert texts(browser, "#device") == ["Not loaded · 4.2 MB"]
-    assert texts(browser, "#panel-title") == ["Tiny Chat is not loaded yet"]
+    assert texts(browser, "#panel-title") == ["The model is not loaded yet"]
     assert browser.run("document.getElementById('send').disabled")
     say(browser, "hello")
     assert texts(browser, "article") == [], "there is nobody to answer"
@@ -180,6 +180,59 @@ def test_loading_can_be_cancelled(show: Show, host: Host) -> None:
     click(browser, LOAD)
     browser.until(READY)
     assert ask(browser, "hello") == "1: hello"
+    assert browser.complaints() == []
+
+
+def test_going_away_and_coming_back(show: Show, host: Host) -> None:
+    """Within an answer, and while the model is loaded."""
+    browser = show(loaded=True, word=30, load=300)
+    say(browser, "long")
+    browser.until("document.querySelector('.running > .markdown')?.textContent.includes('word')")
+    address = browser.run("location.href")
+    browser.open("about:blank")
+    browser.run("history.back()")
+    browser.until("document.querySelector('article:not(.running) .figures')?.textContent.includes('Cut off')")
+    assert browser.run("location.href") == address
+    browser.open("about:blank")  # the model is not there yet
+    browser.open(address)
+    browser.until(READY)
+    assert texts(browser, "#panel") == []
+    assert ask(browser, "hello") == "2: hello"
+    assert len(host.weights) == 2, "once each"
+    assert browser.complaints() == []
+
+
+def test_two_tabs(show: Show, host: Host) -> None:
+    """Both answer; and both take the new version when one of them is told to."""
+    browser = show(loaded=True, word=10)
+    browser.run(KEPT)
+    browser.open(browser.run("location.href"))
+    browser.until(READY)
+
+    def as_if_clicked(expression: str) -> None:
+        browser.call("Runtime.evaluate", expression=f"{expression}; 1", userGesture=True)
+
+    as_if_clicked("globalThis.other = window.open(location.pathname, 'other')")
+    browser.until("other.document.getElementById('server')?.dataset.state === 'ready'")
+    say(browser, "long")
+    browser.run("""(page => {
+        page.getElementById("prompt").value = "in the other tab";
+        page.getElementById("composer").requestSubmit();
+    })(other.document)""")
+    answer = "other.document.querySelector('article.assistant:not(.running) > .markdown')?.textContent"
+    browser.until(f"{answer} === '1: in the other tab'")
+    click(browser, "Stop")
+    browser.until(DONE)
+    assert len(host.weights) == 2, "once each"
+    fake_export(host.folder, name="Newer", weights=(2_000_000,))
+    browser.run("navigator.serviceWorker.getRegistration().then(found => found.update()).then(() => true)")
+    browser.until("document.getElementById('note-update') && other.document.getElementById('note-update')")
+    browser.run("other.document.querySelector('#note-update button').click()")
+    browser.until("document.getElementById('model')?.textContent === 'Newer'")
+    as_if_clicked("globalThis.other = window.open('', 'other')")
+    browser.until("other.document.getElementById('model')?.textContent === 'Newer'")
+    browser.run("other.close()")
+    browser.call("Page.bringToFront")  # nothing is drawn in a tab that nobody sees
     assert browser.complaints() == []
 
 

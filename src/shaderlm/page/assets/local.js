@@ -43,9 +43,10 @@ function showModel(info = null) {
 function showOffer() {
   setReady(false);
   showStatus("waiting", known.model.name, `Not loaded · ${sizeText()}`);
-  const text = "It runs in this browser, on the GPU of this device. It is fetched once and then kept here. What you write stays on this device.";
+  const text = "It runs in this browser, on the GPU of this device. It is fetched once and then kept here. "
+    + "What you write stays on this device.";
   const load = [`Load model (${sizeText()})`, start];
-  showPanel({ kind: "start", title: `${known.model.name} is not loaded yet`, text, actions: [load] });
+  showPanel({ kind: "start", title: "The model is not loaded yet", text, actions: [load] });
 }
 
 function showProgress(title, { done = 0, total = 0, text = "…" } = {}) {
@@ -153,9 +154,13 @@ const chunk = ({ text, finishReason, tokens, rate }) => ({
   timings: { predicted_n: tokens, predicted_per_second: rate },
 });
 
+const aborted = (signal) => new Promise((_, reject) => {
+  signal.addEventListener("abort", () => reject(new DOMException("", "AbortError")), { once: true });
+});
+
 /** Chunks as the server streams them. A model that was lost is loaded again first. */
 async function* chat({ messages, ...given }, signal) {
-  if (!source.isReady && !(await start())) throw localProblem("closed");
+  if (!source.isReady && !(await Promise.race([start(), aborted(signal)]))) throw localProblem("closed");
   const parts = [];
   let wake = () => {};
   let end = null;

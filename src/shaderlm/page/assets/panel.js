@@ -5,20 +5,25 @@ import { byId, make } from "./dom.js";
 
 let shown = []; // the buttons
 
-const isSame = (actions) => actions.length === shown.length && actions.every(([label, click], i) => shown[i][0] === label && shown[i][1] === click);
+const isSame = (actions) => actions.length === shown.length
+  && actions.every(([label, click], i) => shown[i][0] === label && shown[i][1] === click);
 
 /** Other buttons. Who had one of the old ones in focus goes on with the new ones. */
-function showActions(actions) {
+function showActions(actions, isMain) {
   if (isSame(actions)) return;
   shown = actions;
   const row = byId("panel-actions");
   const hadFocus = row.contains(document.activeElement);
-  const made = actions.map(([label, click], i) => make("button", { type: "button", class: i ? null : "main", click }, label));
+  const look = isMain ? "main" : null;
+  const made = actions.map(([label, click]) => make("button", { type: "button", class: look, click }, label));
   row.replaceChildren(...made);
   if (hadFocus) (made[0] ?? byId("prompt")).focus();
 }
 
-/** {kind: "start" | "busy" | "bad", title, text, progress: {done, total, text}, actions: [[label, function]]}; null: nothing. */
+/**
+ * {kind, title, text, progress: {done, total, text}, actions: [[label, function]]}; null: nothing.
+ * kind: start, busy (its buttons end what is going on) or bad.
+ */
 export function showPanel(given) {
   const panel = byId("panel");
   if (given === null) showActions([]);
@@ -36,7 +41,7 @@ export function showPanel(given) {
     else bar.removeAttribute("value"); // it only moves
     byId("panel-done").textContent = progress.text;
   }
-  showActions(actions);
+  showActions(actions, kind !== "busy");
 }
 
 /** A note that people can close. One that is told again replaces itself. */
