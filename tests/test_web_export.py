@@ -395,6 +395,15 @@ def test_the_command(tmp_path: Path, tiny: Exported) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_an_empty_folder_stays_the_same_one(tmp_path: Path, tiny: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be a mount point, or where a shell is."""
+    monkeypatch.chdir(tmp_path)
+    number = tmp_path.stat().st_ino
+    assert shaderlm("export-web", tiny.model, ".").code == 0
+    assert tmp_path.stat().st_ino == number
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in tiny.folder.iterdir()}
+
+
 def test_wrong_arguments(tmp_path: Path, tiny: Exported) -> None:
     (tmp_path / "file").touch()
     for folder, words in (("file", "it is a file; give a folder"), ("a/b", "there is no folder")):
@@ -409,7 +418,8 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(
-    ("place", "problem"), [("weights", FULL), ("weights", KeyboardInterrupt()), ("hashes", KeyboardInterrupt())]
+    ("place", "problem"),
+    [("weights", FULL), ("weights", KeyboardInterrupt()), ("hashes", KeyboardInterrupt()), ("end", FULL)],
 )
 def test_an_interrupted_export_leaves_nothing(
     tmp_path: Path, tiny: Exported, monkeypatch: pytest.MonkeyPatch, place: str, problem: BaseException
@@ -417,8 +427,10 @@ def test_an_interrupted_export_leaves_nothing(
     def fail(*_: Any) -> Any:
         raise problem
 
-    monkeypatch.setattr(*((web_weights, "_write") if place == "weights" else (exporting, "_hashed")), fail)
-    done = shaderlm("export-web", tiny.model, tmp_path / "out")
+    places = {"weights": (web_weights, "_write"), "hashes": (exporting, "_hashed"), "end": (Path, "rename")}
+    monkeypatch.setattr(*places[place], fail)
+    folder = tmp_path / "out" if place == "weights" else tmp_path  # a new one, or one that is empty
+    done = shaderlm("export-web", tiny.model, folder)
     assert done.code == (130 if isinstance(problem, KeyboardInterrupt) else 2), done.err
     if isinstance(problem, OSError):
         assert "cannot write" in done.err

@@ -35,7 +35,8 @@ def export(model: Model, folder: Path, *, force: bool = False, progress: Progres
     static = static_files()
     found, weights = variants(model.architecture, config)
     places, total = layout(weights)
-    with new_folder(folder, {PLAN, TOKENIZER, TEMPLATE, WORKER, *_top(static)}, total + _ROOM, force) as made:
+    own = {PLAN, TOKENIZER, TEMPLATE, WORKER, *_top(static)}
+    with new_folder(folder, own, PLAN, total + _ROOM, force) as made:
         moved = (lambda done, of: progress("writing weights", done, of)) if progress else None
         files = write_weights(made, weights, model.source, moved)
         files += [_written(made / name, content) for name, content in texts.items()]
@@ -81,7 +82,7 @@ def _about(model: Model, config: Config, weight_bytes: int) -> dict[str, Any]:
         "context": config.context,
         "vocabulary": config.vocabulary,
         "weight_bytes": weight_bytes,
-        "types": model.types,
+        "types": {name.upper(): count for name, count in model.types.items()},
     }
 
 

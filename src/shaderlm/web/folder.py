@@ -1,4 +1,4 @@
-"""The folder of an export, made beside the wanted one and renamed at the end: all or nothing."""
+"""The folder of an export, made under another name and put in its place at the end: all or nothing."""
 
 from __future__ import annotations
 
@@ -16,26 +16,37 @@ _WEIGHTS = re.compile(r"weights-\d{3,}\.bin")
 
 
 @contextmanager
-def new_folder(folder: Path, own: Collection[str], nbytes: int, force: bool) -> Iterator[Path]:
+def new_folder(folder: Path, own: Collection[str], last: str, nbytes: int, force: bool) -> Iterator[Path]:
     """A folder that takes the place of `folder` at the end. Where anything fails, nothing is left of it.
 
     own: names that an export has, beside its weights. A folder with others is never replaced; an export is, if `force`.
-    nbytes: what will be written, about.
+    last: the file that makes an export of a folder. nbytes: what will be written, about.
     """
-    folder = Path(os.path.abspath(folder))
+    folder = Path(os.path.realpath(folder))
     _check(folder, own, force)
-    made = folder.with_name(f".{folder.name[:100]}.{os.getpid()}.partial")
+    # An empty folder stays the same one: it may be a mount point, or where a shell is.
+    inside = _is_empty(folder)
+    name = f".{folder.name[:100]}.{os.getpid()}.partial"
+    made = folder / name if inside else folder.with_name(name)
     try:
-        free = shutil.disk_usage(folder.parent).free
+        free = shutil.disk_usage(made.parent).free
         if free < nbytes:
             raise InputError(f"cannot write {folder}: it takes {size(nbytes)}, and {size(free)} are free there")
         made.mkdir()
         yield made
-        _put_in_place(made, folder)
+        if inside:
+            _move_up(made, last)
+        else:
+            _check(folder, own, force)  # again: others may have written there meanwhile
+            _replace(made, folder)
     except OSError as problem:
         raise InputError(f"cannot write {folder}: {problem.strerror or problem}") from problem
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _check(folder: Path, own: Collection[str], force: bool) -> None:
@@ -54,9 +65,24 @@ def _check(folder: Path, own: Collection[str], force: bool) -> None:
         raise InputError(f"{folder} holds an export; --force replaces it")
 
 
-def _put_in_place(made: Path, folder: Path) -> None:
+def _move_up(made: Path, last: str) -> None:
+    """What a folder holds into the one that it is in."""
+    moved: list[Path] = []
+    try:
+        for path in sorted(made.iterdir(), key=lambda each: (each.name == last, each.name)):
+            moved.append(path.rename(made.parent / path.name))
+    except BaseException:
+        for path in reversed(moved):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
+
+
+def _replace(made: Path, folder: Path) -> None:
     """A folder cannot be replaced at once: the old one goes aside first, and comes back if the new one cannot come."""
-    old = folder.with_name(f"{made.name}.old")
+    old = made.with_name(f"{made.name}.old")
     if folder.exists():
         folder.rename(old)
     try:
