@@ -127,8 +127,11 @@ def test_the_plan_is_complete(made: Exported) -> None:
     assert stream == end == plan["model"]["weight_bytes"]
     assert [each["name"] for each in plan["variants"]][-2:] == ["portable", "software"]
     assert [each["software"] for each in plan["variants"]] == [each["name"] == "software" for each in plan["variants"]]
+    used = {name for name, _ in plan["probes"]}
     for variant in plan["variants"]:
         check_variant(plan, variant)
+        used |= {row[0] for each in (*variant["bodies"], *variant["heads"]) for row in each["dispatches"]}
+    assert used == set(plan["shaders"])
 
 
 def check_variant(plan: dict[str, Any], variant: dict[str, Any]) -> None:

@@ -33,8 +33,9 @@ def export_web(model: str, folder: str, force: bool, **options: Any) -> None:
     the plans for several kinds of GPUs, the weights as the GPU reads them, the tokenizer, and a page.
     """
     from ..gpu.caps import size
-    from ..web.export import export
+    from ..web.export import check_folder, export
 
+    check_folder(Path(folder), force)  # a model may have to be fetched or quantised first
     with progress_bar() as progress, _opened(model, progress, **options) as opened:
         document = export(opened, Path(folder), force=force, progress=progress)
     written = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())

@@ -40,6 +40,12 @@ class Shaders:
             self._known[source] = name
         return self._known[source]
 
+    def used_by(self, entries: Iterable[dict[str, Any]], probes: Iterable[list[Any]]) -> dict[str, dict[str, Any]]:
+        """Those of some variants and of probes: a variant may have been left out."""
+        rows = [row for each in entries for part in (*each["bodies"], *each["heads"]) for row in part["dispatches"]]
+        names = {row[0] for row in (*rows, *probes)}
+        return {name: about for name, about in self.listed.items() if name in names}
+
 
 def without_comments(source: str) -> str:
     """WGSL without comments, indentation and empty lines: half the bytes. WGSL has no strings that could hold //."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..models.architecture import Config
 from ..page import service_worker
 from ..runtime.runner import rope_factors
 from .document import FORMAT, Shaders, distinct, probes, tables, variant_entry
-from .folder import new_folder
+from .folder import check, new_folder
 from .model import Model, Progress
 from .plans import Variant, variants, web_config
 from .static import static_files
@@ -30,16 +30,16 @@ _ROOM = 16 << 20  # for plan.json, the tokenizer and the page, before they are m
 
 def export(model: Model, folder: Path, *, force: bool = False, progress: Progress | None = None) -> dict[str, Any]:
     """Write a folder; what its plan.json holds."""
+    check_folder(folder, force)  # before plans are made, which takes seconds
     config = web_config(model.config)
     texts = _texts(model)  # before anything is written: they may be refused
-    static = static_files()
     found, weights = variants(model.architecture, config)
     places, total = layout(weights)
-    own = {PLAN, TOKENIZER, TEMPLATE, WORKER, *_top(static)}
-    with new_folder(folder, own, PLAN, total + _ROOM, force) as made:
+    with new_folder(folder, _own(), PLAN, total + _ROOM, force) as made:
         moved = (lambda done, of: progress("writing weights", done, of)) if progress else None
         files = write_weights(made, weights, model.source, moved)
         files += [_written(made / name, content) for name, content in texts.items()]
+        static = static_files()
         for name, content in static.items():
             (made / name).parent.mkdir(exist_ok=True)
             _written(made / name, content)
@@ -63,15 +63,21 @@ def export(model: Model, folder: Path, *, force: bool = False, progress: Progres
     return document
 
 
-def _top(paths: Iterable[str]) -> set[str]:
-    """What a folder itself has of these paths."""
-    return {path.partition("/")[0] for path in paths}
+def check_folder(folder: Path, force: bool) -> None:
+    """Refuse a folder that an export cannot be written to."""
+    check(Path(os.path.realpath(folder)), _own(), force)
+
+
+def _own() -> set[str]:
+    """What the folder of an export has, beside weights."""
+    return {PLAN, TOKENIZER, TEMPLATE, WORKER, *(path.partition("/")[0] for path in static_files())}
 
 
 def _plans(found: list[Variant], config: Config) -> dict[str, Any]:
     shaders = Shaders()
     entries = distinct([variant_entry(each, config, shaders) for each in found])
-    return {"probes": probes(shaders), "variants": entries, "shaders": shaders.listed}
+    lanes = probes(shaders)
+    return {"probes": lanes, "variants": entries, "shaders": shaders.used_by(entries, lanes)}
 
 
 def _about(model: Model, config: Config, weight_bytes: int) -> dict[str, Any]:

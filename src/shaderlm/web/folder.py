@@ -23,7 +23,7 @@ def new_folder(folder: Path, own: Collection[str], last: str, nbytes: int, force
     last: the file that makes an export of a folder. nbytes: what will be written, about.
     """
     folder = Path(os.path.realpath(folder))
-    _check(folder, own, force)
+    check(folder, own, force)
     # An empty folder stays the same one: it may be a mount point, or where a shell is.
     inside = _is_empty(folder)
     name = f".{folder.name[:100]}.{os.getpid()}.partial"
@@ -37,7 +37,7 @@ def new_folder(folder: Path, own: Collection[str], last: str, nbytes: int, force
         if inside:
             _move_up(made, last)
         else:
-            _check(folder, own, force)  # again: others may have written there meanwhile
+            check(folder, own, force)  # again: others may have written there meanwhile
             _replace(made, folder)
     except OSError as problem:
         raise InputError(f"cannot write {folder}: {problem.strerror or problem}") from problem
@@ -49,7 +49,8 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _check(folder: Path, own: Collection[str], force: bool) -> None:
+def check(folder: Path, own: Collection[str], force: bool) -> None:
+    """Refuse what cannot be written to: a file, a folder with other files, an export unless `force`."""
     if not folder.parent.is_dir():
         raise InputError(f"cannot write {folder}: there is no folder {folder.parent}; make it first")
     if not folder.exists():
