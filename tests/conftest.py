@@ -74,6 +74,7 @@ _GPU = {
     "test_sample",
     "test_smollm2",
     "test_specialised",
+    "test_web_export",
 }
 
 

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import ModelError
 from shaderlm.formats.opening import open_checkpoint
-from shaderlm.gpu import Device, dawn
+from shaderlm.gpu import WEBGPU_DEFAULT, Device, dawn
+from shaderlm.gpu.caps import MatrixShape
 from shaderlm.gpu.lanes import judge
 from shaderlm.gpu.program import Program, Slot, Step
 from shaderlm.graph.sampling import OUTPUT
@@ -40,7 +42,7 @@ from .gguf_files import quantised
 from .runners import runner_of
 from .test_dawn import compile_shader
 from .tiny_models import tiny_metadata, write_tiny_llama
-from .web_runner import WebRunner, weight_stream
+from .web_runner import WebRunner, chosen, weight_stream
 
 # A dense one with factors of rope and its own output matrix; experts, windows and sinks; learned positions and tied
 # embeddings, with matrices in blocks; two rope tables.
@@ -232,7 +234,7 @@ def test_weights_are_those_of_an_upload(made: Exported) -> None:
 
 
 # On the software adapter the kernels of GPUs take seconds to compile: one model has them by default.
-QUICK = {("llama-llama3", "portable"), ("llama-llama3", "subgroups"), ("gpt-oss", "software")}
+QUICK = {("llama-llama3", "portable"), ("llama-llama3", "subgroups"), ("gpt-oss", "chosen")}
 
 
 @pytest.mark.parametrize(
@@ -240,13 +242,13 @@ QUICK = {("llama-llama3", "portable"), ("llama-llama3", "subgroups"), ("gpt-oss"
     [
         pytest.param(model, name, marks=[] if (model, name) in QUICK else pytest.mark.long)
         for model in MODELS
-        for name in ("portable", "subgroups", "software")
+        for name in ("portable", "subgroups", "chosen")
     ],
     indirect=["made"],
 )
 def test_the_same_tokens(made: Exported, name: str, device: Device) -> None:
     """As `transformers` computed them; of a checkpoint in blocks, as the engine does."""
-    runner = WebRunner(made.folder, name, device)
+    runner = WebRunner(made.folder, chosen(made.plan, device.caps) if name == "chosen" else name, device)
     found = runner.generate(PROMPTS[1], 8)
     runner.close()
     assert found == expected(made, PROMPTS[1])
@@ -306,6 +308,22 @@ def test_sampled_tokens(tiny: Exported, native: Any, device: Device) -> None:
     assert len(set(found)) > 2
     runner.close()
     session.close()
+
+
+def test_what_a_page_chooses(tiny: Exported) -> None:
+    gpu = replace(LARGE_GPU, subgroup_min=32, subgroup_max=32)
+    units = replace(gpu, matrix_shapes=(MatrixShape("f16", "f32", 16, 16, 16),))
+    found = {
+        "matrix": units,
+        "subgroups-1024": replace(units, subgroup_min=16),
+        "subgroups": replace(gpu, max_invocations=256),
+        "portable": replace(gpu, max_storage_buffers=8),
+        "software": replace(gpu, kind="software"),
+    }
+    assert {name: chosen(tiny.plan, caps) for name, caps in found.items()} == {name: name for name in found}
+    assert (
+        chosen(tiny.plan, WEBGPU_DEFAULT) == chosen(tiny.plan, replace(WEBGPU_DEFAULT, kind="software")) == "portable"
+    )
 
 
 def test_the_probe_of_lanes(tiny: Exported, device: Device) -> None:

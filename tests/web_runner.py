@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shaderlm.gpu import BoundProgram, Copy, Device, Program, Slot, Step
+from shaderlm.gpu import BoundProgram, Copy, Device, DeviceCaps, Program, Slot, Step
+from shaderlm.gpu.caps import MatrixShape
 
 LAST, NONE, RUN, RUN_ROWS = 0x8000_0000, 0xFFFF_FFFF, 0x8000_0000, 8
 ACCESS: dict[str, Any] = {"r": "read-only-storage", "w": "storage", "u": "uniform"}
@@ -163,6 +164,35 @@ class WebRunner:
         """Give the buffers back."""
         for buffer in self.buffers:
             buffer.destroy()
+
+
+FEATURES = {"shader-f16": "f16", "subgroups": "subgroups", "chromium-experimental-subgroup-matrix": "subgroup_matrix"}
+LIMITS = {
+    "maxStorageBufferBindingSize": "max_binding",
+    "maxBufferSize": "max_buffer",
+    "maxComputeInvocationsPerWorkgroup": "max_invocations",
+    "maxStorageBuffersPerShaderStage": "max_storage_buffers",
+    "maxComputeWorkgroupStorageSize": "max_workgroup_memory",
+    "maxComputeWorkgroupsPerDimension": "max_workgroups",
+}
+
+
+def chosen(plan: dict[str, Any], caps: DeviceCaps) -> str:
+    """The name of the variant that a page takes on a device."""
+
+    def runs(variant: dict[str, Any]) -> bool:
+        if not all(getattr(caps, FEATURES[name]) for name in variant["features"]):
+            return False
+        if not all(getattr(caps, cap) >= variant["limits"][name] for name, cap in LIMITS.items()):
+            return False
+        lanes = variant.get("subgroup_size")
+        if lanes is not None and (caps.subgroup_min, caps.subgroup_max) != (lanes, lanes):
+            return False
+        return {MatrixShape(**each) for each in variant.get("matrix", ())} <= set(caps.matrix_shapes)
+
+    fitting = [each for each in plan["variants"] if runs(each) and (caps.software or not each["software"])]
+    name: str = max(fitting, key=lambda each: each["software"])["name"]
+    return name
 
 
 def weight_stream(folder: Path, plan: dict[str, Any]) -> NDArray[np.uint8]:
