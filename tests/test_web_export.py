@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import ModelError
@@ -357,8 +358,6 @@ def test_the_keys_are_documented(tiny: Exported) -> None:
 
 
 def test_the_tokenizer_is_a_usual_tokenizer_json(tiny: Exported) -> None:
-    import tokenizers
-
     text = (tiny.folder / "tokenizer.json").read_text(encoding="utf-8")
     read = tokenizers.Tokenizer.from_str(text)
     with open_checkpoint(tiny.model) as file:
@@ -386,9 +385,37 @@ def test_tokenizers_that_a_browser_would_read_differently() -> None:
     unigram = replace(base, kind="unigram", scores=[0.0] * len(base.tokens), unknown=0, merges=[])
     with pytest.raises(ModelError, match="its vocabulary is of the type Unigram"):
         tokenizer_json(Tokenizer(unigram))
-    rules = {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "UnicodeScripts"}}
-    with pytest.raises(ModelError, match="it has a pre_tokenizer UnicodeScripts; Sequence"):
-        tokenizer_json(Tokenizer(replace(base, rules=json.dumps(rules))))
+    merged = {"type": "Split", "pattern": {"Regex": " +"}, "behavior": "MergedWithNext", "invert": False}
+    for rule, words in (
+        ({"type": "UnicodeScripts"}, "it has a pre_tokenizer UnicodeScripts; Sequence"),
+        (merged, "MergedWithNext; Isolated is read"),
+        ({**merged, "behavior": "Isolated", "invert": True}, "Isolated of what does not match"),
+    ):
+        rules = {"model": {"type": "BPE"}, "pre_tokenizer": rule}
+        with pytest.raises(ModelError, match=words):
+            tokenizer_json(Tokenizer(replace(base, rules=json.dumps(rules))))
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+SPACES = {"type": "Split", "pattern": {"String": " "}, "invert": False}
+RULES: list[dict[str, Any]] = [
+    *({"type": "Digits", "individual_digits": each} for each in (True, False)),
+    *({"type": "Punctuation", "behavior": each} for each in ("Isolated", "Contiguous")),
+    *(SPACES | {"behavior": each} for each in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: " ".join(map(str, rule.values())))
+def test_rules_that_are_written_in_another_way(rule: dict[str, Any]) -> None:
+    """The page's tokenizer reads Isolated splits alone as `tokenizers` does."""
+    rules = {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [rule, BYTES]}}
+    own = Tokenizer(replace(Vocabulary.from_metadata(tiny_metadata()), rules=json.dumps(rules)))
+    written = json.loads(tokenizer_json(own))["pre_tokenizer"]["pretokenizers"][0]
+    assert (written["type"], written["behavior"], written["invert"]) == ("Split", "Isolated", False)
+    before, after = (tokenizers.Tokenizer.from_str(text) for text in (own.encoder_json(), tokenizer_json(own)))
+    for text in ("Hello,  world!! (12 + 345) = １２³", "  ", "a", " x ", "…«naïve»...  ", "plain"):
+        found, expected = (each.pre_tokenizer.pre_tokenize_str(text) for each in (after, before))
+        assert found == expected
 
 
 # The command -------------------------------------------------------------------------------------------------

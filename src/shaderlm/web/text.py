@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ModelError
 from ..text import Tokenizer
 from ..text.vocabulary import CONTROL, UNKNOWN
 
-# Rules that the page's tokenizer has, by the entry of tokenizer.json.
-_KNOWN = {
-    "normalizer": "Sequence Replace NFC NFD NFKC NFKD Strip StripAccents Lowercase Prepend",
-    "pre_tokenizer": "Sequence Whitespace WhitespaceSplit Metaspace ByteLevel Split Punctuation Digits",
-}
+_NORMALIZERS = "Sequence Replace NFC NFD NFKC NFKD Strip StripAccents Lowercase Prepend"
+_PRE_TOKENIZERS = "Sequence WhitespaceSplit ByteLevel Split"  # and those that can be written as a Split
 _MISSING_IN_JAVASCRIPT = re.compile(r"\\[KGXRyY]|\(\?~")
+_PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> str:
@@ -27,8 +25,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
 
     Merges are written as texts "a b" where no token has a space: two thirds of the bytes of pairs.
     """
-    found = json.loads(tokenizer.encoder_json())
-    _check(found)
+    found = _checked(json.loads(tokenizer.encoder_json()))
     model = found["model"]
     if not any(" " in part for pair in model["merges"] for part in pair):
         model["merges"] = [" ".join(pair) for pair in model["merges"]]
@@ -38,31 +35,67 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
     return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
 
-def _check(found: dict[str, Any]) -> None:
+def _checked(found: dict[str, Any]) -> dict[str, Any]:
+    """The same with rules that the page's tokenizer reads alike."""
     kind = found["model"]["type"]
     if kind != "BPE":
         raise _refused(f"its vocabulary is of the type {kind}; BPE is read")
-    for entry, known in _KNOWN.items():
-        for rule in _rules(found[entry]):
-            if rule["type"] not in known.split():
-                raise _refused(f"it has a {entry} {rule['type']}; {', '.join(known.split())} are read")
-            pattern = rule.get("pattern")
-            text = pattern.get("Regex", "") if isinstance(pattern, dict) else ""
-            missing = _MISSING_IN_JAVASCRIPT.search(text)
-            if missing:
-                raise _refused(f"it splits text by an expression with {missing[0]}, which JavaScript does not have")
+    normalizer, pre_tokenizer = found["normalizer"], found["pre_tokenizer"]
+    return {
+        **found,
+        "normalizer": normalizer and _rule("normalizer", normalizer, _NORMALIZERS.split()),
+        "pre_tokenizer": pre_tokenizer and _rule("pre_tokenizer", pre_tokenizer, _PRE_TOKENIZERS.split()),
+    }
 
 
 def _refused(reason: str) -> ModelError:
     return ModelError(f"the tokenizer of this model cannot run in a browser: {reason}")
 
 
-def _rules(given: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+def _rule(entry: str, rule: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
     """A rule, and those that it consists of."""
-    if given is not None:
-        yield given
-        for inner in (*given.get("normalizers", ()), *given.get("pretokenizers", ())):
-            yield from _rules(inner)
+    parts = "normalizers" if entry == "normalizer" else "pretokenizers"
+    if parts in rule:
+        return {**rule, parts: [_rule(entry, each, known) for each in rule[parts]]}
+    rule = _as_split(rule)
+    if rule["type"] not in known:
+        raise _refused(f"it has a {entry} {rule['type']}; {', '.join(known)} are read")
+    pattern = rule.get("pattern", {})
+    missing = _MISSING_IN_JAVASCRIPT.search(pattern.get("Regex", ""))
+    if missing:
+        raise _refused(f"it splits text by an expression with {missing[0]}, which JavaScript does not have")
+    if rule["type"] == "Split" and not (
+        (rule["behavior"], rule["invert"]) == ("Isolated", False)
+        or (rule["behavior"] == "Removed" and "Regex" in pattern)
+    ):
+        how = f"{rule['behavior']}{' of what does not match' if rule['invert'] else ''}"
+        raise _refused(f"it splits text by {pattern}, {how}; Isolated is read, and Removed of an expression")
+    return rule
+
+
+def _as_split(rule: dict[str, Any]) -> dict[str, Any]:
+    """Rules that the page's tokenizer has, but reads differently, as a split by an expression.
+
+    Its digits are those of ASCII, its punctuation comes in runs, and it merges no match with its neighbours.
+    """
+    kind, behavior = rule["type"], rule.get("behavior")
+    regex = None
+    if kind == "Digits":
+        regex = r"\p{N}" if rule["individual_digits"] else r"\p{N}+"
+    elif kind == "Punctuation" and behavior in ("Isolated", "Contiguous"):
+        regex = _PUNCTUATION if behavior == "Isolated" else f"{_PUNCTUATION}+"
+    elif kind == "Split" and "String" in rule["pattern"] and not rule["invert"]:
+        text = re.escape(rule["pattern"]["String"])
+        other = rf"(?:(?!{text})[\s\S])"
+        merged = {
+            "MergedWithPrevious": f"{other}+(?:{text})?|{text}",  # takes time in proportion to a text without any, too
+            "MergedWithNext": f"{text}{other}*",
+            "Contiguous": f"(?:{text})+",
+        }
+        regex = merged.get(str(behavior))
+    if regex is None:
+        return rule
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
 def _decoder(tokenizer: Tokenizer) -> dict[str, Any]:
