@@ -9,23 +9,29 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 import shaderlm
 from shaderlm.engine import LanguageModel
-from shaderlm.formats.find import find
+from shaderlm.errors import ModelError
+from shaderlm.text import Tokenizer
+from shaderlm.text.splits import SPLITS
+from shaderlm.web.export import export
+from shaderlm.web.model import opened
 from shaderlm.web.text import text_entry, tokenizer_json
 
 from .browser import Browser
+from .fake_runner import tiny_tokenizer
 from .test_smollm2 import SHORT
 from .test_text import VOCABULARIES
 from .test_text import recorded as recorded_texts
 from .test_text import tokenizer as tokenizer_of
 from .tiny_models import write_tiny_llama
-from .web_exports import export_file
 from .web_serving import WebServer, serving
 
 pytestmark = [pytest.mark.xdist_group("web runtime"), pytest.mark.browser]
@@ -33,10 +39,17 @@ pytestmark = [pytest.mark.xdist_group("web runtime"), pytest.mark.browser]
 ASSETS = Path(__file__).parent.parent / "src" / "shaderlm" / "web" / "assets"
 PAGE = (Path(__file__).parent / "web" / "runtime.html").read_bytes()
 VARIANTS = ("portable", "subgroups")
+FAST = "software"  # what is the same in all variants is tried with this one
 PATIENCE = 300.0
 PROMPT = "the answer is an other"
 TALK = [{"role": "user", "content": "say the <|im_end|> word"}]
 WEIGHTS = "/model/weights-000.bin"
+
+
+def export_file(path: Path | None, folder: Path) -> None:
+    """Write the export of a checkpoint; None: of SmolLM2."""
+    with opened(None if path is None else str(path)) as model:
+        export(model, folder)
 
 
 @pytest.fixture(scope="module")
@@ -161,62 +174,64 @@ def test_greedy_answers_are_the_native_ones(variant: str, loaded: Callable[[str]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_sampled_answers_are_the_native_ones(variant: str, loaded: Callable[[str], Page], native: LanguageModel) -> None:
+def test_sampled_answers_are_the_native_ones(
+    variant: str, loaded: Callable[[str], Page], native: LanguageModel
+) -> None:
     page = loaded(variant)
     for seed in (7, -5, (1 << 64) - 3):
-        options = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "max_tokens": 8}
+        options: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "max_tokens": 8}
         given = json.dumps(options)[:-1] + f', "seed": {seed}n}}'
         assert page.complete(PROMPT, given, variant)["ids"] == native.generate(PROMPT, seed=seed, **options).ids
 
 
 def test_penalties_and_biases(loaded: Callable[[str], Page], native: LanguageModel) -> None:
-    page = loaded("subgroups")
+    page = loaded(FAST)
     plain = native.generate(PROMPT, max_tokens=8).ids
     options: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.2}
     expected = native.generate(PROMPT, max_tokens=8, **options).ids
     assert expected != plain
-    assert page.complete(PROMPT, json.dumps(options | {"max_tokens": 8}), "subgroups")["ids"] == expected
+    assert page.complete(PROMPT, json.dumps(options | {"max_tokens": 8}), FAST)["ids"] == expected
     banned = plain[0]
     expected = native.generate(PROMPT, max_tokens=4, logit_bias={banned: float("-inf"), 5: 1.5}).ids
     given = f"{{max_tokens: 4, logit_bias: {{{banned}: -Infinity, 5: 1.5}}}}"
-    assert page.complete(PROMPT, given, "subgroups")["ids"] == expected
+    assert page.complete(PROMPT, given, FAST)["ids"] == expected
 
 
 def test_stop_strings_are_not_shown(loaded: Callable[[str], Page], native: LanguageModel) -> None:
-    page = loaded("subgroups")
+    page = loaded(FAST)
     whole = str(native.generate(PROMPT, max_tokens=10))
     for stop in (whole[3:6], whole[1:3], whole[5:] + "x"):
         expected = native.generate(PROMPT, max_tokens=10, stop=stop)
-        answer = page.complete(PROMPT, f"{{max_tokens: 10, stop: {json.dumps(stop)}}}", "subgroups")
+        answer = page.complete(PROMPT, f"{{max_tokens: 10, stop: {json.dumps(stop)}}}", FAST)
         assert (answer["text"], answer["finishReason"]) == (str(expected), expected.finish_reason)
         assert answer["ids"] == expected.ids
 
 
 def test_a_conversation_goes_on_from_the_cache(loaded: Callable[[str], Page], native: LanguageModel) -> None:
-    page = loaded("subgroups")
-    first = page.chat(TALK, "{max_tokens: 4}", "subgroups")
+    page = loaded(FAST)
+    first = page.chat(TALK, "{max_tokens: 4}", FAST)
     talk = [*TALK, {"role": "assistant", "content": first["text"]}, {"role": "user", "content": "more"}]
-    again, expected = page.chat(talk, "{max_tokens: 4}", "subgroups"), native.chat(talk, max_tokens=4)
+    again, expected = page.chat(talk, "{max_tokens: 4}", FAST), native.chat(talk, max_tokens=4)
     assert again["cachedTokens"] >= first["promptTokens"]
     assert again["ids"] == expected.ids
-    assert page.chat(TALK, "{max_tokens: 4}", "subgroups")["ids"] == first["ids"]
+    assert page.chat(TALK, "{max_tokens: 4}", FAST)["ids"] == first["ids"]
 
 
 def test_a_long_prompt_makes_the_cache_grow(loaded: Callable[[str], Page], native: LanguageModel) -> None:
-    page = loaded("subgroups")
+    page = loaded(FAST)
     ids = [(i * i) % 200 for i in range(523)]
     expected = native.generate(ids, max_tokens=3).ids
-    assert page.complete(ids, "{max_tokens: 3}", "subgroups")["ids"] == expected
-    too_long = page.caught(f"models.subgroups.complete({json.dumps([1] * 1025)}).next()")
+    assert page.complete(ids, "{max_tokens: 3}", FAST)["ids"] == expected
+    too_long = page.caught(f"models.software.complete({json.dumps([1] * 1025)}).next()")
     assert too_long["code"] == "input"
     assert "the context holds 1024" in too_long["message"]
 
 
 def test_an_answer_can_be_stopped(loaded: Callable[[str], Page]) -> None:
-    page = loaded("subgroups")
-    whole = page.complete(PROMPT, "{max_tokens: 20}", "subgroups")["text"]
+    page = loaded(FAST)
+    whole = page.complete(PROMPT, "{max_tokens: 20}", FAST)["text"]
     stopped = page.call(f"""
-        const controller = new AbortController(), model = models.subgroups, found = [];
+        const controller = new AbortController(), model = models.software, found = [];
         const options = {{ max_tokens: 200, signal: controller.signal }};
         for await (const text of model.complete({json.dumps(PROMPT)}, options)) {{
             found.push(text);
@@ -226,20 +241,20 @@ def test_an_answer_can_be_stopped(loaded: Callable[[str], Page]) -> None:
     """)
     assert stopped == [whole[: len(stopped[0])], "abort"]
     left = page.call(f"""
-        for await (const text of models.subgroups.complete({json.dumps(PROMPT)}, {{ max_tokens: 200 }})) break;
-        return models.subgroups.last.finishReason;
+        for await (const text of models.software.complete({json.dumps(PROMPT)}, {{ max_tokens: 200 }})) break;
+        return models.software.last.finishReason;
     """)
     assert left == "abort"
-    assert page.complete(PROMPT, "{max_tokens: 20}", "subgroups")["text"] == whole
+    assert page.complete(PROMPT, "{max_tokens: 20}", FAST)["text"] == whole
     page.check()
 
 
 def test_a_second_call_waits_for_the_first(loaded: Callable[[str], Page], native: LanguageModel) -> None:
-    page = loaded("subgroups")
+    page = loaded(FAST)
     both = page.call(f"""
         const ask = async (prompt) => {{
             let all = "";
-            for await (const text of models.subgroups.complete(prompt, {{ max_tokens: 5 }})) all += text;
+            for await (const text of models.software.complete(prompt, {{ max_tokens: 5 }})) all += text;
             return all;
         }};
         return Promise.all([ask({json.dumps(PROMPT)}), ask("an other")]);
@@ -248,7 +263,7 @@ def test_a_second_call_waits_for_the_first(loaded: Callable[[str], Page], native
 
 
 def test_what_is_asked_is_checked(loaded: Callable[[str], Page]) -> None:
-    page = loaded("subgroups")
+    page = loaded(FAST)
     calls = {
         "complete('')": "empty",
         "complete(5)": "string",
@@ -263,7 +278,7 @@ def test_what_is_asked_is_checked(loaded: Callable[[str], Page]) -> None:
         "chat([{role: 'user', content: 5}])": "a content that is a string",
     }
     for call, words in calls.items():
-        found = page.caught(f"models.subgroups.{call}.next()")
+        found = page.caught(f"models.software.{call}.next()")
         assert found["code"] == "input"
         assert words in found["message"]
 
@@ -278,7 +293,7 @@ def test_what_a_thread_spends_on_a_token(
     steps = page.call("""
         const times = [];
         let before = 0;
-        for await (const text of models.deep.complete("the an", {max_tokens: 60, ignore_eos: true})) {
+        for await (const text of models.deep.complete("the an", {max_tokens: 30, ignore_eos: true})) {
             times.push(models.deep.last.hostSeconds - before);
             before = models.deep.last.hostSeconds;
         }
@@ -295,7 +310,7 @@ def test_in_a_worker(page: Page, native: LanguageModel) -> None:
     expected = str(native.generate(PROMPT, max_tokens=4))
     code = f"""
         import {{ load }} from "{page.server.address}/model/shaderlm.js";
-        const model = await load("{page.server.address}/model/", {{ variant: "subgroups" }});
+        const model = await load("{page.server.address}/model/", {{ variant: "software" }});
         let all = "";
         for await (const text of model.complete({json.dumps(PROMPT)}, {{ max_tokens: 4 }})) all += text;
         model.close();
@@ -317,12 +332,12 @@ def test_in_a_worker(page: Page, native: LanguageModel) -> None:
 
 def test_a_second_visit_asks_for_no_weights(fresh: Page, native: LanguageModel) -> None:
     assert fresh.call('return shaderlm.cached("/model/")') is False
-    assert fresh.load(variant="subgroups")["cached"] == "cache"
+    assert fresh.load(variant=FAST)["cached"] == "cache"
     assert (fresh.server.asked("weights-"), fresh.server.asked("tokenizer.json")) == (1, 1)
     fresh.browser.open("about:blank")
     fresh.open()
     assert fresh.call('return shaderlm.cached("/model/")') is True
-    assert fresh.load(variant="subgroups")["cached"] == "cache"
+    assert fresh.load(variant=FAST)["cached"] == "cache"
     asked = [fresh.server.asked(name) for name in ("weights-", "tokenizer.json", "chat_template")]
     assert asked == [0, 0, 0]
     assert fresh.complete(PROMPT, "{max_tokens: 4}")["ids"] == native.generate(PROMPT, max_tokens=4).ids
@@ -336,13 +351,13 @@ def test_a_second_visit_asks_for_no_weights(fresh: Page, native: LanguageModel) 
 )
 def test_a_faulty_file(fault: Any, code: str, words: str, fresh: Page) -> None:
     fresh.server.faults[WEIGHTS] = fault
-    found = fresh.caught('state.open("tiny", {variant: "subgroups"})')
+    found = fresh.caught('state.open("tiny", {variant: "software"})')
     assert (found["code"], "weights-000.bin" in found["message"]) == (code, True)
     assert words in found["message"]
     hashes = [file["sha256"] for file in _files(fresh) if "weights" in file["name"]]
     assert not any(sha256 in key for key in fresh.call("return state.kept()") for sha256 in hashes)
     del fresh.server.faults[WEIGHTS]
-    assert fresh.load(variant="subgroups")["cached"] == "cache"
+    assert fresh.load(variant=FAST)["cached"] == "cache"
 
 
 def _files(page: Page) -> list[dict[str, Any]]:
@@ -354,7 +369,7 @@ def _files(page: Page) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("change", ["bytes[100] ^= 1", "bytes = bytes.slice(0, 1000)"])
 def test_a_damaged_cache_is_mended(change: str, fresh: Page, native: LanguageModel) -> None:
-    fresh.load(variant="subgroups")
+    fresh.load(variant=FAST)
     fresh.call(f"""
         const cache = await caches.open("shaderlm");
         for (const request of await cache.keys()) {{
@@ -365,16 +380,16 @@ def test_a_damaged_cache_is_mended(change: str, fresh: Page, native: LanguageMod
         }}
     """)
     fresh.open()
-    assert fresh.load(variant="subgroups")["cached"] == "cache"
+    assert fresh.load(variant=FAST)["cached"] == "cache"
     assert fresh.server.asked("weights-") == 1
     assert fresh.complete(PROMPT, "{max_tokens: 3}")["ids"] == native.generate(PROMPT, max_tokens=3).ids
     fresh.open()
-    fresh.load(variant="subgroups")
+    fresh.load(variant=FAST)
     assert fresh.server.asked("weights-") == 0
 
 
 def test_what_an_export_no_longer_has_is_forgotten(fresh: Page) -> None:
-    fresh.load(variant="subgroups")
+    fresh.load(variant=FAST)
     before = fresh.call("return state.kept()")
     content = fresh.server.content("/model/plan.json")
     assert content is not None
@@ -386,7 +401,7 @@ def test_what_an_export_no_longer_has_is_forgotten(fresh: Page) -> None:
     fresh.server.pages |= {"/model/plan.json": json.dumps(plan).encode(), "/model/chat_template.jinja": other}
     try:
         fresh.open()
-        fresh.load(variant="subgroups")
+        fresh.load(variant=FAST)
     finally:
         for name in ("plan.json", "chat_template.jinja"):
             del fresh.server.pages[f"/model/{name}"]
@@ -397,7 +412,7 @@ def test_what_an_export_no_longer_has_is_forgotten(fresh: Page) -> None:
 def test_a_full_quota(fresh: Page, native: LanguageModel) -> None:
     fresh.browser.call("Storage.overrideQuotaForOrigin", origin=fresh.server.address, quotaSize=20_000)
     try:
-        info = fresh.load(variant="subgroups")
+        info = fresh.load(variant=FAST)
         assert info["cached"] == "memory"
         assert any("storage for this page is full" in warning for warning in info["warnings"])
         said = fresh.call("return state.progress.map((each) => each.message).filter(Boolean)")
@@ -409,7 +424,7 @@ def test_a_full_quota(fresh: Page, native: LanguageModel) -> None:
 
 
 def test_no_cache_is_used_where_none_is_wanted(fresh: Page) -> None:
-    info = fresh.load(variant="subgroups", cache="none")
+    info = fresh.load(variant=FAST, cache="none")
     assert (info["cached"], info["warnings"]) == ("memory", [])
     assert fresh.call("return state.kept()") == []
 
@@ -419,21 +434,21 @@ def test_loading_can_be_aborted(stage: str, fresh: Page) -> None:
     found = fresh.caught(f"""(() => {{
         const controller = new AbortController();
         const onProgress = (progress) => progress.stage === "{stage}" && controller.abort();
-        return shaderlm.load("/model/", {{ variant: "subgroups", signal: controller.signal, onProgress }});
+        return shaderlm.load("/model/", {{ variant: "software", signal: controller.signal, onProgress }});
     }})()""")
     assert found["code"] == "aborted"
-    assert fresh.load(variant="subgroups")["cached"] == "cache"
+    assert fresh.load(variant=FAST)["cached"] == "cache"
 
 
 def test_navigating_away_and_back(fresh: Page, native: LanguageModel) -> None:
-    fresh.call('window.loading = state.open("tiny", {variant: "subgroups"}).catch(() => {}); ')
+    fresh.call('window.loading = state.open("tiny", {variant: "software"}).catch(() => {}); ')
     fresh.browser.open("about:blank")  # while it is loading
     fresh.open()
-    fresh.load(variant="subgroups")
+    fresh.load(variant=FAST)
     fresh.call(f"models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 500 }}).next()")
     fresh.browser.open("about:blank")  # while it answers
     fresh.open()
-    fresh.load(variant="subgroups")
+    fresh.load(variant=FAST)
     assert fresh.server.asked("weights-") == 0
     assert fresh.complete(PROMPT, "{max_tokens: 3}")["ids"] == native.generate(PROMPT, max_tokens=3).ids
 
@@ -443,7 +458,7 @@ def test_two_tabs_at_once(fresh: Page, native: LanguageModel) -> None:
         const other = window.open("/page.html");
         while (!other.state) await new Promise((done) => setTimeout(done, 20));
         const ask = async (its) => {{
-            await its.open("tiny", {{ variant: "subgroups" }});
+            await its.open("tiny", {{ variant: "software" }});
             return its.answer(its.models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 3 }}), its.models.tiny);
         }};
         const both = await Promise.all([ask(state), ask(other.state)]);
@@ -460,7 +475,7 @@ def test_two_tabs_at_once(fresh: Page, native: LanguageModel) -> None:
 
 
 def test_a_device_lost_in_mid_answer(fresh: Page) -> None:
-    fresh.load(variant="subgroups")
+    fresh.load(variant=FAST)
     found = fresh.caught(f"""(async () => {{
         for await (const text of models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 500 }})) {{
             state.devices.at(-1).destroy();
@@ -470,12 +485,12 @@ def test_a_device_lost_in_mid_answer(fresh: Page) -> None:
     assert "Load the model again" in found["message"]
     assert fresh.caught("models.tiny.complete('a').next()")["code"] == "device-lost"
     assert fresh.call("return (await models.tiny.lost).code") == "device-lost"
-    fresh.load(variant="subgroups")
+    fresh.load(variant=FAST)
     assert fresh.complete(PROMPT, "{max_tokens: 2}")["completionTokens"] == 2
 
 
 def test_a_closed_model(fresh: Page) -> None:
-    fresh.load(variant="subgroups")
+    fresh.load(variant=FAST)
     found = fresh.caught(f"""(async () => {{
         for await (const text of models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 500 }})) models.tiny.close();
     }})()""")
@@ -490,7 +505,7 @@ def test_too_little_memory(fresh: Page) -> None:
             await pop.apply(this);
             return new GPUOutOfMemoryError("as if");
         };
-        return state.open("tiny", {variant: "subgroups"}).finally(() => (GPUDevice.prototype.popErrorScope = pop));
+        return state.open("tiny", {variant: "software"}).finally(() => (GPUDevice.prototype.popErrorScope = pop));
     })()""")
     assert found["code"] == "out-of-memory"
     assert "MiB of GPU memory" in found["message"]
@@ -515,6 +530,32 @@ def test_what_a_browser_may_lack(fresh: Page) -> None:
     fresh.open()
 
 
+def test_the_best_variant_is_taken(fresh: Page) -> None:
+    """Of an adapter in software, the one that is made for it; and none with subgroups whose lanes are not in order."""
+    assert fresh.load()["variant"] == FAST
+    content = fresh.server.content("/model/plan.json")
+    assert content is not None
+    plan = json.loads(content)
+    probe = plan["shaders"][plan["probes"][-1][0]]
+    assert "(lane, size)" in probe["wgsl"]
+    probe["wgsl"] = probe["wgsl"].replace("(lane, size)", "(size - 1u - lane, size)")
+    fresh.server.pages["/model/plan.json"] = json.dumps(plan).encode()
+    try:
+        info = fresh.load()
+        found = fresh.caught('shaderlm.load("/model/", { variant: "subgroups" })')
+    finally:
+        del fresh.server.pages["/model/plan.json"]
+    assert info["variant"] == "portable"
+    assert len(info["warnings"]) == sum("subgroups" in each["features"] for each in plan["variants"] if _fits(each))
+    assert all("not in order" in warning for warning in info["warnings"])
+    assert found["code"] == "no-variant"
+
+
+def _fits(variant: dict[str, Any]) -> bool:
+    """Does Chromium's adapter in software have what this variant needs?"""
+    return variant["limits"]["maxComputeInvocationsPerWorkgroup"] <= 256 and "shader-f16" not in variant["features"]
+
+
 # Text ------------------------------------------------------------------------------------------------------------
 
 
@@ -522,7 +563,15 @@ def test_what_a_browser_may_lack(fresh: Page) -> None:
 def test_token_ids_are_those_of_python(name: str, page: Page) -> None:
     words = tokenizer_of(name)
     special = next(iter(words.special_tokens))
-    texts = [*(text for text, _ in recorded_texts(name)), f"a {special} b{special}", special, "", " ", "▁", "\u00a0 \ufeff"]
+    texts = [
+        *(text for text, _ in recorded_texts(name)),
+        f"a {special} b{special}",
+        special,
+        "",
+        " ",
+        "▁",
+        "\u00a0 \ufeff",
+    ]
     about = json.dumps(text_entry(words, None))
     page.server.pages["/inside/tokenizer.json"] = tokenizer_json(words).encode()
     found = page.call(f"""
@@ -541,6 +590,43 @@ def test_token_ids_are_those_of_python(name: str, page: Page) -> None:
         assert decoded == words.decode(ids), repr(text)
 
 
+def test_every_split_gives_the_words_of_python(page: Page) -> None:
+    texts = [
+        "Hello, it's 12345 o'clock: 3.14 or 1,000,000!  Two  spaces\n\n\ttab HTTPServer don'T I'LL we've",
+        "Fünf Äpfel für 5€ — naïve café №7 Ⅷ ½ ²",
+        "你好,世界!今天是2024年。こんにちは 日本語 カタカナ 한국어 텍스트",
+        "नमस्ते दुनिया। السلام عليكم، مرحبا؟ שלום",
+        "😀👍🏽 👩‍👩‍👧 a\u0301b e\u0301\u200d \u00a0\u2003x \ufeff\u200b y",
+        "if (x[i] >= 0 && y != 1) { return `${a}`; } // <|im_end|> #tag @me $5 ^~|",
+        "   leading\r\n\r\nlines \n \n end   ",
+    ]
+    vocabulary = tiny_tokenizer().vocabulary
+    words, refused = {}, set[str]()
+    for name in SPLITS:
+        made = Tokenizer(replace(vocabulary, pre=name))
+        try:
+            encoder = json.loads(tokenizer_json(made))
+        except ModelError:
+            refused.add(name)
+            continue
+        split = tokenizers.Tokenizer.from_str(made.encoder_json()).pre_tokenizer
+        words[name] = (encoder, [[word for word, _ in split.pre_tokenize_str(text)] for text in texts])
+    assert refused <= {"superbpe"}
+    about = json.dumps(text_entry(Tokenizer(vocabulary), None))
+    page.server.pages["/inside/encoders.json"] = json.dumps({name: each[0] for name, each in words.items()}).encode()
+    found = page.call(f"""
+        const {{ Text }} = await import("/inside/inside.js");
+        const encoders = await (await fetch("/inside/encoders.json", {{ cache: "no-store" }})).json();
+        const words = ([name, encoder]) => {{
+            const {{ special }} = new Text({about}, encoder, null);
+            return [name, {json.dumps(texts)}.map((text) => special.pre_tokenizer(text))];
+        }};
+        return Object.fromEntries(Object.entries(encoders).map(words));
+    """)
+    different = {name for name, (_, expected) in words.items() if found[name] != expected}
+    assert different == set()
+
+
 def test_special_tokens_in_messages_are_text(page: Page) -> None:
     """Also where a message is nothing else, and lies between two special tokens."""
     words = tokenizer_of("phi-3")
@@ -552,7 +638,8 @@ def test_special_tokens_in_messages_are_text(page: Page) -> None:
         const {{ Text }} = await import("/inside/inside.js");
         const tokenizer = await (await fetch("/inside/tokenizer.json", {{ cache: "no-store" }})).json();
         const text = new Text({{ ...{about}, add_bos: false }}, tokenizer, {json.dumps(template)});
-        return ["{end}", "a {end} b", "hello"].map((content) => text.encodeChat([{{ role: "user", content }}], {{}}, false));
+        const encode = (content) => text.encodeChat([{{ role: "user", content }}], {{}}, false);
+        return ["{end}", "a {end} b", "hello"].map(encode);
     """)
     mark = "\U000f0000"
     for content, ids in zip([end, f"a {end} b", "hello"], found, strict=True):
@@ -583,7 +670,7 @@ def test_text_is_whole_characters(page: Page) -> None:
 
 
 def test_the_types_are_those_of_the_module(loaded: Callable[[str], Page]) -> None:
-    page, types = loaded("subgroups"), (ASSETS / "shaderlm.d.ts").read_text(encoding="utf-8")
+    page, types = loaded(FAST), (ASSETS / "shaderlm.d.ts").read_text(encoding="utf-8")
     declared = re.findall(r"^export (?:function|class) (\w+)", types, re.M)
     assert page.call("return Object.keys(shaderlm).sort()") == sorted(declared)
 
@@ -593,14 +680,14 @@ def test_the_types_are_those_of_the_module(loaded: Callable[[str], Page]) -> Non
         return set(re.findall(r"^  (?:readonly )?(\w+)\??[:(]", body[1], re.M))
 
     own = page.call("""
-        const model = models.subgroups;
+        const model = models.software;
         return [...Object.getOwnPropertyNames(Object.getPrototypeOf(model)), ...Object.keys(model)];
     """)
     assert set(own) - {"constructor"} == members("Model")
-    assert set(page.call("return Object.keys(models.subgroups.info)")) == members("ModelInfo")
-    page.complete(PROMPT, "{max_tokens: 1}", "subgroups")
-    assert set(page.call("return Object.keys(models.subgroups.last)")) == members("AnswerInfo")
-    options = page.caught("models.subgroups.complete('a', {x: 1}).next()")["message"].split("The options are ")[1]
+    assert set(page.call("return Object.keys(models.software.info)")) == members("ModelInfo")
+    page.complete(PROMPT, "{max_tokens: 1}", FAST)
+    assert set(page.call("return Object.keys(models.software.last)")) == members("AnswerInfo")
+    options = page.caught("models.software.complete('a', {x: 1}).next()")["message"].split("The options are ")[1]
     assert set(options.split(", ")) == members("GenerationOptions")
     options = page.caught("shaderlm.load('/model/', {x: 1})")["message"].split("The options are ")[1]
     assert set(options.split(", ")) == members("LoadOptions")
@@ -618,7 +705,7 @@ def test_recorded_answers_of_smollm2(variant: str, page: Page, tmp_path_factory:
     """A software adapter takes seconds for a token of plans that are made for GPUs."""
     folder = tmp_path_factory.getbasetemp() / "smollm2 web"
     if not folder.exists():
-        export_file(find(None), folder)
+        export_file(None, folder)
     page.server.folders["smollm2"] = [folder]
     page.call(f'await state.open("smollm2", {{variant: "{variant}", cache: "none"}}, "/smollm2/")')
     answer = page.complete(SHORT["prompt"], "{max_tokens: 3}", "smollm2")

@@ -42,8 +42,8 @@ const ATTEMPTS = 2; // to get a file over the network
 
 /** The files of an export: from the cache or from where they are, never with another hash than the plan says. */
 class Files {
-  constructor(url, mode, signal) {
-    this.folder = folderOf(url);
+  constructor(folder, mode, signal) {
+    this.folder = folder; // a URL
     this.signal = signal;
     this.warnings = [];
     this.complete = false; // are all files in the cache?
@@ -91,12 +91,13 @@ class Files {
   /** The bytes of a file, in `room` if it is given. `report(n)` is told how many came, from the cache too. */
   async read(file, report = () => {}, room = new Uint8Array(file.bytes)) {
     const bytes = room.subarray(0, file.bytes);
-    const found = this.cache && (await this.cache.match(this.key(file.sha256)).catch(() => undefined));
+    const { cache } = this; // which is given up where it is full, meanwhile
+    const found = await cache?.match(this.key(file.sha256)).catch(() => undefined);
     if (found) {
       const problem = await this.#fill(bytes, file, streamed(found.body), report).catch((error) => error.message);
       if (!problem) return { bytes, cached: true };
       this.#check();
-      await this.cache.delete(this.key(file.sha256)).catch(() => {});
+      await cache.delete(this.key(file.sha256)).catch(() => {});
     }
     for (let attempt = 1; ; attempt++) {
       let failure;
@@ -139,7 +140,7 @@ class Files {
   /** Are all of these in the cache? They are not read. */
   async has(files) {
     if (!this.cache) return false;
-    const found = await Promise.all(files.map((file) => this.cache.match(this.key(file.sha256))));
+    const found = await Promise.all(files.map((file) => this.cache.match(this.key(file.sha256)))).catch(() => [null]);
     return found.every(Boolean);
   }
 
@@ -242,18 +243,20 @@ class Files {
   }
 }
 
-function folderOf(url) {
+/** The URL of a folder, given its address, or in Node its path. */
+async function folderOf(given) {
   const isNode = !globalThis.location && globalThis.process?.versions?.node;
-  if (isNode && typeof url === "string" && !/^\w{2,}:/.test(url)) {
-    const path = url.startsWith("/") ? url : `${process.cwd()}/${url}`;
-    return new URL(`file://${encodeURI(path).replace(/[?#]/g, encodeURIComponent).replace(/\/*$/, "/")}`);
-  }
   try {
+    let url = given;
+    if (isNode && typeof given === "string" && !/^\w{2,}:/.test(given)) {
+      const { pathToFileURL } = await import("node:url");
+      url = pathToFileURL(given);
+    }
     const folder = new URL(url, globalThis.location?.href);
-    if (!folder.pathname.endsWith("/")) folder.pathname = folder.pathname.replace(/\/plan\.json$/, "") + "/";
+    folder.pathname = folder.pathname.replace(/\/plan\.json$/, "").replace(/\/*$/, "/");
     return folder;
   } catch {
-    throw new ShaderlmError("input", `load() needs the address of an export's folder, got ${String(url)}`);
+    throw new ShaderlmError("input", `load() needs the address of an export's folder, got ${String(given)}`);
   }
 }
 
@@ -492,6 +495,7 @@ const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, COMPUTE] = [1, 4, 8, 64, 
 const ACCESS = { r: "read-only-storage", w: "storage", u: "uniform" };
 const rounded = (size, to) => Math.ceil(size / to) * to;
 
+/** An adapter, and the language features that its WGSL may have. */
 async function requestAdapter(given) {
   if (!given && globalThis.isSecureContext === false) {
     throw new ShaderlmError(
@@ -512,14 +516,16 @@ async function requestAdapter(given) {
     const todo = "Update the graphics driver, and turn on hardware acceleration in the browser's settings";
     throw new ShaderlmError("no-adapter", `the browser offers no GPU. ${todo} (chrome://gpu says why)`);
   }
-  return adapter;
+  return { adapter, language: gpu.wgslLanguageFeatures ?? new Set() };
 }
 
 /** Why an adapter cannot run a variant; "" if it can. */
-function unsupportedReason(variant, adapter) {
+function unsupportedReason(variant, adapter, language) {
   const { features, limits, info = {} } = adapter;
   const missing = variant.features.find((name) => !features.has(name));
   if (missing) return `it lacks the feature ${missing}`;
+  const unknown = variant.language?.find((name) => !language.has(name));
+  if (unknown) return `its WGSL lacks ${unknown}`;
   const small = Object.entries(variant.limits).find(([name, least]) => !(limits[name] >= least));
   if (small) return `its ${small[0]} is ${limits[small[0]]}, and ${small[1]} is needed`;
   const size = variant.subgroup_size;
@@ -558,9 +564,9 @@ function candidates(variants, adapter, name) {
 async function openDevice(gpu, plan, name) {
   const reasons = [];
   const warnings = [];
-  let adapter = await requestAdapter(gpu);
+  let { adapter, language } = await requestAdapter(gpu);
   for (const variant of candidates(plan.variants, adapter, name)) {
-    let reason = unsupportedReason(variant, adapter);
+    let reason = unsupportedReason(variant, adapter, language);
     if (!reason) {
       const device = await adapter.requestDevice({
         requiredFeatures: variant.features,
@@ -570,7 +576,7 @@ async function openDevice(gpu, plan, name) {
       if (!reason) return { adapter, device, variant, warnings };
       device.destroy();
       warnings.push(`this GPU does not run the variant ${variant.name}: ${reason}`);
-      adapter = await requestAdapter(gpu); // one gives one device
+      ({ adapter, language } = await requestAdapter(gpu)); // one gives one device
     }
     reasons.push(`${variant.name}: ${reason}`);
   }
@@ -620,7 +626,14 @@ class Runner {
     this.context = plan.model.context;
     this.capacity = 0; // positions that states and tables have room for
     this.failure = null; // why nothing can run any more
-    this.failed = new Promise((resolve) => (this.fail = (error) => resolve((this.failure ??= error))));
+    this.waiting = new Set(); // who is told of it
+    this.failed = new Promise((resolve) => {
+      this.fail = (error) => {
+        this.failure ??= error;
+        for (const end of this.waiting) end();
+        resolve(this.failure);
+      };
+    });
     device.lost.then(({ message }) => {
       const todo = "Load the model again; if it happens again, close other programs or take a smaller model";
       this.fail(new ShaderlmError("device-lost", `the GPU was lost (${message || "no reason was given"}). ${todo}`));
@@ -646,15 +659,18 @@ class Runner {
     if (this.failure) throw this.failure;
   }
 
-  /** A promise, or the error by which the device ends. */
-  async orFailure(promise) {
-    promise.catch(() => {});
-    const found = await Promise.race([promise, this.failed]).catch(async (problem) => {
-      if (!this.failure) await new Promise((resolve) => setTimeout(resolve, 50)); // the reason comes a little later
-      throw this.failure ?? problem;
+  /** What a promise comes to, or the error by which the device ends. */
+  orFailure(promise) {
+    return new Promise((resolve, reject) => {
+      const end = () => reject(this.failure);
+      this.waiting.add(end);
+      if (this.failure) end();
+      const refused = (problem) => {
+        // If the device is lost, that is said a little later.
+        setTimeout(() => reject(this.failure ?? problem), this.failure ? 0 : 50);
+      };
+      promise.then(resolve, refused).finally(() => this.waiting.delete(end));
     });
-    this.check();
-    return found;
   }
 
   // Pipelines
@@ -1327,7 +1343,7 @@ export async function load(url, options = {}) {
     if (signal?.aborted) throw aborted();
     onProgress({ stage: "plan", done: 0, total: 1 });
     await requestAdapter(gpu); // says what is missing before anything is fetched
-    const files = new Files(url, cache, signal);
+    const files = new Files(await folderOf(url), cache, signal);
     const plan = await files.plan();
     const opened = await openDevice(gpu, plan, variant);
     runner = new Runner(opened.device, plan, opened.variant);
@@ -1362,7 +1378,7 @@ export async function load(url, options = {}) {
 
 /** Are all files of an export in the cache? Then load() fetches nothing large. */
 export async function cached(url) {
-  const files = new Files(url, "auto");
+  const files = new Files(await folderOf(url), "auto");
   const plan = await files.plan();
   await files.open();
   return files.has(plan.files);
