@@ -42,7 +42,7 @@ class WebServer:
                     content, self.close_connection = content[: len(content) // 2], True
                 self.wfile.write(content)
 
-            def log_message(self, format: str, *args: object) -> None:
+            def log_message(self, *_: object) -> None:
                 """Nothing on the console."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
