@@ -536,7 +536,7 @@ function unsupportedReason(variant, adapter, language) {
   const has = ({ component, result, m, n, k }) =>
     offered.some(
       (each) =>
-        each.componentType === component && each.resultType === result && each.M === m && each.N === n && each.K === k,
+        each.componentType === component && each.resultComponentType === result && each.M === m && each.N === n && each.K === k,
     );
   const lacks = variant.matrix?.find((shape) => !has(shape));
   return lacks ? `it has no matrices of ${lacks.m}×${lacks.n}×${lacks.k} ${lacks.component}` : "";
