@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 Fault = Literal["missing", "damaged", "cut"]
+# A page that nobody else can read has clocks of 5 µs, others of 100.
+ISOLATION = {"cross-origin-opener-policy": "same-origin", "cross-origin-embedder-policy": "require-corp"}
 TYPES = {".html": "text/html", ".js": "text/javascript", ".json": "application/json"}
 
 
@@ -34,6 +36,8 @@ class WebServer:
                 self.send_response(200)
                 self.send_header("content-type", TYPES.get(Path(self.path).suffix, "application/octet-stream"))
                 self.send_header("content-length", str(len(content)))
+                for policy, value in ISOLATION.items():
+                    self.send_header(policy, value)
                 self.end_headers()
                 if fault == "damaged":
                     middle = len(content) // 2
