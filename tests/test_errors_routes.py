@@ -277,7 +277,8 @@ def test_a_wgsl_file_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "nbytes"), [("plain", "WG", 256), ("literal", "2u * WG", 512), ("number", "64u", 256)]
+    ("name", "count", "nbytes"),
+    [("plain", "WG", 256), ("literal", "2u * WG", 512), ("number", "64u", 256), ("padded", "5u", 32)],
 )
 def test_workgroup_memory_is_read_from_the_file(
     name: str, count: str, nbytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -138,11 +138,12 @@ def _size_of(wgsl_type: str, aliases: Mapping[str, str]) -> int:
 
 
 def _memory_of(declared: str, aliases: Mapping[str, str], consts: Mapping[str, str]) -> int:
-    """Bytes of a variable in workgroup memory: an array, a vector, a number or an atomic."""
+    """Bytes of a variable in workgroup memory, an array, a vector, a number or an atomic: in whole 16 bytes, as counted
+    by WebGPU.
+    """
     array = _ARRAY.fullmatch(declared)
-    if array:
-        return _size_of(array.group(1), aliases) * _evaluate(array.group(2), consts)
-    return _size_of(declared, aliases)
+    count = _evaluate(array.group(2), consts) if array else 1
+    return -(-_size_of(array.group(1) if array else declared, aliases) * count // 16) * 16
 
 
 def workgroup_memory(source: str) -> int:

@@ -13,6 +13,7 @@ import { Tokenizer } from "./tokenizers.js";
 
 const FORMAT = 1; // of plan.json
 const STEPS_AHEAD = 3; // steps on their way: the device never waits for the host to look at a token
+const DISPATCHES = 48; // of a prompt that are submitted at a time: the device begins while the rest is encoded
 
 // Errors ----------------------------------------------------------------------------------------------------
 
@@ -870,15 +871,26 @@ class Runner {
     return found;
   }
 
-  /** Submit bound programs. Returns a read-back of the token that the last one sampled, if it is wanted. */
-  submit(programs, token) {
+  /**
+   * Submit bound programs, at most so many dispatches at a time. Returns a read-back of the token that the last one
+   * sampled, if it is wanted.
+   */
+  submit(programs, token, most = Infinity) {
     const begin = performance.now();
-    const encoder = this.device.createCommandEncoder();
-    const pass = encoder.beginComputePass();
+    let encoder = this.device.createCommandEncoder();
+    let pass = encoder.beginComputePass();
     let pipeline = null;
     let group = null;
+    let count = 0;
     for (const program of programs) {
       for (const step of program) {
+        if (count++ === most) {
+          pass.end();
+          this.queue.submit([encoder.finish()]);
+          encoder = this.device.createCommandEncoder();
+          pass = encoder.beginComputePass();
+          [pipeline, group, count] = [null, null, 1];
+        }
         if (step.pipeline !== pipeline) pass.setPipeline((pipeline = step.pipeline));
         if (step.group !== group) pass.setBindGroup(0, (group = step.group));
         pass.dispatchWorkgroups(step.x, step.y, step.z);
@@ -992,7 +1004,7 @@ class Sequence {
       if (signal?.aborted) break;
       runner.writeBatch(ids, position, rows, body.rows, last);
       if (last) runner.write("outputs", sampler.record(rows - 1));
-      const pending = runner.submit(programs, last);
+      const pending = runner.submit(programs, last, DISPATCHES);
       if (pending) this.flight.push(pending);
       else before = runner.queue.onSubmittedWorkDone();
       this.ids.push(...ids.slice(position, position + rows));
