@@ -13,6 +13,8 @@ import { Tokenizer } from "./tokenizers.js";
 
 const FORMAT = 1; // of plan.json
 const STEPS_AHEAD = 3; // steps on their way: the device never waits for the host to look at a token
+const STEPS_AT_ONCE = 4; // steps of one submission, where they are short; their tokens come back together
+const FRAME = 4; // milliseconds that tokens of one submission may take: nobody sees that they come together
 const DISPATCHES = 48; // of a prompt that are submitted at a time: the device begins while the rest is encoded
 
 // Errors ----------------------------------------------------------------------------------------------------
@@ -792,7 +794,7 @@ class Runner {
       Uint32Array.from({ length: pages }, (_, i) => i),
     );
     for (let i = 0; i <= STEPS_AHEAD; i++)
-      this.ring.push(this.device.createBuffer({ size: 16, usage: MAP_READ | COPY_DST }));
+      this.ring.push(this.device.createBuffer({ size: 4 * STEPS_AT_ONCE, usage: MAP_READ | COPY_DST }));
     await this.reserve(1);
   }
 
@@ -872,12 +874,30 @@ class Runner {
   }
 
   /**
-   * Submit bound programs, at most so many dispatches at a time. Returns a read-back of the token that the last one
-   * sampled, if it is wanted.
+   * Submit bound programs, `times` over, and at most so many dispatches at a time. Returns a read-back of the tokens
+   * that they sampled, if these are wanted.
    */
-  submit(programs, token, most = Infinity) {
+  submit(programs, wanted, { times = 1, most = Infinity } = {}) {
     const begin = performance.now();
+    const buffer = wanted && this.ring.pop();
     let encoder = this.device.createCommandEncoder();
+    for (let time = 0; time < times; time++) {
+      encoder = this.#encode(encoder, programs, most);
+      if (wanted) encoder.copyBufferToBuffer(this.buffer("tokens"), 0, buffer, 4 * time, 4);
+    }
+    this.queue.submit([encoder.finish()]);
+    let pending = null;
+    if (wanted) {
+      const mapped = buffer.mapAsync(MAP_READ);
+      mapped.catch(() => {}); // whoever waits for it is told
+      pending = { buffer, mapped, count: times };
+    }
+    this.hostSeconds += (performance.now() - begin) / 1000;
+    return pending;
+  }
+
+  /** Encode programs; where there are too many dispatches, submit a part of them. Returns the encoder to go on with. */
+  #encode(encoder, programs, most) {
     let pass = encoder.beginComputePass();
     let pipeline = null;
     let group = null;
@@ -897,26 +917,16 @@ class Runner {
       }
     }
     pass.end();
-    let pending = null;
-    const buffer = token && this.ring.pop();
-    if (token) encoder.copyBufferToBuffer(this.buffer("tokens"), 0, buffer, 0, 4);
-    this.queue.submit([encoder.finish()]);
-    if (token) {
-      const mapped = buffer.mapAsync(MAP_READ);
-      mapped.catch(() => {}); // whoever waits for it is told
-      pending = { buffer, mapped };
-    }
-    this.hostSeconds += (performance.now() - begin) / 1000;
-    return pending;
+    return encoder;
   }
 
-  /** The token of a read-back, whose buffer is free again. */
-  async token({ buffer, mapped }) {
+  /** The tokens of a read-back, whose buffer is free again. */
+  async tokens({ buffer, mapped, count }) {
     await this.orFailure(mapped);
-    const [token] = new Uint32Array(buffer.getMappedRange(0, 4));
+    const tokens = Array.from(new Uint32Array(buffer.getMappedRange(0, 4 * count)));
     buffer.unmap();
     this.ring.push(buffer);
-    return token;
+    return tokens;
   }
 
   /** The program for the next rows of a prompt, of which there are so many, and how many of them it takes. */
@@ -1004,7 +1014,7 @@ class Sequence {
       if (signal?.aborted) break;
       runner.writeBatch(ids, position, rows, body.rows, last);
       if (last) runner.write("outputs", sampler.record(rows - 1));
-      const pending = runner.submit(programs, last, DISPATCHES);
+      const pending = runner.submit(programs, last, { most: DISPATCHES });
       if (pending) this.flight.push(pending);
       else before = runner.queue.onSubmittedWorkDone();
       this.ids.push(...ids.slice(position, position + rows));
@@ -1015,8 +1025,8 @@ class Sequence {
     return cached;
   }
 
-  /** One more decode step, of the token that was sampled last. Waits for nothing but new memory and shaders. */
-  async step(sampler) {
+  /** Up to `most` decode steps, from the token that was sampled last. Waits for nothing but new memory and shaders. */
+  async step(sampler, most) {
     const { runner, position } = this;
     if (!this.programs || position >= this.lastKey || position >= runner.capacity) {
       await runner.reserve(position + 1);
@@ -1028,14 +1038,16 @@ class Sequence {
       }
       [this.programs, this.lastKey] = [programs, body.keys];
     }
-    this.flight.push(runner.submit(this.programs, true));
-    this.position++;
+    const times = Math.min(most, this.lastKey - position, runner.capacity - position);
+    this.flight.push(runner.submit(this.programs, true, { times }));
+    this.position += times;
+    return times;
   }
 
   /** The tokens on their way are of no use any more; their buffers are. */
   async drain() {
     const flight = this.flight.splice(0);
-    for (const pending of flight) await this.runner.token(pending).catch(() => {});
+    for (const pending of flight) await this.runner.tokens(pending).catch(() => {});
   }
 }
 
@@ -1244,21 +1256,27 @@ class Model {
     const sampler = new Sampler(answer.options);
     answer.begin();
     answer.cachedTokens = await sequence.prompt(answer.prompt, sampler, signal);
-    for (let submitted = 1; sequence.flight.length;) {
+    let submitted = 1;
+    let atOnce = 1;
+    while (sequence.flight.length) {
       while (sequence.flight.length < STEPS_AHEAD && submitted < answer.left) {
-        await sequence.step(sampler);
-        submitted++;
+        submitted += await sequence.step(sampler, Math.min(atOnce, answer.left - submitted));
       }
       const pending = sequence.flight[0];
       if (await abortedBefore(pending.mapped, signal)) return;
       sequence.flight.shift();
-      const token = await runner.token(pending);
-      // Its keys and values are there if a step after the one that gave it was submitted.
-      if (sequence.ids.length < sequence.position) sequence.ids.push(token);
-      const text = answer.push(token);
-      answer.hostSeconds = runner.hostSeconds;
-      if (text) yield text;
-      if (answer.finishReason) return;
+      const since = answer.latest;
+      for (const token of await runner.tokens(pending)) {
+        // Its keys and values are there if a step after the one that gave it was submitted.
+        if (sequence.ids.length < sequence.position) sequence.ids.push(token);
+        const text = answer.push(token);
+        answer.hostSeconds = runner.hostSeconds;
+        if (text) yield text;
+        if (answer.finishReason) return;
+      }
+      const each = (answer.latest - since) / pending.count; // milliseconds of a step; NaN for the first
+      if (each < FRAME) atOnce = Math.min(STEPS_AT_ONCE, Math.max(1, Math.floor(FRAME / each)));
+      else if (each >= FRAME) atOnce = 1;
     }
   }
 }
