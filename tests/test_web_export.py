@@ -385,6 +385,9 @@ def test_tokenizers_that_a_browser_would_read_differently() -> None:
     unigram = replace(base, kind="unigram", scores=[0.0] * len(base.tokens), unknown=0, merges=[])
     with pytest.raises(ModelError, match="its vocabulary is of the type Unigram"):
         tokenizer_json(Tokenizer(unigram))
+    added = {"content": base.tokens[-1], "single_word": True}
+    with pytest.raises(ModelError, match="as a single word alone"):
+        tokenizer_json(Tokenizer(replace(base, rules=json.dumps({"pre_tokenizer": BYTES, "added_tokens": [added]}))))
     merged = {"type": "Split", "pattern": {"Regex": " +"}, "behavior": "MergedWithNext", "invert": False}
     for rule, words in (
         ({"type": "UnicodeScripts"}, "it has a pre_tokenizer UnicodeScripts; Sequence"),

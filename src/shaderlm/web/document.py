@@ -172,10 +172,16 @@ class _Buffers:
         return self._numbers[words]
 
 
-def tables(config: Config, factors: Mapping[str, Any]) -> dict[str, Any]:
-    """The formulas of rope tables: row p has magnitude · (cos(p · f), sin(p · f)) for every frequency f."""
+def tables(variants: Iterable[Variant], config: Config, factors: Mapping[str, Any]) -> dict[str, Any]:
+    """The formulas of rope tables: row p has magnitude · (cos(p · f), sin(p · f)) for every frequency f.
+
+    Only of those that plans bind: a model may have numbers of rope, and no layer that rotates positions.
+    """
+    bound = {name for variant in variants for plan in variant.plans for name in plan.of_role("table")}
     found = {}
     for name, rope in config.ropes.items():
+        if name not in bound:
+            continue
         named = rope.factors_for(config.context)
         own = rope_frequencies(rope.rotary, rope.theta, factors[named] if named else None, rope.yarn)
         found[name] = {

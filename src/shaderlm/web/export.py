@@ -50,7 +50,7 @@ def export(model: Model, folder: Path, *, force: bool = False, progress: Progres
             "text": text_entry(model.tokenizer, TEMPLATE if TEMPLATE in texts else None) if model.tokenizer else None,
             "files": _hashed(files, progress),
             "weights": {name: list(place) for name, place in places.items()},
-            "tables": tables(config, rope_factors(config, model.source)),
+            "tables": tables(found, config, rope_factors(config, model.source)),
             "page": PAGE,
             "max_sequences": 1,
             **_plans(found, config),

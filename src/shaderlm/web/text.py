@@ -40,6 +40,9 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
     kind = found["model"]["type"]
     if kind != "BPE":
         raise _refused(f"its vocabulary is of the type {kind}; BPE is read")
+    words = [token["content"] for token in found["added_tokens"] if token["single_word"]]
+    if words:
+        raise _refused(f"it finds {words[0]!r} as a single word alone")
     normalizer, pre_tokenizer = found["normalizer"], found["pre_tokenizer"]
     return {
         **found,
