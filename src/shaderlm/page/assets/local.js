@@ -80,7 +80,7 @@ function showFailure(problem) {
 
 /** The model is gone. A new worker starts afresh. */
 function fail(problem) {
-  dropWorker(problem.kind, problem.message);
+  dropWorker(problem.kind, problem.advice);
   showFailure(problem);
 }
 

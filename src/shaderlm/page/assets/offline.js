@@ -29,7 +29,8 @@ function warn(reason) {
 export async function keepForOffline() {
   if (!navigator.serviceWorker) return warn("this browser keeps nothing for it");
   // Another version took over, here or in another tab: a page of the old one must not fetch files of the new one.
-  if (navigator.serviceWorker.controller) navigator.serviceWorker.addEventListener("controllerchange", () => location.reload());
+  const reload = () => location.reload();
+  if (navigator.serviceWorker.controller) navigator.serviceWorker.addEventListener("controllerchange", reload);
   try {
     const registration = await navigator.serviceWorker.register(WORKER);
     if (registration.waiting && navigator.serviceWorker.controller) offer(registration.waiting);
