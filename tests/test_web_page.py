@@ -464,6 +464,14 @@ def test_plain_http_from_elsewhere(show: Show, host: Host, chromium: Browser) ->
     assert chromium.complaints() == []
 
 
+def test_a_page_that_is_opened_as_a_file(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(f"file://{fake_export(tmp_path / 'export')}/index.html", width=360, height=720)
+    assert texts(chromium, "#panel-title") == ["This page needs a web server."]
+    assert "shaderlm serve --web" in texts(chromium, "#panel-text")[0]
+    assert (texts(chromium, "#device"), chromium.run(OUTSIDE)) == (["Not loaded"], [])
+    chromium.open("about:blank")
+
+
 # For everybody -------------------------------------------------------------------------------------------
 
 

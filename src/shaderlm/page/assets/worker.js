@@ -11,7 +11,7 @@ const stops = new Map(); // id of a chat → its AbortController
 let model = null;
 
 async function readPlan() {
-  const response = await fetch(new URL("plan.json", folder)).catch(() => null);
+  const response = await fetch(new URL("plan.json", folder), { cache: "no-cache" }).catch(() => null);
   if (response?.ok) return response.json();
   const reason = response ? `the server answers ${response.status}` : "the server does not answer";
   throw new runtime.ShaderlmError("fetch", `plan.json is not there: ${reason}. Is it still running?`);
