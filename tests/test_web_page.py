@@ -414,12 +414,12 @@ def test_a_page_without_its_plan(show: Show, host: Host) -> None:
 
 
 def test_a_lost_device_is_told_and_the_model_comes_back(show: Show) -> None:
-    browser = show(loaded=True, word=5, fails={"chat": "device-lost", "message": "its driver was reset. Load again"})
+    browser = show(loaded=True, word=5, fails={"chat": "device-lost", "message": "lost (reason)"})
     ask(browser, "hello")
     say(browser, "fail")
     browser.until(f"document.querySelector('.problem:not([hidden])') && {FAILED}")
-    assert texts(browser, ".problem p") == ["The GPU was lost. Its driver was reset. Load again."]
-    assert texts(browser, "#panel-text") == ["Its driver was reset. Load again."]
+    assert texts(browser, ".problem p")[0].startswith("The GPU was lost. Its driver was reset,")
+    assert texts(browser, "#panel-text")[0].startswith("Its driver was reset,")
     assert texts(browser, "article.assistant > .markdown")[-1] == "2:", "what came is kept"
     assert texts(browser, "#panel-actions button") == ["Reload the model"]
     assert browser.run("document.getElementById('send').disabled")
@@ -487,7 +487,7 @@ def test_all_states_fit_and_can_be_read(show: Show, scheme: str, width: int) -> 
         name="A model with a rather long name, Q4_K_M",
         load=400,
         warnings=[LONG_TEXT],
-        fails={"chat": "device-lost", "message": LONG_TEXT},
+        fails={"chat": "out-of-memory", "message": LONG_TEXT},
     )
 
     def check(*read: str) -> None:

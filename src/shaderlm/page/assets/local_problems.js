@@ -24,6 +24,8 @@ const ADVICE = {
     + "On Linux some have it behind a setting.",
   "no-adapter": () => "Turn on hardware acceleration in the browser's settings, update the driver of the GPU, "
     + "or try another browser.",
+  "device-lost": () => "Its driver was reset, or something else took it. Reload the model. "
+    + "If it happens again, close other programs or use a smaller model.",
   "closed": () => "Load it, then try again.",
   "worker": (said) => `Reload the page. If that does not help, export the model again. ${said}`,
 };
