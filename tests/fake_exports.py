@@ -23,7 +23,7 @@ def fake_export(folder: Path, *, name: str = "Tiny Chat", weights: tuple[int, ..
     about = {"name": name, "architecture": "llama", "parameters": 134_515_008, "context": 2048}
     plan = {"format": 1, "model": {**about, "weight_bytes": sum(weights)}, "text": {"sampling": {"temperature": 0.6}}}
     made["plan.json"] = json.dumps({**plan, "files": files, "fake": fake}).encode()
-    kept = {path: _digest(content) for path, content in made.items() if not path.startswith("weights-")}
+    kept = {path: _digest(content) for path, content in made.items() if path not in listed}
     for path, content in made.items():
         (folder / path).write_bytes(content)
     (folder / "sw.js").write_bytes(service_worker(kept))

@@ -54,7 +54,7 @@ def _local(page: bytes) -> bytes:
 
 
 def service_worker(hashes: Mapping[str, str]) -> bytes:
-    """`sw.js` of an export. `hashes`: path → SHA-256 in hex, of all its files but the weights and `sw.js` itself.
+    """`sw.js` of an export. `hashes`: path → SHA-256 in hex, of `plan.json` and of all files that it does not list.
 
     The list makes another file of it whenever one of them changes, which is how browsers notice a new export.
     """

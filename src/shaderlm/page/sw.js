@@ -1,5 +1,5 @@
-// Service worker of an export: keeps the page, the runtime, the plan and the tokenizer, so that they are there without
-// a network. The weights are the runtime's business.
+// Service worker of an export: keeps the page, the runtime and the plan, so that they are there without a network. What
+// the plan lists, weights and tokenizer, the runtime keeps: it is large, and nobody may want it yet.
 //
 // A version is all files of FILES, each with its hash. It is kept whole or not at all, and answers until another one
 // takes over. That happens when no page uses it any more, or when people say so. So files of two exports never mix.

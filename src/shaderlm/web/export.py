@@ -56,8 +56,8 @@ def export(model: Model, folder: Path, *, force: bool = False, progress: Progres
             **_plans(found, config),
         }
         plan = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-        small = {**texts, **static, PLAN: plan}  # all but the weights, which the runtime keeps
-        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in small.items()}
+        kept = {**static, PLAN: plan}  # the runtime keeps the others
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in kept.items()}
         _written(made / WORKER, service_worker(hashes))
         _written(made / PLAN, plan)
     return document
