@@ -26,7 +26,7 @@ from .operands import MAKERS, Arrays
 from .sampling_operands import numbers
 from .weights import whole_k
 
-LONG_FLOPS = 500_000_000
+LONG_FLOPS = 400_000_000
 # Ops that share kernels; the matrix products share them by format, and the rest are small.
 _FAMILIES = {
     "rms_norm": "norm", "rms_norm_mul": "norm", "add_rms_norm": "norm", "layer_norm": "norm", "rms_norm_add_rms_norm": "norm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -124,6 +125,12 @@ def _place(item: pytest.Item) -> int:
     assert mark is not None
     group: str = mark.args[0]
     return _BEGIN.index(group) if group in _BEGIN else len(_BEGIN)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay until the end: searching them for garbage again and again takes time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,7 @@ from shaderlm.kernels.attention.attention import (
 from .attention_operands import MAKERS, Stretch
 from .compare import assert_close
 from .index_guard import run_guarded, unchecked_device
+from .sweeps import every_pair
 from .test_attention import GPU, PLAIN, attend, dims_of, flash, rows_of
 
 # Rows of every length against the window, of which two see keys of several pages and some see all that there are.
@@ -69,10 +70,10 @@ def run(on: Device, kernel: str, dims: dict[str, Any], operands: dict[str, Any],
     return on.run(program)["out"].view(np.float32).reshape(dims["tokens"], dims["Hq"], -1)[..., : dims["D"]]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("window", "softcap", "sinks"), HOW, ids=str)
-def test_kernels(kernel: str, window: int, softcap: float, sinks: bool, gpu: Device) -> None:
+@pytest.mark.parametrize(("kernel", "scored"), every_pair([*KERNELS], HOW), ids=str)
+def test_kernels(kernel: str, scored: tuple[int, float, bool], gpu: Device) -> None:
     """Keys before a window are NaN: they are not read, or count for nothing."""
+    window, softcap, sinks = scored
     stretches = RUN_ROWS if kernel == "tile" else ROWS
     cache, tokens = "f16" if kernel == "split_octets" else "f32", sum(rows for *_, rows in stretches) + 1
     how = {"window": window, "softcap": softcap, "sinks": sinks}

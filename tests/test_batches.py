@@ -356,17 +356,20 @@ def test_long_runs_need_no_other_plans(tmp_path: Path, gpu: Device, plain_device
     class follows its length."""
     path = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0", layers=1, context=640)
     cpu = runner_of(path, None)
-    ids = random_ids(np.random.default_rng(13), cpu, 600)
+    ids = random_ids(np.random.default_rng(13), cpu, 400)
     session = cpu.session()
     expected = session.logits(ids)
     session.close()
     cpu.close()
-    for device in (gpu, plain_device):
-        other = runner_of(path, device)
-        assert isinstance(other, GpuRunner)
-        other.max_tokens = 32  # whose kernels other tests compile
-        session = other.session()
-        assert_close(session.logits(ids), expected, "model", f"600 tokens on {device.caps.name}")
-        classes = {key.context for key in other._plans if isinstance(key, Step) and key.tokens > 1}
-        assert classes == ({"single_pass"} if device is gpu else {"single_pass", "split"})
-        other.close()
+    other = runner_of(path, gpu)
+    assert isinstance(other, GpuRunner)
+    other.max_tokens = 32  # whose kernels other tests compile
+    session = other.session()
+    assert_close(session.logits(ids), expected, "model", "400 tokens")
+    assert {key.context for key in other._plans if isinstance(key, Step) and key.tokens > 1} == {"single_pass"}
+    other.close()
+    other = runner_of(path, plain_device)
+    assert isinstance(other, GpuRunner)
+    assert not other.runs_have_any_length
+    assert {other.step_of(32, keys, decode=False).context for keys in (32, 400)} == {"single_pass", "split"}
+    other.close()

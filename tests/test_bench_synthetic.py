@@ -34,10 +34,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("where", ["cpu", pytest.param("device", marks=pytest.mark.long)])
 def test_synthetic_weights_are_of_the_size_of_real_ones(
-    mix: str, device: Device, monkeypatch: pytest.MonkeyPatch
+    mix: str, where: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SYNTHETIC, "small", SMALL)
+    device = "cpu" if where == "cpu" else request.getfixturevalue(where)
     runner, report = load_synthetic(f"synthetic:small:{mix}", device)
     try:
         session = runner.session()

@@ -162,6 +162,7 @@ def test_the_formulas_of_copy_fma_chain_and_linear_q4gsw() -> None:
             assert found[t, n] == pytest.approx(expected)
 
 
+@pytest.mark.xdist_group("test_structure")  # which makes the same launch lists
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.op}/{route.name}")
 def test_the_dispatches_of_an_op_share_all_of_it(route: Any) -> None:
     for _, launch_list in launch_lists(route):

@@ -220,10 +220,10 @@ def gemv(kind: str, k: int, n: int, on: Device) -> tuple[Callable[[Any], Any], A
         ("f32", False, 256, (96, 5)),
         ("q8_0", True, 256, (4160, 37)),
         ("q8_0", True, 256, (96, 4099)),  # from 4096 rows on, integer weights get kernels of their own
-        ("q8_0", False, 64, (96, 4099)),
+        pytest.param("q8_0", False, 64, (96, 4099), marks=pytest.mark.long),
         ("q4_0", True, 256, (64, 5)),
         ("q4gsw", True, 256, (4160, 37)),
-        ("q4gsw", True, 256, (2112, 4099)),  # and x comes in two stages
+        pytest.param("q4gsw", True, 256, (2112, 4099), marks=pytest.mark.long),  # and x comes in two stages
     ],
 )
 def test_a_gemv_as_a_real_gpu_cuts_it(

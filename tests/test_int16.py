@@ -26,6 +26,7 @@ from shaderlm.runtime.gpu_runner import GpuRunner
 
 from .cases import INT16
 from .compare import assert_close
+from .sweeps import every_second
 from .tiny_models import write_tiny_llama
 from .weights import make_weight, whole_k
 
@@ -54,7 +55,9 @@ def candidates() -> list[int16.LaunchConfig]:
     return list(dict.fromkeys([*found, int16.LaunchConfig(64, 4, 1, 4), int16.LaunchConfig(32, 32, 4, 32)]))
 
 
-@pytest.mark.parametrize(("config", "norm"), [(config, i % 2 == 0) for i, config in enumerate(candidates())], ids=str)
+@pytest.mark.parametrize(
+    ("config", "norm"), every_second([(config, i % 4 == 0) for i, config in enumerate(candidates())]), ids=str
+)
 def test_every_config(config: int16.LaunchConfig, norm: bool, gpu: Device) -> None:
     """Several stages, of which the last is not full, and rows that do not fill the last team."""
     rng = np.random.default_rng(config.team)

@@ -150,6 +150,22 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
     assert count, "no route ran"
 
 
+def test_tall_tiles(device: Device) -> None:
+    """Tiles that only shapes of many GFLOP get by default, on a small one."""
+    caps = replace(device.caps, kind="discrete")
+    (route,) = (each for each in routes_of("linear") if each.name == "tile_shared")
+    (case,) = (case for case in CASES if case.op == "linear" and case.dims["tokens"] > 1024)
+    small = Case("linear", tuple({**dict(case.given), "tokens": 131, "N": 70}.items()))
+    (tall,), (short,) = (route.launch_list(each.dims, caps).dispatches for each in (case, small))
+    assert (tall.constants["TM"], short.constants["TM"]) == (8, 4)
+    launch_list = unspecialised(route, small.dims, caps)
+    (dispatch,) = launch_list.dispatches
+    dispatch = replace(dispatch, constants=tall.constants, workgroups=2 * 2)  # of 128 × 64
+    operands, expected = make(small)
+    run = Run(small, route, "tall tiles", device, caps, replace(launch_list, dispatches=(dispatch,)), taken=True)
+    check(run, device.run(run.program(operands)), expected)
+
+
 _OF_A_SHAPE = ("HAS_BIAS", "GROUP_BLOCKS")
 
 

@@ -25,6 +25,7 @@ from shaderlm.kernels.wgsl import unrolled
 
 from .cases import Case, make
 from .compare import assert_close
+from .sweeps import every_pair
 from .test_dawn import compile_shader, null  # noqa: F401 (a fixture)
 from .weights import make_weight, whole_k
 
@@ -72,8 +73,7 @@ FEW = FewConfig(16, 16, 4, 3, spread=2)
 ROPE: dict[str, Any] = {"Hq": 3, "Hkv": 1, "D": 8, "rotary": 4, "N": 40, "epilogue": "rope_kv_write"}
 
 
-@pytest.mark.parametrize("config", [SMALL, FEW], ids=str)
-@pytest.mark.parametrize("kind", WEIGHT_FORMATS)
+@pytest.mark.parametrize(("kind", "config"), every_pair([*WEIGHT_FORMATS], [SMALL, FEW]), ids=str)
 def test_every_format(kind: str, config: Config, device: Device) -> None:
     check(config, device, tokens=5, K=whole_k(96, kind), N=35, format=kind, bias=True)
 

@@ -18,12 +18,14 @@ from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
 from shaderlm.runtime.runner import Part, StepResult
 
+from .sweeps import by_default
 from .tiny_models import KINDS, write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny models")
 
 # Weight formats whose kernels are those of others with another table or scales.
-LIKE_OTHERS = ("iq4_nl", "iq4_xs", "q2_k", "q5_0")
+# Types on a device: planes of blocks, superblocks, tables of codes, and plain rows. test_kernels has all of them.
+ON_A_DEVICE = ("q8_0", "q4_k", "mxfp4", "bf16")
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 256, 70)]
 
 
@@ -76,16 +78,25 @@ def twin(path: Path, source: Path, **options: Any) -> Path:
     return write_tiny_llama(path, kind="f32", tensors=tensors, **sizes, **options)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.long if kind in LIKE_OTHERS else ()) for kind in KINDS]
-)
-def test_every_tensor_type_is_like_its_dequantised_twin(kind: str, tmp_path: Path, device: Device) -> None:
+@pytest.fixture
+def twins(kind: str, tmp_path: Path) -> tuple[Path, Any]:
+    """A model with tensors of a type, and the logits of the same with its weights dequantised."""
     source = write_tiny_llama(tmp_path / f"{kind}.gguf", kind=kind, layers=1, tied=False)
     same = twin(tmp_path / "twin.gguf", source, layers=1, tied=False)
     with shaderlm.load(same, device="cpu") as model:
-        expected = model.logits(IDS[:9])
+        return source, model.logits(IDS[:9])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tensor_type_is_like_its_dequantised_twin(kind: str, twins: tuple[Path, Any]) -> None:
+    source, expected = twins
     with shaderlm.load(source, device="cpu") as model:
         assert_logits(model.logits(IDS[:9]), expected, 1e-5, f"{kind} in the interpreter")
+
+
+@pytest.mark.parametrize("kind", by_default(KINDS, ON_A_DEVICE.__contains__))
+def test_tensor_types_on_a_device(kind: str, twins: tuple[Path, Any], device: Device) -> None:
+    source, expected = twins
     with load_with(source, device=device, cache="f32") as model:
         assert_logits(model.logits(IDS[:9]), expected, 5e-4, f"{kind} on the GPU")
         one = model.logits(IDS[:1])  # through the kernels of decoding

@@ -19,14 +19,17 @@ from shaderlm.runtime.runner import F32, Part, Runner
 
 from . import checkpoints
 from .oracles import ARCHITECTURES, NAMES, Case, Oracle, assert_logits
+from .sweeps import by_default
 
 pytestmark = pytest.mark.xdist_group("test_oracles")
 Oracles = dict[str, Oracle]
 
-# By default, one of each kind on a device: windows and capped scores; windows, sinks and experts; layers without rope;
-# layer norms; tensors of several matrices. Kernels of a GPU take a software adapter long to compile.
+# By default, on a device: windows, sinks and experts; tensors of several matrices. Kernels of a GPU take a software
+# adapter long to compile: test_batches has such steps of a smaller model, and test_oracles these checkpoints.
 ON_A_DEVICE = ("gpt-oss-mxfp4", "phi3")
-BY_A_GPU = ("gpt-oss-mxfp4",)
+BY_A_GPU = ()
+# Every fusion applies to one of these; test_checkpoints has every checkpoint without fusions.
+FUSED = ("gemma3", "gpt-oss-mxfp4", "qwen3moe", "smollm3", "starcoder2")
 # Checkpoints of architectures that no oracle has.
 OTHERS = [
     name for name in checkpoints.names() if checkpoints.recorded(name)["architecture"] not in ARCHITECTURES.values()
@@ -193,7 +196,7 @@ def bits(handle: Handle) -> list[tuple[int, float]]:
     return [(each.id, each.logprob) for each in found.logprobs]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(NAMES, FUSED.__contains__))
 def test_every_fusion_in_numpy(name: str, oracles: Oracles) -> None:
     """None, each alone, and all but each: the same logits, of a chunk and of one row."""
     case, sizes = oracles[name].cases()[512][1], set()

@@ -90,7 +90,7 @@ def test_texts(name: str, source: str, oracles: Oracles) -> None:
         assert tokenizer.encode(text) == ids
 
 
-@by_default("gemma3", "gpt-oss-mxfp4", "llama-yarn", "phi3-longrope", "qwen3moe", "starcoder2")
+@by_default("gemma3", "gpt-oss-mxfp4", "llama-yarn", "qwen3moe", "starcoder2")
 def test_on_a_device(name: str, oracles: Oracles, device: Device) -> None:
     check(oracles[name], "model.gguf", device=device)
 
@@ -102,7 +102,7 @@ def test_folders_on_a_device(name: str, oracles: Oracles, device: Device) -> Non
         case.check(model.logits(case.prompt)[-1])
 
 
-@by_default("gemma2", "gpt-oss-mxfp4", "mixtral")
+@by_default("gemma2", "gpt-oss-mxfp4")
 def test_on_a_device_with_an_f16_cache(name: str, oracles: Oracles, device: Device) -> None:
     check(oracles[name], "model.gguf", "f16", device=device)
 

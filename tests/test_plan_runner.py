@@ -28,6 +28,7 @@ from shaderlm.models.architecture import Step
 from shaderlm.models.checkpoint import architecture_of
 
 from .runners import FileSource, config_of, runner_of
+from .sweeps import by_default
 from .tiny_models import write_tiny_llama, write_tiny_qwen3
 
 RUNNER = Path(__file__).parent / "plan_runner.py"
@@ -73,7 +74,7 @@ MODELS: dict[str, Any] = {  # every process compiles all its kernels: few models
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=by_default(MODELS, lambda name: "qwen3" not in name))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder = tmp_path_factory.mktemp("plans")
     write, options = MODELS[request.param]

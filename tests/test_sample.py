@@ -103,7 +103,7 @@ def test_every_row_draws_what_the_formula_keeps(width: int, device: Device, plai
             assert_all_drawn(tokens, logits, outputs, positions, str([kind for kind, _ in part]))
 
 
-@runs(12)
+@runs(6)
 @given(
     kinds=st.lists(st.sampled_from(list(LOGITS)), min_size=1, max_size=6),
     width=st.one_of(st.integers(1, 40), st.integers(1, 1100), st.integers(2040, 2060), st.integers(4000, 6200)),

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from shaderlm.kernels.linear.formats import FORMATS, REPACK
 
 from .cases import CASES
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.xdist_group("test_structure")]
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "shaderlm"
@@ -47,8 +48,13 @@ PEERS = (
 ALLOWED = {("cli", "bench"), ("cli", "profile"), ("cli", "server"), ("cli", "web")}
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path) -> list[tuple[int, str]]:
     """Line and absolute dotted name of everything that a file imports, `from x import y` as x.y."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
     package = ("shaderlm", *path.relative_to(SOURCE).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -208,7 +214,13 @@ _SIZES: tuple[dict[str, int], ...] = (
 )
 _CAPS: list[DeviceCaps] = [
     replace(WEBGPU_DEFAULT, kind=kind, subgroups=subgroups, f16=f16)
-    for kind, subgroups, f16 in itertools.product(("discrete", "software"), (True, False), (True, False))
+    for kind, subgroups, f16 in (
+        ("discrete", True, True),
+        ("discrete", True, False),
+        ("discrete", False, False),
+        ("software", True, False),
+        ("software", False, True),
+    )
 ]
 _UNITS: dict[str, Any] = {
     "matrix_shapes": (MatrixShape("f16", "f32", 16, 16, 16),),
@@ -277,6 +289,12 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
 
 def launch_lists(route: Route) -> list[tuple[dict[str, Any], LaunchList]]:
     """What the route makes of every shape on every kind of device; if it takes none of them, of the cases of its op."""
+    return _launch_lists(route.op, route.name)
+
+
+@cache
+def _launch_lists(op: str, name: str) -> list[tuple[dict[str, Any], LaunchList]]:
+    route = next(each for each in all_routes()[op] if each.name == name)
 
     def made(shapes: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], LaunchList]]:
         return [

@@ -1,0 +1,30 @@
+"""Thins sweeps: what runs by default, and what with --all only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+
+def by_default(values: Iterable[Any], wanted: Callable[[Any], bool]) -> list[Any]:
+    """Parameters of a test. Those that are not wanted are `long`."""
+    return [pytest.param(value, marks=() if wanted(value) else pytest.mark.long) for value in values]
+
+
+def every_second(values: Iterable[Any]) -> list[Any]:
+    """Of a list in which neighbours are alike. Values are tuples where a test has several parameters."""
+    return [_param(value, i % 2 == 0) for i, value in enumerate(values)]
+
+
+def every_pair(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """All pairs, of which every second one in both directions runs by default: so does every value of both."""
+    places = itertools.product(range(len(first)), range(len(second)))
+    return [_param((first[i], second[j]), (i + j) % 2 == 0) for i, j in places]
+
+
+def _param(value: Any, wanted: bool) -> Any:
+    marks = () if wanted else pytest.mark.long
+    return pytest.param(*value, marks=marks) if isinstance(value, tuple) else pytest.param(value, marks=marks)
