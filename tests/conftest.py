@@ -79,6 +79,10 @@ _GPU = {
 }
 
 
+# Files about kernels that the cover of `kernel_runs` has too: Dawn runs them with --all.
+_KERNELS = {"test_adjust", "test_equalities", "test_int16", "test_rows_int16", "test_sample"}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only the smoke tests: a minute on two cores")
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
@@ -115,7 +119,7 @@ def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     on_dawn = config.getoption("--backend") == "dawn"
     left_out |= item.get_closest_marker("dawn") is not None and not on_dawn
     thin = on_dawn and not (config.getoption("--all") or config.getoption("--quick"))
-    left_out |= item.get_closest_marker("every_case") is not None and thin
+    left_out |= thin and (item.get_closest_marker("every_case") is not None or item.path.stem in _KERNELS)
     left_out |= item.path.stem not in _GPU and bool(config.getoption("--gpu-only"))
     return not left_out and (item.get_closest_marker("smoke") is not None or not config.getoption("--quick"))
 

@@ -75,10 +75,10 @@ def operands_of(heads: Heads, tokens: int, stretches: tuple[Stretch, ...], seed:
     return dims, *MAKERS["attention"](np.random.default_rng(seed), {**dims, "stretches": stretches})
 
 
-CASES: list[tuple[Heads, int, str, tuple[Stretch, ...]]] = [
+CASES: list[Any] = [  # heads, tokens, context, stretches
     ((4, 1, 64), 25, "single_pass", RUNS),
     ((3, 1, 16), 90, "single_pass", MANY),  # groups of three: a tile has room for one pair more than it takes
-    ((2, 2, 80), 23, "single_pass", RUNS),
+    pytest.param((2, 2, 80), 23, "single_pass", RUNS, marks=pytest.mark.long),
     ((16, 1, 128), 21, "single_pass", RUNS),
     ((4, 1, 32), 20, "split", ((0, 590, 9), (1, 700, 1), (2, 11, 1), (3, 300, 9))),
 ]

@@ -107,7 +107,7 @@ def test_on_a_device_with_an_f16_cache(name: str, oracles: Oracles, device: Devi
     check(oracles[name], "model.gguf", "f16", device=device)
 
 
-@by_default("gemma2", "gpt-oss-mxfp4")
+@by_default("gpt-oss-mxfp4")
 @pytest.mark.parametrize("cache", ["f32", pytest.param("f16", marks=pytest.mark.long)])
 def test_by_the_kernels_of_a_gpu(name: str, cache: str, oracles: Oracles, gpu: Device) -> None:
     check(oracles[name], "model.gguf", cache, device=gpu)

@@ -164,9 +164,15 @@ def identity(phase: Phase) -> float:
 @pytest.mark.parametrize("taken", [IN_PASS, BY_PASS], indirect=True)
 def test_busy_and_idle_are_the_wall_time(taken: Taken) -> None:
     """By two clocks. Another process may take the core between them: the best of three counts."""
-    off = [[abs(identity(phase) - 1) for phase, _ in measured(taken.model, PROMPT, GENERATED, 10)] for _ in range(3)]
-    for phase, tries in zip(("prefill", "decode"), zip(*off, strict=True), strict=True):
-        assert min(tries) < 0.1, f"{phase}: {tries}"
+    best: dict[str, float] = {}
+    for _ in range(3):
+        for phase, _ in measured(taken.model, PROMPT, GENERATED, 10):
+            off = abs(identity(phase) - 1)
+            best[phase.name] = min(off, best.get(phase.name, off))
+        if max(best.values()) < 0.1:
+            break
+    assert best.keys() == {"prefill", "decode"}
+    assert max(best.values()) < 0.1, best
 
 
 @pytest.mark.parametrize("taken", [IN_PASS, BY_PASS], indirect=True)
@@ -179,8 +185,8 @@ def test_waiting_for_the_host_is_idle_before_the_first_step_too(taken: Taken, mo
         real(self, length)
 
     monkeypatch.setattr(Session, "rewind", late)
-    tries = [abs(identity(measured(taken.model, 2, 0)[0][0]) - 1) for _ in range(3)]
-    assert min(tries) < 0.1, tries
+    tries = (abs(identity(measured(taken.model, 2, 0)[0][0]) - 1) for _ in range(3))
+    assert any(off < 0.1 for off in tries)
 
 
 # Tracing -----------------------------------------------------------------------------------------------------
