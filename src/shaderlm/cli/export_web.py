@@ -27,7 +27,7 @@ _CONTEXT_HELP = "Largest number of tokens of a conversation.  [default: the mode
 @quantize_option
 @click.option("--force", is_flag=True, help="Replace an export that is in DIR. A folder with other files stays.")
 def export_web(model: str, folder: str, force: bool, **options: Any) -> None:
-    """Write a model as a folder of static files that a browser with WebGPU runs.
+    """Write a model as static files that browsers run.
 
     MODEL is what `generate` takes, or synthetic:SHAPE:FORMAT, as for `bench`. DIR is a new or an empty folder. It gets
     the plans for several kinds of GPUs, the weights as the GPU reads them, the tokenizer, and a page.
