@@ -28,6 +28,9 @@ FLAGS = (
 )  # fmt: skip
 WITHOUT_GPU = ("--disable-gpu",)
 WEBGPU = ("--enable-unsafe-webgpu",)  # by SwiftShader where there is no GPU
+# Shaders do not begin with zeros in workgroup memory: SwiftShader compiles those three times as long. Our kernels write
+# before they read.
+NO_ZEROS = "--enable-dawn-features=disable_workgroup_init"
 PATIENCE = 60.0  # seconds for one answer; a slow machine with all its cores busy needs about 10 to start
 
 

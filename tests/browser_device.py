@@ -24,12 +24,11 @@ from shaderlm.gpu.lanes import probe
 from shaderlm.gpu.program import as_bytes, padded
 from shaderlm.gpu.webgpu_h import LIMITS
 
-from .browser import WEBGPU, Browser
+from .browser import NO_ZEROS, WEBGPU, Browser
 
 _PAGES = Path(__file__).parent / "web"
 _TYPES = {".html": "text/html", ".js": "text/javascript"}
 _FEATURES = {"f16": "shader-f16", "subgroups": "subgroups"}
-_NO_ZEROS = "--enable-dawn-features=disable_workgroup_init"
 _PATIENCE = 600.0  # seconds for a batch: a software adapter compiles a dozen kernels in it
 _BATCH_BYTES = 64 << 20
 
@@ -195,7 +194,7 @@ def browser_devices(folder: Path, *, as_shipped: bool) -> Iterator[tuple[Browser
     thread = threading.Thread(target=server.serve_forever, name="web server of the tests", daemon=True)
     thread.start()
     try:
-        browser = Browser(folder, flags=WEBGPU if as_shipped else (*WEBGPU, _NO_ZEROS))
+        browser = Browser(folder, flags=WEBGPU if as_shipped else (*WEBGPU, NO_ZEROS))
         try:
             browser.open(f"http://127.0.0.1:{server.server_port}/programs.html")
             browser.until("window.ready")

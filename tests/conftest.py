@@ -29,6 +29,7 @@ _BEGIN = (
     "tiny q8_0",
     "tiny models",
     "tiny f32",
+    "web runtime",
     "test_smollm2",
     "test_sample",
     "test_attention",

@@ -25,7 +25,7 @@ from shaderlm.web.export import export
 from shaderlm.web.model import opened
 from shaderlm.web.text import text_entry, tokenizer_json
 
-from .browser import WEBGPU, Browser
+from .browser import NO_ZEROS, WEBGPU, Browser
 from .fake_runner import tiny_tokenizer
 from .test_smollm2 import SHORT
 from .test_text import VOCABULARIES
@@ -41,8 +41,6 @@ PAGE = (Path(__file__).parent / "web" / "runtime.html").read_bytes()
 VARIANTS = ("portable", "subgroups")
 FAST = "software"  # what is the same in all variants is tried with this one
 PATIENCE = 300.0
-# Kernels write workgroup memory before they read it. SwiftShader takes ten times as long to compile what clears it.
-NO_ZEROS = "--enable-dawn-features=disable_workgroup_init"
 PROMPT = "the answer is an other"
 TALK = [{"role": "user", "content": "say the <|im_end|> word"}]
 WEIGHTS = "/model/weights-000.bin"
