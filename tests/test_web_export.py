@@ -35,7 +35,7 @@ from shaderlm.web.document import distinct, without_comments
 from shaderlm.web.export import export
 from shaderlm.web.model import opened
 from shaderlm.web.plans import variants, web_config
-from shaderlm.web.text import tokenizer_json
+from shaderlm.web.text import text_entry, tokenizer_json
 
 from .checkpoints import PROMPTS, names, recorded, write_gguf
 from .command_line import shaderlm
@@ -549,3 +549,18 @@ def test_synthetic_models(tmp_path: Path, model: str) -> None:
     assert plan["text"] is None
     assert not (tmp_path / "out" / "tokenizer.json").exists()
     assert all(nbytes <= 128 << 20 for _, nbytes in plan["weights"].values())
+
+
+def test_a_chat_shows_the_tags_of_thoughts_where_the_template_has_them(tiny: Exported) -> None:
+    with open_checkpoint(tiny.model) as file:
+        words = Tokenizer(Vocabulary.from_metadata(file.metadata))
+    first, second = list(words.special_tokens)[:2]
+    tagged = replace(words.vocabulary, tokens=_renamed(words, {first: "<think>", second: "</think>"}))
+    thinking = Tokenizer(tagged)
+    ids = [thinking.special_tokens["<think>"], thinking.special_tokens["</think>"]]
+    assert text_entry(thinking, None, "{{ '</think>' }}")["shown_ids"] == ids
+    assert text_entry(thinking, None, "{{ messages }}")["shown_ids"] == []
+
+
+def _renamed(words: Tokenizer, names: dict[str, str]) -> list[str]:
+    return [names.get(text, text) for text in words.vocabulary.tokens]

@@ -348,8 +348,6 @@ def _rms_norm_rope_attention(look: Look, attention: Node) -> Answer:
         return None
     if any(rope.outputs[name] != attention.inputs[name] for name in ("k_cache", "v_cache")):
         return "keys and values are written to other caches than are read"
-    if attention.dims["paged"] or attention.dims["sinks"]:
-        return "with a page table or sinks it would bind more than ten buffers"
     dims = resolve("rms_norm_rope_attention", {**attention.dims, **rope.dims})
     inputs, outputs = {**attention.inputs, **rope.inputs}, {**rope.outputs, **attention.outputs}
     node = Node("rms_norm_rope_attention", dims, inputs, outputs, attention.layer)

@@ -47,7 +47,7 @@ def export(model: Model, folder: Path, *, force: bool = False, progress: Progres
             "format": FORMAT,
             "generator": f"shaderlm {__version__}",
             "model": _about(model, config, total),
-            "text": text_entry(model.tokenizer, TEMPLATE if TEMPLATE in texts else None) if model.tokenizer else None,
+            "text": _text(model, texts),
             "files": _hashed(files, progress),
             "weights": {name: list(place) for name, place in places.items()},
             "tables": tables(found, config, rope_factors(config, model.source)),
@@ -61,6 +61,13 @@ def export(model: Model, folder: Path, *, force: bool = False, progress: Progres
         _written(made / WORKER, service_worker(hashes))
         _written(made / PLAN, plan)
     return document
+
+
+def _text(model: Model, texts: Mapping[str, bytes]) -> dict[str, Any] | None:
+    if model.tokenizer is None:
+        return None
+    template = TEMPLATE if TEMPLATE in texts else None
+    return text_entry(model.tokenizer, template, texts.get(TEMPLATE, b"").decode())
 
 
 def check_folder(folder: Path, force: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..text import Tokenizer
+from ..text.chat_output import END_OF_THINK, THINK
 from ..text.vocabulary import CONTROL, UNKNOWN
 
 _NORMALIZERS = "Sequence Replace NFC NFD NFKC NFKD Strip StripAccents Lowercase Prepend"
@@ -111,9 +112,10 @@ def _decoder(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"type": "Sequence", "decoders": steps}
 
 
-def text_entry(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:
-    """The entry "text" of plan.json. `template`: the name of its file."""
+def text_entry(tokenizer: Tokenizer, template: str | None, source: str = "") -> dict[str, Any]:
+    """The entry "text" of plan.json. `template`: the name of its file, `source`: what is in it."""
     vocabulary = tokenizer.vocabulary
+    tags = (THINK, END_OF_THINK) if END_OF_THINK in source else ()
     return {
         "bos_token": "" if vocabulary.bos is None else vocabulary.tokens[vocabulary.bos],
         "eos_token": "" if vocabulary.eos is None else vocabulary.tokens[vocabulary.eos],
@@ -124,6 +126,7 @@ def text_entry(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:
         "stop_ids": sorted(tokenizer.stop_ids),
         "special_tokens": dict(tokenizer.special_tokens),
         "silent_ids": [i for i in vocabulary.not_normal if vocabulary.types[i] in (CONTROL, UNKNOWN)],
+        "shown_ids": [tokenizer.special_tokens[tag] for tag in tags if tag in tokenizer.special_tokens],
         "decoder": "byte_level" if vocabulary.kind == "bpe" else "sentencepiece",
         "add_space_prefix": vocabulary.add_space_prefix,
         "clean_spaces": False,

@@ -45,6 +45,8 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     if dims["tokens"] != 1:
         return f"it takes one token, tokens is {dims['tokens']}"
+    if dims["paged"] or dims["sinks"]:
+        return "with a page table or sinks it would bind more than ten buffers"
     if dims["context"] != "single_pass":
         return f"one workgroup takes all keys of a row, the context class is {dims['context']}"
     if quads(dims) & (quads(dims) - 1):
