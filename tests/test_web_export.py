@@ -36,6 +36,7 @@ from shaderlm.web.export import export
 from shaderlm.web.model import opened
 from shaderlm.web.plans import variants, web_config
 from shaderlm.web.text import text_entry, tokenizer_json
+from shaderlm.web.variants import VARIANTS
 
 from .checkpoints import PROMPTS, names, recorded, write_gguf
 from .command_line import shaderlm
@@ -564,3 +565,13 @@ def test_a_chat_shows_the_tags_of_thoughts_where_the_template_has_them(tiny: Exp
 
 def _renamed(words: Tokenizer, names: dict[str, str]) -> list[str]:
     return [names.get(text, text) for text in words.vocabulary.tokens]
+
+
+def test_a_variant_names_the_size_of_subgroups_that_its_plans_rely_on(tiny: Exported) -> None:
+    caps = {each.name: each for each in VARIANTS}
+    sizes = {entry["name"]: entry.get("subgroup_size") for entry in tiny.plan["variants"]}
+    assert sizes["matrix"] == 32
+    for entry in tiny.plan["variants"]:
+        own = caps[entry["name"]]
+        known = own.subgroup_max if own.subgroup_min == own.subgroup_max else None
+        assert sizes[own.name] == (known if "subgroups" in entry["features"] else None)
