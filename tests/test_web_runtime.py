@@ -262,6 +262,21 @@ def test_a_second_call_waits_for_the_first(loaded: Callable[[str], Page], native
     assert both == [str(native.generate(prompt, max_tokens=5)) for prompt in (PROMPT, "an other")]
 
 
+def test_a_call_that_is_stopped_while_it_waits_leaves_the_other_alone(loaded: Callable[[str], Page]) -> None:
+    page = loaded(FAST)
+    found = page.call(f"""
+        const controller = new AbortController(), model = models.software, parts = [];
+        let waiting = null;
+        for await (const text of model.complete({json.dumps(PROMPT)}, {{ max_tokens: 12, ignore_eos: true }})) {{
+            waiting ??= model.complete("an other", {{ signal: controller.signal }}).next();
+            if (parts.push(text) === 3) controller.abort();
+        }}
+        return [await waiting, model.last.completionTokens, model.last.finishReason];
+    """)
+    assert found == [{"done": True}, 12, "length"]
+    page.check()
+
+
 def test_what_is_asked_is_checked(loaded: Callable[[str], Page]) -> None:
     page = loaded(FAST)
     calls = {
@@ -429,6 +444,24 @@ def test_a_full_quota(fresh: Page, native: LanguageModel) -> None:
         fresh.browser.call("Storage.overrideQuotaForOrigin", origin=fresh.server.address)
 
 
+def test_a_storage_that_holds_one_version_and_not_two(fresh: Page) -> None:
+    """What the folder had before goes when there is no other way."""
+    size = sum(file["bytes"] for file in _files(fresh))
+    fresh.call(f"""
+        const cache = await caches.open("shaderlm"), folder = new URL("/model/", location.href).href;
+        await cache.put("/.shaderlm/0ld", new Response(new Uint8Array({size})));
+        await cache.put(`/.shaderlm/index/${{encodeURIComponent(folder)}}`, new Response('["0ld"]'));
+    """)
+    fresh.browser.call("Storage.overrideQuotaForOrigin", origin=fresh.server.address, quotaSize=size * 7 // 4)
+    try:
+        info = fresh.load(variant=FAST)
+    finally:
+        fresh.browser.call("Storage.overrideQuotaForOrigin", origin=fresh.server.address)
+    assert (info["cached"], info["warnings"]) == ("cache", [])
+    assert "/.shaderlm/0ld" not in fresh.call("return state.kept()")
+    fresh.check()
+
+
 def test_no_cache_is_used_where_none_is_wanted(fresh: Page) -> None:
     info = fresh.load(variant=FAST, cache="none")
     assert (info["cached"], info["warnings"]) == ("memory", [])
@@ -555,6 +588,31 @@ def test_the_best_variant_is_taken(fresh: Page) -> None:
     assert len(info["warnings"]) == sum("subgroups" in each["features"] for each in plan["variants"] if _fits(each))
     assert all("not in order" in warning for warning in info["warnings"])
     assert found["code"] == "no-variant"
+
+
+def test_a_shader_that_is_refused_leads_to_the_next_variant(fresh: Page, native: LanguageModel) -> None:
+    content = fresh.server.content("/model/plan.json")
+    assert content is not None
+    plan = json.loads(content)
+    used = {
+        variant["name"]: {row[0] for part in (*variant["bodies"], *variant["heads"]) for row in part["dispatches"]}
+        for variant in plan["variants"]
+    }
+    first = next(each for each in plan["variants"] if each["name"] == FAST)["bodies"][0]
+    others = set().union(*(hashes for name, hashes in used.items() if name != FAST))
+    own = next(row[0] for row in first["dispatches"] if row[0] not in others)
+    plan["shaders"][own]["wgsl"] += "fn main() {}"
+    fresh.server.pages["/model/plan.json"] = json.dumps(plan).encode()
+    try:
+        info = fresh.load()
+        found = fresh.caught(f'shaderlm.load("/model/", {{ variant: "{FAST}" }})')
+    finally:
+        del fresh.server.pages["/model/plan.json"]
+    assert info["variant"] == "subgroups"
+    assert [f"cannot compile shader {own}" in warning for warning in info["warnings"]] == [True]
+    assert fresh.complete(PROMPT, "{max_tokens: 2}")["ids"] == native.generate(PROMPT, max_tokens=2).ids
+    assert found["code"] == "internal"
+    fresh.check()
 
 
 def _fits(variant: dict[str, Any]) -> bool:

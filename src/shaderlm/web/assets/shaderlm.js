@@ -33,9 +33,21 @@ const aborted = () => new ShaderlmError("aborted", "loading was aborted by its s
 function explained(problem, doing) {
   if (problem instanceof ShaderlmError) return problem;
   const said = problem?.message ?? String(problem);
+  if (isOutOfMemory(problem)) return outOfMemory(`${doing} needs more memory than there is (${said})`, problem);
   return new ShaderlmError("internal", `${doing} failed: ${said}. Please report this with the model's name`, {
     cause: problem,
   });
+}
+
+/** Is it the error of an array that is too large, or of a GPU buffer that is? */
+function isOutOfMemory(problem) {
+  const isArray = problem instanceof RangeError && /alloc|array buffer/i.test(problem.message);
+  return isArray || Boolean(globalThis.GPUOutOfMemoryError && problem instanceof GPUOutOfMemoryError);
+}
+
+function outOfMemory(said, cause) {
+  const todo = "Close other programs and tabs, or take a smaller model";
+  return new ShaderlmError("out-of-memory", `${said}. ${todo}`, { cause });
 }
 
 // Files -----------------------------------------------------------------------------------------------------
@@ -50,6 +62,7 @@ class Files {
     this.signal = signal;
     this.warnings = [];
     this.complete = false; // are all files in the cache?
+    this.old = []; // hashes of files that this folder had before
     this.cache = mode === "none" || this.folder.protocol === "file:" ? null : undefined; // undefined: not opened yet
   }
 
@@ -59,12 +72,12 @@ class Files {
       this.cache = await caches.open(CACHE);
       this.complete = true;
     } catch (problem) {
-      this.giveUp(`the browser gives this page no cache (${problem.message})`);
+      this.keepNothing(`the browser gives this page no cache (${problem.message})`);
     }
   }
 
   /** From now on nothing is kept. */
-  giveUp(reason) {
+  keepNothing(reason) {
     this.cache = null;
     this.complete = false;
     this.warnings.push(`${reason}: the model is in memory only, and the next visit loads it again`);
@@ -91,9 +104,9 @@ class Files {
     return plan;
   }
 
-  /** The bytes of a file, in `room` if it is given. `report(n)` is told how many came, from the cache too. */
-  async read(file, report = () => {}, room = new Uint8Array(file.bytes)) {
-    const bytes = room.subarray(0, file.bytes);
+  /** The bytes of a file, in `target` if it is given. `report(n)` is told how many came, from the cache too. */
+  async read(file, report = () => {}, target = new Uint8Array(file.bytes)) {
+    const bytes = target.subarray(0, file.bytes);
     const { cache } = this; // which is given up where it is full, meanwhile
     const found = await cache?.match(this.key(file.sha256)).catch(() => undefined);
     if (found) {
@@ -120,6 +133,22 @@ class Files {
   /** Keep the bytes of a file, whose hash is right, for the next visit. Never fails: it says so in `warnings`. */
   async keep(file, bytes) {
     if (!this.cache) return;
+    try {
+      await this.#put(file, bytes).catch(async (problem) => {
+        if (problem.name !== "QuotaExceededError" || !(this.old.length || this.forgetting)) throw problem;
+        await (this.forgetting ??= this.forgetOld()); // the storage may hold one version and not two
+        await this.#put(file, bytes);
+      });
+    } catch (problem) {
+      if (!this.cache || this.signal?.aborted) return; // another file said so already
+      const full = problem.name === "QuotaExceededError";
+      this.keepNothing(
+        full ? "the browser's storage for this page is full" : `the browser could not keep a file (${problem.message})`,
+      );
+    }
+  }
+
+  async #put(file, bytes) {
     const headers = { "content-type": "application/octet-stream", "content-length": String(file.bytes) };
     let at = 0;
     const body = new ReadableStream({
@@ -129,15 +158,7 @@ class Files {
         else controller.enqueue(bytes.slice(at, (at += Math.min(1 << 20, bytes.length - at))));
       },
     });
-    try {
-      await this.cache.put(this.key(file.sha256), new Response(body, { headers }));
-    } catch (problem) {
-      if (!this.cache || this.signal?.aborted) return; // another file said so already
-      const full = problem.name === "QuotaExceededError";
-      this.giveUp(
-        full ? "the browser's storage for this page is full" : `the browser could not keep a file (${problem.message})`,
-      );
-    }
+    await this.cache.put(this.key(file.sha256), new Response(body, { headers }));
   }
 
   /** Are all of these in the cache? They are not read. */
@@ -147,20 +168,35 @@ class Files {
     return found.every(Boolean);
   }
 
-  /** Remember what this folder has, and forget what it had before and no other folder has. */
-  async settle(files) {
+  /**
+   * Note the hashes of this folder's files, before the first of them is kept: what is kept by a visit that ends early is
+   * found again. What the folder had before stays listed until `forgetOld`.
+   */
+  async list(files) {
     if (!this.cache) return;
+    this.index = this.key(`index/${encodeURIComponent(this.folder.href)}`);
+    this.hashes = files.map((file) => file.sha256);
     try {
-      const hashes = files.map((file) => file.sha256);
-      const own = this.key(`index/${encodeURIComponent(this.folder.href)}`);
-      const before = await (await this.cache.match(own))?.json();
-      await this.cache.put(own, new Response(JSON.stringify(hashes)));
-      const old = new Set(before?.filter((hash) => !hashes.includes(hash)));
+      const before = (await (await this.cache.match(this.index))?.json()) ?? [];
+      this.old = before.filter((hash) => !this.hashes.includes(hash));
+      await this.cache.put(this.index, new Response(JSON.stringify([...this.hashes, ...this.old])));
+    } catch {
+      // The first file that cannot be kept says so.
+    }
+  }
+
+  /** Delete what this folder had before and no other folder has. */
+  async forgetOld() {
+    if (!this.cache) return;
+    const old = new Set(this.old);
+    this.old = [];
+    try {
       for (const request of old.size ? await this.cache.keys() : []) {
-        if (!request.url.includes("/.shaderlm/index/") || request.url === own) continue;
+        if (!request.url.includes("/.shaderlm/index/") || request.url === this.index) continue;
         for (const hash of await (await this.cache.match(request)).json()) old.delete(hash);
       }
       for (const hash of old) await this.cache.delete(this.key(hash));
+      await this.cache.put(this.index, new Response(JSON.stringify(this.hashes)));
     } catch {
       // Old files stay, which harms nobody but the disk.
     }
@@ -289,7 +325,7 @@ class Text {
   constructor(about, tokenizer, template) {
     this.about = about;
     this.source = template;
-    this.known = new Map(); // bytes of tokens
+    this.byteTable = new Map(); // bytes of tokens
     if (!tokenizer) return;
     if (tokenizer.model.type !== "BPE") {
       throw new ShaderlmError("damaged", `tokenizer.json has a model of the type ${tokenizer.model.type}, not BPE`);
@@ -336,8 +372,8 @@ class Text {
 
   /** The bytes that a token adds to a text. */
   bytesOf(id, shown) {
-    let bytes = this.known.get(id);
-    if (bytes === undefined) this.known.set(id, (bytes = this.#bytesOf(id)));
+    let bytes = this.byteTable.get(id);
+    if (bytes === undefined) this.byteTable.set(id, (bytes = this.#bytesOf(id)));
     return bytes.length === 0 && shown?.has(id) ? encoded(this.special.id_to_token(id)) : bytes;
   }
 
@@ -564,22 +600,28 @@ function candidates(variants, adapter, name) {
 }
 
 /** A device for the first variant that it can run, and the adapter it comes from. */
-async function openDevice(gpu, plan, name) {
+async function openDevice(gpu, plan, name, failed) {
   const reasons = [];
   const warnings = [];
   let { adapter, language } = await requestAdapter(gpu);
   for (const variant of candidates(plan.variants, adapter, name)) {
-    let reason = unsupportedReason(variant, adapter, language);
+    let reason = failed.get(variant.name) ?? "";
+    const tried = Boolean(reason);
+    reason ||= unsupportedReason(variant, adapter, language);
     if (!reason) {
-      const device = await adapter.requestDevice({
-        requiredFeatures: variant.features,
-        requiredLimits: variant.limits,
-      });
-      reason = await wrongLanes(variant, plan, device);
-      if (!reason) return { adapter, device, variant, warnings };
-      device.destroy();
+      let device = null;
+      try {
+        device = await adapter.requestDevice({ requiredFeatures: variant.features, requiredLimits: variant.limits });
+        reason = await wrongLanes(variant, plan, device);
+        if (!reason) return { adapter, device, variant, warnings };
+      } catch (problem) {
+        reason = problem.message;
+      }
+      device?.destroy();
       warnings.push(`this GPU does not run the variant ${variant.name}: ${reason}`);
       ({ adapter, language } = await requestAdapter(gpu)); // one gives one device
+    } else if (tried) {
+      warnings.push(`this GPU does not run the variant ${variant.name}: ${reason}`);
     }
     reasons.push(`${variant.name}: ${reason}`);
   }
@@ -643,7 +685,8 @@ class Runner {
     });
     device.onuncapturederror = ({ error }) => {
       const todo = "Please report this with the model's name and the GPU's";
-      this.fail(new ShaderlmError("internal", `the GPU refuses a command: ${error.message}. ${todo}`));
+      const refused = () => new ShaderlmError("internal", `the GPU refuses a command: ${error.message}. ${todo}`);
+      this.fail(isOutOfMemory(error) ? outOfMemory(`the GPU's memory is full (${error.message})`, error) : refused());
     };
     this.buffers = new Array(variant.buffers.length); // as bindings take them
     this.numbers = new Map(variant.buffers.map(([name], i) => [name, i]));
@@ -730,7 +773,9 @@ class Runner {
       });
     }
     const layout = this.layouts.get(access);
+    this.device.pushErrorScope("validation"); // what is wrong with the text is said by the pipeline, too
     const module = this.device.createShaderModule({ code: wgsl });
+    this.device.popErrorScope().catch(() => {});
     try {
       const pipeline = await this.device.createComputePipelineAsync({
         layout: layout.layout,
@@ -739,11 +784,11 @@ class Runner {
       return { pipeline, layout };
     } catch (problem) {
       this.check();
-      throw new ShaderlmError(
-        "internal",
-        `the GPU's driver cannot compile shader ${hash}: ${problem.message}. Try { variant: "portable" }`,
-        { cause: problem },
-      );
+      const said = `the GPU's driver cannot compile shader ${hash} of the variant ${this.variant.name}: ${problem.message}`;
+      const error = new ShaderlmError("internal", `${said}. Load the model with { variant: "portable" }`, {
+        cause: problem,
+      });
+      throw Object.assign(error, { variant: this.variant.name });
     }
   }
 
@@ -765,10 +810,7 @@ class Runner {
     if (!problem) return made;
     for (const buffer of made) buffer.destroy();
     const needs = `${what} needs ${(sizes.reduce((sum, size) => sum + size, 0) / 2 ** 20).toFixed(0)} MiB`;
-    throw new ShaderlmError(
-      "out-of-memory",
-      `${needs} of GPU memory, which this device does not have. Close other programs and tabs, or take a smaller model`,
-    );
+    throw outOfMemory(`${needs} of GPU memory, which this device does not have`, problem);
   }
 
   async allocateAll() {
@@ -1006,19 +1048,19 @@ class Sequence {
     this.ids.length = position;
     sampler.write(runner, ids);
     await runner.reserve(ids.length);
-    let before = null;
+    const before = []; // chunks on their way
     while (position < ids.length) {
       const { body, rows } = runner.chunk(position, ids.length - position);
       const last = position + rows === ids.length;
       const programs = [await runner.bind(body)];
       if (last) programs.push(await runner.bind(runner.head(body.rows, sampler.kind)));
-      if (before) await runner.orFailure(before); // at most two chunks on their way: an abort need not wait for more
+      if (before.length === 2) await runner.orFailure(before.shift()); // an abort need not wait for more
       if (signal?.aborted) break;
       runner.writeBatch(ids, position, rows, body.rows, last);
       if (last) runner.write("outputs", sampler.record(rows - 1));
       const pending = runner.submit(programs, last, { most: DISPATCHES });
       if (pending) this.flight.push(pending);
-      else before = runner.queue.onSubmittedWorkDone();
+      else before.push(runner.queue.onSubmittedWorkDone());
       this.ids.push(...ids.slice(position, position + rows));
       position += rows;
     }
@@ -1184,14 +1226,14 @@ class Model {
     return this.#runner.failed;
   }
 
-  /** The answer to a conversation, in pieces of text. */
-  chat(messages, options = {}) {
+  /** The answer to a conversation, in parts. */
+  chat(messages, options) {
     const encode = (given) => this.#text.encodeChat(messages, given.template_kwargs, given.parse_special ?? false);
     return this.#generate(options, encode, new Set(this.#text.about.shown_ids));
   }
 
-  /** The continuation of a text, or of token ids, in pieces of text. */
-  complete(prompt, options = {}) {
+  /** The continuation of a text, or of token ids, in parts. */
+  complete(prompt, options) {
     const encode = (given) => this.tokenize(prompt, { parse_special: given.parse_special ?? true });
     return this.#generate(options, Array.isArray(prompt) ? () => prompt : encode);
   }
@@ -1215,8 +1257,13 @@ class Model {
     const runner = this.#runner;
     const { vocabulary, context } = runner.plan.model;
     runner.check();
-    const options = checked(given, vocabulary);
-    const ids = checkIds(encode(options), vocabulary);
+    const options = checked(given ?? {}, vocabulary);
+    let ids;
+    try {
+      ids = checkIds(encode(options), vocabulary);
+    } catch (problem) {
+      throw explained(problem, "reading the prompt");
+    }
     if (!ids.length) throw new ShaderlmError("input", "the prompt is empty; give at least one word");
     if (ids.length > context) {
       const holds = `the prompt has ${ids.length.toLocaleString("en")} tokens, the context holds ${context}`;
@@ -1226,15 +1273,16 @@ class Model {
     const answer = new Answer(ids, options, stream, options.ignore_eos ? [] : this.#text.about.stop_ids);
     answer.left = Math.min(options.max_tokens, context - ids.length + 1);
     const release = await this.#takeTurn(options.signal);
+    if (!release) return; // stopped while it waited
     this.#answer = answer;
     try {
-      if (release) yield* this.#run(answer);
+      yield* this.#run(answer);
     } catch (problem) {
       throw runner.failure ?? explained(problem, "generating");
     } finally {
       answer.finishReason ??= "abort";
       // Not awaited: whoever stops an answer need not wait for the steps that are on their way.
-      if (release) this.#sequence.drain().then(release);
+      this.#sequence.drain().then(release);
     }
   }
 
@@ -1362,33 +1410,53 @@ function checkIds(ids, vocabulary) {
 }
 
 /** Load the export in a folder. */
-export async function load(url, options = {}) {
-  const { onProgress = () => {}, signal, variant, cache = "auto", gpu } = options;
-  const known = ["onProgress", "signal", "variant", "cache", "gpu"];
-  const unknown = Object.keys(options).find((name) => !known.includes(name));
-  if (unknown) throw new ShaderlmError("input", `unknown option ${unknown}. The options are ${known.join(", ")}`);
+export async function load(url, options) {
+  const { onProgress, signal, variant, cache = "auto", gpu } = options ?? {};
+  const names = ["onProgress", "signal", "variant", "cache", "gpu"];
+  const unknown = Object.keys(options ?? {}).find((name) => !names.includes(name));
+  if (unknown) throw new ShaderlmError("input", `unknown option ${unknown}. The options are ${names.join(", ")}`);
   if (!["auto", "none"].includes(cache)) throw new ShaderlmError("input", `cache must be auto or none, got ${cache}`);
+  const report = (event) => {
+    try {
+      onProgress?.(event);
+    } catch (problem) {
+      console.error("onProgress:", problem); // a mistake of the caller's, not of a file
+    }
+  };
+  const failed = new Map(); // variants whose shaders the driver refuses, and why
+  for (;;) {
+    try {
+      return await loadOnce(url, { report, signal, variant, cache, gpu, failed });
+    } catch (problem) {
+      if (problem.variant === undefined || variant !== undefined || failed.has(problem.variant)) throw problem;
+      failed.set(problem.variant, problem.message);
+    }
+  }
+}
+
+async function loadOnce(url, { report, signal, variant, cache, gpu, failed }) {
   let runner = null;
   const abort = () => runner?.fail(aborted());
   signal?.addEventListener("abort", abort);
   try {
     if (signal?.aborted) throw aborted();
-    onProgress({ stage: "plan", done: 0, total: 1 });
+    report({ stage: "plan", done: 0, total: 1 });
     await requestAdapter(gpu); // says what is missing before anything is fetched
     const files = new Files(await folderOf(url), cache, signal);
     const plan = await files.plan();
-    const opened = await openDevice(gpu, plan, variant);
+    const opened = await openDevice(gpu, plan, variant, failed);
     runner = new Runner(opened.device, plan, opened.variant);
     if (signal?.aborted) throw aborted();
     files.warnings.push(...opened.warnings);
     await files.open();
-    const compiled = runner.compile((done, total) => onProgress({ stage: "compile", done, total }));
+    await files.list(plan.files);
+    const compiled = runner.compile((done, total) => report({ stage: "compile", done, total }));
     compiled.catch(() => {}); // awaited below, unless something else fails before
     const text = await loadText(files, plan);
     await runner.allocateAll();
-    await loadWeights(files, plan, runner, onProgress);
+    await loadWeights(files, plan, runner, report);
     await runner.orFailure(compiled);
-    await files.settle(plan.files);
+    await files.forgetOld();
     runner.check();
     const { name, architecture, weight_bytes, parameters, context } = plan.model;
     const info = { name, architecture, parameters, context, weightBytes: weight_bytes };
@@ -1398,7 +1466,7 @@ export async function load(url, options = {}) {
     info.chat = text.source !== null;
     info.cached = files.complete ? "cache" : "memory";
     info.warnings = files.warnings;
-    onProgress({ stage: "ready", done: 1, total: 1 });
+    report({ stage: "ready", done: 1, total: 1 });
     return new Model(runner, text, info);
   } catch (problem) {
     runner?.close();
@@ -1437,7 +1505,7 @@ async function loadWeights(files, plan, runner, onProgress) {
   const listed = plan.files.filter((file) => file.name.startsWith("weights-"));
   const weights = runner.weights();
   const total = listed.reduce((sum, file) => sum + file.bytes, 0);
-  const rooms = [0, 1].map(
+  const staging = [0, 1].map(
     (i) => new Uint8Array(Math.max(0, ...listed.filter((_, j) => j % 2 === i).map((file) => file.bytes))),
   );
   const kept = [null, null];
@@ -1452,7 +1520,7 @@ async function loadWeights(files, plan, runner, onProgress) {
   let offset = 0;
   for (const [i, file] of listed.entries()) {
     await kept[i % 2];
-    const { bytes, cached } = await files.read(file, report, rooms[i % 2]);
+    const { bytes, cached } = await files.read(file, report, staging[i % 2]);
     for (const [begin, size, buffer] of weights) {
       const from = Math.max(begin, offset);
       const end = Math.min(begin + rounded(size, 4), offset + bytes.length);
