@@ -185,10 +185,19 @@ class Browser:
     def until(self, expression: str) -> None:
         """Waits until an expression is true."""
         deadline = time.monotonic() + PATIENCE / 3
-        while not self.run(f"Boolean({expression})"):
+        while not self._is_true(expression):
             if time.monotonic() > deadline:
                 raise BrowserError(f"{expression}: never true; the page says {self.run('document.body.innerText')!r}")
             time.sleep(0.02)
+
+    def _is_true(self, expression: str) -> bool:
+        """False, too, where the page goes away while it is asked."""
+        try:
+            return bool(self.run(f"Boolean({expression})"))
+        except BrowserError as problem:
+            if "navigated" in str(problem):
+                return False
+            raise
 
     def screenshot(self, whole: bool = False) -> bytes:
         """What is in sight, or the whole page, as a PNG file."""

@@ -22,7 +22,7 @@ fn turn_at(position: u32, i: u32) -> Turn {
         let both = table[row + i];  // of pair 2i and of pair 2i + 1
         return Turn(both, both);
     }
-    let pair = row + i % (params.rotary / 2u) * 2u;
+    let pair = row + i % max(1u, params.rotary / 2u) * 2u;  // constants may not be divided by 0, even where nobody gets
     return Turn(table[pair], table[pair + 1u]);
 }
 
