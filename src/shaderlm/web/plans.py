@@ -16,7 +16,7 @@ from ..models.architecture import Architecture, Config, Step
 from ..runtime.sizes import cache_format, max_context, max_tokens, weights_of
 from .variants import PORTABLE, VARIANTS
 
-ROWS = (1, 8, 32, 128, 512)  # of bodies: decoding, and chunks of prompts
+ROWS = (1, 8, 32, 64, 128, 512)  # of bodies: decoding, and chunks of prompts; a question in a template has 33 to 64
 KINDS = ("greedy", "sample", "adjusted")  # of heads
 
 
