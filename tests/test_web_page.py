@@ -260,6 +260,37 @@ def test_a_newer_export_takes_over_when_people_say_so(show: Show, host: Host) ->
     assert browser.complaints() == []
 
 
+def test_a_newer_export_takes_over_at_once_where_the_model_is_not_kept(show: Show, host: Host) -> None:
+    """The page of the old one would fetch weights of the new one."""
+    browser = show()
+    browser.until(OFFERED)
+    browser.run(KEPT)
+    address = browser.run("location.href")
+    fake_export(host.folder, name="Newer", weights=(2_000_000,), replies="new ")
+    browser.open("about:blank")
+    browser.open(address)
+    browser.until(f"document.getElementById('model')?.textContent === 'Newer' && {OFFERED}")
+    click(browser, "Load model (2.0 MB)")
+    browser.until(READY)
+    assert ask(browser, "hello") == "1: new hello"
+    assert texts(browser, ".note") == []
+    assert browser.complaints() == []
+
+
+def test_a_newer_export_while_a_page_is_open(show: Show, host: Host) -> None:
+    """Files of the old one are gone. The new version is found, and the next try takes it."""
+    browser = show()
+    browser.until(OFFERED)
+    browser.run(KEPT)
+    browser.open(browser.run("location.href"))
+    browser.until(OFFERED)
+    fake_export(host.folder, name="Newer", weights=(2_000_000,))
+    click(browser, LOAD)
+    browser.until(f"{FAILED} && document.getElementById('note-update')")
+    click(browser, "Try again")
+    browser.until(f"document.getElementById('model')?.textContent === 'Newer' && {OFFERED}")
+
+
 def test_a_version_is_kept_whole_or_not_at_all(show: Show, host: Host) -> None:
     """Files that do not belong together, as in the middle of a copy, do not become a version."""
     browser = show(loaded=True)

@@ -4,7 +4,7 @@
 import { announce } from "./dom.js";
 import { localProblem } from "./local_problems.js";
 import { dropWorker, give, listeners } from "./local_worker.js";
-import { keepForOffline } from "./offline.js";
+import { keepForOffline, lookForNewer, useNewer } from "./offline.js";
 import { note, showPanel } from "./panel.js";
 import { sentence } from "./problems.js";
 import { showDefaults } from "./settings.js";
@@ -13,6 +13,7 @@ import { bytesText, count, parametersText, showInfo, showStatus } from "./status
 // Where neither people nor the model say anything; the server has the same for a chat.
 const DEFAULTS = { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05 };
 const OFF = { repeat_penalty: 1, presence_penalty: 0, frequency_penalty: 0 };
+const STALE = ["fetch", "damaged"]; // so it looks when the server has a newer export than the page
 const HOPELESS = ["insecure", "no-webgpu", "no-variant"]; // trying again changes nothing
 
 let known = null; // what the plan says of the model
@@ -81,6 +82,7 @@ function showFailure(problem) {
 /** The model is gone. A new worker starts afresh. */
 function fail(problem) {
   dropWorker(problem.kind, problem.advice);
+  if (STALE.includes(problem.kind)) lookForNewer();
   showFailure(problem);
 }
 
@@ -91,7 +93,9 @@ function cancel() {
 async function load() {
   const show = progress();
   show({ stage: "plan" });
+  if (!known.isCached) await useNewer({ isAsked: false });
   const { info } = await give("load", {}, show).done;
+  known.isCached = info.cached === "cache";
   showModel(info);
   for (const [i, warning] of info.warnings.entries()) note(`warning-${i}`, sentence(warning));
   if (!info.chat) note("template", "This model has no chat template. It continues the text that you write.");
@@ -135,8 +139,9 @@ async function begin() {
     if (!problem.kind) throw problem;
     return fail(problem);
   }
-  if (known.isCached) start(); // the page is there meanwhile
-  else showOffer();
+  if (known.isCached) return void start(); // the page is there meanwhile
+  await useNewer({ isAsked: true }); // nothing of the old version is lost
+  showOffer();
 }
 
 // Answers -----------------------------------------------------------------------------------------------------
