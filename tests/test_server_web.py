@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shaderlm.cli.serve import _reachable
+from shaderlm.cli.serve import _page_address
 from shaderlm.errors import InputError
 from shaderlm.page import POLICY, assets, export_files, listed_files, service_worker
 from shaderlm.server.web import Export
@@ -170,12 +170,17 @@ def test_plain_http_beyond_this_machine_is_told(folder: Path) -> None:
         found = shaderlm("serve", "--web", folder, "--host", "0.0.0.0", "--port", port)
     words, _, taken = found.err.partition("\n")
     assert words.startswith("shaderlm: browsers on other devices need HTTPS for WebGPU; give --ssl-cert-file")
+    assert words.endswith("or /web/ runs only here")
     assert "cannot listen on 0.0.0.0" in taken
 
 
-def test_an_address_that_others_can_open() -> None:
-    assert _reachable("https://127.0.0.1:80") == "https://127.0.0.1:80"
-    assert re.fullmatch(r"https://[\d.]+:8443", _reachable("https://0.0.0.0:8443"))
+def test_the_address_of_the_page_is_one_with_webgpu() -> None:
+    for same in ("https://127.0.0.1:80", "https://192.168.1.7:80", "http://127.0.0.1:80", "http://[::1]:80"):
+        assert _page_address(same) == same
+    assert re.fullmatch(r"https://[\d.]+:8443", _page_address("https://0.0.0.0:8443") or "")
+    for unsafe in ("http://0.0.0.0:8080", "http://[::]:8080"):
+        assert _page_address(unsafe) == "http://localhost:8080", "of addresses over HTTP, browsers trust this one"
+    assert _page_address("http://192.168.1.7:8080") is None
 
 
 def _without(name: str) -> Any:

@@ -168,7 +168,8 @@ def serve(
     _log_to_stderr()
     host = given["host"]
     if web is not None and not is_loopback(host) and given["ssl_cert_file"] is None:
-        print(f"shaderlm: {_INSECURE}", file=sys.stderr)
+        only = "only here" if host in _ANY_HOST else "nowhere"
+        print(f"shaderlm: {_INSECURE} {only}", file=sys.stderr)
     if not hosts_only and not keys and not is_loopback(host):
         print(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it", file=sys.stderr)
 
@@ -190,7 +191,8 @@ def serve(
         address = found
         _tell(f"listening on {address}")
         if web is not None:
-            _tell(f"{_reachable(address)}/web/ runs {web.name} in browsers")
+            where = _page_address(address)
+            _tell(f"{where}/web/ runs {web.name} in browsers" if where else "browsers cannot run /web/ without HTTPS")
 
     def loaded(served: Served) -> None:
         where = f"{address} has a chat, {address}/v1 is for OpenAI's clients"
@@ -222,9 +224,8 @@ def serve(
 
 # Options that say nothing about a model.
 _WITHOUT_MODEL = {"web", "host", "port", "cors_origins", "ssl_cert_file", "ssl_key_file", "drain"}
-_INSECURE = (
-    "browsers on other devices need HTTPS for WebGPU; give --ssl-cert-file and --ssl-key-file, or /web/ runs only here"
-)
+_INSECURE = "browsers on other devices need HTTPS for WebGPU; give --ssl-cert-file and --ssl-key-file, or /web/ runs"
+_ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 
 def _refuse_model_options() -> None:
@@ -236,10 +237,21 @@ def _refuse_model_options() -> None:
             raise click.UsageError(f"{param.opts[-1]} is for a model that this server runs; give -m with it, too.")
 
 
+def _page_address(address: str) -> str | None:
+    """Where browsers run an export: over HTTPS, or on this machine. None: they find no WebGPU at this address."""
+    from ..server.access import is_loopback
+
+    scheme, _, port = address.rpartition(":")
+    host = scheme.rpartition("/")[2]
+    if address.startswith("https:") or is_loopback(host):
+        return _reachable(address)
+    return f"http://localhost:{port}" if host in _ANY_HOST else None
+
+
 def _reachable(address: str) -> str:
     """The address with one of this machine instead of `0.0.0.0`, which nobody can open."""
     scheme, _, port = address.rpartition(":")
-    if scheme.rpartition("/")[2] not in ("0.0.0.0", "[::]"):
+    if scheme.rpartition("/")[2] not in _ANY_HOST:
         return address
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
         found.connect(("192.0.2.1", 9))  # an address for documents: nothing is sent, but a route is chosen
