@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +35,7 @@ from shaderlm.web import export as exporting
 from shaderlm.web import weights as web_weights
 from shaderlm.web.document import distinct, without_comments
 from shaderlm.web.export import export
+from shaderlm.web.folder import check, new_folder
 from shaderlm.web.model import opened
 from shaderlm.web.plans import variants, web_config
 from shaderlm.web.text import text_entry, tokenizer_json
@@ -488,6 +491,28 @@ def test_an_interrupted_export_leaves_nothing(
         assert "cannot write" in done.err
         assert "No space left" in done.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_a_killed_export_left_is_removed(tmp_path: Path, inside: bool) -> None:
+    """Nothing of a process that still runs, of another folder, or of another kind."""
+    folder = tmp_path / "out"
+    if inside:
+        folder.mkdir()
+    place = folder if inside else tmp_path
+    code = "import os, sys; os.makedirs(f'{sys.argv[1]}/.out.{os.getpid()}.partial/assets')"
+    subprocess.run([sys.executable, "-c", code, place], check=True)
+    (left,) = place.glob(".out.*.partial")
+    others = {tmp_path / f".out.{os.getppid()}.partial", tmp_path / left.name.replace("out", "other")}
+    others.add(tmp_path / f"{left.name}.old")  # may be all that is left of the export that was there
+    for other in others:
+        other.mkdir()
+    check(folder, {"plan.json"}, False)
+    with new_folder(folder, {"plan.json"}, "plan.json", 0, False) as made:
+        assert not left.exists()
+        (made / "plan.json").touch()
+    assert [path.name for path in folder.iterdir()] == ["plan.json"]
+    assert set(tmp_path.iterdir()) == {folder, *others}
 
 
 def test_too_little_space(tmp_path: Path, tiny: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
