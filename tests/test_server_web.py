@@ -21,6 +21,7 @@ from shaderlm.server.web import Export
 from .command_line import shaderlm, start
 from .fake_exports import WEIGHTS, fake_export
 from .fake_runner import FakeRunner, model_of, tiny_tokenizer
+from .javascript import run_in_node
 from .serving import Running, running
 
 CERTIFICATES = Path(__file__).parent / "data" / "tls"
@@ -246,3 +247,31 @@ def test_the_defaults_of_a_chat_are_those_of_the_server() -> None:
     found = re.search(r"const DEFAULTS = \{ (.*?) \};", assets()["local.js"].decode())
     assert found
     assert dict(each.split(": ") for each in found[1].split(", ")) == {k: str(v) for k, v in LLAMA_DEFAULTS.items()}
+
+
+# A runtime with a chat that waits for its turn for ever, and whose `last` is the answer that runs.
+WAITING = """
+export class ShaderlmError extends Error {}
+export const load = async () => ({
+  info: { chat: true }, lost: new Promise(() => {}), last: { completionTokens: 30, finishReason: "stop" },
+  async *chat(_, { signal }) { await new Promise((done) => signal.addEventListener("abort", done)); },
+});
+"""
+STOP_A_CHAT = """
+const said = [];
+let take;
+globalThis.addEventListener = (_, listener) => { take = (data) => listener({ data }); };
+globalThis.postMessage = (message) => said.push(message);
+await import("./assets/worker.js");
+await take({ id: 1, task: "load" });
+const chat = take({ id: 2, task: "chat", messages: [], options: {} });
+take({ task: "stop", of: 2 });
+await chat;
+console.log(JSON.stringify(said.at(-1)));
+"""
+
+
+def test_a_chat_that_is_stopped_before_its_turn(tmp_path: Path) -> None:
+    files = {"shaderlm.js": WAITING, "assets/worker.js": assets()["worker.js"].decode()}
+    found = run_in_node(tmp_path, files, STOP_A_CHAT)
+    assert (found["kind"], found["finishReason"]) == ("done", "abort"), "not the reason of the answer that runs"

@@ -42,10 +42,11 @@ async function chat({ id, messages, options }) {
   } finally {
     stops.delete(id);
   }
-  return { ...figures(), finishReason: model.last.finishReason };
+  // `last` may be another answer's if this one was stopped before its turn.
+  return { ...figures(), finishReason: stop.signal.aborted ? "abort" : model.last.finishReason };
 }
 
-const figures = () => ({ tokens: model.last.completionTokens, rate: model.last.tokensPerSecond || null });
+const figures = () => ({ tokens: model.last?.completionTokens ?? 0, rate: model.last?.tokensPerSecond || null });
 
 const TASKS = { check, load, chat };
 
