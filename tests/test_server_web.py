@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import ssl
@@ -275,3 +276,31 @@ def test_a_chat_that_is_stopped_before_its_turn(tmp_path: Path) -> None:
     files = {"shaderlm.js": WAITING, "assets/worker.js": assets()["worker.js"].decode()}
     found = run_in_node(tmp_path, files, STOP_A_CHAT)
     assert (found["kind"], found["finishReason"]) == ("done", "abort"), "not the reason of the answer that runs"
+
+
+# A service worker with a storage that takes two files.
+INSTALL = """
+const caches = new Map();
+const made = { put: async () => { if (++made.count > 2) throw new Error("full"); }, count: 0 };
+globalThis.caches = {
+  open: async (name) => { caches.set(name, made); return made; },
+  delete: async (name) => caches.delete(name),
+};
+const listeners = {};
+globalThis.self = {
+  registration: { scope: "https://example.com/web/" }, addEventListener: (kind, take) => { listeners[kind] = take; },
+};
+globalThis.fetch = async () => new Response("");
+await import("./sw.js");
+let end = "kept";
+let work;
+listeners.install({ waitUntil: (given) => { work = given; } });
+await work.catch((problem) => { end = problem.message; });
+console.log(JSON.stringify([end, [...caches.keys()]]));
+"""
+
+
+def test_a_version_that_storage_cannot_hold_leaves_nothing(tmp_path: Path) -> None:
+    nothing = hashlib.sha256(b"").hexdigest()
+    worker = service_worker(dict.fromkeys(("index.html", "plan.json", "shaderlm.js"), nothing)).decode()
+    assert run_in_node(tmp_path, {"sw.js": worker}, INSTALL) == ["full", []]

@@ -30,7 +30,12 @@ async function fetched(path) {
 async function install() {
   const made = await Promise.all(Object.keys(FILES).map(async (path) => [path, await fetched(path)]));
   const cache = await caches.open(CACHE);
-  for (const [path, response] of made) await cache.put(new URL(path, self.registration.scope), response);
+  try {
+    for (const [path, response] of made) await cache.put(new URL(path, self.registration.scope), response);
+  } catch (problem) {
+    await caches.delete(CACHE); // storage may be full: a part of a version is of no use
+    throw problem;
+  }
 }
 
 async function removeOthers() {
