@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import ssl
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ def test_a_list_that_leads_out_of_the_folder_is_no_export(tmp_path: Path) -> Non
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
     for name in ("../secret.txt", "link.txt", str(tmp_path / "secret.txt")):
-        (folder / "sw.js").write_bytes(service_worker({name: "0" * 64}))
+        (folder / "sw.js").write_bytes(service_worker({"index.html": "0" * 64, name: "0" * 64}))
         with pytest.raises(InputError, match=r"is not a whole export: .* is missing"):
             Export(folder)
 
@@ -193,6 +194,10 @@ def _with(name: str, content: bytes) -> Any:
     return lambda folder: (folder / name).write_bytes(content)
 
 
+def _cut(name: str) -> Any:
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size // 8)
+
+
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [
@@ -201,7 +206,9 @@ def _with(name: str, content: bytes) -> Any:
         (_with("plan.json", json.dumps({"files": [{"name": 1}]}).encode()), [], "is not an export"),
         (_without("weights-001.bin"), [], "is not a whole export: weights-001.bin is missing"),
         (_with("weights-001.bin", b"cut"), [], "weights-001.bin has 3 bytes, plan.json says 1,200,000"),
+        (_with("plan.json", json.dumps({"files": [{"name": "plan.json"}]}).encode()), [], "is not an export"),
         (_without("sw.js"), [], "is not a whole export: sw.js is missing"),
+        (_cut("sw.js"), [], "is not a whole export: sw.js does not list the page"),
         (lambda folder: None, ["--ctx-size", 512], "--ctx-size is for a model that this server runs; give -m"),
         (lambda folder: None, ["--api-key", "k"], "--api-key is for a model"),
     ],

@@ -26,13 +26,16 @@ class Export:
         self._names: frozenset[str] = frozenset()
         plan = self._plan()
         self.name = str(_dict(plan.get("model")).get("name", "a model"))
-        for name in sorted(self._listed(plan)):
+        listed = self._listed(plan)
+        if "index.html" not in listed and (folder / "sw.js").is_file():
+            raise InputError(f"--web {folder} is not a whole export: sw.js does not list the page; {_AGAIN}")
+        for name in sorted(listed):
             if self._path(name) is None:
                 raise InputError(f"--web {folder} is not a whole export: {name} is missing; {_AGAIN}")
         for file in plan["files"]:
             size = (folder / file["name"]).stat().st_size
-            if size != file.get("bytes"):
-                found = f"{file['name']} has {size:,} bytes, plan.json says {file.get('bytes'):,}"
+            if size != file["bytes"]:
+                found = f"{file['name']} has {size:,} bytes, plan.json says {file['bytes']:,}"
                 raise InputError(f"--web {folder} is not a whole export: {found}; {_AGAIN}")
 
     def _plan(self) -> dict[str, Any]:
@@ -41,7 +44,7 @@ class Export:
         except (OSError, ValueError):
             found = None
         files = _dict(found).get("files")
-        if not isinstance(files, list) or not all(isinstance(_dict(each).get("name"), str) for each in files):
+        if not isinstance(files, list) or not all(_is_file(each) for each in files):
             raise InputError(f"--web {self.folder} is not an export: it has no plan.json of one; {_AGAIN}")
         plan: dict[str, Any] = found
         return plan
@@ -83,6 +86,11 @@ class Export:
             kept = {name: response.headers[name] for name in ("etag", "last-modified", "cache-control")}
             return Response(status_code=304, headers=kept)
         return response
+
+
+def _is_file(entry: Any) -> bool:
+    """Is it an entry of `files` of plan.json?"""
+    return isinstance(_dict(entry).get("name"), str) and isinstance(_dict(entry).get("bytes"), int)
 
 
 def _dict(value: Any) -> dict[str, Any]:
