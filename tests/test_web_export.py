@@ -396,6 +396,10 @@ def test_tokenizers_that_a_browser_would_read_differently() -> None:
     for rule, words in (
         ({"type": "UnicodeScripts"}, "it has a pre_tokenizer UnicodeScripts; Sequence"),
         (merged, "MergedWithNext; Isolated is read"),
+        (
+            {**merged, "behavior": "Isolated", "pattern": {"Regex": "(?i)'s|x"}},
+            r"an expression with \(\?i\), which Java",
+        ),
         ({**merged, "behavior": "Isolated", "invert": True}, "Isolated of what does not match"),
     ):
         rules = {"model": {"type": "BPE"}, "pre_tokenizer": rule}

@@ -17,7 +17,7 @@ from ..text.vocabulary import CONTROL, UNKNOWN
 
 _NORMALIZERS = "Sequence Replace NFC NFD NFKC NFKD Strip StripAccents Lowercase Prepend"
 _PRE_TOKENIZERS = "Sequence WhitespaceSplit ByteLevel Split"  # and those that can be written as a Split
-_MISSING_IN_JAVASCRIPT = re.compile(r"\\[KGXRyY]|\(\?~")
+_MISSING_IN_JAVASCRIPT = re.compile(r"\\[KGXRyY]|\(\?~|\(\?[imsx-]+\)")
 _PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
 
 
