@@ -20,7 +20,7 @@ import pytest
 import tokenizers
 
 from shaderlm.engine.planning import LARGE_GPU
-from shaderlm.errors import ModelError
+from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.opening import open_checkpoint
 from shaderlm.gpu import WEBGPU_DEFAULT, Device, dawn
 from shaderlm.gpu.caps import MatrixShape
@@ -517,6 +517,18 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path, inside: bool) -> N
         (made / "plan.json").touch()
     assert [path.name for path in folder.iterdir()] == ["plan.json"]
     assert set(tmp_path.iterdir()) == {folder, *others}
+
+
+def test_what_others_write_meanwhile_stays(tmp_path: Path) -> None:
+    def write() -> None:
+        with new_folder(tmp_path, {"plan.json"}, "plan.json", 0, True) as made:
+            (made / "plan.json").write_text("new")
+            (tmp_path / "plan.json").write_text("theirs")
+
+    with pytest.raises(InputError, match=r"has got other files meanwhile \(plan\.json\)"):
+        write()
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    assert (tmp_path / "plan.json").read_text() == "theirs"
 
 
 def test_too_little_space(tmp_path: Path, tiny: Exported, monkeypatch: pytest.MonkeyPatch) -> None:

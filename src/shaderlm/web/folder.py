@@ -41,6 +41,9 @@ def new_folder(folder: Path, own: Collection[str], last: str, nbytes: int, force
         made.mkdir()
         yield made
         if inside:
+            others = sorted(path.name for path in folder.iterdir() if path != made)
+            if others:
+                raise InputError(f"{folder} has got other files meanwhile ({', '.join(others[:3])}); try again")
             _move_up(made, last)
         else:
             check(folder, own, force)  # again: others may have written there meanwhile
