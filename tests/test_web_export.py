@@ -373,8 +373,9 @@ def test_the_tokenizer_is_a_usual_tokenizer_json(tiny: Exported) -> None:
     about = tiny.plan["text"]
     assert about["special_tokens"] == dict(own.special_tokens)
     assert about["stop_ids"] == sorted(own.stop_ids)
-    assert about["eos_id"] == own.vocabulary.eos
-    assert about["eos_token"] == own.vocabulary.tokens[about["eos_id"]]
+    assert own.vocabulary.eos is not None
+    assert about["eos_token"] == own.vocabulary.tokens[own.vocabulary.eos]
+    assert not {"eos_id", "add_eos", "clean_spaces"} & set(about), "nothing reads them"
     assert all(own.token_bytes(i) == b"" for i in about["silent_ids"])
     assert about["silent_ids"]
     assert about["template"] == "chat_template.jinja"
