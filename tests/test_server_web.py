@@ -23,7 +23,7 @@ from shaderlm.server.web import Export
 from .command_line import shaderlm, start
 from .fake_exports import WEIGHTS, fake_export
 from .fake_runner import FakeRunner, model_of, tiny_tokenizer
-from .javascript import run_in_node
+from .javascript import run_in_chromium
 from .serving import Running, running
 
 CERTIFICATES = Path(__file__).parent / "data" / "tls"
@@ -275,39 +275,43 @@ await take({ id: 1, task: "load" });
 const chat = take({ id: 2, task: "chat", messages: [], options: {} });
 take({ task: "stop", of: 2 });
 await chat;
-console.log(JSON.stringify(said.at(-1)));
+export const found = said.at(-1);
 """
 
 
+@pytest.mark.browser
 def test_a_chat_that_is_stopped_before_its_turn(tmp_path: Path) -> None:
     files = {"shaderlm.js": WAITING, "assets/worker.js": assets()["worker.js"].decode()}
-    found = run_in_node(tmp_path, files, STOP_A_CHAT)
+    found = run_in_chromium(tmp_path, files, STOP_A_CHAT)
     assert (found["kind"], found["finishReason"]) == ("done", "abort"), "not the reason of the answer that runs"
 
 
 # A service worker with a storage that takes two files.
 INSTALL = """
-const caches = new Map();
+const stored = new Map();
 const made = { put: async () => { if (++made.count > 2) throw new Error("full"); }, count: 0 };
-globalThis.caches = {
-  open: async (name) => { caches.set(name, made); return made; },
-  delete: async (name) => caches.delete(name),
+const storage = {
+  open: async (name) => { stored.set(name, made); return made; },
+  delete: async (name) => stored.delete(name),
 };
 const listeners = {};
-globalThis.self = {
+const worker = {
   registration: { scope: "https://example.com/web/" }, addEventListener: (kind, take) => { listeners[kind] = take; },
 };
+Object.defineProperty(globalThis, "caches", { value: storage });
+Object.defineProperty(globalThis, "self", { value: worker });
 globalThis.fetch = async () => new Response("");
 await import("./sw.js");
 let end = "kept";
 let work;
 listeners.install({ waitUntil: (given) => { work = given; } });
 await work.catch((problem) => { end = problem.message; });
-console.log(JSON.stringify([end, [...caches.keys()]]));
+export const found = [end, [...stored.keys()]];
 """
 
 
+@pytest.mark.browser
 def test_a_version_that_storage_cannot_hold_leaves_nothing(tmp_path: Path) -> None:
     nothing = hashlib.sha256(b"").hexdigest()
     worker = service_worker(dict.fromkeys(("index.html", "plan.json", "shaderlm.js"), nothing)).decode()
-    assert run_in_node(tmp_path, {"sw.js": worker}, INSTALL) == ["full", []]
+    assert run_in_chromium(tmp_path, {"sw.js": worker}, INSTALL) == ["full", []]
