@@ -2,7 +2,8 @@
 // in the cache yet: every workgroup makes them for itself, and the first one of a kv head puts them there.
 // norm(x, w) = w · x / sqrt(mean(x²) + eps), over a head. Rotating is linear, so that the root is multiplied afterwards: all is
 // there after one barrier. Same as queries_given.
-// Needs: attention/rotate_quads, params.rotary, q_first, k_first, v_first and eps; QUADS a power of two and WG a multiple of it.
+// Needs: attention/rotate_quads, attention/head_quads, params.rotary, q_first, k_first, v_first and eps; QUADS a power of two
+// and WG a multiple of it.
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;               // [q_first + heads · QUADS or more]
 @group(0) @binding(1) var<storage, read> k: array<vec4<f32>>;               // [k_first + kv_heads · QUADS or more]
@@ -21,20 +22,6 @@ var<workgroup> own_value: array<cache_quad, QUADS>;
 var<private> q_root: f32;  // 1 / sqrt(mean(x²) + eps)
 var<private> k_root: f32;
 var<private> fresh_row: u32;  // of the pool
-
-fn head_quad(queries: bool, at: u32) -> vec4<f32> {
-    if (queries) {
-        return q[at];
-    }
-    return k[at];
-}
-
-fn head_weight(queries: bool, i: u32) -> vec4<f32> {
-    if (queries) {
-        return q_norm[i];
-    }
-    return k_norm[i];
-}
 
 // Sums of `count` subgroups from `first` on.
 fn root_of(first: u32, count: u32) -> f32 {

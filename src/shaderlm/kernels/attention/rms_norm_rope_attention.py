@@ -22,7 +22,8 @@ from .rope_kv_write import unsupported_reason as rope_unsupported_reason
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     include = (
-        "attention/queries_rms_norm_rope", "attention/rotate_quads", "attention/served_rows", "attention/cache_rows",
+        "attention/queries_rms_norm_rope", "attention/head_quads", "attention/rotate_quads",
+        "attention/served_rows", "attention/cache_rows",
         f"shared/cache_{dims['cache']}", "shared/batch", "shared/batch_contiguous", *score_files(dims),
     )  # fmt: skip
     constants = {**single_pass_constants(dims, caps), "ONE_ROW": True, "INTERLEAVED": dims["interleaved"]}

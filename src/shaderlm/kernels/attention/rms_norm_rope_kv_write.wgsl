@@ -1,7 +1,7 @@
 // out[t, h] = rotate(norm(q[t, h], q_norm));  k_cache[slot of row t, h] = rotate(norm(k[t, h], k_norm));
 // v_cache[slot of row t] = v[t]        norm(x, w) = w · x / sqrt(mean(x²) + eps), over a head
-// As rope_kv_write otherwise: rotate is included; q, k and v may be columns of one matrix; a slot outside the pool, which
-// NONE is, takes nothing.
+// As rope_kv_write otherwise: rotate and quads of heads are included; q, k and v may be columns of one matrix; a slot outside
+// the pool, which NONE is, takes nothing.
 // Grid: one workgroup per head of q, k and v, folded. Needs D % 4 == 0, and rotary % 8 == 0 (interleaved: % 4).
 
 const WG: u32 = 64u;
@@ -40,29 +40,15 @@ struct Quad {
     turn: Turn,
 }
 
-fn input_at(queries: bool, at: u32) -> vec4<f32> {
-    if (queries) {
-        return q[at];
-    }
-    return k[at];
-}
-
-fn weight_at(queries: bool, i: u32) -> vec4<f32> {
-    if (queries) {
-        return q_norm[i];
-    }
-    return k_norm[i];
-}
-
 // Quad i of a head that starts at `first`.
 fn quad_at(queries: bool, first: u32, i: u32, position: u32) -> Quad {
-    let raw = input_at(queries, first + i);
-    let own = raw * weight_at(queries, i);
+    let raw = head_quad(queries, first + i);
+    let own = raw * head_weight(queries, i);
     if (INTERLEAVED || i >= params.rotary) {
         return Quad(raw, own, own, turn_at(position, min(i, params.rotary - 1u)));
     }
     let mate = partner(i);
-    return Quad(raw, own, input_at(queries, first + mate) * weight_at(queries, mate), turn_at(position, i));
+    return Quad(raw, own, head_quad(queries, first + mate) * head_weight(queries, mate), turn_at(position, i));
 }
 
 @compute @workgroup_size(WG)
@@ -99,7 +85,7 @@ fn main(
     let early = quad_at(queries, first, min(lane, params.quads - 1u), position);
     var squares = select(0.0, dot(early.raw, early.raw), lane < params.quads);
     for (var i = lane + WG; i < params.quads; i = i + WG) {
-        let x = input_at(queries, first + i);
+        let x = head_quad(queries, first + i);
         squares = squares + dot(x, x);
     }
     let factor = inverseSqrt(workgroup_sum(squares, lane) / f32(4u * params.quads) + params.eps);

@@ -48,7 +48,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 def _norm_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     sums, needs = reduction(caps)
-    kernel = Kernel("attention/rms_norm_rope_kv_write", (*_includes(dims), sums), needs)
+    kernel = Kernel("attention/rms_norm_rope_kv_write", (*_includes(dims), "attention/head_quads", sums), needs)
     params = {**_params(dims), "eps": float(dims["eps"])}
     buffers = _buffers(dims) | dict.fromkeys(("q_norm", "k_norm"), f32(dims["D"]))
     return LaunchList((Dispatch(kernel, _heads(dims), params, _constants(dims)),), buffers)
