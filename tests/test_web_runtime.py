@@ -513,7 +513,10 @@ def test_two_tabs_at_once(fresh: Page, native: LanguageModel) -> None:
 # Devices ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_device_lost_in_mid_answer(fresh: Page) -> None:
+@pytest.mark.parametrize("delay", [0, 1000])
+def test_a_device_lost_in_mid_answer(delay: int, fresh: Page) -> None:
+    # Under load, calls fail on the device long before the browser says that it is lost.
+    fresh.call(f"state.lossDelay = {delay}")
     fresh.load(variant=FAST)
     found = fresh.caught(f"""(async () => {{
         for await (const text of models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 500 }})) {{

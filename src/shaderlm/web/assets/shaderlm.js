@@ -15,6 +15,7 @@ const FORMAT = 1; // of plan.json
 const STEPS_AHEAD = 3; // steps on their way: the device never waits for the host to look at a token
 const STEPS_AT_ONCE = 4; // steps of one submission, where they are short; their tokens come back together
 const FRAME = 4; // milliseconds that tokens of one submission may take: nobody sees that they come together
+const LOSS_IS_SAID = 5000; // milliseconds after the first call that fails on a lost device, at most
 const DISPATCHES = 48; // of a prompt that are submitted at a time: the device begins while the rest is encoded
 
 // Errors ----------------------------------------------------------------------------------------------------
@@ -711,12 +712,16 @@ class Runner {
       const end = () => reject(this.failure);
       this.waiting.add(end);
       if (this.failure) end();
-      const refused = (problem) => {
-        // If the device is lost, that is said a little later.
-        setTimeout(() => reject(this.failure ?? problem), this.failure ? 0 : 50);
-      };
+      const refused = (problem) => this.reason(problem).then(reject);
       promise.then(resolve, refused).finally(() => this.waiting.delete(end));
     });
+  }
+
+  /** Why something failed: the error by which the device ends, if it does. A browser may say that some time later. */
+  async reason(problem) {
+    const wait = problem instanceof ShaderlmError ? 50 : LOSS_IS_SAID;
+    if (!this.failure) await Promise.race([this.failed, new Promise((done) => setTimeout(done, wait))]);
+    return this.failure ?? problem;
   }
 
   // Pipelines
@@ -1278,7 +1283,7 @@ class Model {
     try {
       yield* this.#run(answer);
     } catch (problem) {
-      throw runner.failure ?? explained(problem, "generating");
+      throw explained(await runner.reason(problem), "generating");
     } finally {
       answer.finishReason ??= "abort";
       // Not awaited: whoever stops an answer need not wait for the steps that are on their way.
