@@ -21,7 +21,7 @@ def fake_export(folder: Path, *, name: str = "Tiny Chat", weights: tuple[int, ..
     listed = [name for name in made if name.startswith("weights-")] + ["tokenizer.json"]
     files = [{"name": each, "bytes": len(made[each]), "sha256": _digest(made[each])} for each in listed]
     about = {"name": name, "architecture": "llama", "parameters": 134_515_008, "context": 2048}
-    plan = {"format": 1, "model": {**about, "weight_bytes": sum(weights)}, "text": {"sampling": {"temperature": 0.6}}}
+    plan = {"format": 1, "model": {**about, "weight_bytes": sum(weights)}}
     made["plan.json"] = json.dumps({**plan, "files": files, "fake": fake}).encode()
     kept = {path: _digest(content) for path, content in made.items() if path not in listed}
     for path, content in made.items():

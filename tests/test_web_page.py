@@ -291,6 +291,23 @@ def test_a_newer_export_while_a_page_is_open(show: Show, host: Host) -> None:
     browser.until(f"document.getElementById('model')?.textContent === 'Newer' && {OFFERED}")
 
 
+def test_a_newer_export_while_the_first_page_is_open(show: Show, host: Host) -> None:
+    """A page that came from the server keeps to its version as well, once that is kept."""
+    browser = show(loaded=True)
+    browser.until("navigator.serviceWorker.controller")
+    browser.run("globalThis.isFirst = true")
+    fake_export(host.folder, name="Newer", weights=(2_000_000,), replies="new ")
+    old = browser.run("fetch('plan.json').then((response) => response.json()).then((plan) => plan.model.name)")
+    assert old == "Tiny Chat"
+    assert ask(browser, "hello") == "1: hello"
+    browser.run("navigator.serviceWorker.getRegistration().then(found => found.update()).then(() => true)")
+    browser.until("document.getElementById('note-update')")
+    assert browser.run("globalThis.isFirst"), "the first version takes over without a reload"
+    click(browser, "Reload")
+    browser.until(f"document.getElementById('model')?.textContent === 'Newer' && {OFFERED}")
+    assert browser.complaints() == []
+
+
 def test_a_version_is_kept_whole_or_not_at_all(show: Show, host: Host) -> None:
     """Files that do not belong together, as in the middle of a copy, do not become a version."""
     browser = show(loaded=True)
@@ -348,10 +365,10 @@ def test_settings_that_the_runtime_has(show: Show) -> None:
     """Values of the model and of the page are sent where nothing is set. The context is the limit."""
     browser = show(loaded=True)
     sent = json.loads(ask(browser, "options"))
-    expected = {"temperature": 0.6, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "max_tokens": 2048}
+    expected = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "max_tokens": 2048}
     assert sent == expected
     click(browser, "Settings")
-    assert browser.run("document.querySelector('[name=temperature]').placeholder") == "0.6"
+    assert browser.run("document.querySelector('[name=temperature]').placeholder") == "0.8"
     assert texts(browser, "label[for=schema]") == [], "the runtime knows no schemas"
     values = {"temperature": "0", "repeat_penalty": "1.1", "seed": "7", "stop": "a\nb", "top_k": "-1"}
     for name, value in values.items():

@@ -49,7 +49,8 @@ async function answer(path) {
 }
 
 self.addEventListener("install", (event) => event.waitUntil(install()));
-self.addEventListener("activate", (event) => event.waitUntil(removeOthers()));
+// A page of a first visit came from the server. From now on it gets files of this version alone, too.
+self.addEventListener("activate", (event) => event.waitUntil(removeOthers().then(() => self.clients.claim())));
 self.addEventListener("message", ({ data }) => {
   if (data === "use the new version") self.skipWaiting();
 });

@@ -128,5 +128,4 @@ def text_entry(tokenizer: Tokenizer, template: str | None, source: str = "") -> 
         "decoder": "byte_level" if vocabulary.kind == "bpe" else "sentencepiece",
         "add_space_prefix": vocabulary.add_space_prefix,
         "template": template,
-        "sampling": {},
     }

@@ -32,9 +32,13 @@ function warn(reason) {
 /** Keep the page's files. What goes wrong is told: the page works, but only with its server. */
 export async function keepForOffline() {
   if (!navigator.serviceWorker) return warn("this browser keeps nothing for it");
-  // Another version took over, here or in another tab: a page of the old one must not fetch files of the new one.
-  const reload = () => location.reload();
-  if (navigator.serviceWorker.controller) navigator.serviceWorker.addEventListener("controllerchange", reload);
+  // Another version took over, here or in another tab: a page of the old one must not fetch files of the new one. The
+  // first version takes over as well, without need to load the page again.
+  let isControlled = Boolean(navigator.serviceWorker.controller);
+  navigator.serviceWorker.addEventListener("controllerchange", () => {
+    if (isControlled) location.reload();
+    isControlled = true;
+  });
   try {
     registered = navigator.serviceWorker.register(WORKER);
     const registration = await registered;

@@ -19,8 +19,8 @@ async function readPlan() {
 
 /** What is known before anything large is fetched. */
 async function check() {
-  const { model: about, text } = await readPlan();
-  const found = { model: about, sampling: text?.sampling ?? {}, isCached: await runtime.cached(folder) };
+  const { model: about } = await readPlan();
+  const found = { model: about, isCached: await runtime.cached(folder) };
   if (!navigator.gpu) found.missing = "no-webgpu";
   else if (!(await navigator.gpu.requestAdapter())) found.missing = "no-adapter";
   return found;

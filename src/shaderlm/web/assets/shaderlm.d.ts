@@ -97,8 +97,6 @@ export interface ModelInfo {
   variant: string;
   /** The GPU, as far as the browser says. */
   device: string;
-  /** Sampling options that the model's authors recommend. */
-  sampling: Partial<GenerationOptions>;
   /** Does it have a chat template? */
   chat: boolean;
   /** "cache": the next visit fetches no weights. */

@@ -1467,7 +1467,6 @@ async function loadOnce(url, { report, signal, variant, cache, gpu, failed }) {
     const info = { name, architecture, parameters, context, weightBytes: weight_bytes };
     info.variant = opened.variant.name;
     info.device = deviceName(opened.adapter.info ?? {});
-    info.sampling = plan.text?.sampling ?? {};
     info.chat = text.source !== null;
     info.cached = files.complete ? "cache" : "memory";
     info.warnings = files.warnings;
