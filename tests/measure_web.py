@@ -1,0 +1,183 @@
+"""Times of an export in headless Chromium: what a visitor waits for, and what a token costs the page's thread.
+
+    python -m tests.measure_web [--model MODEL] [--variant NAME] [--tokens N]
+
+Chromium has its usual settings, and takes a GPU if there is one. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from shaderlm.web.export import export
+from shaderlm.web.model import opened
+
+from .browser import WEBGPU, Browser
+from .web_serving import WebServer, serving
+
+PAGE = (Path(__file__).parent / "web" / "runtime.html").read_bytes()
+PATIENCE = 600.0
+WARM_UP, ROUNDS = 64, 5
+ASK = """
+    const [model, before] = [state.models[name], performance.now()];
+    for await (const text of model.chat([{role: "user", content: "What is gravity?"}], {max_tokens: 1})) break;
+    return { loaded, first: performance.now(), prompt: performance.now() - before, tokens: model.last.promptTokens };
+"""
+# A second model on the device of the first takes its pipelines: the same text is not compiled twice. `state.compiled`
+# waits for those that are compiled in the background, one after the other.
+SHARE = """
+    const made = new Map();
+    state.compiled = async () => {
+        for (let before = -1; before < made.size; ) {
+            before = made.size;
+            await Promise.all(made.values());
+            await new Promise((done) => setTimeout(done, 500));
+        }
+    };
+    const texts = new WeakMap();
+    const { createShaderModule, createComputePipelineAsync } = GPUDevice.prototype;
+    GPUDevice.prototype.createShaderModule = function (descriptor) {
+        const module = createShaderModule.call(this, descriptor);
+        texts.set(module, descriptor.code);
+        return module;
+    };
+    GPUDevice.prototype.createComputePipelineAsync = function (descriptor) {
+        const text = texts.get(descriptor.compute.module);
+        if (!made.has(text)) made.set(text, createComputePipelineAsync.call(this, descriptor));
+        return made.get(text);
+    };
+    const { requestDevice } = GPUAdapter.prototype;
+    let device = null;
+    GPUAdapter.prototype.requestDevice = async function (...given) {
+        return (device ??= await requestDevice.apply(this, given));
+    };
+"""
+
+
+class Measured:
+    """A page in a Chromium whose models are loaded from one export."""
+
+    def __init__(self, browser: Browser, server: WebServer, options: str) -> None:
+        self.browser, self.server, self.options = browser, server, options
+
+    def call(self, code: str) -> Any:
+        """The value of an async function's body."""
+        how = {"expression": f"(async () => {{ {code} }})()", "returnByValue": True, "awaitPromise": True}
+        answer = self.browser.call("Runtime.evaluate", patience=PATIENCE, **how)
+        if "exceptionDetails" in answer:
+            raise SystemExit(answer["exceptionDetails"]["exception"]["description"])
+        return answer["result"].get("value")
+
+    def open(self) -> None:
+        """A new visit."""
+        self.server.requests.clear()
+        self.browser.open(f"{self.server.address}/page.html")
+        self.browser.until("window.state")
+
+    def load_and_ask(self, name: str) -> dict[str, float]:
+        """Milliseconds from the navigation on: `begin`, `loaded`, `first` token; and the prompt's own."""
+        code = f'const [name, begin] = ["{name}", performance.now()]; await state.open(name, {self.options});'
+        found: dict[str, float] = self.call(
+            f"{code} const loaded = performance.now(); const rest = await (async () => {{ {ASK} }})(); "
+            "return { begin, ...rest };"
+        )
+        return found
+
+    def answer(self, tokens: int) -> int:
+        """Generate so many tokens; how many there are."""
+        code = """
+            const { one } = state.models;
+            for await (const text of one.complete("Once upon a time", {max_tokens: %d, ignore_eos: true}));
+            return one.last.completionTokens;
+        """
+        made: int = self.call(code % tokens)
+        return made
+
+
+def visits(page: Measured) -> None:
+    """Print the times of two visits, and of a load without compilation."""
+    for number in (1, 2):
+        page.open()
+        found = page.load_and_ask("one")
+        loaded, first = found["loaded"] / 1e3, found["first"] / 1e3
+        print(
+            f"visit {number}: loaded after {loaded:.1f} s, first token after {first:.1f} s "
+            f"(prompt: {found['tokens']} tokens); {page.server.asked('weights-')} requests of weights"
+        )
+    page.open()
+    page.call(SHARE)
+    page.load_and_ask("one")
+    page.call("await state.compiled()")
+    found = page.load_and_ask("two")
+    begin = page.call("return performance.getEntriesByType('navigation')[0].domComplete")
+    loaded, first = (found[key] - found["begin"] + begin for key in ("loaded", "first"))
+    print(f"nothing to compile: loaded after {loaded / 1e3:.1f} s, first token after {first / 1e3:.1f} s")
+
+
+def tokens(page: Measured, count: int) -> None:
+    """Print what a token takes of the page's main thread, by a profile of it."""
+    page.open()
+    page.call(SHARE)
+    page.call(f'await state.open("one", {page.options}); await state.compiled()')
+    page.answer(WARM_UP)  # JavaScript is compiled, and what loading left is collected
+    page.browser.call("Profiler.enable")
+    page.browser.call("Profiler.setSamplingInterval", interval=50)
+    spent: dict[str, list[float]] = {"JavaScript": [], "garbage collection": []}
+    for _ in range(ROUNDS):
+        page.browser.call("Profiler.start")
+        made = page.answer(count)
+        milliseconds = by_function(page.browser.call("Profiler.stop", patience=PATIENCE)["profile"])
+        for name in ("(idle)", "(program)"):
+            milliseconds.pop(name, None)
+        spent["garbage collection"].append(milliseconds.pop("(garbage collector)", 0.0) / made)
+        spent["JavaScript"].append(sum(milliseconds.values()) / made)
+    info = page.call("return state.models.one.info")
+    print(
+        f"a token, {info['variant']}, {info['device']}, {ROUNDS} rounds of {count}, milliseconds of the page's thread:"
+    )
+    for what, rounds in spent.items():
+        print(f"  {what}: median {statistics.median(rounds):.2f}, all {', '.join(f'{each:.2f}' for each in rounds)}")
+
+
+def by_function(profile: dict[str, Any]) -> Counter[str]:
+    """Milliseconds in each function itself."""
+    names = {node["id"]: node["callFrame"]["functionName"] for node in profile["nodes"]}
+    found = Counter[str]()
+    for node, microseconds in zip(profile["samples"], profile["timeDeltas"][1:], strict=False):
+        found[names[node]] += microseconds / 1e3
+    return found
+
+
+def main() -> None:
+    """Export the model, and print the table."""
+    parser = argparse.ArgumentParser(description="Times of an export in headless Chromium.")
+    parser.add_argument("--model", help="as in `shaderlm export-web`; the embedded model if left out")
+    parser.add_argument("--variant", help="of the plan; what the page takes by itself if left out")
+    parser.add_argument("--tokens", type=int, default=64, help="of a round")
+    parser.add_argument("--only", choices=("visits", "tokens"))
+    given = parser.parse_args()
+    options = json.dumps({"variant": given.variant} if given.variant else {})
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "export"
+        with opened(given.model) as model:
+            export(model, folder)
+        with serving({"/page.html": PAGE}, {"model": [folder]}) as server:
+            browser = Browser(Path(place), flags=WEBGPU)
+            try:
+                page = Measured(browser, server, options)
+                if given.only != "tokens":
+                    visits(page)
+                if given.only != "visits":
+                    tokens(page, given.tokens)
+            finally:
+                browser.close()
+
+
+if __name__ == "__main__":
+    main()
