@@ -101,8 +101,7 @@ def _as_linear(dims: Dims) -> Dims:
 
 def _gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     config = packed.gemv_shape(_as_linear(dims), caps)
-    arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}")
-    return _few_rows_launch_list("experts/linear_experts_gemv", config, arithmetic, config.needs, dims, caps, {})
+    return _few_rows_launch_list("experts/linear_experts_gemv", config, config.files, config.needs, dims, caps, {})
 
 
 def _int16_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -120,7 +119,7 @@ def _int16_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[],
 def _int16_with(config: int16.LaunchConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     reduce = ("shared/reduce_subgroup",) if dims["prologue"] != "none" else ()
     prologue = (f"linear/prologue_{dims['prologue']}", f"linear/root_{dims['prologue']}", *reduce)
-    arithmetic = (*prologue, "shared/int16_round", "shared/int16", FORMATS[dims["format"]].int16)
+    arithmetic = (*prologue, "shared/int16_round", "shared/int16", "shared/team_sums", FORMATS[dims["format"]].int16)
     needs = frozenset({"subgroups"})
     eps = float(dims["eps"]) if dims["prologue"] != "none" else 0.0
     path = "experts/linear_experts_gemv_int16"

@@ -35,7 +35,7 @@ var<workgroup> h_second: array<vec4<u32>, STAGE>; // of 16 … 31
 var<workgroup> l_first: array<vec4<u32>, STAGE>;  // bytes l
 var<workgroup> l_second: array<vec4<u32>, STAGE>;
 var<workgroup> x_unit: array<vec3<f32>, STAGE>;
-var<workgroup> sums: array<vec4<f32>, WG / 4u>;   // of each subgroup, or of each team if that is smaller
+var<workgroup> team_slots: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each team if that is smaller
 
 // Round eight values, quarter `lane % 4` of the block that starts at quad `first`, into slot `at`. A block that is not there
 // is computed and not stored. `quad` is where the block starts in a row of the norm's weights. Returns Σ x².
@@ -60,32 +60,6 @@ fn stage_quarter(first: u32, quad: u32, at: u32, there: bool, scale: f32, lane: 
         return dot(r0, r0) + dot(r1, r1);
     }
     return 0.0;
-}
-
-// Sums over each team, for its first lane. All lanes are here.
-fn team_sums(value: vec4<f32>, lane: u32, size: u32) -> vec4<f32> {
-    var partial = value;
-    for (var offset = 1u; offset < TEAM; offset = offset * 2u) {
-        var other = vec4<f32>(subgroupShuffleXor(partial.x, offset), 0.0, 0.0, 0.0);
-        if (ROWS > 1u) {
-            other.y = subgroupShuffleXor(partial.y, offset);
-        }
-        if (ROWS > 2u) {
-            other.z = subgroupShuffleXor(partial.z, offset);
-            other.w = subgroupShuffleXor(partial.w, offset);
-        }
-        partial = select(partial, partial + other, offset < size);  // wider steps would leave the subgroup
-    }
-    let width = min(size, TEAM);
-    if (lane % width == 0u) {
-        sums[lane / width] = partial;
-    }
-    workgroupBarrier();
-    var total = vec4<f32>();
-    for (var i = 0u; i < TEAM / width; i = i + 1u) {
-        total = total + sums[lane / TEAM * (TEAM / width) + i];
-    }
-    return total;
 }
 
 @compute @workgroup_size(WG)

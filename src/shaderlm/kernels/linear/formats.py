@@ -48,9 +48,9 @@ class Format:
         return repack(self.layout, rows)
 
 
-def _dense(name: str, file: str) -> Format:
+def _dense(name: str, file: str, **more: Any) -> Format:
     layout = {"kind": "dense", "dtype": name, "pad_columns": BLOCK}
-    return Format(file, layout, BLOCK * WEIGHT_FORMATS[name].block_bytes, 0, 0)
+    return Format(file, layout, BLOCK * WEIGHT_FORMATS[name].block_bytes, 0, 0, **more)
 
 
 def _split(name: str, file: str, scales: int, **more: Any) -> Format:
@@ -208,7 +208,7 @@ _Q4_MIN, _Q5, _CODES = "shared/format_q4_min", "shared/format_q5", "shared/forma
 _INT16_BYTES = "shared/int16_q4"  # of blocks with packed_bytes and one scale
 FORMATS: Mapping[str, Format] = {
     "f32": _dense("f32", "shared/format_f32"),
-    "f16": _dense("f16", "shared/format_f16"),
+    "f16": _dense("f16", "shared/format_f16", constants={"BF16": False}),
     "q8_0": _split("q8_0", "shared/format_q8_0", 2, integer_rows=2, int16="shared/int16_q8_0"),
     "q4_0": _split("q4_0", "shared/format_q4", 2, integer_rows=4, int16=_INT16_BYTES),
     "q4_1": _split("q4_1", _Q4_MIN, 4, constants=_PLAIN, int16="shared/int16_q4_min"),
@@ -222,5 +222,5 @@ FORMATS: Mapping[str, Format] = {
     "mxfp4": _split("mxfp4", _CODES, 1, constants={**_PLAIN, "MXFP4": True}, int16=_INT16_BYTES),
     "iq4_nl": _split("iq4_nl", _CODES, 2, constants={**_PLAIN, "MXFP4": False}, int16=_INT16_BYTES),
     "iq4_xs": _split("iq4_xs", _CODES, 8, constants={**_SUPER, "MXFP4": False}, int16=_INT16_BYTES),
-    "bf16": _dense("bf16", "shared/format_bf16"),
+    "bf16": _dense("bf16", "shared/format_f16", constants={"BF16": True}),
 }

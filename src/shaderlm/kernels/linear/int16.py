@@ -125,13 +125,13 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
         epilogue: tuple[str, ...] = ("linear/epilogue_rope_kv_write", f"shared/cache_{dims['cache']}")
     else:
         epilogue = ("linear/store_rows", *epilogue_files(dims), row_count(dims))
-    arithmetic = ("shared/int16_round", "shared/int16", layout(dims).file, FORMATS[dims["format"]].int16)
+    sums = ("shared/int16_round", "shared/int16", "shared/team_sums")
     before = {
         "none": ("linear/skip_none", "linear/prologue_none"),
         "rms_norm": ("linear/skip_none", "linear/prologue_rms_norm"),
         "rms_norm_add_rms_norm": ("linear/skip_rms_norm", "linear/prologue_rms_norm_early"),
     }
-    include = (*before[dims["prologue"]], *arithmetic, *epilogue)
+    include = (*before[dims["prologue"]], *sums, layout(dims).file, FORMATS[dims["format"]].int16, *epilogue)
     kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     per_group = config.rows * config.threads // config.team

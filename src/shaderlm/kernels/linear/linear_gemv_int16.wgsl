@@ -41,7 +41,7 @@ var<workgroup> l_first: array<vec4<u32>, STAGE>;  // bytes l
 var<workgroup> l_second: array<vec4<u32>, STAGE>;
 var<workgroup> x_unit: array<vec3<f32>, STAGE>;
 var<workgroup> squares: array<f32, WG / 4u>;     // Σ x² of what each subgroup rounded
-var<workgroup> sums: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each team if that is smaller
+var<workgroup> team_slots: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each team if that is smaller
 
 // Eight inputs of a quarter of a block, as they are and as they are multiplied.
 struct Inputs {
@@ -100,32 +100,6 @@ fn load_rows(rows: vec4<u32>, block: u32, blocks: u32) -> Loaded {
         found.d = load_block(rows.w, at);
     }
     return found;
-}
-
-// Sums over each team, for its first lane. All lanes are here.
-fn team_sums(value: vec4<f32>, lane: u32, size: u32) -> vec4<f32> {
-    var partial = value;
-    for (var offset = 1u; offset < TEAM; offset = offset * 2u) {
-        var other = vec4<f32>(subgroupShuffleXor(partial.x, offset), 0.0, 0.0, 0.0);
-        if (ROWS > 1u) {
-            other.y = subgroupShuffleXor(partial.y, offset);
-        }
-        if (ROWS > 2u) {
-            other.z = subgroupShuffleXor(partial.z, offset);
-            other.w = subgroupShuffleXor(partial.w, offset);
-        }
-        partial = select(partial, partial + other, offset < size);  // wider steps would leave the subgroup
-    }
-    let width = min(size, TEAM);
-    if (lane % width == 0u) {
-        sums[lane / width] = partial;
-    }
-    workgroupBarrier();
-    var total = vec4<f32>();
-    for (var i = 0u; i < TEAM / width; i = i + 1u) {
-        total = total + sums[lane / TEAM * (TEAM / width) + i];
-    }
-    return total;
 }
 
 @compute @workgroup_size(WG)

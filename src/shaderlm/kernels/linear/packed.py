@@ -205,6 +205,12 @@ class Gemv:
         """Device features."""
         return frozenset({"subgroups"} if self.reduction == "team_subgroup" else ())
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What the kernel includes for it."""
+        sums = ("shared/team_sums",) if self.reduction == "team_subgroup" else ()
+        return (*sums, f"shared/{self.reduction}", f"shared/stage_{self.arithmetic}")
+
 
 # Measured on an H200: about this many threads, four rows to a team, read memory fastest.
 _GEMV_THREADS = 56_000
@@ -252,10 +258,16 @@ def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], L
 
 def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The GEMV with a given config."""
-    arithmetic = (f"shared/{config.reduction}", f"shared/stage_{config.arithmetic}", layout(dims).file)
     prologue = dims.get("prologue", "none")
     reduce = (reduction(caps)[0],) if prologue != "none" else ()
-    include = (*arithmetic, f"linear/prologue_{prologue}", f"linear/root_{prologue}", *reduce, "linear/store_rows")
+    include = (
+        *config.files,
+        layout(dims).file,
+        f"linear/prologue_{prologue}",
+        f"linear/root_{prologue}",
+        *reduce,
+        "linear/store_rows",
+    )
     kernel = Kernel("linear/linear_gemv_staged", (*include, *epilogue_files(dims), row_count(dims)), config.needs)
     constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     per_group = config.rows * config.threads // config.team

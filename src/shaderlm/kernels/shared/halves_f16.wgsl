@@ -1,7 +1,7 @@
-// Weights of format f16 as f16, in the order of shared/halves. What was fetched is not looked at before it is needed:
-// the kernel fetches it steps ahead.
+// Weights of formats f16 and bf16 as f16, in the order of shared/halves. What was fetched is not looked at before it is
+// needed: the kernel fetches it steps ahead.
 // Exports: Raw, fetch(row, block), the 32 weights from k = 32·block as they lie; eight_halves(raw, row, block, part),
-// weights 8·part … 8·part + 7 of them. Needs: nothing.
+// weights 8·part … 8·part + 7 of them. Needs: shared/format_f16, shared/halves. Weights beyond 65504 do not fit.
 
 struct Raw {
     a: vec4<u32>, b: vec4<u32>, c: vec4<u32>, d: vec4<u32>,
@@ -14,6 +14,9 @@ fn fetch(row: u32, block: u32) -> Raw {
 
 fn eight_halves(raw: Raw, row: u32, block: u32, part: u32) -> vec4<u32> {
     let w = select(select(raw.a, raw.b, part == 1u), select(raw.c, raw.d, part == 3u), part >= 2u);
+    if (BF16) {
+        return vec4<u32>(quad_halves(widened(w.xy)), quad_halves(widened(w.zw)));
+    }
     return vec4<u32>(
         (w.x & 0xFFFFu) | (w.y << 16u), (w.x >> 16u) | (w.y & 0xFFFF0000u),
         (w.z & 0xFFFFu) | (w.w << 16u), (w.z >> 16u) | (w.w & 0xFFFF0000u));
