@@ -184,17 +184,17 @@ def _caps_of(granted: dict[str, Any]) -> DeviceCaps:
 
 
 @contextmanager
-def browser_devices(folder: Path, *, as_shipped: bool) -> Iterator[tuple[BrowserDevice, BrowserDevice]]:
+def browser_devices(folder: Path) -> Iterator[tuple[BrowserDevice, BrowserDevice]]:
     """Two devices of one page: with all that the adapter has, and with no feature and the limits that all grant.
 
-    `as_shipped`: shaders begin with zeros in workgroup memory, as everywhere in browsers. SwiftShader then takes three
-    times as long, most of it to compile; and kernels that read before they write are not found.
+    Workgroup memory does not begin with zeros, as it does in browsers elsewhere: kernels that read before they write are
+    found, and it takes a third of the time.
     """
     server = _Server()
     thread = threading.Thread(target=server.serve_forever, name="web server of the tests", daemon=True)
     thread.start()
     try:
-        browser = Browser(folder, flags=WEBGPU if as_shipped else (*WEBGPU, NO_ZEROS))
+        browser = Browser(folder, flags=(*WEBGPU, NO_ZEROS))
         try:
             browser.open(f"http://127.0.0.1:{server.server_port}/programs.html")
             browser.until("window.ready")

@@ -26,10 +26,9 @@ _PART = 24  # runs in one round trip
 
 
 @pytest.fixture(scope="session")
-def devices(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Devices]:
+def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Devices]:
     """One Chromium for every worker of pytest-xdist."""
-    folder = tmp_path_factory.mktemp("browser")
-    with browser_devices(folder, as_shipped=pytestconfig.getoption("--all")) as found:
+    with browser_devices(tmp_path_factory.mktemp("browser")) as found:
         yield found
 
 
