@@ -187,8 +187,8 @@ def _caps_of(granted: dict[str, Any]) -> DeviceCaps:
 def browser_devices(folder: Path) -> Iterator[tuple[BrowserDevice, BrowserDevice]]:
     """Two devices of one page: with all that the adapter has, and with no feature and the limits that all grant.
 
-    Workgroup memory does not begin with zeros, as it does in browsers elsewhere: kernels that read before they write are
-    found, and it takes a third of the time.
+    Workgroup memory does not begin with zeros, as it does in browsers elsewhere: kernels that read before they write
+    are found, and it takes a third of the time.
     """
     server = _Server()
     thread = threading.Thread(target=server.serve_forever, name="web server of the tests", daemon=True)
