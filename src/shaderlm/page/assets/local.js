@@ -11,10 +11,8 @@ import { showDefaults } from "./settings.js";
 import { bytesText, count, parametersText, showInfo, showStatus } from "./status.js";
 
 // Where neither people nor the model say anything; the server has the same for a chat.
-const DEFAULTS = {
-  temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05,
-  repeat_penalty: 1, presence_penalty: 0, frequency_penalty: 0,
-};
+const DEFAULTS = { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05 }; // as of the server
+const OFF = { repeat_penalty: 1, presence_penalty: 0, frequency_penalty: 0 };
 const STALE = ["fetch", "damaged"]; // so it looks when the server has a newer export than the page
 const HOPELESS = ["insecure", "no-webgpu", "no-variant"]; // trying again changes nothing
 
@@ -126,7 +124,7 @@ async function look() {
   known = await give("check").done;
   source.model = known.model.name;
   document.title = `${known.model.name} – shaderlm`;
-  showDefaults(DEFAULTS);
+  showDefaults(source.defaults);
   showModel();
   if (known.missing) throw localProblem(known.missing);
 }
@@ -192,7 +190,7 @@ async function* chat({ messages, ...given }, signal) {
 
 export const source = {
   model: null,
-  defaults: DEFAULTS,
+  defaults: { ...DEFAULTS, ...OFF },
   isReady: false,
   wasReady: false,
   hasSchemas: false,
