@@ -3,11 +3,11 @@
 All of them take a software adapter many minutes: nearly all of it for compiling shaders. So the default is a cover.
 A shader is a kernel with files that it is concatenated with and with values of its constants. The runs of a cover have,
 of every kernel, every such file and every such value somewhere, but not all of their combinations: a format's functions
-do not depend on what is done with the sums. Of two runs that would do, the smaller one is taken.
+do not depend on what is done with the sums.
 
 | stack | default | with --all |
 |---|---|---|
-| wgpu | the cover; every other run whose shaders it compiles anyway; one run at least of every case | all runs |
+| wgpu | the cover, and every other run whose shaders it compiles anyway | all runs, case by case |
 | Dawn, Chromium | the cover: what differs is the compiler | all runs |
 """
 
@@ -155,36 +155,36 @@ def _size(run: Run) -> tuple[int, int]:
     return run.case.flops, sum(run.launch_list.buffers.values())
 
 
+def _cover(runs: list[Run]) -> list[Run]:
+    """Few runs that have the parts of all: always the one with most that are new. Later ones may make it needless."""
+    parts = {run: run.parts() for run in runs}
+    left, missing, cover = sorted(runs, key=_size), set().union(*parts.values()), list[Run]()
+    while missing:
+        cover.append(max(left, key=lambda run: len(parts[run] & missing) / len(run.launch_list.dispatches)))
+        missing -= parts[cover[-1]]
+    for run in cover[::-1]:
+        if parts[run] <= set().union(*(parts[other] for other in cover if other is not run)):
+            cover.remove(run)
+    return cover
+
+
 @cache
-def _default_runs(op: str, device: WithCaps, plain_device: WithCaps) -> tuple[list[Run], dict[Case, list[Run]]]:
-    """The cover of an op; and what wgpu runs, by case."""
+def _default_runs(op: str, device: WithCaps, plain_device: WithCaps) -> tuple[list[Run], list[Run]]:
+    """The cover of an op; and all runs of the same shaders."""
     short = [case for case in CASES if case.op == op and not case.long]
     found = [run for case in short for run in all_runs(case, device, plain_device)]
-    parts: set[Hashable] = set()
-    cover: list[Run] = []
-    for run in sorted(found, key=_size):
-        if not run.parts() <= parts:
-            parts |= run.parts()
-            cover.append(run)
+    cover = _cover(found)
     compiled = {shader for run in cover for shader in run.shaders()}
-    by_case: dict[Case, list[Run]] = {}
-    for case in short:
-        mine = [run for run in found if run.case == case]
-        chosen = [run for run in mine if run in cover or run.shaders() <= compiled]
-        by_case[case] = chosen or sorted(mine, key=lambda run: not run.taken)[:1]
-    return cover, by_case
+    return cover, [run for run in found if run.shaders() <= compiled]
 
 
-def runs_of_case(case: Case, device: WithCaps, plain_device: WithCaps, everything: bool = False) -> list[Run]:
-    """What wgpu runs of a case; all of one that is not in `CASES`."""
-    if everything or case.long or case not in CASES:
-        return list(all_runs(case, device, plain_device, everything))
-    return _default_runs(case.op, device, plain_device)[1][case]
+def default_runs(op: str, route: str, device: WithCaps, plain_device: WithCaps, *, wide: bool = False) -> list[Run]:
+    """What is run of a route by default; `wide`: with every run of the same shaders."""
+    found = _default_runs(op, device, plain_device)[wide]
+    return [run for run in found if run.route.name == route]
 
 
-def runs_of_route(op: str, route: str, device: WithCaps, plain_device: WithCaps, everything: bool = False) -> list[Run]:
-    """What the other stacks run of a route."""
-    if everything:
-        cases = [case for case in CASES if case.op == op]
-        return [r for case in cases for r in all_runs(case, device, plain_device, True) if r.route.name == route]
-    return [run for run in _default_runs(op, device, plain_device)[0] if run.route.name == route]
+def every_run(op: str, route: str, device: WithCaps, plain_device: WithCaps) -> list[Run]:
+    """All runs of a route."""
+    cases = [case for case in CASES if case.op == op]
+    return [run for case in cases for run in all_runs(case, device, plain_device, True) if run.route.name == route]

@@ -22,13 +22,12 @@ from shaderlm.models.shapes import MODELS, ModelShape
 from .cases import CASES, Case, make, result, tolerance
 from .compare import assert_close
 from .conftest import taken_for
-from .kernel_runs import Run, runs_of_case, runs_of_route, unspecialised
+from .kernel_runs import Run, all_runs, default_runs, unspecialised
 from .operands import Arrays
 
 
 def _param(case: Case, *, smoke: bool = False) -> Any:
-    marks = [pytest.mark.xdist_group(case.group)]
-    marks += [pytest.mark.long] * case.long + [pytest.mark.smoke] * smoke
+    marks = [pytest.mark.xdist_group(case.group), pytest.mark.smoke if smoke else pytest.mark.long]
     return pytest.param(case, id=case.name, marks=marks)
 
 
@@ -51,7 +50,7 @@ def test_routes_match_the_reference(
     case: Case, device: Device, plain_device: Device, pytestconfig: pytest.Config
 ) -> None:
     operands, expected = make(case)
-    runs = runs_of_case(case, device, plain_device, pytestconfig.getoption("--all"))
+    runs = list(all_runs(case, device, plain_device, pytestconfig.getoption("--all")))
     for run in runs:
         check(run, run.device.run(run.program(operands)), expected)
     assert runs or (case.op == "matrix_chain" and not device.caps.subgroup_matrix), "no route ran"
@@ -70,12 +69,9 @@ def is_left_out(route: Route, caps: DeviceCaps) -> bool:
     return any(words in (reason or "") for reason in said for words in ("needs f16", "no matrix units"))
 
 
-@pytest.mark.dawn
 @pytest.mark.parametrize(("op", "route"), ROUTES)
-def test_a_cover_of_all_shaders(
-    op: str, route: Route, device: Device, plain_device: Device, pytestconfig: pytest.Config
-) -> None:
-    runs = runs_of_route(op, route.name, device, plain_device, pytestconfig.getoption("--all"))
+def test_a_cover_of_all_shaders(op: str, route: Route, device: Device, plain_device: Device) -> None:
+    runs = default_runs(op, route.name, device, plain_device, wide=device.caps.implementation == "wgpu")
     for run in runs:
         operands, expected = make(run.case)
         check(run, run.device.run(run.program(operands)), expected)
@@ -95,7 +91,7 @@ def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> Non
     }
     if not device.caps.subgroup_matrix:
         declared -= {(op, "matrix") for op in ("linear", "linear_experts", "attention", "matrix_chain")}
-    reached = {(op, route) for op, route in declared if runs_of_route(op, route, device, plain_device)}
+    reached = {(op, route) for op, route in declared if default_runs(op, route, device, plain_device)}
     assert declared - reached == set()
 
 

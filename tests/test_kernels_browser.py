@@ -15,7 +15,7 @@ from shaderlm.kernels import Route
 
 from .browser_device import BrowserDevice, browser_devices
 from .cases import make
-from .kernel_runs import Run, runs_of_route
+from .kernel_runs import Run, default_runs, every_run
 from .operands import Arrays
 from .test_kernels import ROUTES, check, is_left_out
 
@@ -35,7 +35,8 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Devices]:
 @pytest.mark.parametrize(("op", "route"), ROUTES)
 def test_a_cover_of_all_shaders(op: str, route: Route, devices: Devices, pytestconfig: pytest.Config) -> None:
     full, least = devices
-    runs = runs_of_route(op, route.name, full, least, pytestconfig.getoption("--all"))
+    wanted = every_run if pytestconfig.getoption("--all") else default_runs
+    runs = wanted(op, route.name, full, least)
     problems = []
     for device in devices:
         mine = [run for run in runs if run.device is device]
