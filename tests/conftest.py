@@ -120,7 +120,7 @@ def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
     on_dawn = config.getoption("--backend") == "dawn"
     left_out |= item.get_closest_marker("dawn") is not None and not on_dawn
     thin = on_dawn and not (config.getoption("--all") or config.getoption("--quick"))
-    left_out |= thin and (item.get_closest_marker("every_case") is not None or item.path.stem in _KERNELS)
+    left_out |= thin and item.path.stem in _KERNELS
     left_out |= item.path.stem not in _GPU and bool(config.getoption("--gpu-only"))
     return not left_out and (item.get_closest_marker("smoke") is not None or not config.getoption("--quick"))
 

@@ -44,7 +44,6 @@ def check(run: Run, raw: dict[str, NDArray[np.uint8]], expected: Arrays) -> None
         assert_close(result(run.case, name, raw[name], wanted), wanted, tolerance(run.case, run.route, name), label)
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("case", [_param(case, smoke=case == _SMOKE.get(case.op)) for case in CASES])
 def test_routes_match_the_reference(
     case: Case, device: Device, plain_device: Device, pytestconfig: pytest.Config
