@@ -10,8 +10,8 @@ import { sentence } from "./problems.js";
 import { showDefaults } from "./settings.js";
 import { bytesText, count, parametersText, showInfo, showStatus } from "./status.js";
 
-// Where neither people nor the model say anything; the server has the same for a chat.
-const DEFAULTS = { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05 }; // as of the server
+// Where people say nothing; the server has the same for a chat.
+const DEFAULTS = { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05 };
 const OFF = { repeat_penalty: 1, presence_penalty: 0, frequency_penalty: 0 };
 const STALE = ["fetch", "damaged"]; // so it looks when the server has a newer export than the page
 const HOPELESS = ["insecure", "no-webgpu", "no-variant"]; // trying again changes nothing
