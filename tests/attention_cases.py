@@ -137,7 +137,7 @@ ROWS: list[Row] = [
             (1, 4, 1, 256, 256, False, "f32", 1, "single_pass"), (1, 6, 2, 8, 8, False, "f32", 130, "single_pass", 40),
             (1, 8, 2, 128, 128, False, "f16", 65, "single_pass"),
             (1, 4, 4, 16, 4, True, "f16", 300, "single_pass", 0, 5.0),
-            (1, 3, 1, 64, 48, False, "f32", 520, "single_pass", 515),
+            (1, 3, 1, 64, 48, False, "f32", 310, "single_pass", 305),
         ],
     ),
     *_rows(

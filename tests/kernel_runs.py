@@ -73,14 +73,14 @@ class Run:
 
 
 def _plans(device: WithCaps, plain_device: WithCaps) -> dict[str, tuple[WithCaps, DeviceCaps]]:
-    """Ways to plan for this adapter: as if it were a GPU, as it is, and as the least that WebGPU grants."""
+    """Ways to plan for this adapter: as if it were a GPU, as it is but for the size of subgroups, and as the least."""
     least = {
         name: min(getattr(plain_device.caps, name), getattr(WEBGPU_DEFAULT, name))
         for name in ("max_binding", "max_buffer", "max_workgroups", "max_invocations", "max_workgroup_memory")
     }
     return {
-        "as a GPU": (device, replace(device.caps, kind="discrete")),
-        "as it is": (device, device.caps),
+        "as a GPU": (device, replace(device.caps, kind="discrete", subgroup_size=device.caps.subgroup_max)),
+        "as it is": (device, replace(device.caps, subgroup_size=0)),
         "as the least GPU": (plain_device, replace(plain_device.caps, kind="discrete", **least)),
         "without dot4": (device, replace(device.caps, kind="integrated", dot4=False)),
     }

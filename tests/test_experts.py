@@ -152,7 +152,7 @@ def test_experts_that_no_row_chose_are_not_read(tokens: int, combine: str, devic
 @pytest.mark.parametrize("combine", ["silu_mul", "sum"])
 def test_candidates_match_the_reference(combine: str, gpu: Device) -> None:
     """The first and the last configuration: compiling takes a software adapter a second each."""
-    sizes = {"tokens": 1, "experts": 6, "used": 3, "K": 96, "N": 534, "format": "q4_0", "combine": combine}
+    sizes = {"tokens": 1, "experts": 6, "used": 3, "K": 288, "N": 534, "format": "q4_0", "combine": combine}
     case = Case("linear_experts", tuple(resolve("linear_experts", sizes).items()))
     operands, expected = MAKERS["linear_experts"](np.random.default_rng(2), case.dims)
     wanted = expected["out"]

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 from shaderlm.errors import DeviceError, KernelError
 from shaderlm.gpu import Array, Buffer, Copy, Device, PendingReadBack, Program, Region, Slot, Step, webgpu_h
 from shaderlm.gpu.adapters import choose
+from shaderlm.gpu.caps import WEBGPU_DEFAULT
 from shaderlm.gpu.lanes import judge
 from shaderlm.gpu.native import NativeError
 from shaderlm.gpu.pipelines import workgroup_size
@@ -335,7 +338,27 @@ def test_kernels_use_subgroups_only_where_lanes_are_neighbours(
     scattered = Device(adapter).caps
     assert not scattered.subgroups
     if adapter.caps.subgroups:
-        assert (scattered.subgroup_min, scattered.subgroup_max) == (8, 16)
+        assert (scattered.subgroup_min, scattered.subgroup_max, scattered.subgroup_size) == (8, 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "reported", "found", "size"),
+    [
+        ("", (32, 32), (32, 32), 32), ("", (0, 0), (32, 32), 0), ("intel", (8, 32), (16, 16), 0),
+        ("", (32, 32), (16, 16), 0), ("", (4, 128), (8, 16), 0), ("nvidia", (0, 0), (32, 32), 32),
+        ("apple", (4, 64), (32, 32), 32), ("nvidia", (0, 0), (16, 32), 0),
+    ],
+)  # fmt: skip
+def test_kernels_rely_on_a_subgroup_size_if_the_driver_has_no_other(
+    vendor: str, reported: tuple[int, int], found: tuple[int, int], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shaderlm.gpu import lanes
+
+    low, high = reported
+    caps = replace(WEBGPU_DEFAULT, subgroups=True, vendor=vendor, subgroup_min=low, subgroup_max=high)
+    monkeypatch.setattr(lanes, "_known", {("a", 0): lanes.Lanes(*found, True)})
+    device = cast("Device", SimpleNamespace(caps=caps))
+    assert lanes.with_probed_lanes(device, ("a", 0)).subgroup_size == size
 
 
 # Threads ----------------------------------------------------------------------------------------------------------

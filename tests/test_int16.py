@@ -52,7 +52,10 @@ def candidates() -> list[int16.LaunchConfig]:
             dims = resolve("linear", {"tokens": 1, "K": K, "N": N, "format": "q4_0", "epilogue": epilogue})
             config = int16.config_for(dims, caps)
             found.append(replace(config, stage=2 * config.team))
-    return list(dict.fromkeys([*found, int16.LaunchConfig(64, 4, 1, 4), int16.LaunchConfig(32, 32, 4, 32)]))
+    # Teams that lie across subgroups, and that leave lanes idle.
+    odd = [int16.LaunchConfig(64, 9, 2, 18), int16.LaunchConfig(128, 36, 4, 36), int16.LaunchConfig(96, 5, 1, 10)]
+    plain = [int16.LaunchConfig(64, 4, 1, 4), int16.LaunchConfig(32, 32, 4, 32)]
+    return list(dict.fromkeys([*found, *odd, *plain]))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def candidates() -> list[int16.LaunchConfig]:
 def test_every_config(config: int16.LaunchConfig, norm: bool, gpu: Device) -> None:
     """Several stages, of which the last is not full, and rows that do not fill the last team."""
     rng = np.random.default_rng(config.team)
-    K, N = 32 * (2 * config.stage + 3), 2 * config.threads // config.team * config.rows + 1
+    K, N = 32 * (2 * config.stage + 3), 2 * config.per_group + 1
     how = {"prologue": "rms_norm" if norm else "none", "eps": EPS}
     dims = resolve("linear", {"tokens": 1, "K": K, "N": N, "format": "q4_0", **how})
     weight, dense = make_weight(rng, "q4_0", N, K)
@@ -71,6 +74,14 @@ def test_every_config(config: int16.LaunchConfig, norm: bool, gpu: Device) -> No
     root = np.sqrt((x.astype(np.float64) ** 2).mean() + EPS) if norm else 1.0
     actual = product(gpu, config, x, weight, dims, norm_weight)
     assert_close(actual, reference.linear(taken / root, dense)[0], "linear", str(config))
+
+
+@pytest.mark.parametrize(
+    ("most", "blocks", "team"),
+    [(16, 64, 16), (8, 36, 8), (16, 36, 12), (32, 36, 18), (64, 36, 36), (64, 592, 64), (32, 112, 28), (8, 1, 4)],
+)
+def test_teams_have_few_idle_lanes(most: int, blocks: int, team: int) -> None:
+    assert int16.team_of(most, blocks) == team
 
 
 @pytest.mark.parametrize("kind", INT16)

@@ -47,6 +47,7 @@ class DeviceCaps:
     vendor: str = ""  # of the GPU, in lower case: nvidia, amd, intel, apple, …; "" if it is not known
     subgroup_min: int = 0  # lanes of a subgroup; 0 if it is not known. Some drivers report 4 to 128 whatever they have
     subgroup_max: int = 0
+    subgroup_size: int = 0  # lanes of every subgroup in every kernel; 0 if drivers may choose, or if it is not known
     dot4: bool = True  # dot products of four bytes are one instruction
     offset_alignment: int = 256  # of a binding's offset in its buffer
     implementation: Implementation = "wgpu"  # of WebGPU: shaders are composed for it

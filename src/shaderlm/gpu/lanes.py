@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .caps import DeviceCaps, Implementation
     from .device import Device
 
+_ONE_SIZE = ("nvidia", "apple")  # vendors of GPUs whose subgroups always have the same size
 _SIZES = (32, 64, 128, 256)  # threads of a workgroup: drivers may choose subgroups by it
 _SOURCE = """
 @group(0) @binding(0) var<storage, read_write> lanes: array<vec2<u32>>;
@@ -55,7 +56,20 @@ def with_probed_lanes(device: Device, adapter: tuple[str, int]) -> DeviceCaps:
     if adapter not in _known:
         _known[adapter] = probe(device)
     lanes = _known[adapter]
-    return replace(caps, subgroups=lanes.consecutive, subgroup_min=lanes.smallest, subgroup_max=lanes.largest)
+    return replace(
+        caps,
+        subgroups=lanes.consecutive,
+        subgroup_min=lanes.smallest,
+        subgroup_max=lanes.largest,
+        subgroup_size=_only_size(caps, lanes),
+    )
+
+
+def _only_size(reported: DeviceCaps, found: Lanes) -> int:
+    """Lanes of every subgroup; 0 where other kernels than those of the probe may get other sizes."""
+    reported_size = reported.subgroup_max if reported.subgroup_min == reported.subgroup_max else 0
+    known = reported_size == found.smallest or reported.vendor in _ONE_SIZE
+    return found.smallest if known and found.smallest == found.largest else 0
 
 
 def probe(device: Device) -> Lanes:

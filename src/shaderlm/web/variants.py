@@ -24,6 +24,7 @@ MATRIX = replace(
     max_workgroup_memory=48 << 10,
     subgroup_min=32,
     subgroup_max=32,
+    subgroup_size=32,
     matrix_shapes=(MatrixShape("f16", "f32", 16, 16, 16),),
 )
 SOFTWARE = replace(SUBGROUPS, name="software", kind="software")

@@ -152,10 +152,17 @@ _GIVEN = {"rotary": 0, "q_first": 0, "k_first": 0, "v_first": 0, "eps": 0.0}
 
 def single_pass(dims: Dims, caps: DeviceCaps, skipped: int = 0) -> Dispatch:
     """All keys of a row and a query head by one workgroup."""
-    constants = {**single_pass_constants(dims, caps), "ONE_ROW": dims["tokens"] == 1, **score_constants(dims)}
+    constants = {**single_pass_constants(dims, caps), "ONE_ROW": dims["tokens"] == 1}
     params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"], "max_keys": _ALL, "skipped": skipped}
     return Dispatch(
-        _kernel("attention_single_pass", dims, "attention/queries_given", score_files(dims)[1], subgroups=True),
+        _kernel(
+            "attention_single_pass",
+            dims,
+            "attention/queries_given",
+            "shared/subgroup_lanes",
+            score_files(dims)[1],
+            subgroups=True,
+        ),
         _grid(dims["tokens"], dims["Hq"] * single_pass_parts(dims, caps), _ROW_WORKGROUPS),
         {**params, "scale": scale_of(dims), **_GIVEN},
         constants,
@@ -165,12 +172,21 @@ def single_pass(dims: Dims, caps: DeviceCaps, skipped: int = 0) -> Dispatch:
 
 
 def single_pass_constants(dims: Dims, caps: DeviceCaps) -> dict[str, Constant]:
-    """The launch configuration of attention_single_pass."""
+    """The launch configuration of attention_single_pass, and what it computes with scores."""
+    lanes, parts = _single_pass_lanes(dims, caps), single_pass_parts(dims, caps)
+    columns = quads(dims) // parts
+    join = caps.subgroup_size // columns if columns & (columns - 1) == 0 else 1
+    teams = lanes // columns
+    most = last_key(dims["context"], dims["D"]) if dims["tokens"] == 1 else _ALL
     return {
-        "WG": _single_pass_lanes(dims, caps),
+        "WG": lanes,
         "QUADS": quads(dims),
         "SHARE": _single_pass_share(dims, caps),
-        "PARTS": single_pass_parts(dims, caps),
+        "PARTS": parts,
+        "SUBGROUP": caps.subgroup_size,
+        "MOST": most,
+        "JOIN": min(join, teams) if join and teams & (teams - 1) == 0 else 1,
+        **score_constants({**dims, "window": 0 if dims["window"] >= most else dims["window"]}),
     }
 
 

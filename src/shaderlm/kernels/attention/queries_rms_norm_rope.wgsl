@@ -37,7 +37,7 @@ fn begin_queries(head: u32, kv_head: u32, lane: u32, row: Row, first: bool) {
     for (var i = lane; i < QUADS; i = i + WG) {
         own_value[i] = cache_pack(v[params.v_first + kv_head * QUADS + i]);
     }
-    let width = min(subgroupAdd(1u), QUADS);  // lanes whose squares are one sum
+    let width = min(subgroup_lanes(), QUADS);  // lanes whose squares are one sum
     let position = min(row.position, arrayLength(&table) / params.rotary - 1u);
     for (var base = 0u; base < 2u * QUADS; base = base + WG) {
         let at = base + lane;

@@ -12,7 +12,6 @@ from .attention import (
     cache_bytes,
     quads,
     scale_of,
-    score_constants,
     score_files,
     single_pass_constants,
     single_pass_parts,
@@ -23,7 +22,7 @@ from .rope_kv_write import unsupported_reason as rope_unsupported_reason
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     include = (
         "attention/queries_rms_norm_rope", "attention/head_quads", "attention/rotate_quads",
-        "attention/served_rows", "attention/cache_rows",
+        "attention/served_rows", "attention/cache_rows", "shared/subgroup_lanes",
         f"shared/cache_{dims['cache']}", "shared/batch", "shared/batch_contiguous", *score_files(dims),
     )  # fmt: skip
     constants = {**single_pass_constants(dims, caps), "ONE_ROW": True, "INTERLEAVED": dims["interleaved"]}
@@ -33,7 +32,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         Kernel("attention/attention_single_pass", include, frozenset({"subgroups"})),
         dims["Hq"] * single_pass_parts(dims, caps),
         {**params, "scale": scale_of(dims), "eps": float(dims["eps"])},
-        {**constants, **score_constants(dims)},
+        constants,
         specialised=caps.policy.specialise_constants,
     )
     buffers = {name: f32(dims[f"{name}_stride"]) for name in "qkv"}

@@ -119,7 +119,14 @@ def _int16_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[],
 def _int16_with(config: int16.LaunchConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     reduce = ("shared/reduce_subgroup",) if dims["prologue"] != "none" else ()
     prologue = (f"linear/prologue_{dims['prologue']}", f"linear/root_{dims['prologue']}", *reduce)
-    arithmetic = (*prologue, "shared/int16_round", "shared/int16", "shared/team_sums", FORMATS[dims["format"]].int16)
+    arithmetic = (
+        *prologue,
+        "shared/subgroup_lanes",
+        "shared/int16_round",
+        "shared/int16",
+        "shared/team_sums",
+        FORMATS[dims["format"]].int16,
+    )
     needs = frozenset({"subgroups"})
     eps = float(dims["eps"]) if dims["prologue"] != "none" else 0.0
     path = "experts/linear_experts_gemv_int16"
@@ -142,7 +149,6 @@ def _few_rows_launch_list(
     """Every row reads the matrices of its experts for itself."""
     lay, summed = packed.layout(dims), dims["combine"] == "sum"
     kernel = Kernel(path, (*arithmetic, lay.file, "experts/choices", _apply(dims), row_count(dims)), needs)
-    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
     params = {
         "tokens": dims["tokens"],
         "k": dims["K"],
@@ -153,14 +159,14 @@ def _few_rows_launch_list(
         "combine": _combine(dims),
         **more,
     }
-    tiles = ceil_div(dims["N"], config.rows * config.threads // config.team)
+    tiles = ceil_div(dims["N"], config.per_group)
     workgroups = dims["tokens"] * (1 if summed else dims["used"]) * tiles
     there = {"scales": lay.groups, "bias": dims["bias"], "factors": summed, "residual": dims["residual"]}
     dispatch = Dispatch(
         kernel,
         workgroups,
         params,
-        {**lay.constants, **constants},
+        {**lay.constants, **config.constants(caps)},
         {name: part(name, 0) for name, _ in _BUFFERS},
         # Matrices times one row are what a model decodes with, always of the same shapes.
         specialised=dims["tokens"] == 1 and caps.policy.specialise_constants,

@@ -13,6 +13,7 @@ const WG: u32 = 256u;
 const TEAM: u32 = 32u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
+const SLOTS: u32 = WG / 4u;  // WG if TEAM is no power of two
 
 struct Params {
     tokens: u32,
@@ -35,7 +36,7 @@ var<workgroup> h_second: array<vec4<u32>, STAGE>; // of 16 … 31
 var<workgroup> l_first: array<vec4<u32>, STAGE>;  // bytes l
 var<workgroup> l_second: array<vec4<u32>, STAGE>;
 var<workgroup> x_unit: array<vec3<f32>, STAGE>;
-var<workgroup> team_slots: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each team if that is smaller
+var<workgroup> team_slots: array<vec4<f32>, SLOTS>;  // see shared/team_sums
 
 // Round eight values, quarter `lane % 4` of the block that starts at quad `first`, into slot `at`. A block that is not there
 // is computed and not stored. `quad` is where the block starts in a row of the norm's weights. Returns Σ x².
@@ -68,7 +69,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let size = subgroupAdd(1u);  // lanes of a subgroup
+    let size = subgroup_lanes();  // lanes of a subgroup
     let per_group = ROWS * (WG / TEAM);
     let tiles = (params.n + per_group - 1u) / per_group;
     let at = (group.x + group.y * groups.x) / tiles;  // the row of out: a row and an expert, or a row
@@ -83,7 +84,7 @@ fn main(
     if (row >= row_count()) {
         return;
     }
-    let first = tile * per_group + lane / TEAM * ROWS;
+    let first = tile * per_group + min(lane / TEAM, WG / TEAM - 1u) * ROWS;
     let last = params.n - 1u;  // columns past the end are computed as the last one and never stored
     let columns = min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
     let blocks_each = params.k / 32u;
@@ -152,7 +153,7 @@ fn main(
     }
     acc = rooted(acc, squares, lane);
     acc = team_sums(acc + biases(choice, span, lane % TEAM, TEAM, columns), lane, size);
-    if (lane % TEAM == 0u) {
+    if (lane % TEAM == 0u && lane < WG / TEAM * TEAM) {
         if (ROWS == 1u) {
             store(at, first, acc.x);
         } else {

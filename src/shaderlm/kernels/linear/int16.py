@@ -10,7 +10,7 @@ from functools import partial
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ..route import Dims, LaunchList, ceil_div, f32, row_count
-from ..wgsl import Kernel, compose
+from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
 from .packed import LEAST_GROUPS, epilogue_files, layout, one_row, over_ranges, padded_k, pairs_are_whole
 
@@ -26,43 +26,83 @@ class LaunchConfig:
     rows: int
     stage: int
 
+    @property
+    def per_group(self) -> int:
+        """Rows of a workgroup. Lanes that are too few for a team are idle."""
+        return self.rows * (self.threads // self.team)
+
+    def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
+        """Those of the kernel."""
+        own = {"WG": self.threads, "TEAM": self.team, "ROWS": self.rows, "STAGE": self.stage}
+        return {**own, "SLOTS": _slots(self.threads, self.team), "SUBGROUP": caps.subgroup_size}
+
     def __str__(self) -> str:
         return f"{self.threads}x{self.team}x{self.rows}"
 
 
 def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
     """The config for a shape; the steps were measured on an H200."""
-    k, n, whole = dims["K"], dims["N"], max(8, min(64, _round_up(padded_k(dims) // BLOCK)))
+    k, n, whole = dims["K"], dims["N"], max(8, min(64, _round_up(_blocks(dims))))
     in_pairs = dims["epilogue"] in _IN_PAIRS
-    threads = 512 if k >= 4096 else 256 if k > 1024 else 128
-    if n >= 8192:
-        team, rows = 16 if k > 1024 else 8, 4 if n >= 16384 else 2
-        if n >= 32768:
-            threads, team = 256, 8 if in_pairs else team
+    threads = 512 if k >= 4096 else 256 if k >= 1024 else 128
+    if n >= 32768:
+        team, rows = 8, 4
+        if k < 2048:
+            threads = 128
+        elif k < 4096:
+            threads = 192 if k > 2048 else 256
+        elif in_pairs:
+            threads = 256
+        else:
+            team = 16
+    elif n >= 8192:
+        team, rows = 16, 4 if n > 16384 else 2
+        if k >= 3072:
+            threads = 512
+        elif 1024 < k < 1536:
+            team, rows = 32, 4
+        elif k == 1024:
+            threads = 128
     elif k > 8192:
         team, rows = whole, 4
-    elif (k == 8192 and n > 2048) or (4096 <= k < 8192 and n <= 2048):
+    elif k == 8192 and n > 2048:
         team, rows = whole, 2
     elif 3072 <= k < 4096 and 1024 < n <= 4096 and not in_pairs:
         threads, team, rows = 512, 32, 1
     else:
-        team = 32 if 4096 <= k < 8192 or 1024 < k < 4096 < n else whole
+        team = 32 if (4096 <= k < 8192 and n > 2048) or 1024 < k < 4096 < n else whole
         rows = 1 if n <= (4096 if k >= 4096 else 1024) and not in_pairs else 2
     threads = min(threads, caps.max_invocations)
-    return _config(threads, min(team, threads), rows, dims, caps)
+    return _config(threads, team_of(min(team, threads), _blocks(dims)), rows, dims, caps)
+
+
+def team_of(most: int, blocks: int) -> int:
+    """Lanes that share the blocks of a row: a power of two, or fewer where an eighth of them or more would be idle."""
+    rounds = ceil_div(blocks, most)
+    return most if 8 * blocks > 7 * rounds * most else max(4, ceil_div(blocks, rounds))
+
+
+def _blocks(dims: Dims) -> int:
+    return padded_k(dims) // BLOCK
 
 
 def _config(threads: int, team: int, rows: int, dims: Dims, caps: DeviceCaps) -> LaunchConfig:
     """With as many blocks staged at a time as there is memory for."""
-    blocks = padded_k(dims) // BLOCK
-    each = _memory(threads, 2) - _memory(threads, 1)
-    fitting = (caps.max_workgroup_memory - _memory(threads, 0)) // each
+    blocks = _blocks(dims)
+    each = _memory(threads, team, 2) - _memory(threads, team, 1)
+    fitting = (caps.max_workgroup_memory - _memory(threads, team, 0)) // each
     return LaunchConfig(threads, team, rows, blocks if blocks <= fitting else fitting // team * team)
 
 
-def _memory(threads: int, stage: int) -> int:
+def _memory(threads: int, team: int, stage: int) -> int:
     """Bytes of workgroup memory with so many blocks staged."""
-    return compose(Kernel("linear/linear_gemv_int16"), {"WG": threads, "STAGE": stage}).workgroup_memory
+    constants = {"WG": threads, "STAGE": stage, "SLOTS": _slots(threads, team)}
+    return compose(Kernel("linear/linear_gemv_int16"), constants).workgroup_memory
+
+
+def _slots(threads: int, team: int) -> int:
+    """What the sums of teams go through: see shared/team_sums."""
+    return threads // 4 if team == _round_up(team) else threads
 
 
 def _round_up(count: int) -> int:
@@ -72,15 +112,17 @@ def _round_up(count: int) -> int:
 
 def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[LaunchConfig]:
     """Cuts that may be the fastest: no team is longer than a row, and the card is not left half empty."""
-    found = []
-    for threads, team, rows in itertools.product((128, 256, 512), (8, 16, 32, 64, 128), (1, 2, 4)):
-        if team > 64 and (rows == 1 or padded_k(dims) // BLOCK < 3 * team // 2):
+    found: dict[LaunchConfig, None] = {}
+    blocks = _blocks(dims)
+    for threads, most, rows in itertools.product((128, 256, 512), (8, 16, 32, 64, 128), (1, 2, 4)):
+        if most > 64 and (rows == 1 or blocks < 3 * most // 2):
             continue  # of long rows alone: lanes without a second block, or with one row, wait more than they load
-        groups = dims["N"] // (rows * threads // team)
-        fits = threads <= caps.max_invocations and team <= max(8, _round_up(padded_k(dims) // BLOCK))
-        if fits and groups >= LEAST_GROUPS and not (dims["epilogue"] in _IN_PAIRS and rows == 1):
-            found.append(_config(threads, team, rows, dims, caps))
-    return found
+        if threads > caps.max_invocations or most > max(8, _round_up(blocks)):
+            continue
+        config = _config(threads, team_of(most, blocks), rows, dims, caps)
+        if dims["N"] // config.per_group >= LEAST_GROUPS and not (dims["epilogue"] in _IN_PAIRS and rows == 1):
+            found[config] = None
+    return list(found)
 
 
 def large_enough(dims: Dims, caps: DeviceCaps) -> bool:
@@ -94,7 +136,7 @@ def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"weights of format {dims['format']} are not multiplied as integers"
     if not caps.dot4:
         return "this device has no instruction for dot products of bytes"
-    needed = _memory(512, 64)
+    needed = _memory(512, 63, 64)
     if caps.max_workgroup_memory < needed:
         return f"it needs {needed:,} bytes of workgroup memory, the limit is {caps.max_workgroup_memory:,}"
     return None
@@ -125,7 +167,7 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
         epilogue: tuple[str, ...] = ("linear/epilogue_rope_kv_write", f"shared/cache_{dims['cache']}")
     else:
         epilogue = ("linear/store_rows", *epilogue_files(dims), row_count(dims))
-    sums = ("shared/int16_round", "shared/int16", "shared/team_sums")
+    sums = ("shared/subgroup_lanes", "shared/int16_round", "shared/int16", "shared/team_sums")
     before = {
         "none": ("linear/skip_none", "linear/prologue_none"),
         "rms_norm": ("linear/skip_none", "linear/prologue_rms_norm"),
@@ -133,8 +175,6 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
     }
     include = (*before[dims["prologue"]], *sums, layout(dims).file, FORMATS[dims["format"]].int16, *epilogue)
     kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))
-    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
-    per_group = config.rows * config.threads // config.team
     params = {
         "eps": float(dims["eps"]) if dims["prologue"] != "none" else 0.0,
         "queries": dims["Hq"] * dims["D"],
@@ -142,7 +182,9 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
         "width": dims["D"],
         "rotary": dims["rotary"],
     }
-    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, params, True)
+    found = over_ranges(
+        kernel, config.constants(caps), lambda rows: ceil_div(rows, config.per_group), dims, caps, params, True
+    )
     buffers = dict(found.buffers)
     if dims["prologue"] != "none":
         buffers["norm_weight"] = f32(padded_k(dims))

@@ -1,6 +1,7 @@
 // out[0, n] = epilogue(Σ_k q(prologue(x))[0, k] · w[n, k])        one row; q rounds to 16 bits with one scale per block of 32
 // Inputs of 16 bits are two signed bytes each (shared/int16). WG threads make WG / TEAM teams; a team computes ROWS rows
-// of the weight (1, 2 or 4), its lanes share their k in blocks of 32. Every workgroup rounds x for itself, STAGE blocks at a
+// of the weight (1, 2 or 4), its lanes share their k in blocks of 32; lanes that are too few for a team repeat blocks of the
+// last one and store nothing. Every workgroup rounds x for itself, STAGE blocks at a
 // time, four lanes to a block, into workgroup memory: that takes less than a dispatch of its own, and the first weights are
 // loaded meanwhile. Products are dot products of bytes, exact, four at a time. A block is rounded with one unit, to at most
 // 1/65,024 of its largest input, and has (unit, unit · Σ of the first 16, the same of the others) beside it, the sums for
@@ -13,6 +14,7 @@ const WG: u32 = 256u;
 const TEAM: u32 = 32u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
+const SLOTS: u32 = WG / 4u;  // WG if TEAM is no power of two
 
 struct Params {
     tokens: u32,      // 1
@@ -41,7 +43,7 @@ var<workgroup> l_first: array<vec4<u32>, STAGE>;  // bytes l
 var<workgroup> l_second: array<vec4<u32>, STAGE>;
 var<workgroup> x_unit: array<vec3<f32>, STAGE>;
 var<workgroup> squares: array<f32, WG / 4u>;     // Σ x² of what each subgroup rounded
-var<workgroup> team_slots: array<vec4<f32>, WG / 4u>;  // of each subgroup, or of each team if that is smaller
+var<workgroup> team_slots: array<vec4<f32>, SLOTS>;  // see shared/team_sums
 
 // Eight inputs of a quarter of a block, as they are and as they are multiplied.
 struct Inputs {
@@ -108,8 +110,9 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let size = subgroupAdd(1u);  // lanes of a subgroup
-    let first = ((group.x + group.y * groups.x) * (WG / TEAM) + lane / TEAM) * ROWS;
+    let size = subgroup_lanes();  // lanes of a subgroup
+    let team = min(lane / TEAM, WG / TEAM - 1u);
+    let first = ((group.x + group.y * groups.x) * (WG / TEAM) + team) * ROWS;
     let last = params.n - 1u;  // rows past the end are computed as the last one and never stored
     let rows = min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
     let blocks = params.k / 32u;
@@ -165,7 +168,7 @@ fn main(
         }
     }
     acc = team_sums(acc, lane, size);  // its barrier also is that of `squares`
-    if (lane % TEAM == 0u) {
+    if (lane % TEAM == 0u && lane < WG / TEAM * TEAM) {
         if (NORM) {
             var total = 0.0;
             for (var i = 0u; i < WG / size; i = i + 1u) {

@@ -201,6 +201,16 @@ class Gemv:
     stage: int
 
     @property
+    def per_group(self) -> int:
+        """Rows of a workgroup."""
+        return self.rows * self.threads // self.team
+
+    def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
+        """Those of the kernel."""
+        own: dict[str, Constant] = {"WG": self.threads, "TEAM": self.team, "ROWS": self.rows, "STAGE": self.stage}
+        return own | ({"SUBGROUP": caps.subgroup_size} if self.reduction == "team_subgroup" else {})
+
+    @property
     def needs(self) -> frozenset[str]:
         """Device features."""
         return frozenset({"subgroups"} if self.reduction == "team_subgroup" else ())
@@ -208,7 +218,7 @@ class Gemv:
     @property
     def files(self) -> tuple[str, ...]:
         """What the kernel includes for it."""
-        sums = ("shared/team_sums",) if self.reduction == "team_subgroup" else ()
+        sums = ("shared/subgroup_lanes", "shared/team_sums") if self.reduction == "team_subgroup" else ()
         return (*sums, f"shared/{self.reduction}", f"shared/stage_{self.arithmetic}")
 
 
@@ -269,10 +279,10 @@ def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
         "linear/store_rows",
     )
     kernel = Kernel("linear/linear_gemv_staged", (*include, *epilogue_files(dims), row_count(dims)), config.needs)
-    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "STAGE": config.stage}
-    per_group = config.rows * config.threads // config.team
     params = {"eps": float(dims["eps"]) if prologue != "none" else 0.0}
-    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, per_group), dims, caps, params)
+    found = over_ranges(
+        kernel, config.constants(caps), lambda rows: ceil_div(rows, config.per_group), dims, caps, params
+    )
     if prologue == "none":
         return found
     return LaunchList(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))})

@@ -569,7 +569,7 @@ function unsupportedReason(variant, adapter, language) {
   const small = Object.entries(variant.limits).find(([name, least]) => !(limits[name] >= least));
   if (small) return `its ${small[0]} is ${limits[small[0]]}, and ${small[1]} is needed`;
   const size = variant.subgroup_size;
-  if (size && !(info.subgroupMinSize <= size && info.subgroupMaxSize >= size)) {
+  if (size && !(info.subgroupMinSize === size && info.subgroupMaxSize === size)) {
     return `its subgroups have ${info.subgroupMinSize} to ${info.subgroupMaxSize} threads, not ${size}`;
   }
   const offered = Array.from(info.subgroupMatrixConfigs ?? []);
