@@ -44,7 +44,7 @@ _OF_MODELS = ((3, 1, 64), (4, 1, 64), (4, 1, 128))
 
 # Heads, rows that there is room for, context class, rows of the batch.
 _BATCHES: tuple[tuple[tuple[int, int, int], int, str, tuple[Stretch, ...], str], ...] = (
-    *(((9, 3, 64), 1, "single_pass", ((0, position, 1),), "f32") for position in (0, 127, 128, 300)),
+    *(((9, 3, 64), 1, "single_pass", ((0, position, 1),), "f32") for position in (0, 127, 128, 319)),
     ((9, 3, 64), 1, "single_pass", ((0, 129, 1),), "f16"),
     ((6, 2, 8), 4, "single_pass", _EDGES, "f32"),
     ((6, 2, 8), 7, "single_pass", _EDGES, "f16"),
@@ -68,7 +68,7 @@ _BATCHES: tuple[tuple[tuple[int, int, int], int, str, tuple[Stretch, ...], str],
     # The same with a cache as models have it.
     ((4, 1, 64), 1, "split", ((0, 600, 1),), "f16"),
     ((4, 1, 64), 1, "long_split", ((0, 2100, 1),), "f16"),
-    ((4, 1, 128), 1, "single_pass", ((0, 200, 1),), "f16"),
+    ((4, 1, 128), 1, "single_pass", ((0, 255, 1),), "f16"),
     ((4, 1, 128), 1, "split", ((0, 300, 1),), "f16"),
     ((4, 1, 128), 1, "long_split", ((0, 2100, 1),), "f16"),
 )
@@ -135,8 +135,8 @@ ROWS: list[Row] = [
         [
             (1, 4, 1, 256, 256, False, "f16", 77, "single_pass", 0, 0.0, 0.0625, 0, 1536, 1024, 1536, 1280, 1536),
             (1, 4, 1, 256, 256, False, "f32", 1, "single_pass"), (1, 6, 2, 8, 8, False, "f32", 130, "single_pass", 40),
-            (1, 8, 2, 128, 128, False, "f16", 65, "single_pass"),
-            (1, 4, 4, 16, 4, True, "f16", 300, "single_pass", 0, 5.0),
+            (1, 8, 2, 128, 128, False, "f16", 256, "single_pass"),
+            (1, 4, 4, 16, 4, True, "f16", 320, "single_pass", 0, 5.0),
             (1, 3, 1, 64, 48, False, "f32", 310, "single_pass", 305),
         ],
     ),

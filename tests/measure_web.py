@@ -11,7 +11,6 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +98,18 @@ class Measured:
         made: int = self.call(code % tokens)
         return made
 
+    def traced(self, tokens: int) -> list[dict[str, Any]]:
+        """The tasks of JavaScript while so many tokens are generated: what follows on a token that has arrived."""
+        self.browser.events.clear()
+        how = {"includedCategories": ["v8.execute", "devtools.timeline"], "excludedCategories": ["*"]}
+        self.browser.call("Tracing.start", transferMode="ReportEvents", traceConfig=how)
+        assert self.answer(tokens) == tokens
+        self.browser.call("Tracing.end")
+        self.browser.wait_for("Tracing.tracingComplete")
+        parts = [each["params"]["value"] for each in self.browser.events if each["method"] == "Tracing.dataCollected"]
+        events = [event for part in parts for event in part]
+        return [event for event in events if event["name"] == "RunMicrotasks" and event["ph"] == "X"]
+
 
 def visits(page: Measured) -> None:
     """Print the times of two visits, and of a load without compilation."""
@@ -121,37 +132,21 @@ def visits(page: Measured) -> None:
 
 
 def tokens(page: Measured, count: int) -> None:
-    """Print what a token takes of the page's main thread, by a profile of it."""
+    """Print what a token takes of the page's main thread, by traces of it."""
     page.open()
     page.call(SHARE)
     page.call(f'await state.open("one", {page.options}); await state.compiled()')
     page.answer(WARM_UP)  # JavaScript is compiled, and what loading left is collected
-    page.browser.call("Profiler.enable")
-    page.browser.call("Profiler.setSamplingInterval", interval=50)
-    spent: dict[str, list[float]] = {"JavaScript": [], "garbage collection": []}
+    spent: dict[str, list[float]] = {"CPU time": [], "wall time": []}
     for _ in range(ROUNDS):
-        page.browser.call("Profiler.start")
-        made = page.answer(count)
-        milliseconds = by_function(page.browser.call("Profiler.stop", patience=PATIENCE)["profile"])
-        for name in ("(idle)", "(program)"):
-            milliseconds.pop(name, None)
-        spent["garbage collection"].append(milliseconds.pop("(garbage collector)", 0.0) / made)
-        spent["JavaScript"].append(sum(milliseconds.values()) / made)
+        traced = page.traced(count)
+        for what, key in (("CPU time", "tdur"), ("wall time", "dur")):
+            spent[what].append(sum(event[key] for event in traced) / 1e3 / count)
     info = page.call("return state.models.one.info")
-    print(
-        f"a token, {info['variant']}, {info['device']}, {ROUNDS} rounds of {count}, milliseconds of the page's thread:"
-    )
+    print(f"a token, {info['variant']}, {info['device']}, {ROUNDS} rounds of {count}:")
+    print("milliseconds of the page's thread in JavaScript and what it calls, without waiting for the GPU")
     for what, rounds in spent.items():
         print(f"  {what}: median {statistics.median(rounds):.2f}, all {', '.join(f'{each:.2f}' for each in rounds)}")
-
-
-def by_function(profile: dict[str, Any]) -> Counter[str]:
-    """Milliseconds in each function itself."""
-    names = {node["id"]: node["callFrame"]["functionName"] for node in profile["nodes"]}
-    found = Counter[str]()
-    for node, microseconds in zip(profile["samples"], profile["timeDeltas"][1:], strict=False):
-        found[names[node]] += microseconds / 1e3
-    return found
 
 
 def main() -> None:

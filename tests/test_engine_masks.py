@@ -128,7 +128,7 @@ def test_a_request_can_be_cancelled_while_its_mask_is_computed(model: LanguageMo
 
 def test_a_deadline_while_a_mask_is_computed(model: LanguageModel) -> None:
     slow = Slow(at=0)
-    handle = blocked(model, slow, timeout=0.01)
+    handle = blocked(model, slow, timeout=1.0)  # long enough for the mask to be asked for
     assert ids_of(handle) == []
     assert handle.finish_reason == "deadline"
     slow.go_on.set()
