@@ -64,7 +64,7 @@ fn shuffled_from(value: f32, lane: u32) -> f32 {
     workgroupBarrier();
     return shuffled[own_lane / SUBGROUP * SUBGROUP + lane];
 }
-fn shuffled_xor(value: f32, offset: u32) -> f32 { return shuffled_from(value, own_lane % SUBGROUP ^ offset); }
+fn shuffled_xor(value: f32, offset: u32) -> f32 { return shuffled_from(value, (own_lane % SUBGROUP) ^ offset); }
 """
 
 

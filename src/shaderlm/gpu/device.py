@@ -168,8 +168,13 @@ class Device:
     def copy(self, *copies: Copy) -> None:
         """Copies in one submission, in this order. WebGPU has none within a buffer: those go by way of another."""
         for each in copies:
-            each.source.check()
-            each.target.check()
+            for buffer, offset in ((each.source, each.source_offset), (each.target, each.target_offset)):
+                buffer.check()
+                if offset + each.nbytes > buffer.size:  # Dawn without its checks would copy
+                    raise DeviceError(
+                        f"a copy of {each.nbytes:,} bytes from byte {offset:,} on was asked for; "
+                        f"the buffer has {buffer.size:,}"
+                    )
         within = sum(each.nbytes for each in copies if each.source is each.target)
         between = self.buffer(within) if within else None
         with self._translated("copy a buffer"):
