@@ -563,6 +563,15 @@ def test_what_a_browser_may_lack(fresh: Page) -> None:
     found = fresh.caught('shaderlm.load("/model/", { variant: "matrix" })')
     assert found["code"] == "no-variant"
     assert "matrix: it lacks the feature" in found["message"]
+    several = """{
+        requestAdapter: async () => ({
+            features: { has: () => true }, limits: new Proxy({}, { get: () => Infinity }),
+            info: { subgroupMinSize: 8, subgroupMaxSize: 32 },
+        }),
+        wgslLanguageFeatures: { has: () => true },
+    }"""
+    found = fresh.caught(f'shaderlm.load("/model/", {{ variant: "matrix", gpu: {several} }})')
+    assert "matrix: its subgroups have 8 to 32 threads, not 32" in found["message"]
     assert fresh.caught('shaderlm.load("/nothing/")')["code"] == "fetch"
     assert fresh.caught('shaderlm.load("/model/", { cash: "none" })')["code"] == "input"
     fresh.call('Object.defineProperty(navigator, "gpu", { value: undefined, configurable: true })')

@@ -60,6 +60,11 @@ class DeviceCaps:
         return min(self.max_binding, self.max_buffer) // 16 * 16
 
     @property
+    def same_subgroup_size(self) -> int:
+        """Lanes of all subgroups that were seen, or that a driver reports; 0 if they differ."""
+        return self.subgroup_max if self.subgroup_min == self.subgroup_max else 0
+
+    @property
     def subgroup_matrix(self) -> bool:
         """Kernels may multiply matrices by subgroups. Such a kernel reads its inputs in f16."""
         return bool(self.matrix_shapes) and self.subgroups and self.f16

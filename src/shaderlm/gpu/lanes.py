@@ -67,8 +67,7 @@ def with_probed_lanes(device: Device, adapter: tuple[str, int]) -> DeviceCaps:
 
 def _only_size(reported: DeviceCaps, found: Lanes) -> int:
     """Lanes of every subgroup; 0 where other kernels than those of the probe may get other sizes."""
-    reported_size = reported.subgroup_max if reported.subgroup_min == reported.subgroup_max else 0
-    known = reported_size == found.smallest or reported.vendor in _ONE_SIZE
+    known = reported.same_subgroup_size == found.smallest or reported.vendor in _ONE_SIZE
     return found.smallest if known and found.smallest == found.largest else 0
 
 

@@ -78,10 +78,8 @@ def variant_entry(variant: Variant, config: Config, shaders: Shaders) -> dict[st
     }
     if "subgroup_matrix" in variant.features:
         found["matrix"] = [asdict(shape) for shape in variant.caps.matrix_shapes]
-    if "subgroups" in variant.features and variant.caps.subgroup_min == variant.caps.subgroup_max:
-        found["subgroup_size"] = (
-            variant.caps.subgroup_max
-        )  # plans rely on a size that is known, with or without matrices
+    if "subgroups" in variant.features and variant.caps.same_subgroup_size:
+        found["subgroup_size"] = variant.caps.same_subgroup_size  # plans rely on it, with or without matrices
     return found | {
         "run_rows": RUN_ROWS if variant.caps.subgroups else None,
         "states": buffers.states,

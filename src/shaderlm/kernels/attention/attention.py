@@ -132,7 +132,7 @@ def _single_pass_share(dims: Dims, caps: DeviceCaps) -> int:
 
     H200, 64 keys of 128: 4.50 µs with 4, 4.10 with 8.
     """
-    size = caps.subgroup_max if caps.subgroup_min == caps.subgroup_max else 0
+    size = caps.same_subgroup_size
     return 8 if quads(dims) >= 32 and size >= 8 else 4
 
 
@@ -209,7 +209,7 @@ def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispa
 
     By subgroups of a known size; None where it is not known, or where a head takes too many registers.
     """
-    size = caps.subgroup_max if caps.subgroup_min == caps.subgroup_max else 0
+    size = caps.same_subgroup_size
     octets = dims["cache"] == "f16" and quads(dims) % 2 == 0
     unit = 2 if octets else 1  # quads that a lane reads at once: 16 bytes, if it can
     shared = min(size, max(4, 1 << (ceil_div(quads(dims), 2) - 1).bit_length()))  # lanes of a key
@@ -342,7 +342,7 @@ def split_octets(dims: Dims, subgroup: int, lanes: int) -> SplitKernel | None:
 
 def _split(dims: Dims, caps: DeviceCaps) -> SplitKernel:
     """The fastest that this device has room for; the last where none have room, for the reason why."""
-    size = caps.subgroup_max if caps.subgroup_min == caps.subgroup_max else 0
+    size = caps.same_subgroup_size
     # A subgroup has the same keys in both classes: chunks of twice the keys have twice the subgroups.
     octets = split_octets(dims, size, 256) if size else None
     if octets and _has_room({**dims, "context": "long_split"}, caps, octets):

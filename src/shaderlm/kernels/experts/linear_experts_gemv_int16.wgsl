@@ -5,7 +5,7 @@
 // inputs lie one after the other, as one long row of blocks. A factor belongs to the unit of a block. What becomes of the
 // sums is in experts/choices.
 // All loops run equally often for all lanes: subgroup functions follow them.
-// Grid: ceil(n / (ROWS · WG / TEAM)) workgroups for each row and expert, or for each row with SUM; folded.
+// Grid: ceil(n / (ROWS · (WG / TEAM))) workgroups for each row and expert, or for each row with SUM; folded.
 // Needs: k % 32 == 0; subgroups of four lanes or more, of consecutive lanes; STAGE a multiple of TEAM, or all blocks;
 // ROWS > 1 where columns are taken in pairs.
 

@@ -136,7 +136,7 @@ def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"weights of format {dims['format']} are not multiplied as integers"
     if not caps.dot4:
         return "this device has no instruction for dot products of bytes"
-    needed = _memory(512, 63, 64)
+    needed = _memory(512, 63, 64)  # the most that any team may take
     if caps.max_workgroup_memory < needed:
         return f"it needs {needed:,} bytes of workgroup memory, the limit is {caps.max_workgroup_memory:,}"
     return None

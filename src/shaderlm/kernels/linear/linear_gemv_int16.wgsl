@@ -1,13 +1,13 @@
 // out[0, n] = epilogue(Σ_k q(prologue(x))[0, k] · w[n, k])        one row; q rounds to 16 bits with one scale per block of 32
 // Inputs of 16 bits are two signed bytes each (shared/int16). WG threads make WG / TEAM teams; a team computes ROWS rows
-// of the weight (1, 2 or 4), its lanes share their k in blocks of 32; lanes that are too few for a team repeat blocks of the
-// last one and store nothing. Every workgroup rounds x for itself, STAGE blocks at a
-// time, four lanes to a block, into workgroup memory: that takes less than a dispatch of its own, and the first weights are
-// loaded meanwhile. Products are dot products of bytes, exact, four at a time. A block is rounded with one unit, to at most
-// 1/65,024 of its largest input, and has (unit, unit · Σ of the first 16, the same of the others) beside it, the sums for
-// formats with a zero point or a minimum. All loops run equally often for all lanes: subgroup functions follow them.
+// of the weight (1, 2 or 4), its lanes share their k in blocks of 32. Lanes that are too few for a team repeat blocks of the
+// last one and store nothing. Every workgroup rounds x for itself, STAGE blocks at a time, four lanes to a block, into
+// workgroup memory: that takes less than a dispatch of its own, and the first weights are loaded meanwhile. Products are dot
+// products of bytes, exact, four at a time. A block is rounded with one unit, to at most 1/65,024 of its largest input, and
+// has (unit, unit · Σ of the first 16, the same of the others) beside it, the sums for formats with a zero point or a
+// minimum. All loops run equally often for all lanes: subgroup functions follow them.
 // Inputs, prologue, epilogue, format of the weights (load_block) and its int16_dot are included.
-// Grid: ceil(n / (ROWS · WG / TEAM)) workgroups, folded. Needs: k % 32 == 0; subgroups of four lanes or more, of consecutive
+// Grid: ceil(n / (ROWS · (WG / TEAM))) workgroups, folded. Needs: k % 32 == 0; subgroups of four lanes or more, of consecutive
 // lanes; STAGE a multiple of TEAM, or all blocks; even n and ROWS > 1 where the epilogue takes rows in pairs.
 
 const WG: u32 = 256u;

@@ -163,7 +163,7 @@ def units_unsupported_reason(caps: DeviceCaps) -> str | None:
     if matrix_shape(caps) is None:
         listed = ", ".join(str(shape) for shape in caps.matrix_shapes)
         return f"its matrix units do not multiply f16 with sums in f32; they have {listed}"
-    if caps.subgroup_min != caps.subgroup_max or not caps.subgroup_max:
+    if not caps.same_subgroup_size:
         return f"subgroups must have one size, they have {caps.subgroup_min} to {caps.subgroup_max} lanes"
     return None
 

@@ -20,8 +20,8 @@ const duration = (us) => (Number.isFinite(us) ? `${sig(us / unitOf(us).us)}\u00a
 
 // 4.25e12 → "4.25 T": for axes and roofs, whose range is wide.
 function si(value) {
-  for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-    if (value >= size * 0.9995) return `${Number((value / size).toPrecision(3))} ${letter}`;
+  for (const [size, prefix] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (value >= size * 0.9995) return `${Number((value / size).toPrecision(3))} ${prefix}`;
   }
   return `${Number(value.toPrecision(3))} `;
 }
