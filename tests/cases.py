@@ -32,7 +32,7 @@ _FAMILIES = {
     "rms_norm": "norm", "rms_norm_mul": "norm", "add_rms_norm": "norm", "layer_norm": "norm", "rms_norm_add_rms_norm": "norm",
     "linear_q4gsw": "q4gsw",
     "attention": "attention", "kv_write": "attention", "rope_kv_write": "attention",
-    "rms_norm_rope_kv_write": "attention", "rms_norm_rope_attention": "attention",
+    "rms_norm_rope_kv_write": "attention", "rms_norm_rope_attention": "attention", "rms_norm_rope_attention_linear": "attention",
     "sample": "sampling", "argmax": "sampling",
 }  # fmt: skip
 
@@ -114,6 +114,11 @@ CASES: list[Case] = [
     *(case for op in ("rms_norm", "rms_norm_mul", "add_rms_norm") for case in _cases(op, "tokens width", _NORM_SHAPES)),
     *_cases("rms_norm_mul", "tokens width", [(70_001, 4)]),  # more workgroups than a side of the grid holds
     *_cases("rms_norm_mul", "tokens heads width batched", [(5, 3, 64, True), (4, 1, 130, True)]),
+    *_cases(
+        "rms_norm_mul",
+        "tokens heads width batched residual",
+        [(5, 3, 64, True, True), (3, 1, 130, False, True), (1, 1, 1152, False, True), (2, 1, 12004, False, True)],
+    ),
     *_cases(
         "layer_norm",
         "tokens heads width bias batched",
@@ -248,6 +253,7 @@ CASES: list[Case] = [
         [(T, N, whole_k(K, kind), kind) for kind in WEIGHT_FORMATS for T, N, K in ((1, 3, 32), (7, 129, 576), (65, 11, 64))]
         + [(5, 9, 35, "f32"), (4, 6, 100, "f16")],
     ),
+    *_cases("embedding", "tokens N K format factor", [(7, 129, 64, "q8_0", 8.5), (5, 9, 35, "f32", 0.1)]),
     *_cases(
         "add_positions",
         "tokens N K format",
@@ -318,12 +324,12 @@ def tolerance(case: Case, route: Route, output: str) -> str:
         if route.name == "matrix" or (not route.exact and not route.fast):
             return "linear f16" if case.op == "linear_q4gsw" else "linear f16, formats"
         return "linear deep" if case.dims["K"] >= 8192 else "linear"
-    if case.op.endswith("attention"):
+    if case.op.endswith(("attention", "attention_linear")):
         return "attention f16" if case.dims["cache"] == "f16" else "attention"
     if case.op.endswith("rope_kv_write"):
         return "attention f16" if output == "k_cache" and case.dims["cache"] == "f16" else "pointwise"
     moves = ("embedding", "copy", "argmax", "sample", "slice", "take_rows", "kv_write")
-    return "exact" if case.op in moves else "pointwise"
+    return "exact" if case.op in moves and case.dims.get("factor", 1) == 1 else "pointwise"
 
 
 def result(case: Case, name: str, raw: NDArray[np.uint8], expected: NDArray[Any]) -> NDArray[Any]:

@@ -51,7 +51,12 @@ def _norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Array
 
 def _norm_mul(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     x, weight = _rows(rng, d), _normal(rng, d["width"])
-    return _with_batch(d, {"x": x, "weight": weight}, {"out": reference.rms_norm_mul(x, weight, d["eps"])})
+    operands: Arrays = {"x": x, "weight": weight}
+    out = reference.rms_norm_mul(x, weight, d["eps"])
+    if d["residual"]:
+        operands["residual"] = residual = _normal(rng, *x.shape)
+        out = reference.add(residual, out)
+    return _with_batch(d, operands, {"out": out})
 
 
 def _add_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
@@ -115,6 +120,20 @@ def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arr
     elif d["epilogue"] == "rope_kv_write":
         return _rotated_and_written(rng, d, operands, y)
     return _with_batch(d, operands, {"out": y, **more})
+
+
+def _attention_linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    given, wanted = attention_operands.rms_norm_rope_attention(rng, d)
+    operands: Arrays = dict(given)
+    weight, dense = make_weight(rng, d["format"], d["N"], d["K"])
+    bias = _normal(rng, d["N"]) / 4 if d["bias"] else None
+    y = reference.linear(wanted["out"].reshape(1, d["K"]), dense, bias)
+    operands |= {"weight": weight, "bias": bias}
+    if d["epilogue"] == "add":
+        operands["residual"] = residual = _normal(rng, 1, d["N"])
+        y = residual + y
+    results: Arrays = dict(wanted)
+    return operands, {**results, "out": y}
 
 
 def _route_experts(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
@@ -206,7 +225,7 @@ def _embedding(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, 
     wanted = np.where(named, last[slots], ids)
     # The kernel multiplies two exact numbers once, in f32.
     return {"batch": batch, "tokens": last, "weight": weight}, {
-        "out": reference.embedding(wanted, dense).astype(np.float32)
+        "out": reference.mul(reference.embedding(wanted, dense), d["factor"]).astype(np.float32)
     }
 
 
@@ -289,6 +308,7 @@ MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
     "layer_norm": _layer_norm,
     "linear_q4gsw": _linear_q4gsw,
     "linear": _linear,
+    "rms_norm_rope_attention_linear": _attention_linear,
     "route_experts": _route_experts,
     "linear_experts": _linear_experts,
     "add_gated": _add_gated,

@@ -47,6 +47,8 @@ def part(op: str, operand: str, dims: dict[str, Any], position: int) -> float:
         ("linear", {"tokens": 7, "K": 32, "N": 10, "epilogue": "silu_mul", "prologue": "rms_norm"}, 4480),
         ("linear_q4gsw", {"tokens": 2, "K": 32, "N": 8}, 1024),
         ("embedding", {"tokens": 5, "N": 1000, "K": 64}, 0),
+        ("embedding", {"tokens": 5, "N": 1000, "K": 64, "factor": 2.5}, 5 * 64),
+        ("rms_norm_mul", {"tokens": 3, "width": 16, "residual": True}, 3 * 16 * (4 + 1)),
         ("slice", {"tokens": 3, "width": 100, "first": 10, "count": 20}, 0),
         ("take_rows", {"tokens": 8, "rows": 3, "width": 100}, 0),
         ("kv_write", {"tokens": 3, "Hkv": 2, "D": 16}, 0),
@@ -76,6 +78,8 @@ def test_attention_with_its_norms_and_rope_takes_what_both_take() -> None:
     dims = {"tokens": 3, "Hq": 4, "Hkv": 2, "D": 16}
     found = flops("rms_norm_rope_attention", resolve("rms_norm_rope_attention", dims), 5)
     assert found == 3 * 6 * 16 * (3 + 4) + 4 * 4 * 16 * (6 + 7 + 8)
+    op = "rms_norm_rope_attention_linear"
+    assert flops(op, resolve(op, {**dims, "N": 40}), 5) == found + 3 * 2 * 64 * 40
 
 
 @pytest.mark.parametrize(("tokens", "position"), [(1, 0), (1, 1), (1, 31), (4, 0), (4, 7), (32, 0)])
@@ -123,7 +127,7 @@ def test_every_op_has_its_cost(op: str) -> None:
             parts = {name: part(op, name, dims, position) for name in operands}
             assert all(0 < value <= 1 for name, value in parts.items() if name not in ROWS), (dims, position, parts)
             for name in operands & ROWS:
-                seen = position if op.endswith("attention") and name != "table" else 0
+                seen = position if op.endswith(("attention", "attention_linear")) and name != "table" else 0
                 assert parts[name] == seen + dims["tokens"], (dims, position, name)
 
 

@@ -255,6 +255,10 @@ def shapes(op: str) -> Iterator[dict[str, Any]]:
         given |= chosen
         if given.get("epilogue") == "rope_kv_write":
             given["N"] = (given["Hq"] + 2 * given["Hkv"]) * given["D"]
+        if op == "rms_norm_rope_attention_linear":  # whole blocks of every format
+            given |= {"D": 64, "context": "single_pass", "keys": 0, "cache": "f16"}
+            if given["epilogue"] not in ("none", "add"):
+                continue
         if op == "linear_experts" and given["residual"]:
             given["combine"] = "sum"
         if op == "linear_experts" and (given["combine"] == "sum" or given["prologue"] != "rms_norm"):
@@ -279,6 +283,10 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
         absent |= {"factors"} if dims["combine"] != "sum" else set()
         absent |= {"norm_weight"} if dims["prologue"] == "none" else set()
         absent |= {"residual"} if not dims["residual"] else set()
+    if op == "rms_norm_mul" and not dims["residual"]:
+        absent.add("residual")
+    if op == "rms_norm_rope_attention_linear" and dims["epilogue"] != "add":
+        absent.add("residual")
     if op == "linear":
         absent |= {"norm_weight"} if dims["prologue"] == "none" else set()
         absent |= {"skip", "post_weight", "sum"} if dims["prologue"] != "rms_norm_add_rms_norm" else set()

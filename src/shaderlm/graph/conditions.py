@@ -33,6 +33,18 @@ def rotary_fits(op: str, dims: dict[str, Any]) -> None:
         raise InputError(f"{op}: D and rotary must be even and rotary at most D, got D={D}, rotary={rotary}")
 
 
+def heads_are_columns(op: str, dims: dict[str, Any]) -> None:
+    """What attention gives is what a matrix is multiplied with."""
+    if dims["K"] != dims["Hq"] * dims["D"]:
+        raise InputError(f"{op}: K must be Hq · D = {dims['Hq'] * dims['D']}, got {dims['K']}")
+
+
+def nothing_or_added(op: str, dims: dict[str, Any]) -> None:
+    """What becomes of sums."""
+    if dims["epilogue"] not in ("none", "add"):
+        raise InputError(f"{op}: the epilogue must be none or add, got {dims['epilogue']!r}")
+
+
 def blocks_are_whole(op: str, dims: dict[str, Any]) -> None:
     """Rows of a weight consist of whole blocks."""
     multiple = WEIGHT_FORMATS[dims["format"]].block_weights

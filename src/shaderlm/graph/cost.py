@@ -36,6 +36,16 @@ def per_value(operations: int, *sizes: str) -> Flops:
     return count
 
 
+def normed(d: Dims, position: int) -> int:
+    """Of a weighted norm, and an addition where there is a residual."""
+    return int((4 + d["residual"]) * d["tokens"] * d["heads"] * d["width"])
+
+
+def scaled(d: Dims, position: int) -> int:
+    """A multiplication per value where there is a factor."""
+    return int(d["tokens"] * d["K"]) if d["factor"] != 1 else 0
+
+
 def attended(d: Dims, position: int) -> int:
     """Pairs of a query and a key that it sees, times 2 multiplications and 2 additions per value of a head."""
     tokens, seen = d["tokens"], d["window"] or position + d["tokens"]
@@ -57,6 +67,11 @@ def normed_and_rotated(d: Dims, position: int) -> int:
 def normed_rotated_and_attended(d: Dims, position: int) -> int:
     """Both of these and attention."""
     return normed_and_rotated(d, position) + attended(d, position)
+
+
+def normed_rotated_attended_and_multiplied(d: Dims, position: int) -> int:
+    """All of these and a product."""
+    return normed_rotated_and_attended(d, position) + int(2 * d["tokens"] * d["N"] * d["K"])
 
 
 def sampled(d: Dims, position: int) -> int:

@@ -151,6 +151,12 @@ def rms_norm_rope_attention(d: Dims, x: Operands) -> dict[str, Array]:
     return attention(d, {**x, "q": rms_norm_rope_kv_write(d, x)["out"]})
 
 
+def rms_norm_rope_attention_linear(d: Dims, x: Operands) -> dict[str, Array]:
+    """The same, and the product with what it gives."""
+    attended = rms_norm_rope_attention(d, x)["out"].reshape(d["tokens"], d["K"])
+    return linear({**d, "prologue": "none"}, {**x, "x": attended})
+
+
 def slice_columns(d: Dims, x: Operands) -> dict[str, Array]:
     """Some columns of every row."""
     return {"out": x["x"].reshape(d["tokens"], d["width"])[:, d["first"] : d["first"] + d["count"]]}
@@ -158,7 +164,8 @@ def slice_columns(d: Dims, x: Operands) -> dict[str, Array]:
 
 def embedding(d: Dims, x: Operands) -> dict[str, Array]:
     """The rows of a table that the batch names."""
-    return {"out": reference.embedding(ids_of(x["batch"], x["tokens"]), x["weight"])}
+    rows = reference.embedding(ids_of(x["batch"], x["tokens"]), x["weight"])
+    return {"out": reference.mul(rows, d["factor"])}
 
 
 def add_positions(d: Dims, x: Operands) -> dict[str, Array]:
@@ -200,7 +207,8 @@ def rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
 
 def rms_norm_mul(d: Dims, x: Operands) -> dict[str, Array]:
     """With one."""
-    return {"out": reference.rms_norm_mul(x["x"], x["weight"], d["eps"])}
+    normed = reference.rms_norm_mul(x["x"], x["weight"], d["eps"])
+    return {"out": reference.add(x["residual"].reshape(normed.shape), normed) if d["residual"] else normed}
 
 
 def layer_norm(d: Dims, x: Operands) -> dict[str, Array]:

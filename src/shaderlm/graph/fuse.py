@@ -105,8 +105,30 @@ def _rms_norm_mul(look: Look, mul: Node) -> Answer:
         return f"the factor repeats every {mul.dims['period']} values, a row has {norm.dims['width']}"
     inputs = {**norm.inputs, "weight": mul.inputs["b"]}
     return _only_here(look, norm.out) or Rewrite(
-        (norm, mul), (Node("rms_norm_mul", norm.dims, inputs, mul.outputs, mul.layer),)
+        (norm, mul), (Node("rms_norm_mul", resolve("rms_norm_mul", norm.dims), inputs, mul.outputs, mul.layer),)
     )
+
+
+def _embedding_scale(look: Look, scale: Node) -> Answer:
+    embedding = look.made_by(scale.inputs["x"], "embedding")
+    if embedding is None:
+        return None
+    dims = resolve("embedding", {**embedding.dims, "factor": embedding.dims["factor"] * scale.dims["factor"]})
+    made = replace(embedding, dims=dims, outputs=scale.outputs)
+    return _only_here(look, embedding.out) or Rewrite((embedding, scale), (made,))
+
+
+def _rms_norm_mul_add(look: Look, add: Node) -> Answer:
+    for key, other in (("b", "a"), ("a", "b")):
+        norm = look.made_by(add.inputs[key], "rms_norm_mul")
+        if norm is None or norm.dims["residual"]:
+            continue
+        if add.dims["period"] != add.dims["count"]:
+            return f"the sum repeats one operand every {add.dims['period']} values"
+        dims = resolve("rms_norm_mul", {**norm.dims, "residual": True})
+        made = Node("rms_norm_mul", dims, {**norm.inputs, "residual": add.inputs[other]}, add.outputs, add.layer)
+        return _only_here(look, norm.out) or Rewrite((norm, add), (made,))
+    return None
 
 
 def _linear_gated(look: Look, gated: Node) -> Answer:
@@ -245,7 +267,8 @@ def _add_rms_norm(look: Look, norm: Node) -> Answer:
         return f"the sum repeats one operand every {add.dims['period']} values"
     inputs = {**add.inputs, "weight": norm.inputs["weight"]}
     outputs = {"sum": add.out, "out": norm.out}
-    return Rewrite((add, norm), (Node("add_rms_norm", norm.dims, inputs, outputs, norm.layer),))
+    dims = resolve("add_rms_norm", {name: value for name, value in norm.dims.items() if name != "residual"})
+    return Rewrite((add, norm), (Node("add_rms_norm", dims, inputs, outputs, norm.layer),))
 
 
 _PRODUCTS = ("linear", "linear_experts")
@@ -253,6 +276,8 @@ _PRODUCTS = ("linear", "linear_experts")
 
 def _rms_norm_linear(look: Look, norm: Node) -> Answer:
     """The norm is computed again by each matmul that reads it: that costs less than a dispatch."""
+    if norm.dims["residual"]:
+        return None
     readers = look.readers.get(norm.out, [])
     products = [node for node in readers if node.op in _PRODUCTS and node.dims["prologue"] == "none"]
     if not products:
@@ -354,6 +379,20 @@ def _rms_norm_rope_attention(look: Look, attention: Node) -> Answer:
     return _only_here(look, rope.outputs["out"]) or Rewrite((rope, attention), (node,))
 
 
+def _rms_norm_rope_attention_linear(look: Look, linear: Node) -> Answer:
+    attention = look.made_by(linear.inputs["x"], "rms_norm_rope_attention")
+    if attention is None or linear.dims["prologue"] != "none":
+        return None
+    if linear.dims["epilogue"] not in ("none", "add"):
+        return f"the product has the epilogue {linear.dims['epilogue']}"
+    kept = {name: linear.dims[name] for name in ("K", "N", "format", "bias", "epilogue")}
+    dims = resolve("rms_norm_rope_attention_linear", {**attention.dims, **kept})
+    inputs = {**attention.inputs, **{name: of for name, of in linear.inputs.items() if name not in ("x", "batch")}}
+    outputs = {**attention.outputs, **linear.outputs}
+    node = Node("rms_norm_rope_attention_linear", dims, inputs, outputs, linear.layer)
+    return _only_here(look, attention.out) or Rewrite((attention, linear), (node,))
+
+
 def _rms_norm_add_rms_norm(look: Look, norm: Node) -> Answer:
     for key, other in (("b", "a"), ("a", "b")):
         inner = look.made_by(norm.inputs[key], "rms_norm_mul")
@@ -396,6 +435,7 @@ def _not_in_quads(d: dict[str, int]) -> str | None:
 
 
 FUSIONS = (
+    Fusion("embedding_scale", "embedding, scale → embedding with a factor", "scale", _embedding_scale),
     Fusion("rms_norm_mul", "rms_norm, mul → rms_norm_mul", "mul", _rms_norm_mul),
     Fusion(
         "linear_silu_mul", "linear gate, linear up, silu_mul → linear, epilogue silu_mul", "silu_mul", _linear_gated
@@ -440,6 +480,7 @@ FUSIONS = (
         "add_rms_norm",
         _rms_norm_add_rms_norm,
     ),
+    Fusion("rms_norm_mul_add", "rms_norm_mul, add → rms_norm_mul with residual", "add", _rms_norm_mul_add),
     Fusion(
         "rms_norm_linear",
         "rms_norm_mul, linears (and linear_experts) → the same, prologue rms_norm",
@@ -457,5 +498,11 @@ FUSIONS = (
         "linear of queries, keys and values, rope_kv_write → linear, epilogue rope_kv_write",
         "rope_kv_write",
         _linear_rope_kv_write,
+    ),
+    Fusion(
+        "rms_norm_rope_attention_linear",
+        "rms_norm_rope_attention, linear → rms_norm_rope_attention_linear",
+        "linear",
+        _rms_norm_rope_attention_linear,
     ),
 )

@@ -269,7 +269,7 @@ class Runner(ABC):
         if known is None or known[0]._replace(context=step.context) != step:
             return None
         graph, rejected = known[1]
-        if any(node.op == "rms_norm_rope_attention" for node in graph.nodes):  # only short contexts have it
+        if any(node.op.startswith("rms_norm_rope_attention") for node in graph.nodes):  # only short contexts have it
             return None
         nodes = (
             replace(node, dims=resolve(node.op, {**node.dims, "context": step.context}))

@@ -42,7 +42,8 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     return LaunchList((dispatch,), {**buffers, **dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims, rows))})
 
 
-def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why one row is not attended to together with its norms, rope and cache."""
     if dims["tokens"] != 1:
         return f"it takes one token, tokens is {dims['tokens']}"
     if dims["paged"] or dims["sinks"]:
@@ -58,4 +59,4 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 
 _PACK = {name: PACK[name] for name in ("k_cache", "v_cache")}
-ROUTES: tuple[Route, ...] = (Route("rms_norm_rope_attention", "single_pass", _launch_list, _unsupported_reason, _PACK),)
+ROUTES: tuple[Route, ...] = (Route("rms_norm_rope_attention", "single_pass", _launch_list, unsupported_reason, _PACK),)

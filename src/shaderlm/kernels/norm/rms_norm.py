@@ -42,11 +42,14 @@ def _launch_list(op: str, strategy: str) -> Callable[[Dims, DeviceCaps], LaunchL
         else:
             sums, needs = reduction(caps)
             constants = _vec4_constants(width, caps)
-        kernel = Kernel(f"norm/rms_norm_{strategy}", (*_INCLUDES[op], sums, row_count(dims)), needs)
+        added = "norm/added_rows" if dims.get("residual") else "norm/added_none"
+        kernel = Kernel(f"norm/rms_norm_{strategy}", (*_INCLUDES[op], added, sums, row_count(dims)), needs)
         params = _params(dims)
         buffers = dict.fromkeys(_ROWS[op], f32(rows * width)) | batch_bytes(dims)
         if op != "rms_norm":
             buffers["weight"] = f32(width)
+        if dims.get("residual"):
+            buffers["residual"] = f32(rows * width)
         named: dict[str, Constant] = dict(constants)
         return LaunchList((Dispatch(kernel, rows, params, named),), buffers)
 

@@ -1,4 +1,4 @@
-// out[r, i] = weight(i) · v[r, i] / sqrt(mean_i(v[r, i]²) + eps)        v and weight are included
+// out[r, i] = added(r, i) + weight(i) · v[r, i] / sqrt(mean_i(v[r, i]²) + eps)        added, v and weight are included
 // A workgroup per row, four elements per lane and step: width must be a multiple of 4. The first KEEP steps stay in registers
 // and their weights are loaded while the row is summed: most rows are read once.
 // Grid: one workgroup per row of a token, folded.
@@ -82,5 +82,5 @@ fn main(
 
 fn store(i: u32, v: vec4<f32>, scale: vec4<f32>) {
     keep_input(i, v);
-    out[i] = v * scale;
+    out[i] = added_at(i) + v * scale;
 }

@@ -24,7 +24,15 @@ def _launch_list(op: str) -> Callable[[Dims, DeviceCaps], LaunchList]:
             count = end - first
             buffers[part("weight", i)] = count * lay.row_bytes
             buffers[part("scales", i)] = count * lay.groups * lay.group_bytes
-            params = {"tokens": dims["tokens"], "k": k, "n": count, "n_first": first, "groups": lay.groups}
+            params: dict[str, float] = {
+                "tokens": dims["tokens"],
+                "k": k,
+                "n": count,
+                "n_first": first,
+                "groups": lay.groups,
+            }
+            if op == "embedding":
+                params["factor"] = float(dims["factor"])
             bind = {name: part(name, i) for name in ("weight", "scales")}
             dispatches.append(covering(kernel, dims["tokens"] * k // 4, params, lay.constants, bind))
         return LaunchList(tuple(dispatches), buffers)

@@ -1,4 +1,4 @@
-// out[t, :] = w[id of row t, :]        weights in the format that is included
+// out[t, :] = factor · w[id of row t, :]        weights in the format that is included
 // The id of a row is in its record, or is the token sampled last for a sequence: LAST | s stands for tokens[s].
 // The weight may come in row ranges: a dispatch writes the tokens whose id lies in its range.
 // Grid: one thread per four values of out, folded. Needs k % 32 == 0.
@@ -11,6 +11,7 @@ struct Params {
     n: u32,        // rows of this range
     n_first: u32,  // id of its first row
     groups: u32,   // groups of scales per row
+    factor: f32,
 }
 
 @group(0) @binding(0) var<storage, read> batch: array<vec4<u32>>;      // [1 + tokens]: counts, then (id, position, slot, pages)
@@ -39,6 +40,6 @@ fn main(
         id = tokens[id - LAST];
     }
     if (id >= params.n_first && id - params.n_first < params.n) {
-        out[index] = weight4(id - params.n_first, index % quads);
+        out[index] = params.factor * weight4(id - params.n_first, index % quads);
     }
 }

@@ -1,0 +1,109 @@
+"""The route of rms_norm_rope_attention_linear: attention of one row in splits, which the product joins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...gpu.caps import DeviceCaps
+from ...graph.batch import last_key, least_pool_rows
+from ..linear import int16, packed
+from ..linear.linear import pack_weight
+from ..route import Dims, Dispatch, LaunchList, Route, f32
+from ..wgsl import Kernel
+from .attention import PACK, batch_bytes, cache_bytes, quads, scale_of, score_constants
+from .rms_norm_rope_attention import unsupported_reason as attention_unsupported_reason
+
+_LANES = 128
+_AT_ONCE = 64  # keys of a query head
+# Every workgroup of the product reads what all splits leave. With more heads than this there are enough workgroups for
+# attention without splits.
+_MOST_HEADS = 8
+
+
+def _share(dims: Dims, caps: DeviceCaps) -> int:
+    """Lanes that have a key: as many as have two octets of it, or what subgroups have.
+
+    H200, 4 heads of 256, 32 to 96 keys: 4.3 µs with 16, 5.4 with 8.
+    """
+    fitting = (share for share in (16, 8) if share <= caps.same_subgroup_size)
+    return next((share for share in fitting if dims["D"] % (16 * share) == 0), 4)
+
+
+def _splits(dims: Dims, caps: DeviceCaps) -> int:
+    """Workgroups of a query head. H200, 4 heads of 256, 32 to 96 keys: 5.0 µs with 4, 4.3 with 8 or 16."""
+    return _AT_ONCE * _share(dims, caps) // _LANES
+
+
+def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
+    share, most = _share(dims, caps), last_key(dims["context"], dims["D"])
+    include = (
+        "attention/head_quads", "attention/rotate_quads", "attention/units_octets", "attention/visible", "shared/batch",
+    )  # fmt: skip
+    constants = {
+        "WG": _LANES,
+        "SHARE": share,
+        "OWN": dims["D"] // 8 // share,
+        "SPLITS": _splits(dims, caps),
+        "INTERLEAVED": dims["interleaved"],
+        **score_constants({**dims, "window": 0 if dims["window"] >= most else dims["window"]}),
+    }
+    params = {"heads": dims["Hq"], "kv_heads": dims["Hkv"]}
+    params |= {name: dims[name] // 4 for name in ("rotary", "q_first", "k_first", "v_first")}
+    return Dispatch(
+        Kernel("attention/attention_key_splits", include, frozenset({"subgroups"})),
+        dims["Hq"] * _splits(dims, caps),
+        {**params, "scale": scale_of(dims), "eps": float(dims["eps"])},
+        constants,
+        specialised=caps.policy.specialise_constants,
+    )
+
+
+def _product(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    given = {**dims, "prologue": "splits", "batched": False}
+    constants = {"SPLITS": _splits(dims, caps), "QUADS": quads(dims), "INPUTS": dims["K"] // 4}
+    found = int16.launch_list(given, caps)
+    dispatches = (
+        replace(each, constants={**each.constants, **constants}, bind={**each.bind, "x": "partial"})
+        for each in found.dispatches
+    )
+    return LaunchList(tuple(dispatches), {name: size for name, size in found.buffers.items() if name != "x"})
+
+
+def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    product = _product(dims, caps)
+    buffers = {name: f32(dims[f"{name}_stride"]) for name in "qkv"}
+    buffers |= dict.fromkeys(("q_norm", "k_norm"), f32(dims["D"]))
+    buffers |= {"batch": batch_bytes(1), "table": f32(dims["rotary"])}
+    buffers |= dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims, least_pool_rows(False, dims["keys"])))
+    buffers["partial"] = f32(_splits(dims, caps) * dims["Hq"] * (dims["D"] + 4))
+    return LaunchList((_attention(dims, caps), *product.dispatches), {**buffers, **product.buffers})
+
+
+def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    reason = attention_unsupported_reason(dims, caps) or int16.integers_unsupported_reason(dims, caps)
+    if reason:
+        return reason
+    if dims["cache"] != "f16":
+        return f"keys and values are read eight at a time, the cache is {dims['cache']}"
+    if dims["Hq"] > _MOST_HEADS:
+        return f"it is for at most {_MOST_HEADS} query heads, there are {dims['Hq']}"
+    if dims["rotary"] != dims["D"]:
+        return f"it rotates whole heads, rotary is {dims['rotary']} of {dims['D']}"
+    if dims["D"] % 64:
+        return f"D must be a multiple of 64, D is {dims['D']}"
+    return None
+
+
+_PACK = {name: PACK[name] for name in ("k_cache", "v_cache")}
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "rms_norm_rope_attention_linear",
+        "splits_int16",
+        _launch_list,
+        _unsupported_reason,
+        {**_PACK, "weight": pack_weight, "bias": packed.pack_bias},
+        exact=False,
+        fast=True,
+        weight_parts=packed.weight_parts,
+    ),
+)
