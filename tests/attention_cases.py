@@ -148,10 +148,9 @@ ROWS: list[Row] = [
             (1, 4, 1, 256, 70, "q4_0", False, "none", False, "f16", 77, "single_pass", 0, 0.0, 0.0625,
              0, 1536, 1024, 1536, 1280, 1536),
             (1, 4, 1, 256, 9, "q8_0", False, "add", False, "f16", 1, "single_pass"),
-            (1, 1, 1, 64, 3, "f32", True, "none", False, "f16", 2, "single_pass"),  # no route has this format
             (1, 8, 2, 128, 33, "q4_1", True, "add", False, "f16", 256, "single_pass", 200),
             (1, 3, 3, 64, 40, "q4_0", True, "none", True, "f16", 320, "single_pass", 0, 5.0),
-            (1, 2, 1, 192, 21, "q4_0", False, "none", False, "f16", 64, "single_pass"),
+            (1, 2, 1, 128, 21, "q4_0", False, "none", False, "f16", 64, "single_pass"),
             (1, 2, 1, 64, 21, "q8_0", False, "none", False, "f16", 65, "single_pass", 3),
         ],
     ),

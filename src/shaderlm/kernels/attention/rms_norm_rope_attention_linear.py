@@ -13,8 +13,8 @@ from ..wgsl import Kernel
 from .attention import PACK, batch_bytes, cache_bytes, quads, scale_of, score_constants
 from .rms_norm_rope_attention import unsupported_reason as attention_unsupported_reason
 
-_LANES = 128
 _AT_ONCE = 64  # keys of a query head
+_SUMS_BYTES = 12 << 10  # of workgroup memory: what the keys of a workgroup leave before they are joined
 # Every workgroup of the product reads what all splits leave. With more heads than this there are enough workgroups for
 # attention without splits.
 _MOST_HEADS = 8
@@ -29,9 +29,15 @@ def _share(dims: Dims, caps: DeviceCaps) -> int:
     return next((share for share in fitting if dims["D"] % (16 * share) == 0), 4)
 
 
+def _lanes(dims: Dims, caps: DeviceCaps) -> int:
+    """Of a workgroup. Small subgroups have few lanes for a key, so that a workgroup has more keys."""
+    key_bytes = f32(dims["D"]) // _share(dims, caps)
+    return next((lanes for lanes in (128, 64) if lanes * key_bytes <= _SUMS_BYTES), 32)
+
+
 def _splits(dims: Dims, caps: DeviceCaps) -> int:
     """Workgroups of a query head. H200, 4 heads of 256, 32 to 96 keys: 5.0 µs with 4, 4.3 with 8 or 16."""
-    return _AT_ONCE * _share(dims, caps) // _LANES
+    return _AT_ONCE * _share(dims, caps) // _lanes(dims, caps)
 
 
 def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
@@ -40,7 +46,7 @@ def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
         "attention/head_quads", "attention/rotate_quads", "attention/units_octets", "attention/visible", "shared/batch",
     )  # fmt: skip
     constants = {
-        "WG": _LANES,
+        "WG": _lanes(dims, caps),
         "SHARE": share,
         "OWN": dims["D"] // 8 // share,
         "SPLITS": _splits(dims, caps),
