@@ -66,7 +66,7 @@ def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
 
 def _product(dims: Dims, caps: DeviceCaps) -> LaunchList:
     given = {**dims, "prologue": "splits", "batched": False}
-    constants = {"SPLITS": _splits(dims, caps), "QUADS": quads(dims), "INPUTS": dims["K"] // 4}
+    constants = {"SPLITS": _splits(dims, caps), "QUADS": quads(dims)}
     found = int16.launch_list(given, caps)
     dispatches = (
         replace(each, constants={**each.constants, **constants}, bind={**each.bind, "x": "partial"})
@@ -97,6 +97,9 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"it rotates whole heads, rotary is {dims['rotary']} of {dims['D']}"
     if dims["D"] % 64:
         return f"D must be a multiple of 64, D is {dims['D']}"
+    joined = 8 * int16.config_for({**dims, "prologue": "splits"}, caps).threads
+    if dims["K"] > joined:
+        return f"a workgroup of the product joins at most {joined} inputs, there are {dims['K']}"
     return None
 
 
