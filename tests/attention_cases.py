@@ -152,6 +152,10 @@ ROWS: list[Row] = [
             (1, 3, 3, 64, 40, "q4_0", True, "none", True, "f16", 320, "single_pass", 0, 5.0),
             (1, 2, 1, 128, 21, "q4_0", False, "none", False, "f16", 64, "single_pass"),
             (1, 2, 1, 64, 21, "q8_0", False, "none", False, "f16", 65, "single_pass", 3),
+            (1, 2, 1, 64, 21, "q8_0", False, "none", False, "f16", 256, "single_pass", 3),  # past the first keys
+            (1, 4, 2, 128, 10, "q4_0", False, "none", False, "f16", 193, "single_pass", 64),
+            (1, 1, 1, 64, 10, "q4_0", False, "none", False, "f16", 129, "single_pass", 1),
+            (1, 4, 1, 256, 10, "q4_0", False, "none", False, "f16", 200, "single_pass", 70),
         ],
     ),
     *_rows(

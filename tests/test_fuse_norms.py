@@ -106,12 +106,12 @@ def test_norms_take_one_dispatch_with_what_they_belong_to() -> None:
 
 @pytest.mark.long
 def test_the_plan_of_a_gpu_computes_the_same(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a GPU decodes, also past the window, with the norms as a prologue."""
+    """As a GPU decodes, also past the window, with the norms as a prologue and attention in splits."""
     further = {"attention.sliding_window": 6, "attention.sliding_window_pattern": 2}
     sizes = {**SIZES, "D": 64, "context": 512, "further": further}
     monkeypatch.setitem(SYNTHETIC, "small", replace(SYNTHETIC["gemma-3-1b"], **sizes))
     monkeypatch.setitem(vars(device.caps), "policy", replace(ON_GPU, check_bounds=True))
-    found = []
+    found, written = [], []
     for fusions in (None, ("rms_norm_mul",)):
         runner, _ = load_synthetic("synthetic:small:q4_0", device, fusions=fusions, tune=False)
         try:
@@ -120,10 +120,13 @@ def test_the_plan_of_a_gpu_computes_the_same(device: Device, monkeypatch: pytest
             assert ("rms_norm_add_rms_norm+linear" in ops) == (fusions is None)
             assert ("rms_norm_rope_attention_linear" in ops) == (fusions is None)
             session = runner.session()
-            found.append([session.logits(ids) for ids in ([1, 2, 3], *([i] for i in range(8)))])
+            tokens = [session.sample([1, 2, 3]), *(session.advance() for _ in range(8))]
+            written.append([token.wait() for token in tokens])
+            found.append([session.logits([i]) for i in range(3)])  # over the keys and values of all of them
             session.close()
         finally:
             runner.close()
+    assert written[0] == written[1]
     assert np.std(found[1]) > 0.1
     np.testing.assert_allclose(found[0], found[1], atol=1e-3)  # inputs of products are rounded to 16 bits
 

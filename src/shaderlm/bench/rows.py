@@ -18,6 +18,7 @@ from .. import __version__
 from ..compile.execute import lower
 from ..compile.lowering import Lowering
 from ..compile.timing import Clock, Filler, Operands, Sets, calls_for, queue_of, sample_in_turns, sets_for
+from ..compile.tuner import product_of
 from ..compile.tuning import Tuning
 from ..engine.planning import step_graph
 from ..gpu import Device, DeviceCaps, Program
@@ -80,7 +81,7 @@ def measure(
     by_shape: dict[tuple[int, int], list[tuple[int, Node]]] = {}  # K, N: the same weights for every number of rows
     for count in rows:
         graph = step_graph(kind, one_layer, caps, bucket(count), lowering.unsupported_reason)
-        for node in graph.nodes:
+        for node in map(product_of, graph.nodes):
             if node.op == "linear":
                 by_shape.setdefault((node.dims["K"], node.dims["N"]), []).append((count, node))
     products: dict[int, list[Product]] = {count: [] for count in rows}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import KernelError
 from ..gpu import Device, DeviceCaps, Program
-from ..graph import OPS
+from ..graph import OPS, resolve
 from ..graph.graph import Graph, Node
 from ..kernels import Dims, LaunchList, Option, choose, options
 from .execute import lower
@@ -46,6 +46,14 @@ THOROUGH = Effort(0.002, 0.005, 9, 12, 64, 0.36, 0.1, 0.004)
 QUICK = Effort(0.0008, 0.0015, 3, 4, 32, 0.1, 0.015, 0.001)
 
 
+def product_of(node: Node) -> Node:
+    """The product of a fused op, which runs by itself in longer contexts; others as they are."""
+    if node.op != "rms_norm_rope_attention_linear":
+        return node
+    kept = {name: node.dims[name] for name in ("tokens", "K", "N", "format", "bias", "epilogue")}
+    return Node("linear", resolve("linear", kept), node.inputs, node.outputs, node.layer)
+
+
 def tunable(node: Node, caps: DeviceCaps, precision: str) -> bool:
     """A matmul of one row, what a decode step spends its time with; of many, if a route has several configs for it."""
     if node.op not in _TUNED:
@@ -56,7 +64,8 @@ def tunable(node: Node, caps: DeviceCaps, precision: str) -> bool:
 
 def shapes_of(graphs: Sequence[Graph], caps: DeviceCaps, precision: str) -> list[Node]:
     """One node of each shape that is worth tuning, those first whose weights are the most bytes of a step."""
-    keyed = [(key_of(node.op, node.dims), node) for graph in graphs for node in graph.nodes if node.op in _TUNED]
+    nodes = [product_of(node) for graph in graphs for node in graph.nodes]
+    keyed = [(key_of(node.op, node.dims), node) for node in nodes if node.op in _TUNED]
     counts = Counter(key for key, _ in keyed)
     first = dict(reversed(keyed))
 

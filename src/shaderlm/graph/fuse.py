@@ -121,7 +121,7 @@ def _embedding_scale(look: Look, scale: Node) -> Answer:
 def _rms_norm_mul_add(look: Look, add: Node) -> Answer:
     for key, other in (("b", "a"), ("a", "b")):
         norm = look.made_by(add.inputs[key], "rms_norm_mul")
-        if norm is None or norm.dims["residual"]:
+        if norm is None or norm.dims["residual"] or add.inputs[key] == add.inputs[other]:
             continue
         if add.dims["period"] != add.dims["count"]:
             return f"the sum repeats one operand every {add.dims['period']} values"
@@ -261,7 +261,7 @@ def _linear_add(look: Look, add: Node) -> Answer:
 
 def _add_rms_norm(look: Look, norm: Node) -> Answer:
     add = look.made_by(norm.inputs["x"], "add")
-    if add is None:
+    if add is None or norm.dims["residual"]:
         return None
     if add.dims["period"] != add.dims["count"]:
         return f"the sum repeats one operand every {add.dims['period']} values"
@@ -347,7 +347,7 @@ def _as_columns(look: Look, key: str, name: str) -> tuple[str, dict[str, int], l
 
 def _rms_norm_rope_kv_write(look: Look, rope: Node) -> Answer:
     norms = [look.made_by(rope.inputs[key], "rms_norm_mul") for key in "qk"]
-    if norms[0] is None or norms[1] is None:
+    if norms[0] is None or norms[1] is None or norms[0].dims["residual"] or norms[1].dims["residual"]:
         return None
     d, inputs, absorbed = dict(rope.dims), dict(rope.inputs), []
     if norms[0].dims["eps"] != norms[1].dims["eps"]:
@@ -396,7 +396,7 @@ def _rms_norm_rope_attention_linear(look: Look, linear: Node) -> Answer:
 def _rms_norm_add_rms_norm(look: Look, norm: Node) -> Answer:
     for key, other in (("b", "a"), ("a", "b")):
         inner = look.made_by(norm.inputs[key], "rms_norm_mul")
-        if inner is None:
+        if inner is None or inner.dims["residual"]:
             continue
         different = [name for name in ("heads", "width", "eps") if inner.dims[name] != norm.dims[name]]
         if different:

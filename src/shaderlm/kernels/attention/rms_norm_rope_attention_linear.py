@@ -25,7 +25,7 @@ def _share(dims: Dims, caps: DeviceCaps) -> int:
 
     H200, 4 heads of 256, 32 to 96 keys: 4.3 µs with 16, 5.4 with 8.
     """
-    fitting = (share for share in (16, 8) if share <= caps.same_subgroup_size)
+    fitting = (share for share in (16, 8) if share <= caps.subgroup_size)
     return next((share for share in fitting if dims["D"] % (16 * share) == 0), 4)
 
 
@@ -97,6 +97,8 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"it rotates whole heads, rotary is {dims['rotary']} of {dims['D']}"
     if dims["D"] % 64:
         return f"D must be a multiple of 64, D is {dims['D']}"
+    if dims["D"] // 8 // _share(dims, caps) > 4 and not caps.software:
+        return f"a lane would have too much of a head: D is {dims['D']}, and the size of subgroups is not known"
     joined = 8 * int16.config_for({**dims, "prologue": "splits"}, caps).threads
     if dims["K"] > joined:
         return f"a workgroup of the product joins at most {joined} inputs, there are {dims['K']}"

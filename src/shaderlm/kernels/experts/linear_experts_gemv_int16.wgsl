@@ -13,7 +13,7 @@ const WG: u32 = 256u;
 const TEAM: u32 = 32u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
-const SLOTS: u32 = WG / 4u;  // WG if TEAM is no power of two
+const SLOTS: u32 = WG / 4u;  // WG where TEAM is no multiple of 4
 
 struct Params {
     tokens: u32,

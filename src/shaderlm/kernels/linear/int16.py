@@ -73,20 +73,27 @@ def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
     else:
         team = 32 if (4096 <= k < 8192 and n > 2048) or 1024 < k < 4096 < n else whole
         rows = 1 if n <= (4096 if k >= 4096 else 1024) and not in_pairs else 2
-    if 1024 <= k <= 8192 and 1024 < n <= 1152 and not in_pairs and caps.max_invocations >= 1024:
-        return _few_rows(dims, caps)
+    few = _few_rows(dims, caps) if not in_pairs else None
+    if few is not None:
+        return few
     threads = min(threads, caps.max_invocations)
     return _config(threads, team_of(min(team, threads), _blocks(dims)), rows, dims, caps)
 
 
-def _few_rows(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
-    """A workgroup for each processor of a large GPU, with so many lanes that rows take one round, or two.
+def _few_rows(dims: Dims, caps: DeviceCaps) -> LaunchConfig | None:
+    """A workgroup for each processor of a large GPU, with as many lanes as its rows have blocks, or half as many.
 
-    H200, K 6,912, N 1,152: 5.4 µs with 992 lanes in 128 workgroups, 6.0 with 512, and 7.2 in 144 workgroups.
+    H200, K 6,912, N 1,152: 5.4 µs with 992 lanes in 128 workgroups, 6.0 with 512, and 7.2 in 144 workgroups. None for
+    shapes and devices that were not measured. A norm wants subgroups that divide the workgroup, and Metal may have
+    fewer lanes for a kernel than it says.
     """
+    measured = 1024 <= dims["K"] <= 6912 and 1024 < dims["N"] <= 1152 and dims.get("prologue") in ("none", "splits")
+    if not measured or caps.backend != "Vulkan" or caps.subgroup_size != 32:
+        return None
     blocks, rows = _blocks(dims), ceil_div(dims["N"], 128)
     team = ceil_div(blocks, ceil_div(rows * blocks, 1024))
-    return _config(ceil_div(rows * team, 32) * 32, team, 1, dims, caps)
+    found = _config(ceil_div(rows * team, 32) * 32, team, 1, dims, caps)
+    return found if found.threads <= caps.max_invocations and found.stage == blocks else None
 
 
 def team_of(most: int, blocks: int) -> int:
@@ -149,7 +156,7 @@ def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"weights of format {dims['format']} are not multiplied as integers"
     if not caps.dot4:
         return "this device has no instruction for dot products of bytes"
-    needed = _memory(512, 63, 64)  # the most that any team may take
+    needed = _memory(512, 63, 64)  # the most that any team may take; _few_rows looks for itself
     if caps.max_workgroup_memory < needed:
         return f"it needs {needed:,} bytes of workgroup memory, the limit is {caps.max_workgroup_memory:,}"
     return None
