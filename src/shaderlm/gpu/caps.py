@@ -72,7 +72,7 @@ class DeviceCaps:
     @cached_property
     def policy(self) -> DevicePolicy:
         """What is decided for a device of this kind. Kernels, plans and runtimes ask this and not the kind."""
-        return policy_of(self.kind, self.implementation)
+        return policy_of(self.kind, self.implementation, self.backend)
 
     @property
     def software(self) -> bool:

@@ -21,6 +21,7 @@ class DevicePolicy:
         bool  # keys and values are kept in f16: half the bytes to read. Needs no feature; a CPU pays to unpack it
     )
     round_inputs: bool  # precision "fast" rounds inputs to fewer bits: it must save time to be worth it
+    large_workgroups: bool  # more than 512 threads for a large kernel: Metal may have fewer for it than its limit says
     tune: bool  # timing the candidates of a route finds a faster one
     steps_ahead: int  # steps submitted before the first of them is waited for
     max_prefill_tokens: int  # rows of a prompt in one step: enough to fill the device, few enough to be interrupted
@@ -35,6 +36,7 @@ ON_GPU = DevicePolicy(
     prefer_few_barriers=False,
     half_cache=True,
     round_inputs=True,
+    large_workgroups=False,
     tune=True,
     steps_ahead=2,
     max_prefill_tokens=512,
@@ -48,6 +50,7 @@ IN_SOFTWARE = DevicePolicy(
     prefer_few_barriers=True,
     half_cache=False,
     round_inputs=False,
+    large_workgroups=False,
     tune=False,
     steps_ahead=1,
     max_prefill_tokens=128,
@@ -61,8 +64,9 @@ IN_SOFTWARE = DevicePolicy(
 ON_GPU_BY_DAWN = replace(ON_GPU, record_ahead=False)
 
 
-def policy_of(kind: str, implementation: str) -> DevicePolicy:
-    """The policy of a device of this kind (`KINDS` in caps.py) by an implementation of WebGPU."""
+def policy_of(kind: str, implementation: str, backend: str) -> DevicePolicy:
+    """The policy of a device of this kind (`KINDS` in caps.py) by an implementation of WebGPU over a graphics API."""
     if kind == "software":
         return IN_SOFTWARE
-    return ON_GPU_BY_DAWN if implementation == "dawn" else ON_GPU
+    found = ON_GPU_BY_DAWN if implementation == "dawn" else ON_GPU
+    return replace(found, large_workgroups=backend == "Vulkan")

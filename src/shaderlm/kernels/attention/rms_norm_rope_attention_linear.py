@@ -97,7 +97,7 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"it rotates whole heads, rotary is {dims['rotary']} of {dims['D']}"
     if dims["D"] % 64:
         return f"D must be a multiple of 64, D is {dims['D']}"
-    if dims["D"] // 8 // _share(dims, caps) > 4 and not caps.software:
+    if dims["D"] // 8 // _share(dims, caps) > 4 and not caps.policy.prefer_few_barriers:
         return f"a lane would have too much of a head: D is {dims['D']}, and the size of subgroups is not known"
     joined = 8 * int16.config_for({**dims, "prologue": "splits"}, caps).threads
     if dims["K"] > joined:

@@ -84,11 +84,10 @@ def _few_rows(dims: Dims, caps: DeviceCaps) -> LaunchConfig | None:
     """A workgroup for each processor of a large GPU, with as many lanes as its rows have blocks, or half as many.
 
     H200, K 6,912, N 1,152: 5.4 µs with 992 lanes in 128 workgroups, 6.0 with 512, and 7.2 in 144 workgroups. None for
-    shapes and devices that were not measured. A norm wants subgroups that divide the workgroup, and Metal may have
-    fewer lanes for a kernel than it says.
+    shapes and devices that were not measured. A norm wants subgroups that divide the workgroup.
     """
     measured = 1024 <= dims["K"] <= 6912 and 1024 < dims["N"] <= 1152 and dims.get("prologue") in ("none", "splits")
-    if not measured or caps.backend != "Vulkan" or caps.subgroup_size != 32:
+    if not measured or not caps.policy.large_workgroups or caps.subgroup_size != 32:
         return None
     blocks, rows = _blocks(dims), ceil_div(dims["N"], 128)
     team = ceil_div(blocks, ceil_div(rows * blocks, 1024))
