@@ -40,7 +40,8 @@ pytestmark = pytest.mark.xdist_group("tiny models")
 IDS = [int(i) for i in np.random.default_rng(8).integers(0, 256, 40)]
 # These models have neither GELU nor experts nor norms of what is added nor factors.
 _ABSENT = ("gelu", "experts", "rms_norm_add", "rms_norm_mul_add", "embedding_scale")
-NAMES = [fusion.name for fusion in FUSIONS if not any(part in fusion.name for part in _ABSENT)]
+_LAST = "rms_norm_rope_attention_linear"  # it needs most of the others
+NAMES = [f.name for f in FUSIONS if f.name != _LAST and not any(part in f.name for part in _ABSENT)]
 
 
 # Tiny checkpoints ----------------------------------------------------------------------------------------
@@ -169,7 +170,8 @@ def test_every_subset_of_fusions_computes_the_same(rows: int) -> None:
     caches = [name for name, tensor in graph.tensors.items() if tensor.role == "state"]
     expected = interpret.run(graph, given)["hidden"]
     assert np.abs(expected).max() > 0.1
-    for subset in (s for n in range(1, len(FUSIONS) + 1) for s in itertools.combinations(NAMES, n)):
+    subsets = [s for n in range(1, len(NAMES) + 1) for s in itertools.combinations(NAMES, n)]
+    for subset in (*subsets, (*NAMES, _LAST)):
         fused = fuse(graph, subset)[0]
         mine = values(fused, rows)
         np.testing.assert_allclose(interpret.run(fused, mine)["hidden"], expected, atol=1e-5, err_msg=str(subset))
