@@ -35,11 +35,16 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         constants,
         specialised=caps.policy.specialise_constants,
     )
+    return LaunchList((dispatch,), {**row_buffers(dims), "out": f32(dims["Hq"] * dims["D"])})
+
+
+def row_buffers(dims: Dims) -> dict[str, int]:
+    """What is read of one row before its attention, and the caches."""
     buffers = {name: f32(dims[f"{name}_stride"]) for name in "qkv"}
     buffers |= dict.fromkeys(("q_norm", "k_norm"), f32(dims["D"]))
-    buffers |= {"batch": batch_bytes(1), "table": f32(dims["rotary"]), "out": f32(dims["Hq"] * dims["D"])}
-    rows = least_pool_rows(False, dims["keys"])
-    return LaunchList((dispatch,), {**buffers, **dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims, rows))})
+    buffers |= {"batch": batch_bytes(1), "table": f32(dims["rotary"])}
+    caches = cache_bytes(dims, least_pool_rows(False, dims["keys"]))
+    return buffers | dict.fromkeys(("k_cache", "v_cache"), caches)
 
 
 def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...gpu.caps import DeviceCaps
-from ...graph.batch import last_key, least_pool_rows
+from ...graph.batch import last_key
 from ..linear import int16, packed
 from ..linear.linear import pack_weight
 from ..route import Dims, Dispatch, LaunchList, Route, f32
 from ..wgsl import Kernel
-from .attention import PACK, batch_bytes, cache_bytes, quads, scale_of, score_constants
+from .attention import PACK, quads, scale_of, score_constants
+from .rms_norm_rope_attention import row_buffers
 from .rms_norm_rope_attention import unsupported_reason as attention_unsupported_reason
 
 _AT_ONCE = 64  # keys of a query head
@@ -77,12 +78,9 @@ def _product(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     product = _product(dims, caps)
-    buffers = {name: f32(dims[f"{name}_stride"]) for name in "qkv"}
-    buffers |= dict.fromkeys(("q_norm", "k_norm"), f32(dims["D"]))
-    buffers |= {"batch": batch_bytes(1), "table": f32(dims["rotary"])}
-    buffers |= dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims, least_pool_rows(False, dims["keys"])))
-    buffers["partial"] = f32(_splits(dims, caps) * dims["Hq"] * (dims["D"] + 4))
-    return LaunchList((_attention(dims, caps), *product.dispatches), {**buffers, **product.buffers})
+    partial = f32(_splits(dims, caps) * dims["Hq"] * (dims["D"] + 4))
+    buffers = {**row_buffers(dims), "partial": partial, **product.buffers}
+    return LaunchList((_attention(dims, caps), *product.dispatches), buffers)
 
 
 def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
