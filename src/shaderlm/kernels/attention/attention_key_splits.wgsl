@@ -7,13 +7,15 @@
 // is one barrier, before the sums of a workgroup are joined; those of the splits are joined by what reads them
 // (linear/inputs_splits). Split s has the keys c with c / KEYS % SPLITS == s.
 // Grid: SPLITS workgroups per query head. Needs: a cache of f16 without a page table, of KEYS · SPLITS rows or more; D a multiple
-// of 16 · SHARE, all of it rotated; subgroups of SHARE lanes or more, of consecutive lanes.
+// of 16 · SHARE, all of it rotated; subgroups of JOINED · SHARE lanes or more, of consecutive lanes.
 
 const WG: u32 = 128u;
 const SHARE: u32 = 16u;           // 4, 8 or 16
 const OWN: u32 = 2u;              // octets of a head that a lane has: D / 8 / SHARE. Even: what is rotated together is in one lane
 const SPLITS: u32 = 8u;
 const KEYS: u32 = WG / SHARE;     // that a workgroup has at a time
+const JOINED: u32 = 1u;           // keys whose sums are joined by shuffles, before those of a workgroup: 1, or 2 of one subgroup
+const SLOTS: u32 = KEYS / JOINED;
 const OCTETS: u32 = OWN * SHARE;  // D / 8
 const QUADS: u32 = 2u * OCTETS;
 const OWN_QUADS: u32 = 2u * OWN;
@@ -41,9 +43,9 @@ struct Params {
 @group(0) @binding(9) var<storage, read_write> partial: array<vec4<f32>>;  // [SPLITS, heads, QUADS], [SPLITS, heads]
 @group(0) @binding(10) var<uniform> params: Params;
 
-var<workgroup> sums: array<vec4<f32>, KEYS * QUADS>;  // of values, for each of the keys at a time
-var<workgroup> tops: array<f32, KEYS>;                // their largest scores
-var<workgroup> totals: array<f32, KEYS>;              // sums of powers
+var<workgroup> sums: array<vec4<f32>, SLOTS * QUADS>;  // of values, for each of the keys at a time, or two
+var<workgroup> tops: array<f32, SLOTS>;                // their largest scores
+var<workgroup> totals: array<f32, SLOTS>;              // sums of powers
 
 // Which quad of a head is the lane's j-th. Two make an octet, and quads j and j + OWN lie half a head apart.
 fn quad_of(j: u32, lane: u32) -> u32 {
@@ -199,22 +201,38 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             top = largest;
         }
     }
-    for (var j = 0u; j < OWN_QUADS; j = j + 1u) {
-        sums[lane / SHARE * QUADS + quad_of(j, lane)] = sum[j];
+    let slot = lane / SHARE / JOINED;
+    if (JOINED == 2u) {
+        let largest = max(top, subgroupShuffleXor(top, SHARE));
+        let kept = exp(top - largest);
+        top = largest;
+        total = kept * total;
+        total = total + subgroupShuffleXor(total, SHARE);
+        // Of two lanes with the same quads of two values, one joins the first half of them, the other one the second.
+        let second = lane / SHARE % 2u;
+        for (var j = 0u; j < OWN; j = j + 1u) {
+            let own = select(sum[j], sum[j + OWN], second == 1u);
+            let other = select(sum[j + OWN], sum[j], second == 1u);
+            sums[slot * QUADS + quad_of(j + OWN * second, lane)] = kept * own + subgroupShuffleXor(kept * other, SHARE);
+        }
+    } else {
+        for (var j = 0u; j < OWN_QUADS; j = j + 1u) {
+            sums[slot * QUADS + quad_of(j, lane)] = sum[j];
+        }
     }
-    if (lane % SHARE == 0u) {
-        tops[lane / SHARE] = top;
-        totals[lane / SHARE] = total;
+    if (lane % (JOINED * SHARE) == 0u) {
+        tops[slot] = top;
+        totals[slot] = total;
     }
     workgroupBarrier();
     var largest = tops[0];
-    for (var i = 1u; i < KEYS; i = i + 1u) {
+    for (var i = 1u; i < SLOTS; i = i + 1u) {
         largest = max(largest, tops[i]);
     }
     for (var column = lane; column < QUADS; column = column + WG) {
         var joined = vec4<f32>();
         var powers = 0.0;
-        for (var i = 0u; i < KEYS; i = i + 1u) {
+        for (var i = 0u; i < SLOTS; i = i + 1u) {
             let power = exp(tops[i] - largest);
             joined = joined + power * sums[i * QUADS + column];
             powers = powers + power * totals[i];

@@ -51,6 +51,7 @@ def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
         "SHARE": share,
         "OWN": dims["D"] // 8 // share,
         "SPLITS": _splits(dims, caps),
+        "JOINED": 2 if caps.subgroup_size >= 2 * share else 1,
         "INTERLEAVED": dims["interleaved"],
         **score_constants({**dims, "window": 0 if dims["window"] >= most else dims["window"]}),
     }

@@ -153,14 +153,15 @@ fn main(
     }
     acc = rooted(acc, squares, lane);
     acc = team_sums(acc + biases(choice, span, lane % TEAM, TEAM, columns), lane, size);
-    if (lane % TEAM == 0u && lane < WG / TEAM * TEAM) {
+    if (has_sums(lane, 1u)) {
+        let stored = tile * per_group + team_of_sums(lane) * ROWS;
         if (ROWS == 1u) {
-            store(at, first, acc.x);
+            store(at, stored, acc.x);
         } else {
-            store_pair(at, first, acc.x, acc.y);
+            store_pair(at, stored, acc.x, acc.y);
         }
         if (ROWS > 2u) {
-            store_pair(at, first + 2u, acc.z, acc.w);
+            store_pair(at, stored + 2u, acc.z, acc.w);
         }
     }
 }

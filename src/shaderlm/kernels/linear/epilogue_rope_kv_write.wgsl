@@ -1,8 +1,8 @@
 // Epilogue rope_kv_write of one row: the rows of the weight are queries, keys and values; y[n] = bias[n] + sum.
 // out = rotate(queries of y);  k_cache[slot] = rotate(keys of y);  v_cache[slot] = values of y, position and slot of the row
 // rotate: (u, v) → (u·cos − v·sin, u·sin + v·cos) for elements 2i and 2i + 1 of a head; those past `rotary` are copied.
-// Exports: begin(first), before the weights are multiplied, and store_rows(first, sums). Rows are taken in pairs: ROWS > 1.
-// Needs: bias, params and a cache format.
+// Exports: begin(first), before the weights are multiplied, and store_rows(first, sums). Rows are taken in pairs: STORED > 1.
+// Needs: const STORED, bias, params and a cache format.
 
 @group(0) @binding(0) var<storage, read> batch: array<vec4<u32>>;           // [2]: counts, then (id, position, slot, pages)
 @group(0) @binding(1) var<storage, read> table: array<vec2<f32>>;           // [positions, rotary / 2] of (cos, sin)
@@ -59,7 +59,7 @@ fn store_turned(n: u32, sum: f32, next: f32, turn: vec2<f32>) {
 
 fn store_rows(first: u32, sums: vec4<f32>) {
     store_turned(first, sums.x, sums.y, turns.xy);
-    if (ROWS > 2u) {
+    if (STORED > 2u) {
         store_turned(first + 2u, sums.z, sums.w, turns.zw);
     }
 }

@@ -14,6 +14,10 @@ const WG: u32 = 256u;
 const TEAM: u32 = 32u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
+// Blocks of a row that each lane has, 1 or 2: all of them are loaded while the inputs are rounded. 0: any number, one ahead.
+const ROUNDS: u32 = 0u;
+// Rows that a lane stores: two of four, where several lanes have the sums.
+const STORED: u32 = select(ROWS, 2u, ADDERS > 1u && ROWS > 2u);
 const SLOTS: u32 = WG / 4u;  // WG where TEAM is no multiple of 4
 
 struct Params {
@@ -119,7 +123,13 @@ fn main(
     var acc = vec4<f32>();
     var square = 0.0;
     var next = load_rows(rows, lane % TEAM, blocks);
-    begin(first);
+    var second = next;
+    if (ROUNDS == 2u) {
+        second = load_rows(rows, lane % TEAM + TEAM, blocks);
+    }
+    let nth = lane % STRIDE % (ROWS / STORED);  // of the lanes that store the rows of a team
+    let stored = ((group.x + group.y * groups.x) * (WG / TEAM) + team_of_sums(lane)) * ROWS + nth * STORED;
+    begin(stored);
     begin_inputs(lane, size, group.x + group.y * groups.x);
     for (var first_block = 0u; first_block < blocks; first_block = first_block + STAGE) {
         let end = min(first_block + STAGE, blocks);
@@ -144,9 +154,13 @@ fn main(
         for (var base = first_block; base < end; base = base + TEAM) {
             let block = base + lane % TEAM;
             let now = next;
-            // Also in the last round: under a condition, a loop over 4096 × 28672 took 29 µs instead of 24 (H200).
-            next = load_rows(rows, block + TEAM, blocks);
-            let there = block < blocks;
+            if (ROUNDS > 0u) {
+                next = second;
+            } else {
+                // Also in the last round: under a condition, a loop over 4096 × 28672 took 29 µs instead of 24 (H200).
+                next = load_rows(rows, block + TEAM, blocks);
+            }
+            let there = ROUNDS > 0u || block < blocks;
             let at = select(0u, block - first_block, there);
             let v = Sixteen(h_first[at], l_first[at]);
             let u = Sixteen(h_second[at], l_second[at]);
@@ -167,8 +181,12 @@ fn main(
             squares[lane / size] = part;
         }
     }
-    acc = team_sums(acc, lane, size);  // its barrier also is that of `squares`
-    if (lane % TEAM == 0u && lane < WG / TEAM * TEAM) {
+    if (IN_SUBGROUP && !NORM) {
+        acc = aligned_sums(acc, size);
+    } else {
+        acc = team_sums(acc, lane, size);  // its barrier also is that of `squares`
+    }
+    if (has_sums(lane, ROWS / STORED)) {
         if (NORM) {
             var total = 0.0;
             for (var i = 0u; i < WG / size; i = i + 1u) {
@@ -176,6 +194,6 @@ fn main(
             }
             acc = acc * factor(total);
         }
-        store_rows(first, acc);
+        store_rows(stored, select(acc, acc.zwzw, nth == 1u));
     }
 }

@@ -1,15 +1,15 @@
-// What a GEMV does with the sums of ROWS rows (1, 2 or 4) where the epilogue is that of the linears.
-// Exports: begin(first), before the weights are multiplied, and store_rows(first, sums). Needs: the epilogue.
+// What a lane of a GEMV does with the sums of STORED rows (1, 2 or 4) where the epilogue is that of the linears.
+// Exports: begin(first), before the weights are multiplied, and store_rows(first, sums). Needs: const STORED, the epilogue.
 
 var<private> added: vec4<f32>;
 
 // At the end there would be nothing to hide the wait for what is added.
 fn begin(first: u32) {
     added.x = added_to(0u, first);
-    if (ROWS > 1u) {
+    if (STORED > 1u) {
         added.y = added_to(0u, first + 1u);
     }
-    if (ROWS > 2u) {
+    if (STORED > 2u) {
         added.z = added_to(0u, first + 2u);
         added.w = added_to(0u, first + 3u);
     }
@@ -18,16 +18,16 @@ fn begin(first: u32) {
 fn store_rows(first: u32, sums: vec4<f32>) {
     if (has(GATED)) {
         store_pair(0u, first, sums.x, sums.y);
-        if (ROWS > 2u) {
+        if (STORED > 2u) {
             store_pair(0u, first + 2u, sums.z, sums.w);
         }
         return;
     }
     store_adding(0u, first, sums.x, added.x);
-    if (ROWS > 1u) {
+    if (STORED > 1u) {
         store_adding(0u, first + 1u, sums.y, added.y);
     }
-    if (ROWS > 2u) {
+    if (STORED > 2u) {
         store_adding(0u, first + 2u, sums.z, added.z);
         store_adding(0u, first + 3u, sums.w, added.w);
     }

@@ -1,6 +1,6 @@
 // out[r, i] = added(r, i) + weight(i) · v[r, i] / sqrt(mean_i(v[r, i]²) + eps)        added, v and weight are included
-// A workgroup per row, four elements per lane and step: width must be a multiple of 4. The first KEEP steps stay in registers
-// and their weights are loaded while the row is summed: most rows are read once.
+// A workgroup per row, four elements per lane and step: width must be a multiple of 4. The first KEEP steps stay in registers;
+// their weights and what is added are loaded while the row is summed: most rows are read once.
 // Grid: one workgroup per row of a token, folded.
 
 const WG: u32 = 64u;
@@ -42,17 +42,24 @@ fn main(
     var w1 = vec4<f32>();
     var w2 = vec4<f32>();
     var w3 = vec4<f32>();
+    let a0 = added_at(first + min(lane, last));
+    var a1 = vec4<f32>();
+    var a2 = vec4<f32>();
+    var a3 = vec4<f32>();
     if (KEEP > 1u) {
         v1 = input_at(first + min(i1, last));
         w1 = weight_at(min(i1, last));
+        a1 = added_at(first + min(i1, last));
     }
     if (KEEP > 2u) {
         v2 = input_at(first + min(i2, last));
         w2 = weight_at(min(i2, last));
+        a2 = added_at(first + min(i2, last));
     }
     if (KEEP > 3u) {
         v3 = input_at(first + min(i3, last));
         w3 = weight_at(min(i3, last));
+        a3 = added_at(first + min(i3, last));
     }
     var squares = select(0.0, dot(v0, v0), lane < quads)
         + select(0.0, dot(v1, v1), i1 < quads)
@@ -64,23 +71,23 @@ fn main(
     }
     let factor = inverseSqrt(workgroup_sum(squares, lane) / f32(params.width) + params.eps);
     if (lane < quads) {
-        store(first + lane, v0, factor * w0);
+        store(first + lane, v0, factor * w0, a0);
     }
     if (KEEP > 1u && i1 < quads) {
-        store(first + i1, v1, factor * w1);
+        store(first + i1, v1, factor * w1, a1);
     }
     if (KEEP > 2u && i2 < quads) {
-        store(first + i2, v2, factor * w2);
+        store(first + i2, v2, factor * w2, a2);
     }
     if (KEEP > 3u && i3 < quads) {
-        store(first + i3, v3, factor * w3);
+        store(first + i3, v3, factor * w3, a3);
     }
     for (var i = lane + KEEP * WG; i < quads; i = i + WG) {
-        store(first + i, input_at(first + i), factor * weight_at(i));
+        store(first + i, input_at(first + i), factor * weight_at(i), added_at(first + i));
     }
 }
 
-fn store(i: u32, v: vec4<f32>, scale: vec4<f32>) {
+fn store(i: u32, v: vec4<f32>, scale: vec4<f32>, added: vec4<f32>) {
     keep_input(i, v);
-    out[i] = added_at(i) + v * scale;
+    out[i] = added + v * scale;
 }

@@ -1,7 +1,9 @@
 // Sums over the TEAM lanes of each team of a workgroup, given the size of subgroups: inside them first, then over one slot
 // per subgroup. Right for every size, given that a subgroup holds consecutive lanes: steps as wide as a subgroup or wider
-// are computed and dropped, so that control flow stays uniform. All lanes are here; the first of each team gets the result.
+// are computed and dropped, so that control flow stays uniform. All lanes are here.
 // Teams whose size is no power of two lie across subgroups: as many of their lanes as are sure to be in one have a slot.
+// Exports: team_sums(value, lane, size); team_of_sums(lane) and has_sums(lane, count), which lanes get the sums of which team:
+// one of each, or ADDERS; where IN_SUBGROUP, aligned_sums(value, size) does the same without a barrier.
 // Needs: const WG, TEAM, ROWS; workgroup array team_slots: an element for each subgroup, or for each team if that is smaller, if
 // TEAM is a power of two; for each four lanes if it is a multiple of 4; else for each lane.
 
@@ -9,7 +11,26 @@
 // on. Of two, nothing is gained: gate and up of gemma-3-1b, teams of 18, took 7.6 instead of 7.5 µs on an H200.
 const ALIGNED: u32 = select(1u, TEAM & ~(TEAM - 1u), TEAM % 4u == 0u || TEAM < 4u);
 
-fn team_sums(value: vec4<f32>, lane: u32, size: u32) -> vec4<f32> {
+const IN_SUBGROUP: bool = SUBGROUP >= TEAM && ALIGNED == TEAM;
+
+// Lanes that add the slots of a team: some neighbours where there are many slots, one for each lane. Gate and up of gemma-3-1b,
+// teams of 18, took 0.15 µs longer with one lane. With 9 or 27 slots, of teams of 36 and 108, nothing is gained; with the 6 of
+// smollm2-135m's head time is lost.
+const ADDERS: u32 = select(1u, select(4u, 8u, SUBGROUP >= 8u), ALIGNED == 1u && TEAM > 16u);
+const STRIDE: u32 = select(TEAM, ADDERS, ADDERS > 1u);  // between the lanes that get the sums of two teams
+
+// The team whose sums this lane adds up. (The last one, where there is none left.)
+fn team_of_sums(lane: u32) -> u32 {
+    return min(lane / STRIDE, WG / TEAM - 1u);
+}
+
+// Is this lane one of the first `count` that get the sums of a team? Where one lane adds them up, that is the first of the team.
+fn has_sums(lane: u32, count: u32) -> bool {
+    return lane % STRIDE < count && lane < WG / TEAM * STRIDE;
+}
+
+// Over the ALIGNED lanes of a team that are neighbours, or over a subgroup, if that has fewer. All lanes get them.
+fn aligned_sums(value: vec4<f32>, size: u32) -> vec4<f32> {
     var partial = value;
     for (var offset = 1u; offset < ALIGNED; offset = offset * 2u) {
         var other = vec4<f32>(subgroupShuffleXor(partial.x, offset), 0.0, 0.0, 0.0);
@@ -22,15 +43,39 @@ fn team_sums(value: vec4<f32>, lane: u32, size: u32) -> vec4<f32> {
         }
         partial = select(partial, partial + other, offset < size);
     }
+    return partial;
+}
+
+fn team_sums(value: vec4<f32>, lane: u32, size: u32) -> vec4<f32> {
+    let partial = aligned_sums(value, size);
     let width = min(size, ALIGNED);
     if (lane % width == 0u) {
         team_slots[lane / width] = partial;
     }
     workgroupBarrier();
     var total = vec4<f32>();
-    if (lane % TEAM == 0u && lane < WG / TEAM * TEAM) {
-        for (var i = 0u; i < TEAM / width; i = i + 1u) {
-            total = total + team_slots[lane / width + i];
+    let slots = TEAM / width;
+    let first = team_of_sums(lane) * slots;
+    if (ADDERS == 1u) {
+        if (has_sums(lane, 1u)) {
+            for (var i = 0u; i < slots; i = i + 1u) {
+                total = total + team_slots[first + i];
+            }
+        }
+        return total;
+    }
+    for (var base = 0u; base < slots; base = base + ADDERS) {
+        let i = base + lane % ADDERS;
+        total = total + select(vec4<f32>(), team_slots[first + min(i, slots - 1u)], i < slots);
+    }
+    for (var offset = 1u; offset < ADDERS; offset = offset * 2u) {
+        total.x = total.x + subgroupShuffleXor(total.x, offset);
+        if (ROWS > 1u) {
+            total.y = total.y + subgroupShuffleXor(total.y, offset);
+        }
+        if (ROWS > 2u) {
+            total.z = total.z + subgroupShuffleXor(total.z, offset);
+            total.w = total.w + subgroupShuffleXor(total.w, offset);
         }
     }
     return total;
