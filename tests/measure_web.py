@@ -1,8 +1,8 @@
 """Times of an export in headless Chromium: what a visitor waits for, and what a token costs the page's thread.
 
-    python -m tests.measure_web [--model MODEL] [--variant NAME] [--tokens N]
+    python -m tests.measure_web [--model MODEL] [--variant NAME] [--tokens N] [--gpu]
 
-Chromium has its usual settings, and takes a GPU if there is one. Run it on a machine that does nothing else.
+Run it on a machine that does nothing else. Headless Chromium takes a software adapter on Linux, unless --gpu is given.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from .web_serving import WebServer, serving
 PAGE = (Path(__file__).parent / "web" / "runtime.html").read_bytes()
 PATIENCE = 600.0
 WARM_UP, ROUNDS = 64, 5
+VULKAN = (
+    "--use-angle=vulkan", "--enable-features=Vulkan", "--use-vulkan=native", "--disable-vulkan-surface",
+    "--ignore-gpu-blocklist",
+)  # fmt: skip
 ASK = """
     const model = state.models[name];
     for await (const text of model.chat([{role: "user", content: "What is gravity?"}], {max_tokens: 1})) break;
@@ -138,8 +142,10 @@ def tokens(page: Measured, count: int) -> None:
     page.call(f'await state.open("one", {page.options}); await state.compiled()')
     page.answer(WARM_UP)  # JavaScript is compiled, and what loading left is collected
     spent: dict[str, list[float]] = {"CPU time": [], "wall time": []}
+    speeds = []
     for _ in range(ROUNDS):
         traced = page.traced(count)
+        speeds.append(page.call("return state.models.one.last.tokensPerSecond"))
         for what, key in (("CPU time", "tdur"), ("wall time", "dur")):
             spent[what].append(sum(event[key] for event in traced) / 1e3 / count)
     info = page.call("return state.models.one.info")
@@ -147,6 +153,7 @@ def tokens(page: Measured, count: int) -> None:
     print("milliseconds of the page's thread in JavaScript and what it calls, without waiting for the GPU")
     for what, rounds in spent.items():
         print(f"  {what}: median {statistics.median(rounds):.2f}, all {', '.join(f'{each:.2f}' for each in rounds)}")
+    print(f"tokens per second: median {statistics.median(speeds):.1f}, traced")
 
 
 def main() -> None:
@@ -156,6 +163,7 @@ def main() -> None:
     parser.add_argument("--variant", help="of the plan; what the page takes by itself if left out")
     parser.add_argument("--tokens", type=int, default=64, help="of a round")
     parser.add_argument("--only", choices=("visits", "tokens"))
+    parser.add_argument("--gpu", action="store_true", help="take a GPU, by Vulkan")
     given = parser.parse_args()
     options = json.dumps({"variant": given.variant} if given.variant else {})
     with tempfile.TemporaryDirectory() as place:
@@ -163,7 +171,7 @@ def main() -> None:
         with opened(given.model) as model:
             export(model, folder)
         with serving({"/page.html": PAGE}, {"model": [folder]}) as server:
-            browser = Browser(Path(place), flags=WEBGPU)
+            browser = Browser(Path(place), flags=(*WEBGPU, *VULKAN) if given.gpu else WEBGPU)
             try:
                 page = Measured(browser, server, options)
                 if given.only != "tokens":
