@@ -26,6 +26,7 @@ from shaderlm.runtime.gpu_runner import GpuRunner
 
 from .cases import INT16
 from .compare import assert_close
+from .operands import MAKERS
 from .sweeps import every_second
 from .tiny_models import write_tiny_llama
 from .weights import make_weight, whole_k
@@ -74,6 +75,31 @@ def test_every_config(config: int16.LaunchConfig, norm: bool, gpu: Device) -> No
     root = np.sqrt((x.astype(np.float64) ** 2).mean() + EPS) if norm else 1.0
     actual = product(gpu, config, x, weight, dims, norm_weight)
     assert_close(actual, reference.linear(taken / root, dense)[0], "linear", str(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "epilogue", "rounds"),
+    [
+        (int16.LaunchConfig(128, 18, 4, 36), "gelu_mul", 2),
+        (int16.LaunchConfig(96, 17, 4, 34), "add", 2),
+        (int16.LaunchConfig(64, 18, 2, 18), "none", 1),
+        (int16.LaunchConfig(128, 18, 4, 54), "gelu_mul", 0),
+    ],
+    ids=str,
+)
+def test_behind_two_norms(config: int16.LaunchConfig, epilogue: str, rounds: int, gpu: Device) -> None:
+    """Lanes that have one or two blocks load them at once. Several lanes add the sums of a team, and two store them."""
+    sizes = {"tokens": 1, "K": 32 * config.stage, "N": 2 * config.per_group + 2, "format": "q4_0", "epilogue": epilogue}
+    dims = resolve("linear", {**sizes, "prologue": "rms_norm_add_rms_norm", "eps": EPS})
+    launch_list = int16.launch_list_with(config, dims, gpu.caps)
+    assert [each.constants["ROUNDS"] for each in launch_list.dispatches] == [rounds]
+    operands, expected = MAKERS["linear"](np.random.default_rng(config.team), dims)
+    route = next(found for found in routes_of("linear") if found.name == "gemv_int16")
+    found = gpu.run(lower(route, dims, gpu.caps, operands, launch_list=launch_list))
+    for name in ("out", "sum"):
+        wanted = expected[name]
+        assert wanted is not None
+        assert_close(found[name].view(np.float32)[: wanted.size], wanted[0], "linear", f"{config} {name}")
 
 
 @pytest.mark.parametrize(
