@@ -27,7 +27,7 @@ FLAGS = (
     "--force-color-profile=srgb", "--remote-debugging-pipe",
 )  # fmt: skip
 WITHOUT_GPU = ("--disable-gpu",)
-WEBGPU = ("--enable-unsafe-webgpu",)  # by SwiftShader where there is no GPU
+WEBGPU = ("--enable-unsafe-webgpu",)  # headless on Linux by SwiftShader; measure_web says how to take a GPU
 # Shaders do not begin with zeros in workgroup memory: SwiftShader compiles those three times as long. Our kernels write
 # before they read.
 NO_ZEROS = "--enable-dawn-features=disable_workgroup_init"

@@ -24,7 +24,7 @@ from shaderlm.models.architecture import Step
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.gpu_runner import GpuRunner
 
-from .cases import INT16
+from .cases import CASES, INT16, Case, make, result, tolerance
 from .compare import assert_close
 from .operands import MAKERS
 from .sweeps import every_second
@@ -100,6 +100,21 @@ def test_behind_two_norms(config: int16.LaunchConfig, epilogue: str, rounds: int
         wanted = expected[name]
         assert wanted is not None
         assert_close(found[name].view(np.float32)[: wanted.size], wanted[0], "linear", f"{config} {name}")
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.dims.get("epilogue") == "rope_kv_write"][-2:], ids=lambda case: case.name
+)
+def test_two_lanes_of_a_team_store_rotated_pairs(case: Case, gpu: Device) -> None:
+    config = int16.LaunchConfig(128, 18, 4, 18)
+    assert case.dims["K"] == 32 * config.stage
+    operands, expected = make(case)
+    route = next(found for found in routes_of("linear") if found.name == "gemv_int16")
+    launch_list = int16.launch_list_with(config, case.dims, gpu.caps)
+    found = gpu.run(lower(route, case.dims, gpu.caps, operands, launch_list=launch_list))
+    for name, wanted in expected.items():
+        assert wanted is not None
+        assert_close(result(case, name, found[name], wanted), wanted, tolerance(case, route, name), name)
 
 
 @pytest.mark.parametrize(

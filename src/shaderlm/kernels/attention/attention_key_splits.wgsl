@@ -43,7 +43,7 @@ struct Params {
 @group(0) @binding(9) var<storage, read_write> partial: array<vec4<f32>>;  // [SPLITS, heads, QUADS], [SPLITS, heads]
 @group(0) @binding(10) var<uniform> params: Params;
 
-var<workgroup> sums: array<vec4<f32>, SLOTS * QUADS>;  // of values, for each of the keys at a time, or two
+var<workgroup> sums: array<vec4<f32>, SLOTS * QUADS>;  // of values: a slot for each key, or for each two
 var<workgroup> tops: array<f32, SLOTS>;                // their largest scores
 var<workgroup> totals: array<f32, SLOTS>;              // sums of powers
 

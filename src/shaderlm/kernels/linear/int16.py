@@ -127,7 +127,7 @@ def _slots(threads: int, team: int) -> int:
 def _rounds(config: LaunchConfig, dims: Dims) -> int:
     """Blocks that a lane has of a row where it loads all of them at once, 1 or 2; else 0.
 
-    That is worth its registers behind two norms. H200, gemma-3-1b: gate and up 7.5 → 7.1 µs, qkv 4.5 → 4.3. Without
+    That is worth its registers behind two norms. H200, gemma-3-1b: gate and up 7.5 → 7.25 µs, qkv 4.45 → 4.3. Without
     a norm it costs up to 0.15 µs, and behind one it changes nothing (llama-3.2-1b).
     """
     rounds, rest = divmod(_blocks(dims), config.team)

@@ -9,8 +9,8 @@
 
 const WG: u32 = 256u;
 const TEAM: u32 = 64u;
-const STORED: u32 = ROWS;  // rows that a lane stores
 const ROWS: u32 = 4u;
+const STORED: u32 = ROWS;  // rows that a lane stores
 const STAGE: u32 = 64u;
 
 struct Params {

@@ -1,11 +1,11 @@
 // Sums over the TEAM lanes of each team of a workgroup, given the size of subgroups: inside them first, then over one slot
-// per subgroup. Right for every size, given that a subgroup holds consecutive lanes: steps as wide as a subgroup or wider
-// are computed and dropped, so that control flow stays uniform. All lanes are here.
+// per subgroup. Right for every size of four or more, given that a subgroup holds consecutive lanes: steps as wide as a
+// subgroup or wider are computed and dropped, so that control flow stays uniform. All lanes are here.
 // Teams whose size is no power of two lie across subgroups: as many of their lanes as are sure to be in one have a slot.
 // Exports: team_sums(value, lane, size); team_of_sums(lane) and has_sums(lane, count), which lanes get the sums of which team:
 // one of each, or ADDERS; where IN_SUBGROUP, aligned_sums(value, size) does the same without a barrier.
-// Needs: const WG, TEAM, ROWS; workgroup array team_slots: an element for each subgroup, or for each team if that is smaller, if
-// TEAM is a power of two; for each four lanes if it is a multiple of 4; else for each lane.
+// Needs: shared/subgroup_lanes; const WG, TEAM, ROWS; workgroup array team_slots: an element for each subgroup, or for each
+// team if that is smaller, if TEAM is a power of two; for each four lanes if it is a multiple of 4; else for each lane.
 
 // Lanes of a team that are sure to be in one subgroup, if that has so many: the largest power of two that divides TEAM, from four
 // on. Of two, nothing is gained: gate and up of gemma-3-1b, teams of 18, took 7.6 instead of 7.5 µs on an H200.
@@ -14,7 +14,7 @@ const ALIGNED: u32 = select(1u, TEAM & ~(TEAM - 1u), TEAM % 4u == 0u || TEAM < 4
 const IN_SUBGROUP: bool = SUBGROUP >= TEAM && ALIGNED == TEAM;
 
 // Lanes that add the slots of a team: some neighbours where there are many slots, one for each lane. Gate and up of gemma-3-1b,
-// teams of 18, took 0.15 µs longer with one lane. With 9 or 27 slots, of teams of 36 and 108, nothing is gained; with the 6 of
+// teams of 18, took 0.2 µs longer with one lane. With 9 or 27 slots, of teams of 36 and 108, nothing is gained; with the 6 of
 // smollm2-135m's head time is lost.
 const ADDERS: u32 = select(1u, select(4u, 8u, SUBGROUP >= 8u), ALIGNED == 1u && TEAM > 16u);
 const STRIDE: u32 = select(TEAM, ADDERS, ADDERS > 1u);  // between the lanes that get the sums of two teams
