@@ -1514,10 +1514,10 @@ async function loadWeights(files, plan, runner, onProgress) {
   );
   const kept = [null, null];
   let done = 0;
-  let warned = files.warnings.length;
+  let warned = 0; // of the warnings, also of those from before: the tokenizer may not fit into the storage
   const report = (count) => {
     done += count;
-    const message = files.warnings.slice(warned).join(" ");
+    const message = files.warnings.slice(warned).join("; ");
     warned = files.warnings.length;
     onProgress({ stage: "weights", done, total, ...(message && { message }) });
   };
