@@ -25,6 +25,7 @@ CONFIGS = [
     GemvConfig(64, 4, 2, 4),
     GemvConfig(32, 4, 4, 4),
     TileConfig(4, 2, 4, 16),  # many slices
+    TileConfig(4, 2, 4, 4),
     TileConfig(4, 4, 8, 4),
     TileConfig(4, 4, 8, 2, 2),  # several blocks of each slice
     TileConfig(8, 2, 8, 1),
@@ -113,6 +114,24 @@ def test_which_shapes_take_them(gpu: Device) -> None:
     software = replace(gpu.caps, kind="software")
     dims = resolve("linear", {"tokens": 8, "K": 2048, "N": 2048, "format": "q4_0"})
     assert choose("linear", dims, software, None, "fast").name == "rows"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "N", "memory", "expected"),
+    [
+        (3, 2048, 48 << 10, TileConfig(4, 2, 4, 4)),
+        (8, 2048, 48 << 10, TileConfig(4, 2, 4, 16)),
+        (8, 2048, 8 << 10, TileConfig(4, 2, 4, 4)),  # there is no room for many slices
+        (8, 16384, 48 << 10, TileConfig(4, 2, 4, 4)),  # nor need of them
+        (16, 2048, 48 << 10, TileConfig(4, 2, 4, 16)),
+        (16, 16384, 48 << 10, TileConfig(4, 4, 8, 8)),
+        (512, 2048, 48 << 10, TileConfig(8, 8, 16, 1, 2)),
+    ],
+)
+def test_which_tiles_are_taken(tokens: int, N: int, memory: int, expected: TileConfig, gpu: Device) -> None:
+    caps = replace(gpu.caps, max_workgroup_memory=memory, max_invocations=1024)
+    dims = resolve("linear", {"tokens": tokens, "K": 2048, "N": N, "format": "q4_0"})
+    assert rows_int16.tile_config(dims, caps) == expected
 
 
 def test_the_tuner_has_candidates_for_each_bucket(gpu: Device) -> None:

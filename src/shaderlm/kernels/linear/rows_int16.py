@@ -181,27 +181,28 @@ def gemv_with(config: GemvConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 # Tiles -------------------------------------------------------------------------------------------------------
 
-# Large tiles first, each with the workgroups that it takes to keep an H200 busy (132 cores); the last have most slices.
+_LEAST_MEMORY = TileConfig(4, 2, 4, 4)
+# Large tiles first, each with the workgroups that it takes to keep an H200 busy (132 cores); the last has most slices.
 _TILES: tuple[tuple[TileConfig, int], ...] = (
     (TileConfig(8, 8, 16, 1, 2), 256),
     (TileConfig(8, 4, 8, 4), 256),
     (TileConfig(8, 4, 8, 2), 256),  # where 16 KiB of workgroup memory are all
     (TileConfig(4, 4, 8, 8), 128),
+    (_LEAST_MEMORY, 768),
     (TileConfig(4, 2, 4, 16), 1),
-    (TileConfig(4, 2, 4, 4), 1),
 )
 
 
 def _fitting(dims: Dims, caps: DeviceCaps) -> list[TileConfig]:
     """Tiles that the device has room for; the one that needs least where there are none, for the reason why."""
     configs = [config for config, _ in _TILES]
-    return [c for c in configs if over_limits(tile_with(c, dims, caps), caps) is None] or configs[-1:]
+    return [c for c in configs if over_limits(tile_with(c, dims, caps), caps) is None] or [_LEAST_MEMORY]
 
 
 def tile_config(dims: Dims, caps: DeviceCaps) -> TileConfig:
-    """The largest tile that rows fill by more than half and of which there are enough, else the smallest."""
+    """The largest tile that rows fill by more than half and of which there are enough, else one of the smallest."""
     tokens, found, least = dims["tokens"], _fitting(dims, caps), dict(_TILES)
-    filled = [config for config in found if 2 * tokens > config.tile[0]] or found[-1:]
+    filled = [config for config in found if 2 * tokens > config.tile[0]] or [_LEAST_MEMORY]
     return next((config for config in filled if config.tiles(tokens, dims["N"]) >= least[config]), filled[-1])
 
 
