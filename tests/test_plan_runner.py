@@ -96,7 +96,7 @@ def run(folder: Path, device: Device) -> subprocess.CompletedProcess[str]:
         env.pop("PYTHONPATH", None)
         command = [sys.executable, "-P", str(RUNNER), *given]
         return subprocess.run(
-            command, capture_output=True, encoding="utf-8", timeout=120, check=False, env=env, cwd=folder
+            command, capture_output=True, encoding="utf-8", timeout=600, check=False, env=env, cwd=folder
         )
 
 
