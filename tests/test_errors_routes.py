@@ -111,7 +111,9 @@ UNEXPLAINED: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [
     ("linear", {**_LINEAR, "Tokens": 2}, ("tokens is given twice",)),
     ("linear", {**_LINEAR, "format": "q3"}, ("format", "f32, f16, q8_0, q4_0", "'q3'")),
     ("linear", {**_LINEAR, "bias": 1}, ("bias", "True or False", "1")),
-    ("linear", {**_LINEAR, "prologue": "softmax"}, ("prologue", "none, rms_norm", "'softmax'")),
+    ("linear", {**_LINEAR, "rounded": True}, ("rounded results", "epilogue='none'")),
+    ("linear", {**_LINEAR, "prologue": "rounded", "tokens": 3}, ("rounded inputs", "tokens=3")),
+    ("linear", {**_LINEAR, "prologue": "softmax"}, ("prologue", "none, rounded, rms_norm", "'softmax'")),
     ("linear", {**_LINEAR, "epilogue": "tanh"}, ("epilogue", "none, add, silu_mul", "'tanh'")),
     ("linear", {**_LINEAR, "N": 5, "epilogue": "silu_mul"}, ("N must be even", "got 5")),
     (

@@ -106,17 +106,21 @@ def test_norms_take_one_dispatch_with_what_they_belong_to() -> None:
 
 @pytest.mark.long
 def test_the_plan_of_a_gpu_computes_the_same(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a GPU decodes, also past the window, with the norms as a prologue and attention in splits."""
+    """As a GPU decodes, also past the window: norms as a prologue, attention in splits, gate and up rounded for down."""
     further = {"attention.sliding_window": 6, "attention.sliding_window_pattern": 2}
     sizes = {**SIZES, "D": 64, "context": 512, "further": further}
     monkeypatch.setitem(SYNTHETIC, "small", replace(SYNTHETIC["gemma-3-1b"], **sizes))
     monkeypatch.setitem(vars(device.caps), "policy", replace(ON_GPU, check_bounds=True))
+    monkeypatch.setattr("shaderlm.kernels.linear.rounded._MEASURED", range(SIZES["hidden"], SIZES["hidden"] + 1))
     found, written = [], []
     for fusions in (None, ("rms_norm_mul",)):
         runner, _ = load_synthetic("synthetic:small:q4_0", device, fusions=fusions, tune=False)
         try:
             assert isinstance(runner, GpuRunner)
-            ops = {label(node.op, node.dims) for node in runner.graph(Step(1, cache=runner.cache))[0].nodes}
+            nodes = runner.graph(Step(1, cache=runner.cache))[0].nodes
+            assert sum(node.dims.get("rounded", False) for node in nodes) == (LAYERS if fusions is None else 0)
+            assert sum(node.dims.get("prologue") == "rounded" for node in nodes) == (LAYERS if fusions is None else 0)
+            ops = {label(node.op, node.dims) for node in nodes}
             assert ("rms_norm_add_rms_norm+linear" in ops) == (fusions is None)
             assert ("rms_norm_rope_attention_linear" in ops) == (fusions is None)
             session = runner.session()

@@ -192,7 +192,7 @@ def test_wgsl_file(path: Path) -> None:
 
 # Sizes for the dims that have no default, small and large, fit for as many routes as possible. Others get 8.
 _SIZES: tuple[dict[str, int], ...] = (
-    {"tokens": 1, "K": 256, "width": 4096, "Hq": 4, "Hkv": 2, "D": 8, "keys": 16, "rows": 1},
+    {"tokens": 1, "K": 256, "N": 128, "width": 4096, "Hq": 4, "Hkv": 2, "D": 8, "keys": 16, "rows": 1},
     {"tokens": 1, "K": 4096, "N": 8192, "width": 8192, "Hq": 32, "Hkv": 8, "D": 128, "keys": 8000, "rows": 1},
     {"tokens": 512, "K": 4096, "N": 8192, "rows": 512, "width": 4096, "count": 4096, "Hq": 32, "Hkv": 8, "D": 128}
     | {"keys": 600},
@@ -259,6 +259,11 @@ def shapes(op: str) -> Iterator[dict[str, Any]]:
             given |= {"D": 64, "context": "single_pass", "keys": 0, "cache": "f16"}
             if given["epilogue"] not in ("none", "add"):
                 continue
+        if op == "linear":
+            one_row = given["tokens"] == 1 and given["K"] % 32 == 0 and not given["batched"]
+            given["rounded"] &= one_row and given["epilogue"] in ("silu_mul", "gelu_mul") and given["N"] % 64 == 0
+            if given["prologue"] == "rounded" and not one_row:
+                continue
         if op == "linear_experts" and given["residual"]:
             given["combine"] = "sum"
         if op == "linear_experts" and (given["combine"] == "sum" or given["prologue"] != "rms_norm"):
@@ -288,7 +293,7 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
     if op == "rms_norm_rope_attention_linear" and dims["epilogue"] != "add":
         absent.add("residual")
     if op == "linear":
-        absent |= {"norm_weight"} if dims["prologue"] == "none" else set()
+        absent |= {"norm_weight"} if dims["prologue"] in ("none", "rounded") else set()
         absent |= {"skip", "post_weight", "sum"} if dims["prologue"] != "rms_norm_add_rms_norm" else set()
         absent |= {"residual"} if dims["epilogue"] != "add" else set()
         absent |= {"table", "k_cache", "v_cache"} if dims["epilogue"] != "rope_kv_write" else set()

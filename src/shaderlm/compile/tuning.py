@@ -51,6 +51,7 @@ class Entry:
 def key_of(op: str, dims: Dims) -> str:
     """A shape in words: linear tokens=1 K=2048 N=2048 format=q4_0 bias=False epilogue=add. What is off is left out."""
     absent = _LEFT_OUT if dims.get("Hq") else (*_LEFT_OUT, *_OF_HEADS)
+    absent = absent if dims.get("rounded") else (*absent, "rounded")
     return " ".join(
         [op, *(f"{name}={value}" for name, value in dims.items() if name not in absent and value != "none")]
     )

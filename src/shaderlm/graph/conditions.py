@@ -68,6 +68,18 @@ def rows_are_heads(op: str, dims: dict[str, Any]) -> None:
         raise InputError(f"{op}: N must be (Hq + 2 Hkv) · D = {rows}, got {dims['N']}")
 
 
+def rounded_in_blocks(op: str, dims: dict[str, Any]) -> None:
+    """What is rounded between two products is one row of whole blocks, which gate and up make."""
+    one_row = dims["tokens"] == 1 and not dims["batched"]
+    given = f"tokens={dims['tokens']}, batched={dims['batched']}"
+    if dims["prologue"] == "rounded" and not (one_row and dims["K"] % 32 == 0):
+        raise InputError(f"{op}: rounded inputs are one token, not batched, with K in 32s, got {given}, K={dims['K']}")
+    gated = dims["epilogue"] in ("silu_mul", "gelu_mul")
+    if dims["rounded"] and not (one_row and gated and dims["N"] % 64 == 0):
+        given += f", N={dims['N']}, epilogue={dims['epilogue']!r}"
+        raise InputError(f"{op}: rounded results are one token's silu_mul or gelu_mul, with N in 64s, got {given}")
+
+
 def columns_are_there(op: str, dims: dict[str, Any]) -> None:
     """A slice is inside its tensor."""
     if dims["first"] + dims["count"] > dims["width"]:

@@ -393,6 +393,20 @@ def _rms_norm_rope_attention_linear(look: Look, linear: Node) -> Answer:
     return _only_here(look, attention.out) or Rewrite((attention, linear), (node,))
 
 
+def _linear_rounded(look: Look, linear: Node) -> Answer:
+    """Inputs are rounded once, by the product that makes them, and not by every workgroup that reads them."""
+    if linear.dims["tokens"] > 1 or linear.dims["batched"] or linear.dims["prologue"] != "none":
+        return None
+    gated = look.made_by(linear.inputs["x"], "linear")
+    if gated is None or gated.dims["epilogue"] not in ("silu_mul", "gelu_mul"):
+        return None
+    if linear.dims["K"] % 32:
+        return f"{linear.dims['K']} inputs are not whole blocks of 32"
+    first = replace(gated, dims=resolve("linear", {**gated.dims, "rounded": True}))
+    second = replace(linear, dims=resolve("linear", {**linear.dims, "prologue": "rounded"}))
+    return _only_here(look, gated.out) or Rewrite((gated, linear), (first, second), in_place=True)
+
+
 def _rms_norm_add_rms_norm(look: Look, norm: Node) -> Answer:
     for key, other in (("b", "a"), ("a", "b")):
         inner = look.made_by(norm.inputs[key], "rms_norm_mul")
@@ -504,5 +518,11 @@ FUSIONS = (
         "rms_norm_rope_attention, linear → rms_norm_rope_attention_linear",
         "linear",
         _rms_norm_rope_attention_linear,
+    ),
+    Fusion(
+        "linear_rounded",
+        "linear, epilogue silu_mul or gelu_mul, linear → the same, rounded to 16 bits in between",
+        "linear",
+        _linear_rounded,
     ),
 )

@@ -64,6 +64,7 @@ _LINEAR = {
     **dict.fromkeys(("Hq", "Hkv", "D"), 0),  # of the epilogue rope_kv_write, as far as "cache"
     "rotary": _of("D"),
     "cache": "f32",
+    "rounded": False,  # out is rounded to 16 bits in blocks of 32, for a product with the prologue of that name
     "batched": False,  # the true number of rows is in the batch
 }
 # Queries, keys and values on their way to attention. They may be columns of wider rows.
@@ -155,7 +156,8 @@ _TABLE = (
     # y[n] = bias[n] + Σ_k p[k] · w[n, k], p = prologue(x). Prologues: rms_norm: norm_weight · x / sqrt(mean(x²) + eps);
     # rms_norm_add_rms_norm: the same of sum = skip + post_weight · x / sqrt(mean(x²) + eps). Epilogues: add: residual +
     # y; silu_mul: silu(y[2i]) · y[2i + 1], gelu_mul: gelu(y[2i]) · y[2i + 1]; gelu, gelu_erf: of y[n];
-    # rope_kv_write: the rows of w are queries, keys and values; out = rope(queries), the others are cached.
+    # rope_kv_write: the rows of w are queries, keys and values; out = rope(queries), the others are cached. `rounded`
+    # and the prologue of that name say how numbers lie between two products of one row, which nobody else reads.
     Op(
         "linear",
         "epilogue(bias[n] + Σ_k prologue(x)[t, k] · w[n, k])",
@@ -168,7 +170,12 @@ _TABLE = (
         formulas.linear,
         cost.per_value(2, "tokens", "N", "K"),  # prologue and epilogue are next to nothing
         dict.fromkeys(("table", *cost.CACHES), cost.tokens),
-        (conditions.blocks_are_whole, conditions.rows_are_pairs, conditions.rows_are_heads),
+        (
+            conditions.blocks_are_whole,
+            conditions.rows_are_pairs,
+            conditions.rows_are_heads,
+            conditions.rounded_in_blocks,
+        ),
     ),
     Op(
         "route_experts",
@@ -482,7 +489,7 @@ _TABLE = (
 OPS: Mapping[str, Op] = {op.name: op for op in _TABLE}
 
 
-PROLOGUES = ("none", "rms_norm", "rms_norm_add_rms_norm")
+PROLOGUES = ("none", "rounded", "rms_norm", "rms_norm_add_rms_norm")
 EPILOGUES = ("none", "add", "silu_mul", "gelu_mul", "gelu", "gelu_erf", "rope_kv_write")
 _CHOICES = {
     "scales": ("f32", "f16"),
@@ -496,7 +503,7 @@ _CHOICES = {
 }
 _SWITCHES = {
     *("bias", "interleaved", "batched", "paged", "runs", "greedy", "advance", "counted", "sinks", "normalise"),
-    "residual",
+    *("residual", "rounded"),
 }
 _MAY_BE_ZERO = {"Hq", "Hkv", "D", "rotary"}  # heads: of a product without rope
 
@@ -572,4 +579,4 @@ def _check(op: str, key: str, value: Any) -> None:
 def label(op: str, dims: Mapping[str, Any]) -> str:
     """An op for people: a product with its prologue and epilogue, as rms_norm+linear+silu_mul."""
     parts = (dims.get("prologue", "none"), op, dims.get("epilogue", "none"))
-    return "+".join(part for part in parts if part != "none")
+    return "+".join(part for part in parts if part not in ("none", "rounded"))

@@ -1,7 +1,8 @@
 // Epilogue rope_kv_write of one row: the rows of the weight are queries, keys and values; y[n] = bias[n] + sum.
 // out = rotate(queries of y);  k_cache[slot] = rotate(keys of y);  v_cache[slot] = values of y, position and slot of the row
 // rotate: (u, v) → (u·cos − v·sin, u·sin + v·cos) for elements 2i and 2i + 1 of a head; those past `rotary` are copied.
-// Exports: begin(first), before the weights are multiplied, and store_rows(first, sums). Rows are taken in pairs: STORED > 1.
+// Exports: begin(first), before the weights are multiplied, store_rows(first, sums) and finish_rows(workgroup, lane). Rows are
+// taken in pairs: STORED > 1. Same functions as store_rows.
 // Needs: const STORED, bias, params and a cache format.
 
 @group(0) @binding(0) var<storage, read> batch: array<vec4<u32>>;           // [2]: counts, then (id, position, slot, pages)
@@ -62,4 +63,7 @@ fn store_rows(first: u32, sums: vec4<f32>) {
     if (STORED > 2u) {
         store_turned(first + 2u, sums.z, sums.w, turns.zw);
     }
+}
+
+fn finish_rows(workgroup: u32, lane: u32) {
 }

@@ -12,7 +12,7 @@ from ...gpu.caps import DeviceCaps
 from ..route import Dims, LaunchList, ceil_div, f32, row_count
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
-from .packed import LEAST_GROUPS, epilogue_files, layout, one_row, over_ranges, padded_k, pairs_are_whole
+from .packed import LEAST_GROUPS, epilogue_files, layout, one_row, over_ranges, padded_k, pairs_are_whole, ranges
 
 _IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
 _NORMS = ("rms_norm", "rms_norm_add_rms_norm")
@@ -35,7 +35,7 @@ class LaunchConfig:
     def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
         """Those of the kernel."""
         own = {"WG": self.threads, "TEAM": self.team, "ROWS": self.rows, "STAGE": self.stage}
-        return {**own, "SLOTS": _slots(self.threads, self.team), "SUBGROUP": caps.subgroup_size}
+        return {**own, "SLOTS": slots(self.threads, self.team), "SUBGROUP": caps.subgroup_size}
 
     def __str__(self) -> str:
         return f"{self.threads}x{self.team}x{self.rows}"
@@ -77,7 +77,16 @@ def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
     if few is not None:
         return few
     threads = min(threads, caps.max_invocations)
-    return _config(threads, team_of(min(team, threads), _blocks(dims)), rows, dims, caps)
+    team = team_of(min(team, threads), _blocks(dims))
+    if dims.get("rounded"):
+        threads = _of_whole_blocks(threads, team, rows)
+    return _config(threads, team, rows, dims, caps)
+
+
+def _of_whole_blocks(threads: int, team: int, rows: int) -> int:
+    """As many threads or more, so that the results of a workgroup, half as many as its rows, are whole blocks."""
+    teams = 2 * BLOCK // rows
+    return ceil_div(threads, team * teams) * team * teams
 
 
 def _few_rows(dims: Dims, caps: DeviceCaps) -> LaunchConfig | None:
@@ -115,11 +124,11 @@ def _config(threads: int, team: int, rows: int, dims: Dims, caps: DeviceCaps) ->
 
 def _memory(threads: int, team: int, stage: int) -> int:
     """Bytes of workgroup memory with so many blocks staged."""
-    constants = {"WG": threads, "STAGE": stage, "SLOTS": _slots(threads, team)}
+    constants = {"WG": threads, "STAGE": stage, "SLOTS": slots(threads, team)}
     return compose(Kernel("linear/linear_gemv_int16"), constants).workgroup_memory
 
 
-def _slots(threads: int, team: int) -> int:
+def slots(threads: int, team: int) -> int:
     """What the sums of teams go through: see shared/team_sums."""
     return threads // 4 if team % 4 == 0 else threads
 
@@ -149,7 +158,10 @@ def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[LaunchConfig]:
             continue  # of long rows alone: lanes without a second block, or with one row, wait more than they load
         if threads > caps.max_invocations or most > max(8, _round_up(blocks)):
             continue
-        config = _config(threads, team_of(most, blocks), rows, dims, caps)
+        team = team_of(most, blocks)
+        config = _config(_of_whole_blocks(threads, team, rows) if dims["rounded"] else threads, team, rows, dims, caps)
+        if config.threads > caps.max_invocations:
+            continue
         if dims["N"] // config.per_group >= LEAST_GROUPS and not (dims["epilogue"] in _IN_PAIRS and rows == 1):
             found[config] = None
     return list(found)
@@ -174,10 +186,25 @@ def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Why the GEMV over 16 bits does not run a shape."""
+    if dims["prologue"] == "rounded":
+        return "it rounds its inputs itself"
+    reason = _rounding_unsupported_reason(dims, caps) if dims["rounded"] else None
+    if reason:
+        return reason
     if dims["prologue"] == "rms_norm_add_rms_norm" and dims["epilogue"] == "rope_kv_write":
         return "the prologue rms_norm_add_rms_norm and the epilogue rope_kv_write together bind too many buffers"
     pairs = pairs_are_whole(dims, caps) if dims["epilogue"] in _IN_PAIRS else None
     return integers_unsupported_reason(dims, caps) or one_row(dims) or pairs
+
+
+def _rounding_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why results are not rounded."""
+    threads = config_for(dims, caps).threads
+    if threads > caps.max_invocations:
+        return f"whole blocks of results take {threads} threads, the limit is {caps.max_invocations}"
+    if len(ranges(dims, caps)) > 1:
+        return f"the weight must fit one binding, which holds {caps.max_operand:,} bytes"
+    return None
 
 
 def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -195,6 +222,8 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
     rope = dims["epilogue"] == "rope_kv_write"
     if rope:
         epilogue: tuple[str, ...] = ("linear/epilogue_rope_kv_write", f"shared/cache_{dims['cache']}")
+    elif dims.get("rounded"):
+        epilogue = ("linear/store_rounded", *epilogue_files(dims)[1:])
     else:
         epilogue = ("linear/store_rows", *epilogue_files(dims), row_count(dims))
     sums = ("shared/subgroup_lanes", "shared/int16_round", "shared/int16", "shared/team_sums")
@@ -204,7 +233,8 @@ def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> Laun
         "rms_norm_add_rms_norm": ("linear/skip_rms_norm", "linear/prologue_rms_norm_early"),
         "splits": ("linear/inputs_splits", "linear/prologue_none"),  # of attention, which leaves them
     }
-    include = (*before[dims["prologue"]], *sums, layout(dims).file, FORMATS[dims["format"]].int16, *epilogue)
+    rows = ("linear/loaded_rows", layout(dims).file)
+    include = (*before[dims["prologue"]], *sums, *rows, FORMATS[dims["format"]].int16, *epilogue)
     kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))
     params = {
         "eps": float(dims["eps"]) if dims["prologue"] in _NORMS else 0.0,

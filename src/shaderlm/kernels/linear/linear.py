@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ..route import Array, Dims, Route, part
-from . import int16, matrix, packed, rows_int16
+from . import int16, matrix, packed, rounded, rows_int16
 from .formats import FORMATS
 
 
@@ -32,6 +32,8 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"it has no prologue {dims['prologue']}"
     if dims["epilogue"] == "rope_kv_write":
         return "it has no epilogue rope_kv_write"
+    if dims["rounded"]:
+        return "it does not round its results"
     return packed.pairs_are_whole(dims, caps) if packed.gated(dims) else None
 
 
@@ -76,6 +78,16 @@ ROUTES: tuple[Route, ...] = (
         fast=True,
         weight_parts=packed.weight_parts,
         candidates=int16.candidates,
+    ),
+    Route(
+        "linear",
+        "gemv_rounded",
+        rounded.launch_list,
+        rounded.unsupported_reason,
+        {**_PACK, "x": rounded.pack_x},
+        exact=False,
+        fast=True,
+        weight_parts=packed.weight_parts,
     ),
     Route(
         "linear",

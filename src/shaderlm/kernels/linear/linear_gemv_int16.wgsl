@@ -88,26 +88,6 @@ fn stage_quarter(given: Inputs, at: u32, there: bool, lane: u32) -> f32 {
     return 0.0;
 }
 
-// A block of each row of a team.
-struct Loaded {
-    a: Packed, b: Packed, c: Packed, d: Packed,
-}
-
-// A load past the end repeats the last block and is not used.
-fn load_rows(rows: vec4<u32>, block: u32, blocks: u32) -> Loaded {
-    let at = min(block, blocks - 1u);
-    let first = load_block(rows.x, at);
-    var found = Loaded(first, first, first, first);
-    if (ROWS > 1u) {
-        found.b = load_block(rows.y, at);
-    }
-    if (ROWS > 2u) {
-        found.c = load_block(rows.z, at);
-        found.d = load_block(rows.w, at);
-    }
-    return found;
-}
-
 @compute @workgroup_size(WG)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -196,4 +176,5 @@ fn main(
         }
         store_rows(stored, select(acc, acc.zwzw, nth == 1u));
     }
+    finish_rows(group.x + group.y * groups.x, lane);
 }

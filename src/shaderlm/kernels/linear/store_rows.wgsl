@@ -1,5 +1,6 @@
-// What a lane of a GEMV does with the sums of STORED rows (1, 2 or 4) where the epilogue is that of the linears.
-// Exports: begin(first), before the weights are multiplied, and store_rows(first, sums). Needs: const STORED, the epilogue.
+// What a lane of a GEMV does with the sums of STORED rows (1 to 4; 2 or 4 if they are pairs) where the epilogue is that of the
+// linears. Exports: begin(first), before the weights are multiplied, store_rows(first, sums), and finish_rows(workgroup, lane),
+// which all lanes call afterwards. Needs: const STORED, the epilogue.
 
 var<private> added: vec4<f32>;
 
@@ -11,6 +12,8 @@ fn begin(first: u32) {
     }
     if (STORED > 2u) {
         added.z = added_to(0u, first + 2u);
+    }
+    if (STORED > 3u) {
         added.w = added_to(0u, first + 3u);
     }
 }
@@ -29,6 +32,11 @@ fn store_rows(first: u32, sums: vec4<f32>) {
     }
     if (STORED > 2u) {
         store_adding(0u, first + 2u, sums.z, added.z);
+    }
+    if (STORED > 3u) {
         store_adding(0u, first + 3u, sums.w, added.w);
     }
+}
+
+fn finish_rows(workgroup: u32, lane: u32) {
 }

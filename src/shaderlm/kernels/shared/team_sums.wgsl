@@ -39,6 +39,8 @@ fn aligned_sums(value: vec4<f32>, size: u32) -> vec4<f32> {
         }
         if (ROWS > 2u) {
             other.z = subgroupShuffleXor(partial.z, offset);
+        }
+        if (ROWS > 3u) {
             other.w = subgroupShuffleXor(partial.w, offset);
         }
         partial = select(partial, partial + other, offset < size);
@@ -75,6 +77,8 @@ fn team_sums(value: vec4<f32>, lane: u32, size: u32) -> vec4<f32> {
         }
         if (ROWS > 2u) {
             total.z = total.z + subgroupShuffleXor(total.z, offset);
+        }
+        if (ROWS > 3u) {
             total.w = total.w + subgroupShuffleXor(total.w, offset);
         }
     }

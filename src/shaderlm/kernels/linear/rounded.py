@@ -1,0 +1,71 @@
+"""The GEMV over inputs that the product before it has rounded to 16 bits: configuration, preconditions, layout of x."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...formats.blocks import BLOCK
+from ...gpu.caps import DeviceCaps
+from ..route import Array, Dims, LaunchList, ceil_div, f32, row_count
+from ..wgsl import Kernel
+from . import int16
+from .formats import FORMATS
+from .packed import epilogue_files, gated, layout, one_row, over_ranges, padded_k
+
+_ROWS = 3  # of a team
+_GROUPS = 128  # a workgroup for each processor of a large GPU, or nearly
+# Values of N. Gate and up want whole blocks for each workgroup, which may cost other shapes more than is gained.
+_MEASURED = range(1025, 1153)
+
+
+def _shape(dims: Dims, caps: DeviceCaps) -> tuple[int, int]:
+    """Threads, and lanes that share a row's K: one for each block.
+
+    H200, K 6,912, N 1,152: 4.4 µs with three teams of 216 lanes, 4.9 with two blocks for each of 108, and 4.75 with
+    nine teams of these, of a row each.
+    """
+    blocks = padded_k(dims) // BLOCK
+    most = min(1024 if caps.policy.large_workgroups else 256, caps.max_invocations)
+    team = max(4, ceil_div(blocks, ceil_div(blocks, most)))
+    teams = max(1, min(most // team, ceil_div(dims["N"], _GROUPS * _ROWS)))
+    return min(most, ceil_div(teams * team, 32) * 32), team
+
+
+def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
+    """One row: teams of lanes share the K of their rows."""
+    threads, team = _shape(dims, caps)
+    multiplied = ("linear/loaded_rows", "shared/subgroup_lanes", "shared/int16", "shared/team_sums", layout(dims).file)
+    stored = ("linear/store_rows", *epilogue_files(dims), row_count(dims))
+    include = (*multiplied, FORMATS[dims["format"]].int16, *stored)
+    constants = {"WG": threads, "TEAM": team, "ROWS": _ROWS, "SUBGROUP": caps.subgroup_size}
+    constants |= {"SLOTS": int16.slots(threads, team), "ROUNDS": ceil_div(padded_k(dims) // BLOCK, team)}
+    kernel = Kernel("linear/linear_gemv_rounded", include, frozenset({"subgroups"}))
+    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, _ROWS * (threads // team)), dims, caps, {}, True)
+    return LaunchList(found.dispatches, {**found.buffers, "x": f32(padded_k(dims))})
+
+
+def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why rounded inputs are not multiplied here."""
+    if dims["prologue"] != "rounded":
+        return "it takes inputs that are rounded"
+    if dims["epilogue"] == "rope_kv_write" or gated(dims):
+        return f"it has no epilogue {dims['epilogue']}"
+    if dims["N"] not in _MEASURED:
+        return f"it was measured for N of {_MEASURED[0]:,} to {_MEASURED[-1]:,} alone, N is {dims['N']:,}"
+    return one_row(dims) or int16.integers_unsupported_reason(dims, caps)
+
+
+def pack_x(x: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
+    """Inputs [1, K] as linear/store_rounded leaves them, in as many bytes as they take in f32."""
+    blocks = x.astype(np.float32).reshape(-1, BLOCK)
+    unit = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(32512)
+    values = np.rint(np.divide(blocks, unit, out=np.zeros_like(blocks), where=unit > 0)).astype(np.int32)
+    high = (values + 128) >> 8
+    low = values - 256 * high
+    first, second = slice(0, BLOCK // 2), slice(BLOCK // 2, BLOCK)
+    planes = [part[:, half].astype(np.int8) for half in (first, second) for part in (high, low)]
+    units = np.zeros((len(blocks), 4), np.float32)
+    units[:, 0] = unit[:, 0]
+    units[:, 1], units[:, 2] = (unit[:, 0] * values[:, half].sum(axis=1) for half in (first, second))
+    written = np.frombuffer(b"".join(part.tobytes() for part in (*planes, units)), np.float32)
+    return {"x": np.pad(written, (0, x.size - written.size)).reshape(x.shape)}
