@@ -372,9 +372,10 @@ def _unrounded(raw: NDArray[np.uint8], expected: NDArray[Any]) -> NDArray[Any]:
     """Numbers that linear/store_rounded has stored, after checking what it stores besides them."""
     blocks = expected.size // 32
     planes = raw[: 80 * blocks].reshape(5, blocks, 16)
-    h, l = (np.concatenate([planes[i], planes[i + 2]], axis=1).view(np.int8).astype(np.float64) for i in (0, 1))
-    values = 256 * h + l
+    high, low = (np.concatenate([planes[i], planes[i + 2]], axis=1).view(np.int8).astype(np.float64) for i in (0, 1))
+    values: NDArray[Any] = 256 * high + low
     unit, first, second, _ = planes[4].copy().view(np.float32).astype(np.float64).T
     assert np.abs(values).max(axis=1).min() >= 32511, "the largest of a block is 127 · 256"
     np.testing.assert_allclose([first, second], [unit * values[:, :16].sum(1), unit * values[:, 16:].sum(1)], rtol=1e-6)
-    return (unit[:, None] * values).reshape(expected.shape)
+    found: NDArray[Any] = unit[:, None] * values
+    return found.reshape(expected.shape)

@@ -106,7 +106,7 @@ def test_norms_take_one_dispatch_with_what_they_belong_to() -> None:
 
 @pytest.mark.long
 def test_the_plan_of_a_gpu_computes_the_same(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a GPU decodes, also past the window: norms as a prologue, attention in splits, gate and up rounded for down."""
+    """As a GPU decodes, also past the window: norms as a prologue, attention in splits, rounding between products."""
     further = {"attention.sliding_window": 6, "attention.sliding_window_pattern": 2}
     sizes = {**SIZES, "D": 64, "context": 512, "further": further}
     monkeypatch.setitem(SYNTHETIC, "small", replace(SYNTHETIC["gemma-3-1b"], **sizes))
