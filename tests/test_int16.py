@@ -143,6 +143,36 @@ def test_odd_numbers(kind: str, gpu: Device) -> None:
         assert np.isnan(product(gpu, config, x, weight, dims)).all(), "an input that is no number is not hidden"
 
 
+def test_what_one_product_rounds_the_next_one_reads(gpu: Device) -> None:
+    """Also zeros, and numbers that are none."""
+    rng = np.random.default_rng(7)
+    K, middle, N = 64, 160, 1029
+    gate = resolve("linear", {"tokens": 1, "K": K, "N": 2 * middle, "format": "q8_0", "epilogue": "silu_mul"})
+    down = resolve("linear", {"tokens": 1, "K": middle, "N": N, "format": "q4_0"})
+    (first, dense), (second, second_dense) = (make_weight(rng, d["format"], d["N"], d["K"]) for d in (gate, down))
+    routes = {route.name: route for route in routes_of("linear")}
+    as_stored = {name: pack for name, pack in routes["gemv_rounded"].pack.items() if name != "x"}
+    reader = replace(routes["gemv_rounded"], pack=as_stored)
+
+    def chain(x: Any) -> Any:
+        dims = resolve("linear", {**gate, "rounded": True})
+        operands = {"x": x, "weight": first}
+        between = gpu.run(lower(routes["gemv_int16"], dims, gpu.caps, operands))["out"].view(np.float32)
+        dims = resolve("linear", {**down, "prologue": "rounded"})
+        operands = {"x": between.reshape(1, -1), "weight": second}
+        return gpu.run(lower(reader, dims, gpu.caps, operands))["out"].view(np.float32)[:N]
+
+    ordinary = rng.standard_normal((1, K)).astype(np.float32)
+    y = reference.linear(ordinary, dense)
+    wanted = reference.linear(reference.silu_mul(y[:, 0::2], y[:, 1::2]), second_dense)[0]
+    assert_close(chain(ordinary), wanted, "linear", "two products")
+    assert not chain(np.zeros_like(ordinary)).any()
+    for spoiled in (np.nan, np.inf):
+        x = ordinary.copy()
+        x[0, 40] = spoiled
+        assert np.isnan(chain(x)).all()
+
+
 def test_only_models_on_a_gpu_round_without_being_asked(device: Device, gpu: Device) -> None:
     dims = resolve("linear", {"tokens": 1, "K": 2048, "N": 2048, "format": "q4_0"})
     assert choose("linear", dims, gpu.caps, None).name == "gemv"

@@ -2,8 +2,8 @@
 // gate(y[n]) · y[n + 1] for even n, y[n] = bias[n] + sum, rounded to 16 bits with one unit per block of 32 as by round_quarter.
 // Here a block is rounded once; there, every workgroup would round all of them.
 // Exports: begin(first), store_rows(first, sums), finish_rows(workgroup, lane). Same functions as store_rows.
-// Needs: const WG, TEAM, ROWS, STORED; bias, params, gate, shared/int16_round; a multiple of 64 rows of the weight, and of n, to a
-// workgroup.
+// Needs: const WG, TEAM, ROWS, STORED; bias, params, gate, shared/int16_round; 64 rows of the weight to a workgroup, or a multiple;
+// n a multiple of 64.
 
 // Planes of four words for each block: bytes h of the first 16 and bytes l, h and l of the others, and (unit, unit · Σ of the
 // first 16, the same of the others, not written).
@@ -36,8 +36,9 @@ fn result_quad(at: u32) -> vec4<f32> {
     return vec4<f32>(results[at], results[at + 1u], results[at + 2u], results[at + 3u]);
 }
 
-// Eight lanes round a block, a word of each plane's half a lane. Without shuffles, which all subgroups would have to take part
-// in: an H200 takes gate and up of gemma-3-1b in 7.75 µs, and in 8.0 with a lane for each value.
+// Eight lanes round a block. Each finds the unit for itself, and stores one word of bytes h and one of bytes l. There are no shuffles:
+// all subgroups would have to take part in them. Gate and up of gemma-3-1b take 7.75 µs on an H200; with shuffles and a lane for each
+// value, 8.0.
 fn finish_rows(workgroup: u32, lane: u32) {
     workgroupBarrier();
     let block = workgroup * (RESULTS / 32u) + lane / 8u;
