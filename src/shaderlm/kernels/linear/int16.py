@@ -159,7 +159,8 @@ def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[LaunchConfig]:
         if threads > caps.max_invocations or most > max(8, _round_up(blocks)):
             continue
         team = team_of(most, blocks)
-        config = _config(_of_whole_blocks(threads, team, rows) if dims["rounded"] else threads, team, rows, dims, caps)
+        whole = _of_whole_blocks(threads, team, rows) if dims.get("rounded") else threads
+        config = _config(whole, team, rows, dims, caps)
         if config.threads > caps.max_invocations:
             continue
         if dims["N"] // config.per_group >= LEAST_GROUPS and not (dims["epilogue"] in _IN_PAIRS and rows == 1):
