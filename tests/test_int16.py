@@ -14,6 +14,7 @@ from shaderlm.compile import lower
 from shaderlm.compile.steps import Head
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.loading import load_with
+from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device, open_device
 from shaderlm.graph import reference, resolve
@@ -171,6 +172,19 @@ def test_what_one_product_rounds_the_next_one_reads(gpu: Device) -> None:
         x = ordinary.copy()
         x[0, 40] = spoiled
         assert np.isnan(chain(x)).all()
+
+
+@pytest.mark.parametrize(("size", "supported"), [(32, True), (64, False), (0, False)])
+def test_results_are_rounded_behind_norms_where_subgroups_divide_the_workgroup(size: int, supported: bool) -> None:
+    """Gate and up of gemma-3-1b have 288 threads. Norms add up the sums of whole subgroups."""
+    given = {"tokens": 1, "K": 1152, "N": 13824, "format": "q4_0", "epilogue": "gelu_mul", "rounded": True}
+    dims = resolve("linear", {**given, "prologue": "rms_norm_add_rms_norm"})
+    caps = replace(LARGE_GPU, subgroup_size=size)
+    assert int16.config_for(dims, caps).threads == 288
+    reason = int16.unsupported_reason(dims, caps)
+    assert reason is None if supported else "subgroups that divide 288 threads" in str(reason)
+    sizes = {config.threads % (size or 128) for config in int16.candidate_configs(dims, caps)}
+    assert sizes <= {0}
 
 
 def test_only_models_on_a_gpu_round_without_being_asked(device: Device, gpu: Device) -> None:

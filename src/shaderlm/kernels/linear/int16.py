@@ -16,6 +16,7 @@ from .packed import LEAST_GROUPS, epilogue_files, layout, one_row, over_ranges, 
 
 _IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
 _NORMS = ("rms_norm", "rms_norm_add_rms_norm")
+_LARGEST_SUBGROUP = 128  # that WebGPU knows
 
 
 @dataclass(frozen=True)
@@ -159,10 +160,11 @@ def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[LaunchConfig]:
         if threads > caps.max_invocations or most > max(8, _round_up(blocks)):
             continue
         team = team_of(most, blocks)
-        whole = _of_whole_blocks(threads, team, rows) if dims.get("rounded") else threads
-        config = _config(whole, team, rows, dims, caps)
-        if config.threads > caps.max_invocations:
-            continue
+        config = _config(threads, team, rows, dims, caps)
+        if dims.get("rounded"):
+            config = _config(_of_whole_blocks(threads, team, rows), team, rows, dims, caps)
+            if _rounding_unsupported_reason(config.threads, dims, caps):
+                continue
         if dims["N"] // config.per_group >= LEAST_GROUPS and not (dims["epilogue"] in _IN_PAIRS and rows == 1):
             found[config] = None
     return list(found)
@@ -189,7 +191,8 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Why the GEMV over 16 bits does not run a shape."""
     if dims["prologue"] == "rounded":
         return "it rounds its inputs itself"
-    reason = _rounding_unsupported_reason(dims, caps) if dims["rounded"] else None
+    threads = config_for(dims, caps).threads
+    reason = _rounding_unsupported_reason(threads, dims, caps) if dims["rounded"] else None
     if reason:
         return reason
     if dims["prologue"] == "rms_norm_add_rms_norm" and dims["epilogue"] == "rope_kv_write":
@@ -198,11 +201,12 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return integers_unsupported_reason(dims, caps) or one_row(dims) or pairs
 
 
-def _rounding_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    """Why results are not rounded."""
-    threads = config_for(dims, caps).threads
+def _rounding_unsupported_reason(threads: int, dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why workgroups of so many threads do not round their results."""
     if threads > caps.max_invocations:
         return f"whole blocks of results take {threads} threads, the limit is {caps.max_invocations}"
+    if dims["prologue"] in _NORMS and threads % (caps.subgroup_size or _LARGEST_SUBGROUP):
+        return f"a norm wants subgroups that divide {threads} threads"
     if len(ranges(dims, caps)) > 1:
         return f"the weight must fit one binding, which holds {caps.max_operand:,} bytes"
     return None
