@@ -13,7 +13,8 @@ from shaderlm.errors import KernelError
 from shaderlm.gpu import Device
 from shaderlm.gpu.adapters import choose as choose_adapter
 from shaderlm.graph import reference, resolve
-from shaderlm.kernels import Kernel, choose, compose, shader_of
+from shaderlm.kernels import Kernel, Shader, choose, compose, shader_of
+from shaderlm.kernels.wgsl import bound_once
 
 from .compare import assert_close
 from .policies import with_policy
@@ -51,6 +52,47 @@ def test_bindings_are_numbered_anew_without_what_is_unbound() -> None:
     assert [name for name, _ in shader.bindings] == ["out", "params"]
     assert "@binding(0) var<storage, read_write> out" in shader.source
     assert "@binding(1) var<uniform> params" in shader.source
+
+
+def bindings_of(path: str, buffers: dict[str, str]) -> tuple[list[str], str]:
+    """Names of the bindings of a kernel, and its source, where some of its operands are the same buffers."""
+    shader = compose(Kernel(path))
+    found = bound_once(shader, tuple(buffers.get(name, name) for name, _ in shader.bindings))
+    assert found.source.count("@binding") == len(found.bindings)
+    return [name for name, _ in found.bindings], found.source
+
+
+def test_inputs_that_are_one_buffer_have_one_binding() -> None:
+    apart, before = bindings_of("attention/rope_kv_write", {})
+    assert apart[:3] == ["q", "k", "v"]
+    assert before == compose(Kernel("attention/rope_kv_write")).source
+    names, source = bindings_of("attention/rope_kv_write", {"k": "q", "v": "q"})
+    assert names == [name for name in apart if name not in "kv"]
+    assert "k[" not in source.replace("_k[", "")
+    names, source = bindings_of("attention/rope_kv_write", {"v": "k"})
+    assert names == [name for name in apart if name != "v"]
+    # One buffer under two types, or one that is written, stays apart.
+    assert bindings_of("attention/rope_kv_write", {"batch": "q"})[0] == apart
+    assert bindings_of("attention/rope_kv_write", {"v_cache": "k_cache"})[0] == apart
+
+
+def test_a_name_that_means_something_else_keeps_its_binding() -> None:
+    text = """@group(0) @binding(0) var<storage, read> a: array<f32>;
+@group(0) @binding(1) var<storage, read> b: array<f32>;
+@group(0) @binding(2) var<storage, read_write> out: array<f32>;
+const WG: u32 = 1u;
+@compute @workgroup_size(WG)
+fn main() {
+    THERE
+    out[0] = a[0] + b[0] + f32(arrayLength(&b));
+}
+"""
+    bindings = (("a", "read-only-storage"), ("b", "read-only-storage"), ("out", "storage"))
+    for there, kept in (("", ["a", "out"]), ("var b = array<f32, 1>(2.0);", ["a", "b", "out"])):
+        shader = Shader(text.replace("THERE", there), False, cast(Any, bindings), (), 1, 0)
+        found = bound_once(shader, ("x", "x", "y"))
+        assert [name for name, _ in found.bindings] == kept
+        assert ("a[0] + a[0] + f32(arrayLength(&a))" in found.source) == (not there)
 
 
 def product(device: Device, bias: bool, residual: bool) -> tuple[Any, Any]:

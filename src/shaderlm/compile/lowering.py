@@ -12,6 +12,7 @@ from ..graph.fuse import RejectedFusion
 from ..graph.graph import Graph, Node, Tensor
 from ..kernels import Dispatch, LaunchList, Option, Route, Shader, choose, first_of, fold, shader_of
 from ..kernels.route import WeightPart
+from ..kernels.wgsl import bound_once
 from .placement import Arena, arena_of
 from .plan import NONE, BufferSpec, Launch, Needs, Plan, Role
 from .tuning import Tuning
@@ -120,26 +121,29 @@ class _Work:
 
     def add(self, index: int, node: Node, taken: Routed, dispatch: Dispatch, share: float, lowering: Lowering) -> None:
         shader = shader_of(dispatch, lowering.caps.implementation)
-        slots, shown = [], []
+        slots: dict[str, Slot] = {}
+        shown: dict[str, str] = {}
         operands: list[tuple[str, int]] = []
         for binding, access in shader.bindings:
             if binding == "params":
-                slots.append(Slot(self._parameters(shader, dispatch), access))
+                slots[binding] = Slot(self._parameters(shader, dispatch), access)
                 continue
             wanted = dispatch.bind.get(binding, binding)
             nbytes = taken.launch_list.buffers[wanted]
             buffer = self._buffer(index, node, taken, wanted, nbytes)
-            slots.append(Slot(buffer, access))
+            slots[binding] = Slot(buffer, access)
             if buffer != NONE:
                 tensor = self._tensor(node, wanted)
                 operands.append((_operand(node, wanted), _counted(taken.launch_list, dispatch, wanted, tensor, nbytes)))
                 if not wanted.startswith("scales"):
-                    shown.append(tensor.name if tensor is not None else f"({wanted})")
+                    shown[binding] = tensor.name if tensor is not None else f"({wanted})"
         grid = fold(dispatch.workgroups, lowering.caps.max_workgroups)
         assert grid is not None, "Route.reason refuses grids that do not fold"
+        shader = bound_once(shader, tuple(slot.buffer for slot in slots.values()))
         self._count(shader, dispatch, max(grid))
-        step = Step(dispatch.kernel.name, shader.source, tuple(slots), grid)
-        about = (node.layer, node.op, taken.route.name, step, tuple(shown))
+        names = [binding for binding, _ in shader.bindings]
+        step = Step(dispatch.kernel.name, shader.source, tuple(slots[name] for name in names), grid)
+        about = (node.layer, node.op, taken.route.name, step, tuple(shown[name] for name in names if name in shown))
         threads = shader.workgroup_size
         self.launches.append(Launch(*about, node.dims, tuple(operands), share, taken.config, threads))
 

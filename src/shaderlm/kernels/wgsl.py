@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -173,14 +173,39 @@ _PARAM_READ = re.compile(r"\bparams\.(\w+)")
 _WRITTEN = {"u32": "{}u", "i32": "i32({})", "f32": "{!r}f"}
 
 
+def _declared(name: str) -> re.Pattern[str]:
+    """The declaration of an array that is bound."""
+    return re.compile(rf"^@group\(0\)\s*@binding\(\d+\)\s*var<[a-z_, ]+>\s*{name}\s*:\s*array<(.+)>;", re.M)
+
+
 def _without(body: str, unbound: Iterable[str], kernel: str) -> str:
     """The source with the bindings of some arrays taken out."""
     for name in unbound:
-        declared = re.compile(rf"^@group\(0\)\s*@binding\(\d+\)\s*var<[a-z_, ]+>\s*{name}\s*:\s*array<(.+)>;", re.M)
-        body, count = declared.subn(rf"var<private> {name}: array<\1, 1>;", body)
+        body, count = _declared(name).subn(rf"var<private> {name}: array<\1, 1>;", body)
         if not count:
             raise KernelError(f"{kernel} has no array {name!r} to leave out")
     return body
+
+
+@lru_cache(maxsize=1024)
+def bound_once(shader: Shader, buffers: tuple[str, ...]) -> Shader:
+    """The shader with one binding for inputs that are the same buffer, given the buffers of its bindings.
+
+    Queries, keys and values may be columns of one product. A binding costs a GPU time in every dispatch: 0.04 µs on an
+    H200.
+    """
+    text, kept = shader.text, []
+    names: dict[tuple[str, str], str] = {}  # of bindings, by buffer and elements
+    for (name, access), buffer in zip(shader.bindings, buffers, strict=True):
+        declared = _declared(name).search(text) if access == "read-only-storage" else None
+        local = re.search(rf"\b(?:let|var)\s+{name}\b|[(,]\s*{name}\s*:", text)  # the name means something else there
+        first = names.setdefault((buffer, declared.group(1) if declared and not local else name), name)
+        if first == name:
+            kept.append((name, access))
+            continue
+        text = _declared(name).sub("", text)
+        text = re.sub(rf"(?<![\w.]){name}(?=\[)|(?<=&){name}\b", first, text)
+    return shader if len(kept) == len(buffers) else replace(shader, text=_numbered(text), bindings=tuple(kept))
 
 
 _RANK = {"storage,read": 0, "storage,read_write": 1, "uniform": 2}
