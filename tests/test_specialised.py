@@ -142,13 +142,26 @@ def test_without_checks(pytestconfig: pytest.Config) -> None:
         device.close()
 
 
-def test_what_is_wrong_with_a_source_is_said_without_checks_too(pytestconfig: pytest.Config) -> None:
-    device = Device(choose_adapter(pytestconfig.getoption("--device")))
-    device.caps = with_policy(device.caps, check_bounds=False)
+@pytest.mark.parametrize(
+    ("written", "instead", "said"),
+    [
+        ("fn main", "fn mian", "does not compile: there is no entry point main"),
+        ("@compute", "", "does not compile: there is no entry point main"),
+        ("-> u32", "-> u33", "does not compile"),
+        ("}", "}}", "does not compile"),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_said_without_checks_too(
+    written: str, instead: str, said: str, pytestconfig: pytest.Config
+) -> None:
+    adapter = choose_adapter(pytestconfig.getoption("--device"))
+    device = Device(replace(adapter, caps=with_policy(adapter.caps, check_bounds=False)))
     program = lower(choose("add", dims := resolve("add", {"count": 4}), device.caps, None), dims, device.caps, {})
-    step = replace(program.steps[0], source=program.steps[0].source.replace("fn main", "fn mian", 1))
-    with pytest.raises(KernelError, match="does not compile"):
+    assert written in program.steps[0].source
+    step = replace(program.steps[0], source=program.steps[0].source.replace(written, instead, 1))
+    with pytest.raises(KernelError, match=said):
         device.compile([step])
+    device.close()
 
 
 def test_software_adapters_check_and_gpus_do_not(pytestconfig: pytest.Config) -> None:

@@ -66,6 +66,8 @@ class Pipelines:
 
     def _compile(self, step: Step) -> Any:
         check_bindings(step)
+        if not _ENTRY_POINT.search(step.source):  # Dawn without validation ends the process
+            raise KernelError(explain(step.label, step.source, "there is no entry point main", self._caps))
         sizes = workgroup_size(step.source).split(" × ")
         if all(map(str.isdecimal, sizes)) and math.prod(map(int, sizes)) > self._caps.max_invocations:
             # Dawn knows no limit that is lower than WebGPU's default.
@@ -76,6 +78,7 @@ class Pipelines:
             raise KernelError(explain(step.label, step.source, str(problem), self._caps)) from problem
 
 
+_ENTRY_POINT = re.compile(r"@compute\b[^{;]*\bfn\s+main\s*\(")
 _BINDING = re.compile(r"@binding\((\d+)\)\s*var<\s*(storage|uniform)\s*(?:,\s*(\w+)\s*)?>")
 
 
