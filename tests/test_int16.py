@@ -187,6 +187,18 @@ def test_results_are_rounded_behind_norms_where_subgroups_divide_the_workgroup(s
     assert sizes <= {0}
 
 
+@pytest.mark.parametrize("size", [8, 32, 64, 128, 0])
+def test_workgroups_of_heads_are_whole_subgroups(size: int) -> None:
+    caps = replace(LARGE_GPU, subgroup_size=size)
+    found = set()
+    for k in (576, 1024, 1152, 1280, 1536, 2048, 2304, 2560, 3072, 4096, 5120, 8192):
+        for n in (49152, 128256, 262144):
+            given = {"tokens": 1, "K": k, "N": n, "format": "q8_0", "prologue": "rms_norm"}
+            found.add(int16.config_for(resolve("linear", given), caps).threads)
+    assert {threads % (size or 128) for threads in found} == {0}
+    assert (192 in found) == (size in (8, 32, 64))
+
+
 def test_only_models_on_a_gpu_round_without_being_asked(device: Device, gpu: Device) -> None:
     dims = resolve("linear", {"tokens": 1, "K": 2048, "N": 2048, "format": "q4_0"})
     assert choose("linear", dims, gpu.caps, None).name == "gemv"

@@ -55,7 +55,7 @@ def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
             if 1024 < k < 1536:  # K 1,152, N 262,144, q8_0: 81.5 µs; 83.5 with 128 threads in teams of 4, 85 of 8
                 threads, team = 256, ceil_div(_blocks(dims), 2)
         elif k < 4096:
-            threads = 192 if k > 2048 else 256
+            threads = 192 if k > 2048 and _divide(192, caps) else 256
         elif in_pairs:
             threads = 256
         else:
@@ -85,6 +85,11 @@ def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
     if dims.get("rounded"):
         threads = _of_whole_blocks(threads, team, rows)
     return _config(threads, team, rows, dims, caps)
+
+
+def _divide(threads: int, caps: DeviceCaps) -> bool:
+    """Do subgroups divide a workgroup? A norm adds up the sums of whole ones."""
+    return threads % (caps.subgroup_size or _LARGEST_SUBGROUP) == 0
 
 
 def _of_whole_blocks(threads: int, team: int, rows: int) -> int:
@@ -209,7 +214,7 @@ def _rounding_unsupported_reason(threads: int, dims: Dims, caps: DeviceCaps) -> 
     """Why workgroups of so many threads do not round their results."""
     if threads > caps.max_invocations:
         return f"whole blocks of results take {threads} threads, the limit is {caps.max_invocations}"
-    if dims["prologue"] in _NORMS and threads % (caps.subgroup_size or _LARGEST_SUBGROUP):
+    if dims["prologue"] in _NORMS and not _divide(threads, caps):
         return f"a norm wants subgroups that divide {threads} threads"
     if len(ranges(dims, caps)) > 1:
         return f"the weight must fit one binding, which holds {caps.max_operand:,} bytes"
