@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -187,16 +187,22 @@ def _without(body: str, unbound: Iterable[str], kernel: str) -> str:
     return body
 
 
-@lru_cache(maxsize=1024)
-def bound_once(shader: Shader, buffers: tuple[str, ...]) -> Shader:
+def bound_once(shader: Shader, buffers: Sequence[str]) -> Shader:
     """The shader with one binding for inputs that are the same buffer, given the buffers of its bindings.
 
     Queries, keys and values may be columns of one product. A binding costs a GPU time in every dispatch: 0.04 µs on an
     H200.
     """
+    firsts = tuple(map(buffers.index, buffers))
+    return shader if firsts == tuple(range(len(buffers))) else _bound_once(shader, firsts)
+
+
+@lru_cache(maxsize=256)
+def _bound_once(shader: Shader, firsts: tuple[int, ...]) -> Shader:
+    """The same, given which binding is the first one of the same buffer, for each. Layers have this in common."""
     text, kept = shader.text, []
-    names: dict[tuple[str, str], str] = {}  # of bindings, by buffer and elements
-    for (name, access), buffer in zip(shader.bindings, buffers, strict=True):
+    names: dict[tuple[int, str], str] = {}  # of bindings, by buffer and elements
+    for (name, access), buffer in zip(shader.bindings, firsts, strict=True):
         declared = _declared(name).search(text) if access == "read-only-storage" else None
         local = re.search(rf"\b(?:let|var)\s+{name}\b|[(,]\s*{name}\s*:", text)  # the name means something else there
         first = names.setdefault((buffer, declared.group(1) if declared and not local else name), name)
@@ -205,7 +211,7 @@ def bound_once(shader: Shader, buffers: tuple[str, ...]) -> Shader:
             continue
         text = _declared(name).sub("", text)
         text = re.sub(rf"(?<![\w.]){name}(?=\[)|(?<=&){name}\b", first, text)
-    return shader if len(kept) == len(buffers) else replace(shader, text=_numbered(text), bindings=tuple(kept))
+    return replace(shader, text=_numbered(text), bindings=tuple(kept))
 
 
 _RANK = {"storage,read": 0, "storage,read_write": 1, "uniform": 2}
