@@ -313,7 +313,7 @@ def test_a_line_on_the_terminal_where_the_prompt_takes_long(
         assert " tokens, " not in said, "no bar for a short prompt"
         if not form:
             patched.setattr("shaderlm.cli.loading.LONG_PROMPT", 0)
-            assert re.search(r"reading the prompt … [━─]{8} \d+ of \d+ tokens, 0 s", shown())
+            assert re.search(r"reading the prompt … [━─]{8} \d+ of \d+ tokens, \d s", shown())
     monkeypatch.setattr("shaderlm.cli.loading.DELAY_SECONDS", 1000.0)
     assert "…" not in shown()
 
