@@ -270,7 +270,7 @@ def test_many_rows_are_timed_where_a_route_has_several_configurations() -> None:
 
 
 def test_a_load_times_what_is_new_and_keeps_it(monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:
-    monkeypatch.setattr(tuner, "BUDGET_SECONDS", 2.0)
+    monkeypatch.setattr(tuner, "BUDGET_SECONDS", 60.0)  # of a real clock, and machines may be busy
     device = TimedDevice("linear", DIMS, lambda name: 1e-5 if name == OTHER else 2e-5)
     found = tuned(device.device, [_graph(8192)], "fast")
     assert found.entries["fast", KEY].winner == OTHER
