@@ -3,7 +3,7 @@
 // Here a block is rounded once; there, every workgroup would round all of them.
 // Exports: begin(first), store_rows(first, sums), finish_rows(workgroup, lane). Same functions as store_rows.
 // Needs: const WG, TEAM, ROWS, STORED; bias, params, gate, shared/int16_round; 64 rows of the weight to a workgroup, or a multiple;
-// n a multiple of 64.
+// n a multiple of 64; a barrier between begin and store_rows.
 
 // Planes of four words for each block: bytes h of the first 16 and bytes l, h and l of the others, and (unit, unit · Σ of the
 // first 16, the same of the others, not written).
