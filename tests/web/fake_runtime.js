@@ -78,7 +78,8 @@ class Model {
       await pause(this.fake.word ?? 0);
       if (signal.aborted) return void Object.assign(this.last, { finishReason: "abort" });
       this.last.completionTokens += 1;
-      Object.assign(this.last, { tokensPerSecond: (1000 * this.last.completionTokens) / (performance.now() - begin) });
+      const ms = Math.max(1, performance.now() - begin); // a browser's clock may stand still for a word
+      Object.assign(this.last, { tokensPerSecond: (1000 * this.last.completionTokens) / ms });
       yield word;
       if (this.fake.fails?.chat && said === "fail") {
         const problem = new ShaderlmError(this.fake.fails.chat, this.fake.fails.message ?? "");
