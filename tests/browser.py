@@ -184,7 +184,7 @@ class Browser:
 
     def until(self, expression: str) -> None:
         """Waits until an expression is true."""
-        deadline = time.monotonic() + PATIENCE / 3
+        deadline = time.monotonic() + PATIENCE
         while not self._is_true(expression):
             if time.monotonic() > deadline:
                 raise BrowserError(f"{expression}: never true; the page says {self.run('document.body.innerText')!r}")

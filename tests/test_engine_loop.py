@@ -290,7 +290,7 @@ def test_a_request_that_waits_can_be_cancelled(model: LanguageModel) -> None:
 def test_deadlines() -> None:
     model, runner = made()
     runner.awaited = lambda tokens: time.sleep(0.005)  # type: ignore[method-assign]
-    handle = model.engine.submit(request([5], 800, timeout=0.1))
+    handle = model.engine.submit(request([5], 800, timeout=0.5))
     ids = ids_of(handle)
     assert handle.finish_reason == "deadline"
     assert 0 < len(ids) < 800

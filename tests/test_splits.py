@@ -104,6 +104,6 @@ def test_splits_worked_out_by_hand(name: str, text: str, parts: str) -> None:
 @pytest.mark.parametrize("patterns", BY_PATTERNS, ids=BY_PATTERNS.values())
 def test_time_is_in_proportion_to_the_text(patterns: tuple[str, ...]) -> None:
     for unit in ("a", "A", " ", "7", "\n", "中", "\u0301", " '"):
-        begun = time.monotonic()
+        begun = time.thread_time()
         assert split(patterns, unit * 10_000 + "中")
-        assert time.monotonic() - begun < 2, "a square of the length takes longer"
+        assert time.thread_time() - begun < 2, "a square of the length takes longer"
