@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import requires
@@ -23,6 +23,8 @@ from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape
 from shaderlm.graph.ops import _CHOICES, OPS, REQUIRED, resolve
 from shaderlm.kernels import LaunchList, Route, all_routes, compose
 from shaderlm.kernels.linear.formats import FORMATS, REPACK
+from shaderlm.kernels.route import buffers_of, shader_of
+from shaderlm.kernels.wgsl import declared_buffers
 
 from .cases import CASES
 
@@ -230,11 +232,16 @@ _UNITS: dict[str, Any] = {
 _CAPS.append(replace(_CAPS[0], implementation="dawn", max_workgroup_memory=48 << 10, **_UNITS))
 
 
-def shapes(op: str) -> Iterator[dict[str, Any]]:
+@cache
+def shapes(op: str) -> list[dict[str, Any]]:
     """Dims of an op: its sizes in every combination of its choices, with and without its switches.
 
     Of most formats of weights, those in which no more than one choice is not the first.
     """
+    return list(_shapes(op))
+
+
+def _shapes(op: str) -> Iterator[dict[str, Any]]:
     declared = OPS[op].dims
     required = [name for name, default in declared.items() if default is REQUIRED]
     switches = {
@@ -302,21 +309,25 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
 
 def launch_lists(route: Route) -> list[tuple[dict[str, Any], LaunchList]]:
     """What the route makes of every shape on every kind of device; if it takes none of them, of the cases of its op."""
-    return _launch_lists(route.op, route.name)
+    found = _launch_lists(route.op, route.name)
+    if found:
+        return [(shapes(route.op)[at], launch_list) for (at, _), launch_list in found.items()]
+    cases = [case.dims for case in CASES if case.op == route.op]
+    return [(cases[at], launch_list) for (at, _), launch_list in _made(route, cases).items()]
 
 
 @cache
-def _launch_lists(op: str, name: str) -> list[tuple[dict[str, Any], LaunchList]]:
-    route = next(each for each in all_routes()[op] if each.name == name)
+def _launch_lists(op: str, name: str) -> dict[tuple[int, int], LaunchList]:
+    """By the numbers of the shape and of the device."""
+    return _made(next(each for each in all_routes()[op] if each.name == name), shapes(op))
 
-    def made(shapes: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], LaunchList]]:
-        return [
-            (dims, route.launch_list(dims, caps))
-            for dims, caps in itertools.product(shapes, _CAPS)
-            if route.unsupported_reason(dims, caps) is None
-        ]
 
-    return made(shapes(route.op)) or made(case.dims for case in CASES if case.op == route.op)
+def _made(route: Route, shapes: list[dict[str, Any]]) -> dict[tuple[int, int], LaunchList]:
+    return {
+        (at, kind): route.launch_list(dims, caps)
+        for (at, dims), (kind, caps) in itertools.product(enumerate(shapes), enumerate(_CAPS))
+        if route.unsupported_reason(dims, caps) is None
+    }
 
 
 ROUTES = [route for routes in all_routes().values() for route in routes]
@@ -338,6 +349,7 @@ def test_route(route: Route) -> None:
             assert shader.bindings[-1] == ("params", "uniform")
             assert shader.source.count("@compute @workgroup_size(WG)\nfn main(") == 1
             assert {name for name, _ in shader.params} == set(dispatch.params)
+            assert {name for name, _ in shader.bindings[:-1]} == set(declared_buffers(dispatch.kernel))
             bound |= {dispatch.bind.get(name, name) for name, _ in shader.bindings[:-1]}
         assert bound == set(launch_list.buffers), "buffers and bindings differ"
         there = {name.split(".")[0] for name, nbytes in launch_list.buffers.items() if nbytes}
@@ -346,17 +358,29 @@ def test_route(route: Route) -> None:
         assert there & names <= wanted, f"bound for nothing: {there & names - wanted} of {dims}"
 
 
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.op}/{route.name}")
+def test_the_buffers_of_a_dispatch_are_known_without_its_shader(route: Route) -> None:
+    """Of one dispatch of every kernel for everything that it may leave unbound."""
+    all_dispatches = (dispatch for _, launch_list in launch_lists(route) for dispatch in launch_list.dispatches)
+    kinds = {(each.kernel.path, each.specialised, each.unbound): each for each in all_dispatches}
+    for dispatch in kinds.values():
+        shader = shader_of(dispatch)
+        bound = {dispatch.bind.get(name, name) for name, _ in shader.bindings if name != "params"}
+        assert set(buffers_of(dispatch)) == bound
+
+
 @pytest.mark.parametrize("op", all_routes())
 def test_all_routes_of_a_single_dispatch_op_share_one_binding_layout(op: str) -> None:
     """Wherever several routes run a shape, and each by one dispatch."""
-    for dims, caps in itertools.product(shapes(op), _CAPS):
-        layouts = {}
-        for route in all_routes()[op]:
-            if route.unsupported_reason(dims, caps) is None:
-                dispatches = route.launch_list(dims, caps).dispatches
-                if len(dispatches) == 1:
-                    layouts[route.name] = compose(dispatches[0].kernel, dispatches[0].constants).bindings
-        assert len(set(layouts.values())) <= 1, f"{op} {dims}: {layouts}"
+    layouts: dict[tuple[int, int], dict[str, Any]] = {}
+    for route in all_routes()[op]:
+        for place, launch_list in _launch_lists(op, route.name).items():
+            if len(launch_list.dispatches) == 1:
+                (dispatch,) = launch_list.dispatches
+                bindings = compose(dispatch.kernel, dispatch.constants).bindings
+                layouts.setdefault(place, {})[route.name] = bindings
+    for (at, _), found in layouts.items():
+        assert len(set(found.values())) == 1, f"{op} {shapes(op)[at]}: {found}"
 
 
 def test_no_kernel_is_dead() -> None:

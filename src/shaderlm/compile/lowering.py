@@ -11,7 +11,7 @@ from ..graph.cost import CACHES
 from ..graph.fuse import RejectedFusion
 from ..graph.graph import Graph, Node, Tensor
 from ..kernels import Dispatch, LaunchList, Option, Route, Shader, choose, first_of, fold, shader_of
-from ..kernels.route import WeightPart
+from ..kernels.route import WeightPart, buffers_of
 from ..kernels.wgsl import bound_once
 from .placement import Arena, arena_of
 from .plan import NONE, BufferSpec, Launch, Needs, Plan, Role
@@ -203,17 +203,12 @@ def shares(launch_list: LaunchList) -> tuple[float, ...]:
     """An op's arithmetic is shared out by the bytes of matrices or caches that a dispatch reads; of all if none."""
 
     def streamed(dispatch: Dispatch) -> int:
-        bound = [] if dispatch.idle else _bound(dispatch)
+        bound = [] if dispatch.idle else buffers_of(dispatch)
         return sum(launch_list.buffers[key] for key in bound if not large or key in large)
 
     large = {key for key in launch_list.buffers if key.split(".")[0] in ("weight", *CACHES)}
     sizes = [streamed(dispatch) for dispatch in launch_list.dispatches]
     return tuple(size / (sum(sizes) or 1) for size in sizes)
-
-
-def _bound(dispatch: Dispatch) -> list[str]:
-    """The buffers of the launch list that a dispatch binds."""
-    return [dispatch.bind.get(name, name) for name, _ in shader_of(dispatch).bindings if name != "params"]
 
 
 def _counted(launch_list: LaunchList, dispatch: Dispatch, key: str, tensor: Tensor | None, nbytes: int) -> int:
@@ -227,7 +222,7 @@ def _counted(launch_list: LaunchList, dispatch: Dispatch, key: str, tensor: Tens
         nbytes = tensor.nbytes
     if key not in CACHES:
         return nbytes
-    readers = [each for each in launch_list.dispatches if not each.idle and key in _bound(each)]
+    readers = [each for each in launch_list.dispatches if not each.idle and key in buffers_of(each)]
     at = next(i for i, each in enumerate(readers) if each is dispatch)
     return nbytes * (at + 1) // len(readers) - nbytes * at // len(readers)
 

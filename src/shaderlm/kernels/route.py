@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..gpu.caps import DeviceCaps, Implementation
-from .wgsl import Constant, Kernel, Shader, compose
+from .wgsl import Constant, Kernel, Shader, compose, declared_buffers
 
 Array = NDArray[Any]
 Dims = Mapping[str, Any]
@@ -122,6 +122,12 @@ def shader_of(dispatch: Dispatch, target: Implementation = "wgpu") -> Shader:
     """The composed shader of a dispatch, as a WebGPU implementation gets it."""
     params = dispatch.params if dispatch.specialised else None
     return compose(dispatch.kernel, dispatch.constants, target, params, dispatch.unbound)
+
+
+def buffers_of(dispatch: Dispatch) -> list[str]:
+    """The buffers of the launch list that a dispatch binds. Nothing is composed to find out."""
+    names = declared_buffers(dispatch.kernel)
+    return [dispatch.bind.get(name, name) for name in names if name not in dispatch.unbound]
 
 
 def over_limits(launch_list: LaunchList, caps: DeviceCaps) -> str | None:

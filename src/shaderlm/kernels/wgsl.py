@@ -292,6 +292,13 @@ def unrolled(body: str, consts: Mapping[str, str]) -> str:
     return _ELEMENT.sub(lambda found: names.get(found[0], found[0]), body) if names else body
 
 
+@cache
+def declared_buffers(kernel: Kernel) -> tuple[str, ...]:
+    """The buffers that a kernel declares, parameters left out: no constant and no implementation changes them."""
+    found = (_BINDING.findall(read(path)) for path in (kernel.path, *kernel.include))
+    return tuple(name for each in found for _, _, name in each if name != "params")
+
+
 @lru_cache(maxsize=4096)
 def _compose(
     kernel: Kernel,
