@@ -3,12 +3,13 @@
 All of them take a software adapter many minutes: nearly all of it for compiling shaders. So the default is a cover.
 A shader is a kernel with files that it is concatenated with and with values of its constants. The runs of a cover have,
 of every kernel, every such file and every such value somewhere, but not all of their combinations: a format's functions
-do not depend on what is done with the sums.
+do not depend on what is done with the sums. Of the sizes of heads and groups it has one of each kind. On Dawn and in
+Chromium what differs is the compiler: a file is there once for all kernels of an op, and of more sizes one of a kind.
 
 | stack | default | with --all |
 |---|---|---|
 | wgpu | the cover, and every other run whose shaders it compiles anyway | all runs, case by case |
-| Dawn, Chromium | the cover: what differs is the compiler | all runs |
+| Dawn, Chromium | the smaller cover | all runs |
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from shaderlm.errors import RouteError
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, Program
 from shaderlm.kernels import LaunchList, Route, choose, routes_of
 from shaderlm.kernels.route import shader_of
+from shaderlm.kernels.wgsl import Constant
 
 from .cases import CASES, Case
 from .operands import Arrays
@@ -61,15 +63,29 @@ class Run:
         dispatches = self.launch_list.dispatches
         return frozenset((self.caps.subgroups, shader_of(each, self.caps.implementation).source) for each in dispatches)
 
-    def parts(self) -> frozenset[Hashable]:
-        """What the shaders are made of: each part with the kernel that it is a part of."""
-        found: set[Hashable] = set()
+    def parts(self, thin: bool) -> frozenset[Hashable]:
+        """What the shaders are made of: each part with the kernel that it is a part of, unless a file counts once."""
+        found: set[Hashable] = {self.route.name}
         for each in self.launch_list.dispatches:
             kernel = each.kernel.path
-            found |= {(kernel, name) for name in each.kernel.include}
-            found |= {(kernel, name, value) for name, value in each.constants.items()}
-            found |= {(kernel, each.specialised, each.unbound), (kernel, self.caps.subgroups)}
+            found |= {name if thin else (kernel, name) for name in each.kernel.include}
+            found |= {(kernel, name, _kind(name, value, thin)) for name, value in each.constants.items()}
+            unbound = bool(each.unbound) if thin else each.unbound
+            found |= {(kernel, each.specialised, unbound), (kernel, self.caps.subgroups)}
         return frozenset(found)
+
+
+_HEADS = {"QUADS", "GROUP"}
+_SIZES = {*_HEADS, "TEAM", "STAGE", "EXPERTS", "WINDOW"}
+
+
+def _kind(name: str, value: Constant, thin: bool) -> Hashable:
+    """A constant's value, or what kind of size it is: every model has others, and they are bounds of loops."""
+    if name not in (_SIZES if thin else _HEADS):
+        return value
+    assert isinstance(value, int)
+    kind = "one" if value == 1 else "a power of two" if value & (value - 1) == 0 else "odd" if value % 2 else "even"
+    return kind, value > 32
 
 
 def _plans(device: WithCaps, plain_device: WithCaps) -> dict[str, tuple[WithCaps, DeviceCaps]]:
@@ -155,9 +171,9 @@ def _size(run: Run) -> tuple[int, int]:
     return run.case.flops, sum(run.launch_list.buffers.values())
 
 
-def _cover(runs: list[Run]) -> list[Run]:
+def _cover(runs: list[Run], thin: bool) -> list[Run]:
     """Few runs that have the parts of all: always the one with most that are new. Later ones may make it needless."""
-    parts = {run: run.parts() for run in runs}
+    parts = {run: run.parts(thin) for run in runs}
     left, missing, cover = sorted(runs, key=_size), set().union(*parts.values()), list[Run]()
     while missing:
         cover.append(max(left, key=lambda run: len(parts[run] & missing) / len(run.launch_list.dispatches)))
@@ -169,19 +185,19 @@ def _cover(runs: list[Run]) -> list[Run]:
 
 
 @cache
-def _default_runs(op: str, device: WithCaps, plain_device: WithCaps) -> tuple[list[Run], list[Run]]:
-    """The cover of an op; and all runs of the same shaders."""
+def _default_runs(op: str, device: WithCaps, plain_device: WithCaps, wide: bool) -> list[Run]:
     short = [case for case in CASES if case.op == op and not case.long]
     found = [run for case in short for run in all_runs(case, device, plain_device)]
-    cover = _cover(found)
+    cover = _cover(found, thin=not wide)
+    if not wide:
+        return cover
     compiled = {shader for run in cover for shader in run.shaders()}
-    return cover, [run for run in found if run.shaders() <= compiled]
+    return [run for run in found if run.shaders() <= compiled]
 
 
 def default_runs(op: str, route: str, device: WithCaps, plain_device: WithCaps, *, wide: bool = False) -> list[Run]:
-    """What is run of a route by default; `wide`: with every run of the same shaders."""
-    found = _default_runs(op, device, plain_device)[wide]
-    return [run for run in found if run.route.name == route]
+    """What is run of a route by default: the smaller cover, or `wide`, the larger one and all runs of its shaders."""
+    return [run for run in _default_runs(op, device, plain_device, wide) if run.route.name == route]
 
 
 def every_run(op: str, route: str, device: WithCaps, plain_device: WithCaps) -> list[Run]:
