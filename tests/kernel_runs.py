@@ -3,8 +3,9 @@
 All of them take a software adapter many minutes: nearly all of it for compiling shaders. So the default is a cover.
 A shader is a kernel with files that it is concatenated with and with values of its constants. The runs of a cover have,
 of every kernel, every such file and every such value somewhere, but not all of their combinations: a format's functions
-do not depend on what is done with the sums. Of the sizes of heads and groups it has one of each kind. On Dawn and in
-Chromium what differs is the compiler: a file is there once for all kernels of an op, and of more sizes one of a kind.
+do not depend on what is done with the sums. In attention it has one of each kind of heads' sizes and groups.
+On Dawn and in Chromium what differs is the compiler. There a file is covered once for all kernels of an op, unbound
+operands as any or none, and sizes of teams, stages and numbers of experts by their kind.
 
 | stack | default | with --all |
 |---|---|---|
@@ -69,23 +70,24 @@ class Run:
         for each in self.launch_list.dispatches:
             kernel = each.kernel.path
             found |= {name if thin else (kernel, name) for name in each.kernel.include}
-            found |= {(kernel, name, _kind(name, value, thin)) for name, value in each.constants.items()}
+            found |= {(kernel, name, _kind(kernel, name, value, thin)) for name, value in each.constants.items()}
             unbound = bool(each.unbound) if thin else each.unbound
             found |= {(kernel, each.specialised, unbound), (kernel, self.caps.subgroups)}
         return frozenset(found)
 
 
-_HEADS = {"QUADS", "GROUP"}
-_SIZES = {*_HEADS, "TEAM", "STAGE", "EXPERTS", "WINDOW"}
-
-
-def _kind(name: str, value: Constant, thin: bool) -> Hashable:
+def _kind(kernel: str, name: str, value: Constant, thin: bool) -> Hashable:
     """A constant's value, or what kind of size it is: every model has others, and they are bounds of loops."""
-    if name not in (_SIZES if thin else _HEADS):
+    if not isinstance(value, int):
         return value
-    assert isinstance(value, int)
-    kind = "one" if value == 1 else "a power of two" if value & (value - 1) == 0 else "odd" if value % 2 else "even"
-    return kind, value > 32
+    is_power = value & (value - 1) == 0
+    if kernel.startswith("attention/") and name == "QUADS":  # of a head; lanes take them in steps of 16 or 32
+        return value == 1, is_power, value % 2, value > 16, value > 32
+    if kernel.startswith("attention/") and name == "GROUP":  # heads of queries, which are computed in fours
+        return value == 1, value % 4 == 0, value > 4
+    if thin and name in ("TEAM", "STAGE", "EXPERTS"):
+        return value == 1, is_power, value % 2, value > 32
+    return value
 
 
 def _plans(device: WithCaps, plain_device: WithCaps) -> dict[str, tuple[WithCaps, DeviceCaps]]:

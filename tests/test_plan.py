@@ -195,6 +195,19 @@ def test_no_kernel_binds_more_than_ten_storage_buffers(name: str) -> None:
         assert plan.needs.limits["max_storage_buffers"] <= (8 if CASES[name][2] is WEBGPU_DEFAULT else 10)
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_dispatch_binds_an_operand_once(name: str, tokens: int) -> None:
+    """Queries, keys and values that are columns of one product; what is not there is bound for each."""
+    made, config, caps = short(name)
+    for launch in plan_of(made, config, caps, tokens).launches:
+        read = [slot.buffer for slot in launch.step.slots if slot.access == "read-only-storage"]
+        there = [buffer for buffer in read if buffer != NONE]
+        assert len(there) == len(set(there)), f"{launch.op} of {launch.layer}"
+        if launch.step.label == "linear_rows" and launch.dims["epilogue"] != "add":
+            assert read.count(NONE) == 2, "neither bias nor residual"
+
+
 def test_joined_plans_share_parameters_and_keep_what_each_needs() -> None:
     made, config = model(TINY)
     body, tail = (plan_of(made, config, LARGE_GPU, tokens) for tokens in (1, 8))

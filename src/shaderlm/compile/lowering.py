@@ -140,7 +140,10 @@ class _Work:
         grid = fold(dispatch.workgroups, lowering.caps.max_workgroups)
         assert grid is not None, "Route.reason refuses grids that do not fold"
         # What is not there stays apart, so that one shader serves products with and without it.
-        shader = bound_once(shader, [name if slot.buffer == NONE else slot.buffer for name, slot in slots.items()])
+        operand = {
+            name: (slot.buffer, name if slot.buffer == NONE else shown.get(name)) for name, slot in slots.items()
+        }
+        shader = bound_once(shader, tuple(operand.values()))
         self._count(shader, dispatch, max(grid))
         names = [binding for binding, _ in shader.bindings]
         step = Step(dispatch.kernel.name, shader.source, tuple(slots[name] for name in names), grid)
