@@ -188,6 +188,7 @@ def _cover(runs: list[Run], thin: bool) -> list[Run]:
 
 @cache
 def _default_runs(op: str, device: WithCaps, plain_device: WithCaps, wide: bool) -> list[Run]:
+    """The same for all routes of an op, which a cover is made for."""
     short = [case for case in CASES if case.op == op and not case.long]
     found = [run for case in short for run in all_runs(case, device, plain_device)]
     cover = _cover(found, thin=not wide)
