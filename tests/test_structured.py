@@ -488,6 +488,15 @@ def test_a_schema_does_not_change_what_is_allowed(model: LanguageModel) -> None:
         model.request("x", json_schema={"not": {"type": "null"}, "x-guidance": {"lenient": True}})
 
 
+def test_an_old_llguidance_is_named(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes_one(tokens: Any, eos_token: int) -> None:
+        raise TypeError("argument 'eos_token': 'list' object cannot be interpreted as an integer")
+
+    monkeypatch.setattr("llguidance.LLTokenizer", takes_one)
+    with pytest.raises(InputError, match=r"a newer llguidance than [\d.]+; .* pip install -U 'shaderlm\[structured\]'"):
+        GrammarCompiler(model.tokenizer, model.config.vocabulary).prepare()
+
+
 def test_llguidance_is_named_where_it_is_missing(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     compiler = GrammarCompiler(model.tokenizer, model.config.vocabulary)

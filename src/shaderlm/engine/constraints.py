@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import InputError
+from ..gpu.packages import version_of
 from ..text import ChatFormat, Tokenizer, ToolChoice
 from .structured import (
     Structure,
@@ -219,7 +220,12 @@ class GrammarCompiler:
         bits = np.zeros(-(-self._vocabulary // 32) * 32, np.uint8)
         bits[sorted(ends)] = 1
         only_ends = np.packbits(bits, bitorder="little").tobytes()
-        return _Guidance(llguidance.LLTokenizer(wrapped, eos_token=sorted(ends)), ends, only_ends)
+        try:
+            tokenizer = llguidance.LLTokenizer(wrapped, eos_token=sorted(ends))
+        except TypeError:  # older versions take one token
+            needed = f"JSON schemas, grammars and tools need a newer llguidance than {version_of('llguidance')}"
+            raise InputError(f"{needed}; install it with: pip install -U 'shaderlm[structured]'") from None
+        return _Guidance(tokenizer, ends, only_ends)
 
 
 class _Tokens:
