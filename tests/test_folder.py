@@ -19,7 +19,8 @@ from shaderlm.formats.folder_models import MODEL_TYPES, Piece
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.formats.safetensors import Safetensors
 from shaderlm.graph.reference import Yarn
-from shaderlm.models.architecture import architecture
+from shaderlm.models.architecture import Step, architecture
+from shaderlm.models.checkpoint import architecture_of, read_config
 from shaderlm.text import Vocabulary
 
 from . import checkpoints
@@ -277,7 +278,39 @@ def test_an_ignored_key_of_a_folder(tmp_path: Path) -> None:
 _UNREAD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma": ({"hidden_act": "gelu", "hidden_activation": None}, {"hidden_act": "relu"}),
     "stablelm": ({"norm_eps": 1e-5, "rotary_scaling_factor": 1.0}, {"rotary_scaling_factor": 2.0}),
-    "nemotron": ({"kv_channels": None}, {"kv_channels": 64}),
+    "nemotron": ({"kv_channels": 16}, {"kv_channels": 64}),
+    "gpt2": (
+        {"n_special": 0, "predict_special_tokens": True, "output_past": True, "_num_labels": 1},
+        {"n_special": 3, "activation_function": "gelu"},
+    ),
+    "starcoder": (
+        {
+            "inference_runner": 0,
+            "validate_runner_input": True,
+            "pad_key_length": True,
+            "pre_allocate_kv_cache": False,
+            "gradient_checkpointing": False,
+        },
+        {"multi_query": False},
+    ),
+    "starcoder2": (
+        {
+            "activation_function": "gelu",
+            "layer_norm_epsilon": 1e-3,
+            "scale_attn_weights": True,
+            "attention_softmax_in_fp32": True,
+            "scale_attention_softmax_in_fp32": True,
+        },
+        {"scale_attn_weights": False},
+    ),
+    "gptneox": (
+        {
+            "attention_probs_dropout_prob": 0,
+            "hidden_dropout_prob": 0.1,
+            "custom_pipelines": {"text-generation": {"impl": "a.b"}},
+        },
+        {"hidden_act": "relu"},
+    ),
     "hunyuan-dense": (
         {
             "attention_head_dim": 128,
@@ -310,6 +343,46 @@ def test_keys_of_published_folders_that_change_nothing(name: str) -> None:
     for key, value in something.items():
         left = {f"{checkpoints.recorded(name)['architecture']}.config.{key}": value}
         assert FolderConfig({**recorded, key: value}).metadata == expected | left
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "op"),
+    [
+        ("starcoder", "activation_function", "gelu", "gelu_erf"),
+        ("starcoder", "activation_function", "gelu_fast", "gelu"),
+        ("gptneox", "hidden_act", "gelu_fast", "gelu"),
+        ("gptneox", "hidden_act", "gelu_new", "gelu"),
+        ("gptneox", "hidden_act", "gelu", "gelu_erf"),
+    ],
+)
+def test_the_gelu_that_a_folder_names(name: str, key: str, value: str, op: str, tmp_path: Path) -> None:
+    """StarCoder's own folder and GPT-NeoX-20B name another one than GGUF files of their architectures mean."""
+    folder = checkpoints.write_folder(tmp_path / "folder", checkpoints.recorded(name))
+    replace_config(folder, **{key: value})
+    with Folder.open(folder) as file:
+        kind = architecture_of(file)
+        graph = kind.build(read_config(kind, file), Step(3))
+    assert {node.op for node in graph.nodes if "gelu" in node.op} == {op}
+
+
+@pytest.mark.parametrize("value", ["relu", ["gelu"], {"gelu": 1}, 3])
+def test_another_activation_is_refused(value: Any, tmp_path: Path) -> None:
+    folder = checkpoints.write_folder(tmp_path / "folder", checkpoints.recorded("gptneox"))
+    replace_config(folder, hidden_act=value)
+    with Folder.open(folder) as file, pytest.raises(ModelError, match=r"gptneox.config.hidden_act must be one of gelu"):
+        read_config(architecture_of(file), file)
+
+
+def test_a_key_by_its_older_name_and_its_newer_one() -> None:
+    """As transformers 4.45 writes those of Pythia. Two different values are refused."""
+    recorded = {key: value for key, value in checkpoints.recorded("gptneox")["config"].items() if "rope" not in key}
+    newer = {"partial_rotary_factor": 0.5, "rope_theta": 500.0}
+    older = {"rotary_pct": 0.5, "rotary_emb_base": 500.0}
+    expected = FolderConfig({**recorded, **newer}).metadata
+    assert FolderConfig({**recorded, **older}).metadata == expected
+    assert FolderConfig({**recorded, **older, **newer}).metadata == expected
+    found = FolderConfig({**recorded, **newer, "rotary_pct": 0.25}).metadata
+    assert found == expected | {"gptneox.config.rotary_pct": 0.25}
 
 
 @pytest.mark.parametrize("key", ["hidden_act", "rope_interleaved"])

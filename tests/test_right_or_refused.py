@@ -29,6 +29,7 @@ from shaderlm.text import Tokenizer, Vocabulary
 from . import checkpoints
 from .changed import InMemory, every_checkpoint, logits
 from .folders import replace_config
+from .safetensors_files import write_safetensors
 from .test_metadata_keys import keys_of_gguf
 
 CHECKPOINTS = dict(every_checkpoint())
@@ -128,6 +129,8 @@ ADDED: Mapping[str, Any] = {
     "attention.scale": 0.5,
     "attention.causal": False,
     "attention.output_scale": 2.0,
+    "config.activation_function": "gelu",
+    "config.hidden_act": "gelu_fast",
     "expert_count": 3,
     "expert_used_count": 1,
     "expert_feed_forward_length": 8,
@@ -462,6 +465,36 @@ def test_a_key_of_a_folder(name: str, computed: Computed, tmp_path: Path) -> Non
             # Without images, dimensions of a position are alike.
             rounded |= inner == "rope_parameters" and text[inner].get("mrope_section") != changed.get("mrope_section")
             assert after != before or rounded, f"{inner}={changed!r} for {text.get(inner)!r} changes nothing"
+
+
+ADDED_TO_FOLDERS = (
+    *("new.weight", "lm_head.bias", "score.weight", "visual.x.weight"),
+    *("self_attn.new.weight", "self_attn.q_proj.scale", "attn.bias", "attention.bias", "input_layernorm.bias"),
+)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_tensor_of_a_folder(name: str, computed: Computed, tmp_path: Path) -> None:
+    """One that nobody reads, and one of each kind that is missing."""
+    entry = checkpoints.recorded(name)
+    folder, tensors = checkpoints.write_folder(tmp_path / "folder", entry), checkpoints.tensors_of(entry)
+    row, path = MODEL_TYPES[entry["config"]["model_type"]], folder / "model.safetensors"
+    layer = next(name.partition(".0.")[0] + ".0." for name in tensors if ".0." in name)
+    for number, added in enumerate(ADDED_TO_FOLDERS):
+        known = added if number < 4 else layer + added
+        if known not in tensors and not (row.ignored and re.match(row.ignored, known)):
+            write_safetensors(path, {**tensors, known: np.ones(64, np.float32)})
+            with pytest.raises(ModelError):
+                computed.of(folder)
+    write_safetensors(path, tensors)
+    before = computed.of(folder)
+    for missing in [each for each in tensors if ".1." not in each]:
+        write_safetensors(path, {each: values for each, values in tensors.items() if each != missing})
+        try:
+            after = computed.of(folder)
+        except ModelError:
+            continue
+        assert after != before, f"without {missing} nothing changes"
 
 
 # Tokenizers ----------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ from .weight_formats import WEIGHT_FORMATS
 FILES = (MODEL_CONFIG, *TOKENIZER_FILES, INDEX)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?<=\.experts\.)(\d+)(?=\.)")
-# Buffers that old checkpoints store, and every program computes again.
-_COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
+# A buffer that old checkpoints store, and every program computes again.
+_COMPUTED = re.compile(r"rotary_emb\.inv_freq$")
 
 _VECTORS = ("ffn_gate_inp_shexp",)  # matrices of one row in folders
 

@@ -29,7 +29,7 @@ class FolderConfig:
         self.row: ModelType = MODEL_TYPES[name]
         given = _flat(config, self.row.nested)
         for older, newer in self.row.older.items():
-            if older in given and newer not in given:
+            if older in given and given.get(newer, given[older]) == given[older]:  # it may have both names
                 given[newer] = given.pop(older)
         self._left = {**self.row.defaults, **given}
         self.vocabulary = self.whole("vocab_size")

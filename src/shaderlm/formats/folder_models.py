@@ -27,17 +27,17 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 _HARMLESS: Mapping[str, str] = {
     "says where the model comes from": "_name_or_path name_or_path _from_model_config transformers_version "
     "architectures auto_map model_type is_llama_config transformers.js_config unsloth_fixed unsloth_version "
-    "tokenizer_class",
+    "tokenizer_class custom_pipeline custom_pipelines internal_version",
     "tensors say it": "dtype torch_dtype use_bfloat16",
     "says how a program computes, or what it returns": "attn_implementation _attn_implementation "
     "_attn_implementation_autoset use_cache cache_implementation output_attentions output_hidden_states "
-    "output_router_logits return_dict torchscript reorder_and_upcast_attn tf_legacy_loss",
+    "output_router_logits return_dict torchscript reorder_and_upcast_attn tf_legacy_loss output_past",
     "for training, or for switches that are off": "initializer_range attention_dropout attn_pdrop embd_pdrop "
-    "resid_pdrop hidden_dropout embedding_dropout residual_dropout router_aux_loss_coef router_jitter_noise "
-    "pretraining_tp max_window_layers",
+    "resid_pdrop hidden_dropout embedding_dropout residual_dropout attention_probs_dropout_prob hidden_dropout_prob "
+    "router_aux_loss_coef router_jitter_noise gradient_checkpointing pretraining_tp max_window_layers",
     "the tokenizer has them": "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id "
     "forced_bos_token_id forced_eos_token_id prefix",
-    "for other tasks": "id2label label2id num_labels problem_type task_specific_params finetuning_task "
+    "for other tasks": "id2label label2id num_labels _num_labels problem_type task_specific_params finetuning_task "
     "summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj",
     "for sampling": "do_sample temperature top_k top_p typical_p max_length min_length num_beams num_beam_groups "
     "repetition_penalty length_penalty diversity_penalty early_stopping no_repeat_ngram_size "
@@ -155,7 +155,7 @@ class ModelType:
     defaults: of keys that config.json may lack. older: keys by the names that they had before.
     nested: the key that holds those of the text model.
     renames: expressions and what takes their place in names of tensors, before all else; the first that is found
-    counts. ignored: names of tensors that text does not need.
+    counts. ignored: names of tensors that the logits of text do not need.
     """
 
     architecture: str
@@ -255,10 +255,12 @@ _GPT2 = ModelType(
     },
     defaults={"layer_norm_epsilon": 1e-5},
     neutral={
-        "activation_function": ("gelu_new", _TANH),
+        "activation_function": ("gelu_new", "gelu_fast", _TANH),
+        "n_special": (0,),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
     },
+    harmless={"predict_special_tokens": "of an older model; nobody reads it"},
     whole={"model.wte": "token_embd", "model.wpe": "position_embd", "model.ln_f": "output_norm"},
     layer={
         "ln_1": "attn_norm",
@@ -272,6 +274,7 @@ _GPT2 = ModelType(
         (r"^(transformer\.)?h\.", "model.layers."),
         (r"^(transformer\.)?(?=(wte|wpe|ln_f)\.)", "model."),
     ),
+    ignored=r".*\.attn\.(masked_)?bias$",  # the mask of attention, which old checkpoints store
 )
 _LAYER_NORM: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("attention.layer_norm_epsilon",)}
 _COHERE = ModelType(
@@ -280,7 +283,15 @@ _COHERE = ModelType(
     defaults={"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "rope_theta": 500000.0},
     harmless={"model_max_length": "says a second time how long texts may be"},
 )
-_HUNYUAN_TOKENS = ("im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "text_start_id", "text_end_id")
+_HUNYUAN_TOKENS = (
+    "pad_id",
+    "im_start_id",
+    "im_end_id",
+    "im_newline_id",
+    "mask_init_id",
+    "text_start_id",
+    "text_end_id",
+)
 _GRANITEMOE = ModelType(
     "granitemoe",
     pairs=True,
@@ -301,7 +312,7 @@ _GRANITEMOE = ModelType(
 
 # Defaults are those of the classes in transformers.
 MODEL_TYPES: Mapping[str, ModelType] = {
-    "llama": ModelType("llama", pairs=True),
+    "llama": ModelType("llama", pairs=True, older={"max_sequence_length": "max_position_embeddings"}),
     "mistral": _MISTRAL,
     "mixtral": replace(
         _MISTRAL, keys=_EXPERT_KEYS, layer=_MIXTRAL_EXPERTS, defaults={"sliding_window": None, "rope_theta": 1e6}
@@ -376,7 +387,17 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         window=True,
         keys={"norm_epsilon": ("attention.layer_norm_epsilon",)},
         defaults={"norm_epsilon": 1e-5},
-        neutral={"hidden_act": (_TANH,), "norm_type": ("layer_norm",), "mlp_type": ("default",)},
+        neutral={
+            "hidden_act": (_TANH,),
+            "norm_type": ("layer_norm",),
+            "mlp_type": ("default",),
+            "scale_attn_weights": (True,),
+        },
+        harmless={
+            **dict.fromkeys(("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"), _PRECISION),
+            "activation_function": "hidden_act is what is read",
+            "layer_norm_epsilon": "norm_epsilon is what is read",
+        },
         layer={"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
     ),
     "glm4": ModelType(
@@ -394,7 +415,13 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         architecture="starcoder",
         defaults={"layer_norm_epsilon": 1e-5, "num_key_value_heads": 1},
         neutral={**_GPT2.neutral, "multi_query": (True,)},
-        harmless=dict.fromkeys(("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"), _PRECISION),
+        harmless={
+            **dict.fromkeys(("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"), _PRECISION),
+            **dict.fromkeys(
+                ("inference_runner", "validate_runner_input", "pad_key_length", "pre_allocate_kv_cache"),
+                "says how an early program computes",
+            ),
+        },
         layer={
             "ln_1": "attn_norm",
             "ln_2": "ffn_norm",
@@ -411,6 +438,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         older={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
         neutral={"hidden_act": ("gelu",)},
         harmless={"classifier_dropout": "for training"},
+        ignored=r".*\.attention\.(masked_)?bias$",  # the mask, as in GPT-2
         whole={
             "gpt_neox.embed_in": "token_embd",
             "gpt_neox.final_layer_norm": "output_norm",
@@ -424,6 +452,43 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         },
         renames=((r"^gpt_neox\.(?=layers\.)", "model."),),
     ),
+    # Falcon 7B. GGUF says in which order queries, keys and values lie; with one head of keys it is that of folders.
+    "falcon": ModelType(
+        "falcon",
+        keys={
+            "layer_norm_epsilon": ("attention.layer_norm_epsilon",),
+            "ffn_hidden_size": ("feed_forward_length",),
+            "tensor_data_layout": ("tensor_data_layout",),
+        },
+        defaults={
+            "layer_norm_epsilon": 1e-5,
+            "max_position_embeddings": 2048,
+            "num_key_value_heads": 1,
+            "multi_query": True,
+            "new_decoder_architecture": False,
+            "parallel_attn": True,
+            "tensor_data_layout": "jploski",
+        },
+        neutral={
+            "activation": ("gelu",),
+            "alibi": (False,),
+            "apply_residual_connection_post_layernorm": (False,),
+            "multi_query": (True,),
+            "new_decoder_architecture": (False,),
+            "num_ln_in_parallel_attn": (None, 1),
+            "parallel_attn": (True,),
+        },
+        harmless={"bias": "there are such tensors, or none", "num_kv_heads": "not read with multi_query"},
+        whole={"transformer.word_embeddings": "token_embd", "transformer.ln_f": "output_norm"},
+        layer={
+            "post_attention_layernorm": "attn_norm_2",  # of other sizes, which are refused
+            "self_attention.query_key_value": "attn_qkv",
+            "self_attention.dense": "attn_output",
+            "mlp.dense_h_to_4h": "ffn_up",
+            "mlp.dense_4h_to_h": "ffn_down",
+        },
+        renames=((r"^transformer\.h\.", "model.layers."),),
+    ),
     # Its first files say "gelu" and mean the approximation: transformers 5 reads them so.
     "gemma": ModelType(
         "gemma",
@@ -431,7 +496,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         defaults={"head_dim": 256},
         neutral={**_GELU, "hidden_act": (_TANH, "gelu", None)},
     ),
-    "exaone4": ModelType("exaone4", window=True, full_every=4, layer=_POST_NORMS),
+    "exaone4": ModelType("exaone4", window=True, full_every=4, defaults={"sliding_window": 4096}, layer=_POST_NORMS),
     "cohere": _COHERE,
     "cohere2": replace(
         _COHERE,
@@ -498,6 +563,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         norm_offset=1.0,
         keys={"norm_eps": ("attention.layer_norm_epsilon",)},
         defaults={"norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        older={"kv_channels": "head_dim"},
         neutral={"hidden_act": ("relu2",)},
     ),
     "arcee": ModelType("arcee", pairs=True, neutral={"hidden_act": ("relu2",)}),

@@ -113,6 +113,7 @@ class Config:
     factors: Factors = Factors()
     experts: Experts | None = None
     ffn_input: FfnInput = "sum"
+    activation: str = ""  # an op, where it is not that of the architecture
 
     @property
     def ropes(self) -> dict[str, Rope]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..errors import ModelError
@@ -265,6 +265,19 @@ def _head(kind: Dense, c: Config, rows: int, tokens: int, wants_logits: bool) ->
     return b.graph(logits)
 
 
+_GELUS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu"}
+
+
+def with_gelu(own: Metadata, c: Config, key: str) -> Config:
+    """The GELU that config.json of a folder names, if it is not the architecture's usual one. GGUF has no such key."""
+    name = own.get(key)
+    if name is None:
+        return c
+    if not isinstance(name, str) or name not in _GELUS:
+        raise own.wrong(key, f"one of {', '.join(_GELUS)}", name)
+    return replace(c, activation=_GELUS[name])
+
+
 class _Build:
     """The graph of the layers, in the making."""
 
@@ -420,7 +433,7 @@ class _Build:
         return self._linear(layer, "attn_output", out)
 
     def _ffn(self, layer: str, x: str) -> str:
-        op, shape = self.kind.activation, (self.step.tokens, self.c.ffn)
+        op, shape = self.c.activation or self.kind.activation, (self.step.tokens, self.c.ffn)
         if not op.endswith("_mul"):
             up = self._linear(layer, "ffn_up", x)
             up = _of_values(self.b, op, layer, f"{layer}.{op}", up, shape, self.batch)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .architecture import Config, Metadata
-from .dense import NORMS, QKV, Dense
+from .dense import NORMS, QKV, Dense, with_gelu
 
 
 def _complete(own: Metadata, c: Config) -> Config:
     parallel = own.get("use_parallel_residual")
     if not isinstance(parallel, bool):
         raise own.wrong("use_parallel_residual", "true or false", parallel)
-    return replace(c, ffn_input="input" if parallel else "sum")
+    return with_gelu(own, replace(c, ffn_input="input" if parallel else "sum"), "config.hidden_act")
 
 
 _GPTNEOX = Dense(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from .dense import NORMS, QKV, Dense
+from .architecture import Config, Metadata
+from .dense import NORMS, QKV, Dense, with_gelu
+
+
+def _complete(own: Metadata, c: Config) -> Config:
+    return with_gelu(own, c, "config.activation_function")
+
 
 _STARCODER = Dense(
     "starcoder",
@@ -11,5 +17,6 @@ _STARCODER = Dense(
     positions="learned",
     joined=QKV,
     biases=(*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+    complete=_complete,
 )
 read, tensors, build, head = _STARCODER.read, _STARCODER.tensors, _STARCODER.build, _STARCODER.head
