@@ -246,3 +246,41 @@ def test_models_are_fetched_listed_and_removed(hub: tuple[type[_Hub], str], tmp_
     assert not found.exists()
     assert other.exists()
     assert "there is no model 'qwen3-0.6b' to remove; kept are none" in _run(endpoint, cache, "rm", "qwen3-0.6b")
+
+
+def test_each_gguf_file_of_a_repository_is_a_model(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    """Its name loads it, and `rm` leaves the others. Files of equal content are stored once."""
+    kind, endpoint = hub
+    repo, cache = kind.root / "org" / "several", tmp_path / "cache"
+    repo.mkdir()
+    given = write_tiny(repo / "a.gguf", "llama").read_bytes()
+    (repo / "same.gguf").write_bytes(given)
+    write_tiny(repo / "sub-00001-of-00002.gguf", "qwen3")
+    (repo / "sub-00002-of-00002.gguf").write_bytes(b"GGUF, the second part")
+    names = [f"hf:org/several/{name}" for name in ("a.gguf", "same.gguf", "sub-00001-of-00002.gguf")]
+
+    def listed() -> list[str]:
+        lines = _run(endpoint, cache, "models").split("\n\n")[0].splitlines()
+        return [line.split()[0] for line in lines if line.startswith("hf:")]
+
+    for i, name in enumerate(names):
+        _run(endpoint, cache, "pull", name)
+        assert listed() == names[: i + 1]
+    snapshot = cache / "hub" / "models--org--several" / "snapshots" / _COMMIT
+    assert f"removed {names[0]}, 0" in _run(endpoint, cache, "rm", names[0])
+    assert (snapshot / "same.gguf").read_bytes() == given
+    assert "removed" in _run(endpoint, cache, "rm", names[2])
+    assert listed() == names[1:2]
+    assert [path.name for path in snapshot.iterdir()] == ["same.gguf"]
+    assert "kept are hf:org/several/same.gguf" in _run(endpoint, cache, "rm", names[0])
+    assert "removed" in _run(endpoint, cache, "rm", "hf:org/several")
+    assert listed() == []
+    assert not snapshot.exists()
+
+
+def test_a_cache_that_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "hub").write_text("a file")
+    for command in (("models",), ("rm", "x"), ("rm", "hf:org/x")):
+        said = _run("http://127.0.0.1:1", tmp_path, *command)
+        assert said.startswith("shaderlm: the hub's cache cannot be read: ")
+        assert len(said.splitlines()) == 1

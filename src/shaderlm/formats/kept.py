@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ModelError
 from . import embedded, hub, quantize
 from .find import SHORT_NAMES
+from .gguf import PART_NAME, first_parts
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,17 @@ class Kept:
     path: Path
 
 
+class _File(NamedTuple):
+    """A file of a repository: its name there, where it is, and the content that files of equal content share."""
+
+    name: str
+    path: Path
+    blob: Path
+    nbytes: int
+
+
 def kept() -> list[Kept]:
-    """All of them, by name. Repositories of the hub count if they have weights that can be read."""
+    """All of them, by name. A repository counts if it has .safetensors; of others, each GGUF checkpoint does."""
     quantize.remove_leftovers()
     found = []
     default = embedded.cache_folder() / embedded.FILE
@@ -29,25 +40,54 @@ def kept() -> list[Kept]:
         found.append(Kept(embedded.NAME, default.stat().st_size, default))
     found += [Kept(name, path.stat().st_size, path) for name, path in quantize.copies().items()]
     for repo in _repositories():
-        if any(_weights(file.file_name) for rev in repo.revisions for file in rev.files):
-            found.append(Kept(f"{hub.PREFIX}{repo.repo_id}", repo.size_on_disk, Path(repo.repo_path)))
+        name, files = f"{hub.PREFIX}{repo.repo_id}", _files(repo)
+        if any(_is_weight(file.name) for file in files):
+            others = [file for file in files if not file.name.lower().endswith(".gguf")]
+            found.append(Kept(name, _size(others), Path(repo.repo_path)))
+        for first in dict.fromkeys(first_parts(file.name for file in files)):
+            parts = _parts(files, first)
+            found.append(Kept(f"{name}/{first}", _size(parts), parts[0].path))
     return sorted(found, key=lambda each: each.name.lower())
 
 
 def remove(name: str) -> int:
-    """Remove a model; the bytes that this frees."""
+    """Remove a model, or all of a repository; the bytes that this frees."""
     wanted = SHORT_NAMES.get(name, name)
+    if wanted.startswith(hub.PREFIX):
+        freed = _remove_from_hub(wanted.removeprefix(hub.PREFIX))
+        if freed is not None:
+            return freed
     found = {each.name: each for each in kept()}
     if wanted not in found:
         raise ModelError(f"there is no model {name!r} to remove; kept are {', '.join(found) or 'none'}")
-    if not wanted.startswith(hub.PREFIX):
-        found[wanted].path.unlink()
-        return found[wanted].nbytes
+    found[wanted].path.unlink()
+    return found[wanted].nbytes
+
+
+def _remove_from_hub(wanted: str) -> int | None:
+    """Remove a repository, or one GGUF checkpoint of it; None if it is not there."""
+    for repo in _repositories():
+        files, first = _files(repo), wanted.removeprefix(f"{repo.repo_id}/")
+        if wanted == repo.repo_id and any(_is_weight(file.name) or first_parts([file.name]) for file in files):
+            return _remove_repository(repo)
+        if first != wanted and first in first_parts(file.name for file in files):
+            gone = _parts(files, first)
+            rest = [file for file in files if file not in gone]
+            if not any(_is_weight(file.name) or file.name.lower().endswith(".gguf") for file in rest):
+                return _remove_repository(repo)
+            shared = {file.blob for file in rest}
+            for file in gone:
+                file.path.unlink()
+                if file.blob not in shared:
+                    file.blob.unlink(missing_ok=True)
+            return _size(file for file in gone if file.blob not in shared)
+    return None
+
+
+def _remove_repository(repo: Any) -> int:
     from huggingface_hub import scan_cache_dir
 
-    repo_id = wanted.removeprefix(hub.PREFIX)
-    commits = [rev.commit_hash for repo in _repositories() if repo.repo_id == repo_id for rev in repo.revisions]
-    strategy = scan_cache_dir().delete_revisions(*commits)
+    strategy = scan_cache_dir().delete_revisions(*(rev.commit_hash for rev in repo.revisions))
     strategy.execute()
     return int(strategy.expected_freed_size)
 
@@ -60,7 +100,37 @@ def _repositories() -> list[Any]:
         return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
     except CacheNotFound:
         return []
+    except (OSError, ValueError) as problem:
+        raise ModelError(f"the hub's cache cannot be read: {problem}") from None
 
 
-def _weights(name: str) -> bool:
-    return name.lower().endswith((".gguf", ".safetensors"))
+def _files(repo: Any) -> list[_File]:
+    return [
+        _File(
+            Path(file.file_path).relative_to(rev.snapshot_path).as_posix(),
+            Path(file.file_path),
+            Path(file.blob_path),
+            file.size_on_disk,
+        )
+        for rev in repo.revisions
+        for file in rev.files
+    ]
+
+
+def _parts(files: Iterable[_File], first: str) -> list[_File]:
+    """The files of a GGUF checkpoint, in all revisions, by the name of its first part."""
+    part = PART_NAME.fullmatch(first)
+    return sorted(
+        file
+        for file in files
+        if file.name == first
+        or (part and (other := PART_NAME.fullmatch(file.name)) and (other[1], other[3]) == (part[1], part[3]))
+    )
+
+
+def _size(files: Iterable[_File]) -> int:
+    return sum({file.blob: file.nbytes for file in files}.values())
+
+
+def _is_weight(name: str) -> bool:
+    return name.lower().endswith(".safetensors")
