@@ -33,7 +33,33 @@ def test_damaged_files(kind: str, count: int) -> None:
     assert found["ran"] == count
     assert found["opened"] > count // 200  # some changes do no harm: not all files are refused at their first byte
     assert found["slowest"] < fuzzing.SECONDS
-    assert found["memory"] < fuzzing.MEMORY
+
+
+ASKING = """
+import sys
+from pathlib import Path
+import numpy as np
+from tests.fuzzing import MEMORY, little_memory
+for size in (MEMORY // 2, 2 * MEMORY, MEMORY // 2):
+    try:
+        with little_memory(Path(sys.argv[1])):
+            np.zeros(size, np.uint8)
+        print("given")
+    except MemoryError:
+        print("refused")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_memory_that_is_asked_for_counts_even_if_nobody_writes_to_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASKING, __file__],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        timeout=60,
+    )
+    assert done.stdout.split() == ["given", "refused", "given"], done.stderr
 
 
 @pytest.mark.parametrize("table", ["AAAA", "AAAAAA==", "BAAAAAAAAAA=", "BAAAAP////8="])
