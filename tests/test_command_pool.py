@@ -239,7 +239,7 @@ def test_nothing_is_recorded_before_the_first_step(session: Session, device: Dev
 
 
 def test_a_software_adapter_records_directly(device: Device, tiny: Path) -> None:
-    assert device.caps.policy.record_ahead == (not device.caps.software)
+    assert device.caps.policy.record_ahead == (not device.caps.software and device.caps.implementation == "wgpu")
     with load(tiny, device=device) as loaded, loaded.stream("hello", max_tokens=8, ignore_eos=True) as answer:
         assert len([*itertools.islice(answer, 3)]) == 3  # an answer that has ended has no threads on any device
         assert bool(workers()) == device.caps.policy.record_ahead

@@ -103,7 +103,8 @@ def test_no_name_means_the_same_before_and_after_a_device_was_opened(monkeypatch
     assert answer() == before
 
 
-def test_names_of_one_adapter_share_a_device() -> None:
+def test_names_of_one_adapter_share_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_devices(monkeypatch)
     first = open_device()
     assert open_device("auto") is first
     assert open_device("0") is first

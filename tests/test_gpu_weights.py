@@ -13,6 +13,7 @@ from shaderlm.formats import blocks
 from shaderlm.gpu import Device, open_device
 from shaderlm.graph import reference, resolve
 from shaderlm.kernels import routes_of
+from shaderlm.kernels.route import buffers_of
 
 from .compare import assert_close
 from .weights import make_weight
@@ -29,7 +30,7 @@ def parts(op: str, route: str, device: Device, **shape: Any) -> int:
     """Into how many bindings the route splits the weight."""
     chosen = next(found for found in routes_of(op) if found.name == route)
     dispatches = chosen.launch_list(resolve(op, shape), device.caps).dispatches
-    return sum(any(name.startswith("weight") for name in dispatch.bind.values()) for dispatch in dispatches)
+    return sum(any(name.startswith("weight") for name in buffers_of(dispatch)) for dispatch in dispatches)
 
 
 # A row of 4096 takes 2 KiB in 4 bits: 32 rows to a binding. At M = 5 x must fit as well: K = 2048, 64 rows.

@@ -51,7 +51,7 @@ def oracle(tiny: Path) -> Iterator[LanguageModel]:
 
 @pytest.fixture(scope="module")
 def on_gpu(tiny: Path, device: Device) -> Iterator[LanguageModel]:
-    with load_with(tiny, device=device, cache="f32") as model:
+    with load_with(tiny, device=device, cache="f32", precision="exact") as model:
         yield model
 
 
@@ -97,7 +97,7 @@ def test_every_tensor_type_is_like_its_dequantised_twin(kind: str, twins: tuple[
 @pytest.mark.parametrize("kind", by_default(KINDS, ON_A_DEVICE.__contains__))
 def test_tensor_types_on_a_device(kind: str, twins: tuple[Path, Any], device: Device) -> None:
     source, expected = twins
-    with load_with(source, device=device, cache="f32") as model:
+    with load_with(source, device=device, cache="f32", precision="exact") as model:
         assert_logits(model.logits(IDS[:9]), expected, 5e-4, f"{kind} on the GPU")
         one = model.logits(IDS[:1])  # through the kernels of decoding
         assert_logits(one, expected[:1], 5e-4, f"{kind} on the GPU, one row")
@@ -141,7 +141,7 @@ def test_a_prompt_in_chunks_is_the_same_prompt(
 def test_fused_is_unfused_on_the_gpu(
     fusions: tuple[str, ...], tiny: Path, device: Device, oracle: LanguageModel
 ) -> None:
-    with load_with(tiny, device=device, fusions=fusions, cache="f32") as model:
+    with load_with(tiny, device=device, fusions=fusions, cache="f32", precision="exact") as model:
         assert_logits(model.logits(IDS[:6]), oracle.logits(IDS[:6]), 2e-4, f"{fusions}, 6 rows")
         assert_logits(model.logits(IDS[:1]), oracle.logits(IDS[:1]), 2e-4, f"{fusions}, one row")
 
@@ -183,7 +183,8 @@ def test_the_cache_grows(tmp_path: Path, device: Device) -> None:
     """Past 512 positions the pool is moved to a larger one, in the middle of a prompt and of a generation."""
     path = write_tiny_llama(tmp_path / "long.gguf", kind="q8_0", layers=1, context=1200)
     ids = [int(i) for i in np.random.default_rng(6).integers(0, 256, 556)]
-    with shaderlm.load(path, device="cpu") as oracle, load_with(path, device=device, cache="f32") as model:
+    exact: Any = {"cache": "f32", "precision": "exact"}
+    with shaderlm.load(path, device="cpu") as oracle, load_with(path, device=device, **exact) as model:
         assert_logits(model.logits(ids)[-1], oracle.logits(ids)[-1], 5e-4, "556 tokens")
         text = [m.generate(ids[:506], max_tokens=10, ignore_eos=True) for m in (oracle, model)]
         assert text[0].ids == text[1].ids
@@ -245,7 +246,7 @@ def test_variants_of_the_architecture(name: str, tmp_path: Path, device: Device)
         expected = model.logits(IDS[:20])
     with shaderlm.load(plain, device="cpu") as model:
         assert np.abs(model.logits(IDS[:20]) - expected).max() > 1e-2, "the variant changes nothing"
-    with load_with(path, device=device, cache="f32") as model:
+    with load_with(path, device=device, cache="f32", precision="exact") as model:
         assert_logits(model.logits(IDS[:20]), expected, 2e-4, name)
         assert_logits(model.logits(IDS[:1]), expected[:1], 2e-4, f"{name}, one row")
 

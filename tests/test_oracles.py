@@ -102,6 +102,13 @@ def test_folders_on_a_device(name: str, oracles: Oracles, device: Device) -> Non
         case.check(model.logits(case.prompt)[-1])
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("cache", ["f32", "f16"])
+@pytest.mark.parametrize("name", WITH_FOLDER)
+def test_all_of_a_folder_on_a_device(name: str, cache: str, oracles: Oracles, device: Device) -> None:
+    check(oracles[name], "hf", cache, device=device)
+
+
 @by_default("gemma2", "gpt-oss-mxfp4")
 def test_on_a_device_with_an_f16_cache(name: str, oracles: Oracles, device: Device) -> None:
     check(oracles[name], "model.gguf", "f16", device=device)

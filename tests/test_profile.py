@@ -136,7 +136,9 @@ def test_a_prompt_in_chunks(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> No
 def test_times_add_up(taken: Taken) -> None:
     for phase in taken.phases.values():
         assert (phase.rows, phase.steps) == ((PROMPT, 3) if phase.name == "prefill" else (1, GENERATED))
-        assert all(timed.us > 0 and timed.bytes > 0 and timed.flops >= 0 for timed in phase.dispatches)
+        assert all(timed.us > 0 and timed.bytes >= 0 and timed.flops >= 0 for timed in phase.dispatches)
+        ops = {(timed.layer, timed.op) for timed in phase.dispatches}  # of several dispatches one may have no work
+        assert ops == {(timed.layer, timed.op) for timed in phase.dispatches if timed.bytes > 0}
         ahead = phase.name == "decode" and taken.model.device.caps.policy.record_ahead
         here = ["take"] if ahead else ["encode", "finish"]
         assert list(phase.host_us) == ["prepare", *here, "submit", "wait"]

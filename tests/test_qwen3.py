@@ -65,7 +65,7 @@ def on_cpu(tiny: Path) -> Iterator[LanguageModel]:
 
 @pytest.fixture(scope="module")
 def on_gpu(tiny: Path, device: Device) -> Iterator[LanguageModel]:
-    with load_with(tiny, device=device, cache="f32") as model:
+    with load_with(tiny, device=device, cache="f32", precision="exact") as model:
         yield model
 
 
@@ -91,7 +91,7 @@ def test_formats(kind: str, tmp_path: Path, device: Device) -> None:
     expected = forward(path, IDS[:9])
     with shaderlm.load(path, device="cpu") as model:
         assert_logits(model.logits(IDS[:9]), expected, 1e-4, f"{kind} in the interpreter")
-    with load_with(path, device=device, cache="f32") as model:
+    with load_with(path, device=device, cache="f32", precision="exact") as model:
         assert_logits(model.logits(IDS[:9]), expected, 5e-4, f"{kind} on the GPU")
         assert_logits(model.logits(IDS[:1]), expected[:1], 5e-4, f"{kind} on the GPU, one row")
 
@@ -181,7 +181,7 @@ def test_every_subset_of_fusions_computes_the_same(rows: int) -> None:
 
 @pytest.mark.parametrize("fusions", [(), *[(fusion.name,) for fusion in FUSIONS], ("rms_norm_mul", "rope_kv_write")])
 def test_fused_is_unfused_on_the_gpu(fusions: tuple[str, ...], tiny: Path, device: Device, expected: F64) -> None:
-    with load_with(tiny, device=device, fusions=fusions, cache="f32") as model:
+    with load_with(tiny, device=device, fusions=fusions, cache="f32", precision="exact") as model:
         assert_logits(model.logits(IDS[:6]), expected[:6], 2e-4, f"{fusions}, 6 rows")
         assert_logits(model.logits(IDS[:1]), expected[:1], 2e-4, f"{fusions}, one row")
 
@@ -196,7 +196,7 @@ def test_formats_that_differ_are_merged_where_they_can_be() -> None:
 def test_halves_that_are_no_quads_keep_their_rope(tmp_path: Path, device: Device) -> None:
     path = write_tiny_qwen3(tmp_path / "narrow.gguf", heads=8, head_width=12)
     expected = forward(path, IDS[:6])
-    with load_with(path, device=device, cache="f32") as model:
+    with load_with(path, device=device, cache="f32", precision="exact") as model:
         assert isinstance(model._runner, GpuRunner)
         graph, rejected = model._runner.graph(Step(1))
         assert labels(graph)["rope"] == 4

@@ -337,7 +337,7 @@ def test_a_load_takes_the_winners_and_says_the_same(tmp_path: Path, device: Devi
     save(device.caps, {("fast", key_of("linear", dims)): Entry(other, first, {other: 1.0, first: 2.0}, True)})
     routes, logits = [], []
     for tune in (False, True):
-        with load_with(path, device=device, tune=tune, cache="f32") as loaded:
+        with load_with(path, device=device, tune=tune, cache="f32", fusions=()) as loaded:
             assert isinstance(loaded.runner, GpuRunner)
             products = [each for each in loaded.runner.plan(Head(1, 1, "logits")).launches if each.op == "linear"]
             routes += [launch.route for launch in products]
