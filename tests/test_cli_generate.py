@@ -197,7 +197,9 @@ def test_special_tokens_in_the_prompt(tiny: Path) -> None:
         return int(json.loads(generate(tiny, "<|im_end|>", "-n", 1, "--json", *more).out)["prompt_tokens"])
 
     for raw in ((), ("--raw",)):
-        assert prompt_tokens(*raw) + 9 == prompt_tokens(*raw, "--no-parse-special")
+        assert prompt_tokens(*raw, "--parse-special") + 9 == prompt_tokens(*raw, "--no-parse-special")
+    assert prompt_tokens() == prompt_tokens("--no-parse-special"), "text of a user is text"
+    assert prompt_tokens("--raw") == prompt_tokens("--raw", "--parse-special")
 
 
 def test_a_stop_string_ends_the_answer_and_is_left_out(tiny: Path) -> None:

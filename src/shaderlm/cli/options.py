@@ -103,7 +103,7 @@ def one_model(given: Sequence[str], model: str | None) -> str | None:
 
 
 def sampling_options(
-    *, max_tokens: int, temperature: float, top_p: float, parse_special: bool = True
+    *, max_tokens: int, temperature: float, top_p: float, parse_special: bool | None = None
 ) -> Callable[[Command], Command]:
     """Length, sampling and stopping: together what `generation_options` takes."""
 
@@ -138,7 +138,7 @@ def sampling_options(
         click.option(
             "--parse-special/--no-parse-special",
             default=parse_special,
-            show_default=True,
+            show_default="only without a chat template" if parse_special is None else True,
             help="Read the text of a special token, such as <|im_end|>, as that token.",
         ),
     ]
@@ -188,6 +188,8 @@ def generation_options(given: dict[str, Any], model: str | None) -> GenerationOp
     """Keywords for `LanguageModel.stream`, checked: a wrong one is an InputError now and not after a long load."""
     from ..engine.options import generation_params
 
+    if given["parse_special"] is None:
+        del given["parse_special"]  # its default depends on whether there is a chat template
     checked = generation_params(given)
     if checked.sampling.logit_bias:
         checked.sampling.check_vocabulary(_vocabulary_size(model))
