@@ -385,6 +385,75 @@ def test_a_key_by_its_older_name_and_its_newer_one() -> None:
     assert found == expected | {"gptneox.config.rotary_pct": 0.25}
 
 
+def test_an_output_matrix_beside_tied_embeddings(tmp_path: Path) -> None:
+    """The same numbers are one matrix. If they differ, programs do not agree on which of them counts."""
+    entry = checkpoints.recorded("qwen3")
+    folder, tensors = checkpoints.write_folder(tmp_path / "folder", entry), checkpoints.tensors_of(entry)
+    embeddings, path = tensors["model.embed_tokens.weight"], folder / "model.safetensors"
+    with shaderlm.load(folder, device="cpu") as model:
+        expected = model.logits([1, 2, 3])
+    write_safetensors(path, {**tensors, "lm_head.weight": embeddings})
+    with shaderlm.load(folder, device="cpu") as model:
+        np.testing.assert_array_equal(model.logits([1, 2, 3]), expected)
+    other = embeddings.copy()
+    other[-1, -1] += 1
+    write_safetensors(path, {**tensors, "lm_head.weight": other})
+    with pytest.raises(ModelError, match=r"tie_word_embeddings is true, but 'lm_head\.weight' differs"):
+        shaderlm.load(folder, device="cpu")
+    replace_config(folder, tie_word_embeddings=False)
+    with shaderlm.load(folder, device="cpu") as model:
+        assert not np.array_equal(model.logits([1, 2, 3]), expected)
+
+
+_FULL_LAYERS = {"layer_types": ["full_attention"] * 2}
+CONFLICTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "window, switched off": ("mistral", {"use_sliding_window": False}, "llama.config.use_sliding_window is False"),
+    "window, full layers": (
+        "mistral",
+        _FULL_LAYERS,
+        "there is a sliding_window, but layer_types have 'full_attention'",
+    ),
+    "pattern": ("gemma2", {"sliding_window_pattern": 3}, "gemma2.config.sliding_window_pattern is 3"),
+    "partly rotated": ("qwen2", {"partial_rotary_factor": 0.5}, "qwen2.config.partial_rotary_factor is 0.5"),
+    "parallel": ("stablelm", {"use_parallel_residual": True}, "stablelm.config.use_parallel_residual must be False"),
+    "sequential": ("stablelm-parallel", {"use_parallel_residual": False}, "use_parallel_residual must be True"),
+    "two lengths": ("phi3-longrope", {"original_max_position_embeddings": 32}, "is 32 and, in the scaling of rope, 64"),
+    "small factor": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 0.5}},
+        "must be at least 1, it is 0.5",
+    ),
+    "no base": ("olmo3", {"rope_parameters": None}, "rope_theta must be a number above 0, it is None"),
+    "no scaling": ("gpt-oss", {"rope_parameters": None, "rope_scaling": None}, "rope_scaling must be an object"),
+    "local bases": ("gemma3", {"rope_local_base_freq": 77.0}, "rope_local_base_freq and rope_parameters differ"),
+}
+
+
+@pytest.mark.parametrize("name", CONFLICTS)
+def test_keys_that_a_model_does_not_read_or_that_differ(name: str, tmp_path: Path) -> None:
+    checkpoint, changes, said = CONFLICTS[name]
+    folder = checkpoints.write_folder(tmp_path / "folder", checkpoints.recorded(checkpoint))
+    replace_config(folder, **changes)
+    with pytest.raises(ModelError, match=said):
+        shaderlm.load(folder, device="cpu")
+
+
+def test_gemma2_without_a_window() -> None:
+    recorded = checkpoints.recorded("gemma2")["config"]
+    layers = {"layer_types": ["full_attention"] * recorded["num_hidden_layers"], "sliding_window": None}
+    assert FolderConfig({**recorded, **layers}).metadata["gemma2.attention.sliding_window"] == 0
+
+
+def test_null_stands_for_what_follows_from_other_keys() -> None:
+    recorded, longrope = (checkpoints.recorded(name)["config"] for name in ("llama-yarn", "phi3-longrope"))
+    scaling = {key: value for key, value in recorded["rope_parameters"].items() if "original" not in key}
+    expected = FolderConfig({**recorded, "rope_parameters": scaling}).metadata
+    scaling["original_max_position_embeddings"] = None
+    assert FolderConfig({**recorded, "rope_parameters": scaling}).metadata == expected
+    scaling = {**longrope["rope_parameters"], "attention_factor": None}
+    assert FolderConfig({**longrope, "rope_parameters": scaling}).metadata == FolderConfig(longrope).metadata
+
+
 @pytest.mark.parametrize("key", ["hidden_act", "rope_interleaved"])
 def test_null_is_no_value_of_a_key_that_is_known(key: str) -> None:
     recorded = checkpoints.recorded("mistral")["config"]

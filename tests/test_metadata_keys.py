@@ -18,6 +18,8 @@ from shaderlm.models.architecture import Metadata
 from shaderlm.models.metadata_keys import HARMLESS, REFUSED
 
 from .architectures import model
+from .changed import every_checkpoint
+from .changed import logits as logits_of
 from .command_line import shaderlm as command
 from .tiny_models import write_tiny, write_tiny_llama
 
@@ -141,6 +143,25 @@ NEUTRAL: dict[str, Any] = {
 def test_values_that_change_nothing_are_accepted(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "neutral.gguf", metadata={f"llama.{k}": v for k, v in NEUTRAL.items()})
     np.testing.assert_array_equal(logits(path), logits(write_tiny_llama(tmp_path / "plain.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "same", "other"),
+    [
+        ("olmo3", "rope.freq_base_swa", 500000.0, 10000.0),
+        ("cohere2", "rope.freq_base_swa", 10000.0, 500000.0),
+        ("gemma2", "rope.dimension_count_swa", 16, 8),
+        ("qwen3moe", "expert_weights_norm", True, False),
+        ("qwen2moe", "expert_weights_norm", False, True),
+        ("qwen3moe", "expert_gating_func", 1, 2),
+        ("gpt-oss", "expert_gating_func", 0, 1),
+    ],
+)
+def test_what_a_file_says_of_what_is_computed_anyway(name: str, key: str, same: Any, other: Any) -> None:
+    file = dict(every_checkpoint())[name]
+    np.testing.assert_array_equal(logits_of(file.changed({key: same})), logits_of(file))
+    with pytest.raises(ModelError, match=f"{file.own}.{key} is {other}"):
+        logits_of(file.changed({key: other}))
 
 
 # Scaling of positions ------------------------------------------------------------------------------------

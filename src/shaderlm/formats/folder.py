@@ -173,8 +173,8 @@ def _sources(config: FolderConfig, given: Mapping[str, Matrix]) -> dict[str, _So
             if expert in entry:
                 raise ModelError(f"the tensors {entry[expert][0]!r} and {name!r} both are {piece.name}")
             entry[expert] = (name, _piece(matrix, piece, config.get("attention.head_count")))
-    if config.tied is True:  # the embeddings are used, whatever lies there
-        found.pop("output.weight", None)
+    if config.tied is True and "output.weight" in found:
+        _check_same(found.pop("output.weight")[None], found.get("token_embd.weight", {}).get(None))
     elif config.tied is False and "output.weight" not in found:
         raise ModelError("there is no tensor 'lm_head.weight', and tie_word_embeddings is false")
     heads = {name: config.get(f"attention.head_count{kv}") for name, kv in (("attn_q", ""), ("attn_k", "_kv"))}
@@ -193,6 +193,26 @@ def _sources(config: FolderConfig, given: Mapping[str, Matrix]) -> dict[str, _So
         parts = tuple(entry[i][1] for i in (range(len(entry)) if joined else [None]))
         made[called] = _Source(parts, paired, norm, joined, flat=stem in _VECTORS)
     return made
+
+
+_COMPARED_ROWS = 4096
+
+
+def _check_same(output: tuple[str, Matrix], embedding: tuple[str, Matrix] | None) -> None:
+    """Is a matrix for the output, beside embeddings that serve as one, the same? Programs differ in which they take."""
+    called, own = output
+    if embedding is not None:
+        other = embedding[1]
+        same = (own.shape, own.kind) == (other.shape, other.kind)
+        ranges = (
+            slice(row, min(row + _COMPARED_ROWS, own.row_count)) for row in range(0, own.row_count, _COMPARED_ROWS)
+        )
+        if same and all(np.array_equal(own.rows(each), other.rows(each)) for each in ranges):
+            return
+    raise ModelError(
+        f"config.json: tie_word_embeddings is true, but {called!r} differs from the embeddings. Programs differ "
+        "in which of them they use: set tie_word_embeddings to false to use the tensor, or remove it"
+    )
 
 
 def _piece(matrix: Matrix, piece: Piece, heads: int) -> Matrix:

@@ -92,10 +92,15 @@ class FolderConfig:
     def _window(self) -> None:
         layers = _whole("num_hidden_layers", self.get("block_count"))
         size, used = self.take("sliding_window"), self.take("use_sliding_window", self.row.window)
+        if self.row.window and size and used is not True:  # models of this type have a window all the same
+            self.set("config.use_sliding_window", used)
+            used = True
         types = self.take("layer_types")
         if isinstance(types, list):
             types = [_FULL if each == "attention" else each for each in types]
-        pattern = self.take("sliding_window_pattern", self.take("_sliding_window_pattern"))
+        pattern = self.take("_sliding_window_pattern")
+        if self.row.pattern:
+            pattern = self.take("sliding_window_pattern", pattern)
         if types is None:
             every = pattern if pattern is not None else self.row.full_every
             every = _whole("sliding_window_pattern", every) if every else 0
@@ -107,8 +112,12 @@ class FolderConfig:
             full = [each == _FULL for each in types]
         else:
             raise ModelError(f"config.json: layer_types must have {layers} times {_FULL!r} or {_SLIDING!r}")
+        if self.row.window and not self.row.full_every and size and any(full):
+            raise ModelError(f"config.json: there is a sliding_window, but layer_types have {_FULL!r}")
         # Layers without a window may not rotate positions where the model has one, even if no layer uses it.
         if all(full) and not (size and self.row.full_every):
+            if self.row.full_every:
+                self.set("attention.sliding_window", 0)  # GGUF may have a default
             return
         self.set("attention.sliding_window", _whole("sliding_window", size))
         usual = self.row.full_every
@@ -139,19 +148,25 @@ def _rope(config: FolderConfig) -> None:
     if not isinstance(given, dict):
         raise ModelError(f"config.json: rope_parameters must be an object, it is {given!r:.60}")
     older = config.take("rope_scaling", {})
+    if not older and not given and config.row.defaults.get("rope_scaling"):
+        raise ModelError("config.json: rope_scaling must be an object, it is null")
     if not isinstance(older, dict) or (
         older and given and older not in (given, config.row.defaults.get("rope_scaling"))
     ):
         raise ModelError(f"config.json: rope_scaling must be an object like rope_parameters, it is {older!r:.60}")
     scaling = dict(given or older)
-    usual = config.take("rope_theta", 10000.0)
-    theta = scaling.pop("rope_theta", usual)
-    config.set("rope.freq_base", _number("rope_theta", theta))
+    usual = config.take("rope_theta", config.row.theta)
+    theta = _number("rope_theta", scaling.pop("rope_theta", usual))
+    config.set("rope.freq_base", theta)
     local_theta = config.take("rope_local_base_freq")
     if local_theta is not None:
+        if config.get("rope.freq_base_swa") not in (None, local_theta):
+            raise ModelError("config.json: rope_local_base_freq and rope_parameters differ")
         config.set("rope.freq_base_swa", _number("rope_local_base_freq", local_theta))
     usual = config.take("partial_rotary_factor", 1)
     part = _number("partial_rotary_factor", scaling.pop("partial_rotary_factor", usual))
+    if "partial_rotary_factor" not in config.row.defaults and part != 1:
+        config.set("config.partial_rotary_factor", part)
     rotary = int(config.head_width * part)
     config.set("rope.dimension_count", rotary)
     sections = scaling.pop("mrope_section", None)
@@ -163,7 +178,7 @@ def _rope(config: FolderConfig) -> None:
     make = _SCALINGS.get(kind) if isinstance(kind, str) else None
     if make is None:
         raise ModelError(f"config.json: the rope scaling {kind!r} is not supported; {', '.join(_SCALINGS)} are")
-    make(config, scaling, float(theta), rotary)
+    make(config, scaling, theta, rotary)
     if scaling:
         config.set("config.rope_scaling", scaling)
 
@@ -199,9 +214,11 @@ def _llama3(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary:
 
 def _yarn(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
     factor = _number("factor", scaling.pop("factor", None))
+    if factor < 1:
+        raise ModelError(f"config.json: the factor of yarn must be at least 1, it is {factor:g}")
     config.set("rope.scaling.type", "yarn")
     config.set("rope.scaling.factor", factor)
-    trained = scaling.pop("original_max_position_embeddings", config.get("context_length"))
+    trained = scaling.pop("original_max_position_embeddings", None) or config.get("context_length")
     config.set("rope.scaling.original_context_length", _whole("original_max_position_embeddings", trained))
     for key in ("beta_fast", "beta_slow"):
         if scaling.get(key) is not None:
@@ -233,12 +250,15 @@ def _yarn_magnitude(config: FolderConfig, scaling: dict[str, Any], factor: float
 
 def _longrope(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
     context = _whole("max_position_embeddings", config.get("context_length"))
-    trained = scaling.pop("original_max_position_embeddings", config.get("rope.scaling.original_context_length"))
-    trained = _whole("original_max_position_embeddings", trained)
+    beside, inside = config.get("rope.scaling.original_context_length"), "original_max_position_embeddings"
+    trained = _whole(inside, scaling.pop(inside, None) or beside)
+    if beside not in (None, trained):
+        raise ModelError(f"config.json: {inside} is {beside} and, in the scaling of rope, {trained}")
     config.set("rope.scaling.original_context_length", trained)
     factor = context / trained
     grown = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
-    config.set("rope.scaling.attn_factor", _number("attention_factor", scaling.pop("attention_factor", grown)))
+    given = scaling.pop("attention_factor", None)
+    config.set("rope.scaling.attn_factor", _number("attention_factor", grown if given is None else given))
     for length in ("long", "short"):
         values = scaling.pop(f"{length}_factor", None)
         if not isinstance(values, list) or len(values) != rotary // 2:

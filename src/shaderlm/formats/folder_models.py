@@ -149,10 +149,13 @@ class ModelType:
 
     pairs: GGUF's converter puts the rows of q and k that rope turns together beside each other.
     norm_offset: what is added to the weights of norms. rope: are positions rotated?
-    window: is there one where config.json has sliding_window, even without use_sliding_window? full_every: a layer
-    without a window is every so many; 0 if all layers are alike. local_rope: layers with a window have a base of rope
-    of their own. unrotated_every: positions are not rotated in every so many layers, which GGUF does not say.
-    defaults: of keys that config.json may lack. older: keys by the names that they had before.
+    theta: rope_theta of files that do not say; None where versions of transformers differ, so that they must.
+    window: is there one where config.json has sliding_window, whatever use_sliding_window says? full_every: a layer
+    without a window is every so many; 0 if all layers are alike. pattern: sliding_window_pattern says how many.
+    local_rope: layers with a window have a base of rope of their own.
+    unrotated_every: positions are not rotated in every so many layers, which GGUF does not say.
+    defaults: of keys that config.json may lack. partial_rotary_factor is read where it has one.
+    older: keys by the names that they had before.
     nested: the key that holds those of the text model.
     renames: expressions and what takes their place in names of tensors, before all else; the first that is found
     counts. ignored: names of tensors that the logits of text do not need.
@@ -162,8 +165,10 @@ class ModelType:
     pairs: bool = False
     norm_offset: float = 0.0
     rope: bool = True
+    theta: float | None = 10000.0
     window: bool = False
     full_every: int = 0
+    pattern: bool = False
     local_rope: bool = False
     unrotated_every: int = 0
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -215,14 +220,17 @@ _TEXT_INSIDE: Mapping[str, Any] = {
 }
 _QWEN2VL = ModelType(
     "qwen2vl",
+    theta=1e6,
     harmless=dict.fromkeys((*_IMAGE_KEYS, *(f"{name}_token_id" for name in _QWEN_TOKENS)), _IMAGES),
     **{**_TEXT_INSIDE, "ignored": r"(model\.)?visual\."},
 )
 _GEMMA3 = ModelType(
     "gemma3",
     norm_offset=1.0,
+    theta=1e6,
     window=True,
     full_every=6,
+    pattern=True,
     local_rope=True,
     keys={"final_logit_softcapping": ("final_logit_softcapping",)},
     defaults={
@@ -233,7 +241,6 @@ _GEMMA3 = ModelType(
         "rms_norm_eps": 1e-6,
         "sliding_window": 4096,
         "query_pre_attn_scalar": 256,
-        "rope_theta": 1e6,
         "vocab_size": 262208,
     },
     neutral={**_GELU, "attn_logit_softcapping": (None,)},
@@ -279,8 +286,9 @@ _GPT2 = ModelType(
 _LAYER_NORM: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("attention.layer_norm_epsilon",)}
 _COHERE = ModelType(
     "command-r",
+    theta=None,
     keys={**_LAYER_NORM, "logit_scale": ("logit_scale",)},
-    defaults={"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "rope_theta": 500000.0},
+    defaults={"layer_norm_eps": 1e-5, "logit_scale": 0.0625},
     harmless={"model_max_length": "says a second time how long texts may be"},
 )
 _HUNYUAN_TOKENS = (
@@ -315,12 +323,13 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "llama": ModelType("llama", pairs=True, older={"max_sequence_length": "max_position_embeddings"}),
     "mistral": _MISTRAL,
     "mixtral": replace(
-        _MISTRAL, keys=_EXPERT_KEYS, layer=_MIXTRAL_EXPERTS, defaults={"sliding_window": None, "rope_theta": 1e6}
+        _MISTRAL, theta=1e6, keys=_EXPERT_KEYS, layer=_MIXTRAL_EXPERTS, defaults={"sliding_window": None}
     ),
-    "ministral3": ModelType("mistral3", pairs=True, window=True),
+    "ministral3": ModelType("mistral3", pairs=True, theta=None, window=True),
     "mistral3": ModelType(
         "mistral3",
         pairs=True,
+        theta=None,
         window=True,
         defaults={"sliding_window": 4096},
         harmless=dict.fromkeys(
@@ -349,7 +358,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     ),
     "qwen2_vl": _QWEN2VL,
     "qwen2_5_vl": _QWEN2VL,
-    "qwen3_vl": replace(_QWEN2VL, architecture="qwen3vl", defaults={"head_dim": 128}),
+    "qwen3_vl": replace(_QWEN2VL, architecture="qwen3vl", theta=None, defaults={"head_dim": 128}),
     "gemma2": ModelType(
         "gemma2",
         norm_offset=1.0,
@@ -375,12 +384,13 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "phi3": ModelType(
         "phi3",
         window=True,
+        defaults={"partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096},
         keys={"original_max_position_embeddings": ("rope.scaling.original_context_length",)},
         layer={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     ),
     "olmo2": _OLMO2,
-    "olmo3": replace(_OLMO2, window=True, full_every=4, defaults={"sliding_window": 4096, "rope_theta": 500000.0}),
-    "smollm3": ModelType("smollm3", pairs=True, unrotated_every=4, defaults={"rope_theta": 2e6}),
+    "olmo3": replace(_OLMO2, theta=None, window=True, full_every=4, defaults={"sliding_window": 4096}),
+    "smollm3": ModelType("smollm3", pairs=True, unrotated_every=4, theta=2e6),
     "granite": ModelType("granite", pairs=True, keys=_MULTIPLIERS, defaults={"attention_multiplier": 1.0}),
     "starcoder2": ModelType(
         "starcoder2",
@@ -496,13 +506,17 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         defaults={"head_dim": 256},
         neutral={**_GELU, "hidden_act": (_TANH, "gelu", None)},
     ),
-    "exaone4": ModelType("exaone4", window=True, full_every=4, defaults={"sliding_window": 4096}, layer=_POST_NORMS),
+    "exaone4": ModelType(
+        "exaone4", window=True, full_every=4, pattern=True, defaults={"sliding_window": 4096}, layer=_POST_NORMS
+    ),
     "cohere": _COHERE,
     "cohere2": replace(
         _COHERE,
         architecture="cohere2",
+        theta=10000.0,
         window=True,
         full_every=4,
+        pattern=True,
         defaults={"sliding_window": 4096, "layer_norm_eps": 1e-5, "logit_scale": 0.0625},
         neutral={
             "order_of_interleaved_layers": ("local_attn_first",),
@@ -517,10 +531,10 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "stablelm": ModelType(
         "stablelm",
         keys=_LAYER_NORM,
-        defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+        defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_parallel_residual": False},
         neutral={"qk_layernorm": (False,), "rotary_scaling_factor": (1,)},
         harmless={
-            **dict.fromkeys(("use_qkv_bias", "use_parallel_residual"), "tensors say it"),
+            "use_qkv_bias": "tensors say it",
             "norm_eps": "layer_norm_eps is what is read",
         },
     ),
@@ -554,7 +568,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         },
         layer={"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"},
     ),
-    "ernie4_5": ModelType("ernie4_5", defaults={"head_dim": 128, "rope_theta": 500000.0}),
+    "ernie4_5": ModelType("ernie4_5", theta=500000.0, defaults={"head_dim": 128}),
     "glm": ModelType(
         "chatglm", defaults={"head_dim": 128, "partial_rotary_factor": 0.5}, layer={"mlp.gate_up_proj": "ffn_up"}
     ),
@@ -569,13 +583,13 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "arcee": ModelType("arcee", pairs=True, neutral={"hidden_act": ("relu2",)}),
     "gpt_oss": ModelType(
         "gpt-oss",
+        theta=150000.0,
         window=True,
         full_every=2,
         keys={**_EXPERT_KEYS, "intermediate_size": ("feed_forward_length", "expert_feed_forward_length")},
         defaults={
             "head_dim": 64,
             "sliding_window": 128,
-            "rope_theta": 150000.0,
             "rope_scaling": {
                 "rope_type": "yarn",
                 "factor": 32.0,
@@ -606,7 +620,12 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         "granite",
         pairs=True,
         keys={**_MULTIPLIERS, "shared_intermediate_size": ("feed_forward_length",)},
-        defaults={"attention_multiplier": 1.0},
+        defaults={
+            "attention_multiplier": 1.0,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "position_embedding_type": None,
+        },
         neutral={
             "num_local_experts": (0,),
             "num_experts_per_tok": (0,),

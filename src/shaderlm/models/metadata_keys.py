@@ -33,6 +33,14 @@ def _one(value: Any, config: Config) -> bool:
     return not isinstance(value, bool) and value in (0, 1)
 
 
+def _is_softmax(value: Any) -> bool:
+    return value == 1 and not isinstance(value, bool)
+
+
+def _gating(config: Config) -> str:
+    return config.experts.gating if config.experts is not None else "none"
+
+
 class Refused(NamedTuple):
     """A key that changes what is computed: how, in words; and the values with which it does not."""
 
@@ -82,7 +90,11 @@ REFUSED: Mapping[str, Refused] = {
     # Positions
     "rope.dimension_sections": Refused("positions have several dimensions"),
     "rope.scaling.alpha": Refused("positions are rotated at other frequencies"),
-    **_group(_WINDOW, "rope.", "dimension_count_swa freq_base_swa"),
+    "rope.dimension_count_swa": Refused(_WINDOW, lambda value, config: value in (0, config.rope.rotary)),
+    "rope.freq_base_swa": Refused(
+        "layers with a sliding window rotate positions at other frequencies",
+        lambda value, config: value == 0 or _close(value, config.rope.theta),
+    ),
     # Factors and caps
     "embedding_scale": Refused("embeddings are scaled", _one),
     "residual_scale": Refused("what a layer adds is scaled", _one),
@@ -96,7 +108,15 @@ REFUSED: Mapping[str, Refused] = {
         _EXPERTS,
         "expert_",
         "count used_count shared_count group_count group_used_count feed_forward_length shared_feed_forward_length "
-        "chunk_feed_forward_length weights_scale weights_norm gating_func group_scale",
+        "chunk_feed_forward_length weights_scale group_scale",
+    ),
+    "expert_weights_norm": Refused(
+        "it says whether the factors of the chosen experts add up to 1",
+        lambda value, config: value is (config.experts is not None and config.experts.normalise),
+    ),
+    "expert_gating_func": Refused(
+        "experts are chosen by another function",
+        lambda value, config: value == 0 or (_is_softmax(value) and _gating(config) == "softmax"),
     ),
     **_group(
         _EXPERTS,

@@ -13,7 +13,11 @@ from .dense import NORMS, Dense
 
 def _complete(own: Metadata, c: Config) -> Config:
     own.get("use_parallel_residual")  # converters write true where the model does not say; the norms are decisive
-    return c if "blk.0.ffn_norm.weight" in c.shapes else replace(c, ffn_input="attn_norm")
+    parallel, key = "blk.0.ffn_norm.weight" not in c.shapes, "config.use_parallel_residual"
+    given = own.get(key, parallel)  # of a folder
+    if given is not parallel:
+        raise own.wrong(key, f"{parallel}, by the norms of the layers", given)
+    return replace(c, ffn_input="attn_norm") if parallel else c
 
 
 _STABLELM = Dense("stablelm", norm="layer_norm", biases=NORMS, complete=_complete)

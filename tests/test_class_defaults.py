@@ -1,0 +1,67 @@
+"""A key that config.json of a folder does not have means what it means to the class of `transformers`, or is asked for.
+
+`make_class_defaults` recorded what that is, in two versions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shaderlm.errors import ModelError
+from shaderlm.formats.folder_models import MODEL_TYPES
+
+from . import checkpoints
+from .test_right_or_refused import FOLDERS, Computed
+
+DATA = Path(__file__).parent / "data" / "class_defaults.json"
+ROPE = ("rope_parameters", "rope_theta", "rope_scaling", "rope_local_base_freq")
+# Keys whose absence means something else, and why.
+OTHERWISE: Mapping[str, str] = {
+    "tie_word_embeddings": "whether there is an output matrix says it",
+    "pad_token_id": "the tokenizer has it",
+}
+
+
+def _class_of(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The defaults by version, of the class that reads the text model's keys."""
+    known, name = json.loads(DATA.read_text(encoding="utf-8")), config["model_type"]
+    inner = config.get(MODEL_TYPES[name].nested or "", {}).get("model_type", name)
+    found: Mapping[str, Mapping[str, Any]] = known.get(inner) or known.get(f"{name}_text") or known[name]
+    return found
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_key_that_is_not_there(name: str, tmp_path: Path) -> None:
+    computed, entry = Computed(False), checkpoints.recorded(name)
+    folder, config = checkpoints.write_folder(tmp_path / "folder", entry), entry["config"]
+    nested = MODEL_TYPES[config["model_type"]].nested
+    nested = nested if nested in config else None
+    text = config[nested] if nested else config
+
+    def outcome(changed: Mapping[str, Any]) -> str | None:
+        """What is computed; None if it is refused."""
+        path = folder / "config.json"
+        path.write_text(json.dumps({**config, nested: changed} if nested else changed), encoding="utf-8")
+        try:
+            return computed.of(folder)
+        except ModelError:
+            return None
+
+    assert outcome(text) is not None
+    compared, different = 0, []
+    for version, defaults in _class_of(config).items():
+        for key, default in defaults.items():
+            away = ROPE if key in ROPE else (key,)
+            without = {each: value for each, value in text.items() if each not in away}
+            absent = outcome(without)
+            if absent is not None and key not in OTHERWISE:
+                compared += 1
+                if absent != outcome({**without, key: default}):
+                    different.append(f"{key} is {default!r} in transformers {version}")
+    assert not different
+    assert compared > 5
