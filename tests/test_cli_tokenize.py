@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import shaderlm as package
+from shaderlm.text import Tokenizer
 
 from .command_line import Done, shaderlm
 from .tiny_models import tiny_tokens, write_tiny_llama
@@ -59,6 +60,12 @@ def test_special_tokens_and_bos(tmp_path: Path) -> None:
         assert [each["id"] for each in found] == expected(model, TEXT, **options)
     assert json.loads(tokenize(model, "<|im_start|>a", "--json").out)["tokens"][0]["id"] == BOS
     assert len(tokenize(model, "<|im_start|>a").out.splitlines()) == 2, "not two of them"
+
+
+def test_a_text_without_tokens(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spaces may be none."""
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text, **options: [])
+    assert tokenize(tiny, " ") == Done(0, "", "")
 
 
 def test_json_and_back(tiny: Path) -> None:

@@ -87,6 +87,7 @@ def test_malformed_hub_names(given: str) -> None:
 
 def hub(monkeypatch: pytest.MonkeyPatch, download: Callable[..., str], answers: bool = True) -> None:
     monkeypatch.setattr(hub_module, "_answers", lambda: answers)
+    monkeypatch.setattr(hub_module, "transfer", lambda *given: None)
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +26,16 @@ _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """Repositories are folders ORG/REPO below `root`. `cut` names files whose first transfer breaks off half-way."""
+    """Repositories are folders ORG/REPO below `root`.
+
+    `cut` names files whose first transfer breaks off half-way; that of `stalled` ones stops there until `go_on`.
+    """
 
     root: Path
     cut: set[str]
+    stalled: set[str]
+    stops: threading.Event
+    go_on: threading.Event
     asked: list[tuple[str, str, str | None]]
 
     def do_HEAD(self) -> None:
@@ -45,6 +54,8 @@ class _Hub(BaseHTTPRequestHandler):
         repo = "/".join(path[2:4] if api else path[:2])
         if repo == "org/gated":
             self._refuse(403, "GatedRepo")
+        elif repo == "org/expired":
+            self._refuse(401, "Unauthorized")
         elif not (self.root / repo).is_dir():
             self._refuse(404, "RepoNotFound")
         elif api:
@@ -96,22 +107,33 @@ class _Hub(BaseHTTPRequestHandler):
             self.wfile.write(data[: len(data) // 2])
             self.close_connection = True
             return
+        if path.name in self.stalled:
+            self.stalled.discard(path.name)
+            self.wfile.write(data[: len(data) // 2])
+            self.stops.set()
+            self.go_on.wait(60)
+            self.close_connection = True
+            return
         self.wfile.write(data[first:])
 
 
 def _oid(path: Path) -> str:
-    return hashlib.sha1(path.read_bytes()).hexdigest()
+    """Large files have the digest of their content."""
+    data = path.read_bytes()
+    return (hashlib.sha256 if len(data) > 10 << 20 else hashlib.sha1)(data).hexdigest()
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[tuple[type[_Hub], str]]:
     root = tmp_path / "hub"
     (root / "org").mkdir(parents=True)
-    kind = type("Hub", (_Hub,), {"root": root, "cut": set(), "asked": []})
+    events = {"stops": threading.Event(), "go_on": threading.Event()}
+    kind: Any = type("Hub", (_Hub,), {"root": root, "cut": set(), "stalled": set(), "asked": [], **events})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield kind, f"http://127.0.0.1:{server.server_address[1]}"
+        kind.go_on.set()
         server.shutdown()
         thread.join()
 
@@ -127,13 +149,20 @@ print('found', find({name!r}, lambda *given: print('progress', *given)))
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
 
 
-def _run(endpoint: str, cache: Path, *arguments: str) -> str:
-    """What a command of the command line prints."""
+def _start(endpoint: str, cache: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A command of the command line."""
     kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "SHADERLM_CACHE": str(cache)}
     command = [sys.executable, "-m", "shaderlm", *arguments]
-    done = subprocess.run(command, env={**kept, **own}, capture_output=True, text=True, timeout=60)
-    return done.stdout + (done.stderr if done.returncode else "")
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env={**kept, **own}, text=True, **pipes)
+
+
+def _run(endpoint: str, cache: Path, *arguments: str) -> str:
+    """What a command of the command line prints."""
+    with _start(endpoint, cache, *arguments) as process:
+        out, err = process.communicate(timeout=60)
+    return out + (err if process.returncode else "")
 
 
 def _path(done: subprocess.CompletedProcess[str]) -> Path:
@@ -199,6 +228,82 @@ def test_a_transfer_that_breaks_off_is_resumed(hub: tuple[type[_Hub], str], tmp_
     ranges = [each[2] for each in kind.asked if each[0] == "GET" and each[1].endswith(file.name)]
     assert ranges[0] is None
     assert ranges[-1] not in (None, "bytes=0-")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("files", ["gguf", "safetensors"])
+def test_an_interrupted_download_goes_on_in_the_next_process(
+    how: signal.Signals, files: str, hub: tuple[type[_Hub], str], tmp_path: Path
+) -> None:
+    """It ends at once, keeps what it has, and only the rest is asked for; or `rm` removes it."""
+    kind, endpoint = hub
+    repo, cache, name = kind.root / "org" / "repo", tmp_path / "cache", "hf:org/repo"
+    if files == "gguf":
+        repo.mkdir()
+    else:
+        folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), repo)
+    file = repo / ("large.gguf" if files == "gguf" else "model.safetensors")
+    file.write_bytes(os.urandom(48 << 20))  # the package keeps pieces of 10 MB
+    kind.stalled.add(file.name)
+    process = _start(endpoint, cache, "pull", name)
+    assert kind.stops.wait(60)
+    blobs = cache / "hub" / "models--org--repo" / "blobs"
+    while sum(part.stat().st_size for part in blobs.glob("*.incomplete")) < 20 << 20:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(how)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == (130 if how == signal.SIGINT else -how)
+    assert "Traceback" not in out + err
+    unfinished = [path.name for path in blobs.iterdir() if path.stat().st_size >= 20 << 20]
+    assert [each.rpartition(".")[2] for each in unfinished] == ["incomplete"]
+    kind.asked.clear()
+    found = Path(_run(endpoint, cache, "pull", name).strip().splitlines()[-1])
+    assert (found if files == "gguf" else found / file.name).read_bytes() == file.read_bytes()
+    ranges = [each[2] for each in kind.asked if each[0] == "GET" and each[1].endswith(file.name)]
+    assert ranges == [f"bytes={20 << 20}-"]
+    assert not list(blobs.glob("*.incomplete"))
+    kind.asked.clear()
+    assert _run(endpoint, cache, "pull", name).strip() == str(found)
+    assert not [each for each in kind.asked if each[0] == "GET" and "resolve" in each[1]]
+
+
+def test_what_is_unfinished_is_checked_and_can_be_removed(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    file, cache = kind.root / "org" / "repo" / "large.gguf", tmp_path / "cache"
+    file.parent.mkdir()
+    file.write_bytes(os.urandom(11 << 20))
+    blob = cache / "hub" / "models--org--repo" / "blobs" / _oid(file)
+    part = blob.with_name(blob.name + ".shaderlm.incomplete")
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"of another file")
+    assert "removed hf:org/repo, 15 B" in _run(endpoint, cache, "rm", "hf:org/repo")
+    assert not part.exists()
+    assert "there is no model 'hf:org/repo' to remove" in _run(endpoint, cache, "rm", "hf:org/repo")
+    part.write_bytes(b"of another file")
+    found = Path(_run(endpoint, cache, "pull", "hf:org/repo").strip().splitlines()[-1])
+    assert found.read_bytes() == file.read_bytes()
+
+
+def test_a_repository_is_removed_by_its_name(tmp_path: Path) -> None:
+    """Not by its commit: one that was renamed may be there twice."""
+    for name in ("old", "new"):
+        folder = tmp_path / "hub" / f"models--org--{name}"
+        for part in ("blobs", "refs", f"snapshots/{_COMMIT}"):
+            (folder / part).mkdir(parents=True)
+        (folder / "refs" / "main").write_text(_COMMIT)
+        (folder / "blobs" / "x").write_bytes(name.encode() * 100)
+        (folder / "snapshots" / _COMMIT / "model.safetensors").symlink_to("../../blobs/x")
+    assert "removed hf:org/new, 300 B" in _run("http://127.0.0.1:1", tmp_path, "rm", "hf:org/new")
+    assert [path.name for path in (tmp_path / "hub").glob("models--*")] == ["models--org--old"]
+
+
+def test_a_token_that_is_no_longer_valid(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    (kind.root / "org" / "repo").mkdir()
+    said = _run(endpoint, tmp_path, "pull", "hf:org/expired")
+    assert "is HF_TOKEN, or the token of `hf auth login`, still valid?" in said
+    assert len(said.splitlines()) == 1
 
 
 def test_gguf_files_of_the_hub(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shaderlm.errors import ModelError
+from shaderlm.formats.folder_tokenizer import tokenizer_metadata
 from shaderlm.formats.sentencepiece import pieces_metadata
 from shaderlm.text import Tokenizer, Vocabulary
 
@@ -33,6 +34,21 @@ def test_every_recorded_text(name: str) -> None:
         assert tokenizer.min_tokens(text) <= len(ids)
         if name.endswith("bytes"):
             assert tokenizer.decode(ids) == text
+
+
+def test_added_tokens_of_a_folder_take_spaces(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(file_of("bpe-bytes"))
+    size = len(tokenizer_of(file_of("bpe-bytes")).vocabulary.tokens)
+    flags = {"<|plain|>": {}, "<|left|>": {"lstrip": True}, "<|right|>": {"rstrip": True}}
+    added = {str(size + i): {"content": text, "special": True, **each} for i, (text, each) in enumerate(flags.items())}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    (tmp_path / "config.json").write_text("{}")
+    tokenizer = Tokenizer(Vocabulary.from_metadata(tokenizer_metadata(tmp_path, size + 3)))
+    before, after = tokenizer.encode("a"), tokenizer.encode("b")
+    for i, (text, each) in enumerate(flags.items()):
+        assert tokenizer.encode(f"a{text}b") == [*before, size + i, *after]
+        taken = [tokenizer.encode(f"a \n{text}b"), tokenizer.encode(f"a{text}\n b")]
+        assert [ids == [*before, size + i, *after] for ids in taken] == ["lstrip" in each, "rstrip" in each]
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,36 @@ def test_spaces_are_cleaned_only_on_request() -> None:
     assert phi.decode(ids, clean_spaces=True) == "Hi, it's a cat. Isn't it? Rock'n'roll"
 
 
+def test_tokens_of_phi3_take_the_spaces_after_them() -> None:
+    """As its tokenizer.json says of them (rstrip), and no GGUF file."""
+    phi = tokenizer("phi-3")
+    chat = "<|user|>\nSYS\nHI<|end|>\n<|assistant|>\n"
+    assert phi.encode(chat, add_special=True) == [1, 32010, 317, 21554, 13, 17628, 32007, 32001]
+    assert phi.encode("a<|endoftext|> b") != phi.encode("a<|endoftext|>b")
+    assert phi.encode("a <|end|>") != phi.encode("a<|end|>")
+    marked = "<|user|>\nSay <|e\ue000nd|>\n now<|end|>\n"
+    inside = phi.encode("Say <|end|>\n now", parse_special=False)
+    assert phi.encode_marked(marked, "\ue000") == [32010, *inside, 32007]
+    others = {**metadata("phi-3"), "general.name": "other"}
+    assert tokenizer("phi-3").vocabulary.strip_after
+    assert not Vocabulary.from_metadata({**others, "general.architecture": "llama"}).strip_after
+    assert Vocabulary.from_metadata({**others, "general.architecture": "phi3"}).strip_after
+
+
+@pytest.mark.parametrize(
+    "given", ["", "[]", '{"before": []}', '{"before": [-1], "after": []}', 3, '{"before": 1, "after": 2}']
+)
+def test_tokens_that_take_spaces_must_be_listed(given: Any) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.stripping must"):
+        Vocabulary.from_metadata({**metadata("phi-3"), "tokenizer.stripping": given})
+
+
+def test_the_text_of_the_unknown_token() -> None:
+    llama = tokenizer("llama-spm")
+    assert llama.encode("a<unk>") == [263, 0]
+    assert 0 not in llama.encode("a<unk>", parse_special=False)
+
+
 def test_special_tokens_are_parsed_unless_told_otherwise() -> None:
     phi = tokenizer("phi-3")
     end = phi.vocabulary.tokens.index("<|end|>")

@@ -73,7 +73,7 @@ def tokenize(
         listed = [{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)]
         print(json.dumps({"tokens": listed}, ensure_ascii=False), flush=True)
         return
-    width = len(str(max(tokens)))
+    width = len(str(max(tokens, default=0)))
     for token, piece in zip(tokens, pieces, strict=True):
         print(f"{token:>{width}} {piece!r}" if isinstance(piece, str) else f"{token:>{width}} {bytes(piece)!r}")
     if sys.stdout.isatty():

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ModelError
 from .json_files import read_json
@@ -39,7 +39,10 @@ def tokenizer_metadata(folder: Path, vocabulary: int) -> dict[str, Any]:
     elif (folder / MODEL).exists():
         table = _from_pieces(folder / MODEL)
     else:
-        raise ModelError(f"{folder} has no tokenizer: {JSON} or {MODEL} is needed; download the whole folder again")
+        todo = "download the whole folder again"
+        if (folder / "tekken.json").exists():
+            todo = "tekken.json is not read. GGUF files of the model have its tokens inside"
+        raise ModelError(f"{folder} has no tokenizer: {JSON} or {MODEL} is needed; {todo}")
     table.add_tokens(_added_by_config(folder / CONFIG, config))
     table.pad(vocabulary)
     found = table.metadata()
@@ -51,6 +54,15 @@ def tokenizer_metadata(folder: Path, vocabulary: int) -> dict[str, Any]:
     return found if template is None else {**found, "tokenizer.chat_template": template}
 
 
+class _Added(NamedTuple):
+    """A token beside the vocabulary. lstrip, rstrip: spaces before it, and after it, are a part of it."""
+
+    text: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
+
+
 class _Table:
     """Tokens by id, as GGUF lists them."""
 
@@ -60,13 +72,17 @@ class _Table:
         self.types: dict[int, int] = {}
         self.scores: dict[int, float] = {}
         self.more: dict[str, Any] = {}  # other keys, without tokenizer.ggml.
+        self.strips: dict[str, set[int]] = {"before": set(), "after": set()}
         self.rules: str | None = None
 
-    def add_tokens(self, added: Mapping[int, tuple[str, bool]]) -> None:
-        """Tokens beside the vocabulary: text, and whether it is a special one."""
-        for i, (text, special) in added.items():
-            if self.types.get(i) not in (UNKNOWN, BYTE) or self.texts[i] != text:
-                self.texts[i], self.types[i] = text, CONTROL if special else USER_DEFINED
+    def add_tokens(self, added: Mapping[int, _Added]) -> None:
+        """Tokens beside the vocabulary."""
+        for i, token in added.items():
+            if self.types.get(i) not in (UNKNOWN, BYTE) or self.texts[i] != token.text:
+                self.texts[i], self.types[i] = token.text, CONTROL if token.special else USER_DEFINED
+            for side, strips in (("before", token.lstrip), ("after", token.rstrip)):
+                if strips:
+                    self.strips[side].add(i)
 
     def pad(self, count: int) -> None:
         """One token for every row of the embedding matrix: models have more rows than tokens."""
@@ -91,7 +107,10 @@ class _Table:
         if self.model != "gpt2":
             found["scores"] = [self.scores.get(i, 0.0) for i in order]
         made = {f"tokenizer.ggml.{key}": value for key, value in {**found, **self.more}.items()}
-        return made if self.rules is None else {**made, "tokenizer.huggingface.json": self.rules}
+        if self.rules is not None:
+            return {**made, "tokenizer.huggingface.json": self.rules}
+        strips = {side: sorted(ids) for side, ids in self.strips.items()}
+        return {**made, "tokenizer.stripping": json.dumps(strips)}
 
 
 # tokenizer.model -----------------------------------------------------------------------------------------
@@ -184,13 +203,13 @@ def _texts(items: list[Any]) -> bool:
     return len(items) == 2 and all(isinstance(item, str) for item in items)
 
 
-def _added(path: Path, given: Any) -> dict[int, tuple[str, bool]]:
+def _added(path: Path, given: Any) -> dict[int, _Added]:
     found = {}
     for each in given if isinstance(given, list) else [given]:
         i, text = (each.get("id"), each.get("content")) if isinstance(each, dict) else (None, None)
         if type(i) is not int or i < 0 or not isinstance(text, str) or not text:
             raise ModelError(f"{path}: added_tokens must have an id and a content, there is {each!r:.60}")
-        found[i] = (text, each.get("special") is True)
+        found[i] = _Added(text, *(each.get(key) is True for key in ("special", "lstrip", "rstrip")))
     return found
 
 
@@ -223,7 +242,8 @@ def _framing(given: Mapping[str, Any], table: _Table) -> dict[str, Any]:
         at = next((i for i, name in enumerate(names) if name is None), len(names))
         before, after = ([name for name in part if name is not None] for part in (names[:at], names[at:]))
         if len(before) > 1 or len(after) > 1 or any(name not in ids for name in (*before, *after)):
-            raise ModelError(f"{table.path}: the post_processor puts {before + after} around a text: not supported")
+            many = f"{before} before a text and {after} after it"
+            raise ModelError(f"{table.path}: the post_processor puts {many}; at most one token of the vocabulary each")
         found: dict[str, Any] = {"add_bos_token": bool(before), "add_eos_token": bool(after)}
         found |= {"bos_token_id": ids[before[0]]} if before else {}
         return found | ({"eos_token_id": ids[after[0]]} if after else {})
@@ -247,7 +267,7 @@ def _optional(path: Path) -> dict[str, Any]:
     return read_json(path, _MAX_CONFIG) if path.exists() else {}
 
 
-def _added_by_config(path: Path, config: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
+def _added_by_config(path: Path, config: Mapping[str, Any]) -> dict[int, _Added]:
     listed = config.get("added_tokens_decoder") or {}
     if not isinstance(listed, dict) or not all(key.isdecimal() and len(key) < 9 for key in listed):
         raise ModelError(f"{path}: added_tokens_decoder must have ids as names, it is {listed!r:.60}")

@@ -107,7 +107,10 @@ def first_parts(names: Iterable[str]) -> list[str]:
 
 
 def _open_part(path: Path) -> Part:
-    data = map_file(path, "a .gguf file")
+    part = PART_NAME.fullmatch(path.name)
+    data = map_file(
+        path, "a .gguf file" if part is None else f"all {int(part[3])} parts in one folder; download the rest"
+    )
     try:
         _check_magic(path, data)
         return Part(path, data, *read_header(path, data))

@@ -1,4 +1,4 @@
-"""hf:ORG/REPO and hf:ORG/REPO/FILE.gguf → local paths, through huggingface_hub, which keeps and resumes.
+"""hf:ORG/REPO and hf:ORG/REPO/FILE.gguf → local paths, through huggingface_hub and its cache.
 
 The package is imported when it is needed: that takes 0.3 s.
 """
@@ -6,22 +6,19 @@ The package is imported when it is needed: that takes 0.3 s.
 from __future__ import annotations
 
 import glob
-import inspect
 import logging
 import os
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import InputError, ModelError
 from .embedded import Progress
 from .folder import FILES
 from .gguf import PART_NAME, first_parts, part_paths
+from .hub_transfer import folder_of, silent_bar, transfer
 from .safetensors import INDEX, SINGLE, weight_map
 
 PREFIX = "hf:"
@@ -39,6 +36,7 @@ _PROBLEMS = {
     "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set and the {what} is not in the hub's cache; unset it once",
     "EntryNotFoundError": "there is no {what} in {repo}",
 }
+_REFUSED = (401, 403)
 
 
 def fetch(text: str, progress: Progress | None = None) -> Path:
@@ -60,8 +58,9 @@ def _file(text: str, repo: str, file: str, progress: Progress | None) -> Path:
     paths = []
     for name in names:
         with _explained(text, repo, f"file {name}"):
-            bar = _bar(hf_hub_download, name.rpartition("/")[2], progress)
-            paths.append(Path(str(hf_hub_download(repo_id=repo, filename=name, local_files_only=offline, **bar))))
+            if not offline:
+                transfer(repo, [name], f"fetching {name.rpartition('/')[2]}", progress)
+            paths.append(Path(str(hf_hub_download(repo_id=repo, filename=name, local_files_only=offline))))
     return paths[names.index(file)]
 
 
@@ -76,54 +75,45 @@ def _repository(text: str, repo: str, progress: Progress | None) -> Path:
             folder = Path(str(snapshot_download(repo_id=repo, allow_patterns=[], local_files_only=True)))
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         else:
-            names = HfApi().list_repo_files(repo)
+            info = HfApi().model_info(repo)
+            names = [each.rfilename for each in info.siblings or ()]
         weights = [name for name in names if "/" not in name and name.endswith(".safetensors")]
         if weights and offline:
             return folder
         if weights:
-            wanted = [*FILES, *_weights(text, repo, names, weights, progress)]
-            patterns = [glob.escape(name) for name in wanted if name in names]
-            bar = _bar(snapshot_download, repo, progress)
-            return Path(str(snapshot_download(repo_id=repo, allow_patterns=patterns, **bar)))
+            wanted = [name for name in (*FILES, *_weights(text, repo, names, weights, progress)) if name in names]
+            there = _newest(repo)
+            if there is not None and there.name == info.sha and all((there / name).exists() for name in wanted):
+                return there  # the package would ask for each of them
+            transfer(repo, wanted, f"fetching {repo}", progress)
+            patterns, silent = [glob.escape(name) for name in wanted], silent_bar(None)
+            return Path(str(snapshot_download(repo_id=repo, allow_patterns=patterns, tqdm_class=silent)))
     return _file(text, repo, _only_gguf(text, names), progress)
+
+
+def _newest(repo: str) -> Path | None:
+    """The folder in the cache of the commit that was the newest when it was fetched."""
+    folder = folder_of(repo)
+    try:
+        return folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
 
 
 def _weights(
     text: str, repo: str, names: Sequence[str], weights: Sequence[str], progress: Progress | None
 ) -> list[str]:
     """The weights that are read. A repository may have the same ones under other names, or in other folders."""
+    if SINGLE in weights:
+        return [SINGLE]
     if INDEX in names:
         return sorted(set(weight_map(_file(text, repo, INDEX, progress)).values()))
-    if SINGLE in weights or len(weights) == 1:
-        return [SINGLE if SINGLE in weights else weights[0]]
+    if len(weights) == 1:
+        return list(weights)
     raise ModelError(
         f"{text}: the repository has {len(weights)} .safetensors files, but neither {SINGLE} nor {INDEX}, which names "
         "the parts of a checkpoint"
     )
-
-
-def _bar(download: Callable[..., Any], label: str, progress: Progress | None) -> dict[str, Any]:
-    """The argument that hands the package's progress on, where its version has one; else it shows its own bar."""
-    if progress is None or "tqdm_class" not in inspect.signature(download).parameters:
-        return {}
-    tell, seen, lock = progress, [0, 0], threading.Lock()
-    shown: Any = import_module("huggingface_hub.utils").tqdm
-
-    class Bar(shown):  # type: ignore[misc]
-        """Draws nothing. One download may have several: of what is received, and of what is written."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            self._bytes = options.get("unit") == "B"
-            super().__init__(*args, **{**options, "disable": True})
-
-        def update(self, n: float | None = 1) -> None:
-            with lock:
-                self.n += n or 0
-                if self._bytes:
-                    seen[:] = max(seen[0], int(self.n)), max(seen[1], int(self.total or 0))
-                    tell(f"fetching {label}", *seen)
-
-    return {"tqdm_class": Bar}
 
 
 def _only_gguf(text: str, names: Sequence[str]) -> str:
@@ -131,7 +121,10 @@ def _only_gguf(text: str, names: Sequence[str]) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ModelError(f"{text}: the repository has neither .safetensors nor .gguf files")
+        raise ModelError(
+            f"{text}: the repository has neither .safetensors nor .gguf files, which are what runs; look for a "
+            "conversion of it, mostly one whose name ends with -GGUF"
+        )
     listed = ", ".join(f"{text}/{name}" for name in found[:_LISTED])
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     raise ModelError(f"{text}: the repository has {len(found)} .gguf files, name one of them: {listed}{more}")
@@ -150,6 +143,8 @@ def _explained(text: str, repo: str, what: str) -> Iterator[None]:
     except Exception as failure:
         known = [_PROBLEMS[kind.__name__] for kind in type(failure).__mro__ if kind.__name__ in _PROBLEMS]
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
+        if getattr(getattr(failure, "response", None), "status_code", None) in _REFUSED and not known:
+            known = ["the hub does not accept this request; is HF_TOKEN, or the token of `hf auth login`, still valid?"]
         problem = (
             known[0].format(repo=repo, what=what, hub=_address())
             if known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from ..errors import ModelError
 from . import embedded, hub, quantize
 from .find import SHORT_NAMES
 from .gguf import PART_NAME, first_parts
+from .hub_transfer import unfinished
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,16 @@ def _remove_from_hub(wanted: str) -> int | None:
                 if file.blob not in shared:
                     file.blob.unlink(missing_ok=True)
             return _size(file for file in gone if file.blob not in shared)
-    return None
+    parts = unfinished("/".join(wanted.split("/")[:2]))
+    nbytes = sum(part.stat().st_size for part in parts)
+    for part in parts:
+        part.unlink()
+    return nbytes if parts else None
 
 
 def _remove_repository(repo: Any) -> int:
-    from huggingface_hub import scan_cache_dir
-
-    strategy = scan_cache_dir().delete_revisions(*(rev.commit_hash for rev in repo.revisions))
-    strategy.execute()
-    return int(strategy.expected_freed_size)
+    shutil.rmtree(repo.repo_path)
+    return int(repo.size_on_disk)
 
 
 def _repositories() -> list[Any]:

@@ -69,15 +69,16 @@ class Safetensors:
 
     @classmethod
     def open(cls, folder: Path) -> Safetensors:
-        """The checkpoint in a folder: the parts of its index if it has one, else model.safetensors."""
+        """The checkpoint in a folder: model.safetensors if it has one, else the parts of its index."""
         index = folder / INDEX
-        wanted = weight_map(index) if index.exists() else {}
+        wanted = weight_map(index) if index.exists() and not (folder / SINGLE).exists() else {}
         paths = sorted({folder / file for file in wanted.values()}) or [_single(folder)]
         files: dict[Path, mmap.mmap] = {}
         found: dict[str, tuple[Path, TensorInfo]] = {}
         try:
             for path in paths:
-                files[path] = map_file(path, "a .safetensors file")
+                part = f", which {INDEX} names; download the rest" if wanted else ""
+                files[path] = map_file(path, f"a .safetensors file{part}")
                 for name, info in read_header(path, files[path]).items():
                     if name in found:
                         raise ModelError(f"{path}: tensor {reprlib.repr(name)} is in {found[name][0].name} too")

@@ -48,9 +48,9 @@ class Tokenizer:
                 self._special = tokenizers.Tokenizer(self._plain.model)
                 self._special.pre_tokenizer = self._plain.pre_tokenizer
                 self._special.normalizer = self._plain.normalizer
-            kinds = (USER_DEFINED, CONTROL)
-            texts = [vocabulary.tokens[i] for i in vocabulary.not_normal if vocabulary.types[i] in kinds]
-            self._added = [flags.get(text) or AddedToken(text, normalized=False) for text in texts]
+            kinds = (USER_DEFINED, CONTROL, UNKNOWN)
+            added = [i for i in vocabulary.not_normal if vocabulary.types[i] in kinds]
+            self._added = [flags.get(vocabulary.tokens[i]) or _added_token(vocabulary, i) for i in added]
             self._special.add_tokens(self._added)
             self._plain.add_tokens([token for token in self._added if token.content not in self.special_tokens])
 
@@ -71,7 +71,7 @@ class Tokenizer:
         found = {
             vocabulary.tokens[i]: i
             for i in vocabulary.not_normal
-            if vocabulary.types[i] == CONTROL or (vocabulary.types[i] == USER_DEFINED and i in ends)
+            if vocabulary.types[i] in (CONTROL, UNKNOWN) or (vocabulary.types[i] == USER_DEFINED and i in ends)
         }
         return dict(sorted(found.items(), key=lambda item: -len(item[0])))
 
@@ -103,6 +103,8 @@ class Tokenizer:
             or not self._has_all_bytes
         ):
             return 0  # any number of characters may become nothing, or one unknown token
+        if self.vocabulary.strip_before or self.vocabulary.strip_after:
+            text = "".join(text.split())  # a token may take any number of spaces
         return -(-len(text.encode(errors="replace")) // self._max_token_bytes)
 
     @cached_property
@@ -187,6 +189,11 @@ class Tokenizer:
         for spaced in _SPACED if clean_spaces else ():
             text = text.replace(spaced, spaced.strip())
         return text
+
+
+def _added_token(vocabulary: Vocabulary, i: int) -> AddedToken:
+    strips = {"lstrip": i in vocabulary.strip_before, "rstrip": i in vocabulary.strip_after}
+    return AddedToken(vocabulary.tokens[i], normalized=False, **strips)
 
 
 def _ids(encoder: tokenizers.Tokenizer, text: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import reprlib
@@ -51,6 +52,9 @@ class Vocabulary:
     ends: Sequence[int] = ()
     # The rules of a tokenizer.json, which take the place of `pre`: see `huggingface`.
     rules: str | None = None
+    # Added tokens that take spaces and line ends before them, or after them, as a part of themselves.
+    strip_before: frozenset[int] = frozenset()
+    strip_after: frozenset[int] = frozenset()
 
     @cached_property
     def not_normal(self) -> Sequence[int]:
@@ -82,6 +86,7 @@ class Vocabulary:
         if kind != "bpe":
             _same_length("scores", scores, tokens)
         pre = _text(metadata, "pre", "default")
+        before, after = _stripping(metadata, tokens, types)
         known = SPLITS.get(pre) if kind == "bpe" else None
         return cls(
             kind=kind,
@@ -102,6 +107,8 @@ class Vocabulary:
             charsmap=_bytes(metadata, "precompiled_charsmap"),
             ends=_ends(metadata, tokens),
             rules=_rules(metadata),
+            strip_before=before,
+            strip_after=after,
         )
 
 
@@ -187,6 +194,38 @@ def _token(metadata: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(tokens):
         raise _wrong(f"{name}_token_id", f"a whole number from 0 to {len(tokens) - 1}, the id of a token", value)
     return value
+
+
+# No key of GGUF: of folders, as JSON, {"before": [ids], "after": [ids]}.
+STRIPPING = "tokenizer.stripping"
+# Of the tokens that Phi-3 adds to Llama's, those that take no spaces after them. No GGUF file says so.
+_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+
+
+def _stripping(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Which added tokens take spaces before them, and after them."""
+    given = metadata.get(STRIPPING)
+    if given is not None:
+        return _given_stripping(given, len(tokens))
+    name = str(metadata.get("general.name", "")).lower()
+    phi3 = metadata.get("general.architecture") == "phi3" or "phi-3" in name or "phi3" in name
+    if not phi3 or metadata.get(f"{_PREFIX}model") != "llama":
+        return frozenset(), frozenset()
+    added = {i for i, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED) or tokens[i] == "</s>"}
+    return frozenset(), frozenset(i for i in added if tokens[i] not in _PHI3_PLAIN)
+
+
+def _given_stripping(given: object, count: int) -> tuple[frozenset[int], frozenset[int]]:
+    try:
+        read = json.loads(given) if isinstance(given, str) else {}
+        found = [frozenset(read[name]) for name in ("before", "after")]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        raise ModelError(f"{STRIPPING} must list ids before and after, the file has {reprlib.repr(given)}") from None
+    if not all(type(i) is int and 0 <= i < count for ids in found for i in ids):
+        raise ModelError(f"{STRIPPING} must have ids of tokens, the file has {reprlib.repr(given)}")
+    return found[0], found[1]
 
 
 def _rules(metadata: Mapping[str, Any]) -> str | None:
