@@ -49,11 +49,11 @@ def tensors_of(entry: Mapping[str, Any]) -> Tensors:
 
 
 def expanded(shapes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """`shapes` maps names with a * for each number to the shape and to how many numbers there are for each *."""
+    """`shapes` maps names with a * for each number to the shape and to how many, or which, numbers there are for it."""
     found = {}
     for pattern, (shape, counts) in shapes.items():
         first, *others = pattern.split("*")
-        for numbers in itertools.product(*(range(count) for count in counts)):
+        for numbers in itertools.product(*(range(each) if isinstance(each, int) else each for each in counts)):
             name = first + "".join(f"{number}{part}" for number, part in zip(numbers, others, strict=True))
             found[name] = tuple(shape)
     return found
@@ -63,9 +63,12 @@ def shortened(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """The inverse of `expanded`."""
     found: dict[str, Any] = {}
     for name, shape in shapes.items():
-        numbers = [int(each) + 1 for each in re.findall(r"(?<=\.)\d+(?=\.)", name)]
-        entry = found.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), [list(shape), numbers])
-        entry[1] = [max(pair) for pair in zip(entry[1], numbers, strict=True)]
+        numbers = [int(each) for each in re.findall(r"(?<=\.)\d+(?=\.)", name)]
+        entry = found.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), [list(shape), [set() for _ in numbers]])
+        for seen, number in zip(entry[1], numbers, strict=True):
+            seen.add(number)
+    for entry in found.values():
+        entry[1] = [len(seen) if seen == set(range(len(seen))) else sorted(seen) for seen in entry[1]]
     assert expanded(found) == dict(shapes)
     return found
 

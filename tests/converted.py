@@ -68,6 +68,14 @@ class How:
     more: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
+# Of layers without experts in a model with some. GGUF has no files of them yet: the names are those of other models.
+_NETWORK: Mapping[str, Callable[[Array], Parts]] = {
+    "mlp.gate_proj.weight": lambda v: {(MODEL_TENSOR.FFN_GATE, "weight"): v},
+    "mlp.up_proj.weight": lambda v: {(MODEL_TENSOR.FFN_UP, "weight"): v},
+    "mlp.down_proj.weight": lambda v: {(MODEL_TENSOR.FFN_DOWN, "weight"): v},
+}
+
+
 def _deepstack(config: Mapping[str, Any]) -> dict[str, Any]:
     return {Keys.LLM.NUM_DEEPSTACK_LAYERS: len(config["vision_config"]["deepstack_visual_indexes"])}
 
@@ -136,6 +144,7 @@ _HOW: Mapping[str, How] = {
             {key: c[name] for name, key in _FACTORS.items()} | {Keys.Attention.SCALE: c["attention_multiplier"]}
         ),
     ),
+    **dict.fromkeys(("qwen2moe", "qwen3moe"), How(parts=_NETWORK)),
     "gpt-oss": How(
         parts={
             "mlp.experts.gate_up_proj": lambda v: _columns(v, "weight"),

@@ -138,6 +138,12 @@ CHECKPOINTS: dict[str, Row] = {
     "mistral3": Row("mistral3", "Ministral3", _MINISTRAL),
     "qwen2": Row("qwen2", "Qwen2", {"use_sliding_window": False}),
     "qwen3moe": Row("qwen3moe", "Qwen3Moe", {**_MOE, "head_dim": 32, "norm_topk_prob": True}),
+    "qwen3moe-mixed": Row(
+        "qwen3moe", "Qwen3Moe", {**_MOE, "num_hidden_layers": 3, "norm_topk_prob": True, "mlp_only_layers": [1]}
+    ),
+    "qwen2moe-mixed": Row(
+        "qwen2moe", "Qwen2Moe", {**_MOE, "shared_expert_intermediate_size": 64, "decoder_sparse_step": 2}
+    ),
     "qwen2vl": Row("qwen2vl", "Qwen2_5_VL", {"text_config": _MROPE, "vision_config": _VISION}),
     "qwen3vl": Row("qwen3vl", "Qwen3VL", {"text_config": {**_MROPE, "head_dim": 16}, "vision_config": _VISION3}),
     "qwen3vlmoe": Row(

@@ -30,7 +30,7 @@ from .safetensors_files import write_safetensors
 from .tiny_models import write_tiny
 
 # What a folder says and GGUF's converter leaves out, since it follows from the rest; no other difference is right.
-_SAID_TWICE = {"rope.dimension_count", "attention.scale"}
+_SAID_TWICE = {"rope.dimension_count", "attention.scale", "config.layers_with_experts"}
 
 
 @pytest.mark.parametrize("name", WITH_FOLDER)
@@ -415,6 +415,8 @@ CONFLICTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "pattern": ("gemma2", {"sliding_window_pattern": 3}, "gemma2.config.sliding_window_pattern is 3"),
     "partly rotated": ("qwen2", {"partial_rotary_factor": 0.5}, "qwen2.config.partial_rotary_factor is 0.5"),
+    "other layers": ("qwen3moe-mixed", {"mlp_only_layers": [0]}, "layers_with_experts must be .True, False, True."),
+    "no layer": ("qwen3moe", {"mlp_only_layers": [2]}, "mlp_only_layers must list layers, it is .2."),
     "parallel": ("stablelm", {"use_parallel_residual": True}, "stablelm.config.use_parallel_residual must be False"),
     "sequential": ("stablelm-parallel", {"use_parallel_residual": False}, "use_parallel_residual must be True"),
     "two lengths": ("phi3-longrope", {"original_max_position_embeddings": 32}, "is 32 and, in the scaling of rope, 64"),

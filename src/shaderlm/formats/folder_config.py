@@ -70,6 +70,7 @@ class FolderConfig:
             self.set("feed_forward_length", 4 * hidden)  # n_inner of GPT-2
         self._window()
         self._unrotated()
+        self._mixed()
         if self.row.rope:
             _rope(self)
         scalar = self.take("query_pre_attn_scalar")
@@ -88,6 +89,17 @@ class FolderConfig:
         usual = [int((i + 1) % every != 0) for i in range(layers)]
         if self.take("no_rope_layers", [int((i + 1) % interval != 0) for i in range(layers)]) != usual:
             self.set("config.no_rope_layers", "other layers than every fourth")
+
+    def _mixed(self) -> None:
+        """Which layers have experts."""
+        if not self.row.mixed:
+            return
+        layers, every = _whole("num_hidden_layers", self.get("block_count")), self.take("decoder_sparse_step", 1)
+        every, without = _whole("decoder_sparse_step", every), self.take("mlp_only_layers", [])
+        if not isinstance(without, list) or not all(type(i) is int and 0 <= i < layers for i in without):
+            raise ModelError(f"config.json: mlp_only_layers must list layers, it is {without!r:.60}")
+        experts = [i not in without and (i + 1) % every == 0 for i in range(layers)]
+        self.set("config.layers_with_experts", experts)
 
     def _window(self) -> None:
         layers = _whole("num_hidden_layers", self.get("block_count"))

@@ -117,7 +117,6 @@ _QWEN_EXPERT_KEYS: Mapping[str, tuple[str, ...]] = {
     "moe_intermediate_size": ("expert_feed_forward_length",),
     "shared_expert_intermediate_size": ("expert_shared_feed_forward_length",),
 }
-_EVERY_LAYER_HAS_EXPERTS: Mapping[str, tuple[Any, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)}
 _TANH = "gelu_pytorch_tanh"
 _GELU: Mapping[str, tuple[Any, ...]] = {"hidden_act": (_TANH, None), "hidden_activation": (_TANH, None)}
 _CAPS: Mapping[str, tuple[str, ...]] = {
@@ -154,6 +153,7 @@ class ModelType:
     without a window is every so many; 0 if all layers are alike. pattern: sliding_window_pattern says how many.
     local_rope: layers with a window have a base of rope of their own.
     unrotated_every: positions are not rotated in every so many layers, which GGUF does not say.
+    mixed: decoder_sparse_step and mlp_only_layers say which layers have experts.
     defaults: of keys that config.json may lack. partial_rotary_factor is read where it has one.
     older: keys by the names that they had before.
     nested: the key that holds those of the text model.
@@ -171,6 +171,7 @@ class ModelType:
     pattern: bool = False
     local_rope: bool = False
     unrotated_every: int = 0
+    mixed: bool = False
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
@@ -346,14 +347,16 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "qwen2_moe": ModelType(
         "qwen2moe",
         keys=_QWEN_EXPERT_KEYS,
-        neutral={**_EVERY_LAYER_HAS_EXPERTS, "norm_topk_prob": (False,)},
+        mixed=True,
+        neutral={"norm_topk_prob": (False,)},
         layer=_QWEN_EXPERTS,
     ),
     "qwen3_moe": ModelType(
         "qwen3moe",
         keys=_QWEN_EXPERT_KEYS,
         defaults={"norm_topk_prob": False},
-        neutral={**_EVERY_LAYER_HAS_EXPERTS, "norm_topk_prob": (True,)},
+        mixed=True,
+        neutral={"norm_topk_prob": (True,)},
         layer=_QWEN_EXPERTS,
     ),
     "qwen2_vl": _QWEN2VL,

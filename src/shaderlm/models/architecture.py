@@ -57,6 +57,7 @@ class Layer:
 
     window: int = 0  # how many tokens a token sees, itself included; 0: all
     rope: str | None = ROPE  # its table; None: positions are not rotated
+    experts: bool = True  # its feed-forward network is a mixture, where the model has one
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,10 @@ class Config:
         """What a layer does differently. A window that no sequence fills is none."""
         layer = self.per_layer[index] if self.per_layer else Layer()
         return layer if layer.window < self.context else replace(layer, window=0)
+
+    def experts_of(self, index: int) -> Experts | None:
+        """The mixture of a layer; None where it has a network without experts."""
+        return self.experts if self.layer(index).experts else None
 
 
 class Step(NamedTuple):

@@ -14,7 +14,7 @@ from ..errors import ModelError
 from ..graph.batch import RUN_ROWS
 from ..graph.graph import Builder, Graph, Part
 from .architecture import EMBEDDING, OUTPUT, Config, Experts, FfnInput, Metadata, Rope, Shapes, Step, expect
-from .experts import Mixture, add_experts, expert_matrices, expert_tensors, read_experts
+from .experts import Mixture, add_experts, expert_matrices, expert_tensors, read_experts, with_dense_layers
 from .metadata_keys import check_keys, check_tensors
 from .rope import read_rope
 
@@ -114,7 +114,8 @@ class Dense:
             experts=read_experts(self.mixture, own) if self.mixture else None,
             ffn_input=self.ffn_input,
         )
-        return self.complete(own, config)
+        config = self.complete(own, config)
+        return with_dense_layers(own, config) if config.experts else config
 
     def _rope(self, own: Metadata, shapes: Shapes, width: int) -> Rope:
         if self.positions == "learned":
@@ -133,12 +134,13 @@ class Dense:
         vectors, biased = {OUTPUT_NORM: c.hidden}, self._biased(c)
         for i in range(c.layers):
             vectors |= {f"blk.{i}.{name}": width for name, width in self._norms(c).items()}
-            for name, shape in self._stored(c).items():
+            experts = c.experts_of(i)
+            for name, shape in self._stored(c, experts).items():
                 found[f"blk.{i}.{name}.weight"] = shape
                 if name in biased:
                     found[f"blk.{i}.{name}.bias"] = shape[:1]
-            if c.experts:
-                found |= expert_tensors(c, c.experts, f"blk.{i}", biased)
+            if experts:
+                found |= expert_tensors(c, experts, f"blk.{i}", biased)
             if self.sinks:
                 found[f"blk.{i}.attn_sinks.weight"] = (c.heads,)
         for name, width in vectors.items():
@@ -163,17 +165,23 @@ class Dense:
             found |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), c.hidden)
         return found
 
-    def matrices(self, c: Config) -> dict[str, tuple[int, int]]:
-        """The matrices of a layer as the graph reads them."""
-        q, kv = c.heads * c.head_width, c.kv_heads * c.head_width
+    def _network(self, c: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
+        """The matrices of a feed-forward network, those of single experts left out."""
+        if experts:
+            return expert_matrices(c, experts)
         gate = {"ffn_gate": (c.ffn, c.hidden)} if self.activation.endswith("_mul") else {}
-        network = {**gate, "ffn_up": (c.ffn, c.hidden), "ffn_down": (c.hidden, c.ffn)}
+        return {**gate, "ffn_up": (c.ffn, c.hidden), "ffn_down": (c.hidden, c.ffn)}
+
+    def matrices(self, c: Config) -> dict[str, tuple[int, int]]:
+        """The matrices that layers may have, as the graph reads them."""
+        q, kv = c.heads * c.head_width, c.kv_heads * c.head_width
         return {
             "attn_q": (q, c.hidden),
             "attn_k": (kv, c.hidden),
             "attn_v": (kv, c.hidden),
             "attn_output": (c.hidden, q),
-            **(expert_matrices(c, c.experts) if c.experts else network),
+            **self._network(c, None),
+            **self._network(c, c.experts),
         }
 
     def _joined(self, c: Config) -> dict[str, tuple[str, ...]]:
@@ -181,9 +189,10 @@ class Dense:
         apart = {name.split(".")[2] for name in c.shapes if name.startswith("blk.0.")}
         return {name: parts for name, parts in self.joined.items() if not apart.issuperset(parts)}
 
-    def _stored(self, c: Config) -> dict[str, tuple[int, int]]:
+    def _stored(self, c: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
         """The matrices of a layer as the checkpoint has them."""
-        found = self.matrices(c)
+        unread = {*self._network(c, None), *self._network(c, c.experts)} - set(self._network(c, experts))
+        found = {name: shape for name, shape in self.matrices(c).items() if name not in unread}
         for name, parts in self._joined(c).items():
             shapes = [found.pop(part) for part in parts]
             found[name] = (sum(rows for rows, _ in shapes), shapes[0][1])
@@ -302,7 +311,7 @@ class _Build:
             if c.ffn_input != "attn_norm":
                 read = summed if c.ffn_input == "sum" else x
                 read = self._norm(layer, kind.ffn_norm, read) if kind.norms_before else read
-            y = self._ffn(layer, read)
+            y = self._ffn(layer, read, c.experts_of(i))
             out = "hidden" if i == c.layers - 1 else f"{layer}.ffn_sum"
             x = self._sum(layer, out, summed, self._added(layer, "post_ffw_norm", y))
         return self.b.graph(x)
@@ -432,14 +441,14 @@ class _Build:
         self.b.add("attention", dims, {"q": q, **caches, "batch": "batch", **given}, layer, out=out)
         return self._linear(layer, "attn_output", out)
 
-    def _ffn(self, layer: str, x: str) -> str:
+    def _ffn(self, layer: str, x: str, experts: Experts | None) -> str:
         op, shape = self.c.activation or self.kind.activation, (self.step.tokens, self.c.ffn)
         if not op.endswith("_mul"):
             up = self._linear(layer, "ffn_up", x)
             up = _of_values(self.b, op, layer, f"{layer}.{op}", up, shape, self.batch)
             return self._linear(layer, "ffn_down", up)
-        if self.c.experts:
-            return self._mixture(layer, x, self.c.experts)
+        if experts:
+            return self._mixture(layer, x, experts)
         return self._gated(layer, x, self.c.ffn)
 
     def _gated(self, layer: str, x: str, width: int, suffix: str = "") -> str:

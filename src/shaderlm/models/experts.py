@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import ModelError
 from ..graph.graph import Builder
-from .architecture import Config, Experts, Metadata
+from .architecture import Config, Experts, Layer, Metadata
 
 _SHARED_WIDTH = "expert_shared_feed_forward_length"
 
@@ -54,6 +54,24 @@ def read_experts(mixture: Mixture, own: Metadata) -> Experts | None:
         shared_gate=mixture.shared == "gated",
         activation=mixture.activation,
     )
+
+
+# No key of GGUF, whose readers know by the architecture which layers have experts: of folders, a truth value for each.
+_LAYERS = "config.layers_with_experts"
+
+
+def with_dense_layers(own: Metadata, c: Config) -> Config:
+    """Layers that have the tensors of a network without experts, and no router, do without experts."""
+    experts = tuple(
+        f"blk.{i}.ffn_gate_inp.weight" in c.shapes or f"blk.{i}.ffn_up.weight" not in c.shapes for i in range(c.layers)
+    )
+    given = own.get(_LAYERS, list(experts))
+    if given != list(experts):
+        raise own.wrong(_LAYERS, f"{list(experts)}, by the tensors of the layers", given)
+    layers = c.per_layer or (Layer(),) * c.layers
+    if all(experts):
+        return c
+    return replace(c, per_layer=tuple(replace(layers[i], experts=each) for i, each in enumerate(experts)))
 
 
 def expert_matrices(c: Config, experts: Experts) -> dict[str, tuple[int, int]]:
