@@ -298,6 +298,23 @@ def test_a_repository_is_removed_by_its_name(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "hub").glob("models--*")] == ["models--org--old"]
 
 
+def test_offline_by_choice(hub: tuple[type[_Hub], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the cache is found, and nothing is asked for."""
+    kind, endpoint = hub
+    folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), kind.root / "org" / "repo")
+    (kind.root / "org" / "one").mkdir()
+    write_tiny(kind.root / "org" / "one" / "a.gguf", "llama")
+    names = ("hf:org/repo", "hf:org/one/a.gguf")
+    found = [_path(_find(endpoint, tmp_path / "cache", name)) for name in names]
+    kind.asked.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert [_path(_find(endpoint, tmp_path / "cache", name)) for name in names] == found
+    for name, what in (("hf:org/other", "repository"), ("hf:org/one/b.gguf", "file b.gguf")):
+        said = f"{name}: HF_HUB_OFFLINE is set and the {what} is not in the hub's cache; unset it once"
+        assert said in _find(endpoint, tmp_path / "cache", name).stderr.splitlines()[-1]
+    assert kind.asked == []
+
+
 def test_a_token_that_is_no_longer_valid(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
     kind, endpoint = hub
     (kind.root / "org" / "repo").mkdir()

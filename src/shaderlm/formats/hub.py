@@ -141,7 +141,10 @@ def _explained(text: str, repo: str, what: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as failure:
-        known = [_PROBLEMS[kind.__name__] for kind in type(failure).__mro__ if kind.__name__ in _PROBLEMS]
+        kinds = [kind.__name__ for kind in type(failure).__mro__ if kind.__name__ in _PROBLEMS]
+        if kinds[:1] == ["LocalEntryNotFoundError"] and _offline_by_choice():
+            kinds = ["OfflineModeIsEnabled"]
+        known = [_PROBLEMS[kind] for kind in kinds]
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
         if getattr(getattr(failure, "response", None), "status_code", None) in _REFUSED and not known:
             known = ["the hub does not accept this request; is HF_TOKEN, or the token of `hf auth login`, still valid?"]
@@ -159,10 +162,16 @@ def _address() -> str:
     return (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
 
 
+def _offline_by_choice() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
 def _answers() -> bool:
     """Can the hub be reached? The package itself tries for 23 s before it looks into its cache."""
     import urllib.request  # late: it takes 20 ms to import
 
+    if _offline_by_choice():
+        return False
     address = urlsplit(_address())
     if address.hostname is None or urllib.request.getproxies().get(address.scheme):
         return True  # what is behind a proxy is for the package to find out
