@@ -17,6 +17,7 @@ import pytest
 from shaderlm.errors import InputError, ModelError
 from shaderlm.formats import hub as hub_module
 from shaderlm.formats.find import find
+from shaderlm.formats.hub_transfer import Remote
 
 
 def rejection(model: Any = None, kind: type[Exception] = ModelError) -> str:
@@ -87,12 +88,14 @@ def test_malformed_hub_names(given: str) -> None:
 
 def hub(monkeypatch: pytest.MonkeyPatch, download: Callable[..., str], answers: bool = True) -> None:
     monkeypatch.setattr(hub_module, "_answers", lambda: answers)
+    file = Remote("org/repo", "f.gguf", "", None, None, None)
+    monkeypatch.setattr(hub_module, "ask", lambda repo, names: [file])
     monkeypatch.setattr(hub_module, "transfer", lambda *given: None)
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
 
 
 def test_a_file_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(repo_id: str, filename: str, local_files_only: bool) -> str:
+    def download(repo_id: str, filename: str, local_files_only: bool = False) -> str:
         return f"/{'cache' if local_files_only else 'hub'}/{repo_id}|{filename}"
 
     for answers, place in ((True, "hub"), (False, "cache")):

@@ -395,6 +395,13 @@ def test_an_output_matrix_beside_tied_embeddings(tmp_path: Path) -> None:
     write_safetensors(path, {**tensors, "lm_head.weight": embeddings})
     with shaderlm.load(folder, device="cpu") as model:
         np.testing.assert_array_equal(model.logits([1, 2, 3]), expected)
+    write_safetensors(path, {**tensors, "lm_head.weight": embeddings.astype(np.float16)})
+    with pytest.raises(ModelError, match="differs"):  # rounded
+        shaderlm.load(folder, device="cpu")
+    halves = embeddings.astype(np.float16)
+    rounded: Any = {**tensors, "model.embed_tokens.weight": halves.astype(np.float32), "lm_head.weight": halves}
+    write_safetensors(path, rounded)
+    shaderlm.load(folder, device="cpu").close()
     other = embeddings.copy()
     other[-1, -1] += 1
     write_safetensors(path, {**tensors, "lm_head.weight": other})
@@ -414,6 +421,7 @@ CONFLICTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "there is a sliding_window, but layer_types have 'full_attention'",
     ),
     "pattern": ("gemma2", {"sliding_window_pattern": 3}, "gemma2.config.sliding_window_pattern is 3"),
+    "older pattern": ("gemma2", {"_sliding_window_pattern": 3}, "gemma2.config._sliding_window_pattern is 3"),
     "partly rotated": ("qwen2", {"partial_rotary_factor": 0.5}, "qwen2.config.partial_rotary_factor is 0.5"),
     "other layers": ("qwen3moe-mixed", {"mlp_only_layers": [0]}, "layers_with_experts must be .True, False, True."),
     "no layer": ("qwen3moe", {"mlp_only_layers": [2]}, "mlp_only_layers must list layers, it is .2."),

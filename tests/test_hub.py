@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,11 +30,13 @@ class _Hub(BaseHTTPRequestHandler):
     """Repositories are folders ORG/REPO below `root`.
 
     `cut` names files whose first transfer breaks off half-way; that of `stalled` ones stops there until `go_on`.
+    `failing` is the status and the code of the error that answers everything.
     """
 
     root: Path
     cut: set[str]
     stalled: set[str]
+    failing: tuple[int, str] | None
     stops: threading.Event
     go_on: threading.Event
     asked: list[tuple[str, str, str | None]]
@@ -52,7 +55,9 @@ class _Hub(BaseHTTPRequestHandler):
         self.asked.append((self.command, "/".join(path), self.headers.get("Range")))
         api = path[:2] == ["api", "models"]
         repo = "/".join(path[2:4] if api else path[:2])
-        if repo == "org/gated":
+        if self.failing is not None:
+            self._refuse(*self.failing)
+        elif repo == "org/gated":
             self._refuse(403, "GatedRepo")
         elif repo == "org/expired":
             self._refuse(401, "Unauthorized")
@@ -128,7 +133,9 @@ def hub(tmp_path: Path) -> Iterator[tuple[type[_Hub], str]]:
     root = tmp_path / "hub"
     (root / "org").mkdir(parents=True)
     events = {"stops": threading.Event(), "go_on": threading.Event()}
-    kind: Any = type("Hub", (_Hub,), {"root": root, "cut": set(), "stalled": set(), "asked": [], **events})
+    kind: Any = type(
+        "Hub", (_Hub,), {"root": root, "cut": set(), "stalled": set(), "failing": None, "asked": [], **events}
+    )
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -138,9 +145,10 @@ def hub(tmp_path: Path) -> Iterator[tuple[type[_Hub], str]]:
         thread.join()
 
 
-def _find(endpoint: str, cache: Path, name: str) -> subprocess.CompletedProcess[str]:
+def _find(endpoint: str, cache: Path, name: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """In a process of its own: huggingface_hub reads the address when it is imported. Prints the progress, too."""
     code = f"""
+{before}
 from shaderlm.formats.find import find
 print('found', find({name!r}, lambda *given: print('progress', *given)))
 """
@@ -230,12 +238,12 @@ def test_a_transfer_that_breaks_off_is_resumed(hub: tuple[type[_Hub], str], tmp_
     assert ranges[-1] not in (None, "bytes=0-")
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, getattr(signal, "SIGKILL", signal.SIGTERM)])
 @pytest.mark.parametrize("files", ["gguf", "safetensors"])
 def test_an_interrupted_download_goes_on_in_the_next_process(
     how: signal.Signals, files: str, hub: tuple[type[_Hub], str], tmp_path: Path
 ) -> None:
-    """It ends at once, keeps what it has, and only the rest is asked for; or `rm` removes it."""
+    """It ends at once, keeps what it has, and only the rest is asked for."""
     kind, endpoint = hub
     repo, cache, name = kind.root / "org" / "repo", tmp_path / "cache", "hf:org/repo"
     if files == "gguf":
@@ -274,15 +282,93 @@ def test_what_is_unfinished_is_checked_and_can_be_removed(hub: tuple[type[_Hub],
     file.parent.mkdir()
     file.write_bytes(os.urandom(11 << 20))
     blob = cache / "hub" / "models--org--repo" / "blobs" / _oid(file)
-    part = blob.with_name(blob.name + ".shaderlm.incomplete")
-    part.parent.mkdir(parents=True)
-    part.write_bytes(b"of another file")
-    assert "removed hf:org/repo, 15 B" in _run(endpoint, cache, "rm", "hf:org/repo")
-    assert not part.exists()
-    assert "there is no model 'hf:org/repo' to remove" in _run(endpoint, cache, "rm", "hf:org/repo")
+    part = blob.with_name(blob.name + ".large.gguf.shaderlm.incomplete")
+    for name in ("hf:org/repo", "hf:org/repo/large.gguf"):
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(b"of another file")
+        assert "there is no model" in _run(endpoint, cache, "rm", "hf:org/repo/other.gguf")
+        assert f"removed {name}, 15 B" in _run(endpoint, cache, "rm", name)
+        assert not part.exists()
+        assert f"there is no model '{name}' to remove" in _run(endpoint, cache, "rm", name)
+    part.parent.mkdir(parents=True, exist_ok=True)
     part.write_bytes(b"of another file")
     found = Path(_run(endpoint, cache, "pull", "hf:org/repo").strip().splitlines()[-1])
     assert found.read_bytes() == file.read_bytes()
+
+
+def test_a_repository_that_was_interrupted_is_removed(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    """Also the files of it that are complete."""
+    kind, endpoint = hub
+    there = folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), kind.root / "org" / "repo", parts=2)
+    cache = tmp_path / "cache"
+    kind.stalled.add(sorted(path.name for path in there.glob("*.safetensors"))[1])
+    with _start(endpoint, cache, "pull", "hf:org/repo") as process:
+        assert kind.stops.wait(60)
+        process.kill()
+    folder = cache / "hub" / "models--org--repo"
+    assert any(path.stat().st_size > 10_000 for path in (folder / "blobs").iterdir())
+    assert "removed hf:org/repo, " in _run(endpoint, cache, "rm", "hf:org/repo")
+    assert not folder.exists()
+    assert "there is no model" in _run(endpoint, cache, "rm", "hf:org/repo")
+
+
+def test_one_file_is_removed_and_an_unfinished_one_stays(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    (kind.root / "org" / "repo").mkdir()
+    write_tiny(kind.root / "org" / "repo" / "a.gguf", "llama")
+    cache = tmp_path / "cache"
+    _run(endpoint, cache, "pull", "hf:org/repo/a.gguf")
+    part = cache / "hub" / "models--org--repo" / "blobs" / "0.b.gguf.shaderlm.incomplete"
+    part.write_bytes(b"half")
+    assert "removed hf:org/repo/a.gguf, " in _run(endpoint, cache, "rm", "hf:org/repo/a.gguf")
+    assert part.exists()
+    assert "removed hf:org/repo/b.gguf, 4 B" in _run(endpoint, cache, "rm", "hf:org/repo/b.gguf")
+
+
+@pytest.mark.parametrize("files", ["gguf", "safetensors"])
+def test_a_hub_that_fails_and_a_model_that_is_kept(
+    files: str, hub: tuple[type[_Hub], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, endpoint = hub
+    repo, cache = kind.root / "org" / "repo", tmp_path / "cache"
+    if files == "gguf":
+        repo.mkdir()
+        write_tiny(repo / "a.gguf", "llama")
+    else:
+        folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), repo)
+    names = ["hf:org/repo", *(["hf:org/repo/a.gguf"] if files == "gguf" else [])]
+    found = [_path(_find(endpoint, cache, name)) for name in names]
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "2")
+    for failing in ((403, "GatedRepo"), (401, "Unauthorized"), (404, "RepoNotFound"), (500, "")):
+        kind.failing = failing
+        assert [_path(_find(endpoint, cache, name)) for name in names] == found, failing
+    said = _find(endpoint, cache, "hf:org/other").stderr.splitlines()[-1]
+    assert "ModelError: hf:org/other: the hub could not be used, " in said
+
+
+def test_a_model_that_is_kept_is_not_touched(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    """Its cache may be read-only."""
+    kind, endpoint = hub
+    (kind.root / "org" / "repo").mkdir()
+    write_tiny(kind.root / "org" / "repo" / "a.gguf", "llama")
+    found = _path(_find(endpoint, tmp_path / "cache", "hf:org/repo/a.gguf"))
+    shutil.rmtree(tmp_path / "cache" / "hub" / ".locks")
+    kind.asked.clear()
+    assert _path(_find(endpoint, tmp_path / "cache", "hf:org/repo/a.gguf")) == found
+    assert not (tmp_path / "cache" / "hub" / ".locks").exists()
+    assert [each[0] for each in kind.asked if "resolve" in each[1]] == ["HEAD"]
+
+
+def test_without_symbolic_links_a_file_is_there_once(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    (kind.root / "org" / "repo").mkdir()
+    file = write_tiny(kind.root / "org" / "repo" / "a.gguf", "llama")
+    before = "from huggingface_hub import file_download; file_download.are_symlinks_supported = lambda *_: False"
+    for _ in range(2):
+        done = _find(endpoint, tmp_path / "cache", "hf:org/repo/a.gguf", before)
+        assert _path(done).read_bytes() == file.read_bytes()
+        large = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.stat().st_size > 10_000]
+        assert large == [_path(done)]
 
 
 def test_a_repository_is_removed_by_its_name(tmp_path: Path) -> None:

@@ -203,16 +203,22 @@ def _check_same(output: tuple[str, Matrix], embedding: tuple[str, Matrix] | None
     called, own = output
     if embedding is not None:
         other = embedding[1]
-        same = (own.shape, own.kind) == (other.shape, other.kind)
         ranges = (
             slice(row, min(row + _COMPARED_ROWS, own.row_count)) for row in range(0, own.row_count, _COMPARED_ROWS)
         )
-        if same and all(np.array_equal(own.rows(each), other.rows(each)) for each in ranges):
+        if own.shape == other.shape and all(_equal(own, other, each) for each in ranges):
             return
     raise ModelError(
         f"config.json: tie_word_embeddings is true, but {called!r} differs from the embeddings. Programs differ "
         "in which of them they use: set tie_word_embeddings to false to use the tensor, or remove it"
     )
+
+
+def _equal(one: Matrix, other: Matrix, which: slice) -> bool:
+    rows = one.rows(which), other.rows(which)
+    if one.kind == other.kind:
+        return np.array_equal(*rows)
+    return np.array_equal(unpack(rows[0], one.kind), unpack(rows[1], other.kind))
 
 
 def _piece(matrix: Matrix, piece: Piece, heads: int) -> Matrix:

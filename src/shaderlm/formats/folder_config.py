@@ -110,9 +110,9 @@ class FolderConfig:
         types = self.take("layer_types")
         if isinstance(types, list):
             types = [_FULL if each == "attention" else each for each in types]
-        pattern = self.take("_sliding_window_pattern")
+        pattern = None
         if self.row.pattern:
-            pattern = self.take("sliding_window_pattern", pattern)
+            pattern = self.take("sliding_window_pattern", self.take("_sliding_window_pattern"))
         if types is None:
             every = pattern if pattern is not None else self.row.full_every
             every = _whole("sliding_window_pattern", every) if every else 0

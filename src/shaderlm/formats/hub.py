@@ -18,7 +18,7 @@ from ..errors import InputError, ModelError
 from .embedded import Progress
 from .folder import FILES
 from .gguf import PART_NAME, first_parts, part_paths
-from .hub_transfer import folder_of, silent_bar, transfer
+from .hub_transfer import ask, folder_of, package_bar, silent_bar, transfer
 from .safetensors import INDEX, SINGLE, weight_map
 
 PREFIX = "hf:"
@@ -33,7 +33,7 @@ _PROBLEMS = {
     "a token that may read it",
     "RepositoryNotFoundError": "there is no public repository {repo}; if it is private, run `hf auth login`",
     "LocalEntryNotFoundError": "the hub cannot be reached and the {what} is not in its cache; connect once",
-    "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set and the {what} is not in the hub's cache; unset it once",
+    "OfflineModeIsEnabled": "{offline} is set and the {what} is not in the hub's cache; unset it once",
     "EntryNotFoundError": "there is no {what} in {repo}",
 }
 _REFUSED = (401, 403)
@@ -50,44 +50,70 @@ def fetch(text: str, progress: Progress | None = None) -> Path:
 
 
 def _file(text: str, repo: str, file: str, progress: Progress | None) -> Path:
-    from huggingface_hub import hf_hub_download
-
     part = PART_NAME.fullmatch(file.rpartition("/")[2])
     names = [file] if part is None else [path.as_posix() for path in part_paths(Path(file), int(part[3]))]
     offline = not _answers()
     paths = []
     for name in names:
         with _explained(text, repo, f"file {name}"):
-            if not offline:
-                transfer(repo, [name], f"fetching {name.rpartition('/')[2]}", progress)
-            paths.append(Path(str(hf_hub_download(repo_id=repo, filename=name, local_files_only=offline))))
+            paths.append(_fetched(repo, name, offline, progress))
     return paths[names.index(file)]
+
+
+def _fetched(repo: str, name: str, offline: bool, progress: Progress | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    def kept() -> Path:
+        return Path(str(hf_hub_download(repo_id=repo, filename=name, local_files_only=True)))
+
+    if offline:
+        return kept()
+    try:
+        files = ask(repo, [name])
+    except Exception as failure:  # a hub that is overloaded, or no longer lets one in: what is in the cache will do
+        try:
+            return kept()
+        except Exception:
+            raise failure from None
+    label = f"fetching {name.rpartition('/')[2]}"
+    transfer(files, label, progress)
+    bar = package_bar(hf_hub_download, label, progress)
+    return files[0].kept or Path(str(hf_hub_download(repo_id=repo, filename=name, **bar)))
 
 
 def _repository(text: str, repo: str, progress: Progress | None) -> Path:
     """A repository with .safetensors is a folder; one with a single GGUF checkpoint is that file."""
     from huggingface_hub import HfApi, snapshot_download
 
-    offline = not _answers()
+    info = None
     with _explained(text, repo, "repository"):
-        if offline:
+        if _answers():
+            try:
+                info = HfApi().model_info(repo)
+            except Exception:  # as for a file
+                there = _newest(repo)
+                if there is None or not there.is_dir():
+                    raise
+        if info is None:
             # No patterns: where it is. With some, the package wants all files that fit, also those that are not read.
             folder = Path(str(snapshot_download(repo_id=repo, allow_patterns=[], local_files_only=True)))
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         else:
-            info = HfApi().model_info(repo)
             names = [each.rfilename for each in info.siblings or ()]
         weights = [name for name in names if "/" not in name and name.endswith(".safetensors")]
-        if weights and offline:
+        if weights and info is None:
             return folder
-        if weights:
+        if weights and info is not None:
             wanted = [name for name in (*FILES, *_weights(text, repo, names, weights, progress)) if name in names]
             there = _newest(repo)
             if there is not None and there.name == info.sha and all((there / name).exists() for name in wanted):
                 return there  # the package would ask for each of them
-            transfer(repo, wanted, f"fetching {repo}", progress)
-            patterns, silent = [glob.escape(name) for name in wanted], silent_bar(None)
-            return Path(str(snapshot_download(repo_id=repo, allow_patterns=patterns, tqdm_class=silent)))
+            label, files = f"fetching {repo}", ask(repo, wanted)
+            transfer(files, label, progress)
+            complete = all(each.kept or each.blob.exists() for each in files)
+            bar = {"tqdm_class": silent_bar(None)} if complete else package_bar(snapshot_download, label, progress)
+            patterns = [glob.escape(name) for name in wanted]
+            return Path(str(snapshot_download(repo_id=repo, allow_patterns=patterns, **bar)))
     return _file(text, repo, _only_gguf(text, names), progress)
 
 
@@ -142,14 +168,14 @@ def _explained(text: str, repo: str, what: str) -> Iterator[None]:
         raise
     except Exception as failure:
         kinds = [kind.__name__ for kind in type(failure).__mro__ if kind.__name__ in _PROBLEMS]
-        if kinds[:1] == ["LocalEntryNotFoundError"] and _offline_by_choice():
+        if kinds[:1] == ["LocalEntryNotFoundError"] and _offline_by():
             kinds = ["OfflineModeIsEnabled"]
         known = [_PROBLEMS[kind] for kind in kinds]
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
         if getattr(getattr(failure, "response", None), "status_code", None) in _REFUSED and not known:
             known = ["the hub does not accept this request; is HF_TOKEN, or the token of `hf auth login`, still valid?"]
         problem = (
-            known[0].format(repo=repo, what=what, hub=_address())
+            known[0].format(repo=repo, what=what, hub=_address(), offline=_offline_by() or "HF_HUB_OFFLINE")
             if known
             else f"the hub could not be used, {lines[0][:200]}"
         )
@@ -162,15 +188,17 @@ def _address() -> str:
     return (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
 
 
-def _offline_by_choice() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+def _offline_by() -> str | None:
+    """The variable that keeps the package from asking the hub."""
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return next((name for name in names if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")), None)
 
 
 def _answers() -> bool:
     """Can the hub be reached? The package itself tries for 23 s before it looks into its cache."""
     import urllib.request  # late: it takes 20 ms to import
 
-    if _offline_by_choice():
+    if _offline_by():
         return False
     address = urlsplit(_address())
     if address.hostname is None or urllib.request.getproxies().get(address.scheme):

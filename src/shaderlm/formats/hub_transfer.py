@@ -1,7 +1,7 @@
 """Files of the hub → contents in the cache of huggingface_hub. A transfer that broke off goes on where it was.
 
 The package resumes within a process; what a process leaves behind it does not take up. So contents come here first,
-through its functions, and it finds them in its cache.
+through its functions and as one HTTP stream each, and the package finds them in its cache.
 """
 
 from __future__ import annotations
@@ -13,34 +13,63 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ModelError
 from .embedded import Progress
 
 # The package's cache counts files with this ending as unfinished.
 _UNFINISHED = ".shaderlm.incomplete"
+_NAME_LENGTH = 120  # of what is kept of a file's name
 _SHA256 = re.compile("[0-9a-f]{64}")
 _READ_BYTES = 1 << 20
 
 
-def transfer(repo: str, names: Sequence[str], label: str, progress: Progress | None) -> None:
-    """Put the contents of files into the cache, where they are missing."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+class Remote(NamedTuple):
+    """A file of the hub as it is now. `kept` is where the cache has it."""
 
-    headers = import_module("huggingface_hub.utils").build_hf_headers()
-    urls = {name: hf_hub_url(repo, name) for name in names}
-    found = {name: get_hf_file_metadata(url, headers=headers) for name, url in urls.items()}
-    total, done = sum(each.size or 0 for each in found.values()), 0
-    for name, each in found.items():
-        if each.etag and each.size is not None and each.size <= _limit():
-            blob = folder_of(repo) / "blobs" / each.etag
+    repo: str
+    name: str
+    url: str
+    etag: str | None
+    size: int | None
+    kept: Path | None
+
+    @property
+    def blob(self) -> Path:
+        """Where the cache has the content."""
+        return folder_of(self.repo) / "blobs" / str(self.etag)
+
+    @property
+    def part(self) -> Path:
+        """Where the content is until it is complete."""
+        return self.blob.with_name(f"{self.etag}.{_base(self.name)}{_UNFINISHED}")
+
+
+def ask(repo: str, names: Sequence[str]) -> list[Remote]:
+    """What the hub says of files."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    headers, found = _headers(), []
+    for name in names:
+        url = hf_hub_url(repo, name)
+        each = get_hf_file_metadata(url, headers=headers)
+        kept = try_to_load_from_cache(repo, name, revision=each.commit_hash) if each.commit_hash else None
+        found.append(Remote(repo, name, url, each.etag, each.size, Path(kept) if isinstance(kept, str) else None))
+    return found
+
+
+def transfer(files: Sequence[Remote], label: str, progress: Progress | None) -> None:
+    """Put contents into the cache, where they are missing. What cannot be resumed is left to the package."""
+    total, done = sum(each.size or 0 for each in files), 0
+    for each in files:
+        if each.kept is None and _can_resume(each) and not each.blob.exists():
             bar = silent_bar(None if progress is None else _told(progress, label, done, total))
-            with _locked(repo, each.etag):
-                if not blob.exists():
-                    _transfer(urls[name], headers, blob, each.size, bar)
+            with _locked(each):
+                if not each.blob.exists():
+                    _transfer(each, int(each.size or 0), bar)
         done += each.size or 0
-        if progress is not None:
+        if progress is not None and (each.kept is not None or _can_resume(each)):
             progress(label, done, total)
 
 
@@ -50,13 +79,14 @@ def folder_of(repo: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / str(files.repo_folder_name(repo_id=repo, repo_type="model"))
 
 
-def unfinished(repo: str) -> list[Path]:
-    """What transfers that broke off have left."""
-    return sorted((folder_of(repo) / "blobs").glob("*.incomplete"))
+def unfinished(repo: str, name: str | None = None) -> list[Path]:
+    """What transfers that broke off have left, of all files or of one."""
+    found = sorted((folder_of(repo) / "blobs").glob(f"*{_UNFINISHED}"))
+    return [path for path in found if name is None or path.name.endswith(f".{_base(name)}{_UNFINISHED}")]
 
 
-def silent_bar(tell: Callable[[int], None] | None) -> Any:
-    """A class for the package's progress bars that draws nothing; `tell` gets the bytes."""
+def silent_bar(tell: Callable[[int, int], None] | None) -> Any:
+    """A class for the package's progress bars that draws nothing; `tell` gets the bytes, and how many there are."""
     shown: Any = import_module("huggingface_hub.utils").tqdm
     lock = threading.Lock()
 
@@ -69,44 +99,71 @@ def silent_bar(tell: Callable[[int], None] | None) -> Any:
             with lock:
                 self.n += n or 0
                 if self._bytes and tell is not None:
-                    tell(int(self.n))
+                    tell(int(self.n), int(self.total or 0))
 
     return Bar
 
 
-def _told(progress: Progress, label: str, before: int, total: int) -> Callable[[int], None]:
-    return lambda count: progress(label, before + count, total)
+def package_bar(download: Callable[..., Any], label: str, progress: Progress | None) -> dict[str, Any]:
+    """The argument that hands the package's progress on, where its version has one; else it shows its own bar."""
+    if progress is None or "tqdm_class" not in inspect.signature(download).parameters:
+        return {}
+    tell, seen = progress, [0, 0]
+
+    def told(done: int, total: int) -> None:
+        """One download may have several bars: of what is received, and of what is written."""
+        seen[:] = max(seen[0], done), max(seen[1], total)
+        tell(label, *seen)
+
+    return {"tqdm_class": silent_bar(told)}
 
 
-def _limit() -> int:
-    """Larger files are not served in one piece."""
-    return int(getattr(import_module("huggingface_hub.constants"), "MAX_HTTP_DOWNLOAD_SIZE", 50 * 10**9))
+def _base(name: str) -> str:
+    return name.rpartition("/")[2][-_NAME_LENGTH:]
 
 
-def _locked(repo: str, etag: str) -> Any:
+def _told(progress: Progress, label: str, before: int, total: int) -> Callable[[int, int], None]:
+    return lambda count, _: progress(label, before + count, total)
+
+
+def _headers() -> dict[str, str]:
+    found: dict[str, str] = import_module("huggingface_hub.utils").build_hf_headers()
+    return found
+
+
+def _can_resume(file: Remote) -> bool:
+    """Larger files are not served in one piece. Without symbolic links, the package would copy contents."""
+    constants, files = (import_module(f"huggingface_hub.{name}") for name in ("constants", "file_download"))
+    limit = getattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 50 * 10**9)
+    served = bool(file.etag) and file.size is not None and file.size <= limit
+    return served and bool(files.are_symlinks_supported(constants.HF_HUB_CACHE))
+
+
+def _locked(file: Remote) -> Any:
     """The lock that the package has for the same content."""
-    folder = folder_of(repo)
-    path = folder.parent / ".locks" / folder.name / f"{etag}.lock"
+    folder = folder_of(file.repo)
+    path = folder.parent / ".locks" / folder.name / f"{file.etag}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     return import_module("huggingface_hub.utils").WeakFileLock(path)
 
 
-def _transfer(url: str, headers: Mapping[str, str], blob: Path, size: int, bar: Any) -> None:
+def _transfer(file: Remote, size: int, bar: Any) -> None:
     http_get: Any = import_module("huggingface_hub.file_download").http_get
-    options = {"tqdm_class": bar} if "tqdm_class" in inspect.signature(http_get).parameters else {}
-    part = blob.with_name(blob.name + _UNFINISHED)
+    options: Mapping[str, Any] = {"tqdm_class": bar} if "tqdm_class" in inspect.signature(http_get).parameters else {}
+    part = file.part
     part.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         there = part.stat().st_size if part.exists() else 0
         there = there if there <= size else 0
-        with part.open("r+b" if there else "wb") as file:
-            file.seek(there)
-            http_get(url, file, resume_size=there, headers=dict(headers), expected_size=size, **options)
-        if not there or _is_content(part, blob.name):
-            part.replace(blob)
+        if there < size or not size:
+            with part.open("r+b" if there else "wb") as written:
+                written.seek(there)
+                http_get(file.url, written, resume_size=there, headers=_headers(), expected_size=size, **options)
+        if not there or _is_content(part, str(file.etag)):
+            part.replace(file.blob)
             return
         part.unlink()  # what was there is not of this file: once more from the beginning
-    raise ModelError(f"{url} is not what the hub says of it; try again later")
+    raise ModelError(f"{file.url} is not what the hub says of it; try again later")
 
 
 def _is_content(path: Path, etag: str) -> bool:

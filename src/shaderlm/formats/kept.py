@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from ..errors import ModelError
 from . import embedded, hub, quantize
 from .find import SHORT_NAMES
-from .gguf import PART_NAME, first_parts
-from .hub_transfer import unfinished
+from .gguf import PART_NAME, first_parts, part_paths
+from .hub_transfer import folder_of, unfinished
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ def _remove_from_hub(wanted: str) -> int | None:
         if first != wanted and first in first_parts(file.name for file in files):
             gone = _parts(files, first)
             rest = [file for file in files if file not in gone]
-            if not any(_is_weight(file.name) or file.name.lower().endswith(".gguf") for file in rest):
+            if not unfinished(repo.repo_id) and not any(
+                _is_weight(file.name) or file.name.lower().endswith(".gguf") for file in rest
+            ):
                 return _remove_repository(repo)
             shared = {file.blob for file in rest}
             for file in gone:
@@ -83,16 +85,42 @@ def _remove_from_hub(wanted: str) -> int | None:
                 if file.blob not in shared:
                     file.blob.unlink(missing_ok=True)
             return _size(file for file in gone if file.blob not in shared)
-    parts = unfinished("/".join(wanted.split("/")[:2]))
-    nbytes = sum(part.stat().st_size for part in parts)
-    for part in parts:
-        part.unlink()
-    return nbytes if parts else None
+    repo_id, name = "/".join(wanted.split("/")[:2]), "/".join(wanted.split("/")[2:])
+    return _remove_unfinished(repo_id, name) if name else _remove_without_weights(repo_id)
 
 
 def _remove_repository(repo: Any) -> int:
-    shutil.rmtree(repo.repo_path)
+    _remove_folder(Path(repo.repo_path))
     return int(repo.size_on_disk)
+
+
+def _remove_unfinished(repo_id: str, name: str) -> int | None:
+    """What an interrupted download of a GGUF checkpoint has left; None if there is nothing."""
+    part = PART_NAME.fullmatch(name.rpartition("/")[2])
+    names = [name] if part is None else [path.name for path in part_paths(Path(name), int(part[3]))]
+    parts = [path for each in names for path in unfinished(repo_id, each)]
+    nbytes = sum(path.stat().st_size for path in parts)
+    for path in parts:
+        path.unlink()
+    return nbytes if parts else None
+
+
+def _remove_without_weights(repo_id: str) -> int | None:
+    """A repository whose download was interrupted: contents that no snapshot has yet; None if there is none."""
+    folder = folder_of(repo_id)
+    blobs = {path for path in (folder / "blobs").glob("*") if path.is_file()}
+    used = {path.resolve() for path in (folder / "snapshots").rglob("*") if path.is_file()}
+    if not {path.resolve() for path in blobs} - used:
+        return None
+    nbytes = sum(path.stat().st_size for path in blobs)
+    _remove_folder(folder)
+    return nbytes
+
+
+def _remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder.resolve())
+    if folder.is_symlink():
+        folder.unlink()
 
 
 def _repositories() -> list[Any]:
