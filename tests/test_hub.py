@@ -82,7 +82,8 @@ class _Hub(BaseHTTPRequestHandler):
             for name, file in files.items()
         ]
         siblings = [{"rfilename": name} for name in files]
-        found = listed if tree else {"id": repo, "modelId": repo, "sha": _COMMIT, "siblings": siblings}
+        more = {"private": False, "downloads": 0, "likes": 0, "tags": []}  # old versions of the package ask for them
+        found = listed if tree else {"id": repo, "modelId": repo, "sha": _COMMIT, "siblings": siblings, **more}
         body = json.dumps(found).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
