@@ -20,6 +20,7 @@ import pytest
 
 from shaderlm.formats.folder import Folder
 
+from .command_line import COMMAND
 from .folders import folder_of
 from .tiny_models import write_tiny
 
@@ -162,7 +163,7 @@ def _start(endpoint: str, cache: Path, *arguments: str) -> subprocess.Popen[str]
     """A command of the command line."""
     kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "SHADERLM_CACHE": str(cache)}
-    command = [sys.executable, "-m", "shaderlm", *arguments]
+    command = [*COMMAND, *arguments]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env={**kept, **own}, text=True, **pipes)
 

@@ -40,7 +40,7 @@ def pull(name: str) -> None:
 @click.command()
 @click.argument("name")
 def rm(name: str) -> None:
-    """Remove a model that `shaderlm models` lists, or what is left of an interrupted download."""
+    """Remove a model, or what is left of its download."""
     from ..formats.kept import remove
     from ..gpu.caps import size
 
