@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from shaderlm.errors import ModelError
+from shaderlm.formats import kept
 from shaderlm.formats.folder import Folder
 
 from .command_line import COMMAND
@@ -486,6 +488,15 @@ def test_each_gguf_file_of_a_repository_is_a_model(hub: tuple[type[_Hub], str], 
     assert "removed" in _run(endpoint, cache, "rm", "hf:org/several")
     assert listed() == []
     assert not snapshot.exists()
+
+
+def test_what_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(wanted: str) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(kept, "_remove_from_hub", refused)
+    with pytest.raises(ModelError, match="hf:org/x cannot be removed: Permission denied"):
+        kept.remove("hf:org/x")
 
 
 def test_a_cache_that_is_no_folder(tmp_path: Path) -> None:

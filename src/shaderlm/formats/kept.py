@@ -54,6 +54,13 @@ def kept() -> list[Kept]:
 
 def remove(name: str) -> int:
     """Remove a model, or all of a repository; the bytes that this frees."""
+    try:
+        return _remove(name)
+    except OSError as problem:
+        raise ModelError(f"{name} cannot be removed: {problem.strerror or problem}") from None
+
+
+def _remove(name: str) -> int:
     wanted = SHORT_NAMES.get(name, name)
     if wanted.startswith(hub.PREFIX):
         freed = _remove_from_hub(wanted.removeprefix(hub.PREFIX))
