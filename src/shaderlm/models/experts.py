@@ -68,9 +68,9 @@ def with_dense_layers(own: Metadata, c: Config) -> Config:
     given = own.get(_LAYERS, list(experts))
     if given != list(experts):
         raise own.wrong(_LAYERS, f"{list(experts)}, by the tensors of the layers", given)
-    layers = c.per_layer or (Layer(),) * c.layers
     if all(experts):
         return c
+    layers = c.per_layer or (Layer(),) * c.layers
     return replace(c, per_layer=tuple(replace(layers[i], experts=each) for i, each in enumerate(experts)))
 
 
