@@ -337,7 +337,8 @@ def test_ctrl_c_while_a_submission_is_recorded(grain: str, tiny: Path, device: D
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (130, "interrupted; what was measured is above")
     (phase,) = read(tmp_path / "a.json").phases
     assert f"decode: 1 token per step, 0 in the cache before, {phase.steps} steps" in ended.stdout
-    assert phase.steps == (2 if grain == "host" else 8)
+    # Of the interrupted pass, the steps that were read: how many more are submitted by then is the policy of the adapter.
+    assert phase.steps in range(1, 6) if grain == "host" else phase.steps == 8
     assert (phase.gpu_us is None) == (grain == "host" or device.clock == WALL)
     assert bool(phase.dispatches) == (grain == "dispatch")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
