@@ -337,7 +337,7 @@ def test_ctrl_c_while_a_submission_is_recorded(grain: str, tiny: Path, device: D
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (130, "interrupted; what was measured is above")
     (phase,) = read(tmp_path / "a.json").phases
     assert f"decode: 1 token per step, 0 in the cache before, {phase.steps} steps" in ended.stdout
-    # Of the interrupted pass, the steps that were read: how many more are submitted by then is the policy of the adapter.
+    # Steps of the interrupted pass that were read; how many more are submitted by then is the policy of the adapter.
     assert phase.steps in range(1, 6) if grain == "host" else phase.steps == 8
     assert (phase.gpu_us is None) == (grain == "host" or device.clock == WALL)
     assert bool(phase.dispatches) == (grain == "dispatch")

@@ -27,7 +27,17 @@ if TYPE_CHECKING:
 ROWS_MODELS = ("synthetic:llama-3.2-1b:q4_0", "synthetic:llama-3.1-8b:q4_0")
 
 
-@click.group(invoke_without_command=True)
+class _Bench(click.Group):
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """As click does, but a model may have been meant: `plan`, `tune` and others take it without -m."""
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(
+                f"No such command {args[0]!r}: there are {', '.join(self.commands)}; -m names a model", ctx
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Bench, invoke_without_command=True)
 @speed_options
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
