@@ -3,8 +3,9 @@
 All of them take a software adapter many minutes: nearly all of it for compiling shaders. So the default is a cover.
 A shader is a kernel with files that it is concatenated with and with values of its constants. The runs of a cover have,
 of every kernel, every such file and every such value somewhere, but not all of their combinations: a format's functions
-do not depend on what is done with the sums. In attention it has one of each kind of heads' sizes and groups.
-On Dawn and in Chromium what differs is the compiler. There a file is covered once for all kernels of an op, unbound
+do not depend on what is done with the sums. A kernel that several ops have is covered once, by runs of any of them.
+In attention it has one of each kind of heads' sizes and groups.
+On Dawn and in Chromium what differs is the compiler. There a file is covered once for all kernels, unbound
 operands as any or none, and sizes of teams, stages and numbers of experts by their kind.
 
 | stack | default | with --all |
@@ -66,7 +67,7 @@ class Run:
 
     def parts(self, thin: bool) -> frozenset[Hashable]:
         """What the shaders are made of: each part with the kernel that it is a part of, unless a file counts once."""
-        found: set[Hashable] = {self.route.name}
+        found: set[Hashable] = {(self.case.op, self.route.name)}
         for each in self.launch_list.dispatches:
             kernel = each.kernel.path
             found |= {name if thin else (kernel, name) for name in each.kernel.include}
@@ -187,10 +188,9 @@ def _cover(runs: list[Run], thin: bool) -> list[Run]:
 
 
 @cache
-def _default_runs(op: str, device: WithCaps, plain_device: WithCaps, wide: bool) -> list[Run]:
-    """The same for all routes of an op, which a cover is made for."""
-    short = [case for case in CASES if case.op == op and not case.long]
-    found = [run for case in short for run in all_runs(case, device, plain_device)]
+def _default_runs(device: WithCaps, plain_device: WithCaps, wide: bool) -> list[Run]:
+    """Of all ops, because some have the same kernels."""
+    found = [run for case in CASES if not case.long for run in all_runs(case, device, plain_device)]
     cover = _cover(found, thin=not wide)
     if not wide:
         return cover
@@ -200,7 +200,8 @@ def _default_runs(op: str, device: WithCaps, plain_device: WithCaps, wide: bool)
 
 def default_runs(op: str, route: str, device: WithCaps, plain_device: WithCaps, *, wide: bool = False) -> list[Run]:
     """What is run of a route by default: the smaller cover, or `wide`, the larger one and all runs of its shaders."""
-    return [run for run in _default_runs(op, device, plain_device, wide) if run.route.name == route]
+    runs = _default_runs(device, plain_device, wide)
+    return [run for run in runs if (run.case.op, run.route.name) == (op, route)]
 
 
 def every_run(op: str, route: str, device: WithCaps, plain_device: WithCaps) -> list[Run]:

@@ -248,10 +248,12 @@ def test_matrix_units_take_many_rows_in_tiles_that_experts_fill() -> None:
         assert without == ("gemv_int16" if tokens == 16 else "grouped_int16")
 
 
+# Software adapters take 20 to 80 s to compile one. The tests of `kernel_runs` have those that are taken untuned.
+LONG_TILES = TileConfig(4, 4, 8, 8), TileConfig(8, 4, 8, 4), TileConfig(8, 8, 16, 1, 2)
+
+
 @pytest.mark.parametrize(
-    "config",
-    [TileConfig(4, 4, 8, 8), TileConfig(8, 4, 8, 4), TileConfig(8, 8, 16, 1, 2), TileConfig(4, 2, 4, 4)],
-    ids=str,
+    "config", [TileConfig(4, 2, 4, 4), *(pytest.param(tile, marks=pytest.mark.long) for tile in LONG_TILES)], ids=str
 )
 def test_tiles_of_16_bits(config: TileConfig, device: Device) -> None:
     given = {"tokens": 75, "experts": 4, "used": 2, "K": 96, "N": 67, "format": "q4_0", "combine": "sum"}

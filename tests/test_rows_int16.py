@@ -25,11 +25,10 @@ CONFIGS = [
     GemvConfig(64, 4, 2, 4),
     GemvConfig(32, 4, 4, 4),
     TileConfig(4, 2, 4, 16),  # many slices
-    TileConfig(4, 2, 4, 4),
-    TileConfig(4, 4, 8, 4),
     TileConfig(4, 4, 8, 2, 2),  # several blocks of each slice
-    TileConfig(8, 2, 8, 1),
 ]
+# Software adapters take 20 to 45 s to compile one.
+LONG_CONFIGS = [TileConfig(4, 2, 4, 4), TileConfig(4, 4, 8, 4), TileConfig(8, 2, 8, 1)]
 
 
 def launch_list(config: GemvConfig | TileConfig, dims: dict[str, Any], device: Device) -> LaunchList:
@@ -44,7 +43,9 @@ def product(device: Device, config: GemvConfig | TileConfig, dims: dict[str, Any
     return device.run(program)["out"].view(np.float32)[: dims["tokens"] * dims["N"]].reshape(dims["tokens"], dims["N"])
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize(
+    "config", [*CONFIGS, *(pytest.param(config, marks=pytest.mark.long) for config in LONG_CONFIGS)], ids=str
+)
 def test_every_config(config: GemvConfig | TileConfig, gpu: Device) -> None:
     """Several steps, of which the last is not full; several tiles, of which the last are not full in n and in rows."""
     rng = np.random.default_rng(3)
