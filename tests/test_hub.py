@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -290,6 +291,9 @@ def test_what_is_unfinished_is_checked_and_can_be_removed(hub: tuple[type[_Hub],
     for name in ("hf:org/repo", "hf:org/repo/large.gguf"):
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(b"of another file")
+        listed = _run(endpoint, cache, "models")
+        assert listed.startswith("no model is kept")
+        assert re.search(r"\n\ninterrupted downloads; .*\nhf:org/repo/large.gguf +15 B ", listed)
         assert "there is no model" in _run(endpoint, cache, "rm", "hf:org/repo/other.gguf")
         assert f"removed {name}, 15 B" in _run(endpoint, cache, "rm", name)
         assert not part.exists()
@@ -311,6 +315,7 @@ def test_a_repository_that_was_interrupted_is_removed(hub: tuple[type[_Hub], str
         process.kill()
     folder = cache / "hub" / "models--org--repo"
     assert any(path.stat().st_size > 10_000 for path in (folder / "blobs").iterdir())
+    assert re.search("interrupted downloads; .*\nhf:org/repo +[0-9.]+ [MK]iB ", _run(endpoint, cache, "models"))
     assert "removed hf:org/repo, " in _run(endpoint, cache, "rm", "hf:org/repo")
     assert not folder.exists()
     assert "there is no model" in _run(endpoint, cache, "rm", "hf:org/repo")
@@ -448,7 +453,9 @@ def test_models_are_fetched_listed_and_removed(hub: tuple[type[_Hub], str], tmp_
     assert "no model is kept" in _run(endpoint, cache, "models")
     found = Path(_run(endpoint, cache, "pull", "qwen3-0.6b").strip().splitlines()[-1])
     assert (found / "model.safetensors").exists()
-    assert _run(endpoint, cache, "models").startswith("hf:Qwen/Qwen3-0.6B ")
+    listed = _run(endpoint, cache, "models")
+    assert listed.startswith("hf:Qwen/Qwen3-0.6B ")
+    assert "interrupted" not in listed
     # A dataset of the same name is no model.
     dataset = cache / "hub" / "datasets--Qwen--Qwen3-0.6B"
     other = dataset / "snapshots" / _COMMIT[::-1] / "data.safetensors"
@@ -488,6 +495,14 @@ def test_each_gguf_file_of_a_repository_is_a_model(hub: tuple[type[_Hub], str], 
     assert "removed" in _run(endpoint, cache, "rm", "hf:org/several")
     assert listed() == []
     assert not snapshot.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:", "hf:a", "hf:/x", "hf:a b/c", "hf:a/..", "hf:a--b/c", "hf:a/b/../c.gguf", "x/y"]
+)
+def test_names_that_no_model_can_have_are_not_removed(name: str, tmp_path: Path) -> None:
+    said = _run("http://127.0.0.1:9", tmp_path, "rm", name)
+    assert said.strip() == f"shaderlm: there is no model {name!r} to remove; kept are none"
 
 
 def test_what_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from .loading import progress_bar
 def models() -> None:
     """List the models that are kept here, and the short names."""
     from ..formats.find import EMBEDDED, SHORT_NAMES
-    from ..formats.kept import kept
+    from ..formats.kept import interrupted, kept
     from ..gpu.caps import size
 
     found = kept()
@@ -19,6 +19,10 @@ def models() -> None:
         print(f"{each.name:<44} {size(each.nbytes):>12}  {each.path}")
     if not found:
         print("no model is kept; `shaderlm pull NAME` fetches one")
+    if left := interrupted():
+        print("\ninterrupted downloads; `shaderlm pull NAME` resumes one, `shaderlm rm NAME` removes it:")
+        for each in left:
+            print(f"{each.name:<44} {size(each.nbytes):>12}  {each.path}")
     print("\nshort names:")
     for short, name in {EMBEDDED: "the default, from PyPI", **SHORT_NAMES}.items():
         print(f"{short:<24} {name}")

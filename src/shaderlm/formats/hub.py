@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..errors import InputError, ModelError
@@ -20,6 +21,9 @@ from .folder import FILES
 from .gguf import PART_NAME, first_parts, part_paths
 from .hub_transfer import ask, folder_of, package_bar, silent_bar, transfer
 from .safetensors import INDEX, SINGLE, weight_map
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
 
 PREFIX = "hf:"
 FORM = "hf:ORG/REPO or hf:ORG/REPO/FILE.gguf"
@@ -83,38 +87,59 @@ def _fetched(repo: str, name: str, offline: bool, progress: Progress | None) -> 
 
 def _repository(text: str, repo: str, progress: Progress | None) -> Path:
     """A repository with .safetensors is a folder; one with a single GGUF checkpoint is that file."""
-    from huggingface_hub import HfApi, snapshot_download
-
-    info = None
     with _explained(text, repo, "repository"):
-        if _answers():
-            try:
-                info = HfApi().model_info(repo)
-            except Exception:  # as for a file
-                there = _newest(repo)
-                if there is None or not there.is_dir():
-                    raise
+        info = _described(repo)
         if info is None:
-            # No patterns: where it is. With some, the package wants all files that fit, also those that are not read.
-            folder = Path(str(snapshot_download(repo_id=repo, allow_patterns=[], local_files_only=True)))
+            folder = _kept_folder(repo)
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+            if _safetensors(names):
+                return folder
         else:
             names = [each.rfilename for each in info.siblings or ()]
-        weights = [name for name in names if "/" not in name and name.endswith(".safetensors")]
-        if weights and info is None:
-            return folder
-        if weights and info is not None:
-            wanted = [name for name in (*FILES, *_weights(text, repo, names, weights, progress)) if name in names]
-            there = _newest(repo)
-            if there is not None and there.name == info.sha and all((there / name).exists() for name in wanted):
-                return there  # the package would ask for each of them
-            label, files = f"fetching {repo}", ask(repo, wanted)
-            transfer(files, label, progress)
-            complete = all(each.kept or each.blob.exists() for each in files)
-            bar = {"tqdm_class": silent_bar(None)} if complete else package_bar(snapshot_download, label, progress)
-            patterns = [glob.escape(name) for name in wanted]
-            return Path(str(snapshot_download(repo_id=repo, allow_patterns=patterns, **bar)))
+            if weights := _safetensors(names):
+                read = (*FILES, *_weights(text, repo, names, weights, progress))
+                return _fetched_folder(repo, str(info.sha), [name for name in read if name in names], progress)
     return _file(text, repo, _only_gguf(text, names), progress)
+
+
+def _described(repo: str) -> ModelInfo | None:
+    """What the hub says of a repository; None where it says nothing and the cache has to do."""
+    from huggingface_hub import HfApi
+
+    if not _answers():
+        return None
+    try:
+        return HfApi().model_info(repo)
+    except Exception:  # as for a file
+        there = _newest(repo)
+        if there is None or not there.is_dir():
+            raise
+        return None
+
+
+def _safetensors(names: Sequence[str]) -> list[str]:
+    return [name for name in names if "/" not in name and name.endswith(".safetensors")]
+
+
+def _kept_folder(repo: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    # No patterns: where it is. With some, the package wants all files that fit, also those that are not read.
+    return Path(str(snapshot_download(repo_id=repo, allow_patterns=[], local_files_only=True)))
+
+
+def _fetched_folder(repo: str, commit: str, names: Sequence[str], progress: Progress | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    there = _newest(repo)
+    if there is not None and there.name == commit and all((there / name).exists() for name in names):
+        return there  # the package would ask for each of them
+    label, files = f"fetching {repo}", ask(repo, names)
+    transfer(files, label, progress)
+    complete = all(each.kept or each.blob.exists() for each in files)
+    bar = {"tqdm_class": silent_bar(None)} if complete else package_bar(snapshot_download, label, progress)
+    patterns = [glob.escape(name) for name in names]
+    return Path(str(snapshot_download(repo_id=repo, allow_patterns=patterns, **bar)))
 
 
 def _newest(repo: str) -> Path | None:

@@ -79,10 +79,21 @@ def folder_of(repo: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / str(files.repo_folder_name(repo_id=repo, repo_type="model"))
 
 
+def folders() -> dict[str, Path]:
+    """What the cache has of each repository that it has something of."""
+    cache, kind = Path(import_module("huggingface_hub.constants").HF_HUB_CACHE), "models--"
+    return {path.name.removeprefix(kind).replace("--", "/", 1): path for path in sorted(cache.glob(f"{kind}*--*"))}
+
+
 def unfinished(repo: str, name: str | None = None) -> list[Path]:
     """What transfers that broke off have left, of all files or of one."""
     found = sorted((folder_of(repo) / "blobs").glob(f"*{_UNFINISHED}"))
     return [path for path in found if name is None or path.name.endswith(f".{_base(name)}{_UNFINISHED}")]
+
+
+def unfinished_name(path: Path) -> str | None:
+    """The name of the file that such a rest is of, without folders; None for what is complete."""
+    return path.name.removesuffix(_UNFINISHED).partition(".")[2] if path.name.endswith(_UNFINISHED) else None
 
 
 def silent_bar(tell: Callable[[int, int], None] | None) -> Any:

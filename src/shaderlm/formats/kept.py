@@ -12,7 +12,7 @@ from ..errors import ModelError
 from . import embedded, hub, quantize
 from .find import SHORT_NAMES
 from .gguf import PART_NAME, first_parts, part_paths
-from .hub_transfer import folder_of, unfinished
+from .hub_transfer import folder_of, folders, unfinished, unfinished_name
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,18 @@ def kept() -> list[Kept]:
             parts = _parts(files, first)
             found.append(Kept(f"{name}/{first}", _size(parts), parts[0].path))
     return sorted(found, key=lambda each: each.name.lower())
+
+
+def interrupted() -> list[Kept]:
+    """Downloads from the hub that are not complete, by name: of a GGUF file, or of the other files of a repository."""
+    found: dict[str, Kept] = {}
+    for repo, folder in folders().items():
+        for path in _not_in_snapshots(folder):
+            file = unfinished_name(path) or ""
+            name = f"{hub.PREFIX}{repo}" + (f"/{file}" if file.lower().endswith(".gguf") else "")
+            before = found[name].nbytes if name in found else 0
+            found[name] = Kept(name, before + path.stat().st_size, folder)
+    return sorted(found.values(), key=lambda each: each.name.lower())
 
 
 def remove(name: str) -> int:
@@ -93,6 +105,8 @@ def _remove_from_hub(wanted: str) -> int | None:
                     file.blob.unlink(missing_ok=True)
             return _size(file for file in gone if file.blob not in shared)
     repo_id, name = "/".join(wanted.split("/")[:2]), "/".join(wanted.split("/")[2:])
+    if repo_id not in folders():
+        return None
     return _remove_unfinished(repo_id, name) if name else _remove_without_weights(repo_id)
 
 
@@ -115,13 +129,17 @@ def _remove_unfinished(repo_id: str, name: str) -> int | None:
 def _remove_without_weights(repo_id: str) -> int | None:
     """A repository whose download was interrupted: contents that no snapshot has yet; None if there is none."""
     folder = folder_of(repo_id)
-    blobs = {path for path in (folder / "blobs").glob("*") if path.is_file()}
-    used = {path.resolve() for path in (folder / "snapshots").rglob("*") if path.is_file()}
-    if not {path.resolve() for path in blobs} - used:
+    if not _not_in_snapshots(folder):
         return None
-    nbytes = sum(path.stat().st_size for path in blobs)
+    nbytes = sum(path.stat().st_size for path in (folder / "blobs").iterdir())
     _remove_folder(folder)
     return nbytes
+
+
+def _not_in_snapshots(folder: Path) -> list[Path]:
+    """Contents of a repository in the cache that no snapshot has yet."""
+    used = {path.resolve() for path in (folder / "snapshots").rglob("*") if path.is_file()}
+    return [path for path in (folder / "blobs").glob("*") if path.is_file() and path.resolve() not in used]
 
 
 def _remove_folder(folder: Path) -> None:
