@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -105,6 +106,19 @@ def test_mistakes_are_one_clear_message(arguments: tuple[str, ...], code: int, w
     assert (done.code, done.out) == (code, "")
     assert words in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [("models >&-", 0, ""), ("models 2>&-", 0, "short names"), ("tokenize x <&-", 0, ""), ("tokenize <&-", 2, "empty")],
+)
+def test_closed_streams(arguments: str, code: int, words: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m shaderlm {arguments}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, encoding="utf-8", timeout=60)
+    assert done.returncode == code
+    assert words in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_quick_bench_prints_a_table_and_warns_on_software() -> None:

@@ -19,7 +19,7 @@ from shaderlm.server.served import Served
 from .checkpoints import names, recorded, write_folder
 from .checkpoints import write_gguf as write_recorded
 from .command_line import shaderlm
-from .folders import replace_config
+from .folders import folder_of, replace_config
 from .gguf_files import write_gguf
 from .tiny_models import KINDS, tiny_tokens, write_tiny_llama
 
@@ -169,6 +169,27 @@ def test_mistakes(model: str, words: str) -> None:
     done = shaderlm("info", model)
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     assert words in done.err
+
+
+def test_numbers_that_cannot_be_are_not_computed_with(tmp_path: Path) -> None:
+    folder = folder_of(write_tiny_llama(tmp_path / "tiny.gguf"), tmp_path / "folder")
+    for layers in (-5, 10**400):
+        replace_config(folder, num_hidden_layers=layers)
+        done = shaderlm("info", folder)
+        assert (done.code, done.err) == (0, "")
+        assert "no: config.json: num_hidden_layers must be a whole number" in " ".join(done.out.split())
+        assert "per 1,000 tokens" not in done.out
+
+
+def test_memory_is_that_of_a_gpu(tmp_path: Path) -> None:
+    done = shaderlm("info", write_tiny_llama(tmp_path / "tiny.gguf"), "--context", 5, "--device", "cpu")
+    assert (done.code, done.out) == (2, "")
+    assert "--context counts what a GPU keeps; --device names one, got 'cpu'" in done.err
+
+
+def test_a_link_to_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").symlink_to("nowhere.gguf")
+    assert "x.gguf is a link to nowhere.gguf, which does not exist" in shaderlm("info", tmp_path / "x.gguf").err
 
 
 def test_the_model_may_be_named_as_in_the_other_commands(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_json_and_back(tiny: Path) -> None:
         (("--ids", '{"tokens": [1.5]}'), "--ids takes token ids"),
         (("--ids", '{"tokens": [true]}'), "--ids takes token ids"),
         (("--ids", '{"other": 1}'), "--ids takes token ids"),
+        (("--ids", "1" * 5000), "--ids takes token ids such as 504 2365, or what --json prints; got '1111"),
+        (("--ids", '{"tokens": ' + "[" * 99_999), "--ids takes token ids"),
         (("--ids", "99999"), "a token id must lie in 0 … 266, got 99999"),
         (("-f", "none"), "cannot read none: No such file"),
     ],

@@ -133,6 +133,8 @@ def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     assert "set SHADERLM_CACHE" in rejection()
+    monkeypatch.setenv("SHADERLM_CACHE", "~nobody-here/x")
+    assert "there is no home directory for caches as in '~nobody-here/x'; set SHADERLM_CACHE" in rejection()
 
 
 # The installed package -----------------------------------------------------------------------------------

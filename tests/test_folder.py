@@ -255,6 +255,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "heads": ({"num_attention_heads": "4"}, "attention.head_count must be a whole number"),
     "odd heads": ({"num_attention_heads": 64, "head_dim": 1}, "an even number of rows"),
     "layers": ({"num_hidden_layers": 1}, "that the architecture llama does not read"),
+    "tied by a text": ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, it is 'false'"),
+    "a large epsilon": ({"rms_norm_eps": 1e308}, "rms_epsilon must be a small number above 0"),
+    "a number beyond all": ({"rms_norm_eps": 10**400}, "rms_epsilon must be a number above 0, the file has inf"),
+    "layers beyond all": ({"num_hidden_layers": -(10**400)}, "must be a whole number from 1 to 2²⁴, it is -inf"),
+    "more than a head": (
+        {"partial_rotary_factor": 1e12, "rope_scaling": {"rope_type": "llama3"}},
+        "partial_rotary_factor must be a number from 0 to 1, it is 1e\\+12",
+    ),
+    "trained for a token": (
+        {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 1}},
+        "original_max_position_embeddings must be at least 2, it is 1",
+    ),
     "not tied": ({"tie_word_embeddings": False}, "tie_word_embeddings is false"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq', but there is no tensor"),
 }

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from shaderlm.errors import ModelError
+from shaderlm.errors import InputError, ModelError
 from shaderlm.formats import kept
+from shaderlm.formats.find import find
 from shaderlm.formats.folder import Folder
 
 from .command_line import COMMAND
@@ -501,15 +502,30 @@ def test_each_gguf_file_of_a_repository_is_a_model(hub: tuple[type[_Hub], str], 
     "name", ["hf:", "hf:a", "hf:/x", "hf:a b/c", "hf:a/..", "hf:a--b/c", "hf:a/b/../c.gguf", "x/y"]
 )
 def test_names_that_no_model_can_have_are_not_removed(name: str, tmp_path: Path) -> None:
-    said = _run("http://127.0.0.1:9", tmp_path, "rm", name)
+    said = _run("http://127.0.0.1:1", tmp_path, "rm", name)
     assert said.strip() == f"shaderlm: there is no model {name!r} to remove; kept are none"
 
 
+@pytest.mark.parametrize("endpoint", ["http://x:abc", "http://x:99999", "http://[x", "http://.."])
+@pytest.mark.parametrize("name", ["hf:a/b", "hf:a/b/c.gguf"])
+def test_an_endpoint_that_is_no_address(endpoint: str, name: str, tmp_path: Path) -> None:
+    said = _run(endpoint, tmp_path, "pull", name)
+    assert said.startswith("shaderlm: HF_ENDPOINT must be an address such as https://huggingface.co, it is ")
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["a-00003-of-00002.gguf", "a-00001-of-00000.gguf", "a-00000-of-00001.gguf"])
+def test_parts_that_there_cannot_be(name: str) -> None:
+    with pytest.raises(InputError, match="there is no such part"):
+        find(f"hf:a/b/{name}")
+
+
 def test_what_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(wanted: str) -> int:
+    def refused(folder: Path) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(kept, "_remove_from_hub", refused)
+    monkeypatch.setattr(kept, "folders", lambda: {"org/x": Path()})
+    monkeypatch.setattr(kept, "_remove_repository", refused)
     with pytest.raises(ModelError, match="hf:org/x cannot be removed: Permission denied"):
         kept.remove("hf:org/x")
 

@@ -278,6 +278,15 @@ def test_a_gguf_file_and_what_has_nothing_to_quantise(tmp_path: Path) -> None:
         shaderlm.load(path, device="cpu", quantize="q5_0")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode")
+def test_names_of_files_that_are_not_utf8_or_long(folder: Path) -> None:
+    for name in (os.fsdecode(b"little\xff"), "🦙" * 60):
+        moved = folder.rename(folder.with_name(name))
+        with shaderlm.load(moved, device="cpu", quantize="q8_0") as model:
+            assert model.report.types["q8_0"] > 0
+        moved.rename(folder)
+
+
 def test_the_command_line(folder: Path) -> None:
     made = command("generate", "-m", folder, "--device", "cpu", "--quantize", "q8_0", "-n", "2", "the")
     assert made.code == 0, made.err

@@ -19,7 +19,8 @@ def cache_directory() -> Path:
     try:
         return Path(given).expanduser().absolute() if given else _platform_caches() / "shaderlm"
     except RuntimeError:  # no home directory
-        raise ModelError("there is no home directory for caches; set SHADERLM_CACHE to a directory") from None
+        named = f" as in {given!r}" if given else ""
+        raise ModelError(f"there is no home directory for caches{named}; set SHADERLM_CACHE to a directory") from None
 
 
 def _platform_caches() -> Path:
@@ -37,7 +38,10 @@ def state_directory() -> Path:
     try:
         return Path(given).expanduser().absolute() if given else _platform_state() / "shaderlm"
     except RuntimeError:  # no home directory
-        raise ModelError("there is no home directory for a history; set SHADERLM_STATE to a directory") from None
+        named = f" as in {given!r}" if given else ""
+        raise ModelError(
+            f"there is no home directory for a history{named}; set SHADERLM_STATE to a directory"
+        ) from None
 
 
 def _platform_state() -> Path:

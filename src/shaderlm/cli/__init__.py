@@ -60,6 +60,9 @@ def with_flags(message: str) -> str:
 
 def main() -> None:
     """Entry point: exit code 0, 1 for an expected problem in one line, 2 for a wrong argument, 130 for Ctrl-C."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started it
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may be cp1252, which has no →
             stream.reconfigure(encoding="utf-8", errors="replace")

@@ -46,6 +46,7 @@ _ROPE = {
 }
 _LONG_ARRAY, _LONG_TEXT = 8, 100
 _TOKENS = 1000  # that the cache is given for
+_LARGEST = 1 << 24  # of layers, heads and their widths
 _CONTEXTS = (1024, 4096, 16384, 65536)  # that sizes are given for, beside the model's own
 _NOT_GIVEN = "not given"  # by the file: such lines are left out
 _LABEL = 14  # characters of a label, before a space
@@ -112,16 +113,16 @@ def info(
         print(json.dumps(found, ensure_ascii=False, indent=2))
         return
     for label, text in _lines(found):
-        print("\n".join(_wrapped(label, _printable(text))))
+        print("\n".join(_wrapped(label, printable(text))))
     for line in _size_table(found["sizes"]):
         print(line)
     if "memory" in found:
         _print_memory(found["memory"], as_json)
     for key, value in metadata.items():
-        print(f"{_printable(key)} = {_short(value)}")
+        print(f"{printable(key)} = {_short(value)}")
     for tensor in tensors:
         shape = "×".join(map(str, tensor.shape))
-        print(f"{_printable(tensor.name):<40} {shape:>16} {tensor.kind:<5} {tensor.nbytes:>14,} bytes")
+        print(f"{printable(tensor.name):<40} {shape:>16} {tensor.kind:<5} {tensor.nbytes:>14,} bytes")
 
 
 # Memory --------------------------------------------------------------------------------------------------
@@ -133,6 +134,8 @@ def _memory(kind: Architecture, config: Config, context: int, device: str | None
     from ..gpu import preferred_adapter
     from ..gpu.adapters import choose
 
+    if device == "cpu":
+        raise InputError("--context counts what a GPU keeps; --device names one, got 'cpu'")
     if device is not None:
         caps = choose(device, backend).caps
     else:
@@ -153,7 +156,7 @@ def _print_memory(found: Mapping[str, Any], as_json: bool) -> None:
     has = f", which has {size(found['device_bytes'])}" if found["device_bytes"] else ""
     short = has and found["total"] > found["device_bytes"]
     print(f"{'memory':<14} {size(found['total'])} with {found['context']:,} tokens of context ({parts})")
-    print(f"{'':<14} on {_printable(found['device'])}{has}{': too little' if short else ''}")
+    print(f"{'':<14} on {printable(found['device'])}{has}{': too little' if short else ''}")
 
 
 # Gathering -----------------------------------------------------------------------------------------------
@@ -325,7 +328,7 @@ def _gpu_bytes(file: Checkpoint) -> int | None:
 def _cache_bytes(numbers: Mapping[str, Any]) -> dict[str, int] | None:
     """Keys and values of 1,000 tokens, in the cache's two formats: f16 where the GPU has it."""
     wanted = [numbers[key] for key in ("layers", "kv_heads", "head_width")]
-    if not all(isinstance(value, int) for value in wanted):
+    if not all(isinstance(value, int) and 0 < value <= _LARGEST for value in wanted):
         return None
     values = 2 * _TOKENS * math.prod(wanted)
     return {"f16": 2 * values, "f32": 4 * values}
@@ -420,7 +423,7 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Files come from anywhere: what would move the cursor or colour the terminal is shown as �."""
     return "".join(character if character.isprintable() else "�" for character in text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from .info import printable
 from .loading import progress_bar
 
 
@@ -16,13 +17,13 @@ def models() -> None:
 
     found = kept()
     for each in found:
-        print(f"{each.name:<44} {size(each.nbytes):>12}  {each.path}")
+        print(f"{printable(each.name):<44} {size(each.nbytes):>12}  {printable(str(each.path))}")
     if not found:
         print("no model is kept; `shaderlm pull NAME` fetches one")
     if left := interrupted():
         print("\ninterrupted downloads; `shaderlm pull NAME` resumes one, `shaderlm rm NAME` removes it:")
         for each in left:
-            print(f"{each.name:<44} {size(each.nbytes):>12}  {each.path}")
+            print(f"{printable(each.name):<44} {size(each.nbytes):>12}  {printable(str(each.path))}")
     print("\nshort names:")
     for short, name in {EMBEDDED: "the default, from PyPI", **SHORT_NAMES}.items():
         print(f"{short:<24} {name}")

@@ -81,6 +81,8 @@ def _local(text: str, *, typed: bool) -> Path:
 def _missing(text: str, path: Path, *, typed: bool) -> str:
     if "://" in text:
         return f"{text}: addresses are not fetched; download the file and give its path, or give {hub.FORM}"
+    if path.is_symlink():
+        return f"{path} is a link to {os.readlink(path)}, which does not exist"
     if not typed or text.lower().endswith(".gguf") or "/" in text or os.sep in text:
         return f"{path} does not exist; expected a .gguf file or a Hugging Face folder"
     close = difflib.get_close_matches(text.lower(), [EMBEDDED, *SHORT_NAMES], 1, 0.5)

@@ -7,6 +7,7 @@ done to the rows that are asked for.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def name_of(path: Path) -> str:
     repository = path.parent.parent.name
     if path.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.rpartition("--")[2]
-    return path.name
+    return os.fsencode(path.name).decode(errors="replace")  # it need not be UTF-8
 
 
 def _rows(parts: Sequence[Matrix], first: int, end: int) -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ class FolderConfig:
         self._left = {**self.row.defaults, **given}
         self.vocabulary = self.whole("vocab_size")
         self.tied = self.take("tie_word_embeddings")
+        if not isinstance(self.tied, (bool, NoneType)):
+            raise ModelError(f"config.json: tie_word_embeddings must be true or false, it is {self.tied!r:.60}")
         self.quantisation = self.take("quantization_config")
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, NDArray[np.float32]] = {}  # that GGUF stores, and folders compute
@@ -177,6 +180,8 @@ def _rope(config: FolderConfig) -> None:
         config.set("rope.freq_base_swa", _number("rope_local_base_freq", local_theta))
     usual = config.take("partial_rotary_factor", 1)
     part = _number("partial_rotary_factor", scaling.pop("partial_rotary_factor", usual))
+    if part > 1:
+        raise ModelError(f"config.json: partial_rotary_factor must be a number from 0 to 1, it is {part:g}")
     if "partial_rotary_factor" not in config.row.defaults and part != 1:
         config.set("config.partial_rotary_factor", part)
     rotary = int(config.head_width * part)
@@ -266,6 +271,8 @@ def _longrope(config: FolderConfig, scaling: dict[str, Any], theta: float, rotar
     trained = _whole(inside, scaling.pop(inside, None) or beside)
     if beside not in (None, trained):
         raise ModelError(f"config.json: {inside} is {beside} and, in the scaling of rope, {trained}")
+    if trained < 2:
+        raise ModelError(f"config.json: {inside} must be at least 2, it is {trained}")
     config.set("rope.scaling.original_context_length", trained)
     factor = context / trained
     grown = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0

@@ -7,6 +7,7 @@ vocabulary. A SentencePiece model, which has no tokenizer.json, needs none.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -182,7 +183,7 @@ def _unigram(path: Path, vocabulary: Any) -> tuple[dict[int, str], dict[int, flo
         isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) and isinstance(each[1], (int, float))
         for each in vocabulary
     )
-    if not right:
+    if not right or not all(math.isfinite(score) for _, score in vocabulary):
         raise ModelError(f"{path}: the vocabulary must be a list of texts with scores")
     texts = {i: text for i, (text, _) in enumerate(vocabulary)}
     return texts, {i: float(score) for i, (_, score) in enumerate(vocabulary)}
@@ -315,7 +316,9 @@ def _template(folder: Path, config: Mapping[str, Any]) -> Any:
     if path.exists():
         data = map_file(path, "a chat template")
         try:
-            return data[:_MAX_TEMPLATE].decode()
+            if len(data) > _MAX_TEMPLATE:
+                raise ModelError(f"{path} has {len(data):,} bytes, at most {_MAX_TEMPLATE:,} can be real")
+            return data[:].decode()
         except UnicodeDecodeError:
             raise ModelError(f"{path} is not UTF-8; download it again") from None
         finally:

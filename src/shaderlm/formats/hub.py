@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ..errors import InputError, ModelError
+from ..errors import InputError, ModelError, ShaderlmError
 from .embedded import Progress
 from .folder import FILES
 from .gguf import PART_NAME, first_parts, part_paths
@@ -56,6 +57,8 @@ def fetch(text: str, progress: Progress | None = None) -> Path:
 def _file(text: str, repo: str, file: str, progress: Progress | None) -> Path:
     part = PART_NAME.fullmatch(file.rpartition("/")[2])
     names = [file] if part is None else [path.as_posix() for path in part_paths(Path(file), int(part[3]))]
+    if file not in names:
+        raise InputError(f"{text}: there is no such part; parts are numbered from 00001 to the number after -of-")
     offline = not _answers()
     paths = []
     for name in names:
@@ -104,10 +107,10 @@ def _repository(text: str, repo: str, progress: Progress | None) -> Path:
 
 def _described(repo: str) -> ModelInfo | None:
     """What the hub says of a repository; None where it says nothing and the cache has to do."""
-    from huggingface_hub import HfApi
-
     if not _answers():
         return None
+    from huggingface_hub import HfApi  # after that: it fails where HF_ENDPOINT is no address
+
     try:
         return HfApi().model_info(repo)
     except Exception:  # as for a file
@@ -125,7 +128,12 @@ def _kept_folder(repo: str) -> Path:
     from huggingface_hub import snapshot_download
 
     # No patterns: where it is. With some, the package wants all files that fit, also those that are not read.
-    return Path(str(snapshot_download(repo_id=repo, allow_patterns=[], local_files_only=True)))
+    found = Path(str(snapshot_download(repo_id=repo, allow_patterns=[], local_files_only=True)))
+    if found != _newest(repo):
+        raise ModelError(
+            f"{repo} is damaged in the hub's cache: refs/main names no commit; `shaderlm rm hf:{repo}` removes it"
+        )
+    return found
 
 
 def _fetched_folder(repo: str, commit: str, names: Sequence[str], progress: Progress | None) -> Path:
@@ -146,9 +154,10 @@ def _newest(repo: str) -> Path | None:
     """The folder in the cache of the commit that was the newest when it was fetched."""
     folder = folder_of(repo)
     try:
-        return folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+        commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return None
+    return folder / "snapshots" / commit if re.fullmatch(r"\w+", commit) else None
 
 
 def _weights(
@@ -189,7 +198,7 @@ def _explained(text: str, repo: str, what: str) -> Iterator[None]:
     log.setLevel(logging.ERROR)  # it warns of every attempt; the one line below is enough
     try:
         yield
-    except ModelError:
+    except ShaderlmError:
         raise
     except Exception as failure:
         kinds = [kind.__name__ for kind in type(failure).__mro__ if kind.__name__ in _PROBLEMS]
@@ -225,12 +234,14 @@ def _answers() -> bool:
 
     if _offline_by():
         return False
-    address = urlsplit(_address())
-    if address.hostname is None or urllib.request.getproxies().get(address.scheme):
-        return True  # what is behind a proxy is for the package to find out
-    port = address.port or (80 if address.scheme == "http" else 443)
     try:
+        address = urlsplit(_address())
+        port = address.port or (80 if address.scheme == "http" else 443)
+        if address.hostname is None or urllib.request.getproxies().get(address.scheme):
+            return True  # what is behind a proxy is for the package to find out
         socket.create_connection((address.hostname, port), _HUB_SECONDS).close()
+    except ValueError as problem:
+        raise InputError(f"HF_ENDPOINT must be an address such as {_HUB}, it is {_address()!r}: {problem}") from None
     except OSError:
         return False
     return True

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 from ..errors import ModelError
 from .embedded import Progress
@@ -43,7 +44,7 @@ class Remote(NamedTuple):
     @property
     def part(self) -> Path:
         """Where the content is until it is complete."""
-        return self.blob.with_name(f"{self.etag}.{_base(self.name)}{_UNFINISHED}")
+        return self.blob.with_name(f"{self.etag}.{quote(self.name, safe='')[-_NAME_LENGTH:]}{_UNFINISHED}")
 
 
 def ask(repo: str, names: Sequence[str]) -> list[Remote]:
@@ -80,20 +81,24 @@ def folder_of(repo: str) -> Path:
 
 
 def folders() -> dict[str, Path]:
-    """What the cache has of each repository that it has something of."""
-    cache, kind = Path(import_module("huggingface_hub.constants").HF_HUB_CACHE), "models--"
-    return {path.name.removeprefix(kind).replace("--", "/", 1): path for path in sorted(cache.glob(f"{kind}*--*"))}
+    """Where the cache has repositories of models, by name."""
+    cache, kind = Path(import_module("huggingface_hub.constants").HF_HUB_CACHE), re.compile("models--(.+?)--(.+)")
+    try:
+        found = {path: kind.fullmatch(path.name) for path in sorted(cache.iterdir()) if path.is_dir()}
+    except FileNotFoundError:
+        return {}
+    except OSError as problem:
+        said = f"{cache}: {problem.strerror}; HF_HOME, if it is set, must name a folder"
+        raise ModelError(f"the hub's cache cannot be read: {said}") from None
+    return {f"{named[1]}/{named[2]}": path for path, named in found.items() if named}
 
 
-def unfinished(repo: str, name: str | None = None) -> list[Path]:
-    """What transfers that broke off have left, of all files or of one."""
-    found = sorted((folder_of(repo) / "blobs").glob(f"*{_UNFINISHED}"))
-    return [path for path in found if name is None or path.name.endswith(f".{_base(name)}{_UNFINISHED}")]
-
-
-def unfinished_name(path: Path) -> str | None:
-    """The name of the file that such a rest is of, without folders; None for what is complete."""
-    return path.name.removesuffix(_UNFINISHED).partition(".")[2] if path.name.endswith(_UNFINISHED) else None
+def unfinished(folder: Path) -> dict[Path, str]:
+    """What transfers that broke off have left of the files of a repository, and the names of these files."""
+    found = {}
+    for path in sorted((folder / "blobs").glob(f"*{_UNFINISHED}")):
+        found[path] = unquote(path.name.removesuffix(_UNFINISHED).partition(".")[2])
+    return found
 
 
 def silent_bar(tell: Callable[[int, int], None] | None) -> Any:
@@ -127,10 +132,6 @@ def package_bar(download: Callable[..., Any], label: str, progress: Progress | N
         tell(label, *seen)
 
     return {"tqdm_class": silent_bar(told)}
-
-
-def _base(name: str) -> str:
-    return name.rpartition("/")[2][-_NAME_LENGTH:]
 
 
 def _told(progress: Progress, label: str, before: int, total: int) -> Callable[[int, int], None]:

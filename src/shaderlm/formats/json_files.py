@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ from .mapped import map_file, unmap
 
 # A list or an object of Python takes 64 bytes and more, in JSON two. What has that many of them is no configuration.
 _BYTES_PER_BRACKET, _FREE_BRACKETS = 8, 10_000
+_LARGE = re.compile(rb"[0-9]{19}")
 
 
 def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
@@ -31,7 +33,8 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     if data.count(b"[") + data.count(b"{") > len(data) // _BYTES_PER_BRACKET + _FREE_BRACKETS:
         raise ModelError(f"{where}: the JSON text has more lists and objects than can be real; download it again")
     try:
-        found = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        whole = _whole if _LARGE.search(data) else None  # it takes time
+        found = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=whole)
         if b"\\ud" in data.lower():  # half a character is no text; both halves are
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
@@ -52,6 +55,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = Counter(names).most_common(1)[0][0]
         raise ValueError(f"the name {reprlib.repr(twice)} is there twice")
     return found
+
+
+def _whole(digits: str) -> int | float:
+    """What no 64 bits hold is no size of anything, and computing with it may overflow: a float says about how much."""
+    return int(digits) if len(digits) < 19 else float(digits)
 
 
 def _no_constant(word: str) -> Any:

@@ -1,18 +1,27 @@
-"""Which models are kept on this machine, and their removal: the default one, the hub's cache, quantised copies."""
+"""Which models are kept on this machine, and their removal: the default one, the hub's cache, quantised copies.
+
+The hub's package can list its cache, too, but leaves out a repository in which anything is damaged.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import ModelError
 from . import embedded, hub, quantize
 from .find import SHORT_NAMES
+from .folder import FILES
 from .gguf import PART_NAME, first_parts, part_paths
-from .hub_transfer import folder_of, folders, unfinished, unfinished_name
+from .hub_transfer import folders, unfinished
+from .safetensors import INDEX
+
+_OF_CACHE = ("snapshots", "refs", "blobs", ".no_exist")  # what the package keeps of a repository
 
 
 @dataclass(frozen=True)
@@ -41,11 +50,11 @@ def kept() -> list[Kept]:
     if default.exists():
         found.append(Kept(embedded.NAME, default.stat().st_size, default))
     found += [Kept(name, path.stat().st_size, path) for name, path in quantize.copies().items()]
-    for repo in _repositories():
-        name, files = f"{hub.PREFIX}{repo.repo_id}", _files(repo)
-        if any(_is_weight(file.name) for file in files):
-            others = [file for file in files if not file.name.lower().endswith(".gguf")]
-            found.append(Kept(name, _size(others), Path(repo.repo_path)))
+    for repo, folder in folders().items():
+        name, files = f"{hub.PREFIX}{repo}", _files(folder)
+        if any(_is_safetensors(file.name) for file in files):
+            others = [file for file in files if not _is_gguf(file.name)]
+            found.append(Kept(name, _size(others), folder))
         for first in dict.fromkeys(first_parts(file.name for file in files)):
             parts = _parts(files, first)
             found.append(Kept(f"{name}/{first}", _size(parts), parts[0].path))
@@ -53,15 +62,17 @@ def kept() -> list[Kept]:
 
 
 def interrupted() -> list[Kept]:
-    """Downloads from the hub that are not complete, by name: of a GGUF file, or of the other files of a repository."""
-    found: dict[str, Kept] = {}
+    """Downloads from the hub that are not complete, by name: of a GGUF file, or of a repository without weights yet."""
+    sizes: dict[tuple[str, Path], int] = {}
     for repo, folder in folders().items():
+        names, is_model = unfinished(folder), _is_model(_files(folder))
         for path in _not_in_snapshots(folder):
-            file = unfinished_name(path) or ""
-            name = f"{hub.PREFIX}{repo}" + (f"/{file}" if file.lower().endswith(".gguf") else "")
-            before = found[name].nbytes if name in found else 0
-            found[name] = Kept(name, before + path.stat().st_size, folder)
-    return sorted(found.values(), key=lambda each: each.name.lower())
+            if not is_model or _is_gguf(names.get(path, "")):
+                whole = f"{hub.PREFIX}{repo}"
+                name = f"{whole}/{names[path]}" if _is_gguf(names.get(path, "")) else whole
+                sizes[name, folder] = sizes.get((name, folder), 0) + path.stat().st_size
+    found = [Kept(name, nbytes, folder) for (name, folder), nbytes in sizes.items()]
+    return sorted(found, key=lambda each: each.name.lower())
 
 
 def remove(name: str) -> int:
@@ -75,7 +86,11 @@ def remove(name: str) -> int:
 def _remove(name: str) -> int:
     wanted = SHORT_NAMES.get(name, name)
     if wanted.startswith(hub.PREFIX):
-        freed = _remove_from_hub(wanted.removeprefix(hub.PREFIX))
+        parts = wanted.removeprefix(hub.PREFIX).split("/")
+        folder, file = folders().get("/".join(parts[:2])), "/".join(parts[2:])
+        freed = None
+        if folder is not None:
+            freed = _remove_checkpoint(folder, file) if file else _remove_repository(folder)
         if freed is not None:
             return freed
     found = {each.name: each for each in kept()}
@@ -85,92 +100,81 @@ def _remove(name: str) -> int:
     return found[wanted].nbytes
 
 
-def _remove_from_hub(wanted: str) -> int | None:
-    """Remove a repository, or one GGUF checkpoint of it; None if it is not there."""
-    for repo in _repositories():
-        files, first = _files(repo), wanted.removeprefix(f"{repo.repo_id}/")
-        if wanted == repo.repo_id and any(_is_weight(file.name) or first_parts([file.name]) for file in files):
-            return _remove_repository(repo)
-        if first != wanted and first in first_parts(file.name for file in files):
-            gone = _parts(files, first)
-            rest = [file for file in files if file not in gone]
-            if not unfinished(repo.repo_id) and not any(
-                _is_weight(file.name) or file.name.lower().endswith(".gguf") for file in rest
-            ):
-                return _remove_repository(repo)
-            shared = {file.blob for file in rest}
-            for file in gone:
-                file.path.unlink()
-                if file.blob not in shared:
-                    file.blob.unlink(missing_ok=True)
-            return _size(file for file in gone if file.blob not in shared)
-    repo_id, name = "/".join(wanted.split("/")[:2]), "/".join(wanted.split("/")[2:])
-    if repo_id not in folders():
+# The hub's cache -----------------------------------------------------------------------------------------
+
+
+def _remove_repository(folder: Path) -> int | None:
+    """Remove a model, or what is there of one; None if there are only files of other programs."""
+    files, left = _files(folder), _not_in_snapshots(folder)
+    if not files and not left:
         return None
-    return _remove_unfinished(repo_id, name) if name else _remove_without_weights(repo_id)
+    if _is_model(files) or _is_beside(files):
+        nbytes = _size(files) + sum(path.stat().st_size for path in left)
+        _remove_folder(folder)
+        return nbytes
+    return _unlink(left) if left else None
 
 
-def _remove_repository(repo: Any) -> int:
-    _remove_folder(Path(repo.repo_path))
-    return int(repo.size_on_disk)
+def _remove_checkpoint(folder: Path, name: str) -> int | None:
+    """Remove one GGUF checkpoint of a repository, or what there is of its parts; None if it is not there."""
+    files = _files(folder)
+    if name not in first_parts(file.name for file in files):
+        part = PART_NAME.fullmatch(name)
+        names = [name] if part is None else [path.as_posix() for path in part_paths(Path(name), int(part[3]))]
+        rests = [path for path, of in unfinished(folder).items() if of in names]
+        return _unlink(rests) if rests else None
+    gone = _parts(files, name)
+    rest = [file for file in files if file not in gone]
+    if not unfinished(folder) and _is_beside(rest):
+        return _remove_repository(folder)
+    contents = (folder / "blobs").resolve()
+    own = {file.blob for file in gone if file.blob.is_relative_to(contents)} - {file.blob for file in rest}
+    copied = sum(file.nbytes for file in gone if not file.path.is_symlink())  # a link is of no size
+    for file in gone:
+        file.path.unlink()
+    return copied + _unlink(own)
 
 
-def _remove_unfinished(repo_id: str, name: str) -> int | None:
-    """What an interrupted download of a GGUF checkpoint has left; None if there is nothing."""
-    part = PART_NAME.fullmatch(name.rpartition("/")[2])
-    names = [name] if part is None else [path.name for path in part_paths(Path(name), int(part[3]))]
-    parts = [path for each in names for path in unfinished(repo_id, each)]
-    nbytes = sum(path.stat().st_size for path in parts)
-    for path in parts:
-        path.unlink()
-    return nbytes if parts else None
-
-
-def _remove_without_weights(repo_id: str) -> int | None:
-    """A repository whose download was interrupted: contents that no snapshot has yet; None if there is none."""
-    folder = folder_of(repo_id)
-    if not _not_in_snapshots(folder):
-        return None
-    nbytes = sum(path.stat().st_size for path in (folder / "blobs").iterdir())
-    _remove_folder(folder)
-    return nbytes
-
-
-def _not_in_snapshots(folder: Path) -> list[Path]:
-    """Contents of a repository in the cache that no snapshot has yet."""
-    used = {path.resolve() for path in (folder / "snapshots").rglob("*") if path.is_file()}
-    return [path for path in (folder / "blobs").glob("*") if path.is_file() and path.resolve() not in used]
+def _unlink(paths: Iterable[Path]) -> int:
+    freed = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            nbytes = path.stat().st_size
+            path.unlink()
+            freed += nbytes
+    return freed
 
 
 def _remove_folder(folder: Path) -> None:
-    shutil.rmtree(folder.resolve())
-    if folder.is_symlink():
-        folder.unlink()
+    """What the package has put there. The folder may be a link to another disk, and have other files, too."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(13, f"{folder} may not be changed")
+    for part in _OF_CACHE:
+        if (folder / part).is_symlink():
+            (folder / part).unlink()
+        elif (folder / part).exists():
+            shutil.rmtree(folder / part)
+    if not any(folder.iterdir()):
+        folder.resolve().rmdir()
+        if folder.is_symlink():
+            folder.unlink()
 
 
-def _repositories() -> list[Any]:
-    """The models that the hub's package has cached; nothing where it has no cache yet. It keeps datasets there, too."""
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+def _files(folder: Path) -> list[_File]:
+    """The files of a repository, in all its revisions, whose contents are there."""
+    found = []
+    for snapshot in sorted((folder / "snapshots").glob("*")):
+        for path in sorted(snapshot.rglob("*")):
+            if path.is_file():
+                name = path.relative_to(snapshot).as_posix()
+                found.append(_File(name, path, path.resolve(), path.stat().st_size))
+    return found
 
-    try:
-        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
-    except CacheNotFound:
-        return []
-    except (OSError, ValueError) as problem:
-        raise ModelError(f"the hub's cache cannot be read: {problem}") from None
 
-
-def _files(repo: Any) -> list[_File]:
-    return [
-        _File(
-            Path(file.file_path).relative_to(rev.snapshot_path).as_posix(),
-            Path(file.file_path),
-            Path(file.blob_path),
-            file.size_on_disk,
-        )
-        for rev in repo.revisions
-        for file in rev.files
-    ]
+def _not_in_snapshots(folder: Path) -> list[Path]:
+    """Contents of a repository that no snapshot has yet."""
+    used = {file.blob for file in _files(folder)}
+    return [path for path in (folder / "blobs").glob("*") if path.is_file() and path.resolve() not in used]
 
 
 def _parts(files: Iterable[_File], first: str) -> list[_File]:
@@ -188,5 +192,18 @@ def _size(files: Iterable[_File]) -> int:
     return sum({file.blob: file.nbytes for file in files}.values())
 
 
-def _is_weight(name: str) -> bool:
+def _is_model(files: Iterable[_File]) -> bool:
+    return any(_is_safetensors(file.name) or _is_gguf(file.name) for file in files)
+
+
+def _is_beside(files: Iterable[_File]) -> bool:
+    """Are they only what comes with weights?"""
+    return all(file.name in (*FILES, INDEX) for file in files)
+
+
+def _is_safetensors(name: str) -> bool:
     return name.lower().endswith(".safetensors")
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")

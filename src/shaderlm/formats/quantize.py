@@ -59,7 +59,8 @@ def folder() -> Path:
 
 def copies() -> dict[str, Path]:
     """Those that are kept, by name."""
-    return {path.stem: path for path in sorted(folder().glob("*.gguf")) if not path.name.startswith(".")}
+    found = (path for path in sorted(folder().glob("*.gguf")) if not path.name.startswith("."))
+    return {path.stem: path for path in found if path.is_file()}
 
 
 def remove_leftovers() -> None:
@@ -106,7 +107,7 @@ def quantized_copy(source: Checkpoint, kind: str, progress: Progress | None = No
     if path.exists():
         return path
     about = {key: value for key, value in source.metadata.items() if not _OF_FILES.fullmatch(key)}
-    about[_FROM] = str(source.path.absolute())
+    about[_FROM] = os.fsencode(source.path.absolute()).decode(errors="replace")  # a name need not be UTF-8
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers()
@@ -189,7 +190,8 @@ def quantize(rows: NDArray[np.float32], kind: str, name: str = "the matrix") -> 
 
 def _name(source: Checkpoint) -> str:
     given = str(source.metadata.get("general.name") or source.path.stem)
-    return re.sub(r"[^\w.-]+", "-", given).strip("-.")[:60] or "model"
+    plain = re.sub(r"[^\w.-]+", "-", given).strip("-.")
+    return plain.encode(errors="ignore")[:60].decode(errors="ignore") or "model"  # disks count bytes
 
 
 @cache
@@ -207,7 +209,7 @@ def _identity(source: Checkpoint, kind: str) -> str:
     for path in source.files():
         with open(path, "rb") as file:
             about = os.fstat(file.fileno())
-            found.update(f"\0{path.name} {about.st_size} {about.st_mtime_ns}\0".encode())
+            found.update(b"\0" + os.fsencode(path.name) + f" {about.st_size} {about.st_mtime_ns}\0".encode())
             for i in range(_SAMPLES):  # times are not always kept when files are copied or unpacked
                 file.seek(about.st_size * i // _SAMPLES)
                 found.update(file.read(_SAMPLE_BYTES))

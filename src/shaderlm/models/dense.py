@@ -94,7 +94,10 @@ class Dense:
         if EMBEDDING not in shapes or len(shapes[EMBEDDING]) != 2:
             raise ModelError(f"the checkpoint has no matrix {EMBEDDING!r}: it is incomplete, or not a language model")
         layered = self.norm == "layer_norm"
-        eps = own.number(f"attention.layer_norm_{'' if layered else 'rms_'}epsilon")
+        key = f"attention.layer_norm_{'' if layered else 'rms_'}epsilon"
+        eps = own.number(key)
+        if eps > 1:
+            raise own.wrong(key, "a small number above 0", eps)
         if layered:
             own.get("attention.layer_norm_rms_epsilon")  # converters write both; there is no RMS norm
         config = Config(
