@@ -14,7 +14,8 @@ from .mapped import map_file, unmap
 
 # A list or an object of Python takes 64 bytes and more, in JSON two. What has that many of them is no configuration.
 _BYTES_PER_BRACKET, _FREE_BRACKETS = 8, 10_000
-_LARGE = re.compile(rb"[0-9]{19}")
+_LARGE = re.compile(rb"[0-9]{20}")
+_DIGITS, _MAX_DIGITS = 19, 1000  # of a whole number that 64 bits hold; of any number
 
 
 def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
@@ -59,7 +60,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _whole(digits: str) -> int | float:
     """What no 64 bits hold is no size of anything, and computing with it may overflow: a float says about how much."""
-    return int(digits) if len(digits) < 19 else float(digits)
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits):,} digits")
+    return int(digits) if len(digits.lstrip("-")) <= _DIGITS else float(digits)
 
 
 def _no_constant(word: str) -> Any:
