@@ -63,16 +63,16 @@ def kept() -> list[Kept]:
 
 def interrupted() -> list[Kept]:
     """Downloads from the hub that are not complete, by name: of a GGUF file, or of a repository without weights yet."""
-    sizes: dict[tuple[str, Path], int] = {}
+    found: dict[str, Kept] = {}
     for repo, folder in folders().items():
-        names, is_model = unfinished(folder), _is_model(_files(folder))
-        for path in _not_in_snapshots(folder):
-            if not is_model or _is_gguf(names.get(path, "")):
-                whole = f"{hub.PREFIX}{repo}"
-                name = f"{whole}/{names[path]}" if _is_gguf(names.get(path, "")) else whole
-                sizes[name, folder] = sizes.get((name, folder), 0) + path.stat().st_size
-    found = [Kept(name, nbytes, folder) for (name, folder), nbytes in sizes.items()]
-    return sorted(found, key=lambda each: each.name.lower())
+        files, names = _files(folder), unfinished(folder)
+        for path in _not_in_snapshots(folder, files):
+            of = names.get(path, "")
+            if _is_gguf(of) or not _is_model(files):  # `rm` of a repository would remove the model, too
+                name = f"{hub.PREFIX}{repo}" + (f"/{of}" if _is_gguf(of) else "")
+                before = found[name].nbytes if name in found else 0
+                found[name] = Kept(name, before + path.stat().st_size, folder)
+    return sorted(found.values(), key=lambda each: each.name.lower())
 
 
 def remove(name: str) -> int:
@@ -105,7 +105,8 @@ def _remove(name: str) -> int:
 
 def _remove_repository(folder: Path) -> int | None:
     """Remove a model, or what is there of one; None if there are only files of other programs."""
-    files, left = _files(folder), _not_in_snapshots(folder)
+    files = _files(folder)
+    left = _not_in_snapshots(folder, files)
     if not files and not left:
         return None
     if _is_model(files) or _is_beside(files):
@@ -171,9 +172,9 @@ def _files(folder: Path) -> list[_File]:
     return found
 
 
-def _not_in_snapshots(folder: Path) -> list[Path]:
-    """Contents of a repository that no snapshot has yet."""
-    used = {file.blob for file in _files(folder)}
+def _not_in_snapshots(folder: Path, files: Iterable[_File]) -> list[Path]:
+    """Contents of a repository that are those of none of its files yet."""
+    used = {file.blob for file in files}
     return [path for path in (folder / "blobs").glob("*") if path.is_file() and path.resolve() not in used]
 
 
