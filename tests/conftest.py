@@ -19,38 +19,9 @@ from shaderlm.formats.embedded import cache_folder
 from shaderlm.gpu import Device, Implementation, backends, dawn, open_device
 from shaderlm.gpu.adapters import choose
 
+from . import tiers
 from .oracles import Oracle, unpack
 from .policies import with_policy
-
-# Tests of a group run in one worker, and a worker compiles its own kernels and loads its own models: what needs the
-# same ones is one group. A file is a group, unless `pytest.mark.xdist_group` says otherwise. These groups take the
-# longest and begin, so that the workers end together.
-_BEGIN = (
-    "tiny q8_0",
-    "tiny models",
-    "tiny f32",
-    "web runtime",
-    "test_smollm2",
-    "test_sample",
-    "test_attention",
-    "kernels paged attention",
-    "kernels attention flash",
-    "kernels linear_experts grouped_int16",
-    "kernels linear tile_shared",
-    "kernels linear tile_int16",
-    "kernels linear gemv_int16",
-    "test_plan_runner",
-    "test_oracles",
-    "test_docs",
-    "test_plans_without_lengths",
-    "test_int16",
-    "test_equalities",
-    "kernels attention",
-    "kernels linear q4_0",
-    "test_bounds",
-    "kernels q4gsw",
-)
-
 
 # Files that `--gpu-only` runs: kernels, batches, whole models, devices and their clocks. The rest is the same on every
 # implementation of WebGPU.
@@ -59,7 +30,6 @@ _GPU = {
     "test_attention",
     "test_batches",
     "test_command_pool",
-    "test_dawn",
     "test_decode_risks",
     "test_engine_company",
     "test_equalities",
@@ -85,7 +55,7 @@ _KERNELS = {"test_adjust", "test_equalities", "test_int16", "test_rows_int16", "
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="only the smoke tests: a minute on two cores")
+    parser.addoption("--full", action="store_true", help="also run what computes on an adapter; tests/tiers.py")
     parser.addoption("--all", action="store_true", help="also run the long cases (a real GPU is advised)")
     parser.addoption("--backend", choices=("wgpu", "dawn"), default="wgpu", help="implementation of WebGPU")
     parser.addoption("--gpu-only", action="store_true", help="only the files of tests whose results a GPU computes")
@@ -95,6 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Where a test leaves the choice of an implementation of WebGPU open, it is this one; already at collection."""
+    tiers.choose_tier(config)
     implementation: Implementation = config.getoption("--backend")
     if implementation == "dawn" and dawn.missing() is not None:
         pytest.exit(f"--backend dawn: {dawn.missing()}", 4)
@@ -105,31 +76,26 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in a hook of this name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was not asked for, and group and order the rest. What is left out is not skipped."""
-    wanted = [item for item in items if _is_wanted(config, item)]
-    if len(wanted) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+    wanted, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        (wanted if _is_wanted(config, item) else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
     for item in wanted:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items[:] = sorted(wanted, key=_place)
+            item.add_marker(pytest.mark.xdist_group(tiers.group_of(item)))
+    items[:] = tiers.longest_first(wanted, config.getoption("--backend"))
 
 
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
-    asked = {"long": "--all", "browser": "--browser"}
-    left_out = any(item.get_closest_marker(mark) and not config.getoption(option) for mark, option in asked.items())
-    on_dawn = config.getoption("--backend") == "dawn"
-    left_out |= item.get_closest_marker("dawn") is not None and not on_dawn
-    thin = on_dawn and not (config.getoption("--all") or config.getoption("--quick"))
-    left_out |= thin and item.path.stem in _KERNELS
+    implementation = config.getoption("--backend")
+    if item.get_closest_marker("browser"):
+        left_out = not config.getoption("--browser")
+    else:
+        left_out = item.get_closest_marker("dawn") is not None and dawn.missing() is not None
+    left_out |= implementation == "dawn" and item.path.stem in _KERNELS and not config.getoption("--all")
     left_out |= item.path.stem not in _GPU and bool(config.getoption("--gpu-only"))
-    return not left_out and (item.get_closest_marker("smoke") is not None or not config.getoption("--quick"))
-
-
-def _place(item: pytest.Item) -> int:
-    mark = item.get_closest_marker("xdist_group")
-    assert mark is not None
-    group: str = mark.args[0]
-    return _BEGIN.index(group) if group in _BEGIN else len(_BEGIN)
+    return not left_out and tiers.belongs(item, implementation)
 
 
 def pytest_collection_finish() -> None:
@@ -188,6 +154,15 @@ def taken_for(device: Device, **caps: Any) -> Device:
         replace(device.caps, **caps), check_bounds=kept.check_bounds, record_ahead=kept.record_ahead
     )
     return other
+
+
+@pytest.fixture(scope="session")
+def null() -> Iterator[Any]:
+    """Dawn's device with every feature, which compiles and runs nothing."""
+    (adapter,) = dawn.adapters(null=True)
+    device = adapter.open(["f16", "subgroups", "subgroup_matrix", "timestamps"], {}, check_bounds=True)
+    yield device
+    device.close()
 
 
 @pytest.fixture(scope="session")

@@ -204,7 +204,26 @@ def default_runs(op: str, route: str, device: WithCaps, plain_device: WithCaps, 
     return [run for run in runs if (run.case.op, run.route.name) == (op, route)]
 
 
+_SMALL_FLOPS = 400_000
+
+
+def small_run(op: str, route: str, device: WithCaps, plain_device: WithCaps) -> list[Run]:
+    """One run of a route, if there is one: of the shaders with the shortest texts, the largest case that is quick."""
+    cases = [case for case in CASES if case.op == op and not case.long]
+    runs = [run for case in cases for run in all_runs(case, device, plain_device) if run.route.name == route]
+    quick = [run for run in runs if run.case.flops <= _SMALL_FLOPS] or runs
+
+    def length(run: Run) -> int:
+        return sum(len(source) for _, source in run.shaders())
+
+    return sorted(quick, key=lambda run: (length(run), -run.case.flops, -sum(run.launch_list.buffers.values())))[:1]
+
+
+@cache
+def _every_run(op: str, device: WithCaps, plain_device: WithCaps) -> list[Run]:
+    return [run for case in CASES if case.op == op for run in all_runs(case, device, plain_device, True)]
+
+
 def every_run(op: str, route: str, device: WithCaps, plain_device: WithCaps) -> list[Run]:
     """All runs of a route."""
-    cases = [case for case in CASES if case.op == op]
-    return [run for case in cases for run in all_runs(case, device, plain_device, True) if run.route.name == route]
+    return [run for run in _every_run(op, device, plain_device) if run.route.name == route]

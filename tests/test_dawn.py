@@ -1,146 +1,38 @@
-"""Dawn: every composed shader under its compiler, Tint, which is stricter than naga; and the package it comes in.
-
-Shaders are compiled by Dawn's null adapter, which has every feature and runs nothing: so shaders are compiled that need
-f16 or products of matrices, which software adapters do not have. `--backend dawn` runs the other tests on Dawn.
-"""
+"""Dawn: the package it comes in, and the choice between it and wgpu. `--backend dawn` runs the other tests on Dawn."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from shaderlm.compile.execute import op_plan
 from shaderlm.engine import planning
 from shaderlm.engine.planning import LARGE_GPU, measure_backends
 from shaderlm.errors import DeviceError
 from shaderlm.gpu import (
-    WEBGPU_DEFAULT,
-    DeviceCaps,
     MatrixShape,
     adapters,
     backends,
-    dawn,
     open_device,
     opening,
     preferred_adapter,
 )
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.dawn import library
-from shaderlm.gpu.native import NativeError
-from shaderlm.gpu.program import Step
-from shaderlm.gpu.webgpu_h import Handle
-from shaderlm.kernels import Kernel, compose, routes_of
 
-from .cases import CASES, LONG_FLOPS
 from .command_line import shaderlm
-from .kernel_runs import unspecialised
 
 pytestmark = pytest.mark.dawn
-_BROWSER = replace(WEBGPU_DEFAULT, implementation="dawn")
 _SHAPES = tuple(
     MatrixShape(component, result, 16, n, k)
     for component, result, k in (("f16", "f32", 16), ("f16", "f16", 16), ("i8", "i32", 32), ("u8", "u32", 32))
     for n in (16, 8)
 )
 _LARGE = replace(LARGE_GPU, implementation="dawn", f16=True, subgroups=True)
-CAPS = {
-    "subgroups": replace(_BROWSER, subgroups=True),
-    "plain": _BROWSER,
-    "software": replace(_BROWSER, kind="software"),
-    "without dot4": replace(_BROWSER, dot4=False),
-    "f16": replace(_BROWSER, f16=True),
-    "large": _LARGE,
-    "large, matrices": replace(_LARGE, matrix_shapes=_SHAPES),
-    "large, small matrices": replace(_LARGE, matrix_shapes=(MatrixShape("f16", "f32", 8, 8, 8),)),
-}
-
-
-@pytest.fixture(scope="module")
-def null() -> Iterator[Any]:
-    """A device with every feature that runs nothing."""
-    (adapter,) = dawn.adapters(null=True)
-    device = adapter.open(["f16", "subgroups", "subgroup_matrix", "timestamps"], {}, check_bounds=True)
-    yield device
-    device.close()
-
-
-def compile_shader(null: Any, step: Step) -> None:
-    """Tint reads a source, and checks types, features and uniformity; limits are not looked at."""
-    described, kept = null.described_shader(step.label, step.source)
-    Handle(null.lib.wgpuDeviceCreateShaderModule(null.handle, described), null.lib.wgpuShaderModuleRelease)
-    del kept
-    null.check()
-
-
-def _steps(caps: DeviceCaps, seen: set[str]) -> Iterator[tuple[str, Step]]:
-    """Every shader that these capabilities give, with the smallest case that has it."""
-    for case in sorted(CASES, key=lambda c: (c.flops, c.dims.get("rows", 0), c.dims.get("tokens", 0))):
-        if case.flops > LONG_FLOPS:
-            continue
-        for route in routes_of(case.op):
-            if route.reason(case.dims, caps) is not None:
-                continue
-            # With specialised parameters every shape has shaders of its own: one of each kind will do.
-            launch_list = unspecialised(route, case.dims, caps)
-            plain = op_plan(route, case.dims, caps, launch_list)
-            if {launch.step.source for launch in plain.launches} <= seen:
-                continue
-            seen |= {launch.step.source for launch in plain.launches}
-            for launch in (*plain.launches, *op_plan(route, case.dims, caps).launches):
-                yield f"{case.name} {route.name}", launch.step
-
-
-@pytest.mark.parametrize("caps", CAPS.values(), ids=CAPS)
-def test_every_shader_compiles(caps: DeviceCaps, null: Any) -> None:
-    problems, seen = [], set[str]()
-    for name, step in _steps(caps, seen):
-        try:
-            compile_shader(null, step)
-        except NativeError as problem:
-            problems.append(f"{name}: {problem}")
-    assert len(seen) > 50
-    assert not problems, f"{len(problems)} of {len(seen)} shaders:\n" + "\n".join(problems[:20])
-
-
-def test_a_shader_that_is_wrong_does_not_compile(null: Any) -> None:
-    with pytest.raises(NativeError, match="unresolved"):
-        compile_shader(null, Step("wrong", "@compute @workgroup_size(1) fn main() { let a = b; }", (), (1, 1, 1)))
-
-
-MATRICES = """
-const WG: u32 = 32u;
-alias Left = subgroup_matrix_left<f16, 16, 16>;
-alias Right = subgroup_matrix_right<f16, 16, 16>;
-alias Result = subgroup_matrix_result<f32, 16, 16>;
-@group(0) @binding(0) var<storage, read> a: array<f16>;
-@group(0) @binding(1) var<storage, read> b: array<f16>;
-@group(0) @binding(2) var<storage, read_write> out: array<f32>;
-@compute @workgroup_size(WG)
-fn main() {
-    let left = subgroupMatrixLoad<Left, row_major>(&a, 0u, 16u);
-    let right = subgroupMatrixLoad<Right, row_major>(&b, 0u, 16u);
-    subgroupMatrixStore<row_major>(&out, 0u, subgroupMatrixMultiplyAccumulate(left, right, Result()), 16u);
-}
-"""
-
-
-def test_products_of_matrices_are_enabled(null: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `needs` says puts the lines before a kernel that Dawn wants; without them it is refused."""
-    monkeypatch.setattr("shaderlm.kernels.wgsl.read", lambda path: MATRICES)
-    with_it, without = (
-        compose(Kernel(name, needs=needs), target="dawn").source
-        for name, needs in (("with", frozenset({"subgroup_matrix"})), ("without", frozenset({"f16"})))
-    )
-    compile_shader(null, Step("matrices", with_it, (), (1, 1, 1)))
-    with pytest.raises(NativeError, match="subgroup_matrix"):
-        compile_shader(null, Step("matrices", without, (), (1, 1, 1)))
 
 
 # The package and the choice ----------------------------------------------------------------------------------------

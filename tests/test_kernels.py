@@ -22,18 +22,12 @@ from shaderlm.models.shapes import MODELS, ModelShape
 from .cases import CASES, Case, make, result, tolerance
 from .compare import assert_close
 from .conftest import taken_for
-from .kernel_runs import Run, all_runs, default_runs, unspecialised
+from .kernel_runs import Run, all_runs, default_runs, small_run, unspecialised
 from .operands import Arrays
 
 
-def _param(case: Case, *, smoke: bool = False) -> Any:
-    marks = [pytest.mark.xdist_group(case.group), pytest.mark.smoke if smoke else pytest.mark.long]
-    return pytest.param(case, id=case.name, marks=marks)
-
-
-# Of each family the first case of an op.
-_SMOKE_OPS = ("rms_norm_mul", "linear", "attention", "rope_kv_write", "silu_mul", "argmax", "sample")
-_SMOKE = {op: next(case for case in CASES if case.op == op and not case.long) for op in _SMOKE_OPS}
+def _param(case: Case) -> Any:
+    return pytest.param(case, id=case.name, marks=[pytest.mark.xdist_group(case.group), pytest.mark.long])
 
 
 def check(run: Run, raw: dict[str, NDArray[np.uint8]], expected: Arrays) -> None:
@@ -44,7 +38,7 @@ def check(run: Run, raw: dict[str, NDArray[np.uint8]], expected: Arrays) -> None
         assert_close(result(run.case, name, raw[name], wanted), wanted, tolerance(run.case, run.route, name), label)
 
 
-@pytest.mark.parametrize("case", [_param(case, smoke=case == _SMOKE.get(case.op)) for case in CASES])
+@pytest.mark.parametrize("case", [_param(case) for case in CASES])
 def test_routes_match_the_reference(
     case: Case, device: Device, plain_device: Device, pytestconfig: pytest.Config
 ) -> None:
@@ -70,6 +64,17 @@ def is_left_out(route: Route, caps: DeviceCaps) -> bool:
 
 def _runs(op: str, route: str, device: Device, plain_device: Device) -> list[Run]:
     return default_runs(op, route, device, plain_device, wide=device.caps.implementation == "wgpu")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("op", "route"), ROUTES)
+def test_one_run_of_every_route(op: str, route: Route, device: Device, plain_device: Device) -> None:
+    """Those whose shaders take a software adapter seconds to compile are in the full tier."""
+    runs = small_run(op, route.name, device, plain_device)
+    for run in runs:
+        operands, expected = make(run.case)
+        check(run, run.device.run(run.program(operands)), expected)
+    assert runs or is_left_out(route, device.caps), "no case ran"
 
 
 @pytest.mark.parametrize(("op", "route"), ROUTES)

@@ -13,6 +13,7 @@ import pytest
 from shaderlm.compile import lower
 from shaderlm.compile.execute import op_plan
 from shaderlm.compile.roofline import matrix_dims
+from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import DeviceError
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Program, Step, matrices
@@ -25,8 +26,8 @@ from shaderlm.kernels.wgsl import unrolled
 
 from .cases import Case, make
 from .compare import assert_close
+from .front_ends import read_shader
 from .sweeps import every_pair
-from .test_dawn import compile_shader, null  # noqa: F401 (a fixture)
 from .weights import make_weight, whole_k
 
 Config = LaunchConfig | FewConfig
@@ -309,20 +310,22 @@ def test_units_that_are_wrong_are_not_used(device: Device, caplog: pytest.LogCap
 
 
 @pytest.mark.dawn
-def test_tint_compiles_every_kernel(device: Device, null: Any) -> None:  # noqa: F811
+@pytest.mark.parametrize("kind", WEIGHT_FORMATS)
+def test_tint_reads_every_kernel(kind: str, null: Any) -> None:
     """Every format with every prologue and epilogue, and every tile, as devices with matrix units get them."""
-    caps = replace(with_units(device.caps), implementation="dawn", max_workgroup_memory=48 << 10, max_invocations=1024)
+    caps = replace(with_units(LARGE_GPU), implementation="dawn")
     configs = (SMALL, replace(SMALL, split=2), FEW)
     epilogues: tuple[dict[str, Any], ...] = (*({"epilogue": name} for name in ("none", "add", "silu_mul")), ROPE)
-    ways = itertools.product(WEIGHT_FORMATS, ("none", "rms_norm"), epilogues, (False, True), configs)
+    ways = itertools.product(("none", "rms_norm"), epilogues, (False, True), configs)
     made: list[tuple[dict[str, Any], Config]] = [
         ({"format": kind, "prologue": prologue, "batched": batched, **epilogue}, config)
-        for kind, prologue, epilogue, batched, config in ways
+        for prologue, epilogue, batched, config in ways
     ]
-    made += [({"format": "q4_0"}, config) for tiles in matrix.TILES for config in tiles.configs]
-    made += [({"format": "q4_0"}, FewConfig(rows, 16, 8, 8, buffers)) for rows, buffers in ((16, 2), (32, 1))]
-    made += [({"format": "q4_0", "epilogue": "add"}, replace(FEW, subgroups=1, split=2))]
-    made += [({"format": "q4_0", **ROPE, "cache": cache}, SMALL) for cache in ("f16", "f32")]
+    if kind == "q4_0":
+        made += [({"format": kind}, config) for tiles in matrix.TILES for config in tiles.configs]
+        made += [({"format": kind}, FewConfig(rows, 16, 8, 8, buffers)) for rows, buffers in ((16, 2), (32, 1))]
+        made += [({"format": kind, "epilogue": "add"}, replace(FEW, subgroups=1, split=2))]
+        made += [({"format": kind, **ROPE, "cache": cache}, SMALL) for cache in ("f16", "f32")]
     steps: dict[str, Step] = {}
     for how, config in made:
         dims = resolve("linear", {"tokens": 16, "K": 256, "N": 64, **how})
@@ -333,7 +336,7 @@ def test_tint_compiles_every_kernel(device: Device, null: Any) -> None:  # noqa:
         plan = op_plan(routes_of("matrix_chain")[0], matrix_dims(units), units)
         steps |= {launch.step.source: launch.step for launch in plan.launches}
     for step in steps.values():
-        compile_shader(null, step)
+        read_shader(null, step.label, step.source)
     assert any("subgroupMatrixMultiplyAccumulate" in source for source in steps)
     assert not any("// unrolled" in source or "// registers" in source for source in steps)
 

@@ -22,7 +22,7 @@ import tokenizers
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.opening import open_checkpoint
-from shaderlm.gpu import WEBGPU_DEFAULT, Device, dawn
+from shaderlm.gpu import WEBGPU_DEFAULT, Device
 from shaderlm.gpu.caps import MatrixShape
 from shaderlm.gpu.lanes import judge
 from shaderlm.gpu.program import Program, Slot, Step
@@ -43,9 +43,9 @@ from shaderlm.web.variants import VARIANTS
 
 from .checkpoints import PROMPTS, names, recorded, write_gguf
 from .command_line import shaderlm
+from .front_ends import read_shader
 from .gguf_files import quantised
 from .runners import runner_of
-from .test_dawn import compile_shader
 from .tiny_models import tiny_metadata, write_tiny_llama
 from .web_runner import WebRunner, chosen, weight_stream
 
@@ -215,13 +215,10 @@ def test_no_feature_that_is_not_asked_for(made: Exported) -> None:
 
 
 @pytest.mark.dawn
-def test_tint_reads_every_shader(made: Exported) -> None:
+def test_tint_reads_every_shader(made: Exported, null: Any) -> None:
     """Those for matrix units too, which no software adapter has. Chromium's compiler checks types and uniformity."""
-    (adapter,) = dawn.adapters(null=True)
-    null = adapter.open(["f16", "subgroups", "subgroup_matrix"], {}, check_bounds=True)
     for name, about in made.plan["shaders"].items():
-        compile_shader(null, Step(name, about["wgsl"], (), (1, 1, 1)))
-    null.close()
+        read_shader(null, name, about["wgsl"])
 
 
 def test_weights_are_those_of_an_upload(made: Exported) -> None:

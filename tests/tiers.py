@@ -1,0 +1,105 @@
+"""Which tests run when, and in which order.
+
+| tier | command | what runs |
+|---|---|---|
+| default | `./dev test` | what needs no adapter, and `smoke` tests on one |
+| full | `./dev test --full` | also everything on an adapter, and pages in Chromium |
+| all | `./dev test --all` | also the `long` sweeps, for a real GPU |
+
+`tests/data/durations.json` has the seconds of each test that takes half a second or more, as two idle cores take them.
+It orders the groups of tests over the workers, the longest first. What takes longer than `LIMIT` is not in the default
+tier. `python -m tests.record_durations` renews it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TABLE = Path(__file__).parent / "data" / "durations.json"
+LIMIT = 3.0  # seconds
+LEAST = 0.5  # seconds that the table lists
+_UNLISTED = 0.05  # seconds of a test that is not in the table
+
+# Fixtures that are a device. A parameter may name one as well.
+DEVICES = {"device", "gpu", "plain_device", "small_device", "timeless_device"}
+
+_tier = "default"
+
+
+def choose_tier(config: pytest.Config) -> None:
+    """What the command line asks for. Before test files are imported."""
+    global _tier
+    _tier = "all" if config.getoption("--all") else "full" if config.getoption("--full") else "default"
+
+
+def examples(count: int) -> int:
+    """How many examples a property test draws: a quarter by default."""
+    return max(1, count // 4) if _tier == "default" else count
+
+
+def is_default() -> bool:
+    """Whether only the default tier runs."""
+    return _tier == "default"
+
+
+def belongs(item: pytest.Item, implementation: str) -> bool:
+    """Whether a test is in the tier that runs."""
+    if item.get_closest_marker("long"):
+        return _tier == "all"
+    if _tier != "default":
+        return True
+    if item.get_closest_marker("full") or seconds(item, implementation) > LIMIT:
+        return False
+    return not _opens_a_device(item) or item.get_closest_marker("smoke") is not None
+
+
+def _opens_a_device(item: pytest.Item) -> bool:
+    call = getattr(item, "callspec", None)
+    values = {value for value in call.params.values() if isinstance(value, str)} if call else set()
+    return bool(DEVICES & (values | set(getattr(item, "fixturenames", ()))))
+
+
+@cache
+def durations(implementation: str) -> dict[str, float]:
+    """The table, of the tests with this implementation of WebGPU."""
+    found: dict[str, float] = json.loads(TABLE.read_text(encoding="utf-8")).get(implementation, {})
+    return found
+
+
+def name_of(nodeid: str) -> str:
+    """How the table calls a test; pytest-xdist adds the group at the end."""
+    name, _, group = nodeid.rpartition("@")
+    return (name if name and "]" not in group else nodeid).removeprefix("tests/")
+
+
+def seconds(item: pytest.Item, implementation: str) -> float:
+    """What a test takes, as recorded."""
+    return durations(implementation).get(name_of(item.nodeid), _UNLISTED)
+
+
+def group_of(item: pytest.Item) -> str:
+    """Tests of a group run in one worker: they share kernels or a model. A file is a group unless it says otherwise."""
+    mark = item.get_closest_marker("xdist_group")
+    return str(mark.args[0]) if mark else item.path.stem
+
+
+def longest_first(items: Iterable[pytest.Item], implementation: str) -> list[pytest.Item]:
+    """Ordered by what their groups take, so that the workers end together."""
+    groups = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        groups[group_of(item)].append(item)
+    total = {name: sum(seconds(item, implementation) for item in group) for name, group in groups.items()}
+    return [item for name in sorted(groups, key=lambda name: -total[name]) for item in groups[name]]
+
+
+def save(took: Mapping[str, float], implementation: str) -> None:
+    """Renew the table of an implementation with the seconds of all tests of the full tier."""
+    table = json.loads(TABLE.read_text(encoding="utf-8"))
+    table[implementation] = {name: round(each, 1) for name, each in sorted(took.items()) if each >= LEAST}
+    TABLE.write_text(json.dumps(table, indent=0, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
