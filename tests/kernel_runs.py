@@ -5,13 +5,15 @@ A shader is a kernel with files that it is concatenated with and with values of 
 of every kernel, every such file and every such value somewhere, but not all of their combinations: a format's functions
 do not depend on what is done with the sums. A kernel that several ops have is covered once, by runs of any of them.
 In attention it has one of each kind of heads' sizes and groups.
-On Dawn and in Chromium what differs is the compiler. There a file is covered once for all kernels, unbound
-operands as any or none, and sizes of teams, stages and numbers of experts by their kind.
+On Dawn what differs is the compiler. There a file is covered once for all kernels, unbound operands as any or none, and
+sizes of heads, teams, stages and numbers of experts by their kind. Chromium has the same compiler: it gets a run of
+every route.
 
-| stack | default | with --all |
-|---|---|---|
-| wgpu | the cover, and every other run whose shaders it compiles anyway | all runs, case by case |
-| Dawn, Chromium | the smaller cover | all runs |
+| stack | by default | with --full | with --all |
+|---|---|---|---|
+| wgpu | a run of every route | the cover, and other runs whose shaders it compiles anyway | all runs, case by case |
+| Dawn | a run of every route | the smaller cover | all runs |
+| Chromium | – | a run of every route | all runs |
 """
 
 from __future__ import annotations
@@ -70,11 +72,16 @@ class Run:
         found: set[Hashable] = {(self.case.op, self.route.name)}
         for each in self.launch_list.dispatches:
             kernel = each.kernel.path
-            found |= {name if thin else (kernel, name) for name in each.kernel.include}
+            found |= {_file(name) if thin else (kernel, name) for name in each.kernel.include}
             found |= {(kernel, name, _kind(kernel, name, value, thin)) for name, value in each.constants.items()}
             unbound = bool(each.unbound) if thin else each.unbound
             found |= {(kernel, each.specialised, unbound), (kernel, self.caps.subgroups)}
         return frozenset(found)
+
+
+def _file(name: str) -> str:
+    """How blocks are staged in tiles of 16 bits counts once: tiles take long to compile, and formats differ little."""
+    return "staged" if name.startswith("shared/staged_") else name
 
 
 def _kind(kernel: str, name: str, value: Constant, thin: bool) -> Hashable:
@@ -82,6 +89,8 @@ def _kind(kernel: str, name: str, value: Constant, thin: bool) -> Hashable:
     if not isinstance(value, int):
         return value
     is_power = value & (value - 1) == 0
+    if thin and kernel.startswith("attention/") and name in ("QUADS", "GROUP"):
+        return value == 1, is_power
     if kernel.startswith("attention/") and name == "QUADS":  # of a head; lanes take them in steps of 16 or 32
         return value == 1, is_power, value % 2, value > 16, value > 32
     if kernel.startswith("attention/") and name == "GROUP":  # heads of queries, which are computed in fours

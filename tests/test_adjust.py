@@ -229,6 +229,7 @@ def test_nothing_outside_the_buffers_matters(op: str, sizes: dict[str, int], dev
         np.testing.assert_array_equal(found[name][:-TAIL], plain[name][: len(found[name]) - TAIL])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("op", "sizes"), MEMORY, ids=str)
 def test_every_index_is_in_range(op: str, sizes: dict[str, int], unchecked: Device) -> None:  # noqa: F811
     dims = resolve(op, sizes)

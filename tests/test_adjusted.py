@@ -93,6 +93,7 @@ def assert_same(found: list[Reported], expected: list[Reported], what: str) -> N
             assert [value for _, value in report[1]] == pytest.approx([v for _, v in wanted[1]], abs=1e-3), what
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("row", range(2, len(ROWS)))
 def test_the_device_does_what_the_host_did(row: int, runner: Runner) -> None:
     """The same tokens and log probabilities, submitted ahead, across the end of a page."""
@@ -103,6 +104,7 @@ def test_the_device_does_what_the_host_did(row: int, runner: Runner) -> None:
         assert not {token for token, _ in found} & set(ids), "tokens of the prompt are penalised"
 
 
+@pytest.mark.full
 def test_rows_with_different_adjustments_share_steps(runner: Runner) -> None:
     """Plain rows too; first in one step with their prompts, then in one batch, then two of them in another."""
     rng = np.random.default_rng(1)

@@ -149,6 +149,7 @@ def test_a_row_does_not_depend_on_the_rest_of_its_batch(subgroups: bool, gpu: De
         assert_close(found, together[row], "pointwise", f"row {row} alone")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("subgroups", [True, False])
 def test_more_rows_than_the_scratch_has_room_for(subgroups: bool, pytestconfig: pytest.Config) -> None:
     """A binding of 64 KiB holds the partial sums of 16 rows: they are made in passes."""
@@ -283,6 +284,7 @@ SHAPES: list[tuple[str, dict[str, Any], tuple[Stretch, ...]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("subgroups", [True, False])
 @pytest.mark.parametrize(("op", "sizes", "stretches"), SHAPES, ids=lambda value: str(value)[:40])
 def test_no_index_is_outside(

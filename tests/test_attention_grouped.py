@@ -168,6 +168,7 @@ def unchecked(pytestconfig: pytest.Config) -> Device:
     return unchecked_device(pytestconfig.getoption("--device"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("runs", [False, True], ids=["decode", "mixed"])
 @pytest.mark.parametrize("paged", [True, False])
 def test_no_index_is_outside(paged: bool, runs: bool, unchecked: Device) -> None:

@@ -191,6 +191,7 @@ def unchecked(pytestconfig: pytest.Config) -> Device:
     return unchecked_device(pytestconfig.getoption("--device"))
 
 
+@pytest.mark.full
 def test_no_index_is_outside(unchecked: Device) -> None:
     """With right records and with wrong ones. In loops on every device: indices of matrices are seen only there."""
     stretches: tuple[Stretch, ...] = ((0, 3, 11), (1, 120, 9), (2, 60, 1), (1, 129, 2))

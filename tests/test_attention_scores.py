@@ -118,6 +118,7 @@ def test_a_row_does_not_depend_on_the_rest_of_its_batch(gpu: Device) -> None:
     np.testing.assert_array_equal(moved[: len(others)], together[others])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kernel", ["single_pass", "split_octets", "split_tree", "tile", "grouped"])
 def test_no_index_is_outside(kernel: str, unchecked: Device) -> None:
     """With right records and with wrong ones."""

@@ -104,6 +104,7 @@ def unchecked(pytestconfig: pytest.Config) -> Device:
     return unchecked_device(pytestconfig.getoption("--device"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("context", CONTEXTS[1:])
 @pytest.mark.parametrize("paged", [True, False])
 def test_no_index_is_outside(paged: bool, context: str, unchecked: Device) -> None:

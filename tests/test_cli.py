@@ -142,6 +142,7 @@ def test_bench_json_holds_every_number() -> None:
         assert row["roof_share"] == pytest.approx(row["gb_per_s"] * 1e9 / roofs["bytes_per_second"])
 
 
+@pytest.mark.full
 def test_bench_times_sampling_with_settings_that_have_work_to_do() -> None:
     """Random bits for temperature and top_k would time something else."""
     (row,) = json.loads(shaderlm("bench", "kernels", "--quick", "--op", "sample", "--json").out)["rows"]

@@ -79,6 +79,7 @@ def test_a_model_in_json(tmp_path: Path) -> None:
     assert not {"metadata", "tensors"} & set(found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["f16", "q5_1", "q6_k"])
 def test_the_estimate_is_what_a_device_then_holds(tmp_path: Path, kind: str) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", kind=kind)

@@ -18,8 +18,6 @@ from .command_line import shaderlm
 from .conftest import taken_for
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.smoke
-
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:

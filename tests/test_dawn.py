@@ -98,6 +98,7 @@ def test_a_measurement_that_is_of_no_use(damage: str) -> None:
         assert backends.read(caps) is None
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("cache")
 def test_both_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []

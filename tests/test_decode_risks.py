@@ -48,6 +48,7 @@ ODD: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("op", "route", "sizes"), ODD, ids=lambda value: str(value)[:24])
 def test_every_index_is_in_range(op: str, route: str, sizes: dict[str, Any], unchecked: Device) -> None:
     """Also where the result would not tell: what is read too early is left out again."""
@@ -63,6 +64,7 @@ def test_every_index_is_in_range(op: str, route: str, sizes: dict[str, Any], unc
     assert_close(actual, wanted, "linear", f"{op} {sizes}")
 
 
+@pytest.mark.full
 def test_an_index_out_of_range_is_seen(unchecked: Device) -> None:
     """The watch above sees what it is there for."""
     dims = resolve("argmax", {"rows": 1, "width": 7})

@@ -82,6 +82,7 @@ def _prose(document: Path) -> str:
 # Code and commands ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "document",
     [each for each in CURRENT if each.name != "CONTRIBUTING.md" and _blocks(each, "python")],
@@ -317,6 +318,7 @@ def test_examples_that_are_there_are_as_they_are_shown() -> None:
         assert example == text if path.endswith("gemma.py") else example in text, path
 
 
+@pytest.mark.full
 def test_the_examples_of_contributing_add_a_route_and_an_op(tmp_path: Path) -> None:
     """As the document says: both are found, and format, lint, types and the tests that concern them pass."""
     for name in ("src", "tests", "docs"):

@@ -146,6 +146,7 @@ def test_memory_that_runs_out_in_the_interpreter(tiny: Path, monkeypatch: pytest
             assert model.chat(longer, max_tokens=20, ignore_eos=True).ids == expected.ids
 
 
+@pytest.mark.full
 def test_a_device_with_room_for_a_short_context(
     tiny: Path, pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,8 +20,6 @@ from shaderlm.models.architecture import Step
 
 from .architectures import TINY, llama
 
-pytestmark = pytest.mark.smoke
-
 # These models have neither GELU nor experts nor norms of heads nor norms of what is added.
 _ABSENT = ("gelu", "experts", "rms_norm_rope", "rms_norm_add", "rms_norm_mul_add", "embedding_scale")
 NAMES = [fusion.name for fusion in FUSIONS if not any(part in fusion.name for part in _ABSENT)]

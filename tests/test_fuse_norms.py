@@ -23,8 +23,6 @@ from shaderlm.models.architecture import Step
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.gpu_runner import GpuRunner
 
-pytestmark = pytest.mark.smoke
-
 LAYERS, D = 2, 16
 SIZES: dict[str, Any] = {"layers": LAYERS, "hidden": 64, "Hq": 4, "Hkv": 2, "D": D, "ffn": 96, "vocab": 40}
 # What there is something to do for, once norms have their weights.

@@ -1,4 +1,4 @@
-"""Kernels in headless Chromium, beside wgpu and Dawn: the cover of `kernel_runs`, and with --all every run of it.
+"""Kernels in headless Chromium, beside wgpu and Dawn: a run of every route, and with --all every run of `kernel_runs`.
 
 The device without subgroups has the limits that every browser grants, and Chromium holds programs to them.
 """
@@ -15,7 +15,7 @@ from shaderlm.kernels import Route
 
 from .browser_device import BrowserDevice, browser_devices
 from .cases import make
-from .kernel_runs import Run, default_runs, every_run
+from .kernel_runs import Run, every_run, small_run
 from .operands import Arrays
 from .test_kernels import ROUTES, check, is_left_out
 
@@ -33,9 +33,9 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Devices]:
 
 
 @pytest.mark.parametrize(("op", "route"), ROUTES)
-def test_a_cover_of_all_shaders(op: str, route: Route, devices: Devices, pytestconfig: pytest.Config) -> None:
+def test_every_route(op: str, route: Route, devices: Devices, pytestconfig: pytest.Config) -> None:
     full, least = devices
-    wanted = every_run if pytestconfig.getoption("--all") else default_runs
+    wanted = every_run if pytestconfig.getoption("--all") else small_run
     runs = wanted(op, route.name, full, least)
     problems = []
     for device in devices:

@@ -66,7 +66,6 @@ def greedy(runner: Runner, sessions: list[Session], cases: list[Case]) -> list[l
     return found
 
 
-@pytest.mark.smoke
 def test_all_are_here(oracles: Oracles) -> None:
     assert {name: oracle.about["arch"] for name, oracle in oracles.items()} == ARCHITECTURES
     assert {name for name, oracle in oracles.items() if oracle.hf.exists()} == set(WITH_FOLDER)
@@ -76,13 +75,11 @@ def test_all_are_here(oracles: Oracles) -> None:
             assert all(len(case.greedy) == 12 and case.logits.std() > 0.5 for case in cases)
 
 
-@pytest.mark.smoke
 @every_source
 def test_in_numpy(name: str, source: str, oracles: Oracles) -> None:
     check(oracles[name], source, device="cpu")
 
 
-@pytest.mark.smoke
 @every_source
 def test_texts(name: str, source: str, oracles: Oracles) -> None:
     tokenizer = Tokenizer.from_file(oracles[name].folder / source)

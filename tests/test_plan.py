@@ -24,8 +24,6 @@ from shaderlm.runtime.sizes import cache_format, weights_of
 
 from .architectures import LLAMA_1B, LLAMA_8B, QWEN3, SMOLLM2, TINY, model
 
-pytestmark = pytest.mark.smoke
-
 SNAPSHOTS = Path(__file__).parent / "data" / "plans"
 UNITS = replace(
     LARGE_GPU,

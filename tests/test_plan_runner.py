@@ -100,6 +100,7 @@ def run(folder: Path, device: Device) -> subprocess.CompletedProcess[str]:
         )
 
 
+@pytest.mark.full
 def test_a_program_of_its_own_runs_them(saved: Saved) -> None:
     done = run(saved.folder, saved.device)
     assert done.returncode == 0, done.stderr

@@ -71,6 +71,7 @@ def slow(runner: GpuRunner) -> bool:
     return runner.device.caps.policy.check_bounds and not runner.device.caps.software
 
 
+@pytest.mark.full
 def test_a_warm_up_makes_few_plans(runner: GpuRunner) -> None:
     """Buckets × context classes, and heads: not as many as contexts. Eight decode rows have plans of their own."""
     buckets, decoded, rows, kinds = 5, 1, 4, 5

@@ -309,6 +309,7 @@ def test_nothing_outside_the_buffers_matters(rows: int, width: int, greedy: bool
         np.testing.assert_array_equal(found[name][:-TAIL], plain[name][: len(found[name]) - TAIL])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 4099), (16, 70), (11, 2053)])
 def test_every_index_is_in_range(rows: int, width: int, greedy: bool, unchecked: Device) -> None:  # noqa: F811

@@ -65,7 +65,6 @@ def test_models(client: openai.OpenAI) -> None:
 # Chat ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.smoke
 def test_a_chat_is_the_same_whole_streamed_and_in_python(client: openai.OpenAI, server: Running) -> None:
     expected = server.model.chat(ASK, max_tokens=12)
     options: dict[str, Any] = {"model": "tiny", "messages": ASK, "max_completion_tokens": 12, "temperature": 0}

@@ -332,7 +332,6 @@ def test_log_probabilities_of_a_response(thinking: Running) -> None:
 # Responses -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.smoke
 def test_a_response_is_the_same_whole_and_streamed(client: openai.OpenAI, server: Running) -> None:
     expected = server.model.chat([{"role": "system", "content": "Be short"}, *ASK], max_tokens=10)
     options: dict[str, Any] = {"model": "tiny", "input": ASK[0]["content"], "instructions": "Be short"}
@@ -430,7 +429,6 @@ def test_thoughts_of_a_response(thinking: Running) -> None:
 # Anthropic -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.smoke
 def test_a_message_is_the_same_whole_and_streamed(claude: anthropic.Anthropic, server: Running) -> None:
     expected = server.model.chat([{"role": "system", "content": "Be short"}, *ASK], max_tokens=10)
     options: dict[str, Any] = {"model": "tiny", "messages": ASK, "system": "Be short", "max_tokens": 10}

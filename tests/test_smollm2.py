@@ -27,10 +27,9 @@ RECORDED: list[dict[str, Any]] = json.loads(
 CHAT, _, SHORT, _ = RECORDED
 
 
-def recorded(*default: dict[str, Any], smoke: bool = False) -> pytest.MarkDecorator:
-    """A parameter `entry`: by default these, and with --all the others too. The short prompt may be a smoke test."""
+def recorded(*default: dict[str, Any]) -> pytest.MarkDecorator:
+    """A parameter `entry`: by default these, and with --all the others too."""
     marks = {entry["prompt"]: [] if entry in default else [pytest.mark.long] for entry in RECORDED}
-    marks[SHORT["prompt"]] += [pytest.mark.smoke] * smoke
     return pytest.mark.parametrize(
         "entry", [pytest.param(entry, marks=marks[entry["prompt"]], id=entry["prompt"]) for entry in RECORDED]
     )
@@ -66,13 +65,13 @@ def check(found: shaderlm.Completion, entry: dict[str, Any], tokens: int) -> Non
     assert found
 
 
-@recorded(CHAT, SHORT, smoke=True)
+@recorded(CHAT, SHORT)
 def test_recorded_answers_on_the_cpu(entry: dict[str, Any], oracle: LanguageModel) -> None:
     tokens = len(entry["greedy_ids"])
     check(answer(oracle, entry, tokens), entry, tokens)
 
 
-@recorded(SHORT, smoke=True)
+@recorded(SHORT)
 def test_recorded_answers_on_the_gpu(entry: dict[str, Any], on_gpu: LanguageModel, pytestconfig: pytest.Config) -> None:
     tokens = 24 if pytestconfig.getoption("--all") else 8  # a software adapter computes two or three a second
     check(answer(on_gpu, entry, tokens), entry, tokens)

@@ -28,7 +28,7 @@ from shaderlm.kernels.wgsl import declared_buffers
 
 from .cases import CASES
 
-pytestmark = [pytest.mark.smoke, pytest.mark.xdist_group("test_structure")]
+pytestmark = pytest.mark.xdist_group("test_structure")
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "shaderlm"

@@ -1,0 +1,56 @@
+"""One tiny model from end to end on the adapter, against NumPy. The full tier has the others.
+
+A test compiles the kernels of one kind of step, so that none takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import shaderlm
+from shaderlm.engine import LanguageModel, Request
+from shaderlm.gpu import Device
+
+from .runners import runner_of
+from .tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.smoke
+
+IDS = [72, 14, 3, 250, 91, 7]
+Models = tuple[LanguageModel, LanguageModel]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="q8_0")
+
+
+@pytest.mark.parametrize("ids", [IDS[:1], IDS], ids=["a token", "a prompt"])
+def test_logits(ids: list[int], path: Path, device: Device) -> None:
+    found, expected = (runner_of(path, where).session().logits(ids) for where in (device, None))
+    assert expected.std() > 0.1
+    np.testing.assert_allclose(found, expected, atol=5e-4)
+
+
+@pytest.fixture(scope="module")
+def models(path: Path, device: Device) -> Iterator[Models]:
+    """On the adapter, and in NumPy. What the tests before compiled is there already."""
+    with shaderlm.load(path, device=device) as one, shaderlm.load(path, device="cpu") as other:
+        yield one, other
+
+
+def test_greedy_tokens(models: Models) -> None:
+    found, expected = (model.generate(IDS, max_tokens=12, ignore_eos=True) for model in models)
+    assert found.ids == expected.ids
+    assert len(found.ids) == 12
+
+
+def test_answers_together_are_those_of_each_alone(models: Models) -> None:
+    prompts = [IDS[: 1 + i] for i in range(3)]
+    on_adapter, _ = models
+    handles = [on_adapter.engine.submit(Request(ids, max_tokens=5)) for ids in prompts]
+    together = [[i for delta in handle for i in delta.ids] for handle in handles]
+    assert together == [on_adapter.generate(ids, max_tokens=5, ignore_eos=True).ids for ids in prompts]
