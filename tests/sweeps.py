@@ -1,4 +1,4 @@
-"""Thins sweeps: what runs by default, and what with --all only."""
+"""Thins sweeps: what runs in the default tier, what with --full, and what with --all only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import pytest
 
 
 def by_default(values: Iterable[Any], wanted: Callable[[Any], bool]) -> list[Any]:
-    """Parameters of a test. Those that are not wanted are `long`."""
+    """Parameters of a test. Those that are not wanted run with --all."""
     return [pytest.param(value, marks=() if wanted(value) else pytest.mark.long) for value in values]
+
+
+def every_third_by_default(values: Iterable[Any]) -> list[Any]:
+    """Of a list in which neighbours are alike. The others are in the full tier."""
+    return [pytest.param(value, marks=() if i % 3 == 0 else pytest.mark.full) for i, value in enumerate(values)]
 
 
 def every_second(values: Iterable[Any]) -> list[Any]:

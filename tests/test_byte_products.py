@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -27,7 +29,7 @@ def test_the_sum_is_that_of_the_built_in_function(device: Device) -> None:
     bytes_[0][:16], bytes_[1][:8], bytes_[1][8:16] = -128, -128, 127
     expected = (bytes_[0].astype(np.int32) * bytes_[1]).sum(axis=1)
     slots = (Slot("a", "read-only-storage"), Slot("b", "read-only-storage"), Slot("out", "storage"))
-    buffers = {"a": bytes_[0], "b": bytes_[1], "out": 4 * len(expected)}
+    buffers: dict[str, Any] = {"a": bytes_[0], "b": bytes_[1], "out": 4 * len(expected)}
     native = device._native
     as_is = getattr(native, "create_pipeline_as_is", native.create_pipeline)
     for source in (_SOURCE, written_out(_SOURCE)):

@@ -16,6 +16,7 @@ from shaderlm.errors import ModelError
 from shaderlm.formats.folder_models import MODEL_TYPES
 
 from . import checkpoints
+from .sweeps import every_third_by_default
 from .test_right_or_refused import FOLDERS, Computed
 
 DATA = Path(__file__).parent / "data" / "class_defaults.json"
@@ -35,7 +36,7 @@ def _class_of(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", every_third_by_default(FOLDERS))
 def test_a_key_that_is_not_there(name: str, tmp_path: Path) -> None:
     computed, entry = Computed(False), checkpoints.recorded(name)
     folder, config = checkpoints.write_folder(tmp_path / "folder", entry), entry["config"]

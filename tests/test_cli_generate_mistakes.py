@@ -96,7 +96,7 @@ def test_wrong_values_are_told_before_weights_are_loaded(
     [
         ("smolm2-135m", "did you mean smollm2-135m?"),
         ("no/such/file.gguf", "does not exist; expected a .gguf file or a Hugging Face folder"),
-        (__file__, "is not a GGUF file"),
+        pytest.param(__file__, "is not a GGUF file", id="this file"),
         ("https://example.org/model.gguf", "addresses are not fetched"),
     ],
 )

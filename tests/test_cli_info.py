@@ -164,7 +164,11 @@ def test_no_gpu_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [("no/file.gguf", "does not exist"), (__file__, "is not a GGUF file"), ("qwen", "did you mean qwen")],
+    [
+        ("no/file.gguf", "does not exist"),
+        pytest.param(__file__, "is not a GGUF file", id="this file"),
+        ("qwen", "did you mean qwen"),
+    ],
 )
 def test_mistakes(model: str, words: str) -> None:
     done = shaderlm("info", model)

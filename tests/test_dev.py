@@ -51,7 +51,7 @@ def test_what_pip_says_is_shown_when_it_fails(tmp_path: Path) -> None:
 def test_help_names_every_option_of_the_tests() -> None:
     done = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
-    for option in ("--quick", "--all", "--backend", "--browser"):
+    for option in ("--full", "--all", "--backend", "--browser"):
         assert option in done.stdout
 
 

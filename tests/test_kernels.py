@@ -24,6 +24,7 @@ from .compare import assert_close
 from .conftest import taken_for
 from .kernel_runs import Run, all_runs, default_runs, small_run, unspecialised
 from .operands import Arrays
+from .tiers import runs_all
 
 
 def _param(case: Case) -> Any:
@@ -135,7 +136,8 @@ def _folding_cases() -> list[Case]:
     return list(dict.fromkeys(chosen.values()))
 
 
-@pytest.mark.parametrize("case", [_param(case) for case in _folding_cases()])
+# To find them takes seconds of every worker, also where none is run.
+@pytest.mark.parametrize("case", [_param(case) for case in (_folding_cases() if runs_all() else CASES[:1])])
 def test_grids_fold(case: Case, folding_device: Device) -> None:
     operands, expected = make(case)
     caps = folding_device.caps

@@ -19,6 +19,7 @@ from .command_line import Done
 from .command_line import shaderlm as command
 from .gguf_files import add_text
 from .oracles import ARCHITECTURES, SOURCES, Oracle
+from .sweeps import every_third_by_default
 
 TEMPLATE = "{% for each in messages %}{{ each['role'] + ': ' + each['content'] + '\n' }}{% endfor %}"
 # Of the architectures that have no oracle, the first checkpoint of each.
@@ -37,7 +38,14 @@ class Checkpoint(NamedTuple):
     cases: list[tuple[list[int], list[int]]]
 
 
-@pytest.fixture(scope="module", params=[*SOURCES, *OTHERS], ids=lambda each: each if each in OTHERS else " ".join(each))
+_MODELS = [*SOURCES, *OTHERS]
+
+
+@pytest.fixture(
+    scope="module",
+    params=every_third_by_default(_MODELS),
+    ids=[each if isinstance(each, str) else " ".join(each) for each in _MODELS],
+)
 def checkpoint(
     request: pytest.FixtureRequest, oracles: dict[str, Oracle], tmp_path_factory: pytest.TempPathFactory
 ) -> Checkpoint:

@@ -6,6 +6,7 @@ A test compiles the kernels of one kind of step, so that none takes long.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest

@@ -30,6 +30,7 @@ from . import checkpoints
 from .changed import InMemory, every_checkpoint, logits
 from .folders import replace_config
 from .safetensors_files import write_safetensors
+from .sweeps import every_third_by_default
 from .test_metadata_keys import keys_of_gguf
 
 CHECKPOINTS = dict(every_checkpoint())
@@ -447,7 +448,7 @@ def _json_others(value: Any) -> list[Any]:
     return [3, "x"] if value is None else _others(value)
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", every_third_by_default(FOLDERS))
 def test_a_key_of_a_folder(name: str, computed: Computed, tmp_path: Path) -> None:
     """Another value, and keys that nobody knows."""
     entry = checkpoints.recorded(name)
@@ -481,7 +482,7 @@ ADDED_TO_FOLDERS = (
 )
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", every_third_by_default(FOLDERS))
 def test_a_tensor_of_a_folder(name: str, computed: Computed, tmp_path: Path) -> None:
     """One that nobody reads, and one of each kind that is missing."""
     entry = checkpoints.recorded(name)

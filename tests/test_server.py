@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
+from .lazily import lazily
 from .serving import Running, loader, running
 from .tiny_models import write_tiny_llama
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = lazily("openai")
 
 pytestmark = [pytest.mark.xdist_group("server"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

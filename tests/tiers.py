@@ -26,8 +26,8 @@ LIMIT = 3.0  # seconds
 LEAST = 0.5  # seconds that the table lists
 _UNLISTED = 0.05  # seconds of a test that is not in the table
 
-# Fixtures that are a device. A parameter may name one as well.
-DEVICES = {"device", "gpu", "plain_device", "small_device", "timeless_device"}
+# Fixtures that are a device, and parameters that stand for one.
+_DEVICES = {"device", "gpu", "plain_device", "small_device", "timeless_device", "software"}
 
 _tier = "default"
 
@@ -43,9 +43,9 @@ def examples(count: int) -> int:
     return max(1, count // 4) if _tier == "default" else count
 
 
-def is_default() -> bool:
-    """Whether only the default tier runs."""
-    return _tier == "default"
+def runs_all() -> bool:
+    """Whether the long sweeps run."""
+    return _tier == "all"
 
 
 def belongs(item: pytest.Item, implementation: str) -> bool:
@@ -60,9 +60,11 @@ def belongs(item: pytest.Item, implementation: str) -> bool:
 
 
 def _opens_a_device(item: pytest.Item) -> bool:
+    names = set(getattr(item, "fixturenames", ()))
     call = getattr(item, "callspec", None)
-    values = {value for value in call.params.values() if isinstance(value, str)} if call else set()
-    return bool(DEVICES & (values | set(getattr(item, "fixturenames", ()))))
+    for value in call.params.values() if call else ():
+        names |= {each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)}
+    return bool(_DEVICES & names)
 
 
 @cache
