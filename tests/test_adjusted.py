@@ -27,7 +27,7 @@ from .runners import runner_of
 from .test_batches import random_ids
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
+pytestmark = pytest.mark.xdist_group("tiny q8_0, batches")
 
 CONTEXT = 2 * PAGE
 

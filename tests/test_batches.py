@@ -23,7 +23,7 @@ from .runners import runner_of
 from .sweeps import every_second
 from .tiny_models import write_tiny_llama, write_tiny_qwen3
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
+pytestmark = pytest.mark.xdist_group("tiny q8_0, batches")
 
 CONTEXT = 3 * PAGE
 Make = Callable[[], Runner]

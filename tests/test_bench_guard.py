@@ -23,8 +23,6 @@ from shaderlm.files import check_writable
 from .command_line import shaderlm, start
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
-
 PP8 = Trial(8, 0)
 SUBJECT = tables.Subject("/models/m.gguf", "M Q4_0", 100, 50, "Vulkan", "Card", "driver 1", "0.1", "abc", "f16", "fast")
 
@@ -286,6 +284,7 @@ def test_a_slower_run_exits_with_1_and_programs_read_on(tiny: Path, tmp_path: Pa
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.full
 def test_with_text_on_an_adapter(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     command = ("bench", "-m", tiny, "--device", "0", "-p", "8", "-n", "4", "-d", "0,3", "-r", 2, "--with-text")

@@ -26,8 +26,6 @@ from shaderlm.runtime.runner import Part
 from .command_line import shaderlm, start
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
-
 KEYS = [
     "build_commit",
     "build_number",

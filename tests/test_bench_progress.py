@@ -20,8 +20,6 @@ from .command_line import Recorder, shaderlm
 from .conftest import taken_for
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
-
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:

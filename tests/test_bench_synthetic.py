@@ -23,7 +23,7 @@ from shaderlm.runtime.weights import jobs
 from .command_line import shaderlm
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
+pytestmark = pytest.mark.xdist_group("tiny q8_0, profiles")
 
 SMALL = ModelShape("small", 2, 256, 4, 2, 64, 512, 300, tied=False)
 

@@ -335,6 +335,7 @@ def test_a_bar_waits_for_a_second() -> None:
 # On an adapter -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_an_adapter_says_the_same(tiny: Path) -> None:
     done = generate(tiny, "Hello", "-n", 10, "--check-with", 0)
     assert (done.code, done.out) == (0, greedy(tiny, "Hello", max_tokens=10) + "\n")

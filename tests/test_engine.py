@@ -20,8 +20,6 @@ from shaderlm.gpu import Device, adapters
 
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
-
 CHAT = [{"role": "user", "content": "hello"}]
 
 
@@ -30,7 +28,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="q8_0")
 
 
-@pytest.fixture(scope="module", params=["cpu", "gpu", "gpu, three steps ahead"])
+@pytest.fixture(
+    scope="module",
+    params=["cpu", *(pytest.param(each, marks=pytest.mark.full) for each in ("gpu", "gpu, three steps ahead"))],
+)
 def model(request: pytest.FixtureRequest, tiny: Path) -> Iterator[LanguageModel]:
     where: Any = "cpu" if request.param == "cpu" else request.getfixturevalue("device")
     with load_with(tiny, device=where, cache="f32") as loaded:

@@ -20,7 +20,7 @@ from shaderlm.runtime.gpu_runner import GpuRunner
 from .compare import TOLERANCES
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
+pytestmark = pytest.mark.xdist_group("tiny q8_0, batches")
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,6 @@ from .conftest import taken_for
 from .runners import config_of, runner_of
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
-
 CONTEXT = 768
 
 

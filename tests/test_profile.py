@@ -33,7 +33,7 @@ from shaderlm.runtime.session import Session
 from .gpu_programs import adding, program
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
+pytestmark = pytest.mark.xdist_group("tiny q8_0, profiles")
 
 PROMPT, GENERATED = 16, 48
 CONTEXT = 128

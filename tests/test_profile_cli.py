@@ -24,7 +24,7 @@ from .command_line import Done, shaderlm
 from .policies import with_policy
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
+pytestmark = pytest.mark.xdist_group("tiny q8_0, profiles")
 
 CONTEXT = 128
 

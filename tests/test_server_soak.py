@@ -29,8 +29,6 @@ from .serving import Running, running
 from .test_engine_company import assert_greedy
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("tiny q8_0")
-
 TOKENS = 64
 Ids = tuple[int, ...]
 
