@@ -231,7 +231,7 @@ class Browser:
             os.close(descriptor)
         # With its pipe closed Chromium ends by itself; what is left of its group after that is made to.
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)
+            self._process.wait(60)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

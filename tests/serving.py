@@ -67,12 +67,12 @@ def running(
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:
-        assert ready.wait(30), "the server does not listen"
-        assert not wait or load_model is None or loaded.wait(30), f"the model is not loaded: {service.failure}"
+        assert ready.wait(60), "the server does not listen"
+        assert not wait or load_model is None or loaded.wait(60), f"the model is not loaded: {service.failure}"
         yield Running(address, service, server, thread)
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive(), "the server does not end"
 
 

@@ -73,7 +73,7 @@ def test_the_clock_of_the_bar_runs_while_it_warms_up(tiny: Path, monkeypatch: py
 
     def waiting(*arguments: Any) -> int:
         for _ in range(2):
-            assert redrawn.acquire(timeout=30), "nobody draws"
+            assert redrawn.acquire(timeout=60), "nobody draws"
         return once(*arguments)
 
     monkeypatch.setattr(Progress, "refresh", refresh)

@@ -321,7 +321,7 @@ def test_ctrl_c_reports_what_was_measured(server: Running) -> None:
         while process.poll() is None and server.model.engine.stats().finished["length"] < before + 20:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert err == "interrupted; what was measured is above\n"
     assert "time to first token" in out
@@ -344,7 +344,7 @@ def test_a_server_ends_with_the_command(number: signal.Signals, tiny: Path) -> N
         while not (found := children(process.pid)) and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert found
     assert not any(Path(f"/proc/{each}").exists() for each in found), "the server is left behind"

@@ -266,10 +266,10 @@ def test_an_interrupt_that_was_lost_is_raised_again_without_waiting_in_the_hook(
             patched.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread was started"))
             lose_one()
         assert lost.just_now()
-        raised.get(timeout=20)
+        raised.get(timeout=60)
         for _ in range(3):  # reports of one Ctrl-C
             lose_one()
-        raised.get(timeout=20)
+        raised.get(timeout=60)
         with pytest.raises(Empty):  # it is raised once
             raised.get(timeout=0.2)
         lose_one()

@@ -118,7 +118,7 @@ def waiting(runner: FakeRunner) -> tuple[threading.Event, threading.Event]:
 
     def awaited(tokens: FakeTokens) -> None:
         arrived.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     runner.awaited = awaited  # type: ignore[method-assign]
     return arrived, go_on
@@ -142,12 +142,12 @@ def test_no_lock_of_the_model_is_held_while_a_token_is_awaited() -> None:
     model, runner = fake_model(TEXT)
     arrived, go_on = waiting(runner)
     first, found = in_thread(lambda: model.generate("x", max_tokens=5))
-    assert arrived.wait(20)
+    assert arrived.wait(60)
     second, logits = in_thread(lambda: model.logits([1, 2]).shape)
-    second.join(20)
+    second.join(60)
     assert logits == [(2, 267)], "another thread has its turn"
     go_on.set()
-    first.join(20)
+    first.join(60)
     assert len(found[0].ids) == 5
 
 
@@ -156,13 +156,13 @@ def test_closing_waits_for_the_token_that_a_thread_awaits() -> None:
     arrived, go_on = waiting(runner)
     reader, read = in_thread(lambda: model.generate("x", max_tokens=50))
     idle = model.stream("y")
-    assert arrived.wait(20)
+    assert arrived.wait(60)
     closer, _ = in_thread(model.close)
     time.sleep(0.05)
     assert not runner.closed, "a token of this runner is awaited"
     go_on.set()
     for thread in (reader, closer):
-        thread.join(20)
+        thread.join(60)
     assert runner.closed
     assert isinstance(read[0], InputError)
     assert "this model is closed" in str(read[0])
@@ -177,11 +177,11 @@ def test_a_stream_is_closed_while_another_thread_waits() -> None:
     arrived, go_on = waiting(runner)
     stream = model.stream("x")
     reader, read = in_thread(lambda: list(stream))
-    assert arrived.wait(20)
+    assert arrived.wait(60)
     stream.close()
     assert stream.completion is None
     go_on.set()
-    reader.join(20)
+    reader.join(60)
     assert stream.completion is not None
     assert (stream.completion.finish_reason, len(stream.completion.ids)) == ("closed", 1)
     assert read == [[str(stream.completion)]]
@@ -205,7 +205,7 @@ def test_several_threads_may_read_one_stream() -> None:
     stream = model.stream("x", max_tokens=500)
     threads = [in_thread(lambda: list(stream)) for _ in range(3)]
     for thread, _ in threads:
-        thread.join(20)
+        thread.join(60)
     assert sum(len(found[0]) for _, found in threads) == 500
 
 

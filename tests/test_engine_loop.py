@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,12 +62,12 @@ def ids_of(handle: Handle) -> list[int]:
 def held(runner: FakeRunner) -> threading.Event:
     """Steps come back after this event."""
     go_on = threading.Event()
-    runner.awaited = lambda tokens: go_on.wait(20)  # type: ignore[method-assign]
+    runner.awaited = lambda tokens: go_on.wait(60)  # type: ignore[method-assign]
     return go_on
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -287,9 +288,12 @@ def test_a_request_that_waits_can_be_cancelled(model: LanguageModel) -> None:
     assert ids_of(first) == expected([5], 200)
 
 
-def test_deadlines() -> None:
+def test_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by 5 ms with every step."""
     model, runner = made()
-    runner.awaited = lambda tokens: time.sleep(0.005)  # type: ignore[method-assign]
+    steps: list[FakeTokens] = []
+    runner.awaited = steps.append  # type: ignore[method-assign]
+    monkeypatch.setattr("shaderlm.engine.loop.time", SimpleNamespace(monotonic=lambda: 1000 + 0.005 * len(steps)))
     handle = model.engine.submit(request([5], 800, timeout=0.5))
     ids = ids_of(handle)
     assert handle.finish_reason == "deadline"
@@ -297,9 +301,16 @@ def test_deadlines() -> None:
     assert ids == expected([5], len(ids))
     assert model.generate([5], max_tokens=900, ignore_eos=True, timeout=0.05).finish_reason == "deadline"
     model.engine.configure(EngineOptions(parallel=1))
-    first = model.engine.submit(request([5], 60))
+
+    def slowly(tokens: FakeTokens) -> None:
+        steps.append(tokens)
+        time.sleep(0.005)
+
+    runner.awaited = slowly  # type: ignore[method-assign]
+    first = model.engine.submit(request([5], 800))
     late = asyncio.run(model.agenerate([6], max_tokens=9, timeout=0.02))
     assert (late.finish_reason, late.ids) == ("deadline", []), "before it started"
+    first.cancel()
     first.result()
     model.close()
     left_nothing(runner)
@@ -698,7 +709,7 @@ def test_closing_ends_all_readers() -> None:
     wait_until(lambda: model.engine.stats().running == 4)
     model.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert ends == ["this model is closed; load it again"] * 4
     with pytest.raises(UnavailableError, match="this model is closed"):
         model.engine.submit(request([1]))

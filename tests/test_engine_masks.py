@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ class Slow(Allowed):
         try:
             if self.masks == self.at:
                 self.asked.set()
-                assert self.go_on.wait(20)
+                assert self.go_on.wait(60)
             return super().mask()
         finally:
             self.used.release()
@@ -71,7 +72,7 @@ def closed(model: LanguageModel) -> None:
 
 def blocked(model: LanguageModel, slow: Slow, tokens: int = 20, **options: Any) -> Handle:
     handle = model.engine.submit(request([6], tokens, constraint=slow, **options))
-    assert slow.asked.wait(20)
+    assert slow.asked.wait(60)
     return handle
 
 
@@ -126,9 +127,11 @@ def test_a_request_can_be_cancelled_while_its_mask_is_computed(model: LanguageMo
     slow.go_on.set()
 
 
-def test_a_deadline_while_a_mask_is_computed(model: LanguageModel) -> None:
-    slow = Slow(at=0)
-    handle = blocked(model, slow, timeout=1.0)  # long enough for the mask to be asked for
+def test_a_deadline_while_a_mask_is_computed(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, times = Slow(at=0), [1000.0]
+    monkeypatch.setattr("shaderlm.engine.loop.time", SimpleNamespace(monotonic=lambda: times[-1]))
+    handle = blocked(model, slow, timeout=0.5)
+    times.append(1001.0)
     assert ids_of(handle) == []
     assert handle.finish_reason == "deadline"
     slow.go_on.set()
@@ -144,7 +147,7 @@ def test_a_model_that_is_closed_while_a_mask_is_computed() -> None:
         list(handle)  # its reader does not wait for the mask
     assert "masks" in {thread.name for thread in threading.enumerate()}
     slow.go_on.set()
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
     left_nothing(runner)
 
@@ -349,7 +352,7 @@ def test_a_signal_handler_while_masks_are_awaited(model: LanguageModel, monkeypa
     wait_until(lambda: bool(others))
     assert ids_of(others[0]) == expected([5], 9)
     slow.go_on.set()
-    reader.join(20)
+    reader.join(60)
     assert slow.seen == expected([6], 7)
 
 

@@ -37,7 +37,7 @@ def in_time(work: Callable[[], Any]) -> None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive(), "it hangs"
     for problem in problems:
         raise problem
@@ -121,7 +121,7 @@ def test_a_request_that_is_cancelled_while_it_is_submitted(by: str, monkeypatch:
         patched.setattr(model.engine, "check_queue", cancel)
         model.engine.start(handle)
     if by == "a thread":
-        canceller.join(20)
+        canceller.join(60)
     assert handle.finish_reason == "closed"
     assert model.engine.sequences() == []
     assert model.engine.drain(0)
@@ -140,7 +140,7 @@ def test_a_request_that_another_thread_is_about_to_submit(how: str) -> None:
             handle.cancel()
         else:
             engine.start(handle)
-    starting.join(20)
+    starting.join(60)
     if how == "cancelled":
         assert handle.finish_reason == "closed"
     else:
@@ -157,13 +157,13 @@ def test_who_asks_for_counters_does_not_hold_up_who_submits(monkeypatch: pytest.
     def ask() -> None:
         asking.start()
         time.sleep(0.02)  # now it waits for the lock of whoever submits
-        assert runner.lock.acquire(timeout=20)
+        assert runner.lock.acquire(timeout=60)
         runner.lock.release()
 
     with monkeypatch.context() as patched:
         patched.setattr(model.engine, "check_queue", ask)
         handle = model.engine.submit(request([5], 9))
-    asking.join(20)
+    asking.join(60)
     assert ids_of(handle) == expected([5], 9)
     closed(model)
 
@@ -234,7 +234,7 @@ def test_a_reader_and_another_thread_wait_for_the_same_end() -> None:
         def wait(self, timeout: float | None = None) -> bool:
             if threading.current_thread() is reader:
                 about_to.set()
-                may_wait.wait(20)
+                may_wait.wait(60)
             return super().wait(timeout)
 
         def clear(self) -> None:
@@ -246,13 +246,13 @@ def test_a_reader_and_another_thread_wait_for_the_same_end() -> None:
     reader = threading.Thread(target=lambda: ids_of(handle), daemon=True)
     other = threading.Thread(target=handle.wait_for_end, daemon=True)
     reader.start()
-    assert about_to.wait(20)
+    assert about_to.wait(60)
     other.start()
     time.sleep(0.02)  # now the other one waits
     go_on.set()
-    other.join(20)
+    other.join(60)
     may_wait.set()
-    reader.join(20)
+    reader.join(60)
     assert not reader.is_alive()
     closed(model)
 
@@ -474,7 +474,7 @@ def constrain(model: LanguageModel) -> None:
     constraint = Slow(at=1)
     weakref.finalize(model.runner, constraint.go_on.set)  # the thread that computes its mask does not keep the model
     handle = model.engine.submit(request([6], 20, constraint=constraint))
-    assert constraint.asked.wait(20)
+    assert constraint.asked.wait(60)
     handle.cancel()
     list(handle)
     wait_until(lambda: not model.engine.has_thread)

@@ -77,7 +77,7 @@ def test_two_threads_do_not_mix(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert (tmp_path / "a.txt").read_text() in texts
     assert names(tmp_path) == ["a.txt"]
 

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,12 +128,11 @@ def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, kinds: tuple[str,
 
 @pytest.mark.parametrize("given", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
 def test_the_hub_out_of_reach_is_one_line_at_once(tmp_path: Path, given: dict[str, str]) -> None:
-    code = "from shaderlm.formats.find import find; find('hf:org/repo/f.gguf')"
+    code = "import time, sys\ntime.sleep = lambda seconds: sys.exit('it waits to try again')\n"
+    code += "from shaderlm.formats.find import find\nfind('hf:org/repo/f.gguf')"
     kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     environment = {**kept, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), **given}
-    started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert time.monotonic() - started < 15, "the package's own attempts take 23 s"
     said = "HF_HUB_OFFLINE is set" if "HF_HUB_OFFLINE" in given else "the hub cannot be reached"
     assert f"ModelError: hf:org/repo/f.gguf: {said}" in done.stderr.splitlines()[-1]
     assert "Retry" not in done.stderr

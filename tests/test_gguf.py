@@ -26,6 +26,7 @@ from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.text import Vocabulary
 
 from .gguf_files import KINDS, entry, one_of_each, pair, text, whole, write_gguf
+from .tiers import examples
 
 VOCABULARIES = Path(__file__).parent / "data" / "vocab"
 ALL_VALUES = {
@@ -381,7 +382,7 @@ EXTREMES = st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1,
 )
 @example(at=[(8, 2**64 - 1)], size=8, end=1000)
 @example(at=[(16, 2**63)], size=8, end=1000)
-@settings(max_examples=400, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damage_anywhere(tmp_path: Path, at: list[tuple[int, int]], size: int, end: int) -> None:
     damaged = bytearray(sound())
     for start, value in at:

@@ -374,25 +374,31 @@ SLOW = """
 
 
 def test_no_lock_is_held_while_a_thread_waits_for_the_gpu(device: Device) -> None:
-    """Another thread writes, compiles and binds meanwhile. (wgpu-native itself lets nobody submit while one waits.)"""
+    """Another thread writes, compiles and binds meanwhile. (wgpu-native itself lets nobody submit while one waits.)
+
+    On a busy machine the thread that waits may be done first, so that one of several times will do.
+    """
+    assert any(_works_meanwhile(device, attempt) for attempt in range(4))
+
+
+def _works_meanwhile(device: Device, attempt: int) -> bool:
     slow = device.bind(program(SLOW))
-    started, ended = threading.Event(), list[float]()
+    started, ended = threading.Event(), threading.Event()
 
     def wait() -> None:
         pending = device.submit([slow] * 20, (slow.buffers["out"], 16))
         started.set()
         number(pending)
-        ended.append(time.perf_counter())
+        ended.set()
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     started.wait()
-    quick = device.bind(program(adding(f"meanwhile {time.monotonic()}")))
+    quick = device.bind(program(adding(f"meanwhile {attempt}")))
     device.write(quick.buffers["out"], np.ones(4, np.float32))
-    free, meanwhile = not device._queue._submitting.locked(), time.perf_counter()
+    free, meanwhile = not device._queue._submitting.locked(), not ended.is_set()
     waiting.join()
-    assert free
-    assert meanwhile < ended[0]
     assert number(device.submit([quick], (quick.buffers["out"], 4))) == 2.0
     for bound in (slow, quick):
         bound.release()
+    return free and meanwhile

@@ -285,7 +285,7 @@ def test_plans_of_longer_contexts_are_there_before_they_are_wanted(
     session.advance().wait()
     session.advance().wait()
     assert runner._background is not None
-    runner._background.join(20)
+    runner._background.join(60)
     assert following in runner._plans
     session.close()
 
@@ -340,6 +340,6 @@ def test_a_model_is_closed_while_a_plan_is_made(runner: GpuRunner, monkeypatch: 
 
     monkeypatch.setattr(runner.device, "compile", compile_slowly)
     runner.prepare(Step(1, "split", runner.cache))
-    assert begun.wait(5)
+    assert begun.wait(60)
     runner.close()
     assert over == [True], "it ends with the one that it was making"

@@ -266,7 +266,7 @@ def test_an_interrupted_download_goes_on_in_the_next_process(
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(how)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == (130 if how == signal.SIGINT else -how)
     assert "Traceback" not in out + err
     unfinished = [path.name for path in blobs.iterdir() if path.stat().st_size >= 20 << 20]

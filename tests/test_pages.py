@@ -13,6 +13,8 @@ from shaderlm.errors import InputError
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.pages import MAX_SEQUENCES, PagePool, Reserved, Sequence, pages_for
 
+from .tiers import examples
+
 CONTEXT = 5 * PAGE - 3
 COUNTS = st.one_of(st.integers(1, 3), st.integers(1, 2 * PAGE + 1), st.just(PAGE))
 
@@ -156,7 +158,10 @@ class Pool(RuleBasedStateMachine):
 
 TestPool = Pool.TestCase
 TestPool.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+    max_examples=examples(60),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much],
 )
 
 

@@ -9,6 +9,8 @@ from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.pages import PagePool, Sequence, pages_for
 from shaderlm.runtime.prefix_cache import PrefixCache
 
+from .tiers import examples
+
 
 class Cache:
     """A cache, the pool under it, and what is in every page."""
@@ -53,7 +55,7 @@ TEXTS = st.builds(
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=12), st.integers(8, 40), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_what_is_found_is_what_was_asked_for(texts: list[list[int]], pages: int, data: st.DataObject) -> None:
     """Against the obvious model: the longest beginning that any text before has in common, where nothing went."""
     cache, before = Cache(max(pages, 8)), list[list[int]]()

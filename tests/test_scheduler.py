@@ -19,6 +19,7 @@ from shaderlm.runtime.prefix_cache import PrefixCache
 from shaderlm.runtime.runner import Part, Tokens
 
 from .fake_runner import FakeRunner, continued, hashed
+from .tiers import examples
 
 VOCABULARY = 50
 TOKEN = hashed(VOCABULARY)
@@ -217,7 +218,7 @@ REQUESTS = st.builds(
     chunk=st.sampled_from([8, 64]),
     fixed_chunk=st.sampled_from([0, 0, 64, PAGE]),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_sequence_gets_what_it_gets_alone(
     requests: list[Wanted], ahead: int, max_rows: int, max_running: int, max_pages: int, chunk: int, fixed_chunk: int
 ) -> None:

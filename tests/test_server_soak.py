@@ -112,7 +112,7 @@ async def load_of(url: str, clients: int, jobs: list[tuple[Ids, str]]) -> list[t
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)

@@ -161,7 +161,7 @@ def test_the_command_hosts_an_export_over_https(folder: Path) -> None:
         found = httpx.get(f"{address}/web/plan.json", verify=context, trust_env=False)
         assert found.json()["model"]["name"] == "Tiny Chat"
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()

@@ -29,6 +29,7 @@ from shaderlm.text.chat_output import LLAMA, TAGGED
 
 from .command_line import Done
 from .command_line import shaderlm as shaderlm_command
+from .tiers import examples
 from .tiny_models import CHATML, SPECIAL, tiny_tokens, write_tiny_llama
 
 CHAT = [{"role": "user", "content": "hello"}]
@@ -145,7 +146,7 @@ def accepts(model: LanguageModel, grammar: Grammar, text: str) -> bool:
 any_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(any_text, min_size=1, max_size=3))
 @example(texts=["\x7f", "\n", '/\\"'])
 def test_any_text_can_be_a_choice_a_regex_or_a_name(model: LanguageModel, texts: list[str]) -> None:
@@ -327,7 +328,7 @@ def walker(model: LanguageModel) -> Walker:
     return Walker(model.tokenizer)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schema=schemas, seed=st.integers(0, 1000))
 def test_every_text_validates(walker: Walker, schema: Any, seed: int) -> None:
     _holds(walker, schema, seed)

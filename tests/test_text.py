@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from shaderlm.errors import InputError, ModelError
 from shaderlm.text import ChatTemplate, TextStream, Tokenizer, Vocabulary
 
+from .tiers import examples
+
 DATA = Path(__file__).parent / "data"
 VOCABULARIES = ("gpt-2", "llama-spm", "phi-3")
 
@@ -51,7 +53,7 @@ def test_every_recorded_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(text=st.text(max_size=40))
 @example(text="▁")
 def test_decode_undoes_encode(name: str, text: str) -> None:
@@ -61,7 +63,7 @@ def test_decode_undoes_encode(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(text=st.text(alphabet="aé€😀 \n", max_size=20))
 def test_a_stream_gives_whole_characters_and_the_same_text(name: str, text: str) -> None:
     stream = TextStream(tokenizer(name))
@@ -96,7 +98,7 @@ def test_a_character_whose_end_never_comes_is_left_out() -> None:
     assert "".join(map(stream.push, wrong)) + stream.finish() == "a\ufffd\ufffdb", "broken bytes before it are not"
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(text=st.text("ab#", max_size=30), stop=st.lists(st.text("ab#", min_size=1, max_size=5), max_size=3))
 def test_a_stop_string_is_never_sent_in_part(text: str, stop: list[str]) -> None:
     words = tokenizer("gpt-2")
@@ -126,6 +128,11 @@ def test_what_only_looked_like_a_stop_string_comes_out_at_the_end() -> None:
 
 
 def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """A busy machine may keep them waiting as well, so that one of several times will do."""
+    assert any(_others_run() for _ in range(5)), "they wait for the end"
+
+
+def _others_run() -> bool:
     encode = tokenizer("gpt-2").encode
     encode("its tables are made")
     text, begun, over, seen = "some words of a text, " * 20_000, threading.Event(), threading.Event(), list[float]()
@@ -146,7 +153,7 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     thread.join()
     looks = [first, *(each for each in seen if first < each < last), last]
     gap = max(b - a for a, b in itertools.pairwise(looks))
-    assert gap < 0.5 * (last - first), "they wait for the end"
+    return gap < 0.5 * (last - first)
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -209,7 +216,7 @@ def test_special_tokens_are_parsed_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(words=st.lists(st.sampled_from(["a", " the", "<|end|>", "<s>", "</s>", "<", "|end|>", "\n", "<|endoftext|>"])))
 def test_marked_text_is_plain_and_the_rest_is_parsed(name: str, words: list[str]) -> None:
     """A mark inside every special token: as if none were parsed. No mark: as if all were."""
