@@ -49,6 +49,15 @@ _GPU = {
 
 # Files about kernels that the cover of `kernel_runs` has too: Dawn runs them with --all.
 _KERNELS = {"test_adjust", "test_equalities", "test_int16", "test_rows_int16", "test_sample"}
+# Tests whose kernels others of these files run on Dawn as well: with --all, too.
+_ON_DAWN_WITH_ALL = {
+    "test_by_the_kernels_of_a_gpu",
+    "test_heads_that_are_normed",
+    "test_long_runs_need_no_other_plans",
+    "test_on_a_device_with_an_f16_cache",
+    "test_one_run_of_every_route",
+    "test_random_schedules",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,7 +99,8 @@ def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
         left_out = not config.getoption("--browser")
     else:
         left_out = item.get_closest_marker("dawn") is not None and dawn.missing() is not None
-    left_out |= implementation == "dawn" and item.path.stem in _KERNELS and not config.getoption("--all")
+    if implementation == "dawn" and config.getoption("--gpu-only") and not config.getoption("--all"):
+        left_out |= item.path.stem in _KERNELS or getattr(item, "originalname", "") in _ON_DAWN_WITH_ALL
     left_out |= item.path.stem not in _GPU and bool(config.getoption("--gpu-only"))
     return not left_out and tiers.belongs(item, implementation)
 

@@ -25,9 +25,10 @@ def every_second(values: Iterable[Any]) -> list[Any]:
 
 
 def every_pair(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
-    """All pairs, of which every second one in both directions runs by default: so does every value of both."""
+    """All pairs. Without --all, those of every third diagonal, or second: every value of both is among them."""
+    period = 3 if min(len(first), len(second)) > 2 else 2
     places = itertools.product(range(len(first)), range(len(second)))
-    return [_param((first[i], second[j]), (i + j) % 2 == 0) for i, j in places]
+    return [_param((first[i], second[j]), (i + j) % period == 0) for i, j in places]
 
 
 def _param(value: Any, wanted: bool) -> Any:

@@ -42,7 +42,7 @@ ROWS = (
 )
 
 
-@pytest.fixture(scope="module", params=["cpu", "software", "gpu"])
+@pytest.fixture(scope="module", params=["cpu", "software", pytest.param("gpu", marks=pytest.mark.long)])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """A tiny model in NumPy, on the adapter of the tests, and on the same taken for a GPU.
 
@@ -93,7 +93,6 @@ def assert_same(found: list[Reported], expected: list[Reported], what: str) -> N
             assert [value for _, value in report[1]] == pytest.approx([v for _, v in wanted[1]], abs=1e-3), what
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("row", range(2, len(ROWS)))
 def test_the_device_does_what_the_host_did(row: int, runner: Runner) -> None:
     """The same tokens and log probabilities, submitted ahead, across the end of a page."""
@@ -104,7 +103,6 @@ def test_the_device_does_what_the_host_did(row: int, runner: Runner) -> None:
         assert not {token for token, _ in found} & set(ids), "tokens of the prompt are penalised"
 
 
-@pytest.mark.full
 def test_rows_with_different_adjustments_share_steps(runner: Runner) -> None:
     """Plain rows too; first in one step with their prompts, then in one batch, then two of them in another."""
     rng = np.random.default_rng(1)

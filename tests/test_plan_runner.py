@@ -74,7 +74,7 @@ MODELS: dict[str, Any] = {  # every process compiles all its kernels: few models
 }
 
 
-@pytest.fixture(scope="module", params=by_default(MODELS, lambda name: "qwen3" not in name))
+@pytest.fixture(scope="module", params=by_default(MODELS, lambda name: "f32" in name))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder = tmp_path_factory.mktemp("plans")
     write, options = MODELS[request.param]

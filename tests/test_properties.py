@@ -20,6 +20,7 @@ from shaderlm.gpu import Device
 from shaderlm.kernels import fold
 
 from .compare import assert_close
+from .tiers import runs_all
 
 F32, F16, F64 = np.float32, np.float16, np.float64
 Array = Any
@@ -27,7 +28,8 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def runs(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None, print_blob=False)
+    count = examples if runs_all() else examples // 2
+    return settings(max_examples=count, deadline=None, derandomize=True, database=None, print_blob=False)
 
 
 def floats(rng: np.random.Generator, *shape: int, size: float = 1.0) -> Array:

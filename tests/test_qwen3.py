@@ -32,6 +32,7 @@ from . import test_kernels as kernels
 from .architectures import TINY, model
 from .cases import CASES, Case
 from .qwen3_forward import F64, forward
+from .sweeps import by_default
 from .test_models import assert_logits
 from .tiny_models import tiny_tokens, write_tiny_llama, write_tiny_qwen3
 
@@ -241,10 +242,11 @@ OWN = [
 ]
 
 
+# Those of attention, and the large ones, take 5 to 20 s in software each.
 @pytest.mark.parametrize(
     "case",
-    # The large ones take 5 to 20 s in software each.
-    [pytest.param(c, id=c.name, marks=[pytest.mark.long] if c.flops > 500_000 else []) for c in OWN],
+    by_default(OWN, lambda case: case.op != "attention" and case.flops <= 500_000),
+    ids=[each.name for each in OWN],
 )
 def test_its_kernels_match_the_reference(
     case: Case, device: Device, plain_device: Device, pytestconfig: pytest.Config

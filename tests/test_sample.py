@@ -130,7 +130,7 @@ def test_a_batch_of_rows_equals_its_rows_alone(device: Device, kinds: list[str],
         alone = outputs[r : r + 1].copy()
         alone["row"] = alone["slot"] = 0
         batch = make_batch([positions[outputs["row"][r]]], [0], outputs=1)
-        for caps in (device.caps, gpu) if r == 0 else (device.caps,):
+        for caps in (device.caps, gpu) if r == 0 and seed == 1 else (device.caps,):  # compiles anew for every width
             one = program_of(caps, logits[r : r + 1], alone, batch)
             assert device.run(one)["tokens"].view(np.uint32)[0] == tokens[r], f"row {r}, {kinds[r]} {alone}"
 

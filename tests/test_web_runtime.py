@@ -46,6 +46,11 @@ TALK = [{"role": "user", "content": "say the <|im_end|> word"}]
 WEIGHTS = "/model/weights-000.bin"
 
 
+def _long(value: Any) -> Any:
+    """A parameter for --all: every load compiles all kernels anew."""
+    return pytest.param(value, marks=pytest.mark.long)
+
+
 def export_file(path: Path | None, folder: Path) -> None:
     """Write the export of a checkpoint; None: of SmolLM2."""
     with opened(None if path is None else str(path)) as model:
@@ -388,7 +393,7 @@ def _files(page: Page) -> list[dict[str, Any]]:
     return files
 
 
-@pytest.mark.parametrize("change", ["bytes[100] ^= 1", "bytes = bytes.slice(0, 1000)"])
+@pytest.mark.parametrize("change", ["bytes[100] ^= 1", _long("bytes = bytes.slice(0, 1000)")])
 def test_a_damaged_cache_is_mended(change: str, fresh: Page, native: LanguageModel) -> None:
     fresh.load(variant=FAST)
     fresh.call(f"""
@@ -430,7 +435,7 @@ def test_what_an_export_no_longer_has_is_forgotten(fresh: Page) -> None:
     assert set(before) - set(after) == {f"/.shaderlm/{gone}"}
 
 
-@pytest.mark.parametrize("size", [1, 20_000])  # nothing can be kept; the tokenizer can, weights cannot
+@pytest.mark.parametrize("size", [_long(1), 20_000])  # nothing can be kept; the tokenizer can, weights cannot
 def test_a_full_quota(size: int, fresh: Page, native: LanguageModel) -> None:
     fresh.browser.call("Storage.overrideQuotaForOrigin", origin=fresh.server.address, quotaSize=size)
     try:
@@ -514,7 +519,7 @@ def test_two_tabs_at_once(fresh: Page, native: LanguageModel) -> None:
 # Devices ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delay", [0, 1000])
+@pytest.mark.parametrize("delay", [_long(0), 1000])
 def test_a_device_lost_in_mid_answer(delay: int, fresh: Page) -> None:
     # Under load, calls fail on the device long before the browser says that it is lost.
     fresh.call(f"state.lossDelay = {delay}")
