@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from typing import Any
 
 
+class _Lazy:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
 def lazily(name: str) -> Any:
-    """A module that is executed when something of it is asked for."""
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    assert spec is not None, f"the package {name} is not installed"
-    assert spec.loader is not None
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    """A module that is imported when something of it is asked for."""
+    return _Lazy(name)

@@ -292,7 +292,7 @@ def test_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that goes on by 5 ms with every step."""
     model, runner = made()
     steps: list[FakeTokens] = []
-    runner.awaited = steps.append  # type: ignore[method-assign]
+    runner.awaited = steps.append  # type: ignore[method-assign, assignment]
     monkeypatch.setattr("shaderlm.engine.loop.time", SimpleNamespace(monotonic=lambda: 1000 + 0.005 * len(steps)))
     handle = model.engine.submit(request([5], 800, timeout=0.5))
     ids = ids_of(handle)

@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
     needed = runner.memory(CONTEXT).total
     runner.close()
     small = taken_for(device, heap=needed - 1)
-    monkeypatch.setattr(type(small), "buffer", lambda *given: pytest.fail("something was allocated"))
+    monkeypatch.setattr(small, "buffer", lambda *given: pytest.fail("something was allocated"))
     with pytest.raises(DeviceError, match=r"768 tokens of context need .*weights .*cache .*scratch .* has .*shorter"):
         runner_of(tiny, small, reserve=CONTEXT)
     monkeypatch.undo()
@@ -72,18 +72,19 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
 def test_a_failed_allocation_gives_everything_back(device: Device, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the size of the memory is not known: the cache is allocated before weights are copied."""
     made: list[Any] = []
-    real = Device.buffer
+    small = taken_for(device, heap=0)
+    real = small.buffer
 
-    def short(self: Device, contents: Any) -> Any:
-        keys = CONTEXT * 2 * 16 * (2 if self.caps.policy.half_cache else 4)
+    def short(contents: Any) -> Any:
+        keys = CONTEXT * 2 * 16 * (2 if small.caps.policy.half_cache else 4)
         if isinstance(contents, int) and contents == keys:
             raise DeviceError("no memory")
-        made.append(real(self, contents))
+        made.append(real(contents))
         return made[-1]
 
-    monkeypatch.setattr(Device, "buffer", short)
+    monkeypatch.setattr(small, "buffer", short)
     with pytest.raises(DeviceError, match="no memory"):
-        runner_of(tiny, taken_for(device, heap=0), reserve=CONTEXT)
+        runner_of(tiny, small, reserve=CONTEXT)
     assert made
     assert all(buffer.destroyed for buffer in made)
 

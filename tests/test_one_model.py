@@ -13,6 +13,7 @@ import pytest
 
 import shaderlm
 from shaderlm.engine import LanguageModel, Request
+from shaderlm.engine.loading import load_with
 from shaderlm.gpu import Device
 
 from .runners import runner_of
@@ -31,7 +32,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("ids", [IDS[:1], IDS], ids=["a token", "a prompt"])
 def test_logits(ids: list[int], path: Path, device: Device) -> None:
-    found, expected = (runner_of(path, where).session().logits(ids) for where in (device, None))
+    runners = runner_of(path, device, cache="f32", precision="exact"), runner_of(path, None)
+    found, expected = (runner.session().logits(ids) for runner in runners)
     assert expected.std() > 0.1
     np.testing.assert_allclose(found, expected, atol=5e-4)
 
@@ -39,7 +41,10 @@ def test_logits(ids: list[int], path: Path, device: Device) -> None:
 @pytest.fixture(scope="module")
 def models(path: Path, device: Device) -> Iterator[Models]:
     """On the adapter, and in NumPy. What the tests before compiled is there already."""
-    with shaderlm.load(path, device=device) as one, shaderlm.load(path, device="cpu") as other:
+    with (
+        load_with(path, device=device, cache="f32", precision="exact") as one,
+        shaderlm.load(path, device="cpu") as other,
+    ):
         yield one, other
 
 
