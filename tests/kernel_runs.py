@@ -92,7 +92,7 @@ def _kind(kernel: str, name: str, value: Constant, thin: bool) -> Hashable:
     if thin and kernel.startswith("attention/") and name in ("QUADS", "GROUP"):
         return value == 1, is_power
     if kernel.startswith("attention/") and name == "QUADS":  # of a head; lanes take them in steps of 16 or 32
-        return value == 1, is_power, value % 2, value > 16, value > 32
+        return value == 1, value % 2, value > 32
     if kernel.startswith("attention/") and name == "GROUP":  # heads of queries, which are computed in fours
         return value == 1, value % 4 == 0, value > 4
     if thin and name in ("TEAM", "STAGE", "EXPERTS"):
@@ -146,8 +146,10 @@ def _small(op: str) -> Case | None:
     return next((case for case in CASES if case.op == op and quick(case)), None)
 
 
-def all_runs(case: Case, device: WithCaps, plain_device: WithCaps, everything: bool = False) -> Iterator[Run]:
-    """Every route that applies, once per plan that makes a difference.
+def all_runs(
+    case: Case, device: WithCaps, plain_device: WithCaps, everything: bool = False, route_name: str | None = None
+) -> Iterator[Run]:
+    """Every route that applies, or one of them, once per plan that makes a difference.
 
     Compiling takes a software adapter a second, so that `everything` is for --all. Otherwise kernels are specialised
     only where a GPU would take the route, and by all routes and plans for one case of each op; and the least GPU gets
@@ -166,6 +168,8 @@ def all_runs(case: Case, device: WithCaps, plain_device: WithCaps, everything: b
     if not everything and large:
         del plans["without dot4"]
     for route in routes_of(case.op):
+        if route_name not in (None, route.name):
+            continue
         seen: list[LaunchList] = []
         for plan, (chosen, caps) in plans.items():
             if route.reason(dims, caps) is None:
@@ -219,7 +223,7 @@ _SMALL_FLOPS = 400_000
 def small_run(op: str, route: str, device: WithCaps, plain_device: WithCaps) -> list[Run]:
     """One run of a route, if there is one: of the shaders with the shortest texts, the largest case that is quick."""
     cases = [case for case in CASES if case.op == op and not case.long]
-    runs = [run for case in cases for run in all_runs(case, device, plain_device) if run.route.name == route]
+    runs = [run for case in cases for run in all_runs(case, device, plain_device, route_name=route)]
     quick = [run for run in runs if run.case.flops <= _SMALL_FLOPS] or runs
 
     def length(run: Run) -> int:
@@ -228,11 +232,6 @@ def small_run(op: str, route: str, device: WithCaps, plain_device: WithCaps) -> 
     return sorted(quick, key=lambda run: (length(run), -run.case.flops, -sum(run.launch_list.buffers.values())))[:1]
 
 
-@cache
-def _every_run(op: str, device: WithCaps, plain_device: WithCaps) -> list[Run]:
-    return [run for case in CASES if case.op == op for run in all_runs(case, device, plain_device, True)]
-
-
 def every_run(op: str, route: str, device: WithCaps, plain_device: WithCaps) -> list[Run]:
     """All runs of a route."""
-    return [run for run in _every_run(op, device, plain_device) if run.route.name == route]
+    return [run for case in CASES if case.op == op for run in all_runs(case, device, plain_device, True, route)]

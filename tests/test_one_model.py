@@ -5,7 +5,7 @@ A test compiles the kernels of one kind of step, so that none takes long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ import pytest
 import shaderlm
 from shaderlm.engine import LanguageModel, Request
 from shaderlm.engine.loading import load_with
-from shaderlm.gpu import Device
+from shaderlm.gpu import Device, Step
+from shaderlm.gpu.pipelines import key_of
 
 from .runners import runner_of
 from .tiny_models import write_tiny_llama
@@ -28,6 +29,26 @@ Models = tuple[LanguageModel, LanguageModel]
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="q8_0")
+
+
+class _GatheredError(Exception):
+    """What would be compiled is known."""
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_its_kernels_compile(part: int, path: Path, device: Device) -> None:
+    steps: list[Step] = []
+
+    def gather(wanted: Iterable[Step]) -> None:
+        steps.extend({key_of(step): step for step in wanted}.values())
+        raise _GatheredError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device._pipelines, "compile", gather)
+        with pytest.raises(_GatheredError):
+            runner_of(path, device, cache="f32", precision="exact")
+    assert len(steps) > 8
+    device._pipelines.compile(sorted(steps, key=lambda step: -len(step.source))[part::4])
 
 
 @pytest.mark.parametrize("ids", [IDS[:1], IDS], ids=["a token", "a prompt"])
