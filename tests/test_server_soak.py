@@ -29,6 +29,9 @@ from .serving import Running, running
 from .test_engine_company import assert_greedy
 from .tiny_models import write_tiny_llama
 
+# In a process that has served before: its memory is compared.
+pytestmark = pytest.mark.xdist_group("tiny q8_0, profiles")
+
 TOKENS = 64
 Ids = tuple[int, ...]
 
