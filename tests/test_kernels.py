@@ -67,24 +67,23 @@ def _runs(op: str, route: str, device: Device, plain_device: Device) -> list[Run
     return default_runs(op, route, device, plain_device, wide=device.caps.implementation == "wgpu")
 
 
+def _check_all(runs: list[Run], route: Route, device: Device) -> None:
+    for run in runs:
+        operands, expected = make(run.case)
+        check(run, run.device.run(run.program(operands)), expected)
+    assert runs or is_left_out(route, device.caps), "no case ran"
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize(("op", "route"), ROUTES)
 def test_one_run_of_every_route(op: str, route: Route, device: Device, plain_device: Device) -> None:
     """Those whose shaders take a software adapter seconds to compile are in the full tier."""
-    runs = small_run(op, route.name, device, plain_device)
-    for run in runs:
-        operands, expected = make(run.case)
-        check(run, run.device.run(run.program(operands)), expected)
-    assert runs or is_left_out(route, device.caps), "no case ran"
+    _check_all(small_run(op, route.name, device, plain_device), route, device)
 
 
 @pytest.mark.parametrize(("op", "route"), ROUTES)
 def test_a_cover_of_all_shaders(op: str, route: Route, device: Device, plain_device: Device) -> None:
-    runs = _runs(op, route.name, device, plain_device)
-    for run in runs:
-        operands, expected = make(run.case)
-        check(run, run.device.run(run.program(operands)), expected)
-    assert runs or is_left_out(route, device.caps), "no case ran"
+    _check_all(_runs(op, route.name, device, plain_device), route, device)
 
 
 def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> None:

@@ -96,7 +96,7 @@ def test_groups_are_small() -> None:
     assert max(map(len, files.values())) <= 5
 
 
-def test_the_table_is_of_tests_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_of_tests_that_are_there() -> None:
     for implementation in ("wgpu", "dawn"):
         named = {re.split(r"[:\[]", name)[0] for name in tiers.durations(implementation)}
         assert named <= {path.name for path in TESTS.glob("test_*.py")}
