@@ -2,17 +2,15 @@
 
 All of them take a software adapter many minutes: nearly all of it for compiling shaders. So the default is a cover.
 A shader is a kernel with files that it is concatenated with and with values of its constants. The runs of a cover have,
-of every kernel, every such file and every such value somewhere, but not all of their combinations: a format's functions
-do not depend on what is done with the sums. A kernel that several ops have is covered once, by runs of any of them.
-In attention it has one of each kind of heads' sizes and groups.
-On Dawn what differs is the compiler. There a file is covered once for all kernels, unbound operands as any or none, and
-sizes of heads, teams, stages and numbers of experts by their kind. Chromium has the same compiler: it gets a run of
-every route.
+of every kernel, every such file and every kind of such values somewhere, but not all of their combinations: a format's
+functions do not depend on what is done with the sums. A kernel that several ops have is covered once, by runs of any of
+them. On Dawn what differs is the compiler. There every route and every file is covered once. Chromium has the same
+compiler: it gets a run of every route.
 
 | stack | by default | with --full | with --all |
 |---|---|---|---|
 | wgpu | a run of every route | the cover, and other runs whose shaders it compiles anyway | all runs, case by case |
-| Dawn | a run of every route | the smaller cover | all runs |
+| Dawn | – | the smaller cover | all runs |
 | Chromium | – | a run of every route | all runs |
 """
 
@@ -68,14 +66,16 @@ class Run:
         return frozenset((self.caps.subgroups, shader_of(each, self.caps.implementation).source) for each in dispatches)
 
     def parts(self, thin: bool) -> frozenset[Hashable]:
-        """What the shaders are made of: each part with the kernel that it is a part of, unless a file counts once."""
+        """What the shaders are made of, each part with the kernel that it is a part of. `thin`: routes and files."""
         found: set[Hashable] = {(self.case.op, self.route.name)}
         for each in self.launch_list.dispatches:
             kernel = each.kernel.path
-            found |= {_file(name) if thin else (kernel, name) for name in each.kernel.include}
-            found |= {(kernel, name, _kind(kernel, name, value, thin)) for name, value in each.constants.items()}
-            unbound = bool(each.unbound) if thin else each.unbound
-            found |= {(kernel, each.specialised, unbound), (kernel, self.caps.subgroups)}
+            if thin:
+                found |= {kernel, *(_file(name) for name in each.kernel.include)}
+            else:
+                found |= {(kernel, name) for name in each.kernel.include}
+                found |= {(kernel, name, _kind(kernel, name, value)) for name, value in each.constants.items()}
+                found |= {(kernel, each.specialised, each.unbound), (kernel, self.caps.subgroups)}
         return frozenset(found)
 
 
@@ -84,19 +84,18 @@ def _file(name: str) -> str:
     return "staged" if name.startswith("shared/staged_") else name
 
 
-def _kind(kernel: str, name: str, value: Constant, thin: bool) -> Hashable:
+def _kind(kernel: str, name: str, value: Constant) -> Hashable:
     """A constant's value, or what kind of size it is: every model has others, and they are bounds of loops."""
+    if name in ("MOST", "SOFTCAP", "WINDOW"):  # numbers in a formula, if they are there at all
+        return True
     if not isinstance(value, int):
         return value
-    is_power = value & (value - 1) == 0
-    if thin and kernel.startswith("attention/") and name in ("QUADS", "GROUP"):
-        return value == 1, is_power
     if kernel.startswith("attention/") and name == "QUADS":  # of a head; lanes take them in steps of 16 or 32
         return value == 1, value % 2, value > 32
     if kernel.startswith("attention/") and name == "GROUP":  # heads of queries, which are computed in fours
         return value == 1, value % 4 == 0, value > 4
-    if thin and name in ("TEAM", "STAGE", "EXPERTS"):
-        return value == 1, is_power, value % 2, value > 32
+    if name in ("EXPERTS", "SLOTS", "STAGE", "TEAM"):
+        return value == 1, value & (value - 1) == 0, value % 2, value > 32
     return value
 
 

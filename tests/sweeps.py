@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 
+def with_all(*values: Any) -> Any:
+    """A parameter, or several, that runs with --all."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 def by_default(values: Iterable[Any], wanted: Callable[[Any], bool]) -> list[Any]:
     """Parameters of a test. Those that are not wanted run with --all."""
     return [pytest.param(value, marks=() if wanted(value) else pytest.mark.long) for value in values]

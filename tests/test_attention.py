@@ -24,6 +24,7 @@ from shaderlm.kernels.wgsl import read
 from .attention_operands import MAKERS, Stretch, paged_batch
 from .compare import assert_close
 from .index_guard import run_guarded, unchecked_device
+from .sweeps import with_all
 from .test_properties import runs
 
 GPU = replace(WEBGPU_DEFAULT, kind="discrete", subgroups=True, max_invocations=1024, max_workgroup_memory=48 << 10)
@@ -150,7 +151,7 @@ def test_a_row_does_not_depend_on_the_rest_of_its_batch(subgroups: bool, gpu: De
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("subgroups", [True, False])
+@pytest.mark.parametrize("subgroups", [with_all(True), False])
 def test_more_rows_than_the_scratch_has_room_for(subgroups: bool, pytestconfig: pytest.Config) -> None:
     """A binding of 64 KiB holds the partial sums of 16 rows: they are made in passes."""
     small = open_device(pytestconfig.getoption("--device"), limits={"max_binding": 1 << 16})
@@ -285,7 +286,7 @@ SHAPES: list[tuple[str, dict[str, Any], tuple[Stretch, ...]]] = [
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("subgroups", [True, False])
+@pytest.mark.parametrize("subgroups", [True, with_all(False)])
 @pytest.mark.parametrize(("op", "sizes", "stretches"), SHAPES, ids=lambda value: str(value)[:40])
 def test_no_index_is_outside(
     op: str, sizes: dict[str, Any], stretches: tuple[Stretch, ...], subgroups: bool, unchecked: Device

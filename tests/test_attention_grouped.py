@@ -16,6 +16,7 @@ from shaderlm.kernels.attention.attention import GROUPED_KEYS, grouped
 from .attention_operands import MAKERS, Stretch
 from .compare import assert_close
 from .index_guard import run_guarded, unchecked_device
+from .sweeps import every_pair, with_all
 from .test_attention import GPU, SOFTWARE, Heads, dims_of, flash, rows_of
 
 ROWS: tuple[Stretch, ...] = ((0, 0, 1), (1, 15, 1), (2, 130, 1), (3, 63, 1), (4, 64, 1))
@@ -80,7 +81,12 @@ def with_shuffles(program: Program) -> Program:
 
 @pytest.mark.parametrize(
     ("heads", "cache", "subgroup"),
-    [((4, 1, 64), "f16", 32), ((4, 2, 16), "f32", 32), ((3, 1, 128), "f16", 32), ((1, 1, 36), "f16", 8)],
+    [
+        with_all((4, 1, 64), "f16", 32),
+        ((4, 2, 16), "f32", 32),
+        with_all((3, 1, 128), "f16", 32),
+        ((1, 1, 36), "f16", 8),
+    ],
     ids=str,
 )
 def test_subgroups_of_other_sizes(heads: Heads, cache: str, subgroup: int, gpu: Device) -> None:
@@ -169,8 +175,7 @@ def unchecked(pytestconfig: pytest.Config) -> Device:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("runs", [False, True], ids=["decode", "mixed"])
-@pytest.mark.parametrize("paged", [True, False])
+@pytest.mark.parametrize(("paged", "runs"), every_pair([True, False], [False, True]))
 def test_no_index_is_outside(paged: bool, runs: bool, unchecked: Device) -> None:
     """With right records and with wrong ones; blocks at the end of the pool are read no further than it goes."""
     dims = dims_of((5, 1, 12), 6, context="single_pass", paged=paged, keys=0 if paged else 700, runs=runs)

@@ -21,7 +21,7 @@ from .attention_operands import MAKERS, Stretch
 from .compare import assert_close
 from .index_guard import run_guarded, unchecked_device
 from .matrix_loops import in_loops
-from .sweeps import every_pair
+from .sweeps import every_pair, with_all
 from .test_attention import GPU, Heads, dims_of, rows_of
 
 SHAPE, SMALL = (MatrixShape("f16", "f32", side, side, side) for side in (16, 8))
@@ -76,9 +76,9 @@ def operands_of(heads: Heads, tokens: int, stretches: tuple[Stretch, ...], seed:
 
 
 CASES: list[Any] = [  # heads, tokens, context, stretches
-    ((4, 1, 64), 25, "single_pass", RUNS),
-    ((3, 1, 16), 90, "single_pass", MANY),  # groups of three: a tile has room for one pair more than it takes
-    pytest.param((2, 2, 80), 23, "single_pass", RUNS, marks=pytest.mark.long),
+    with_all((4, 1, 64), 25, "single_pass", RUNS),
+    with_all((3, 1, 16), 90, "single_pass", MANY),  # groups of three: a tile has room for one pair more than it takes
+    with_all((2, 2, 80), 23, "single_pass", RUNS),
     ((16, 1, 128), 21, "single_pass", RUNS),
     ((4, 1, 32), 20, "split", ((0, 590, 9), (1, 700, 1), (2, 11, 1), (3, 300, 9))),
 ]
@@ -93,7 +93,9 @@ def test_batches(heads: Heads, tokens: int, context: str, stretches: tuple[Stret
 
 # Window, cap of scores, sinks. Windows within a tile of keys, and over pages; of rows that share tiles of rows.
 @pytest.mark.parametrize(
-    ("window", "softcap", "sinks"), [(20, 0.0, False), (150, 0.0, True), (0, 2.0, False), (70, 1.5, True)], ids=str
+    ("window", "softcap", "sinks"),
+    [with_all(20, 0.0, False), with_all(150, 0.0, True), (0, 2.0, False), (70, 1.5, True)],
+    ids=str,
 )
 def test_scores(window: int, softcap: float, sinks: bool, gpu: Device) -> None:
     how: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks}

@@ -25,7 +25,7 @@ from shaderlm.kernels.attention.attention import (
 from .attention_operands import MAKERS, Stretch
 from .compare import assert_close
 from .index_guard import run_guarded, unchecked_device
-from .sweeps import every_pair
+from .sweeps import every_pair, with_all
 from .test_attention import GPU, PLAIN, attend, dims_of, flash, rows_of
 
 # Rows of every length against the window, of which two see keys of several pages and some see all that there are.
@@ -96,7 +96,7 @@ def test_one_sequence_without_pages(kernel: str, keys: int, gpu: Device) -> None
     assert_close(run(gpu, kernel, dims, operands), expected["out"], "attention", kernel)
 
 
-@pytest.mark.parametrize("window", [2100, 1000])
+@pytest.mark.parametrize("window", [2100, with_all(1000)])
 def test_long_rows(window: int, gpu: Device) -> None:
     """Chunks of 128 keys, which begin with a page, and of 64, by how much of a row its window leaves."""
     rows: tuple[Stretch, ...] = ((0, 2500, 1), (1, 2111, 1), (2, 40, 1))
@@ -119,7 +119,9 @@ def test_a_row_does_not_depend_on_the_rest_of_its_batch(gpu: Device) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kernel", ["single_pass", "split_octets", "split_tree", "tile", "grouped"])
+@pytest.mark.parametrize(
+    "kernel", ["single_pass", with_all("split_octets"), with_all("split_tree"), "tile", with_all("grouped")]
+)
 def test_no_index_is_outside(kernel: str, unchecked: Device) -> None:
     """With right records and with wrong ones."""
     cache = "f16" if kernel == "split_octets" else "f32"

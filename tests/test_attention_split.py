@@ -17,6 +17,7 @@ from shaderlm.kernels.attention.attention import split_octets, split_quads, spli
 from .attention_operands import MAKERS, Stretch
 from .compare import assert_close
 from .index_guard import run_guarded, unchecked_device
+from .sweeps import every_pair, with_all
 from .test_attention import GPU, Heads, dims_of, flash, rows_of
 
 
@@ -36,10 +37,10 @@ def attend(on: Device, dims: dict[str, Any], operands: dict[str, Any], lanes: in
 
 
 # Groups of one, three, four and five heads; one octet of a key in a lane and two; keys of no, one and many chunks.
-CASES: list[tuple[Heads, int, str, tuple[Stretch, ...], int]] = [
+CASES: list[Any] = [  # heads, tokens, context, stretches, lanes
     ((4, 1, 32), 1, "split", ((0, 600, 1),), 32),
-    ((3, 1, 64), 1, "split", ((0, 63, 1),), 32),
-    ((2, 2, 32), 1, "long_split", ((0, 2100, 1),), 64),
+    with_all((3, 1, 64), 1, "split", ((0, 63, 1),), 32),
+    with_all((2, 2, 32), 1, "long_split", ((0, 2100, 1),), 64),
     ((5, 1, 32), 7, "split", ((0, 600, 1), (1, 20, 1), (2, 0, 1), (3, 512, 1), (4, 2047, 1)), 32),
     ((8, 2, 64), 3, "long_split", ((0, 8300, 1), (1, 2500, 1), (2, 1000, 1)), 32),
 ]
@@ -53,7 +54,7 @@ def test_rows(heads: Heads, tokens: int, context: str, stretches: tuple[Stretch,
     assert_close(attend(gpu, dims, operands, lanes), expected["out"], "attention", f"{heads} {context}")
 
 
-@pytest.mark.parametrize("cache", ["f16", "f32"])
+@pytest.mark.parametrize("cache", ["f16", with_all("f32")])
 def test_splits_of_several_chunks(cache: str, gpu: Device) -> None:
     """Fewer splits than chunks, of rows with chunks of either size."""
     dims = dims_of((3, 1, 32), 4, context="long_split", paged=True, cache=cache)
@@ -105,8 +106,7 @@ def unchecked(pytestconfig: pytest.Config) -> Device:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("context", CONTEXTS[1:])
-@pytest.mark.parametrize("paged", [True, False])
+@pytest.mark.parametrize(("paged", "context"), every_pair([True, False], CONTEXTS[1:]))
 def test_no_index_is_outside(paged: bool, context: str, unchecked: Device) -> None:
     """With right records and with wrong ones; chunks at the end of the pool are read no further than it goes."""
     dims = dims_of((5, 1, 32), 6, context=context, paged=paged, cache="f16", keys=0 if paged else 700)

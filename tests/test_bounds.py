@@ -18,6 +18,7 @@ from shaderlm.errors import RouteError
 from shaderlm.gpu import Array, Device, Program
 
 from .compare import assert_close
+from .sweeps import with_all
 
 F32, F16 = np.float32, np.float16
 TAIL = 64  # bytes after each buffer
@@ -91,12 +92,21 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("linear_q4gsw", q4(5, 96, 7, 64, F16)),
     ("linear_q4gsw", q4(5, 37, 9, 8, bias=True)),
     ("linear_q4gsw", q4(1, 38, 9, 5)),
-    *[("linear", dense(m, k, 67, "f16")) for m in (1, 66) for k in (33, 64)],
-    *[("linear", dense(m, 96, 5, kind)) for m in (1, 3) for kind in ("f32", "q8_0", "q4_0")],
+    ("linear", dense(1, 33, 67, "f16")),
+    ("linear", dense(66, 64, 67, "f16")),
+    *[("linear", dense(m, 96, 5, "f32")) for m in (1, 3)],
+    ("linear", dense(1, 96, 5, "q8_0")),
+    ("linear", dense(3, 96, 5, "q4_0")),
     ("sdpa_kv", attend(1, 10, 2, 18, 0)),
     ("sdpa_kv", attend(1, 10, 2, 18, 70, F16)),
     ("sdpa_kv", attend(5, 6, 2, 5, 3)),
     ("sdpa_kv", attend(5, 6, 2, 8, 66, F16)),
+]
+WITH_ALL: list[tuple[str, dict[str, Any]]] = [
+    ("linear", dense(1, 64, 67, "f16")),
+    ("linear", dense(66, 33, 67, "f16")),
+    ("linear", dense(3, 96, 5, "q8_0")),
+    ("linear", dense(1, 96, 5, "q4_0")),
 ]
 
 
@@ -131,7 +141,11 @@ def _name(i: int, op: str, given: dict[str, Any]) -> str:
     return f"{i}-{op}" + (f"-{kind}" if kind else "")
 
 
-@pytest.mark.parametrize(("op", "given"), CASES, ids=[_name(i, *case) for i, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("op", "given"),
+    [*CASES, *(with_all(*case) for case in WITH_ALL)],
+    ids=[_name(i, *case) for i, case in enumerate([*CASES, *WITH_ALL])],
+)
 def test_every_route_stays_inside_its_buffers(
     op: str, given: dict[str, Any], device: Device, programs: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:

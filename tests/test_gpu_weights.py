@@ -16,6 +16,7 @@ from shaderlm.kernels import routes_of
 from shaderlm.kernels.route import buffers_of
 
 from .compare import assert_close
+from .sweeps import with_all
 from .weights import make_weight
 
 F32, F16 = np.float32, np.float16
@@ -34,7 +35,7 @@ def parts(op: str, route: str, device: Device, **shape: Any) -> int:
 
 
 # A row of 4096 takes 2 KiB in 4 bits: 32 rows to a binding. At M = 5 x must fit as well: K = 2048, 64 rows.
-@pytest.mark.parametrize(("m", "k", "full"), [(1, 4096, 32), (5, 2048, 64)])
+@pytest.mark.parametrize(("m", "k", "full"), [(1, 4096, 32), with_all(5, 2048, 64)])
 def test_linear_q4gsw_over_several_bindings(m: int, k: int, full: int, small_device: Device) -> None:
     x = floats(0, m, k) * F32(0.05)  # products of about 0.05, as the absolute bound of f16 wants
     weight, scales = ops.pack_q4gsw(floats(1, 2 * full + 1, k) * 0.02, 32)
@@ -71,16 +72,16 @@ def weight_of(kind: str, n: int, k: int) -> tuple[Any, Any]:
     return make_weight(np.random.default_rng(1), kind, n, k)
 
 
-# How many rows fit is a matter of the format, not of M: at M = 5 one format, and all of them with --all.
+# How many rows fit is a matter of the format, not of M.
 @pytest.mark.parametrize(
     ("kind", "full", "m"),
     [
         ("f32", 8, 1),
-        ("q8_0", 32, 1),
-        ("q4_0", 64, 1),
+        with_all("q8_0", 32, 1),
+        with_all("q4_0", 64, 1),
         ("q4_0", 64, 5),
-        pytest.param("f32", 8, 5, marks=pytest.mark.long),
-        pytest.param("q8_0", 32, 5, marks=pytest.mark.long),
+        with_all("f32", 8, 5),
+        with_all("q8_0", 32, 5),
     ],
 )
 def test_linear_over_several_bindings(kind: str, full: int, m: int, small_device: Device) -> None:
@@ -104,11 +105,11 @@ def test_linear_over_several_bindings(kind: str, full: int, m: int, small_device
     ("kind", "k", "full", "m"),
     [
         ("q6_k", 2048, 42, 1),
-        ("q4_1", 2048, 64, 1),
+        with_all("q4_1", 2048, 64, 1),
         ("f32", 2304, 6, 1),
-        ("q6_k", 2048, 42, 5),
-        pytest.param("q4_1", 2048, 64, 5, marks=pytest.mark.long),
-        pytest.param("f32", 2304, 6, 5, marks=pytest.mark.long),
+        with_all("q6_k", 2048, 42, 5),
+        with_all("q4_1", 2048, 64, 5),
+        with_all("f32", 2304, 6, 5),
     ],
 )
 def test_fused_linears_over_several_bindings(kind: str, k: int, full: int, m: int, small_device: Device) -> None:

@@ -27,7 +27,8 @@ from shaderlm.kernels.wgsl import unrolled
 from .cases import Case, make
 from .compare import assert_close
 from .front_ends import read_shader
-from .sweeps import every_pair
+from .sweeps import every_pair, every_second, with_all
+from .tiers import runs_all
 from .weights import make_weight, whole_k
 
 Config = LaunchConfig | FewConfig
@@ -103,7 +104,7 @@ def test_rotated_rows_of_a_cache_of_f16(device: Device) -> None:
     check(SMALL, device, tokens=18, K=64, format="q4_0", **rope)
 
 
-@pytest.mark.parametrize("tiles", matrix.TILES, ids=lambda tiles: f"{tiles.rows} rows")
+@pytest.mark.parametrize("tiles", every_second(matrix.TILES), ids=lambda tiles: f"{tiles.rows} rows")
 def test_every_tile(tiles: matrix.Tiles, device: Device) -> None:
     """More than one tile of rows and of columns, neither of them full, and a last step of k that is not.
 
@@ -123,8 +124,8 @@ def test_every_tile(tiles: matrix.Tiles, device: Device) -> None:
     "config",
     [
         FewConfig(16, 16, 8, 2, buffers=2, spread=1),
-        FewConfig(32, 16, 4, 3, spread=2),
-        FewConfig(16, 32, 2, 6, buffers=2, spread=2),
+        with_all(FewConfig(32, 16, 4, 3, spread=2)),
+        with_all(FewConfig(16, 32, 2, 6, buffers=2, spread=2)),
         FewConfig(16, 16, 4, 2, spread=4, split=2),
     ],
     ids=str,
@@ -143,14 +144,14 @@ def test_few_rows_and_parts_of_k(epilogue: str, device: Device) -> None:
 
 def test_other_shapes_of_matrices(device: Device) -> None:
     """Those of the device, if it has matrix units."""
-    sizes = ((8, 8, 8), (16, 8, 16), (16, 8, 8), (32, 8, 16))
+    sizes = ((8, 8, 8), (16, 8, 16), (16, 8, 8), (32, 8, 16)) if runs_all() else ((16, 8, 8),)
     shapes = [shape for shape in device.caps.matrix_shapes if (shape.component, shape.result) == ("f16", "f32")]
     for shape in shapes or [MatrixShape("f16", "f32", *size) for size in sizes]:
         check(LaunchConfig(32, 32, 4, (1, 2, 1), buffers=2), device, shape, tokens=33, K=96, N=40)
         check(FewConfig(32, 16, 4, 1), device, shape, tokens=33, K=96, N=40)
 
 
-@pytest.mark.parametrize("size", [(16, 16, 16), (16, 8, 16), (8, 8, 8)], ids=str)
+@pytest.mark.parametrize("size", [with_all((16, 16, 16)), (16, 8, 16), with_all((8, 8, 8))], ids=str)
 def test_the_chain_that_measures_them(size: tuple[int, int, int], device: Device) -> None:
     """Small numbers, so that sums are exact: every product of every round is there, once."""
     shape = MatrixShape("f16", "f32", *size)
@@ -203,7 +204,10 @@ def test_odd_numbers(config: Config, device: Device) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [replace(SMALL, split=2), FewConfig(16, 16, 8, 3, spread=4), FewConfig(16, 16, 8, 2, spread=4, split=2)],
+    [
+        replace(SMALL, split=2),
+        *map(with_all, (FewConfig(16, 16, 8, 3, spread=4), FewConfig(16, 16, 8, 2, spread=4, split=2))),
+    ],
     ids=str,
 )
 def test_weights_in_several_bindings(config: Config, small_device: Device) -> None:
@@ -213,7 +217,7 @@ def test_weights_in_several_bindings(config: Config, small_device: Device) -> No
     check(config, small_device, **given)
 
 
-@pytest.mark.parametrize("config", [SMALL, FEW], ids=str)
+@pytest.mark.parametrize("config", [with_all(SMALL), FEW], ids=str)
 def test_a_tile_without_rows_writes_nothing(config: Config, device: Device) -> None:
     """A bucket of 48 rows with 5 of them: two of three tiles have nothing to do."""
     rng = np.random.default_rng(1)

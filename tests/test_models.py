@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("tiny models")
 
 # Weight formats whose kernels are those of others with another table or scales.
 # Types on a device: planes of blocks, superblocks, tables of codes, and plain rows. test_kernels has all of them.
-ON_A_DEVICE = ("q8_0", "q4_k", "mxfp4", "bf16")
+ON_A_DEVICE = ("q4_k", "mxfp4")
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 256, 70)]
 
 

@@ -26,7 +26,7 @@ Oracles = dict[str, Oracle]
 
 # By default, on a device: windows, sinks and experts; tensors of several matrices. Kernels of a GPU take a software
 # adapter long to compile: test_batches has such steps of a smaller model, and test_oracles these checkpoints.
-ON_A_DEVICE = ("gpt-oss-mxfp4", "phi3")
+ON_A_DEVICE = ("phi3",)
 BY_A_GPU = ()
 # Every fusion applies to one of these; test_checkpoints has every checkpoint without fusions.
 FUSED = ("gemma3", "gpt-oss-mxfp4", "qwen3moe", "smollm3", "starcoder2")

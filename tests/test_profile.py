@@ -43,7 +43,7 @@ ROOFS = Roofline(2e9, 1e10, 30.0, 0.0)
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="q8_0", context=CONTEXT)
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", context=CONTEXT)
 
 
 @dataclass

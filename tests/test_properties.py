@@ -138,7 +138,7 @@ def weight_of(rng: np.random.Generator, kind: str, n: int, k: int) -> tuple[Arra
     return packed.reshape(n, -1), values.reshape(n, k)
 
 
-@runs(50)
+@runs(24)
 @given(
     kind=st.sampled_from(["f32", "f16", "q8_0", "q4_0"]),
     m=st.sampled_from([1, 1, 2, 5, 64, 65]),

@@ -23,6 +23,7 @@ from shaderlm.kernels import choose, read
 
 from .index_guard import run_guarded
 from .sampled import F32, Setting, assert_all_drawn, drawn, program_of, records, sampled, seed_for
+from .sweeps import with_all
 from .test_bounds import TAIL, fenced
 from .test_decode_risks import unchecked  # noqa: F401  (a fixture)
 from .test_properties import SEEDS, runs
@@ -84,7 +85,7 @@ LOGITS: dict[str, Callable[[np.random.Generator, int], F32]] = {
 # What is drawn ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [1, 2, 63, 256, 1000, 2049, 128256])
+@pytest.mark.parametrize("width", [1, with_all(2), 63, 256, 1000, 2049, 128256])
 def test_every_row_draws_what_the_formula_keeps(width: int, device: Device, plain_device: Device) -> None:
     """Every kind of logits with every setting; all rows at once, each at another position."""
     rng = np.random.default_rng(width)
@@ -311,7 +312,7 @@ def test_nothing_outside_the_buffers_matters(rows: int, width: int, greedy: bool
 
 @pytest.mark.full
 @pytest.mark.parametrize("greedy", [False, True])
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 4099), (16, 70), (11, 2053)])
+@pytest.mark.parametrize(("rows", "width"), [with_all(1, 1), with_all(1, 4099), (16, 70), (11, 2053)])
 def test_every_index_is_in_range(rows: int, width: int, greedy: bool, unchecked: Device) -> None:  # noqa: F811
     logits, outputs, batch = _everywhere(rows, width)
     sizes = {"rows": rows, "width": width, "pages": 3}

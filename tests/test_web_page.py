@@ -16,7 +16,7 @@ import pytest
 
 from shaderlm.server.web import Export
 
-from .browser import WEBGPU, Browser, BrowserError
+from .browser import NO_ZEROS, WEBGPU, Browser, BrowserError
 from .command_line import shaderlm
 from .fake_exports import fake_export
 from .serving import Running, running
@@ -582,7 +582,7 @@ def test_a_real_model_that_loses_its_gpu_and_its_server(tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0", context=256)
     done = shaderlm("export-web", model, tmp_path / "export")
     assert done.code == 0, done.err
-    browser = Patient(tmp_path, flags=WEBGPU)
+    browser = Patient(tmp_path, flags=(*WEBGPU, NO_ZEROS))
 
     def set_to(**settings: object) -> None:
         for name, value in settings.items():

@@ -27,6 +27,7 @@ from shaderlm.web.text import text_entry, tokenizer_json
 
 from .browser import NO_ZEROS, WEBGPU, Browser
 from .fake_runner import tiny_tokenizer
+from .sweeps import with_all
 from .test_smollm2 import RECORDED
 from .test_text import VOCABULARIES
 from .test_text import recorded as recorded_texts
@@ -46,11 +47,6 @@ TALK = [{"role": "user", "content": "say the <|im_end|> word"}]
 WEIGHTS = "/model/weights-000.bin"
 
 
-def _long(value: Any) -> Any:
-    """A parameter for --all: every load compiles all kernels anew."""
-    return pytest.param(value, marks=pytest.mark.long)
-
-
 def export_file(path: Path | None, folder: Path) -> None:
     """Write the export of a checkpoint; None: of SmolLM2."""
     with opened(None if path is None else str(path)) as model:
@@ -59,7 +55,7 @@ def export_file(path: Path | None, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="q8_0", context=1024)
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="f32", context=1024)
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +389,7 @@ def _files(page: Page) -> list[dict[str, Any]]:
     return files
 
 
-@pytest.mark.parametrize("change", ["bytes[100] ^= 1", _long("bytes = bytes.slice(0, 1000)")])
+@pytest.mark.parametrize("change", ["bytes[100] ^= 1", with_all("bytes = bytes.slice(0, 1000)")])
 def test_a_damaged_cache_is_mended(change: str, fresh: Page, native: LanguageModel) -> None:
     fresh.load(variant=FAST)
     fresh.call(f"""
@@ -435,7 +431,7 @@ def test_what_an_export_no_longer_has_is_forgotten(fresh: Page) -> None:
     assert set(before) - set(after) == {f"/.shaderlm/{gone}"}
 
 
-@pytest.mark.parametrize("size", [_long(1), 20_000])  # nothing can be kept; the tokenizer can, weights cannot
+@pytest.mark.parametrize("size", [with_all(1), 20_000])  # nothing can be kept; the tokenizer can, weights cannot
 def test_a_full_quota(size: int, fresh: Page, native: LanguageModel) -> None:
     fresh.browser.call("Storage.overrideQuotaForOrigin", origin=fresh.server.address, quotaSize=size)
     try:
@@ -519,7 +515,7 @@ def test_two_tabs_at_once(fresh: Page, native: LanguageModel) -> None:
 # Devices ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delay", [_long(0), 1000])
+@pytest.mark.parametrize("delay", [with_all(0), 1000])
 def test_a_device_lost_in_mid_answer(delay: int, fresh: Page) -> None:
     # Under load, calls fail on the device long before the browser says that it is lost.
     fresh.call(f"state.lossDelay = {delay}")
