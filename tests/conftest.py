@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +80,12 @@ def pytest_configure(config: pytest.Config) -> None:
     pytest.MonkeyPatch().setattr(sys.modules[choose.__module__], "choice", lambda caps: taken)  # for good
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files that `--gpu-only` leaves out are not even imported."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if config.getoption("--gpu-only") and is_test and collection_path.stem not in _GPU else None
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in a hook of this name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was not asked for, and group and order the rest. What is left out is not skipped."""
@@ -101,7 +108,6 @@ def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
         left_out = item.get_closest_marker("dawn") is not None and dawn.missing() is not None
     if implementation == "dawn" and config.getoption("--gpu-only") and not config.getoption("--all"):
         left_out |= item.path.stem in _KERNELS or getattr(item, "originalname", "") in _ON_DAWN_WITH_ALL
-    left_out |= item.path.stem not in _GPU and bool(config.getoption("--gpu-only"))
     return not left_out and tiers.belongs(item, implementation)
 
 

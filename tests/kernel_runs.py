@@ -16,7 +16,7 @@ compiler: it gets a run of every route.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -219,10 +219,10 @@ def default_runs(op: str, route: str, device: WithCaps, plain_device: WithCaps, 
 _SMALL_FLOPS = 400_000
 
 
-def small_run(op: str, route: str, device: WithCaps, plain_device: WithCaps) -> list[Run]:
+def small_run(op: str, route: str, device: WithCaps, plain_device: WithCaps, among: Sequence[Run] = ()) -> list[Run]:
     """One run of a route, if there is one: of the shaders with the shortest texts, the largest case that is quick."""
-    cases = [case for case in CASES if case.op == op and not case.long]
-    runs = [run for case in cases for run in all_runs(case, device, plain_device, route_name=route)]
+    cases = [] if among else [case for case in CASES if case.op == op and not case.long]
+    runs = [*among, *(run for case in cases for run in all_runs(case, device, plain_device, route_name=route))]
     quick = [run for run in runs if run.case.flops <= _SMALL_FLOPS] or runs
 
     def length(run: Run) -> int:

@@ -258,10 +258,10 @@ def test_recorded_ahead(
     made.close()
 
 
-def test_plain_steps_do_without(tmp_path_factory: pytest.TempPathFactory, gpu: Device) -> None:
+def test_plain_steps_do_without(tmp_path_factory: pytest.TempPathFactory, device: Device) -> None:
     """Neither buffers nor dispatches, until a row asks for them."""
-    path = write_tiny_llama(tmp_path_factory.mktemp("plain") / "tiny.gguf", layers=1, context=CONTEXT)
-    made = runner_of(path, gpu)
+    path = write_tiny_llama(tmp_path_factory.mktemp("plain") / "tiny.gguf", kind="q8_0", layers=1, context=CONTEXT)
+    made = runner_of(path, device)
     assert isinstance(made, GpuRunner)
     alone(made, [1, 2, 3], settings_of(PLAIN), 3)
     ops = {launch.op for plan in made._plans.values() for launch in plan.launches}

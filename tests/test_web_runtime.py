@@ -299,6 +299,34 @@ def test_what_is_asked_is_checked(loaded: Callable[[str], Page]) -> None:
         assert words in found["message"]
 
 
+def test_the_types_are_those_of_the_module(loaded: Callable[[str], Page]) -> None:
+    page, types = loaded(FAST), (ASSETS / "shaderlm.d.ts").read_text(encoding="utf-8")
+    declared = re.findall(r"^export (?:function|class) (\w+)", types, re.M)
+    assert page.call("return Object.keys(shaderlm).sort()") == sorted(declared)
+
+    def members(name: str) -> set[str]:
+        body = re.search(rf"^export interface {name} {{\n(.*?)^}}", types, re.M | re.S)
+        assert body is not None
+        return set(re.findall(r"^  (?:readonly )?(\w+)\??[:(]", body[1], re.M))
+
+    own = page.call("""
+        const model = models.software;
+        return [...Object.getOwnPropertyNames(Object.getPrototypeOf(model)), ...Object.keys(model)];
+    """)
+    assert set(own) - {"constructor"} == members("Model")
+    assert set(page.call("return Object.keys(models.software.info)")) == members("ModelInfo")
+    page.complete(PROMPT, "{max_tokens: 1}", FAST)
+    assert set(page.call("return Object.keys(models.software.last)")) == members("AnswerInfo")
+    options = page.caught("models.software.complete('a', {x: 1}).next()")["message"].split("The options are ")[1]
+    assert set(options.split(", ")) == members("GenerationOptions")
+    options = page.caught("shaderlm.load('/model/', {x: 1})")["message"].split("The options are ")[1]
+    assert set(options.split(", ")) == members("LoadOptions")
+    script = (ASSETS / "shaderlm.js").read_text(encoding="utf-8")
+    codes = set(re.findall(r'ShaderlmError\(\s*"([\w-]+)"', script))
+    assert codes == set(re.findall(r'^  \| "([\w-]+)"', types, re.M))
+
+
+@pytest.mark.long  # a real clock
 def test_what_a_thread_spends_on_a_token(
     page: Page, server: WebServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -742,36 +770,6 @@ def test_text_is_whole_characters(page: Page) -> None:
     assert found[0] == list("a\ufeff€ END of 😀")
     assert "".join(found[1]) == "a\ufeff€ "
     assert "".join(found[2]) == "a\ufeff€ END of 😀"
-
-
-# The interface -----------------------------------------------------------------------------------------------------
-
-
-def test_the_types_are_those_of_the_module(loaded: Callable[[str], Page]) -> None:
-    page, types = loaded(FAST), (ASSETS / "shaderlm.d.ts").read_text(encoding="utf-8")
-    declared = re.findall(r"^export (?:function|class) (\w+)", types, re.M)
-    assert page.call("return Object.keys(shaderlm).sort()") == sorted(declared)
-
-    def members(name: str) -> set[str]:
-        body = re.search(rf"^export interface {name} {{\n(.*?)^}}", types, re.M | re.S)
-        assert body is not None
-        return set(re.findall(r"^  (?:readonly )?(\w+)\??[:(]", body[1], re.M))
-
-    own = page.call("""
-        const model = models.software;
-        return [...Object.getOwnPropertyNames(Object.getPrototypeOf(model)), ...Object.keys(model)];
-    """)
-    assert set(own) - {"constructor"} == members("Model")
-    assert set(page.call("return Object.keys(models.software.info)")) == members("ModelInfo")
-    page.complete(PROMPT, "{max_tokens: 1}", FAST)
-    assert set(page.call("return Object.keys(models.software.last)")) == members("AnswerInfo")
-    options = page.caught("models.software.complete('a', {x: 1}).next()")["message"].split("The options are ")[1]
-    assert set(options.split(", ")) == members("GenerationOptions")
-    options = page.caught("shaderlm.load('/model/', {x: 1})")["message"].split("The options are ")[1]
-    assert set(options.split(", ")) == members("LoadOptions")
-    script = (ASSETS / "shaderlm.js").read_text(encoding="utf-8")
-    codes = set(re.findall(r'ShaderlmError\(\s*"([\w-]+)"', script))
-    assert codes == set(re.findall(r'^  \| "([\w-]+)"', types, re.M))
 
 
 # A whole model -----------------------------------------------------------------------------------------------------

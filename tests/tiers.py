@@ -40,7 +40,12 @@ def choose_tier(config: pytest.Config) -> None:
 
 def examples(count: int) -> int:
     """How many examples a property test draws: a quarter by default."""
-    return max(1, count // 4) if _tier == "default" else count
+    return max(1, count // 4) if runs_by_default() else count
+
+
+def runs_by_default() -> bool:
+    """Whether the default tier runs."""
+    return _tier == "default"
 
 
 def runs_all() -> bool:
