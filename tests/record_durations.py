@@ -1,12 +1,10 @@
-"""Renews `tests/data/durations.json`: `python -m tests.record_durations`, on two cores that do nothing else.
+"""Renews `tests/data/durations.json`: `./dev test --full -p tests.record_durations`, on two cores that do nothing else.
 
-It runs the full tier as `./dev test --full` does, with this file as a plugin of pytest.
+A plugin of pytest.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -23,15 +21,3 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):  # the process that all reports reach
         tiers.save(_took, session.config.getoption("--backend"))
-
-
-def main() -> int:
-    command = [sys.executable, "-m", "pytest", "-p", "tests.record_durations", "-n", "3", "--dist", "loadgroup"]
-    command += ["--no-loadscope-reorder", "--full", "--browser"]
-    found = [subprocess.call([*command, "--backend", "wgpu"])]
-    found += [subprocess.call([*command, "--backend", "dawn", "--gpu-only"])]
-    return max(found)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

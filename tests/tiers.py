@@ -8,7 +8,7 @@
 
 `tests/data/durations.json` has the seconds of each test that takes half a second or more, as two idle cores take them.
 It orders the groups of tests over the workers, the longest first. What takes longer than `LIMIT` is not in the default
-tier. `python -m tests.record_durations` renews it.
+tier. `./dev test --full -p tests.record_durations` renews it.
 """
 
 from __future__ import annotations
