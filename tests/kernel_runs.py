@@ -94,6 +94,8 @@ def _kind(kernel: str, name: str, value: Constant) -> Hashable:
         return value == 1, value % 2, value > 32
     if kernel.startswith("attention/") and name == "GROUP":  # heads of queries, which are computed in fours
         return value == 1, value % 4 == 0, value > 4
+    if kernel.startswith("attention/") and name == "WG":
+        return value > 64
     if name in ("EXPERTS", "SLOTS", "STAGE", "TEAM"):
         return value == 1, value & (value - 1) == 0, value % 2, value > 32
     return value

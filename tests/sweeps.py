@@ -29,9 +29,12 @@ def every_second(values: Iterable[Any]) -> list[Any]:
     return [_param(value, i % 2 == 0) for i, value in enumerate(values)]
 
 
-def every_pair(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
-    """All pairs. Without --all, those of every third diagonal, or second: every value of both is among them."""
-    period = 3 if min(len(first), len(second)) > 2 else 2
+def every_pair(first: Sequence[Any], second: Sequence[Any], period: int = 0) -> list[Any]:
+    """All pairs. Without --all, those of every third diagonal, or second: every value of both is among them.
+
+    With a period as long as a list, its values are there about once.
+    """
+    period = period or (3 if min(len(first), len(second)) > 2 else 2)
     places = itertools.product(range(len(first)), range(len(second)))
     return [_param((first[i], second[j]), (i + j) % period == 0) for i, j in places]
 

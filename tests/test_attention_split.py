@@ -38,7 +38,7 @@ def attend(on: Device, dims: dict[str, Any], operands: dict[str, Any], lanes: in
 
 # Groups of one, three, four and five heads; one octet of a key in a lane and two; keys of no, one and many chunks.
 CASES: list[Any] = [  # heads, tokens, context, stretches, lanes
-    ((4, 1, 32), 1, "split", ((0, 600, 1),), 32),
+    with_all((4, 1, 32), 1, "split", ((0, 600, 1),), 32),
     with_all((3, 1, 64), 1, "split", ((0, 63, 1),), 32),
     with_all((2, 2, 32), 1, "long_split", ((0, 2100, 1),), 64),
     ((5, 1, 32), 7, "split", ((0, 600, 1), (1, 20, 1), (2, 0, 1), (3, 512, 1), (4, 2047, 1)), 32),

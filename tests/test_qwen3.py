@@ -84,10 +84,8 @@ def test_the_comparison_would_notice(wrong: dict[str, bool], tiny: Path, expecte
     assert np.abs(forward(tiny, IDS[:12], **wrong) - expected[:12]).max() > 1e-2
 
 
-_WITH_ALL = [pytest.param(kind, marks=pytest.mark.long) for kind in ("f32", "f16", "q8_0")]  # test_models has them too
-
-
-@pytest.mark.parametrize("kind", ["q4_k", *_WITH_ALL])
+@pytest.mark.long  # test_models has them too
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_k"])
 def test_formats(kind: str, tmp_path: Path, device: Device) -> None:
     path = write_tiny_qwen3(tmp_path / f"{kind}.gguf", kind=kind, layers=1)
     expected = forward(path, IDS[:9])
