@@ -91,7 +91,7 @@ def _kind(kernel: str, name: str, value: Constant) -> Hashable:
     if not isinstance(value, int):
         return value
     if kernel.startswith("attention/") and name == "QUADS":  # of a head; lanes take them in steps of 16 or 32
-        return value == 1, value % 2, value > 32
+        return value == 1, value % 2 if value <= 32 else None
     if kernel.startswith("attention/") and name == "GROUP":  # heads of queries, which are computed in fours
         return value == 1, value % 4 == 0, value > 4
     if kernel.startswith("attention/") and name == "WG":

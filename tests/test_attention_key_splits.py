@@ -13,13 +13,13 @@ from shaderlm.kernels import LaunchList, routes_of
 
 from .cases import CASES, Case, make
 from .compare import assert_close
-from .sweeps import every_second
+from .sweeps import by_default
 
 OP = "rms_norm_rope_attention_linear"
 SHORT = [case for case in CASES if case.op == OP and case.dims["D"] == 64]
 
 
-@pytest.mark.parametrize("case", every_second(SHORT), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", by_default(SHORT, SHORT[:1].__contains__), ids=lambda case: case.name)
 def test_keys_of_a_subgroup_are_joined_first(case: Case, gpu: Device) -> None:
     """Two lanes have a key, so that four have two of them, as 32 lanes of a GPU do."""
     dims = case.dims

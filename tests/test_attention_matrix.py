@@ -114,7 +114,7 @@ def test_a_cache_without_pages(gpu: Device) -> None:
 TILES = [Tile(32, 4, 1, 16), Tile(32, 2, 2, 16), Tile(32, 1, 1, 32), Tile(32, 2, 2, 32), Tile(64, 2, 1, 16)]
 
 
-@pytest.mark.parametrize(("tile", "shape"), every_pair(TILES, [SHAPE, SMALL]), ids=str)
+@pytest.mark.parametrize(("tile", "shape"), every_pair(TILES, [SHAPE, SMALL], len(TILES)), ids=str)
 def test_tiles_and_shapes(tile: Tile, shape: MatrixShape, gpu: Device) -> None:
     """Every way to share a tile among subgroups; tiles that are narrower than a head go through memory in rounds."""
     dims, operands, expected = operands_of((4, 1, 64), 9, ((0, 120, 9),), context="single_pass", paged=True)

@@ -21,6 +21,7 @@ from shaderlm.runtime.sizes import weights_of
 from shaderlm.runtime.weights import jobs
 
 from .command_line import shaderlm
+from .sweeps import with_all
 from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny q8_0, profiles")
@@ -102,7 +103,7 @@ def test_routers_stay_as_they_are_and_experts_have_a_format_of_their_own() -> No
     assert config.shapes["blk.47.ffn_down_exps.weight"] == (128, 2048, 768)
 
 
-@pytest.mark.parametrize("name", ["gemma-3-1b", "qwen2.5-7b", "phi-4-mini", "qwen3-30b-a3b", "gpt-oss-20b"])
+@pytest.mark.parametrize("name", ["gemma-3-1b", "qwen2.5-7b", "phi-4-mini", "qwen3-30b-a3b", with_all("gpt-oss-20b")])
 def test_small_models_of_other_architectures(name: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the large ones, but narrow and shallow: every weight is made, and logits are of the usual size."""
     monkeypatch.setitem(SYNTHETIC, "small", shrunken(SYNTHETIC[name]))

@@ -199,14 +199,14 @@ def test_the_next_load_survives_a_loss(
     monkeypatch.setattr(sys.modules[open_device.__module__], "_open", {})
     path = write_tiny_llama(tmp_path / "tiny.gguf")
     first = load(path, device=spec)
-    expected = first.generate("hello", max_tokens=5, ignore_eos=True)
+    expected = first.generate([5], max_tokens=5, ignore_eos=True)
     lost = open_device(spec)
     lose(lost)
     with pytest.raises(DeviceError, match=r"the GPU was lost: .*load the model again"):
-        first.generate("hello", max_tokens=5, ignore_eos=True)
+        first.generate([5], max_tokens=5, ignore_eos=True)
     first.close()
     with load(path, device=spec) as second:
-        assert second.generate("hello", max_tokens=5, ignore_eos=True) == expected
+        assert second.generate([5], max_tokens=5, ignore_eos=True) == expected
     assert open_device(spec) is not lost
     open_device(spec).close()
     assert open_device(spec).usable

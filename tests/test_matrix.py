@@ -75,7 +75,7 @@ FEW = FewConfig(16, 16, 4, 3, spread=2)
 ROPE: dict[str, Any] = {"Hq": 3, "Hkv": 1, "D": 8, "rotary": 4, "N": 40, "epilogue": "rope_kv_write"}
 
 
-@pytest.mark.parametrize(("kind", "config"), every_pair([*WEIGHT_FORMATS], [SMALL, FEW]), ids=str)
+@pytest.mark.parametrize(("kind", "config"), every_pair([*WEIGHT_FORMATS], [SMALL, FEW], 4), ids=str)
 def test_every_format(kind: str, config: Config, device: Device) -> None:
     check(config, device, tokens=5, K=whole_k(96, kind), N=35, format=kind, bias=True)
 

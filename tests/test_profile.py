@@ -31,13 +31,13 @@ from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.session import Session
 
 from .gpu_programs import adding, program
+from .sweeps import with_all
 from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny q8_0, profiles")
 
 PROMPT, GENERATED = 16, 48
 CONTEXT = 128
-CLOCKS = (IN_PASS, BY_PASS, WALL)
 ROOFS = Roofline(2e9, 1e10, 30.0, 0.0)
 
 
@@ -67,7 +67,7 @@ def clocked(device: Device, timeless_device: Device, pytestconfig: pytest.Config
     return {IN_PASS: device, BY_PASS: by_pass, WALL: timeless_device}
 
 
-@pytest.fixture(scope="module", params=CLOCKS)
+@pytest.fixture(scope="module", params=[IN_PASS, with_all(BY_PASS), WALL])
 def taken(request: pytest.FixtureRequest, clocked: dict[str, Device], tiny: Path) -> Iterator[Taken]:
     opened = clocked[request.param]
     with load(tiny, device=opened) as bound:
@@ -163,7 +163,7 @@ def identity(phase: Phase) -> float:
     return (phase.gpu_us + phase.gap_us) / phase.traced_wall_us
 
 
-@pytest.mark.parametrize("taken", [IN_PASS, BY_PASS], indirect=True)
+@pytest.mark.parametrize("taken", [IN_PASS, with_all(BY_PASS)], indirect=True)
 def test_busy_and_idle_are_the_wall_time(taken: Taken) -> None:
     """By two clocks. Another process may take the core between them: the best of three counts."""
     best: dict[str, float] = {}
@@ -177,7 +177,7 @@ def test_busy_and_idle_are_the_wall_time(taken: Taken) -> None:
     assert max(best.values()) < 0.1, best
 
 
-@pytest.mark.parametrize("taken", [IN_PASS, BY_PASS], indirect=True)
+@pytest.mark.parametrize("taken", [IN_PASS, with_all(BY_PASS)], indirect=True)
 def test_waiting_for_the_host_is_idle_before_the_first_step_too(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that takes 20 ms before each of three prompts leaves the GPU idle for 60, not for 40 and a guess."""
     real = Session.rewind

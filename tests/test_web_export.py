@@ -236,7 +236,7 @@ def test_weights_are_those_of_an_upload(made: Exported) -> None:
 
 
 # On the software adapter the kernels of GPUs take seconds to compile: one model has them by default.
-QUICK = {("llama-llama3", "subgroups"), ("gpt-oss", "chosen")}
+QUICK = {("llama-llama3", "subgroups"), ("llama-llama3", "chosen")}
 
 
 @pytest.mark.parametrize(
