@@ -70,6 +70,8 @@ class Run:
         found: set[Hashable] = {(self.case.op, self.route.name)}
         for each in self.launch_list.dispatches:
             kernel = each.kernel.path
+            formats = (name for name in each.kernel.include if name.startswith("shared/format_"))
+            found |= {(name, each.constants.get("SUPERBLOCKS")) for name in formats}  # q4_1 and q4_k share a file
             if thin:
                 found |= {kernel, *(_file(name) for name in each.kernel.include)}
             else:
