@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, SamplingParams
 from shaderlm.errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from shaderlm.graph.batch import PAGE
+from shaderlm.runtime.runner import StepResult
 
 from .fake_runner import FakeRunner, FakeTokens, continued, hashed, model_of, tiny_tokenizer
 
@@ -81,6 +83,7 @@ def test_many_clients_in_a_small_pool(ahead: int, deterministic: bool) -> None:
     """Threads, tasks and handles, shared beginnings, a tenth cancelled, a pool of a third of what they want."""
     model, runner = made(ahead=ahead)
     runner.deterministic, runner.max_pages, runner.max_outputs = deterministic, 28, 32
+    model.engine.configure(EngineOptions())  # the limits follow from these
     go_on = held(runner)
     rng = random.Random(ahead)
     shared = [rng.randrange(VOCABULARY) for _ in range(2 * PAGE)]
@@ -152,6 +155,93 @@ def test_a_second_prompt_begins_after_what_is_cached(model: LanguageModel) -> No
     assert handle.usage.cached_tokens == 300
     other = model.engine.submit(request(second, 5, cache_prompt=False))
     assert (ids_of(other), other.usage.cached_tokens) == (expected(second, 5), 0)
+
+
+def test_clients_do_not_find_the_prompts_of_others(model: LanguageModel) -> None:
+    prompt = [3] * 300
+    cached = []
+    for client in ("a", "b", "a", None, None):
+        handle = model.engine.submit(request(prompt, 2, client=client))
+        assert ids_of(handle) == expected(prompt, 2)
+        cached.append(handle.usage.cached_tokens)
+    assert cached == [0, 0, 299, 0, 299]
+
+
+def test_prefixes_that_all_clients_share_are_whole_pages() -> None:
+    model, runner = made()
+    model.engine.configure(EngineOptions(share_prefixes=True))
+    prompt, cached = [3] * (2 * PAGE + 40), []
+    for client in ("a", "b", "b"):
+        handle = model.engine.submit(request(prompt, 2, client=client))
+        assert ids_of(handle) == expected(prompt, 2)
+        cached.append(handle.usage.cached_tokens)
+    assert cached == [0, 2 * PAGE, 2 * PAGE]
+    model.close()
+    left_nothing(runner)
+
+
+def test_logits_hold_nobody_up() -> None:
+    """A stream goes on while somebody waits for the logits of a prompt of several steps."""
+    model, runner = made()
+    handle = model.engine.submit(request([5], 400))
+    waiting, go_on = threading.Event(), threading.Event()
+    run = runner._run
+
+    def slow(records: Any, outputs: Any, keys: int, parts: Any) -> Any:
+        found = run(records, outputs, keys, parts)
+        if all(part.gives != "all logits" for part in parts):
+            return found
+        zeros = np.zeros((len(outputs), VOCABULARY), np.float32)
+
+        def wait() -> Any:
+            waiting.set()
+            assert go_on.wait(60)
+            return zeros
+
+        return StepResult(None, wait)
+
+    runner._run = slow  # type: ignore[method-assign]
+    found = list[Any]()
+    asking = threading.Thread(target=lambda: found.append(model.logits([1] * 100)))
+    asking.start()
+    assert waiting.wait(60)
+    assert ids_of(handle) == expected([5], 400), "it ends while the logits are awaited"
+    go_on.set()
+    asking.join()
+    assert found[0].shape == (100, VOCABULARY)
+    model.close()
+    left_nothing(runner)
+
+
+def test_a_request_waits_for_pages_that_logits_have() -> None:
+    """The pool has no room for both. Alone it has: so nothing is refused."""
+    model, runner = made()
+    model.engine.configure(EngineOptions(cache_tokens=4 * PAGE))
+    with model.engine.visit(), closing(runner.session()) as session:
+        session.feed([1] * 64)
+        handle = model.engine.submit(request([5] * (4 * PAGE - 9), 3))
+        time.sleep(0.05)
+        assert handle.state == "waiting"
+    assert ids_of(handle) == expected([5] * (4 * PAGE - 9), 3)
+    model.close()
+    left_nothing(runner)
+
+
+def test_two_tasks_read_one_handle(model: LanguageModel) -> None:
+    """Each delta goes to one of them, and both hear of the end."""
+    runner = model.runner
+    assert isinstance(runner, FakeRunner)
+    runner.awaited = lambda tokens: time.sleep(0.001)  # type: ignore[method-assign]
+
+    async def read(handle: Handle) -> list[int]:
+        return [i async for delta in handle for i in delta.ids]
+
+    async def main() -> None:
+        handle = model.engine.submit(request([5], 60))
+        found = await asyncio.wait_for(asyncio.gather(*(read(handle) for _ in range(3))), 60)
+        assert sorted(i for each in found for i in each) == sorted(expected([5], 60))
+
+    asyncio.run(main())
 
 
 def test_one_caller_needs_no_thread(model: LanguageModel) -> None:
@@ -384,6 +474,7 @@ def test_what_does_not_fit_is_refused_before_it_runs() -> None:
     assert found is not None
     assert (found.finish_reason, found.ids) == ("length", expected([1] * 250, 6))
     assert model.engine.tokens_for(5 * runner.page_bytes + 1) == 5 * PAGE
+    wrong: Any
     for wrong in ({"parallel": 0}, {"queue": -1}, {"cache_tokens": 0}, {"chunk_tokens": -3}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             model.engine.configure(EngineOptions(**wrong))

@@ -79,6 +79,37 @@ def test_what_is_found_is_what_was_asked_for(texts: list[list[int]], pages: int,
     assert cache.pool.free == cache.pool.pages
 
 
+@given(st.lists(st.tuples(TEXTS, st.sampled_from(["a", "b", None])), min_size=1, max_size=10), st.data())
+@settings(max_examples=examples(80), deadline=None)
+def test_pieces_and_clients(texts: list[tuple[list[int], str | None]], data: st.DataObject) -> None:
+    """Inserted in pieces, while others go: as if at once. And nobody finds what another one put in."""
+    cache = Cache(200)
+    pool, before = cache.pool, dict[str | None, list[list[int]]]()
+    for ids, client in texts:
+        found = cache.cache.match(ids, client=client).length
+        own = before.setdefault(client, [])
+        assert found <= max((_common(ids, other) for other in own), default=0)
+        sequence, _ = pool.share((), 0)
+        pool.reserve(sequence, len(ids))
+        sequence.length, last = len(ids), None
+        for length in (*range(PAGE, len(ids), PAGE), len(ids)):
+            last = cache.cache.insert(ids, sequence.pages, length, client, last)
+            if length < len(ids) and data.draw(st.booleans()):
+                cache.cache.evict()
+            if length < len(ids) and data.draw(st.integers(0, 9)) == 0:
+                cache.cache.give_up(sequence.pages[:1])
+        assert cache.cache.match([*ids, 0], client=client).length >= len(ids) // PAGE * PAGE
+        assert set(pool.idle) == {page for page in cache.cache._nodes if pool.users(page) == 1}
+        pool.remove(sequence)
+        own.append(ids)
+    cache.cache.clear()
+    assert pool.free == pool.pages
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def test_the_last_token_is_always_computed() -> None:
     cache = Cache()
     ids = text(2 * PAGE)
@@ -116,7 +147,7 @@ def test_pages_in_use_are_not_given_back() -> None:
     cache = Cache()
     _, running = cache.run(text(2 * PAGE))
     cache.over(text(PAGE, 5))
-    assert cache.cache.idle_pages == 1
+    assert len(cache.pool.idle) == 1
     assert cache.cache.evict()
     assert not cache.cache.evict()
     cache.pool.remove(running)

@@ -39,6 +39,7 @@ class Wanted:
     cached: bool = True
     at: int = 0  # the step before which it comes
     cancelled: int | None = None  # the step before which it is cancelled
+    client: str | None = None
 
 
 def prompt_of(wanted: Wanted, number: int) -> list[int]:
@@ -51,12 +52,13 @@ class Driver:
 
     limits: Limits
     ahead: int
+    max_pages: int
     deterministic: bool = False
     scheduler: Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
         self.runner = FakeRunner(TOKEN, VOCABULARY, context=CONTEXT, max_tokens=self.limits.max_rows)
-        self.runner.max_pages = self.limits.max_pages
+        self.runner.max_pages = self.runner.pool.max_pages = self.max_pages
         self.runner.deterministic = self.limits.fixed_chunk > 0
         self.cache = PrefixCache(self.runner.pool)
         self.runner.reclaim = self.cache.reclaim
@@ -153,7 +155,8 @@ class Driver:
             self.held[state] -= 1
             state.held = self.held[state] > 0
 
-    def run(self, requests: list[Wanted]) -> None:
+    def run(self, requests: list[Wanted], *, keep: bool = False) -> None:
+        """`keep`: the cache stays as it is."""
         self.masked = {i: each.masked for i, each in enumerate(requests) if each.waits}
         states = [
             SequenceState(i, prompt_of(each, i), each.shared + each.own, each.left, each.priority, each.cached)
@@ -164,7 +167,7 @@ class Driver:
         while coming or self.scheduler.waiting or self.scheduler.running or self.flying:
             while coming and (coming[0][0].at <= turn or not (self.scheduler.waiting or self.scheduler.running)):
                 request, state = coming.popleft()
-                state.waits = request.waits
+                state.waits, state.client = request.waits, request.client
                 self.hold(state)
                 self.scheduler.add(state)
             for request, state in zip(requests, states, strict=True):
@@ -184,14 +187,16 @@ class Driver:
             if state.number in over:
                 assert self.found[state.number] == expected[: len(self.found[state.number])]
             elif state.number in self.refused:
-                assert request.shared + request.own + request.left > self.limits.max_pages * PAGE
+                assert request.shared + request.own + request.left > self.max_pages * PAGE
             else:
                 assert self.found[state.number] == expected, f"request {state.number}"
         pool = self.runner.pool
         assert pool.sequences == 0
         assert pool.pages - pool.free == self.cache.pages
+        if keep:
+            return
         self.cache.clear()
-        assert pool.free == pool.pages <= max(self.limits.max_pages, 4)
+        assert pool.free == pool.pages <= max(self.max_pages, 4)
 
 
 LENGTHS = st.one_of(st.integers(1, 12), st.sampled_from([PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 5]))
@@ -206,6 +211,7 @@ REQUESTS = st.builds(
     cached=st.booleans() | st.just(True),
     at=st.integers(0, 20),
     cancelled=st.none() | st.none() | st.integers(1, 60),
+    client=st.sampled_from([None, None, "another"]),
 )
 
 
@@ -223,13 +229,13 @@ def test_every_sequence_gets_what_it_gets_alone(
     requests: list[Wanted], ahead: int, max_rows: int, max_running: int, max_pages: int, chunk: int, fixed_chunk: int
 ) -> None:
     max_rows = max(max_rows, fixed_chunk, max_running)
-    Driver(Limits(max_rows, max_running, max_pages, chunk, fixed_chunk), ahead).run(requests)
+    Driver(Limits(max_rows, max_running, chunk, fixed_chunk), ahead, max_pages).run(requests)
 
 
 @pytest.mark.parametrize("fixed_chunk", [0, PAGE])
 def test_a_pool_that_is_too_small_preempts_the_youngest(fixed_chunk: int) -> None:
     """Six texts that grow from one page to two, in a pool of seven."""
-    driver = Driver(Limits(PAGE, 6, 7, 64, fixed_chunk), 2)
+    driver = Driver(Limits(PAGE, 6, 64, fixed_chunk), 2, 7)
     driver.run([Wanted(0, 100, 60) for _ in range(6)])
     assert driver.scheduler.preemptions >= 2
     firsts = [rows.state.number for batch in driver.steps for rows in batch.rows]
@@ -241,7 +247,7 @@ def test_a_pool_that_is_too_small_preempts_the_youngest(fixed_chunk: int) -> Non
 
 
 def test_a_long_prompt_leaves_decode_rows_in_every_step() -> None:
-    driver = Driver(Limits(64, 4, 100, 32, 0), 2)
+    driver = Driver(Limits(64, 4, 32, 0), 2, 100)
     driver.run([Wanted(0, 4, 40), Wanted(0, 4, 40), Wanted(0, 4 * PAGE, 2, at=5)])
     reading = [batch for batch in driver.steps if any(rows.state.number == 2 and rows.ids for rows in batch.rows)]
     assert len(reading) >= 4 * PAGE // 32
@@ -251,7 +257,7 @@ def test_a_long_prompt_leaves_decode_rows_in_every_step() -> None:
 
 
 def test_a_short_prompt_passes_a_long_one() -> None:
-    driver = Driver(Limits(64, 4, 100, 64, 0), 1)
+    driver = Driver(Limits(64, 4, 64, 0), 1, 100)
     driver.run([Wanted(0, 5 * PAGE, 2), Wanted(0, 10, 2, at=1)])
     order = [rows.state.number for batch in driver.steps for rows in batch.rows if rows.samples]
     assert order[0] == 1, "its first token comes before the long prompt is read"
@@ -259,33 +265,66 @@ def test_a_short_prompt_passes_a_long_one() -> None:
 
 def test_a_prefix_is_computed_once() -> None:
     """The second request begins after the pages of the first; also while the first is still there."""
-    driver = Driver(Limits(64, 1, 100, 64, 0), 2)
+    driver = Driver(Limits(64, 1, 64, 0), 2, 100)
     driver.run([Wanted(2 * PAGE + 9, 5, 3), Wanted(2 * PAGE + 9, 5, 3)])
     assert driver.cache.hits == 2 * PAGE + 9
-    driver = Driver(Limits(64, 2, 100, 64, 0), 2)
+    driver = Driver(Limits(64, 2, 64, 0), 2, 100)
     driver.run([Wanted(2 * PAGE + 9, 5, 60), Wanted(2 * PAGE + 9, 5, 3, at=12)])
     assert driver.cache.hits == 2 * PAGE, "whole pages, which the first does not write to any more"
 
 
+def test_clients_share_no_prefixes() -> None:
+    """Unless they are told to; then in whole pages."""
+    texts = [Wanted(2 * PAGE + 9, 5, 3, client=client) for client in ("a", "b", "a")]
+    driver = Driver(Limits(64, 1, 64), 2, 100)
+    driver.run(texts)
+    assert driver.cache.hits == 2 * PAGE + 9
+    driver = Driver(Limits(64, 1, 64, shares_prefixes=True), 2, 100)
+    driver.run(texts)
+    assert driver.cache.hits == 2 * (2 * PAGE)
+
+
+def test_the_pool_grows_before_cached_pages_go() -> None:
+    driver = Driver(Limits(64, 1, 64), 2, 12)
+    driver.run([Wanted(0, 3 * PAGE, 1) for _ in range(4)], keep=True)
+    assert (driver.runner.pool.pages, driver.cache.pages, driver.cache.evicted) == (12, 12, 0)
+    driver.run([Wanted(0, 3 * PAGE + 1, 1, client="another")], keep=True)
+    assert (driver.runner.pool.pages, driver.cache.evicted) == (12, 4), "it cannot grow any more"
+
+
+def test_a_request_waits_for_the_pages_of_a_visitor() -> None:
+    """Somebody steps a sequence beside the scheduler: a request that finds no pages is not refused for that."""
+    driver = Driver(Limits(64, 4, 64), 2, 4)
+    visitor = driver.runner.add()
+    driver.scheduler.visitors += 1
+    driver.runner.step([Part(visitor, [1] * 64, "nothing")])
+    state = SequenceState(0, [1] * (4 * PAGE - 1), 4 * PAGE - 1, 1)
+    driver.scheduler.add(state)
+    assert driver.scheduler.schedule() is None
+    driver.runner.free(visitor)
+    driver.scheduler.visitors -= 1
+    assert driver.scheduler.schedule() is not None
+
+
 def test_a_request_that_can_never_fit_is_refused() -> None:
-    driver = Driver(Limits(64, 4, 3, 64, 0), 2)
+    driver = Driver(Limits(64, 4, 64, 0), 2, 3)
     driver.run([Wanted(0, 20, 5), Wanted(0, 4 * PAGE, 3), Wanted(0, 30, 5)])
     assert driver.refused == {1}
 
 
 def test_a_page_that_is_cached_in_part_takes_nobodys_place() -> None:
     """The second text fills the pool. Its beginning is cached: one page, and a part of another, which is not used."""
-    driver = Driver(Limits(64, 1, 6, 64, 0), 2)
+    driver = Driver(Limits(64, 1, 64, 0), 2, 6)
     driver.run([Wanted(200, 440, 3), Wanted(200, 560, 3)])
     assert not driver.refused
     assert driver.cache.hits == PAGE
-    driver = Driver(Limits(64, 1, 7, 64, 0), 2)
+    driver = Driver(Limits(64, 1, 64, 0), 2, 7)
     driver.run([Wanted(200, 440, 3), Wanted(200, 560, 3)])
     assert driver.cache.hits == 200, "a page more"
 
 
 def test_nothing_changes_while_the_same_sequences_decode() -> None:
     """The same batch comes again: the engine need not look at its rows."""
-    driver = Driver(Limits(64, 4, 100, 64, 0), 1)
+    driver = Driver(Limits(64, 4, 64, 0), 1, 100)
     driver.run([Wanted(0, 4, 50), Wanted(0, 9, 50)])
     assert len({id(batch) for batch in driver.steps}) < 12

@@ -35,8 +35,8 @@ class _Item(NamedTuple):
 class Handle(Iterator[Delta], AsyncIterator[Delta]):
     """A request and what came of it so far. Iterating gives deltas; each has all that came since the last one.
 
-    Any number of threads may read it, one delta goes to one of them. A `pulled` handle is submitted when it is first
-    read, and the thread that reads it steps the engine, as long as nothing else runs.
+    Any number of threads or tasks may read it, one delta goes to one of them. A `pulled` handle is submitted when it is
+    first read, and the thread that reads it steps the engine, as long as nothing else runs.
     """
 
     def __init__(self, engine: Engine, request: Request, number: int, *, pulled: bool = False) -> None:
@@ -58,6 +58,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         prompt = list(request.prompt_ids)
         self.sequence = SequenceState(number, prompt, len(prompt), 0, request.priority, request.cache_prompt)
         self.sequence.owner, self.sequence.contiguous, self.sequence.kept = self, pulled, request.keep_cache
+        self.sequence.client = request.client
         self.constraint = None if request.constraint is None else request.constraint.start()
         self.sequence.waits = self.sequence.held = self.constraint is not None
         self._engine = engine
@@ -71,13 +72,13 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self._reading = threading.RLock()  # reentrant: a signal handler that reads it gets an error, see `serve`
         self._event = threading.Event()  # for the thread that reads it: look again
         self._over = threading.Event()
-        self.waiter: asyncio.Future[None] | None = None  # of a task that waits for the next token
+        self.waiters: list[asyncio.Future[None]] = []  # of tasks that wait for the next token
         self.end_waiter: asyncio.Future[None] | None = None  # of a task that reads later, unless it ends before
 
     @property
     def awaited(self) -> bool:
         """Is there a task to be woken?"""
-        return self.waiter is not None or (self.end_waiter is not None and self.finish_reason is not None)
+        return bool(self.waiters) or (self.end_waiter is not None and self.finish_reason is not None)
 
     # Reading -------------------------------------------------------------------------------------------------
 
@@ -132,13 +133,13 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     async def __anext__(self) -> Delta:
         self._engine.start(self)
         while not self._items and self.finish_reason is None:
-            waiter = self.waiter = asyncio.get_running_loop().create_future()
-            if not self._items and self.finish_reason is None:
-                try:
+            waiter = asyncio.get_running_loop().create_future()
+            self.waiters.append(waiter)
+            try:
+                if not self._items and self.finish_reason is None:
                     await waiter
-                finally:
-                    self.waiter = None
-        self.waiter = None
+            finally:
+                self.waiters.remove(waiter)
         found = self._taken()
         if found is None:
             raise StopAsyncIteration
@@ -295,9 +296,11 @@ def wake(handles: Iterable[Handle]) -> None:
     """Tasks that wait for these handles go on: one call for each event loop, however many handles there are."""
     loops: dict[Any, list[asyncio.Future[None]]] = {}
     for handle in handles:
-        for waiter in (handle.waiter, handle.end_waiter if handle.finish_reason is not None else None):
-            if waiter is not None:
-                loops.setdefault(waiter.get_loop(), []).append(waiter)
+        waiters = handle.waiters.copy()
+        if handle.finish_reason is not None and handle.end_waiter is not None:
+            waiters.append(handle.end_waiter)
+        for waiter in waiters:
+            loops.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, waiters in loops.items():
         try:
             loop.call_soon_threadsafe(_set_all, waiters)

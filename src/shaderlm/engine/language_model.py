@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -216,12 +217,8 @@ class LanguageModel:
         """Logits after each of these tokens, [T, vocabulary]."""
         given = token_ids("ids", ids)
         self._check_tokens(len(given))
-        with self._runner.lock:
-            session = self._runner.session()
-            try:
-                return session.all_logits(given)
-            finally:
-                session.close()
+        with self.engine.visit(), closing(self._runner.session()) as session:
+            return session.all_logits(given)
 
     def prepare_grammars(self) -> None:
         """Make what the first schema, grammar or tool needs. Takes 0.2 to 0.6 s, in which no other thread runs."""

@@ -29,8 +29,8 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import is_not
 
@@ -73,6 +73,8 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 # Seconds from a token to the next, for counting them.
 _GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+_RETRY_SECONDS = 0.001  # where nothing says when there are pages again
 
 Confirmed = list[tuple[Handle, int | None, TokenLogprob | None]]
 
@@ -120,14 +122,18 @@ class Engine:
     def _limits(self) -> Limits:
         runner, options = self._runner, self.options
         rows, outputs = runner.max_tokens, min(runner.max_outputs, runner.max_tokens)
-        pages = runner.max_pages if options.cache_tokens is None else pages_for(options.cache_tokens)
         running = outputs if options.parallel is None else min(options.parallel, outputs)
-        return Limits(rows, running, min(pages, runner.max_pages), options.chunk_tokens or rows, runner.fixed_chunk)
+        return Limits(rows, running, options.chunk_tokens or rows, runner.fixed_chunk, options.share_prefixes)
+
+    def _max_pages(self) -> int:
+        """Of the pool, if the device has the memory."""
+        tokens = self.options.cache_tokens
+        return self._runner.max_pages if tokens is None else min(pages_for(tokens), self._runner.max_pages)
 
     @property
     def context(self) -> int:
         """The most tokens of a sequence. A pool that is smaller must hold the position after them, too."""
-        context, pool = self._runner.config.context, self._limits().max_pages * PAGE
+        context, pool = self._runner.config.context, self._max_pages() * PAGE
         return context if context <= pool else pool - 1
 
     def configure(self, options: EngineOptions) -> None:
@@ -147,9 +153,23 @@ class Engine:
                     self._runner.reserve_pages(pages_for(options.cache_tokens))
                 self.options = options
                 self._scheduler.limits = limits = self._limits()
+                self._runner.pool.max_pages = self._max_pages()
                 self._runner.decode_rows = bucket(limits.max_running)
             finally:
                 self._driver = 0
+
+    @contextmanager
+    def visit(self) -> Iterator[None]:
+        """A sequence that somebody steps beside the engine: requests that find no pages meanwhile wait."""
+        self._visit(1)
+        try:
+            yield
+        finally:
+            self._visit(-1)
+
+    def _visit(self, more: int) -> None:
+        with self._runner.lock:
+            self._scheduler.visitors += more
 
     def tokens_for(self, nbytes: int) -> int:
         """How many positions of the cache so many bytes hold."""
@@ -209,8 +229,6 @@ class Engine:
             self.check_queue()
             if not handle.pulled or self._active:
                 self._start_thread()  # which waits for `_lock`; before there is anything to undo
-            if not self._active:  # a pool that could not grow may do so now
-                self._scheduler.limits = self._limits()
             handle.submitted = time.monotonic()
             if handle.request.timeout is not None:
                 if len(self._deadlines) > 64 + 2 * len(self._active):  # most of them are over
@@ -338,6 +356,8 @@ class Engine:
             self._fill(ahead)
         if not flying:
             self._wait_for_masks()
+            if self._scheduler.visitors and not self._masking and not self._unmasked:  # their pages may be missing
+                time.sleep(_RETRY_SECONDS)
             return
         flight = flying[0]
         tokens = flight.wait()
@@ -378,10 +398,13 @@ class Engine:
 
     def _admit(self) -> None:
         """New requests wait for a place, with `Runner.lock` held. Those that are being submitted are waited for."""
+        scheduler = self._scheduler
+        if not scheduler.running and not scheduler.waiting:  # a pool that could not grow may do so now
+            self._runner.pool.max_pages = self._max_pages()
         with self._lock:
             while self._new:
                 handle = self._new.popleft()
-                self._scheduler.add(handle.sequence)
+                scheduler.add(handle.sequence)
                 if handle.constraint is not None:
                     self._unmasked.append(handle)
 
@@ -424,15 +447,15 @@ class Engine:
 
     def _could_not_grow(self, batch: Batch) -> bool:
         """Is the pool as large as it can be, which is now known? Then its pages must do."""
-        pool, limits, context = self._runner.pool, self._scheduler.limits, self._runner.config.context
+        pool, context = self._runner.pool, self._runner.config.context
         wanted = []
         for rows in batch.rows:
             sequence = _sequence(rows.state)
             # A decode batch reserves the position after the next, too.
             wanted.append((sequence, min(2, context - sequence.length) if batch.decode else len(rows.ids or (0,))))
-        if not self._runner.usable or pool.missing(wanted) == 0 or limits.max_pages == pool.pages:
+        if not self._runner.usable or pool.missing(wanted) == 0 or pool.max_pages == pool.pages:
             return False
-        limits.max_pages = pool.pages
+        pool.max_pages = pool.pages
         return True
 
     def _submitted(self, batch: Batch) -> _Flight:
@@ -831,12 +854,12 @@ class Engine:
         active = len(self._all_active())  # before: whoever has `_lock` may be about to take the runner's
         with self._runner.lock:
             pool, cache, scheduler = self._runner.pool, self._cache, self._scheduler
-            idle = cache.idle_pages
+            idle = len(pool.idle)
             return EngineStats(
                 running=len(scheduler.running),
                 waiting=max(0, active - len(scheduler.running)),
                 pages=pool.pages,
-                max_pages=scheduler.limits.max_pages,
+                max_pages=pool.max_pages,
                 pages_used=pool.pages - pool.free - idle,
                 pages_cached=idle,
                 prefix_queries=cache.queries,

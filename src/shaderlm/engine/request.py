@@ -58,6 +58,7 @@ class Request:
     timeout: float | None = None  # seconds until it ends, wherever it is
     cache_prompt: bool = True  # begin after what is cached of the prompt
     keep_cache: bool = True  # leave its tokens in the cache, for others that begin with them
+    client: str | None = None  # who asks: requests of one client share what is cached
     output: Literal["text", "hidden"] = "text"  # hidden: the final state of the last token, nothing is generated
     constraint: Constrains | None = None
     shown_ids: frozenset[int] = frozenset()  # special tokens whose names are part of the text
@@ -90,6 +91,7 @@ class EngineOptions:
     queue: int | None = None  # requests that may wait beside them; None: any number
     cache_tokens: int | None = None  # positions of the cache, allocated at once; None: it grows when it must
     chunk_tokens: int | None = None  # rows of prompts in a step with decode rows; None: what is left of the step
+    share_prefixes: bool = False  # among all clients, in whole pages; otherwise each finds its own, to the token
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Sequences that decode have a row each in every step. Prompts take the rows that are left, in chunks, so that a long one
 holds nobody up. Sequences start in the order of priority and arrival, and each begins after the longest prefix of its
-tokens that is cached. A pool without free pages gives up cached pages first, grows next, and then the youngest sequence
+tokens that is cached. A pool without free pages grows first, gives up cached pages next, and then the youngest sequence
 is preempted: it loses its pages, waits, and is computed again later from the tokens that are known.
 
 With a fixed chunk the rows of a sequence do not depend on its company: chunks of prompts end at multiples of it and run
@@ -12,7 +12,7 @@ alone, and what was generated before a preemption is run again row by row, besid
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import DeviceError
 from ..graph.batch import PAGE
 from ..runtime.pages import MAX_SEQUENCES, PagePool, Sequence, pages_for
-from ..runtime.prefix_cache import Match, PrefixCache
+from ..runtime.prefix_cache import Match, Node, PrefixCache
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +38,7 @@ class SequenceState:
     priority: int = 0
     cached: bool = True  # begin after what is in the prefix cache
     kept: bool = True  # leave pages in it
+    client: Hashable = None  # whose prefixes it shares
     contiguous: bool = False  # where it is alone, its pages are worth more than others' cached ones
     waits: bool = False  # a row can be made only when the token before it is known
     held: bool = False  # no token can be sampled yet: its mask is being computed
@@ -47,6 +48,7 @@ class SequenceState:
     on_device: bool = False  # the last token was sampled for this sequence, and is where a decode row finds it
     cached_tokens: int | None = None  # that were not computed when it first started
     inserted: int = 0  # tokens of the prompt whose pages are in the prefix cache
+    last_inserted: Node | None = None  # the last of these pages there
 
     @property
     def order(self) -> tuple[int, int]:
@@ -88,13 +90,13 @@ class Batch:
 
 @dataclass
 class Limits:
-    """What a step may hold, and the pool."""
+    """What a step may hold."""
 
     max_rows: int  # of a step
     max_running: int
-    max_pages: int
     chunk: int  # rows of prompts in a step with decode rows
     fixed_chunk: int = 0  # 0: chunks end anywhere
+    shares_prefixes: bool = False  # among all clients, in whole pages
 
 
 @dataclass
@@ -113,6 +115,7 @@ class Scheduler:
     running: list[SequenceState] = field(default_factory=list)  # the oldest is first
     preempted: Callable[[SequenceState], None] = lambda state: None  # is told
     preemptions: int = 0
+    visitors: int = 0  # sequences that are not scheduled, and give their pages back soon
     _steady: Batch | None = None  # all that run decode, nobody can start: the next step is the same
     _blocked: bool = False  # the first that waits does not fit, as long as nobody leaves
     _claimed: int = 0  # pages that the batch in the making takes
@@ -158,7 +161,7 @@ class Scheduler:
         state.sequence = None
         state.left += state.in_flight
         state.in_flight = state.inserted = 0
-        state.on_device = False
+        state.on_device, state.last_inserted = False, None
 
     def _insert(self, state: SequenceState, *, whole: bool) -> None:
         """Keep the pages of known tokens. Of fixed chunks, those of the prompt that are whole: bits differ."""
@@ -170,7 +173,7 @@ class Scheduler:
         elif whole:
             known = known // PAGE * PAGE
         if state.kept and known:
-            self.cache.insert(state.tokens[:known], sequence.pages)
+            self._put(state, known)
 
     def _insert_prompt(self, state: SequenceState) -> None:
         """Pages of the prompt that are full can be shared before the request is over."""
@@ -178,15 +181,22 @@ class Scheduler:
         unit = max(self.limits.fixed_chunk, PAGE)
         full = min(state.sequence.length, state.prompt_tokens) // unit * unit
         if state.kept and full > state.inserted:
-            self.cache.insert(state.tokens[:full], state.sequence.pages)
+            self._put(state, full)
             state.inserted = full
+
+    def _put(self, state: SequenceState, length: int) -> None:
+        """The first tokens of a sequence into the cache, from where it ended the last time."""
+        assert state.sequence is not None
+        client = None if self.limits.shares_prefixes else state.client
+        after = state.last_inserted
+        state.last_inserted = self.cache.insert(state.tokens, state.sequence.pages, length, client, after)
 
     # pages -----------------------------------------------------------------------------------------------
 
     def _claim(self, pages: int) -> bool:
         """Count pages for the batch in the making; False, and nothing is counted, where there are not as many.
 
-        Pages that only the cache uses count: whoever takes pages gives up those, before the pool grows.
+        Pages that only the cache uses count: whoever takes pages gives up those, where the pool cannot grow.
         """
         if not self._fits(pages):
             return False
@@ -195,8 +205,8 @@ class Scheduler:
 
     def _fits(self, pages: int) -> bool:
         """Is there room for so many pages beside those claimed? Takes none."""
-        missing = self._claimed + pages - self.pool.free - max(0, self.limits.max_pages - self.pool.pages)
-        return missing <= 0 or missing <= self.cache.idle_pages
+        pool = self.pool
+        return self._claimed + pages <= pool.free + max(0, pool.max_pages - pool.pages) + len(pool.idle)
 
     # steps -----------------------------------------------------------------------------------------------
 
@@ -270,7 +280,9 @@ class Scheduler:
     def _make_progress(self) -> Batch | None:
         """Sequences run, no row fits the pool, and no token is awaited: the youngest makes room for the others."""
         if len(self.running) == 1:
-            raise DoesNotFitError(self.running[0], self.limits.max_pages)
+            if self.visitors:
+                return None
+            raise DoesNotFitError(self.running[0], self.pool.max_pages)
         self.preempt(self.running[-1])
         return self._schedule()
 
@@ -300,10 +312,10 @@ class Scheduler:
             # The device looks up the page of the position after the next, too. A first row may be in a shared page.
             if not state.on_device or sequence.length + 2 > len(sequence.pages) * PAGE:
                 while not self._claim(self._needed(state, 2)):
-                    if len(running) == 1 and state.in_flight:
+                    if len(running) == 1 and (state.in_flight or self.visitors):
                         return found
                     if len(running) == 1:
-                        raise DoesNotFitError(state, self.limits.max_pages)
+                        raise DoesNotFitError(state, self.pool.max_pages)
                     self.preempt(running[-1])  # never one that has its row already: those are older
                     if not state.running:
                         return found
@@ -381,16 +393,18 @@ class Scheduler:
             fixed_chunk = self.limits.fixed_chunk
             # With fixed chunks, what was generated is run again.
             ids = state.tokens[: state.prompt_tokens] if fixed_chunk else state.tokens
-            match = self.cache.match(ids, max(fixed_chunk, PAGE) if fixed_chunk else 1)
+            shared = self.limits.shares_prefixes
+            multiple = max(fixed_chunk, PAGE) if fixed_chunk else PAGE if shared else 1
+            match = self.cache.match(ids, multiple, None if shared else state.client)
         if not self._has_room(state, match) and match.length % PAGE:
             # A page that is shared in part is there twice, until its copy is made. Whole pages take none.
             whole = match.length // PAGE
             match = Match(match.pages[:whole], whole * PAGE)
         pages, length = match.pages, match.length
         if not self._has_room(state, match):
-            if not self.running:
-                raise DoesNotFitError(state, self.limits.max_pages)
-            self._blocked = True  # until somebody leaves
+            if not self.running and not self.visitors:
+                raise DoesNotFitError(state, self.pool.max_pages)
+            self._blocked = not self.visitors  # until somebody leaves
             return None
         state.sequence = self.share(pages, length)
         state.sequence.expected = len(state.tokens) + state.left

@@ -7,6 +7,7 @@ copied before one of them writes to it. Knows neither GPU nor arrays.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
@@ -53,8 +54,11 @@ class PagePool:
     def __init__(self, context: int) -> None:
         self.pages_per_sequence = pages_for(context)
         self.pages = 0  # there are so many; `grow` adds some
+        self.max_pages = 1 << 31  # there may be so many, as far as is known
+        self.idle: OrderedDict[int, None] = OrderedDict()  # pages that only a cache uses, the longest idle first
         self._free: list[int] = []
         self._users: list[int] = []
+        self._cached: set[int] = set()  # a cache is one of their users
         self._slots = list(range(MAX_SEQUENCES))
 
     @property
@@ -102,6 +106,7 @@ class PagePool:
         """Pages that are in use have one more user."""
         for page in pages:
             self._users[page] += 1
+            self.idle.pop(page, None)
 
     def users(self, page: int) -> int:
         """How many sequences use a page; caches that retain it count too."""
@@ -113,23 +118,38 @@ class PagePool:
             raise InputError(f"a sequence of {sequence.length} positions cannot be truncated to {length}")
         sequence.length = length
         kept = pages_for(length)
-        self.release(sequence.pages[kept:])
+        self.release(reversed(sequence.pages[kept:]))
         del sequence.pages[kept:]
 
     def remove(self, sequence: Sequence) -> None:
         """Give all pages of a sequence back. Twice does no harm."""
         if not sequence.freed:
             sequence.freed = True
-            self.release(sequence.pages)
+            self.release(reversed(sequence.pages))
             sequence.pages = []
             heapq.heappush(self._slots, sequence.slot)
 
     def release(self, pages: Iterable[int]) -> None:
-        """Pages have one user less. Those without any are free."""
+        """Pages have one user less. Those without any are free. Of a sequence the last page comes first: of what a
+        cache keeps, the end is worth least.
+        """
         for page in pages:
             self._users[page] -= 1
             if self._users[page] == 0:
                 heapq.heappush(self._free, page)
+            elif self._users[page] == 1 and page in self._cached:
+                self.idle[page] = None
+
+    def cache(self, page: int) -> None:
+        """A cache is one more user of a page that a sequence has."""
+        self.retain((page,))
+        self._cached.add(page)
+
+    def uncache(self, page: int) -> None:
+        """It is not any more."""
+        self._cached.discard(page)
+        self.idle.pop(page, None)
+        self.release((page,))
 
     # pages -----------------------------------------------------------------------------------------------
 
@@ -168,7 +188,7 @@ class PagePool:
         del sequence.pages[kept:]
         for (shared, page), (index, _) in zip(reserved.copies, reserved.entries, strict=False):
             sequence.pages[index - first] = shared
-            self._users[shared] += 1
+            self.retain((shared,))
             self.release([page])
 
     def _take(self) -> int:

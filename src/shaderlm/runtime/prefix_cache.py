@@ -1,15 +1,17 @@
 """Pages of sequences that are over, kept for those that begin with the same tokens. Knows neither GPU nor arrays.
 
-A tree: a node is a page with the token ids whose keys and values it holds, and its parent is the page before it. A node
-is found by comparing ids from position 0 on, so that a match is exact. A page that is not full has no children. The
-cache is one user of each of its pages; a page that has no other user may be given back, the least recently used first.
-Only pages whose tokens are all known may be inserted.
+A tree for each client: a node is a page with the token ids whose keys and values it holds, and its parent is the page
+before it. A node is found by comparing ids from position 0 on, so that a match is exact. A page that is not full has no
+children. The cache is one user of each of its pages; a page that has no other user may be given back, the one that was
+used least recently first. Only pages whose tokens are all known may be inserted.
+
+A client finds only what it has put in. Otherwise it could learn the prompts of others: a guess that is found costs
+less, and the answer says so.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..graph.batch import PAGE
@@ -19,11 +21,14 @@ _COMPARED = 16  # children of a node that a page is compared with token by token
 
 
 @dataclass(eq=False)
-class _Node:
+class Node:
+    """A page in the tree of a client. Others keep one only to hand it to `PrefixCache.insert`."""
+
     ids: tuple[int, ...]
     page: int
-    parent: _Node | None
-    children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
+    parent: Node | None  # None: a root, or a node that is not in the tree any more
+    depth: int  # pages from position 0 to its end
+    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,8 @@ class PrefixCache:
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._root = _Node((), -1, None)
-        # By page, the least recently used first. A node is older than its parent unless it was in use meanwhile.
-        self._nodes: OrderedDict[int, _Node] = OrderedDict()
+        self._roots: dict[Hashable, Node] = {}  # by client
+        self._nodes: dict[int, Node] = {}  # by page
         self.queries = self.hits = self.evicted = 0  # tokens that were looked up and found; pages given back
 
     @property
@@ -49,18 +53,16 @@ class PrefixCache:
         """How many pages are kept."""
         return len(self._nodes)
 
-    @property
-    def idle_pages(self) -> int:
-        """How many of them no sequence uses."""
-        return sum(self._pool.users(page) == 1 for page in self._nodes)
-
-    def match(self, ids: Sequence[int], multiple: int = 1) -> Match:
-        """The longest cached prefix of a prompt: a multiple of so many tokens, and less than the whole prompt.
+    def match(self, ids: Sequence[int], multiple: int = 1, client: Hashable = None) -> Match:
+        """The longest cached prefix of a client's prompt: a multiple of so many tokens, and less than the whole prompt.
 
         The last token must be run: its logits are wanted.
         """
+        node = self._roots.get(client)
+        if node is None:
+            return Match()
         limit = (len(ids) - 1) // multiple * multiple
-        node, found, length = self._root, list[_Node](), 0
+        found, length = list[Node](), 0
         while length + PAGE <= limit:
             child = node.children.get(tuple(ids[length : length + PAGE]))
             if child is None:
@@ -79,8 +81,7 @@ class PrefixCache:
             found.append(best)
         length = (length + common) // multiple * multiple
         del found[pages_for(length) :]
-        if found:
-            self._touch(found[-1])
+        self._touch(found)
         return Match(tuple(node.page for node in found), length)
 
     def count(self, queries: int, hits: int) -> None:
@@ -88,25 +89,47 @@ class PrefixCache:
         self.queries += queries
         self.hits += hits
 
-    def insert(self, ids: Sequence[int], pages: Sequence[int]) -> None:
-        """These tokens are in these pages, of a sequence that goes on or is over. What is known already is kept."""
-        node = self._root
-        for i, page in enumerate(pages[: pages_for(len(ids))]):
-            key = tuple(ids[i * PAGE : (i + 1) * PAGE])
+    def insert(
+        self,
+        ids: Sequence[int],
+        pages: Sequence[int],
+        length: int | None = None,
+        client: Hashable = None,
+        after: Node | None = None,
+    ) -> Node | None:
+        """These tokens, or the first `length` of them, are in these pages, of a sequence that goes on or is over.
+
+        What is known already is kept. The last page's node comes back, from which the same sequence may go on: as
+        `after`, so that nothing is compared twice.
+        """
+        length = len(ids) if length is None else length
+        if after is None or after.parent is None:
+            after = self._roots.setdefault(client, Node((), -1, None, 0))
+        node, known = after, list[Node]()
+        for i in range(node.depth, pages_for(length)):
+            key, page = tuple(ids[i * PAGE : min(length, (i + 1) * PAGE)]), pages[i]
             child = node.children.get(key)
-            if child is None:
-                if page in self._nodes:  # of another sequence, which was shared and is written to no more
-                    break
-                child = self._nodes[page] = node.children[key] = _Node(key, page, node)
-                self._pool.retain((page,))
+            if child is not None:
+                known.append(child)
+            elif page in self._nodes:  # of another sequence, which was shared and is written to no more
+                break
+            else:
+                child = self._nodes[page] = node.children[key] = Node(key, page, node, i + 1)
+                self._pool.cache(page)
                 self._drop_beginnings(node, key)
             node = child
             if len(key) < PAGE:
                 break
-        if node is not self._root:
-            self._touch(node)
+        self._touch(known)
+        return node if node.depth and len(node.ids) == PAGE else None
 
-    def _drop_beginnings(self, parent: _Node, key: tuple[int, ...]) -> None:
+    def _touch(self, nodes: Sequence[Node]) -> None:
+        """These were used just now; the first page last, so that it goes last."""
+        for node in reversed(nodes):
+            if node.page in self._pool.idle:
+                self._pool.idle.move_to_end(node.page)
+
+    def _drop_beginnings(self, parent: Node, key: tuple[int, ...]) -> None:
         """Pages that hold less of the same are not needed any more."""
         for other in list(parent.children.values())[-_COMPARED:]:
             if len(other.ids) < len(key) and key[: len(other.ids)] == other.ids:
@@ -123,17 +146,15 @@ class PrefixCache:
                 self._remove(node)
 
     def evict(self) -> bool:
-        """Give the least recently used page back that no sequence uses; False if there is none.
+        """Give the page back that has been idle for longest; False if there is none.
 
         Pages that nothing follows go first. What follows the last of them belongs to sequences with pages of their own
         for the same beginning, and is not found any more.
         """
-        users = self._pool.users
-        page = next((page for page, node in self._nodes.items() if not node.children and users(page) == 1), None)
-        if page is None:
-            page = next((page for page in self._nodes if users(page) == 1), None)
-        if page is None:
+        idle, nodes = self._pool.idle, self._nodes
+        if not idle:
             return False
+        page = next((page for page in idle if not nodes[page].children), next(iter(idle)))
         self.give_up([page])
         self.evicted += 1
         return True
@@ -145,21 +166,17 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._pool.release(list(self._nodes))
+        for node in self._nodes.values():
+            node.parent = None
+            self._pool.uncache(node.page)
         self._nodes.clear()
-        self._root.children.clear()
+        self._roots.clear()
 
-    def _remove(self, node: _Node) -> None:
-        assert node.parent is not None
-        del node.parent.children[node.ids], self._nodes[node.page]
-        self._pool.release((node.page,))
-
-    def _touch(self, node: _Node) -> None:
-        """It and those before it were used; the first page last, so that it goes last."""
-        at: _Node | None = node
-        while at is not None and at is not self._root:
-            self._nodes.move_to_end(at.page)
-            at = at.parent
+    def _remove(self, node: Node) -> None:
+        parent, node.parent = node.parent, None
+        assert parent is not None
+        del parent.children[node.ids], self._nodes[node.page]
+        self._pool.uncache(node.page)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

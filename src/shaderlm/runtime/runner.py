@@ -203,7 +203,7 @@ class Runner(ABC):
 
     max_tokens: int  # rows of a step
     max_outputs: int  # rows of logits of a step
-    max_pages: int  # of the pool
+    max_pages: int  # of the pool, on this device
     runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
     steps_ahead: int  # steps worth submitting before the first of them is waited for
     warm_up_seconds = 0.0  # that the device works before its clocks are up
@@ -224,7 +224,7 @@ class Runner(ABC):
         self.lock = threading.RLock()
         self.closed = False
         self.pool = PagePool(config.context)
-        # Frees so many pages of a prefix cache, or all that can be, before memory is taken.
+        # Frees so many pages of a prefix cache, or all that can be, where the pool cannot grow.
         self.reclaim: Callable[[int], None] | None = None
         self.written_by: object = None  # whose records are in the batch, as the device has moved them on
         self._architecture, self._factors, self._fusions = architecture, factors, fusions
@@ -453,18 +453,20 @@ class Runner(ABC):
         """Pages for what a step writes. All or nothing: the pool grows first."""
         needed = self.pool.needed
         taking = [each for each in wanted if needed(*each)]
-        missing = self.pool.missing(taking)
-        if missing and self.reclaim is not None:
-            self.reclaim(missing)
-            missing = self.pool.missing(taking)
-        if missing:
-            pages = self.pool.pages + missing
-            if pages > self.max_pages:
-                holds = f"{self.max_pages * PAGE:,} tokens of all sequences"
+        pool = self.pool
+        if pages := pool.missing(taking):
+            most = max(pool.pages, min(pool.max_pages, self.max_pages))
+            if self.reclaim is not None and pool.pages + pages > most:
+                self.reclaim(pool.pages + pages - most)
+                pages = pool.missing(taking)
+        if pages:
+            pages += pool.pages
+            if pages > most:
+                holds = f"{most * PAGE:,} tokens of all sequences"
                 raise DeviceError(f"the cache holds {holds} on this device, and it is full. Free a sequence first")
-            # Twice as many, so that growing is rare; but no more than the sequences that there are can ever fill.
-            twice = min(2 * self.pool.pages, self.pool.sequences * self.pool.pages_per_sequence)
-            self._grow(min(self.max_pages, max(pages, twice, FIRST_PAGES)))
+            # Twice as many, so that growing is rare; but no more than is cached, and than the sequences can ever fill.
+            twice = min(2 * pool.pages, pool.sequences * pool.pages_per_sequence + len(pool.idle))
+            self._grow(min(most, max(pages, twice, FIRST_PAGES)))
         self._reserve_positions(max(sequence.length + count for sequence, count in wanted))
         if not taking:  # most decode rows stay in their pages
             return
