@@ -15,6 +15,7 @@ from shaderlm import load
 from shaderlm.engine import EngineOptions, LanguageModel
 from shaderlm.server.access import Origins
 from shaderlm.server.app import make_app
+from shaderlm.server.limits import Limits
 from shaderlm.server.running import Server, make_server
 from shaderlm.server.served import Served
 from shaderlm.server.service import Service
@@ -51,6 +52,7 @@ def running(
     port: int = 0,
     web: Export | None = None,
     host: str = "127.0.0.1",
+    limits: Limits = Limits(),  # noqa: B008
 ) -> Iterator[Running]:
     """A server, from its first answer to its end. `wait`: until the model is loaded. `web`: an export beside it."""
     ready, loaded, address = threading.Event(), threading.Event(), ""
@@ -60,7 +62,7 @@ def running(
         address = found
         ready.set()
 
-    service = Service(load_model, metrics=metrics, slots=slots)
+    service = Service(load_model, metrics=metrics, slots=slots, limits=limits)
     service.on_loaded = lambda served: loaded.set()
     app = make_app(service, keys=keys, origins=Origins(origins), host=host, web=web)
     server = make_server(app, service, host=host, port=port, drain=drain, ready=listening)

@@ -141,10 +141,32 @@ def test_an_error_before_the_first_event_has_its_status(server: Running) -> None
         found = http.post("/v1/chat/completions", json=body)
         assert (found.status_code, found.json()["error"]["type"]) == (400, "invalid_request_error")
         assert "logit_bias" in found.json()["error"]["message"]
-        message = http.post("/v1/messages", json={"model": "tiny", "max_tokens": 5, **body})
+        message = http.post("/v1/messages", json={"max_tokens": 5, **body})
         assert message.status_code == 400
         assert "logit_bias" in message.json()["error"]["message"]
         assert http.post("/v1/chat/completions", json={**body, "stream": False}).status_code == 400
+
+
+def test_a_message_that_names_no_model(server: Running) -> None:
+    with server.client() as http:
+        found = http.post("/v1/messages", json={"messages": ASK, "max_tokens": 2}).json()
+        assert found["model"] == server.service.served.name
+        assert http.post("/v1/messages/count_tokens", json={"messages": ASK}).json()["input_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "images"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "files"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "images"),
+    ],
+)
+def test_what_is_no_text(server: Running, path: str, body: dict[str, Any], words: str) -> None:
+    with server.client() as http:
+        found = http.post(path, json={"max_tokens": 2, **body})
+    assert found.status_code == 400
+    assert found.json()["error"]["message"] == f"this model does not take {words}; send text alone"
 
 
 def test_tool_calls_of_a_chat(client: openai.OpenAI) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,11 +24,12 @@ from starlette.responses import Response
 
 from shaderlm.engine import EngineOptions, Handle
 from shaderlm.errors import DeviceError, InputError, KernelError, ModelError
-from shaderlm.server import app as application
+from shaderlm.graph.batch import PAGE
 from shaderlm.server import llama_server, streaming
 from shaderlm.server.access import Access, Origins
 from shaderlm.server.app import is_quick
 from shaderlm.server.chat import Chat
+from shaderlm.server.limits import Limits, limits_of
 from shaderlm.server.prepare import decode
 from shaderlm.server.running import listen
 from shaderlm.server.served import Served
@@ -172,12 +175,51 @@ def _begun(server: Running, length: int) -> socket.socket:
     return made
 
 
+def _observed(http: httpx.Client, key: str, prompt: list[int]) -> dict[str, Any]:
+    """All that an answer, /slots and /metrics say, but for times."""
+    headers = {"authorization": f"Bearer {key}"}
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": True, "return_progress": True}
+    body |= {"stream_options": {"include_usage": True}, "timings_per_token": True}
+    answer = http.post("/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    slots = http.get("/slots", headers=headers).json()
+    metrics = http.get("/metrics", headers=headers).text
+    counted = re.findall(r"^(shaderlm:(?:prefix_cache_hits|kv_cache_usage)\S*) (\S+)", metrics, re.M)
+    details = [event["usage"]["prompt_tokens_details"] for event in events if event.get("usage")]
+    timings = [event["timings"] for event in events if event.get("timings")]
+    progress = [{**each, "time_ms": 0} for event in events if (each := event.get("prompt_progress"))]
+    cached = [(each.get("cache_n"), each.get("prompt_n")) for each in timings]
+    return {"details": details, "cached": cached, "progress": progress, "slots": slots, "metrics": counted}
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_key_finds_only_its_own_prompts(path: Path, share: bool) -> None:
+    """A right guess and a wrong one look alike; unless prefixes are shared, and the guess has a whole page."""
+    secret = [3 + i * i % 250 for i in range(3 * PAGE)]
+    options = EngineOptions(parallel=2, queue=8, share_prefixes=share)
+    with running(loader(path, options), keys=["owner", "attacker"], slots=True) as made, made.client() as http:
+        _observed(http, "owner", secret)
+        again = _observed(http, "owner", secret)
+        assert again["details"][-1]["cached_tokens"] > 0
+        right, wrong = (_observed(http, "attacker", ids) for ids in (secret[:40], [1, *secret[1:40]]))
+        assert right["details"] == wrong["details"]
+        assert right["details"][-1]["cached_tokens"] == 0
+        assert right["cached"] == wrong["cached"]
+        assert right["progress"] == wrong["progress"]
+        assert right["slots"] == wrong["slots"]
+        hits = [dict(each["metrics"]) for each in (right, wrong)]
+        assert hits[0] == hits[1]
+        whole = _observed(http, "attacker", secret)["details"][-1]["cached_tokens"]
+        assert whole == (2 * PAGE if share else 40), "whole pages of others, or its own guess"
+
+
 def test_few_large_bodies_are_read_at_the_same_time(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     until(lambda: idle(server))
     service = server.service
     slow = [_begun(server, 2 << 20) for _ in range(MAX_LARGE_BODIES)]
     until(service.large_bodies.locked)
-    monkeypatch.setattr(application, "BODY_SECONDS", 0.01)
+    monkeypatch.setattr(service, "limits", Limits(body_seconds=0.01))
     with server.client() as http, ThreadPoolExecutor(1) as pool:
         body = json.dumps({"prompt": "x" * (2 << 20)}).encode()
         waits = pool.submit(lambda: http.post("/v1/completions", content=body, timeout=60).status_code)
@@ -191,11 +233,92 @@ def test_few_large_bodies_are_read_at_the_same_time(server: Running, monkeypatch
     until(lambda: not service.large_bodies.locked())
 
 
-def test_a_large_body_that_does_not_come(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "BODY_SECONDS", 0.01)
-    slow = _begun(server, 2 << 20)
-    assert slow.recv(1 << 16).startswith(b"HTTP/1.1 400")
+@pytest.mark.parametrize("size", [1000, 2 << 20])
+def test_a_body_that_does_not_come(server: Running, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.service, "limits", Limits(body_seconds=0.01))
+    slow = _begun(server, size)
+    assert slow.recv(1 << 16).startswith(b"HTTP/1.1 408")
     slow.close()
+
+
+def _head(server: Running, *parts: bytes) -> bytes:
+    """What comes back for a head that is sent in parts."""
+    where = urlsplit(server.url)
+    with socket.create_connection((where.hostname, where.port), 60) as connection:
+        with suppress(ConnectionError):
+            for part in parts:
+                connection.sendall(part)
+        found = b""
+        with suppress(ConnectionError):
+            while b"}" not in found and (part := connection.recv(1 << 16)):
+                found += part
+    return found
+
+
+_GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+
+
+def test_large_heads(server: Running) -> None:
+    inside = b"x-large: " + b"a" * 65_000 + b"\r\nconnection: close\r\n\r\n"
+    assert _head(server, _GET, inside).startswith(b"HTTP/1.1 200")
+    for outside in (
+        b"x-large: " + b"a" * 66_000 + b"\r\n\r\n",
+        b"".join(b"x-%d: %b\r\n" % (i, b"a" * 60) for i in range(1000)) + b"\r\n",
+    ):
+        found = _head(server, _GET + outside)
+        assert found.startswith(b"HTTP/1.1 431")
+        assert b"more than 65,536 bytes, which is the most" in found
+    assert _head(server, b"GET /" + b"a" * 70_000).startswith(b"HTTP/1.1 431")
+    with server.client() as http:
+        assert http.get("/health").status_code == 200
+
+
+def test_a_header_of_96_mebibytes_takes_no_memory(server: Running) -> None:
+    before = _peak()
+    found = _head(server, _GET, b"x-large: ", *([b"a" * (1 << 20)] * 96))
+    assert not found or found.startswith(b"HTTP/1.1 431"), "a client that goes on may not see it"
+    assert _peak() - before < 50 << 20
+
+
+def _peak() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def test_a_trailer_that_never_ends(server: Running) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-large: "
+    before = _peak()
+    _head(server, head, *([b"a" * (1 << 20)] * 96))
+    assert _peak() - before < 50 << 20
+
+
+def test_a_head_that_does_not_come(path: Path) -> None:
+    with running(loader(path), limits=Limits(head_seconds=0.05)) as made:
+        found = _head(made, b"GET /health HTT")
+        assert found.startswith(b"HTTP/1.1 408")
+        assert b"more than 0.05 s to arrive" in found
+        with made.client() as http:
+            assert [http.get("/health").status_code for _ in range(3)] == [200] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("heads=3", "one of head_bytes, head_seconds, body_bytes, body_seconds; got 'heads=3'"),
+        ("body_bytes=1.5", "must be a whole number above 0, got '1.5'"),
+        ("head_seconds=-1", "must be a number above 0, got '-1'"),
+        ("head_seconds=nan", "must be a number above 0, got 'nan'"),
+        ("head_seconds", "must be a number above 0, got ''"),
+    ],
+)
+def test_limits_that_are_none(given: str, words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        limits_of([given])
+
+
+def test_limits_by_name() -> None:
+    assert limits_of(["body-bytes=10", "head_seconds=2.5"]) == Limits(body_bytes=10, head_seconds=2.5)
 
 
 def test_long_work_is_not_done_by_the_event_loop(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

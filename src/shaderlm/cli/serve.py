@@ -75,6 +75,11 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
 @click.option("--queue", type=click.IntRange(0), default=1024, show_default=True, help="Requests that may wait.")
 @click.option("--kv-memory", callback=_bytes, metavar="SIZE", help="Memory of the KV cache, such as 8G.")
 @click.option(
+    "--share-prefixes",
+    is_flag=True,
+    help="Requests with different keys share cached prompts, too. Then a client can find out whether others sent one.",
+)
+@click.option(
     "--api-key", "api_keys", multiple=True, callback=_given_keys, metavar="KEY", help="A key. May be repeated."
 )
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Keys, one on each line.")
@@ -121,6 +126,13 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
 @click.option(
     "--drain", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, help="Seconds to finish requests in."
 )
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Another limit of requests: head_bytes, head_seconds, body_bytes, body_seconds. May be repeated.",
+)
 @click.option("--warmup/--no-warmup", default=True, show_default=True, help="Compile all kernels before the start.")
 @click.option("--deterministic", is_flag=True, help="Answers do not depend on what runs beside them. Slower.")
 def serve(
@@ -143,6 +155,7 @@ def serve(
     from ..formats.embedded import NAME as DEFAULT_MODEL
     from ..server.access import Origins, is_loopback
     from ..server.app import make_app
+    from ..server.limits import limits_of
     from ..server.running import allow_connections, make_server
     from ..server.service import Service
     from ..server.web import Export
@@ -199,7 +212,8 @@ def serve(
         _tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 
     allow_connections()
-    service = Service(None if hosts_only else load, metrics=given["metrics"], slots=given["slots"])
+    limits = limits_of(given["limits"])
+    service = Service(None if hosts_only else load, metrics=given["metrics"], slots=given["slots"], limits=limits)
     server = make_server(
         make_app(service, keys=keys, origins=origins, host=host, web=web),
         service,
@@ -309,7 +323,8 @@ def _served(model: LanguageModel, source: str, template: str | None, given: dict
         tokens = None if memory is None else model.engine.tokens_for(memory)
         if tokens == 0:
             raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
-        model.engine.configure(EngineOptions(given["parallel"], given["queue"], tokens))
+        shared = given["share_prefixes"]
+        model.engine.configure(EngineOptions(given["parallel"], given["queue"], tokens, share_prefixes=shared))
         if model.has_chat_template:  # what the first request would wait for: the template is compiled
             with suppress(InputError, ModelError):
                 model.chat_request([{"role": "user", "content": "Hello"}], max_tokens=1)

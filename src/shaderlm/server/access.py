@@ -19,6 +19,7 @@ from .errors import ApiError
 # asks the server for nothing else.
 PUBLIC = ("/health", "/", "/web")
 PUBLIC_FOLDERS = ("/assets/", "/web/")
+CLIENT = "shaderlm.client"  # in the scope of a request: who asks, by the number of the key
 
 
 def origin_of(text: str) -> tuple[str, str, int | None] | None:
@@ -110,13 +111,15 @@ class Access:
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             await _preflight(headers)(scope, receive, send)
             return
-        if self._keys and not public and not self._has_key(headers):
+        key = self._key(headers) if self._keys else None
+        if self._keys and not public and key is None:
             given = "a wrong key" if headers.get("authorization") or headers.get("x-api-key") else "no key"
             expected = "send `Authorization: Bearer KEY` or `x-api-key: KEY`"
             problem = ApiError(401, f"this server needs a key and got {given}; {expected}")
             problem.headers["WWW-Authenticate"] = "Bearer"
             await self._refuse(problem, scope, receive, send)
             return
+        scope[CLIENT] = None if key is None else str(key)
         await self._app(scope, receive, send)
 
     def _is_own(self, host: str) -> bool:
@@ -137,13 +140,19 @@ class Access:
             return False
         return self._open or is_loopback(found[1])
 
-    def _has_key(self, headers: Headers) -> bool:
+    def _key(self, headers: Headers) -> int | None:
+        """Which key a request has, by its number."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = [bearer.strip()] if scheme.lower() == "bearer" else []
         given.append(headers.get("x-api-key", ""))
         # All are compared, each in constant time: how long it takes says nothing about the keys.
-        found = [hmac.compare_digest(each.encode("latin-1"), key) for each in given if each for key in self._keys]
-        return any(found)
+        found = [
+            i
+            for each in given
+            for i, key in enumerate(self._keys)
+            if hmac.compare_digest(each.encode("latin-1"), key) and each
+        ]
+        return found[0] if found else None
 
     async def _refuse(self, problem: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         await error_response(problem, scope["path"])(scope, receive, send)

@@ -24,6 +24,7 @@ from .chat import Chat, conversation_of
 from .completions import Completions
 from .embeddings import Embeddings
 from .errors import ApiError, api_error
+from .limits import Limits
 from .metrics import CONTENT_TYPE
 from .openapi import Endpoint, Handler, document
 from .page import asset
@@ -62,7 +63,6 @@ from .types.responses import Response as OpenAIResponse
 from .types.responses import ResponseEvent, ResponsesRequest
 from .web import Export
 
-MAX_BODY_BYTES = 16 << 20  # a prompt of a million tokens has a third of it
 LARGE_BODY_BYTES = 1 << 20
 # One prompt of this size takes a millisecond, mostly: less than threads that want Python's lock at the same time.
 SMALL_BODY_BYTES = 2 << 10
@@ -71,7 +71,6 @@ _SLOW_FIELDS = (
     *("tools", "response_format", "json_schema", "grammar", "text", "output_config"),
     *("logit_bias", "stop_token_ids", "n"),
 )
-BODY_SECONDS = 60.0  # in which a large body must arrive: others wait for it
 
 
 Value = TypeVar("Value")
@@ -82,18 +81,23 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def read_body(request: Request) -> bytes:
-    """The body, if it is not too large."""
-    too_large = ApiError(413, f"the body has more than {MAX_BODY_BYTES >> 20} MiB, which is the most; send less")
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The body, if it is not too large and comes in time."""
+    most = limits.body_bytes
+    too_large = ApiError(413, f"the body has more than {most:,} bytes, which is the most; send less")
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+    if length.isdecimal() and int(length) > most:
         raise too_large
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise too_large
-        parts.append(part)
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(408, f"the body took more than {limits.body_seconds:g} s to arrive; send it faster") from None
     return b"".join(parts)
 
 
@@ -101,14 +105,10 @@ async def _computed(service: Service, request: Request, compute: Callable[[Serve
     """What a thread makes of a body. Few large bodies are in memory at the same time."""
     served, length = service.served, request.headers.get("content-length", "")
     if length.isdecimal() and int(length) <= LARGE_BODY_BYTES:
-        raw = await read_body(request)
+        raw = await read_body(request, service.limits)
         return await asyncio.to_thread(compute, served, raw)
     async with service.large_bodies:
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                raw = await read_body(request)
-        except TimeoutError:
-            raise ApiError(400, f"the body took more than {BODY_SECONDS:g} s to arrive; send it faster") from None
+        raw = await read_body(request, service.limits)
         return await asyncio.to_thread(compute, served, raw)
 
 
@@ -126,7 +126,7 @@ def _generating(kind: Any, make: Any) -> Handler:
         service.check_queue()
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) <= SMALL_BODY_BYTES:
-            served, body = service.served, decode(await read_body(request), kind)
+            served, body = service.served, decode(await read_body(request, service.limits), kind)
             quick = is_quick(body)
             prepared = make(served, body) if quick else await asyncio.to_thread(make, served, body)
         else:

@@ -19,8 +19,10 @@ TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     500: "server_error",
     501: "not_supported_error",
     503: "unavailable_error",
@@ -123,6 +125,15 @@ def _field(message: str) -> str | None:
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 
 
+# Parts of a message that are no text, as the APIs call them.
+_MEDIA = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "images"),
+    **dict.fromkeys(("audio", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "videos"),
+    **dict.fromkeys(("document", "file", "input_file"), "files"),
+}
+_WRONG_KIND = re.compile(r"Invalid (?:enum )?value '(\w+)'")
+
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -139,6 +150,9 @@ def undecodable(problem: Exception) -> ApiError:
             param = f"{param}.{missing[1]}" if param else missing[1]
             return ApiError(400, f"{param} is missing; this route needs it", param=param)
         said = _PLACE.sub("", message).replace("`", "")
+        kind = _WRONG_KIND.match(message)
+        if kind is not None and kind[1] in _MEDIA and param is not None and param.endswith("].type"):
+            return ApiError(400, f"this model does not take {_MEDIA[kind[1]]}; send text alone", param=param)
         if param is None:
             return ApiError(400, f"the body is not what this route takes: {said}")
         return ApiError(400, f"{param}: {said[0].lower()}{said[1:]}", param=param)

@@ -21,6 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ..errors import InputError
+from .connection import protocol
 from .service import Service
 
 _SLACK_SECONDS = 2.0  # for the last bytes, after the last token
@@ -194,12 +195,14 @@ def make_server(
     ssl_key_file: str | None = None,
 ) -> Server:
     """A server that is not running yet. httptools and uvloop are used where they are installed."""
+    limits = service.limits
     options: dict[str, Any] = {"ssl_certfile": ssl_cert_file, "ssl_keyfile": ssl_key_file}
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        http="httptools" if find_spec("httptools") else "h11",
+        http=protocol(limits.head_bytes, limits.head_seconds),
+        h11_max_incomplete_event_size=limits.head_bytes,
         loop="uvloop" if find_spec("uvloop") else "asyncio",
         lifespan="on",
         ws="none",

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from ..engine import Engine, Handle, Request
 from .errors import ENDING, RETRY_SECONDS, ApiError
+from .limits import Limits
 from .metrics import Metrics
 from .served import Served
 
@@ -63,8 +64,15 @@ class WriteCoalescing:
 class Service:
     """Holds the model while there is one; `load` None: there is never one. Its methods are for the event loop."""
 
-    def __init__(self, load: Callable[[], Served] | None, *, metrics: bool = False, slots: bool = True) -> None:
-        self._load = load
+    def __init__(
+        self,
+        load: Callable[[], Served] | None,
+        *,
+        metrics: bool = False,
+        slots: bool = True,
+        limits: Limits = Limits(),  # noqa: B008 (nothing changes it)
+    ) -> None:
+        self._load, self.limits = load, limits
         self._served: Served | None = None
         self._loading: asyncio.Task[None] | None = None
         self.failure: Exception | None = None  # why there will be no model

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..engine import Delta, Handle
+from .access import CLIENT
 from .errors import ApiError, api_error
 from .generation import Prepared
 from .service import Service
@@ -30,7 +32,8 @@ _encode = msgspec.json.Encoder().encode
 
 async def respond(service: Service, prepared: Prepared, request: Request) -> Response:
     """The answer to a request. What the engine refuses is raised before anything is sent."""
-    handles = await service.submit(prepared.requests)
+    client = request.scope[CLIENT]
+    handles = await service.submit([replace(each, client=client) for each in prepared.requests])
     if prepared.stream:
         try:
             return EventStream(service, prepared, handles)

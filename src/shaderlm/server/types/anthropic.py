@@ -112,7 +112,6 @@ class Metadata(Struct, kw_only=True):
 class CountTokensRequest(SamplingFields, kw_only=True):
     """`POST /v1/messages/count_tokens`. How tokens are sampled has no effect on their count."""
 
-    model: str
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
     system: str | list[TextBlock] | None = None
     tools: Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None = None
