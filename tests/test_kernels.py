@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -83,6 +84,30 @@ def test_one_run_of_every_route(op: str, route: Route, device: Device, plain_dev
     """
     cover = [] if runs_by_default() else _runs(op, route.name, device, plain_device)
     _check_all(small_run(op, route.name, device, plain_device, cover), route, device)
+
+
+def _smallest(op: str, wanted: Callable[[Case], bool]) -> Case:
+    return min((case for case in CASES if case.op == op and wanted(case)), key=lambda case: case.flops)
+
+
+def _check_first_run(case: Case, route: str, device: Device, plain_device: Device) -> None:
+    run = next(all_runs(case, device, plain_device, route_name=route))
+    operands, expected = make(case)
+    check(run, run.device.run(run.program(operands)), expected)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", sorted({case.dims["format"] for case in CASES if case.op == "embedding"}))
+def test_every_format_is_read(kind: str, device: Device, plain_device: Device) -> None:
+    """By the kernel that compiles fastest: GPU dequantise = `formats`."""
+    case = _smallest("embedding", lambda case: case.dims["format"] == kind)
+    _check_first_run(case, "rows", device, plain_device)
+
+
+@pytest.mark.smoke
+def test_keys_within_a_window(device: Device, plain_device: Device) -> None:
+    case = _smallest("attention", lambda case: bool(case.dims["window"]) and case.dims["tokens"] == 1)
+    _check_first_run(case, "flash", device, plain_device)
 
 
 @pytest.mark.parametrize(("op", "route"), ROUTES)
