@@ -14,7 +14,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 import shaderlm
-from shaderlm.engine import LanguageModel
+from shaderlm.engine import EngineOptions, LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.errors import DeviceError, InputError, KernelError
 from shaderlm.gpu import Device, open_device
@@ -166,6 +166,7 @@ def test_a_device_with_room_for_a_short_context(
         assert runner.max_outputs == 32, "a power of two; 61 rows of 267 logits are 64 KiB"
         assert max_tokens(model.config, replace(small.caps, kind="discrete")) == runner.max_tokens == 64
         runner.max_tokens = 16
+        model.engine.configure(EngineOptions())  # the limits follow from it
         again = model.generate(list(range(200)) * 2 + list(range(90)), max_tokens=100, ignore_eos=True)
         assert again.ids == full.ids
 
