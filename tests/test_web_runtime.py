@@ -236,6 +236,11 @@ def test_a_long_prompt_makes_the_cache_grow(loaded: Callable[[str], Page], nativ
     ids = [(i * i) % 200 for i in range(523)]
     expected = native.generate(ids, max_tokens=3).ids
     assert page.complete(ids, "{max_tokens: 3}", SHARED)["ids"] == expected
+    expected = native.generate(ids[:506], max_tokens=12, ignore_eos=True).ids
+    page.load("small", variant=FAST)
+    found = page.complete(ids[:506], "{max_tokens: 12, ignore_eos: true}", "small")["ids"]
+    page.call("models.small.close()")
+    assert found == expected, "it grows in the middle of an answer, and what was there stays"
     too_long = page.caught(f"models.portable.complete({json.dumps([1] * 1025)}).next()")
     assert too_long["code"] == "input"
     assert "the context holds 1024" in too_long["message"]
