@@ -25,7 +25,7 @@ from starlette.responses import Response
 from shaderlm.engine import EngineOptions, Handle
 from shaderlm.errors import DeviceError, InputError, KernelError, ModelError
 from shaderlm.graph.batch import PAGE
-from shaderlm.server import llama_server, streaming
+from shaderlm.server import connection, llama_server, streaming
 from shaderlm.server.access import Access, Origins
 from shaderlm.server.app import is_quick
 from shaderlm.server.chat import Chat
@@ -244,13 +244,13 @@ def test_a_body_that_does_not_come(server: Running, size: int, monkeypatch: pyte
 def _head(server: Running, *parts: bytes) -> bytes:
     """What comes back for a head that is sent in parts."""
     where = urlsplit(server.url)
-    with socket.create_connection((where.hostname, where.port), 60) as connection:
+    with socket.create_connection((where.hostname, where.port), 60) as client:
         with suppress(ConnectionError):
             for part in parts:
-                connection.sendall(part)
+                client.sendall(part)
         found = b""
         with suppress(ConnectionError):
-            while b"}" not in found and (part := connection.recv(1 << 16)):
+            while b"}" not in found and (part := client.recv(1 << 16)):
                 found += part
     return found
 
@@ -293,7 +293,9 @@ def test_a_trailer_that_never_ends(server: Running) -> None:
     assert _peak() - before < 50 << 20
 
 
-def test_a_head_that_does_not_come(path: Path) -> None:
+@pytest.mark.parametrize("parser", ["httptools", "h11"])
+def test_a_head_that_does_not_come(path: Path, parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "find_spec", lambda name: name == parser)
     with running(loader(path), limits=Limits(head_seconds=0.05)) as made:
         found = _head(made, b"GET /health HTT")
         assert found.startswith(b"HTTP/1.1 408")

@@ -25,7 +25,7 @@ def protocol(head_bytes: int, head_seconds: float) -> type[asyncio.Protocol]:
     return type("Connection", (base,), limits)
 
 
-class _Head:
+class _Head(asyncio.Protocol):
     """What both parsers share: the head must be there in time."""
 
     head_bytes: int
@@ -35,6 +35,14 @@ class _Head:
     cycle: Any
     _timer: asyncio.TimerHandle | None = None
     _refused = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
 
     def _begin_head(self) -> None:
         if self._timer is None:
@@ -78,14 +86,6 @@ class _Head:
 class _Timed(_Head, H11Protocol):
     """h11 bounds the size by itself (`h11_max_incomplete_event_size`)."""
 
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._begin_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
-        super().connection_lost(exc)
-
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
@@ -103,14 +103,6 @@ def _with_httptools() -> type[_Head]:
 
         _unread = 0
         _too_large = False
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._begin_head()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._end_head()
-            super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             if self._refused:
