@@ -25,7 +25,7 @@ from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.gpu_decode import _KEPT_POOLS
 from shaderlm.server.served import Served
 
-from .serving import Running, running
+from .serving import Running, resident_bytes, running
 from .test_engine_company import assert_greedy
 from .tiny_models import write_tiny_llama
 
@@ -129,15 +129,6 @@ def threads_of_requests() -> int:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-
-
-def resident_bytes() -> int:
-    gc.collect()
-    try:
-        fields = Path("/proc/self/statm").read_text().split()
-    except OSError:
-        return 0
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_idle(server: Running, threads: int, files: int) -> None:

@@ -38,7 +38,18 @@ WGSL = sorted(KERNELS.rglob("*.wgsl"))
 
 # Imports -------------------------------------------------------------------------------------------------
 
-LAYERS: tuple[str, ...] = ("errors", "files", "formats", "text", "graph", "gpu", "kernels", "models", "compile")
+LAYERS: tuple[str, ...] = (
+    "errors",
+    "files",
+    "limited",
+    "formats",
+    "text",
+    "graph",
+    "gpu",
+    "kernels",
+    "models",
+    "compile",
+)
 LAYERS += ("runtime", "ops", "engine", "page", "bench", "profile", "server", "web", "cli")
 PEERS = (
     {"formats", "text", "graph", "gpu"},

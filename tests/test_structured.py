@@ -732,12 +732,8 @@ def test_tools_that_cannot_be_honoured(model: LanguageModel) -> None:
     assert model.chat_request(CHAT, tools=tool(parameters=strange)).constraint is not None, "as far as it goes"
     with pytest.raises(InputError, match=r"the schema of the parameters of f cannot be honoured"):
         model.chat_request(CHAT, tools=tool(parameters={"properties": {"x": {"type": "y"}}}))
-    many = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]
-    assert read_tools(many[:128], "auto") is not None
-    with pytest.raises(InputError, match="tools must be at most 128, got 129"):
-        model.chat_request(CHAT, tools=many)
     with pytest.raises(InputError, match="the function 'f0' is there twice"):
-        model.chat_request(CHAT, tools=[*many[:100], many[0]])
+        model.chat_request(CHAT, tools=[{"type": "function", "function": {"name": f"f{i % 9}"}} for i in range(10)])
     with pytest.raises(InputError, match="unknown option 'tool'"):
         model.chat(CHAT, tool=[])  # type: ignore[call-arg]
     with pytest.raises(InputError, match="unknown option 'tools'"):

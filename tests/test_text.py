@@ -25,6 +25,14 @@ DATA = Path(__file__).parent / "data"
 VOCABULARIES = ("gpt-2", "llama-spm", "phi-3")
 
 
+ONE_MESSAGE = [{"role": "user", "content": "a<b> & 'ü'"}]
+
+
+def call(name: str, arguments: str) -> dict[str, Any]:
+    """A message that calls a function."""
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+
+
 @cache
 def metadata(name: str) -> dict[str, Any]:
     reader = GGUFReader(DATA / "vocab" / f"{name}.gguf")
@@ -229,6 +237,31 @@ def test_marked_text_is_plain_and_the_rest_is_parsed(name: str, words: list[str]
     assert encoder.encode_marked(marked, chosen) == encoder.encode(text, parse_special=False)
 
 
+@pytest.mark.parametrize(
+    ("source", "request_"),
+    [
+        ("{{ messages[0].name }}", {"messages": [{"role": "user", "content": "", "name": "<|end|>"}]}),
+        ("{{ style }}", {"kwargs": {"style": "<|end|>"}}),
+        ("{{ style.a[0] }}", {"kwargs": {"style": {"a": ["x<|end|>"]}}}),
+        ("{{ style|tojson }}", {"kwargs": {"style": {"<|end|>": 1}}}),
+        ("{{ tools|tojson }}", {"tools": [{"<|end|>": "x"}]}),
+        # Escapes of JSON are read after the request.
+        (
+            "{{ tools }}{{ messages[0].tool_calls[0].function.arguments|tojson }}",
+            {"messages": [call("f", r'{"\u003c|end|>": "\u003c|end|\u003e"}')]},
+        ),
+        ("{{ messages[0].content }}", {"messages": [call("f", '{"a": "<|end|>"}')]}),
+    ],
+)
+def test_nothing_of_a_request_is_a_special_token(source: str, request_: dict[str, Any]) -> None:
+    encoder, template = tokenizer("phi-3"), ChatTemplate(source + "<|user|>")
+    given = {"messages": ONE_MESSAGE, **request_}
+    text, mark = template.render_marked(given.pop("messages"), encoder.special_tokens, **given)
+    special = [encoder.special_tokens["<|end|>"], encoder.special_tokens["<|user|>"]]
+    assert [each for each in encoder.encode_marked(text, mark) if each in special] == special[1:], text
+    assert "<|end|>" in text.replace(mark, "")
+
+
 def test_the_template_of_a_checkpoint() -> None:
     vocabulary = tokenizer("phi-3").vocabulary
     assert vocabulary.chat_template
@@ -253,9 +286,6 @@ def test_the_template_of_a_checkpoint() -> None:
 def test_bad_messages(messages: Any, words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         ChatTemplate("{{ messages[0].content }}").render(messages)
-
-
-ONE_MESSAGE = [{"role": "user", "content": "a<b> & 'ü'"}]
 
 
 @pytest.mark.parametrize(

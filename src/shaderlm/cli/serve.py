@@ -23,6 +23,7 @@ from .prompts import read_text
 if TYPE_CHECKING:
     from ..engine import LanguageModel
     from ..gpu import Backend
+    from ..server.limits import Limits
     from ..server.served import Served
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -131,7 +132,7 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
     "limits",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Another limit of requests: head_bytes, head_seconds, body_bytes, body_seconds. May be repeated.",
+    help="What a request may cost, such as body_seconds=30. May be repeated; docs/server.md lists them.",
 )
 @click.option("--warmup/--no-warmup", default=True, show_default=True, help="Compile all kernels before the start.")
 @click.option("--deterministic", is_flag=True, help="Answers do not depend on what runs beside them. Slower.")
@@ -178,6 +179,7 @@ def serve(
         if quantize:
             raise click.UsageError(f"{model} has random weights; its name may say their format, leave out --quantize.")
     origins = Origins(given["cors_origins"] or ("localhost",))
+    limits = limits_of(given["limits"])
     _log_to_stderr()
     host = given["host"]
     if web is not None and not is_loopback(host) and given["ssl_cert_file"] is None:
@@ -195,7 +197,7 @@ def serve(
             made = load_model(
                 model, device, backend, ctx_size, precision, not no_tune, ignore_keys, quantize, **options
             )
-        return _served(made, model or DEFAULT_MODEL, template, given)
+        return _served(made, model or DEFAULT_MODEL, template, limits, given)
 
     address = ""
 
@@ -212,7 +214,6 @@ def serve(
         _tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 
     allow_connections()
-    limits = limits_of(given["limits"])
     service = Service(None if hosts_only else load, metrics=given["metrics"], slots=given["slots"], limits=limits)
     server = make_server(
         make_app(service, keys=keys, origins=origins, host=host, web=web),
@@ -309,12 +310,16 @@ def _template(text: str | None, path: str | None) -> str | None:
     return text if path is None else read_text(path)
 
 
-def _served(model: LanguageModel, source: str, template: str | None, given: dict[str, Any]) -> Served:
+def _served(model: LanguageModel, source: str, template: str | None, limits: Limits, given: dict[str, Any]) -> Served:
     """The model with the server's options. One that does not take them is closed again."""
     from ..engine import EngineOptions
+    from ..engine.constraints import GrammarLimits
     from ..server.served import Served
+    from ..text import RenderLimits
 
     try:
+        rendering = RenderLimits(limits.template_seconds, limits.template_bytes)
+        model.limit(rendering, GrammarLimits(limits.grammar_seconds))
         if template is not None:
             model.use_chat_template(template)
             assert model.chat_template is not None
@@ -344,6 +349,7 @@ def _served(model: LanguageModel, source: str, template: str | None, given: dict
         seed=given["seed"],
         reasoning=given["reasoning_format"],
         embedding=given["embedding"],
+        limits=limits,
         source=source,
     )
 

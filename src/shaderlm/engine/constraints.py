@@ -9,15 +9,20 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..errors import InputError
 from ..gpu.packages import version_of
+from ..limited import LimitedProgram
 from ..text import ChatFormat, Tokenizer, ToolChoice
 from .structured import (
     Structure,
@@ -33,8 +38,62 @@ from .structured import (
 if TYPE_CHECKING:
     import llguidance
 
-_MAX_GRAMMARS = 64  # that are kept
+_MAX_GRAMMARS, _MAX_PASSED = 64, 1024  # that are kept: compiled ones, and what has passed a trial
+# What it took to compile all that are kept. Their memory goes with it: up to 150 MB for a second were seen.
+_MAX_KEPT_SECONDS = 4.0
+_MAX_LARK_BYTES = 16 << 20
 _LONGEST_REASON = 500  # characters of llguidance's own words
+
+
+_trials = LimitedProgram(
+    str(Path(__file__).with_name("grammar_trial.py")), ("llguidance",), processes=2, memory=128 << 20
+)
+
+
+@dataclass(frozen=True)
+class GrammarLimits:
+    """What the schemas, grammars and tools of a request may cost together."""
+
+    seconds: float = 2.0
+
+
+class _Trials:
+    """Compiles the grammars of one request in a limited process, within its seconds."""
+
+    def __init__(self, limits: GrammarLimits, vocabulary: int) -> None:
+        self._seconds, self._vocabulary = limits.seconds, vocabulary
+        self._left = limits.seconds
+
+    def lark(self, gbnf: str) -> str:
+        """Lark of GBNF; what is Lark already stays as it is."""
+        kind, text = self._ask("grammar", {"gbnf": _without_escapes(gbnf)})
+        if kind == "lark":
+            return text
+        words = "it is read as GBNF, and as Lark where it has a rule `start:`"
+        raise InputError(f"grammar cannot be honoured: {_reason(text)}; {words}")
+
+    def refusal(self, option: str, grammar: str) -> str | None:
+        """Why a grammar cannot be compiled; None: it can, in time. InputError: not in time."""
+        kind, text = self._ask(option, {"grammar": grammar, "vocabulary": self._vocabulary})
+        return None if kind == "passed" else _reason(text)
+
+    def _ask(self, option: str, asked: dict[str, Any]) -> tuple[str, str]:
+        started, kind, text = time.monotonic(), "time", ""
+        if self._left > 0:
+            kind, text = _trials.ask(asked, self._left, _MAX_LARK_BYTES)
+        self._left -= time.monotonic() - started
+        problems = {
+            "time": f"takes more than {self._seconds:g} s to compile, which is the most",
+            "memory": "takes too much memory to compile",
+            "ended": "takes too much memory to compile, or breaks the compiler",
+        }
+        if kind in problems:
+            raise _TooCostlyError(f"{option} {problems[kind]}; make it simpler")
+        return kind, text
+
+
+class _TooCostlyError(InputError):
+    """A grammar costs more than its limits."""
 
 
 class _Guidance(NamedTuple):
@@ -105,16 +164,22 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self.limits = GrammarLimits()
         self._lock, self._making = threading.Lock(), threading.Lock()
-        self._kept: OrderedDict[bytes, Grammar] = OrderedDict()  # by a hash: texts may have megabytes
+        # By a hash: texts may have megabytes. With the seconds that it took to compile.
+        self._kept: OrderedDict[bytes, tuple[Grammar, float]] = OrderedDict()
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
 
     def prepare(self) -> None:
-        """Make the tables of the vocabulary now. Python runs nothing else meanwhile."""
+        """Make the tables of the vocabulary now, and the process for trials. Python runs nothing else meanwhile."""
         self._made_guidance()
+        self._new_trials().refusal("this grammar", whole_grammar({"lark_grammar": "start: /a/"}))
 
     def of_structure(self, structure: Structure) -> Grammar:
         """For a text."""
-        return self._compiled(whole_grammar(self._structure(structure)), lambda reason: _unsupported(structure, reason))
+        trials = self._new_trials()
+        grammar = whole_grammar(self._structure(structure, trials))
+        return self._compiled(structure.option, grammar, lambda reason: _unsupported(structure, reason), trials)
 
     def of_chat(
         self, output: ChatFormat, choice: ToolChoice | None, structure: Structure | None, *, may_think: bool
@@ -122,70 +187,80 @@ class GrammarCompiler:
         """For an answer in a chat; None: anything may come."""
         if choice is None and structure is None:
             return None
-        inner = None if structure is None else self._structure(structure)
-        schemas = [] if choice is None else [self._parameters(choice, i) for i in range(len(choice.tools))]
+        trials = self._new_trials()
+        inner = None if structure is None else self._structure(structure, trials)
+        schemas = [] if choice is None else [self._parameters(choice, i, trials) for i in range(len(choice.tools))]
         special = self._tokenizer.special_tokens
         text = chat_grammar(output, choice, inner, special, schemas, may_think=may_think)
-        return self._compiled(text, lambda reason: f"the answer's form cannot be honoured: {reason}")
+        option = "tools" if structure is None else structure.option
+        return self._compiled(option, text, lambda reason: f"the answer's form cannot be honoured: {reason}", trials)
 
-    def _structure(self, structure: Structure) -> dict[str, Any]:
-        """As a grammar that compiles by itself."""
+    def _new_trials(self) -> _Trials:
         self._made_guidance()  # says so where llguidance is missing
+        return _Trials(self.limits, self._vocabulary)
+
+    def _structure(self, structure: Structure, trials: _Trials) -> dict[str, Any]:
+        """As a grammar that compiles by itself."""
         if structure.kind == "json_schema":
-            self._check_schema(json.loads(structure.text), structure.option)
-        grammar = structure_grammar(structure, self._lark)
+            self._check_schema(json.loads(structure.text), structure.option, trials)
+        grammar = structure_grammar(structure, trials.lark)
         if structure.kind != "json_schema":
-            self._compiled(whole_grammar(grammar), lambda reason: _unsupported(structure, reason))
+            self._check(structure.option, whole_grammar(grammar), lambda why: _unsupported(structure, why), trials)
         return grammar
 
-    def _parameters(self, choice: ToolChoice, i: int) -> dict[str, Any]:
+    def _parameters(self, choice: ToolChoice, i: int, trials: _Trials) -> dict[str, Any]:
         tool = choice.tools[i]
         option = f"the schema of the parameters of {tool.name}"
         schema = json.loads(json_text(option, tool.parameters))
-        self._check_schema(schema, option, lenient=not tool.strict)
+        self._check_schema(schema, option, trials, lenient=not tool.strict)
         return guided(schema, lenient=not tool.strict)
 
-    def _check_schema(self, schema: Any, option: str, *, lenient: bool = False) -> None:
+    def _check_schema(self, schema: Any, option: str, trials: _Trials, *, lenient: bool = False) -> None:
         """Refuse a schema that cannot be honoured, with the reason and the place."""
 
         def unsupported_reason(part: Any) -> str | None:
-            try:
-                self._made(whole_grammar({"json_schema": guided(part, lenient=lenient)}), str)
-            except InputError as problem:
-                return str(problem)
-            return None
+            return trials.refusal(option, whole_grammar({"json_schema": guided(part, lenient=lenient)}))
 
         def refused(reason: str) -> str:
-            return "{} cannot be honoured at {}: {}".format(
-                option, *unsupported_place(schema, unsupported_reason, reason)
-            )
+            place = "#"
+            with suppress(_TooCostlyError):  # then the place is not looked for any further
+                place, reason = unsupported_place(schema, unsupported_reason, reason)
+            return f"{option} cannot be honoured at {place}: {reason}"
 
         if schema is False:
             raise InputError(f"{option} cannot be honoured: nothing satisfies it")
         if not lenient:
             check_schema(schema, option)
-        self._compiled(whole_grammar({"json_schema": guided(schema, lenient=lenient)}), refused)
+        self._check(option, whole_grammar({"json_schema": guided(schema, lenient=lenient)}), refused, trials)
 
-    def _lark(self, grammar: str) -> str:
-        """Lark of GBNF; what is Lark already stays as it is."""
-        from llguidance.gbnf_to_lark import any_to_lark
+    def _check(self, option: str, text: str, refused: Callable[[str], str], trials: _Trials) -> None:
+        """Refuse what cannot be compiled in time."""
+        key = _key(text)
+        with self._lock:
+            if key in self._kept or key in self._passed:
+                return
+        reason = trials.refusal(option, text)
+        if reason is not None:
+            raise InputError(refused(reason))
+        with self._lock:
+            self._passed[key] = None
+            if len(self._passed) > _MAX_PASSED:
+                self._passed.popitem(last=False)
 
-        try:
-            return any_to_lark(_without_escapes(grammar))
-        except Exception as problem:  # it raises what it likes
-            words = "it is read as GBNF, and as Lark where it has a rule `start:`"
-            raise InputError(f"grammar cannot be honoured: {_reason(problem)}; {words}") from None
-
-    def _compiled(self, text: str, refused: Callable[[str], str]) -> Grammar:
-        key = hashlib.sha256(text.encode()).digest()
+    def _compiled(self, option: str, text: str, refused: Callable[[str], str], trials: _Trials) -> Grammar:
+        key = _key(text)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                return self._kept[key]
+                return self._kept[key][0]
+        self._check(option, text, refused, trials)
+        started = time.monotonic()
         made = self._made(text, refused)
         with self._lock:
-            self._kept[key] = made
-            if len(self._kept) > _MAX_GRAMMARS:
+            self._kept[key] = made, time.monotonic() - started
+            while len(self._kept) > 1 and (
+                len(self._kept) > _MAX_GRAMMARS or sum(took for _, took in self._kept.values()) > _MAX_KEPT_SECONDS
+            ):
                 self._kept.popitem(last=False)
         return made
 
@@ -247,6 +322,10 @@ class _Tokens:
 def _bitmask(matcher: llguidance.LLMatcher, only_ends: bytes) -> bytes:
     """A mask as long as this one: llguidance's has a word more where the vocabulary is a multiple of 32."""
     return matcher.compute_bitmask()[: len(only_ends)]
+
+
+def _key(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _unsupported(structure: Structure, reason: str) -> str:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from ..errors import ContextSizeError, InputError, ModelError
 from ..models.architecture import Config
 from ..runtime.runner import Runner
-from ..text import ChatFormat, ChatTemplate, Tokenizer, call_format, read_tools
+from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
 from ..text.chat_output import END_OF_THINK, THINK
 from .completion import AsyncStream, Completion, Stream
-from .constraints import GrammarCompiler
+from .constraints import GrammarCompiler, GrammarLimits
 from .loop import Engine
 from .options import (
     ChatOptions,
@@ -48,6 +48,7 @@ class LanguageModel:
         self._runner, self.tokenizer, self.report = runner, tokenizer, report
         self.engine = Engine(runner, tokenizer)
         self._grammars = GrammarCompiler(tokenizer, runner.config.vocabulary)
+        self._render_limits = RenderLimits()
         self._template: ChatTemplate | None = None
         if tokenizer.vocabulary.chat_template:
             self.use_chat_template(tokenizer.vocabulary.chat_template)
@@ -76,7 +77,13 @@ class LanguageModel:
         """Another template than the one in the file: the text of a Jinja template."""
         vocabulary = self.tokenizer.vocabulary
         texts = {key: "" if i is None else vocabulary.tokens[i] for key, i in _special(self.tokenizer).items()}
-        self._template = ChatTemplate(source, **texts)
+        self._template = ChatTemplate(source, **texts, limits=self._render_limits)
+
+    def limit(self, templates: RenderLimits, grammars: GrammarLimits) -> None:
+        """What the chat template may cost, and the schemas, grammars and tools of a request."""
+        self._render_limits, self._grammars.limits = templates, grammars
+        if self._template is not None:
+            self.use_chat_template(self._template.source)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Completion:
         """Continue a text, or token ids.

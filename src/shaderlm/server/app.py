@@ -28,7 +28,7 @@ from .limits import Limits
 from .metrics import CONTENT_TYPE
 from .openapi import Endpoint, Handler, document
 from .page import asset
-from .prepare import decode
+from .prepare import checked
 from .responses import Responses
 from .served import Served
 from .service import Service
@@ -113,10 +113,9 @@ async def _computed(service: Service, request: Request, compute: Callable[[Serve
 
 
 def is_quick(body: Any) -> bool:
-    """Is a small body prepared at once? Several prompts or choices are checked one by one."""
-    if any(getattr(body, name, None) is not None for name in _SLOW_FIELDS):
-        return False
-    return not any(isinstance(getattr(body, name, None), list) for name in ("prompt", "input"))
+    """Is a small body prepared at once? Templates are not, nor are several prompts or choices."""
+    asked = (getattr(body, name, None) for name in _SLOW_FIELDS)
+    return isinstance(getattr(body, "prompt", None), str) and all(value is None for value in asked)
 
 
 def _generating(kind: Any, make: Any) -> Handler:
@@ -126,11 +125,12 @@ def _generating(kind: Any, make: Any) -> Handler:
         service.check_queue()
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) <= SMALL_BODY_BYTES:
-            served, body = service.served, decode(await read_body(request, service.limits), kind)
+            served = service.served
+            body = checked(served, await read_body(request, service.limits), kind)
             quick = is_quick(body)
             prepared = make(served, body) if quick else await asyncio.to_thread(make, served, body)
         else:
-            prepared = await _computed(service, request, lambda served, raw: make(served, decode(raw, kind)))
+            prepared = await _computed(service, request, lambda served, raw: make(served, checked(served, raw, kind)))
         return await respond(service, prepared, request)
 
     return handler
@@ -141,7 +141,7 @@ def _computing(kind: Any, compute: Callable[[Served, Any], Any]) -> Handler:
 
     async def handler(service: Service, request: Request) -> Response:
         def computed(served: Served, raw: bytes) -> Response:
-            return _json(compute(served, decode(raw, kind)))
+            return _json(compute(served, checked(served, raw, kind)))
 
         return await _computed(service, request, computed)
 

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ..errors import InputError
+from ..graph.sampling import MAX_LOGPROBS
+from ..text.json_size import MAX_CHARACTERS, check_json_size
+from .errors import ApiError
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes and seconds of a request before it is read as a whole."""
+    """Bytes, seconds and numbers, in the order in which a request meets them."""
 
     head_bytes: int = 64 << 10
     head_seconds: float = 10.0
     body_bytes: int = 16 << 20  # a prompt of a million tokens has a third of it
     body_seconds: float = 60.0
+    choices: int = 16
+    logprobs: int = MAX_LOGPROBS
+    stop_strings: int = 16
+    tools: int = 128
+    grammar_bytes: int = MAX_CHARACTERS  # of a schema, a grammar or all tools
+    grammar_seconds: float = 2.0
+    template_seconds: float = 1.0
+    template_bytes: int = 4_000_000
+
+
+# Those that have a largest value.
+_MOST = {"logprobs": MAX_LOGPROBS, "grammar_bytes": MAX_CHARACTERS}
 
 
 def limits_of(given: Iterable[str]) -> Limits:
@@ -34,4 +50,35 @@ def limits_of(given: Iterable[str]) -> Limits:
         if not 0 < values[name] < 1 << 53:
             kind = "a whole number" if kinds[name] is int else "a number"
             raise InputError(f"--limit {name} must be {kind} above 0, got {value!r}")
+        if values[name] > _MOST.get(name, values[name]):
+            raise InputError(f"--limit {name} must be at most {_MOST[name]:,}, got {value!r}")
     return Limits(**values)  # type: ignore[arg-type]  # each has the type of its default
+
+
+# Fields of bodies, of any API, by the limit that they have.
+_COUNTS = {"n": "choices", "top_logprobs": "logprobs", "logprobs": "logprobs", "n_probs": "logprobs"}
+_LISTS = {"stop": "stop_strings", "stop_sequences": "stop_strings", "tools": "tools"}
+_GRAMMARS = ("grammar", "json_schema", "response_format", "text", "output_config", "tools")
+
+
+def check_limits(body: Any, limits: Limits) -> None:
+    """A body that asks for more than it may is an ApiError."""
+    for name, limit in (*_COUNTS.items(), *_LISTS.items()):
+        value, most = getattr(body, name, None), getattr(limits, limit)
+        given = len(value) if name in _LISTS and isinstance(value, list) else value
+        if isinstance(given, int) and not isinstance(given, bool) and given > most:
+            what = f"{name} has {given:,} items" if name in _LISTS else f"{name} is {given:,}"
+            raise ApiError(400, f"{what}; this server takes at most {most:,}", param=name)
+    for name in _GRAMMARS:
+        try:
+            check_json_size(name, _values(getattr(body, name, None)), limits.grammar_bytes)
+        except InputError as problem:
+            raise ApiError(400, str(problem), param=name) from None
+
+
+def _values(value: Any) -> Any:
+    """Of structs, which JSON has no word for, the values."""
+    if isinstance(value, list):
+        return [_values(each) for each in value]
+    names = getattr(value, "__struct_fields__", None)
+    return value if names is None else [_values(getattr(value, name)) for name in names]

@@ -12,6 +12,7 @@ from .completions import Completions
 from .embeddings import Embeddings
 from .errors import ApiError, api_error, undecodable
 from .generation import Prepared
+from .limits import check_limits
 from .served import Served
 from .types.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 
@@ -33,13 +34,20 @@ def decode(body: bytes, kind: type[Body]) -> Body:
         raise undecodable(problem) from None
 
 
+def checked(served: Served, body: bytes, kind: type[Body]) -> Body:
+    """The same, within the limits of the server."""
+    found = decode(body, kind)
+    check_limits(found, served.limits)
+    return found
+
+
 def prepare(served: Served, url: str, body: bytes) -> Prepared:
     """Decode, check and tokenise the body of a request. What is wrong with it is an ApiError."""
     if url not in ROUTES:
         raise ApiError(404, f"there is no {url!r}; there are {', '.join(ROUTES)}", param="url")
     kind, make = ROUTES[url]
     try:
-        return make(served, decode(body, kind))
+        return make(served, checked(served, body, kind))
     except Exception as problem:
         error = api_error(problem, "request", url)
         if error.status == 500:

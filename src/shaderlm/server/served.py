@@ -10,6 +10,7 @@ from .. import __version__
 from ..engine import LanguageModel
 from ..engine.report import LoadReport
 from .errors import ApiError
+from .limits import Limits
 
 FINGERPRINT = f"shaderlm-{__version__}"
 
@@ -24,6 +25,7 @@ class Served:
     seed: int | None = None
     reasoning: Literal["auto", "none"] = "auto"  # none: thoughts stay in the text
     embedding: bool = False
+    limits: Limits = Limits()  # noqa: RUF009 (nothing changes it)
     source: str = ""  # what it was loaded by, such as smollm2-135m: one of its names, if there is no alias
     created: int = field(default_factory=lambda: int(time.time()))
 

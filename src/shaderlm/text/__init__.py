@@ -1,6 +1,6 @@
 """Text ↔ token ids, chat templates, streaming. Knows neither models nor GPU."""
 
-from .chat import ChatTemplate
+from .chat import ChatTemplate, RenderLimits
 from .chat_output import CallDelta, ChatDelta, ChatFormat, ChatParser, ContentDelta, ReasoningDelta
 from .stream import TextStream
 from .tokenizer import Tokenizer, check_vocabulary
@@ -15,6 +15,7 @@ __all__ = [
     "ChatTemplate",
     "ContentDelta",
     "ReasoningDelta",
+    "RenderLimits",
     "TextStream",
     "Tokenizer",
     "Tool",

@@ -1,4 +1,4 @@
-"""A checkpoint's chat template, rendered in a sandbox: templates come from files that anyone may have made."""
+"""A checkpoint's chat template: from messages to a prompt. It is rendered in a limited process, by `jinja.py`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ..errors import InputError, ModelError
+from ..limited import LimitedProgram
 from .tools import messages_with_tools
 
-if TYPE_CHECKING:
-    import jinja2
-
 ROLES = ("system", "user", "assistant", "tool")
-_LONGEST_PROBLEM = 300  # characters of a template's own words in an error
+_MAX_PROBLEM_BYTES = 4096  # of an answer that is no prompt
+_jinja = LimitedProgram(str(Path(__file__).with_name("jinja.py")), ("jinja2", "markupsafe"))
+
+
+@dataclass(frozen=True)
+class RenderLimits:
+    """What rendering a chat template may cost."""
+
+    seconds: float = 1.0
+    max_bytes: int = 4_000_000  # of its text, in UTF-8
 
 
 class ChatTemplate:
@@ -26,8 +35,8 @@ class ChatTemplate:
     is broken can still continue text.
     """
 
-    def __init__(self, source: object, *, bos: str = "", eos: str = "") -> None:
-        self._source = source
+    def __init__(self, source: object, *, bos: str = "", eos: str = "", limits: RenderLimits = RenderLimits()) -> None:
+        self._source, self._limits = source, limits
         self._special = {"bos_token": bos, "eos_token": eos}
 
     @property
@@ -50,34 +59,7 @@ class ChatTemplate:
         continue_final_message: the prompt ends within the last message, which the model goes on with. kwargs: further
         variables of the template, such as enable_thinking.
         """
-        _check(messages)
-        if (tools or any(map(_has_calls, messages))) and not self.knows_tools:
-            messages, tools = messages_with_tools(messages, tools), None
-        given = [_for_template(i, message) for i, message in enumerate(messages)]
-        end = ""
-        if continue_final_message:
-            end = _unused_character(given)
-            given[-1]["content"] = (given[-1]["content"] or "") + end
-        own = {
-            "messages": given,
-            "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            "tools": tools,  # None: defined, as it is where templates are written: they test it with `is not none`
-            "documents": None,
-            **self._special,
-        }
-        taken = sorted(set(own) & set(kwargs or ()))
-        if taken:
-            raise InputError(f"chat: the template's variable {taken[0]!r} is set by other means; leave it out")
-        template = self._template
-        try:
-            text = template.render(**own, **(kwargs or {}))
-        except InputError:  # _refuse
-            raise
-        except Exception as problem:  # it is a program, and may fail like one
-            raise ModelError(f"the chat template of this model failed: {_one_line(problem)}") from problem
-        if end and end not in text:
-            raise InputError("the chat template leaves out the last message, which therefore cannot be continued")
-        return text.partition(end)[0] if end else text
+        return self._rendered(messages, (), tools, add_generation_prompt, continue_final_message, kwargs)[0]
 
     def render_marked(
         self,
@@ -85,49 +67,82 @@ class ChatTemplate:
         special: Collection[str],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[str, str]:
-        """The same, with a mark inside every special token that the messages hold; and the mark, a character.
+        """The same, with a mark inside every special token of messages, tools and kwargs; and the mark, a character.
 
-        So the template's own special tokens can be told from text of the messages (`Tokenizer.encode_marked`).
+        So the template's own special tokens can be told from text of a request (`Tokenizer.encode_marked`).
         """
+        return self._rendered(messages, special, tools, True, continue_final_message, kwargs)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        special: Collection[str],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: Mapping[str, Any] | None,
+    ) -> tuple[str, str]:
+        """The prompt, and the mark within special tokens of the request."""
         _check(messages)
-        contents = "".join(_texts([messages, tools]))
-        mark = _unused_character([messages, tools])
-        present = [text for text in special if len(text) > 1 and text in contents]
-        if not present:
-            return self.render(messages, tools=tools, **options), mark
-        pattern = re.compile("|".join(map(re.escape, present)))
-
-        def marked(content: str) -> str:
-            while pattern.search(content):  # again: special tokens may overlap
-                content = pattern.sub(lambda found: found[0][0] + mark + found[0][1:], content)
-            return content
-
-        return self.render(_mapped(messages, marked), tools=_mapped(tools, marked), **options), mark
+        own = {"messages", "add_generation_prompt", "tools", "documents", *self._special}
+        taken = sorted(own & set(kwargs or ()))
+        if taken:
+            raise InputError(f"chat: the template's variable {taken[0]!r} is set by other means; leave it out")
+        in_messages = (tools or any(map(_has_calls, messages))) and not self.knows_tools
+        given = messages if in_messages else [_for_template(i, message) for i, message in enumerate(messages)]
+        (given, tools, kwargs), mark = _marked([given, tools, dict(kwargs or {})], special)
+        if in_messages:
+            given, tools = messages_with_tools(given, tools), None
+        end = ""
+        if continue_final_message:
+            end = _unused_character([given, mark])
+            given = [*given[:-1], {**given[-1], "content": (given[-1].get("content") or "") + end}]
+        variables = {
+            **(kwargs or {}),
+            "messages": given,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "tools": tools,  # None: defined, as it is where templates are written: they test it with `is not none`
+            "documents": None,
+            **self._special,
+        }
+        text = self._ask(variables)
+        if end and end not in text:
+            raise InputError("the chat template leaves out the last message, which therefore cannot be continued")
+        return text.partition(end)[0] if end else text, mark
 
     @cached_property
     def knows_tools(self) -> bool:
         """Does the template show tools?"""
-        from jinja2.meta import find_undeclared_variables  # late, as below
-
-        return "tools" in find_undeclared_variables(self._template.environment.parse(str(self._source)))
+        return self._ask(None) == "tools"
 
     def compile(self) -> None:
         """Compile it now: a broken template is a ModelError here, and not when it is first rendered."""
-        self._template  # noqa: B018 (makes it)
+        self.knows_tools  # noqa: B018 (compiles it)
 
-    @cached_property
-    def _template(self) -> jinja2.Template:
+    def _ask(self, variables: Mapping[str, Any] | None) -> str:
+        """The prompt with these variables; None: "tools", if there is such a variable."""
         if not isinstance(self._source, str):
             given = type(self._source).__name__
             raise ModelError(f"tokenizer.chat_template must be a string, the file has a value of type {given}")
-        from .jinja import environment  # late: Jinja takes 30 ms to import
-
-        try:
-            return environment(_refuse).from_string(self._source)
-        except Exception as problem:  # beside syntax errors, whatever computing its constants may raise
-            raise ModelError(f"the chat template of this model is broken: {_one_line(problem)}") from problem
+        limits = self._limits
+        asked = {"source": self._source, "variables": variables, "max_bytes": limits.max_bytes}
+        kind, text = _jinja.ask(asked, limits.seconds, limits.max_bytes + _MAX_PROBLEM_BYTES)
+        if kind == "text":
+            return text
+        if kind == "refused":
+            raise InputError(f"the chat template refuses this conversation: {text}")
+        problems = {
+            "broken": f"is broken: {text}",
+            "failed": f"failed: {text}",
+            "large": f"makes a text of more than {limits.max_bytes:,} bytes, which is the most",
+            "time": f"takes more than {limits.seconds:g} s, which is the most",
+            "memory": "needs too much memory",
+            "ended": "ends the process that renders it",
+        }
+        raise ModelError(f"the chat template of this model {problems[kind]}")
 
 
 def _check(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -186,12 +201,30 @@ def _arguments(i: int, text: str) -> dict[str, Any]:
     return found
 
 
+def _marked(value: Any, special: Collection[str]) -> tuple[Any, str]:
+    """The same lists and mappings with a mark inside every special token of their texts; and the mark."""
+    contents = "".join(_texts(value))
+    mark = _unused_character(value)
+    present = [text for text in special if len(text) > 1 and text in contents]
+    if not present:
+        return value, mark
+    pattern = re.compile("|".join(map(re.escape, present)))
+
+    def change(content: str) -> str:
+        while pattern.search(content):  # again: special tokens may overlap
+            content = pattern.sub(lambda found: found[0][0] + mark + found[0][1:], content)
+        return content
+
+    return _mapped(value, change), mark
+
+
 def _texts(value: Any) -> Iterator[str]:
-    """All strings within lists and mappings."""
+    """All strings within lists and mappings, keys too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
+        for key, each in value.items():
+            yield from _texts(key)
             yield from _texts(each)
     elif isinstance(value, (list, tuple)):
         for each in value:
@@ -203,7 +236,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(each, change) for key, each in value.items()}
+        return {_mapped(key, change): _mapped(each, change) for key, each in value.items()}
     return [_mapped(each, change) for each in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -211,12 +244,3 @@ def _unused_character(value: Any) -> str:
     """One, for private use, that these strings do not have."""
     contents = set[str]().union(*_texts(value))
     return next(chr(code) for code in range(0xF0000, 0xFFFFD) if chr(code) not in contents)
-
-
-def _refuse(message: object) -> None:
-    """What templates call to say that they cannot render a conversation."""
-    raise InputError(f"the chat template refuses this conversation: {_one_line(message)}")
-
-
-def _one_line(problem: object) -> str:
-    return " ".join(str(problem).split())[:_LONGEST_PROBLEM] or type(problem).__name__

@@ -1,5 +1,8 @@
-"""What chat templates expect beyond Jinja: `raise_exception`, `strftime_now`, `tojson` as JSON is (Jinja's own is for
-HTML), `{% break %}` and `{% continue %}`, and `{% generation %}` blocks, which matter to training only.
+"""Renders chat templates. A template is a program that anyone may have written: this file runs in a limited process.
+
+Jinja's sandbox keeps a template from the interpreter; the process bounds what it costs. Chat templates expect more than
+Jinja has: `raise_exception`, `strftime_now`, `tojson` as JSON is (Jinja's own is for HTML), `{% break %}`,
+`{% continue %}`, and `{% generation %}` blocks, which matter to training only.
 """
 
 from __future__ import annotations
@@ -9,20 +12,77 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import Template, nodes
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+_LONGEST_PROBLEM = 300  # characters of a template's own words
+_MAX_KEPT = 8  # compiled templates
 
-def environment(refuse: Callable[[object], None]) -> ImmutableSandboxedEnvironment:
-    """A sandbox for templates; `refuse` is what they call to say that they cannot render a conversation."""
-    environment = ImmutableSandboxedEnvironment(
+
+def make() -> Callable[[dict[str, Any]], tuple[str, str]]:
+    """What the process answers with: the word "text" and a prompt, or another one and what is wrong."""
+    return _Renderer().answer
+
+
+class _Renderer:
+    """Compiles templates, keeps the last ones, and renders."""
+
+    def __init__(self) -> None:
+        self._environment = _environment()
+        self._kept: dict[str, Template] = {}
+
+    def answer(self, asked: dict[str, Any]) -> tuple[str, str]:
+        source, variables = asked["source"], asked["variables"]
+        try:
+            template = self._compiled(source)
+            if variables is None:  # does it show tools?
+                names = find_undeclared_variables(self._environment.parse(source))
+                return "text", "tools" if "tools" in names else ""
+        except MemoryError:
+            raise
+        except Exception as problem:  # beside syntax errors, whatever computing its constants may raise
+            return "broken", _one_line(problem)
+        try:
+            return self._rendered(template, variables, asked["max_bytes"])
+        except _RefusalError as problem:
+            return "refused", str(problem)
+        except MemoryError:
+            raise
+        except Exception as problem:  # it is a program, and may fail like one
+            return "failed", _one_line(problem)
+
+    def _compiled(self, source: str) -> Template:
+        if source not in self._kept:
+            made = self._environment.from_string(source)
+            if len(self._kept) == _MAX_KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[source] = made
+        return self._kept[source]
+
+    def _rendered(self, template: Template, variables: dict[str, Any], max_bytes: int) -> tuple[str, str]:
+        parts, left = list[str](), max_bytes
+        for part in template.generate(**variables):
+            left -= len(part.encode(errors="surrogatepass"))
+            if left < 0:
+                return "large", ""
+            parts.append(part)
+        return "text", "".join(parts)
+
+
+class _RefusalError(Exception):
+    """A template says that it cannot render a conversation."""
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    environment.globals |= {"raise_exception": refuse, "strftime_now": _strftime_now}
-    environment.filters["tojson"] = _tojson
-    return environment
+    made.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
+    made.filters["tojson"] = _tojson
+    return made
 
 
 class _Generation(Extension):
@@ -34,6 +94,10 @@ class _Generation(Extension):
         """What is between the two."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: object) -> None:
+    raise _RefusalError(_one_line(message))
 
 
 def _strftime_now(pattern: str) -> str:
@@ -48,3 +112,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _one_line(problem: object) -> str:
+    return " ".join(str(problem).split())[:_LONGEST_PROBLEM] or type(problem).__name__

@@ -12,7 +12,7 @@ MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 100  # of brackets: llguidance reads 128 levels, of which a grammar takes some
 
 
-def check_json_size(option: str, value: Any) -> None:
+def check_json_size(option: str, value: Any, most: int = MAX_CHARACTERS) -> None:
     """Refuse what is too long or too deep. Other threads run meanwhile, as they do not while JSON is written."""
     size, left = 0, [(value, 0)]
     while left:
@@ -26,8 +26,8 @@ def check_json_size(option: str, value: Any) -> None:
         elif isinstance(each, (list, tuple)):
             inner = each
             size += len(each)
-        if size > MAX_CHARACTERS:
-            raise InputError(f"{option} must have at most {MAX_CHARACTERS:,} characters; it has more")
+        if size > most:
+            raise InputError(f"{option} must have at most {most:,} characters; it has more")
         if isinstance(each, (Mapping, list, tuple)):
             if depth == MAX_DEPTH:
                 raise InputError(f"{option} must be nested at most {MAX_DEPTH} levels deep; it has more")

@@ -12,7 +12,6 @@ from ..errors import InputError
 from .chat_output import LLAMA, TAGGED, CallFormat
 from .json_size import check_json_size
 
-MAX_TOOLS = 128  # OpenAI's limit; each has a grammar
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -37,8 +36,6 @@ class ToolChoice:
 def read_tools(given: Any, choice: Any, parallel: bool = True) -> ToolChoice | None:
     """`tools` and `tool_choice` in OpenAI's form, checked. None: nothing can be called."""
     listed = () if given is None else _list("tools", given)
-    if len(listed) > MAX_TOOLS:
-        raise InputError(f"tools must be at most {MAX_TOOLS}, got {len(listed):,}")
     check_json_size("tools", listed)
     tools, names = tuple(_read_tool(i, tool) for i, tool in enumerate(listed)), set[str]()
     for tool in tools:

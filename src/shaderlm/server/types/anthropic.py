@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ...text.tools import MAX_TOOLS
-from .common import MAX_STOPS, Count, NonEmpty, SamplingFields, StopString, only
+from .common import Count, NonEmpty, SamplingFields, StopString, only
 
 # Requests ------------------------------------------------------------------------------------------------
 
@@ -114,7 +113,7 @@ class CountTokensRequest(SamplingFields, kw_only=True):
 
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
     system: str | list[TextBlock] | None = None
-    tools: Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -135,7 +134,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     """`POST /v1/messages`."""
 
     max_tokens: Count
-    stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stop_sequences: list[StopString] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     metadata: Metadata | None = None
     # Known, and honoured only with the value that changes nothing.

@@ -10,9 +10,7 @@ from msgspec import Meta, Struct
 from ...engine.sampling import MAX_U32, RANGES
 from ...graph.sampling import MAX_LOGPROBS
 
-MAX_CHOICES = 128
 MAX_PROMPTS = 2048  # OpenAI's
-MAX_STOPS = 64
 
 
 def only(*values: Any) -> Meta:
@@ -38,7 +36,7 @@ Count = Annotated[int, Meta(ge=1, le=MAX_U32)]
 CountOrZero = Annotated[int, Meta(ge=0, le=MAX_U32)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_U32)]
 Predict = Annotated[int, Meta(ge=-2, le=MAX_U32, description="−1 or −2: until the context is full")]
-Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Choices = Annotated[int, Meta(ge=1, le=MAX_U32)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Bias = dict[int, Annotated[float, Meta(ge=-100, le=100)]]
 BiasPair = tuple[TokenId, Annotated[float, Meta(ge=-100, le=100)] | bool]
@@ -79,7 +77,7 @@ class SamplingFields(Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     logit_bias: Bias | list[BiasPair] | None = None
     seed: Seed | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stop: StopString | list[StopString] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: CountOrZero | None = None

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ...text.tools import MAX_TOOLS
 from .common import (
     MAX_PROMPTS,
     Alternatives,
@@ -131,7 +130,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: Alternatives | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from ...text.tools import MAX_TOOLS
 from .common import Alternatives, Count, NonEmpty, SamplingFields, StreamOptions, only
 from .openai import ChatLogprob
 
@@ -89,7 +88,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     stream_options: StreamOptions | None = None
     top_logprobs: Alternatives | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: list[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None

@@ -1,0 +1,50 @@
+"""Compiles grammars to see whether that ends in time: this file runs in a limited process, with `llguidance`.
+
+Of a cost little depends on the tokens, so single bytes stand for them. A schema of forty bytes can take minutes and
+gigabytes: {"type": "integer", "multipleOf": 9999991}. What has passed here may be compiled for a vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+
+
+def make() -> Callable[[dict[str, Any]], tuple[str, str]]:
+    """What the process answers with: the word "lark" and a grammar, or "passed"; or "refused" and the reason."""
+    return _answer
+
+
+def _answer(asked: dict[str, Any]) -> tuple[str, str]:
+    if "gbnf" in asked:
+        try:
+            return "lark", any_to_lark(asked["gbnf"])
+        except MemoryError:
+            raise
+        except Exception as problem:  # it raises what it likes
+            return "refused", str(problem)
+    limits = llguidance.LLParserLimits(verbose_errors=False)
+    matcher = llguidance.LLMatcher(_tokenizer(asked["vocabulary"]), asked["grammar"], log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return ("refused", matcher.get_error()) if matcher.is_error() else ("passed", "")
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(vocabulary: int) -> llguidance.LLTokenizer:
+    """Bytes, an end, and tokens without text: grammars may name tokens by their number."""
+    wrapped: Any = llguidance.TokenizerWrapper(_Bytes(vocabulary))
+    return llguidance.LLTokenizer(wrapped, eos_token=[wrapped.eos_token_id])
+
+
+class _Bytes:
+    def __init__(self, vocabulary: int) -> None:
+        self.tokens = [*(bytes([i]) for i in range(256)), b"<end>", *[b""] * max(0, vocabulary - 257)]
+        self.eos_token_id, self.bos_token_id, self.special_token_ids = 256, None, [256]
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())

@@ -1,0 +1,170 @@
+"""Processes that work within limits, kept for the next request: `process.py` is what they run."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from ..errors import InputError, ShaderlmError
+from . import process
+from .process import MEMORY, read_frame, write_frame
+
+# All that a process gets of the environment: dates need the first, Windows the second.
+_ENVIRONMENT = ("TZ", "SYSTEMROOT")
+_LARGE_BYTES = 1 << 20  # of a frame: a process that had one is not kept, for Python keeps memory that it once had
+
+
+class LimitedProgram:
+    """A program, in as many processes as are needed at the same time, up to a limit. For several threads.
+
+    path: a file of Python whose `make()` gives a function from a request to an answer: a word and a text. It imports
+    the standard library and `packages`.
+    """
+
+    def __init__(self, path: str, packages: Sequence[str], *, processes: int = 4, memory: int = 40 << 20) -> None:
+        self._path, self._packages, self._most, self._memory = path, packages, processes, memory
+        self._forget()
+        _programs.add(self)
+
+    def _forget(self) -> None:
+        """Begin anew. After a fork the processes are still those of the parent: they are neither used nor ended."""
+        self._of_parent = getattr(self, "_idle", [])
+        self._changed = threading.Condition()
+        self._idle, self._count = list[_Process](), 0
+
+    def ask(self, asked: Mapping[str, Any], seconds: float, most: int) -> tuple[str, str]:
+        """The answer, of at most so many bytes: a word of the program's, and text. Or one of these words.
+
+        time: it took more than these seconds. memory: it needed too much. ended: the process did, whatever the reason.
+        """
+        try:
+            request = {"seconds": seconds, "memory": self._memory, "asked": asked}
+            frame = json.dumps(request, default=_plain).encode()
+        except (TypeError, ValueError) as problem:
+            raise InputError(f"what is sent must be JSON; {problem}") from None
+        with self._process() as process:
+            started = time.monotonic()
+            answer = process.answer(frame, most)
+        if answer is not None:
+            kind, _, text = answer.partition(b"\n")
+            return kind.decode(), text.decode(errors="surrogatepass")
+        return "time" if time.monotonic() - started >= seconds else "ended", ""
+
+    @contextmanager
+    def _process(self) -> Iterator[_Process]:
+        """One that is idle, or a new one; waits where there are enough. One that is interrupted is not used again."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or self._count < self._most)
+            found = self._idle.pop() if self._idle else None
+            self._count += found is None
+        try:
+            if found is None or found.has_ended():
+                found = _Process(self._path, self._packages)
+            yield found
+        except BaseException:
+            if found is not None:
+                found.end()
+            raise
+        finally:
+            with self._changed:
+                if found is not None and found.is_alive:
+                    self._idle.append(found)
+                else:
+                    self._count -= 1
+                self._changed.notify()
+
+    def end(self) -> None:
+        """End the processes that are idle."""
+        with self._changed:
+            idle, self._idle = self._idle, []
+            self._count -= len(idle)
+        for each in idle:
+            each.end()
+
+
+class _Process:
+    """A process that answers one request at a time."""
+
+    def __init__(self, path: str, packages: Sequence[str]) -> None:
+        found = [find_spec(name) for name in packages]
+        folders = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin)
+        # -I and -S: it imports nothing that the environment or a folder brings.
+        command = [sys.executable, "-I", "-S", process.__file__, path, *folders]
+        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        try:
+            self._process = subprocess.Popen(command, env=kept, **pipes)
+        except OSError as problem:
+            raise ShaderlmError(f"a process could not be started ({' '.join(command)}): {problem}") from None
+        self.is_alive = True
+        try:
+            self._read(1 << 10)
+        except BaseException:
+            self.end()
+            raise
+        if not self.is_alive:
+            raise ShaderlmError(f"a process ended at once: {' '.join(command)}")
+
+    def answer(self, frame: bytes, most: int) -> bytes | None:
+        """What it says, in at most so many bytes; None: it ended."""
+        assert self._process.stdin is not None
+        try:
+            write_frame(self._process.stdin, frame)
+            found = self._read(most)
+        except OSError:  # it ended while it was told
+            found = None
+        if found is None or found.startswith(MEMORY.encode()) or max(len(found), len(frame)) > _LARGE_BYTES:
+            self.end()
+        return found
+
+    def _read(self, most: int) -> bytes | None:
+        assert self._process.stdout is not None
+        found = read_frame(self._process.stdout, most)
+        if found is None:
+            self.end()
+        return found
+
+    def has_ended(self) -> bool:
+        """Did it end by itself? The system may end processes where memory is short."""
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        self.is_alive = False
+        self._process.kill()
+        with suppress(OSError, ValueError):  # what was not written; ended before
+            self._process.communicate()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has for other kinds of mappings."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a value of type {type(value).__name__} is not")
+
+
+_programs = WeakSet[LimitedProgram]()
+
+
+def _each(method: str) -> Any:
+    def run() -> None:
+        for program in list(_programs):
+            getattr(program, method)()
+
+    return run
+
+
+atexit.register(_each("end"))
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_each("_forget"))
