@@ -18,6 +18,7 @@ from shaderlm.engine import EngineOptions, LanguageModel
 from shaderlm.server.access import Origins
 from shaderlm.server.app import make_app
 from shaderlm.server.limits import Limits
+from shaderlm.server.request_log import RequestLog
 from shaderlm.server.running import Server, make_server
 from shaderlm.server.served import Served
 from shaderlm.server.service import Service
@@ -65,6 +66,7 @@ def running(
     web: Export | None = None,
     host: str = "127.0.0.1",
     limits: Limits = Limits(),  # noqa: B008
+    log: RequestLog | None = None,
 ) -> Iterator[Running]:
     """A server, from its first answer to its end. `wait`: until the model is loaded. `web`: an export beside it."""
     ready, loaded, address = threading.Event(), threading.Event(), ""
@@ -76,7 +78,7 @@ def running(
 
     service = Service(load_model, metrics=metrics, slots=slots, limits=limits)
     service.on_loaded = lambda served: loaded.set()
-    app = make_app(service, keys=keys, origins=Origins(origins), host=host, web=web)
+    app = make_app(service, keys=keys, origins=Origins(origins), host=host, web=web, log=log)
     server = make_server(app, service, host=host, port=port, drain=drain, ready=listening)
     thread = threading.Thread(target=server.run, name="server")
     thread.start()

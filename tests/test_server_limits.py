@@ -722,12 +722,17 @@ def test_a_device_that_is_lost_while_the_server_drains() -> None:
 
 
 def test_draining_lets_requests_finish(path: Path) -> None:
-    with running(loader(path), drain=20) as server, server.client() as http:
-        expected = server.model.chat(ASK, max_tokens=100, ignore_eos=True)
-        with http.stream("POST", "/v1/chat/completions", json={**LONG, "max_tokens": 100}) as response:
+    with running(loader(path), drain=60) as server, server.client() as http:
+        expected = server.model.chat(ASK, max_tokens=1000, ignore_eos=True)
+        with http.stream("POST", "/v1/chat/completions", json={**LONG, "max_tokens": 1000}) as response:
             lines = response.iter_lines()
             first = next(lines)
             server.server.should_exit = True
+            with server.client() as late:
+                until(lambda: late.get("/health").status_code == 503)
+                refused = late.post("/v1/chat/completions", json=LONG)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert "about to end" in refused.json()["error"]["message"]
             rest = [first, *lines]
         chunks = [json.loads(line.removeprefix("data: ")) for line in rest if line.startswith("data: {")]
         assert chat_text(chunks) == expected
@@ -843,7 +848,7 @@ def test_ctrl_c_waits_for_requests_once(path: Path) -> None:
             process.send_signal(signal.SIGINT)
             assert "event: error" in list(found)
         assert process.wait(60) == 130
-        assert process.stderr.read() == ""
+        assert re.fullmatch(r"\S+ \S+ POST /v1/chat/completions 200 .* error, \S+ s\n", process.stderr.read())
     finally:
         process.kill()
         process.communicate()

@@ -134,6 +134,9 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
     metavar="NAME=VALUE",
     help="What a request may cost, such as body_seconds=30. May be repeated; docs/server.md lists them.",
 )
+@click.option("--log-file", type=click.Path(dir_okay=False), help="Log requests to this file, instead of stderr.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of a line.")
+@click.option("-v", "--verbose", is_flag=True, help="Log every request, also /health, /metrics, /slots and the page.")
 @click.option("--warmup/--no-warmup", default=True, show_default=True, help="Compile all kernels before the start.")
 @click.option("--deterministic", is_flag=True, help="Answers do not depend on what runs beside them. Slower.")
 def serve(
@@ -157,6 +160,7 @@ def serve(
     from ..server.access import Origins, is_loopback
     from ..server.app import make_app
     from ..server.limits import limits_of
+    from ..server.request_log import RequestLog
     from ..server.running import allow_connections, make_server
     from ..server.service import Service
     from ..server.web import Export
@@ -215,8 +219,9 @@ def serve(
 
     allow_connections()
     service = Service(None if hosts_only else load, metrics=given["metrics"], slots=given["slots"], limits=limits)
+    log = RequestLog(given["log_file"], given["log_format"], verbose=given["verbose"])
     server = make_server(
-        make_app(service, keys=keys, origins=origins, host=host, web=web),
+        make_app(service, keys=keys, origins=origins, host=host, web=web, log=log),
         service,
         host=host,
         port=given["port"],
@@ -227,7 +232,10 @@ def serve(
     )
     service.on_loaded = loaded
     server.on_drain = lambda requests: _tell_drain(requests, given["drain"])
-    server.run()
+    try:
+        server.run()
+    finally:
+        log.close()
     if service.failure is not None:
         raise service.failure
     code = 130 if server.interrupted else 0
@@ -239,6 +247,7 @@ def serve(
 
 # Options that say nothing about a model.
 _WITHOUT_MODEL = {"web", "host", "port", "cors_origins", "ssl_cert_file", "ssl_key_file", "drain"}
+_WITHOUT_MODEL |= {"limits", "log_file", "log_format", "verbose"}
 _INSECURE = "browsers on other devices need HTTPS for WebGPU; give --ssl-cert-file and --ssl-key-file, or /web/ runs"
 _ANY_HOST = ("0.0.0.0", "::", "[::]")
 

@@ -29,6 +29,7 @@ from .metrics import CONTENT_TYPE
 from .openapi import Endpoint, Handler, document
 from .page import asset
 from .prepare import checked
+from .request_log import ROUTE, Logged, RequestLog
 from .responses import Responses
 from .served import Served
 from .service import Service
@@ -154,6 +155,7 @@ def _computing(kind: Any, compute: Callable[[Served, Any], Any]) -> Handler:
 async def _health(service: Service, request: Request) -> Response:
     if service.has_model:
         service.served  # noqa: B018 (a 503 while it is being loaded)
+    service.check_ending()
     return _json(Health("ok"))
 
 
@@ -381,6 +383,7 @@ ENDPOINTS: list[Endpoint] = [
 
 def _route(service: Service, endpoint: Endpoint) -> Route:
     async def answer(request: Request) -> Response:
+        request.scope[ROUTE] = endpoint.path
         return await endpoint.handler(service, request)
 
     path = endpoint.path.replace("{model}", "{model:path}")  # names may have slashes
@@ -413,6 +416,7 @@ def make_app(
     origins: Origins,
     host: str = "127.0.0.1",
     web: Export | None = None,
+    log: RequestLog | None = None,
 ) -> ASGIApp:
     """The application over a service that may still load its model. `web`: what `/web/` has."""
 
@@ -428,4 +432,5 @@ def make_app(
         lifespan=lifespan,
         exception_handlers=dict.fromkeys((*expected, Exception), _on_error),
     )
-    return Access(app, keys, origins, host)
+    guarded = Access(app, keys, origins, host)
+    return guarded if log is None else Logged(guarded, log)

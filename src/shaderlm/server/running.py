@@ -53,22 +53,20 @@ class Server(uvicorn.Server):
             self._ready(f"{'https' if self.config.is_ssl else 'http'}://{_address(self.servers)}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections; wait for the requests that there are, as long as may be."""
-        ending = [asyncio.create_task(self._end_after_drain()), asyncio.create_task(self._end_if_hurried())]
+        """Answer new requests with a 503 until those that there are have ended, or their time; then close."""
+        clock = asyncio.get_running_loop().time
+        end = clock() + self._drain
+        hurry = asyncio.create_task(self._end_if_hurried())
         requests = self._service.requests
         if requests and self._drain:
             self.on_drain(requests)
+        await self._service.drain(self._drain)
+        ending = [hurry, asyncio.create_task(self._disconnect(max(0.0, end - clock())))]
         await super().shutdown(sockets)
         for task in ending:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-
-    async def _end_after_drain(self) -> None:
-        clock = asyncio.get_running_loop().time
-        end = clock() + self._drain
-        await self._service.drain(self._drain)
-        await self._disconnect(max(0.0, end - clock()))
 
     async def _end_if_hurried(self) -> None:
         await self._hurried.wait()

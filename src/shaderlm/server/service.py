@@ -121,9 +121,8 @@ class Service:
         if self._load is None:
             raise ApiError(501, "this server computes nothing, it only hosts /web/; start it with -m MODEL for its API")
         if self._served is None:
+            self.check_ending()
             wait = {"Retry-After": str(RETRY_SECONDS)}
-            if self._ending:
-                raise ApiError(503, ENDING, headers=wait)
             raise ApiError(503, "the model is being loaded; try again in a few seconds", headers=wait)
         lost = self._served.model.engine.lost
         if lost is not None:
@@ -141,10 +140,16 @@ class Service:
             _log.warning("the device is lost; the model is loaded again")
             self._loading = asyncio.create_task(self._loaded(lost))
 
+    def check_ending(self) -> None:
+        """A 503 if the server is about to end."""
+        if self._ending:
+            raise ApiError(503, ENDING, headers={"Retry-After": str(RETRY_SECONDS)})
+
     # Requests ------------------------------------------------------------------------------------------------
 
     def check_queue(self) -> None:
-        """A 429 if the queue is full: before a body is read."""
+        """A 503 if the server is about to end, a 429 if the queue is full: before a body is read."""
+        self.check_ending()
         self.served.model.engine.check_queue()
 
     async def submit(self, requests: Sequence[Request]) -> list[Handle]:

@@ -21,6 +21,7 @@ from ..engine import Delta, Handle
 from .access import CLIENT
 from .errors import ApiError, api_error
 from .generation import Prepared
+from .request_log import HANDLES
 from .service import Service
 
 SILENT_SECONDS = 15.0
@@ -34,6 +35,7 @@ async def respond(service: Service, prepared: Prepared, request: Request) -> Res
     """The answer to a request. What the engine refuses is raised before anything is sent."""
     client = request.scope[CLIENT]
     handles = await service.submit([replace(each, client=client) for each in prepared.requests])
+    request.scope[HANDLES] = handles
     if prepared.stream:
         try:
             return EventStream(service, prepared, handles)
