@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shaderlm.engine.scheduler import Batch, DoesNotFitError, Limits, Scheduler, SequenceState
 from shaderlm.graph.batch import PAGE
+from shaderlm.runtime.pages import KEPT_PAGES
 from shaderlm.runtime.prefix_cache import PrefixCache
 from shaderlm.runtime.runner import Part, Tokens
 
@@ -290,6 +291,24 @@ def test_the_pool_grows_before_cached_pages_go() -> None:
     assert (driver.runner.pool.pages, driver.cache.pages, driver.cache.evicted) == (12, 12, 0)
     driver.run([Wanted(0, 3 * PAGE + 1, 1, client="another")], keep=True)
     assert (driver.runner.pool.pages, driver.cache.evicted) == (12, 4), "it cannot grow any more"
+
+
+def test_cached_pages_do_not_take_all_memory() -> None:
+    """The pool grows for them up to twice what sequences use, and seldom: all wait while it grows."""
+    driver = Driver(Limits(64, 1, 64), 2, 1 << 20)
+    grown, grow = list[int](), driver.runner._grow
+
+    def counted(pages: int) -> None:
+        grown.append(pages)
+        grow(pages)
+
+    driver.runner._grow = counted  # type: ignore[method-assign]
+    driver.run([Wanted(0, 3 * PAGE, 1) for _ in range(60)], keep=True)
+    assert grown == [KEPT_PAGES // 4, KEPT_PAGES // 2, KEPT_PAGES], "twice as many each time"
+    assert driver.cache.evicted >= 60 * 3 - KEPT_PAGES
+    driver.run([Wanted(0, KEPT_PAGES * PAGE - 3, 1, client="large")], keep=True)
+    driver.run([Wanted(0, KEPT_PAGES * PAGE - 3, 1, client="another")], keep=True)
+    assert driver.runner.pool.pages == 2 * KEPT_PAGES, "both are kept"
 
 
 def test_a_request_waits_for_the_pages_of_a_visitor() -> None:

@@ -48,6 +48,9 @@ class Reserved:
     entries: tuple[tuple[int, int], ...]
 
 
+KEPT_PAGES = 64  # a pool of so many grows quickly
+
+
 class PagePool:
     """Hands out pages, the lowest free one first, so that a sequence that is alone lies in one piece."""
 
@@ -56,6 +59,7 @@ class PagePool:
         self.pages = 0  # there are so many; `grow` adds some
         self.max_pages = 1 << 31  # there may be so many, as far as is known
         self.idle: OrderedDict[int, None] = OrderedDict()  # pages that only a cache uses, the longest idle first
+        self._most_used = 0  # pages of sequences, at the same time
         self._free: list[int] = []
         self._users: list[int] = []
         self._cached: set[int] = set()  # a cache is one of their users
@@ -77,6 +81,16 @@ class PagePool:
             heapq.heappush(self._free, page)
             self._users.append(0)
         self.pages = max(self.pages, pages)
+
+    def pages_worth_keeping(self, more: int) -> int:
+        """Up to how many pages the pool grows rather than give up cached ones, now that sequences want so many more.
+
+        Twice as many as sequences ever used at the same time: a cache that took all memory would leave none to others,
+        and all streams wait while the pool grows (docs/log.md).
+        """
+        used = self.pages - len(self._free) - len(self.idle) + more
+        self._most_used = max(self._most_used, used)
+        return max(self.pages, 2 * self._most_used, KEPT_PAGES)
 
     def table_index(self, sequence: Sequence) -> int:
         """Where a sequence's entries begin in the page table."""

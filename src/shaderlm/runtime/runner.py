@@ -456,16 +456,17 @@ class Runner(ABC):
         pool = self.pool
         if pages := pool.missing(taking):
             most = max(pool.pages, min(pool.max_pages, self.max_pages))
-            if self.reclaim is not None and pool.pages + pages > most:
-                self.reclaim(pool.pages + pages - most)
+            kept = min(most, pool.pages_worth_keeping(pages))
+            if self.reclaim is not None and pool.pages + pages > kept:
+                self.reclaim(pool.pages + pages - kept)
                 pages = pool.missing(taking)
         if pages:
             pages += pool.pages
             if pages > most:
                 holds = f"{most * PAGE:,} tokens of all sequences"
                 raise DeviceError(f"the cache holds {holds} on this device, and it is full. Free a sequence first")
-            # Twice as many, so that growing is rare; but no more than is cached, and than the sequences can ever fill.
-            twice = min(2 * pool.pages, pool.sequences * pool.pages_per_sequence + len(pool.idle))
+            # Twice as many, so that growing is rare; but no more than is kept, or than the sequences can ever fill.
+            twice = min(2 * pool.pages, max(kept, pool.sequences * pool.pages_per_sequence))
             self._grow(min(most, max(pages, twice, FIRST_PAGES)))
         self._reserve_positions(max(sequence.length + count for sequence, count in wanted))
         if not taking:  # most decode rows stay in their pages
