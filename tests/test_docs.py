@@ -11,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
 from xml.etree import ElementTree
@@ -33,6 +33,7 @@ from shaderlm.graph.ops import EPILOGUES, PROLOGUES
 from shaderlm.kernels import all_routes, choose
 from shaderlm.kernels.linear.formats import FORMATS
 from shaderlm.models.architecture import architectures
+from shaderlm.server.limits import Limits
 
 from .checkpoints import names as checkpoint_names
 from .checkpoints import recorded
@@ -40,7 +41,7 @@ from .oracles import ARCHITECTURES as ORACLES
 from .tiers import runs_all
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
 # Records of what was done: numbers and long sentences of their day stay as they are.
@@ -309,6 +310,19 @@ def _examples(there: bool = False) -> list[tuple[str, str]]:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     found = re.findall(r"^`((?:src|tests|docs)/[\w/.]+)`([^\n]*):\n\n```\w+\n(.*?)^```", text, re.M | re.S)
     return [(path, example) for path, words, example in found if ("as it is" in words) == there]
+
+
+def test_the_tests_that_security_names_exist() -> None:
+    named = re.findall(r"`(tests/\w+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no {test}"
+
+
+def test_every_limit_of_the_server_is_documented_with_its_default() -> None:
+    text = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\d,]+)", text.partition("### Limits")[2].partition("\n### ")[0], re.M))
+    assert {name: float(value.replace(",", "")) for name, value in rows.items()} == asdict(Limits())
 
 
 def test_examples_that_are_there_are_as_they_are_shown() -> None:

@@ -288,6 +288,7 @@ BROKEN = {
     "offset": (whole([], [entry("w", (4,), 0, 8)]), "'w' begins at 8, not a multiple of 32"),
     "truncated": (whole([], [entry("w", (32,))]), "'w' needs 128 bytes, 64 are there: the file is truncated; download"),
     "far": (whole([], [entry("w", (4,), 0, 1 << 62)]), "'w' needs 16 bytes, 0 are there: the file is truncated"),
+    "overlap": (whole([], [entry("v", (4,), 0, 32), entry("w", (9,))]), "the tensors 'w' and 'v' overlap"),
     "type": (whole([], [entry("w", (4,), 4_000_000_000)]), "'w' has the unknown type number 4000000000"),
     "removed type": (whole([], [entry("w", (32,), 4)]), "'w' has the unknown type number 4;"),
     "same tensor": (whole([], [entry("w", (4,)), entry("w", (4,))]), "tensor name 'w' is there twice"),

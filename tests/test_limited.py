@@ -134,6 +134,7 @@ def test_the_process_sees_nothing_of_the_environment(tmp_path: Path, monkeypatch
     assert not any("site-packages" in each for each in path)
 
 
+@pytest.mark.full
 def test_processes_end_with_whoever_started_them(tmp_path: Path) -> None:
     """Even if that is killed while one of them works."""
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -278,6 +278,15 @@ def test_a_gguf_file_and_what_has_nothing_to_quantise(tmp_path: Path) -> None:
         shaderlm.load(path, device="cpu", quantize="q5_0")
 
 
+def test_a_tensor_past_the_end_of_the_file_is_not_quantised(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", "llama")
+    path.write_bytes(path.read_bytes()[:-100])
+    before = kept()
+    with pytest.raises(ModelError, match="are there: the file is truncated"):
+        shaderlm.load(path, device="cpu", quantize="q8_0")
+    assert kept() == before
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode")
 def test_names_of_files_that_are_not_utf8_or_long(folder: Path) -> None:
     for name in (os.fsdecode(b"little\xff"), "🦙" * 60):

@@ -29,8 +29,6 @@ from .serving import Running, loader, resident_bytes, running
 from .test_server import ASK
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("server")
-
 STREAMS = 8
 LIMITS = Limits(choices=3, logprobs=4, stop_strings=3, tools=3, grammar_bytes=2000, template_bytes=3000)
 # Renders for ever if a request says so: what a long conversation does to a slow template, and the reverse.

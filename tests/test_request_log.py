@@ -20,8 +20,6 @@ from .serving import Running, loader, running
 from .test_server import ASK
 from .tiny_models import write_tiny_llama
 
-pytestmark = pytest.mark.xdist_group("server")
-
 KEYS = ("first-key", "second-key")
 SECRET = "zebra"
 

@@ -189,7 +189,7 @@ def _observed(http: httpx.Client, key: str, prompt: list[int]) -> dict[str, Any]
     counted = re.findall(r"^(shaderlm:(?:prefix_cache_hits|kv_cache_usage)\S*) (\S+)", metrics, re.M)
     details = [event["usage"]["prompt_tokens_details"] for event in events if event.get("usage")]
     timings = [event["timings"] for event in events if event.get("timings")]
-    progress = [{**each, "time_ms": 0} for event in events if (each := event.get("prompt_progress"))]
+    progress = {(each["cache"], each["total"]) for event in events if (each := event.get("prompt_progress"))}
     cached = [(each.get("cache_n"), each.get("prompt_n")) for each in timings]
     return {"details": details, "cached": cached, "progress": progress, "slots": slots, "metrics": counted}
 
@@ -723,8 +723,8 @@ def test_a_device_that_is_lost_while_the_server_drains() -> None:
 
 def test_draining_lets_requests_finish(path: Path) -> None:
     with running(loader(path), drain=60) as server, server.client() as http:
-        expected = server.model.chat(ASK, max_tokens=1000, ignore_eos=True)
-        with http.stream("POST", "/v1/chat/completions", json={**LONG, "max_tokens": 1000}) as response:
+        expected = server.model.chat(ASK, max_tokens=400, ignore_eos=True)
+        with http.stream("POST", "/v1/chat/completions", json={**LONG, "max_tokens": 400}) as response:
             lines = response.iter_lines()
             first = next(lines)
             server.server.should_exit = True

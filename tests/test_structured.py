@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import shaderlm
-from shaderlm.engine import Completion, Constraint, EngineOptions, LanguageModel, load, loop
-from shaderlm.engine.constraints import Grammar, GrammarCompiler
-from shaderlm.engine.structured import structure_of
+from shaderlm.engine import Completion, Constraint, EngineOptions, LanguageModel, constraints, load, loop
+from shaderlm.engine.constraints import Grammar, GrammarCompiler, GrammarLimits
+from shaderlm.engine.structured import Structure, structure_of
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
 from shaderlm.runtime.adjusted import mask_words
@@ -740,6 +740,49 @@ def test_tools_that_cannot_be_honoured(model: LanguageModel) -> None:
         model.generate("x", tools=[])  # type: ignore[call-arg]
     with pytest.raises(InputError, match="reasoning must be True or False, got 2"):
         model.chat(CHAT, reasoning=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"json_schema": {"type": "integer", "multipleOf": 9_999_991}},
+        {"regex": "a?" * 20_000 + "a" * 20_000},
+        {"choice": [f"x{i * 7919 % 10**7:07}" for i in range(60_000)]},
+        {
+            "grammar": "root ::= "
+            + " | ".join(f"r{i}" for i in range(9000))
+            + "".join(f'\nr{i} ::= "{i}"' for i in range(9000))
+        },
+    ],
+)
+def test_grammars_cost_what_they_may(
+    model: LanguageModel, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a limit the first takes minutes and gigabytes."""
+    monkeypatch.setattr(model._grammars, "limits", GrammarLimits(0.5))
+    with pytest.raises(InputError, match=r"takes (more than 0\.5 s|too much memory) to compile.*; make it simpler"):
+        model.request("a", **options)
+    assert model.request("a", regex="a+").constraint is not None
+
+
+def test_a_crash_of_the_compiler_is_an_error(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shaderlm.engine.constraints._trials.ask", lambda *given: ("ended", ""))
+    with pytest.raises(InputError, match="regex takes too much memory to compile, or breaks the compiler"):
+        model.request("a", regex="crash")
+
+
+def test_few_grammars_are_kept(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory alone: no more than a number, nor than took some seconds to compile."""
+    compiler = GrammarCompiler(model.tokenizer, model.config.vocabulary)
+    monkeypatch.setattr(constraints, "_MAX_GRAMMARS", 3)
+    monkeypatch.setattr(constraints, "_MAX_PASSED", 5)
+    for i in range(9):
+        compiler.of_structure(Structure("regex", "regex", f"a{{{i + 1}}}"))
+        assert len(compiler._kept) == min(i + 1, 3)
+        assert len(compiler._passed) <= 5
+    monkeypatch.setattr(constraints, "_MAX_KEPT_SECONDS", 0.0)
+    compiler.of_structure(Structure("regex", "regex", "b"))
+    assert len(compiler._kept) == 1, "the newest stays"
 
 
 def test_a_call_that_a_stop_string_cuts_says_so(model: LanguageModel) -> None:

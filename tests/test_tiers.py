@@ -29,7 +29,11 @@ def _item(name: str, *marks: pytest.MarkDecorator, fixtures: tuple[str, ...] = (
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    made: dict[str, float] = {"test_a.py::slow": 3.1, "test_a.py::quick": 2.9, "test_b.py::one": 4.0}
+    made: dict[str, float] = {
+        "test_a.py::slow": tiers.LIMIT + 0.1,
+        "test_a.py::quick": tiers.LIMIT,
+        "test_b.py::one": 4.0,
+    }
     monkeypatch.setattr(tiers, "durations", lambda implementation: made)
     return made
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).parent / "data" / "durations.json"
-LIMIT = 3.0  # seconds
+LIMIT = 2.5  # seconds
 LEAST = 0.5  # seconds that the table lists
 _UNLISTED = 0.05  # seconds of a test that is not in the table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ class ServerProcess:
     """A server that was started. What it says on standard error goes to ours, except for its address."""
 
     def __init__(self, options: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "shaderlm", "serve", "--port", "0", "--drain", "0", *options]
+        command = [sys.executable, "-m", "shaderlm", "serve", "--port", "0", "--drain", "0"]
+        command += ["--log-file", os.devnull, *options]
         # Ctrl-C of a terminal goes to all of its processes: this one must outlive the report of what was measured.
         apart: dict[str, Any] = {"start_new_session": True}
         if sys.platform == "win32":

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,17 @@ def read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], dict[str, 
                 f"tensor {_short(name)} begins at {offset}, not a multiple of {alignment}; {_DOWNLOAD_AGAIN}"
             )
         tensors[name] = _tensor(header, name, dims, number, start + offset)
+    _check_places(header, tensors)
     return metadata, tensors
+
+
+def _check_places(header: _Header, tensors: dict[str, TensorInfo]) -> None:
+    """No byte belongs to two tensors."""
+    placed = sorted(tensors.values(), key=lambda each: each.offset)
+    for before, after in pairwise(placed):
+        if before.offset + before.nbytes > after.offset:
+            names = f"the tensors {_short(before.name)} and {_short(after.name)}"
+            raise header.broken(f"{names} overlap; {_DOWNLOAD_AGAIN}")
 
 
 def _check_version(header: _Header) -> None:

@@ -26,8 +26,9 @@ ROUTE, HANDLES = "shaderlm.route", "shaderlm.handles"  # in the scope of a reque
 Format = Literal["text", "json"]
 _MAX_WAITING = 10_000  # lines
 _END_SECONDS = 2.0  # for the last ones
-# Asked for every few seconds, by programs: left out where they succeed, unless all requests are wanted.
+# Asked for every few seconds, by programs: left out where nothing is wrong, unless all requests are wanted.
 _FREQUENT = ("/health", "/metrics", "/slots")
+_FINE = (200, 204, 206, 304, 307, 503)  # 503: not yet, or not any more
 
 
 class RequestLog:
@@ -100,7 +101,7 @@ class Logged:
             await self._app(scope, receive, sent)
         finally:
             route = scope.get(ROUTE)
-            frequent = scope["method"] == "GET" and (route is None or route in _FREQUENT) and status < 400
+            frequent = scope["method"] == "GET" and (route is None or route in _FREQUENT) and status in _FINE
             if self._log.verbose or not frequent:
                 self._log.add(_entry(scope, status, time.monotonic() - started))
 
