@@ -75,6 +75,16 @@ def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web
         yield made
 
 
+WITHOUT_KERNELS = """({ GPUDevice }) => {
+    const make = GPUDevice.prototype.createComputePipelineAsync;
+    const code = "@compute @workgroup_size(1) fn main() {}";
+    GPUDevice.prototype.createComputePipelineAsync = function ({ layout, compute }) {
+        if (layout === "auto") return make.call(this, { layout, compute }); // looks for the order of lanes
+        return make.call(this, { layout, compute: { ...compute, module: this.createShaderModule({ code }) } });
+    };
+}"""
+
+
 class Page:
     """The test page in a Chromium. `call` runs JavaScript in which `state`, `shaderlm` and `models` are known."""
 
@@ -98,14 +108,7 @@ class Page:
 
     def without_kernels(self) -> Page:
         """Loads compile nothing, until the page is shown anew: for tests of files. Answers are wrong."""
-        self.call("""
-            const make = GPUDevice.prototype.createComputePipelineAsync;
-            const code = "@compute @workgroup_size(1) fn main() {}";
-            GPUDevice.prototype.createComputePipelineAsync = function ({ layout, compute }) {
-                if (layout === "auto") return make.call(this, { layout, compute }); // looks for the order of lanes
-                return make.call(this, { layout, compute: { ...compute, module: this.createShaderModule({ code }) } });
-            };
-        """)
+        self.call(f"({WITHOUT_KERNELS})(window)")
         return self
 
     def load(self, name: str = "tiny", **options: Any) -> dict[str, Any]:
@@ -398,17 +401,16 @@ def test_in_a_worker(page: Page, native: LanguageModel) -> None:
 # Files -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_visit_asks_for_no_weights(fresh: Page, native: LanguageModel) -> None:
+def test_a_second_visit_asks_for_no_weights(fresh: Page) -> None:
     assert fresh.call('return shaderlm.cached("/model/")') is False
     assert fresh.without_kernels().load(variant=FAST)["cached"] == "cache"
     assert (fresh.server.asked("weights-"), fresh.server.asked("tokenizer.json")) == (1, 1)
     fresh.browser.open("about:blank")
     fresh.open()
     assert fresh.call('return shaderlm.cached("/model/")') is True
-    assert fresh.load(variant=FAST)["cached"] == "cache"
+    assert fresh.without_kernels().load(variant=FAST)["cached"] == "cache"
     asked = [fresh.server.asked(name) for name in ("weights-", "tokenizer.json", "chat_template")]
     assert asked == [0, 0, 0]
-    assert fresh.complete(PROMPT, "{max_tokens: 4}")["ids"] == native.generate(PROMPT, max_tokens=4).ids
     weights = fresh.call("return state.progress.filter((each) => each.stage === 'weights').at(-1)")
     assert weights["done"] == weights["total"] > 0
 
@@ -479,15 +481,14 @@ def test_what_an_export_no_longer_has_is_forgotten(fresh: Page) -> None:
 
 
 @pytest.mark.parametrize("size", [with_all(1), 20_000])  # nothing can be kept; the tokenizer can, weights cannot
-def test_a_full_quota(size: int, fresh: Page, native: LanguageModel) -> None:
+def test_a_full_quota(size: int, fresh: Page) -> None:
     fresh.browser.call("Storage.overrideQuotaForOrigin", origin=fresh.server.address, quotaSize=size)
     try:
-        info = fresh.load(variant=FAST)
+        info = fresh.without_kernels().load(variant=FAST)
         assert info["cached"] == "memory"
         assert any("storage for this page is full" in warning for warning in info["warnings"])
         said = fresh.call("return state.progress.map((each) => each.message).filter(Boolean)")
         assert said == info["warnings"]
-        assert fresh.complete(PROMPT, "{max_tokens: 3}")["ids"] == native.generate(PROMPT, max_tokens=3).ids
         fresh.check()
     finally:
         fresh.browser.call("Storage.overrideQuotaForOrigin", origin=fresh.server.address)
@@ -533,7 +534,7 @@ def test_navigating_away_and_back(fresh: Page, native: LanguageModel) -> None:
     fresh.call('window.loading = state.open("tiny", {variant: "software"}).catch(() => {}); ')
     fresh.browser.open("about:blank")  # while it is loading
     fresh.open()
-    fresh.load(variant=FAST)
+    fresh.without_kernels().load(variant=FAST)
     fresh.call(f"models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 500 }}).next()")
     fresh.browser.open("about:blank")  # while it answers
     fresh.open()
@@ -542,10 +543,11 @@ def test_navigating_away_and_back(fresh: Page, native: LanguageModel) -> None:
     assert fresh.complete(PROMPT, "{max_tokens: 3}")["ids"] == native.generate(PROMPT, max_tokens=3).ids
 
 
-def test_two_tabs_at_once(fresh: Page, native: LanguageModel) -> None:
+def test_two_tabs_at_once(fresh: Page) -> None:
     found = fresh.call(f"""
         const other = window.open("/page.html");
         while (!other.state) await new Promise((done) => setTimeout(done, 20));
+        for (const each of [window, other]) ({WITHOUT_KERNELS})(each);
         const ask = async (its) => {{
             await its.open("tiny", {{ variant: "software" }});
             return its.answer(its.models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 3 }}), its.models.tiny);
@@ -553,10 +555,9 @@ def test_two_tabs_at_once(fresh: Page, native: LanguageModel) -> None:
         const both = await Promise.all([ask(state), ask(other.state)]);
         const left = other.state.rejections;
         other.close();
-        return [both.map((each) => each.ids), left];
+        return [both.map((each) => each.ids.length), left];
     """)
-    expected = native.generate(PROMPT, max_tokens=3).ids
-    assert found == [[expected, expected], []]
+    assert found == [[3, 3], []]
     fresh.check()
 
 
@@ -577,12 +578,12 @@ def test_a_device_lost_in_mid_answer(delay: int, fresh: Page) -> None:
     assert "Load the model again" in found["message"]
     assert fresh.caught("models.tiny.complete('a').next()")["code"] == "device-lost"
     assert fresh.call("return (await models.tiny.lost).code") == "device-lost"
-    fresh.load(variant=FAST)
+    fresh.without_kernels().load(variant=FAST)
     assert fresh.complete(PROMPT, "{max_tokens: 2}")["completionTokens"] == 2
 
 
 def test_a_closed_model(fresh: Page) -> None:
-    fresh.load(variant=FAST)
+    fresh.without_kernels().load(variant=FAST)
     found = fresh.caught(f"""(async () => {{
         for await (const text of models.tiny.complete({json.dumps(PROMPT)}, {{ max_tokens: 500 }})) models.tiny.close();
     }})()""")
@@ -633,7 +634,7 @@ def test_what_a_browser_may_lack(fresh: Page) -> None:
 
 def test_the_best_variant_is_taken(fresh: Page) -> None:
     """Of an adapter in software, the one that is made for it; and none with subgroups whose lanes are not in order."""
-    assert fresh.load()["variant"] == FAST
+    assert fresh.without_kernels().load()["variant"] == FAST
     content = fresh.server.content("/model/plan.json")
     assert content is not None
     plan = json.loads(content)

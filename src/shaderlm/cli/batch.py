@@ -78,9 +78,11 @@ def batch(
             with load_model(model, device, backend, context, precision, not no_tune, ignore_keys, quantize) as loaded:
                 from ..engine import EngineOptions
                 from ..formats.embedded import NAME
+                from ..server.limits import Limits
                 from ..server.served import Served
 
-                served = Served(loaded, names, max_tokens, seed, embedding=True, source=model or NAME)
+                trusted = Limits(choices=1 << 20, stop_strings=1 << 20, tools=1 << 20)  # the file is the user's own
+                served = Served(loaded, names, max_tokens, seed, embedding=True, limits=trusted, source=model or NAME)
                 _check_models(asked, results, served, output)
                 if parallel is not None:
                     loaded.engine.configure(EngineOptions(parallel=parallel))

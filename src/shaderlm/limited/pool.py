@@ -51,8 +51,8 @@ class LimitedProgram:
         try:
             request = {"seconds": seconds, "memory": self._memory, "asked": asked}
             frame = json.dumps(request, default=_plain).encode()
-        except (TypeError, ValueError) as problem:
-            raise InputError(f"what is sent must be JSON; {problem}") from None
+        except (TypeError, ValueError, RecursionError) as problem:
+            raise InputError(f"values must be JSON; {problem}") from None
         with self._process() as process:
             started = time.monotonic()
             answer = process.answer(frame, most)
@@ -69,7 +69,10 @@ class LimitedProgram:
             found = self._idle.pop() if self._idle else None
             self._count += found is None
         try:
-            if found is None or found.has_ended():
+            if found is not None and found.has_ended():
+                found.end()
+                found = None
+            if found is None:
                 found = _Process(self._path, self._packages)
             yield found
         except BaseException:
