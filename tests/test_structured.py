@@ -23,6 +23,7 @@ from shaderlm.engine.constraints import Grammar, GrammarCompiler, GrammarLimits
 from shaderlm.engine.structured import Structure, structure_of
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
+from shaderlm.limited import Answer
 from shaderlm.runtime.adjusted import mask_words
 from shaderlm.text import ChatFormat, Tokenizer, read_tools
 from shaderlm.text.chat_output import LLAMA, TAGGED
@@ -766,7 +767,7 @@ def test_grammars_cost_what_they_may(
 
 
 def test_a_crash_of_the_compiler_is_an_error(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shaderlm.engine.constraints._trials.ask", lambda *given: ("ended", ""))
+    monkeypatch.setattr("shaderlm.engine.constraints._trials.ask", lambda *given: Answer("ended", "", 0.1))
     with pytest.raises(InputError, match="regex takes too much memory to compile, or breaks the compiler"):
         model.request("a", regex="crash")
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..gpu.packages import version_of
-from ..limited import LimitedProgram
+from ..limited import Answer, LimitedProgram
 from ..text import ChatFormat, Tokenizer, ToolChoice
 from .structured import (
     Structure,
@@ -66,30 +66,30 @@ class _Trials:
 
     def lark(self, gbnf: str) -> str:
         """Lark of GBNF; what is Lark already stays as it is."""
-        kind, text = self._ask("grammar", {"gbnf": _without_escapes(gbnf)})
-        if kind == "lark":
-            return text
+        answer = self._ask("grammar", {"gbnf": _without_escapes(gbnf)})
+        if answer.kind == "lark":
+            return answer.text
         words = "it is read as GBNF, and as Lark where it has a rule `start:`"
-        raise InputError(f"grammar cannot be honoured: {_reason(text)}; {words}")
+        raise InputError(f"grammar cannot be honoured: {_reason(answer.text)}; {words}")
 
     def refusal(self, option: str, grammar: str) -> str | None:
         """Why a grammar cannot be compiled; None: it can, in time. InputError: not in time."""
-        kind, text = self._ask(option, {"grammar": grammar, "vocabulary": self._vocabulary})
-        return None if kind == "passed" else _reason(text)
+        answer = self._ask(option, {"grammar": grammar, "vocabulary": self._vocabulary})
+        return None if answer.kind == "passed" else _reason(answer.text)
 
-    def _ask(self, option: str, asked: dict[str, Any]) -> tuple[str, str]:
-        started, kind, text = time.monotonic(), "time", ""
+    def _ask(self, option: str, asked: dict[str, Any]) -> Answer:
+        answer = Answer("time", "", 0.0)
         if self._left > 0:
-            kind, text = _trials.ask(asked, self._left, _MAX_LARK_BYTES)
-        self._left -= time.monotonic() - started
+            answer = _trials.ask(asked, self._left, _MAX_LARK_BYTES)
+        self._left -= answer.seconds
         problems = {
             "time": f"takes more than {self._seconds:g} s to compile, which is the most",
             "memory": "takes too much memory to compile",
             "ended": "takes too much memory to compile, or breaks the compiler",
         }
-        if kind in problems:
-            raise _TooCostlyError(f"{option} {problems[kind]}; make it simpler")
-        return kind, text
+        if answer.kind in problems:
+            raise _TooCostlyError(f"{option} {problems[answer.kind]}; make it simpler")
+        return answer
 
 
 class _TooCostlyError(InputError):

@@ -1,5 +1,5 @@
 """Work on what others sent, in processes with limits of time and memory. Knows neither templates nor grammars."""
 
-from .pool import LimitedProgram
+from .pool import Answer, LimitedProgram
 
-__all__ = ["LimitedProgram"]
+__all__ = ["Answer", "LimitedProgram"]

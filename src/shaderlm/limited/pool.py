@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from ..errors import InputError, ShaderlmError
@@ -23,6 +23,14 @@ from .process import MEMORY, read_frame, write_frame
 # All that a process gets of the environment: dates need the first, Windows the second.
 _ENVIRONMENT = ("TZ", "SYSTEMROOT")
 _LARGE_BYTES = 1 << 20  # of a frame: a process that had one is not kept, for Python keeps memory that it once had
+
+
+class Answer(NamedTuple):
+    """A word that says what it is, a text, and the seconds that it took."""
+
+    kind: str
+    text: str
+    seconds: float
 
 
 class LimitedProgram:
@@ -43,10 +51,11 @@ class LimitedProgram:
         self._changed = threading.Condition()
         self._idle, self._count = list[_Process](), 0
 
-    def ask(self, asked: Mapping[str, Any], seconds: float, most: int) -> tuple[str, str]:
-        """The answer, of at most so many bytes: a word of the program's, and text. Or one of these words.
+    def ask(self, asked: Mapping[str, Any], seconds: float, most: int) -> Answer:
+        """What the program says, in at most so many bytes; or one of these words.
 
         time: it took more than these seconds. memory: it needed too much. ended: the process did, whatever the reason.
+        How long one waits for a process does not count.
         """
         try:
             request = {"seconds": seconds, "memory": self._memory, "asked": asked}
@@ -56,10 +65,11 @@ class LimitedProgram:
         with self._process() as process:
             started = time.monotonic()
             answer = process.answer(frame, most)
-        if answer is not None:
-            kind, _, text = answer.partition(b"\n")
-            return kind.decode(), text.decode(errors="surrogatepass")
-        return "time" if time.monotonic() - started >= seconds else "ended", ""
+            took = time.monotonic() - started
+        if answer is None:
+            return Answer("time" if took >= seconds else "ended", "", took)
+        kind, _, text = answer.partition(b"\n")
+        return Answer(kind.decode(), text.decode(errors="surrogatepass"), took)
 
     @contextmanager
     def _process(self) -> Iterator[_Process]:

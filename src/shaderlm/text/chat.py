@@ -129,7 +129,7 @@ class ChatTemplate:
             raise ModelError(f"tokenizer.chat_template must be a string, the file has a value of type {given}")
         limits = self._limits
         asked = {"source": self._source, "variables": variables, "max_bytes": limits.max_bytes}
-        kind, text = _jinja.ask(asked, limits.seconds, limits.max_bytes + _MAX_PROBLEM_BYTES)
+        kind, text, _ = _jinja.ask(asked, limits.seconds, limits.max_bytes + _MAX_PROBLEM_BYTES)
         if kind == "text":
             return text
         if kind == "refused":
