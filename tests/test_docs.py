@@ -338,7 +338,7 @@ def test_the_examples_of_contributing_add_a_route_and_an_op(tmp_path: Path) -> N
     """As the document says: both are found, and format, lint, types and the tests that concern them pass."""
     for name in ("src", "tests", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
         shutil.copy(ROOT / name, tmp_path)
     examples = _examples()
     assert len(examples) == 9

@@ -136,7 +136,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "n_probs": (
         "/completion",
-        {"prompt": "a", "n_probs": 4},
+        {"prompt": "a", "n_probs": 4, "n_predict": 1},
         {"prompt": "a", "n_probs": 5},
         "n_probs is 5; this server",
     ),

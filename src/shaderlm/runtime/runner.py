@@ -465,9 +465,9 @@ class Runner(ABC):
             if pages > most:
                 holds = f"{most * PAGE:,} tokens of all sequences"
                 raise DeviceError(f"the cache holds {holds} on this device, and it is full. Free a sequence first")
-            # Twice as many, so that growing is rare; but no more than is kept, or than the sequences can ever fill.
-            twice = min(2 * pool.pages, max(kept, pool.sequences * pool.pages_per_sequence))
-            self._grow(min(most, max(pages, twice, FIRST_PAGES)))
+            # Twice as many, so that growing is rare; but no more than the sequences can ever fill, or the cache keeps.
+            useful = max(kept if pool.idle else 0, pool.sequences * pool.pages_per_sequence)
+            self._grow(min(most, max(pages, min(2 * pool.pages, useful), FIRST_PAGES)))
         self._reserve_positions(max(sequence.length + count for sequence, count in wanted))
         if not taking:  # most decode rows stay in their pages
             return
