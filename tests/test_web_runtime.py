@@ -237,9 +237,8 @@ def test_a_conversation_goes_on_from_the_cache(loaded: Callable[[str], Page], na
 def test_a_long_prompt_makes_the_cache_grow(loaded: Callable[[str], Page], native: LanguageModel) -> None:
     page = loaded(SHARED)
     ids = [(i * i) % 200 for i in range(523)]
-    expected = native.generate(ids, max_tokens=100, ignore_eos=True).ids
-    found = page.complete(ids, "{max_tokens: 100, ignore_eos: true}", SHARED)["ids"]
-    assert found == expected, "what is written to the last page is read"
+    expected = native.generate(ids, max_tokens=3).ids
+    assert page.complete(ids, "{max_tokens: 3}", SHARED)["ids"] == expected
     expected = native.generate(ids[:506], max_tokens=12, ignore_eos=True).ids
     page.load("small", variant=FAST)
     found = page.complete(ids[:506], "{max_tokens: 12, ignore_eos: true}", "small")["ids"]
@@ -400,6 +399,22 @@ def test_in_a_worker(page: Page, native: LanguageModel) -> None:
 
 
 # Files -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_table_has_every_page_of_the_context(fresh: Page) -> None:
+    """A wrong last page changes few keys of many: tokens of a tiny model stay the same."""
+    fresh.without_kernels().call("""
+        const write = GPUQueue.prototype.writeBuffer;
+        window.written = [];
+        GPUQueue.prototype.writeBuffer = function (buffer, at, words, ...rest) {
+            if (words instanceof Uint32Array) written.push([...words]);
+            return write.call(this, buffer, at, words, ...rest);
+        };
+    """)
+    fresh.load(variant=FAST)
+    written = fresh.call("return written")
+    fresh.open()
+    assert list(range(640 // 128)) in written
 
 
 def test_a_second_visit_asks_for_no_weights(fresh: Page) -> None:
