@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -30,7 +33,17 @@ from .test_server import ASK
 from .tiny_models import write_tiny_llama
 
 STREAMS = 8
-LIMITS = Limits(choices=3, logprobs=4, stop_strings=3, tools=3, grammar_bytes=2000, template_bytes=3000)
+LIMITS = Limits(
+    head_seconds=1.0,
+    body_bytes=100_000,
+    body_seconds=1.0,
+    choices=3,
+    logprobs=4,
+    stop_strings=3,
+    tools=3,
+    grammar_bytes=2000,
+    template_bytes=3000,
+)
 # Renders for ever if a request says so: what a long conversation does to a slow template, and the reverse.
 TEMPLATE = (
     "{% for i in range(99999 if slow else 0) %}{% for j in range(99999) %}{% set x = i * j %}{% endfor %}{% endfor %}"
@@ -222,6 +235,13 @@ def test_fields_have_limits(name: str) -> None:
     assert str(caught.value.param) in words
 
 
+def _told(name: str, took: float, grown: int, streams: Streams) -> None:
+    gap = f"worst gap of a stream {streams.worst * 1e3:.0f} ms"
+    print(f"{name}: refused after {took:.2f} s, {grown / 1e6:+.1f} MB, {gap}")
+    assert grown < 50 << 20
+    assert not streams.ended
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_a_request_costs_what_it_may(name: str, server: Running, streams: Streams) -> None:
@@ -235,8 +255,52 @@ def test_a_request_costs_what_it_may(name: str, server: Running, streams: Stream
     assert answer.status_code == 400
     message = json.loads(answer.text)["error"]["message"]
     assert re.search(words, message), message
-    print(
-        f"{name}: refused after {took:.2f} s, {grown / 1e6:+.1f} MB, worst gap of a stream {streams.worst * 1e3:.0f} ms"
-    )
-    assert grown < 50 << 20
-    assert not streams.ended
+    _told(name, took, grown, streams)
+
+
+def _post(size: int) -> bytes:
+    return b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % size
+
+
+def _body(size: int) -> bytes:
+    return b'{"content": "%b"}' % (b"a" * (size - 15))
+
+
+_GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+# What is sent at once and a little later, inside a limit and outside of it, and the status that this has.
+SENT: dict[str, tuple[tuple[bytes, bytes], tuple[bytes, bytes], int]] = {
+    "bytes of a head": (
+        (_GET, b"x-a: %b\r\n\r\n" % (b"a" * 60_000)),
+        (_GET, b"x-a: %b\r\n\r\n" % (b"a" * 66_000)),
+        431,
+    ),
+    "seconds of a head": ((_GET, b"\r\n"), (_GET, b""), 408),
+    "bytes of a body": ((_post(1000), _body(1000)), (_post(100_001), _body(100_001)), 413),
+    "seconds of a body": ((_post(1000), _body(1000)), (_post(1000), _body(1000)[:-1]), 408),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SENT)
+def test_what_is_sent_costs_what_it_may(name: str, server: Running, streams: Streams) -> None:
+    inside, outside, status = SENT[name]
+    assert _answered(server, *inside).startswith(b"HTTP/1.1 200")
+    before, streams.worst, started = resident_bytes(), 0.0, time.monotonic()
+    found = _answered(server, *outside)
+    took, grown = time.monotonic() - started, resident_bytes() - before
+    assert found.startswith(b"HTTP/1.1 %d" % status), found
+    _told(name, took, grown, streams)
+
+
+def _answered(server: Running, first: bytes, second: bytes) -> bytes:
+    where = urlsplit(server.url)
+    with socket.create_connection((where.hostname, where.port), 60) as client:
+        client.sendall(first)
+        time.sleep(0.05)
+        with suppress(ConnectionError):
+            client.sendall(second)
+        found = b""
+        with suppress(ConnectionError):
+            while part := client.recv(1 << 16):
+                found += part
+    return found
