@@ -24,8 +24,11 @@ from shaderlm.text import ChatTemplate, RenderLimits
 PROGRAM = """
 import os, time
 
+kept = []
+
 def make():
     def answer(asked):
+        kept.append(bytearray(asked.get("keep", 0)))
         if asked.get("sleep"):
             time.sleep(asked["sleep"])
         if asked.get("spin"):
@@ -72,6 +75,13 @@ def test_what_costs_too_much_ends(program: LimitedProgram, asked: dict[str, Any]
     after = program.ask({}, 60, 100)[:2]
     assert after[0] == "said"
     assert after != before, "another process goes on"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells how much memory a process has")
+def test_a_process_that_keeps_memory_is_not_used_again(program: LimitedProgram) -> None:
+    """Otherwise each request would get as much again."""
+    assert len({program.ask({"keep": 1 << 20}, 60, 100).text for _ in range(3)}) == 1
+    assert len({program.ask({"keep": 30 << 20}, 60, 100).text for _ in range(4)}) == 4
 
 
 def test_an_answer_of_more_bytes_than_asked_for_is_not_read(program: LimitedProgram) -> None:
@@ -209,6 +219,15 @@ def test_a_template_costs_what_it_may(source: str, words: str) -> None:
         thread.join()
     assert "takes" not in words or ticks[0] > 10
     assert ChatTemplate("{{ messages[0].content }}").render(ASK) == "hello"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_a_large_stack_takes_no_memory_of_a_template() -> None:
+    code = (
+        "from shaderlm.text import ChatTemplate; print(ChatTemplate('ok').render([{'role': 'user', 'content': 'x'}]))"
+    )
+    command = ["bash", "-c", 'ulimit -s 1000000 2>/dev/null || true; exec "$0" -c "$1"', sys.executable, code]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "ok\n"
 
 
 def test_a_template_within_its_limits() -> None:

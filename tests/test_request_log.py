@@ -118,6 +118,27 @@ def test_a_file_that_is_moved_away(log: tuple[RequestLog, Path]) -> None:
     assert file.read_text() == '{"n": 2}\n'
 
 
+def test_what_a_proxy_says_is_an_address_or_nothing(path: Path, log: tuple[RequestLog, Path]) -> None:
+    made, file = log
+    with running(loader(path), log=made) as server, server.client() as http:
+        for said in ("203.0.113.7", f"{SECRET} key 1 POST /v1/chat/completions 200"):
+            http.get("/v1/models", headers={"x-forwarded-for": said})
+    made.close()
+    assert [json.loads(line)["client"] for line in file.read_text().splitlines()] == ["203.0.113.7", "-"]
+
+
+def test_a_folder_that_goes_away_and_comes_back(log: tuple[RequestLog, Path], tmp_path: Path) -> None:
+    made, file = log
+    gone = tmp_path.with_name("gone")
+    tmp_path.rename(gone)
+    made.add({"n": 1})
+    _until(lambda: made._lost == 1)
+    gone.rename(tmp_path)
+    made.add({"n": 2})
+    made.close()
+    assert file.read_text().splitlines() == ["1 requests are missing here: the log could not be written", '{"n": 2}']
+
+
 def test_a_log_that_cannot_be_written_stops_nobody(
     log: tuple[RequestLog, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,6 +215,18 @@ def test_a_key_finds_only_its_own_prompts(path: Path, share: bool) -> None:
         assert whole == (2 * PAGE if share else 40), "whole pages of others, or its own guess"
 
 
+def test_slots_say_little_about_requests_of_others(path: Path) -> None:
+    with running(loader(path), keys=["owner", "other"]) as made, made.client() as http:
+        body = {"prompt": [5] * 300, "max_tokens": 1700, "n": 8, "ignore_eos": True, "stream": True}
+        body["stop"] = "secret"
+        with http.stream("POST", "/v1/completions", json=body, headers={"x-api-key": "owner"}) as answer:
+            next(answer.iter_lines())
+            found = {key: http.get("/slots", headers={"x-api-key": key}).json()[0] for key in ("owner", "other")}
+        assert found["owner"]["params"]["stop"] == ["secret"]
+        assert found["other"]["params"] is None
+        assert found["other"]["is_processing"]
+
+
 def test_few_large_bodies_are_read_at_the_same_time(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     until(lambda: idle(server))
     service = server.service

@@ -766,6 +766,13 @@ def test_grammars_cost_what_they_may(
     assert model.request("a", regex="a+").constraint is not None
 
 
+def test_a_grammar_may_name_special_tokens(model: LanguageModel) -> None:
+    name = next(text for text in model.tokenizer.special_tokens if re.fullmatch(r"<\|?\w+\|?>", text))
+    assert model.request("a", grammar=f'start: {name} "a"').constraint is not None
+    number = model.tokenizer.special_tokens[name]
+    assert model.request("a", grammar=f'start: <[{number}]> "a"').constraint is not None
+
+
 def test_a_crash_of_the_compiler_is_an_error(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shaderlm.engine.constraints._trials.ask", lambda *given: Answer("ended", "", 0.1))
     with pytest.raises(InputError, match="regex takes too much memory to compile, or breaks the compiler"):

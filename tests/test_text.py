@@ -262,6 +262,22 @@ def test_nothing_of_a_request_is_a_special_token(source: str, request_: dict[str
     assert "<|end|>" in text.replace(mark, "")
 
 
+def test_a_text_that_leaves_no_mark() -> None:
+    every = "".join(map(chr, range(0xF0000, 0xFFFFE)))
+    with pytest.raises(InputError, match=r"all characters from U\+F0000 to U\+FFFFC; leave one of them out"):
+        ChatTemplate("{{ messages[0].content }}").render_marked([{"role": "user", "content": every}], ["<s>"])
+
+
+def test_conversations_that_are_too_long_or_too_deep() -> None:
+    template, deep = ChatTemplate("x"), list[Any]()
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(InputError, match="the conversation must be nested at most 100 levels deep"):
+        template.render(ONE_MESSAGE, kwargs={"a": deep})
+    with pytest.raises(InputError, match="the conversation must have at most 4,000,000 characters"):
+        template.render([{"role": "user", "content": "x" * 4_000_001}])
+
+
 def test_the_template_of_a_checkpoint() -> None:
     vocabulary = tokenizer("phi-3").vocabulary
     assert vocabulary.chat_template

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,9 +60,9 @@ class GrammarLimits:
 class _Trials:
     """Compiles the grammars of one request in a limited process, within its seconds."""
 
-    def __init__(self, limits: GrammarLimits, vocabulary: int) -> None:
-        self._seconds, self._vocabulary = limits.seconds, vocabulary
-        self._left = limits.seconds
+    def __init__(self, limits: GrammarLimits, vocabulary: int, special: Mapping[str, int]) -> None:
+        self._seconds, self._left = limits.seconds, limits.seconds
+        self._tokens = {"vocabulary": vocabulary, "special": special}
 
     def lark(self, gbnf: str) -> str:
         """Lark of GBNF; what is Lark already stays as it is."""
@@ -74,7 +74,7 @@ class _Trials:
 
     def refusal(self, option: str, grammar: str) -> str | None:
         """Why a grammar cannot be compiled; None: it can, in time. InputError: not in time."""
-        answer = self._ask(option, {"grammar": grammar, "vocabulary": self._vocabulary})
+        answer = self._ask(option, {"grammar": grammar, **self._tokens})
         return None if answer.kind == "passed" else _reason(answer.text)
 
     def _ask(self, option: str, asked: dict[str, Any]) -> Answer:
@@ -197,7 +197,7 @@ class GrammarCompiler:
 
     def _new_trials(self) -> _Trials:
         self._made_guidance()  # says so where llguidance is missing
-        return _Trials(self.limits, self._vocabulary)
+        return _Trials(self.limits, self._vocabulary, self._tokenizer.special_tokens)
 
     def _structure(self, structure: Structure, trials: _Trials) -> dict[str, Any]:
         """As a grammar that compiles by itself."""

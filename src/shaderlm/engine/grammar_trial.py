@@ -6,6 +6,7 @@ gigabytes: {"type": "integer", "multipleOf": 9999991}. What has passed here may 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -28,23 +29,30 @@ def _answer(asked: dict[str, Any]) -> tuple[str, str]:
         except Exception as problem:  # it raises what it likes
             return "refused", str(problem)
     limits = llguidance.LLParserLimits(verbose_errors=False)
-    matcher = llguidance.LLMatcher(_tokenizer(asked["vocabulary"]), asked["grammar"], log_level=0, limits=limits)
+    tokenizer = _tokenizer(asked["vocabulary"], json.dumps(asked["special"]))
+    matcher = llguidance.LLMatcher(tokenizer, asked["grammar"], log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
     return ("refused", matcher.get_error()) if matcher.is_error() else ("passed", "")
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(vocabulary: int) -> llguidance.LLTokenizer:
-    """Bytes, an end, and tokens without text: grammars may name tokens by their number."""
-    wrapped: Any = llguidance.TokenizerWrapper(_Bytes(vocabulary))
+def _tokenizer(vocabulary: int, special: str) -> llguidance.LLTokenizer:
+    """As many tokens as there are, of which only special ones have a text; bytes and an end after them."""
+    wrapped: Any = llguidance.TokenizerWrapper(_Bytes(vocabulary, json.loads(special)))
     return llguidance.LLTokenizer(wrapped, eos_token=[wrapped.eos_token_id])
 
 
 class _Bytes:
-    def __init__(self, vocabulary: int) -> None:
-        self.tokens = [*(bytes([i]) for i in range(256)), b"<end>", *[b""] * max(0, vocabulary - 257)]
-        self.eos_token_id, self.bos_token_id, self.special_token_ids = 256, None, [256]
+    """Grammars may name special tokens by their text, and all tokens by their number."""
+
+    def __init__(self, vocabulary: int, special: dict[str, int]) -> None:
+        self.tokens = [*[b""] * vocabulary, *(bytes([i]) for i in range(256)), b"<end>"]
+        special = {text: number for text, number in special.items() if number < vocabulary}
+        for text, number in special.items():
+            self.tokens[number] = text.encode()
+        self._first, self.eos_token_id, self.bos_token_id = vocabulary, vocabulary + 256, None
+        self.special_token_ids = [*special.values(), self.eos_token_id]
 
     def __call__(self, text: str) -> list[int]:
-        return list(text.encode())
+        return [self._first + each for each in text.encode()]

@@ -30,6 +30,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import is_not
@@ -822,8 +823,12 @@ class Engine:
             return self._idle.wait_for(lambda: not self._active, timeout)
 
     async def adrain(self, timeout: float | None = None) -> bool:
-        """The same in asyncio."""
-        return await asyncio.to_thread(self.drain, timeout)
+        """The same in asyncio. In a thread of its own: others may be taken for long."""
+        own = ThreadPoolExecutor(1, "drain")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(own, self.drain, timeout)
+        finally:
+            own.shutdown(wait=False)
 
     def close(self) -> None:
         """End all requests with an error, and let go of the cache. Waits for the token and masks that are awaited."""

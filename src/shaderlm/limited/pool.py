@@ -18,10 +18,10 @@ from weakref import WeakSet
 
 from ..errors import InputError, ShaderlmError
 from . import process
-from .process import MEMORY, read_frame, write_frame
+from .process import GROWN, MEMORY, read_frame, write_frame
 
-# All that a process gets of the environment: dates need the first, Windows the second.
-_ENVIRONMENT = ("TZ", "SYSTEMROOT")
+# All that a process gets of the environment: for dates, for Windows, and for Pythons whose library is elsewhere.
+_ENVIRONMENT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _LARGE_BYTES = 1 << 20  # of a frame: a process that had one is not kept, for Python keeps memory that it once had
 
 
@@ -69,7 +69,7 @@ class LimitedProgram:
         if answer is None:
             return Answer("time" if took >= seconds else "ended", "", took)
         kind, _, text = answer.partition(b"\n")
-        return Answer(kind.decode(), text.decode(errors="surrogatepass"), took)
+        return Answer(kind.decode().removesuffix(GROWN), text.decode(errors="surrogatepass"), took)
 
     @contextmanager
     def _process(self) -> Iterator[_Process]:
@@ -137,7 +137,8 @@ class _Process:
             found = self._read(most)
         except OSError:  # it ended while it was told
             found = None
-        if found is None or found.startswith(MEMORY.encode()) or max(len(found), len(frame)) > _LARGE_BYTES:
+        word = b"" if found is None else found[: found.find(b"\n")]
+        if word in (b"", MEMORY.encode()) or word.endswith(GROWN.encode()) or len(frame) > _LARGE_BYTES:
             self.end()
         return found
 

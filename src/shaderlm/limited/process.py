@@ -14,12 +14,16 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import IO, Any
 
 READY, MEMORY = "ready", "memory"
+GROWN = "+"  # after a word: the process has more memory than at its beginning, and is not to be used again
+_KEPT_BYTES = 16 << 20
+_READ_BYTES = 256 << 20  # for a request that is read
 _BYTES_PER_BYTE = 12  # of a request: its JSON, and its text with four bytes per character, twice
 
 Answer = Callable[[dict[str, Any]], tuple[str, str]]
@@ -47,41 +51,54 @@ def _write_answer(stream: IO[bytes], kind: str, text: str = "") -> None:
     write_frame(stream, kind.encode(), b"\n", text.encode(errors="surrogatepass"))
 
 
-def _memory_limit() -> Callable[[int], None]:
-    """Limits the memory of the process to what it has now and so many bytes; does nothing where that is not known."""
-    try:
-        import resource
+class _Memory:
+    """The memory of this process. Where the system does not tell it, nothing is limited."""
 
-        page, statm = os.sysconf("SC_PAGE_SIZE"), os.open("/proc/self/statm", os.O_RDONLY)
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    except (ImportError, OSError, ValueError):
-        return lambda size: None
+    def __init__(self) -> None:
+        self._statm = -1
+        with suppress(ImportError, OSError, ValueError):
+            import resource
 
-    def limit(size: int) -> None:
-        now = int(os.pread(statm, 64, 0).split()[0]) * page
-        resource.setrlimit(resource.RLIMIT_AS, (now + size, hard))
+            self._page, self._set = os.sysconf("SC_PAGE_SIZE"), resource.setrlimit
+            self._kind, self._hard = resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1]
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._first = self._size()
 
-    return limit
+    def _size(self) -> int:
+        return int(os.pread(self._statm, 64, 0).split()[0]) * self._page if self._statm >= 0 else 0
+
+    def limit(self, more: int) -> None:
+        """So many bytes beside those of the beginning."""
+        if self._statm >= 0:
+            self._set(self._kind, (self._first + more, self._hard))
+
+    def has_grown(self) -> bool:
+        """Does it keep what a request left behind? The next one would get less, or more and more in all."""
+        return self._size() > self._first + _KEPT_BYTES
 
 
 def _run(answer: Answer, requests: IO[bytes], answers: IO[bytes]) -> None:
-    limit = _memory_limit()
     with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(60, exit=True, file=nowhere)  # the stack of its thread is there from now on
+        faulthandler.cancel_dump_traceback_later()
+        memory = _Memory()
         _write_answer(answers, READY)
         while (frame := read_frame(requests)) is not None:
             try:
-                limit(_BYTES_PER_BYTE * len(frame) + (1 << 20))
+                size = _BYTES_PER_BYTE * len(frame)
+                memory.limit(_READ_BYTES + size)
                 request = json.loads(frame)
-                limit(_BYTES_PER_BYTE * len(frame) + request["memory"])
+                memory.limit(request["memory"] + size)
                 del frame
                 # Ends the process from a thread that does not wait for the interpreter.
                 faulthandler.dump_traceback_later(request["seconds"], exit=True, file=nowhere)
                 kind, text = answer(request["asked"])
                 faulthandler.cancel_dump_traceback_later()
                 del request
-                _write_answer(answers, kind, text)
+                _write_answer(answers, kind + (GROWN if memory.has_grown() else ""), text)
             except MemoryError:
                 _write_answer(answers, MEMORY)
+            memory.limit(_READ_BYTES)
 
 
 def _answer_of(path: str) -> Answer:
@@ -97,6 +114,7 @@ def _answer_of(path: str) -> Answer:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
+    threading.stack_size(256 << 10)  # of the thread that ends the process; the system's own may be all there is
     program, *folders = sys.argv[1:]
     sys.path += folders  # of the packages that it imports: this interpreter knows of none
     with suppress(OSError):  # nobody reads the answer

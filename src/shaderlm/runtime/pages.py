@@ -88,7 +88,7 @@ class PagePool:
         Twice as many as sequences ever used at the same time: a cache that took all memory would leave none to others,
         and all streams wait while the pool grows (docs/log.md).
         """
-        used = self.pages - len(self._free) - len(self.idle) + more
+        used = self.pages - len(self.idle) + more  # free pages are taken first
         self._most_used = max(self._most_used, used)
         return max(self.pages, 2 * self._most_used, KEPT_PAGES)
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from ..errors import ShaderlmError
 from . import anthropic, llama_server
-from .access import Access, Origins, error_response
+from .access import CLIENT, Access, Origins, error_response
 from .chat import Chat, conversation_of
 from .completions import Completions
 from .embeddings import Embeddings
@@ -107,10 +107,10 @@ async def _computed(service: Service, request: Request, compute: Callable[[Serve
     served, length = service.served, request.headers.get("content-length", "")
     if length.isdecimal() and int(length) <= LARGE_BODY_BYTES:
         raw = await read_body(request, service.limits)
-        return await asyncio.to_thread(compute, served, raw)
+        return await service.prepared(compute, served, raw)
     async with service.large_bodies:
         raw = await read_body(request, service.limits)
-        return await asyncio.to_thread(compute, served, raw)
+        return await service.prepared(compute, served, raw)
 
 
 def is_quick(body: Any) -> bool:
@@ -129,7 +129,7 @@ def _generating(kind: Any, make: Any) -> Handler:
             served = service.served
             body = checked(served, await read_body(request, service.limits), kind)
             quick = is_quick(body)
-            prepared = make(served, body) if quick else await asyncio.to_thread(make, served, body)
+            prepared = make(served, body) if quick else await service.prepared(make, served, body)
         else:
             prepared = await _computed(service, request, lambda served, raw: make(served, checked(served, raw, kind)))
         return await respond(service, prepared, request)
@@ -183,7 +183,7 @@ async def _props(service: Service, request: Request) -> Response:
 async def _slots(service: Service, request: Request) -> Response:
     if not service.has_slots:
         raise ApiError(501, "/slots is off; start the server with --slots")
-    found = llama_server.slots(service.served)
+    found = llama_server.slots(service.served, request.scope[CLIENT])
     if request.query_params.get("fail_on_no_slot") == "1" and all(slot.is_processing for slot in found):
         raise ApiError(503, "all slots are busy")
     return _json(found)

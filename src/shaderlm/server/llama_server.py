@@ -228,8 +228,8 @@ def slot_count(served: Served) -> int:
     return min(model.engine.options.parallel or outputs, outputs)
 
 
-def slots(served: Served) -> list[Slot]:
-    """The sequences that run, then those that wait, then free places. What they say stays private."""
+def slots(served: Served, client: str | None = None) -> list[Slot]:
+    """The sequences that run, then those that wait, then free places. Of those of other clients only their sizes."""
     found = served.model.engine.sequences()
     made = [
         Slot(
@@ -240,9 +240,9 @@ def slots(served: Served) -> list[Slot]:
             state=each.state,  # type: ignore[arg-type]
             n_prompt_tokens=each.prompt_tokens,
             n_prompt_tokens_processed=each.prompt_done,
-            n_prompt_tokens_cache=each.cached_tokens,
+            n_prompt_tokens_cache=each.cached_tokens if each.request.client == client else 0,
             next_token=SlotToken(each.completion_tokens, max(0, each.max_tokens - each.completion_tokens)),
-            params=settings_of(each.request),
+            params=settings_of(each.request) if each.request.client == client else None,
         )
         for i, each in enumerate(found)
     ]

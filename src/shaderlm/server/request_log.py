@@ -5,6 +5,7 @@ Lines are written by a thread: a disk or a terminal that stops stops no stream.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import queue
 import sys
@@ -27,6 +28,7 @@ Format = Literal["text", "json"]
 _MAX_WAITING = 10_000  # lines
 _END_SECONDS = 2.0  # for the last ones
 # Asked for every few seconds, by programs: left out where nothing is wrong, unless all requests are wanted.
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
 _FREQUENT = ("/health", "/metrics", "/slots")
 _FINE = (200, 204, 206, 304, 307, 503)  # 503: not yet, or not any more
 
@@ -65,16 +67,20 @@ class RequestLog:
                 self._lost += lost + 1
 
     def _print(self, line: str) -> None:
-        if self._file is not None:
-            self._file.reopenIfNeeded()  # it may have been moved away: programs that keep logs small do that
-        print(line, file=sys.stderr if self._file is None else self._file.stream, flush=True)
+        if self._file is None:
+            print(line, file=sys.stderr, flush=True)
+            return
+        self._file.reopenIfNeeded()  # it may have been moved away: programs that keep logs small do that
+        if self._file.stream is None:  # it could not be opened then
+            self._file.stream = self._file._open()
+        print(line, file=self._file.stream, flush=True)
 
     def close(self) -> None:
         """Write what waits."""
         with suppress(queue.Full):
             self._lines.put(None, timeout=_END_SECONDS)
             self._thread.join(_END_SECONDS)
-        if self._file is not None:
+        if self._file is not None and not self._thread.is_alive():
             self._file.close()
 
 
@@ -110,8 +116,8 @@ def _entry(scope: Scope, status: int, seconds: float) -> dict[str, Any]:
     """What the log says of a request. A path may be anything, so it is the route that is named."""
     entry: dict[str, Any] = {
         "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
-        "client": (scope.get("client") or ("-",))[0],
-        "method": scope["method"],
+        "client": _address((scope.get("client") or ("-",))[0]),
+        "method": scope["method"] if scope["method"] in _METHODS else "-",
         "route": scope.get(ROUTE, "-"),
         "status": status,
         "seconds": round(seconds, 4),
@@ -131,6 +137,14 @@ def _entry(scope: Scope, status: int, seconds: float) -> dict[str, Any]:
             "finish": sorted({each.finish_reason or "closed" for each in handles}),
         }
     return entry
+
+
+def _address(text: str) -> str:
+    """An address, if it is one: behind a proxy it is what a header says."""
+    try:
+        return str(ipaddress.ip_address(text.partition("%")[0]))
+    except ValueError:
+        return "-"
 
 
 def _text(entry: dict[str, Any]) -> str:

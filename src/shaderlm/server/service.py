@@ -6,7 +6,9 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from ..engine import Engine, Handle, Request
 from .errors import ENDING, RETRY_SECONDS, ApiError
@@ -14,9 +16,11 @@ from .limits import Limits
 from .metrics import Metrics
 from .served import Served
 
+PREPARING_THREADS = 16
 MAX_LARGE_BODIES = 8  # that are read, decoded and tokenised at the same time
 _FEW_TOKENS, _FEW_REQUESTS = 16_384, 8  # take a millisecond
 _log = logging.getLogger("shaderlm.server")
+Value = TypeVar("Value")
 
 
 class WriteCoalescing:
@@ -80,6 +84,8 @@ class Service:
         self.on_loaded: Callable[[Served], None] = lambda served: None
         self.coalescing = WriteCoalescing()
         self.large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
+        # Requests wait here for templates and grammars, which may take seconds: nothing else does.
+        self._preparing = ThreadPoolExecutor(PREPARING_THREADS, "prepare")
         self.metrics, self.has_metrics, self.has_slots = Metrics(), metrics, slots
         self._ending = self._stopped = False
 
@@ -94,7 +100,7 @@ class Service:
         assert self._load is not None
         try:
             if lost is not None:
-                await asyncio.to_thread(lost.model.close)
+                await _in_a_thread(lost.model.close)
             found = await _in_a_thread(self._load)
         except Exception as problem:
             self.failure = problem
@@ -145,6 +151,10 @@ class Service:
         if self._ending:
             raise ApiError(503, ENDING, headers={"Retry-After": str(RETRY_SECONDS)})
 
+    async def prepared(self, work: Callable[..., Value], *given: Any) -> Value:
+        """What a thread makes of a body."""
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *given)
+
     # Requests ------------------------------------------------------------------------------------------------
 
     def check_queue(self) -> None:
@@ -184,7 +194,7 @@ class Service:
         if served is not None and not await served.model.engine.adrain(seconds):
             if seconds:
                 _log.warning("requests that are not over after %g s end now", seconds)
-            await asyncio.to_thread(served.model.engine.close)
+            await _in_a_thread(served.model.engine.close)
 
     @property
     def requests(self) -> int:
@@ -194,15 +204,16 @@ class Service:
     async def end_requests(self) -> None:
         """Those that are not over end with an error."""
         if self._served is not None:
-            await asyncio.to_thread(self._served.model.engine.close)
+            await _in_a_thread(self._served.model.engine.close)
 
     async def stop(self) -> None:
         """Free the model."""
         self._ending = True
+        self._preparing.shutdown(wait=False, cancel_futures=True)
         served, self._served = self._served, None
         if served is not None:
             self._stopped = True
-            await asyncio.to_thread(served.model.close)
+            await _in_a_thread(served.model.close)
 
 
 def _submitted(engine: Engine, requests: Sequence[Request]) -> list[Handle]:
@@ -224,27 +235,24 @@ def _cancel_all(work: asyncio.Future[list[Handle]]) -> None:
             handle.cancel()
 
 
-async def _in_a_thread(load: Callable[[], Served]) -> Served:
-    """Like `asyncio.to_thread`, but the end of the program does not wait for it: loading may take minutes."""
+async def _in_a_thread(work: Callable[[], Value]) -> Value:
+    """Like `asyncio.to_thread`, but it waits for no other thread, and the end of the program does not wait for it."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Served] = loop.create_future()
+    done: asyncio.Future[Value] = loop.create_future()
 
-    def told(found: Served | None, problem: BaseException | None) -> None:
-        if done.done():
-            return
-        if found is not None:
-            done.set_result(found)
-        else:
-            done.set_exception(problem or RuntimeError("nothing was loaded"))
+    def tell(report: Callable[[Any], None], value: Any) -> None:
+        if not done.done():
+            report(value)
 
     def run() -> None:
-        found, problem = None, None
+        report: Callable[[Any], None] = done.set_result
+        value: Any = None
         try:
-            found = load()
-        except BaseException as raised:
-            problem = raised
+            value = work()
+        except BaseException as problem:
+            report, value = done.set_exception, problem
         with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(told, found, problem)
+            loop.call_soon_threadsafe(tell, report, value)
 
-    threading.Thread(target=run, name="load", daemon=True).start()
+    threading.Thread(target=run, name="model", daemon=True).start()
     return await done

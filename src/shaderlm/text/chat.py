@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import InputError, ModelError
 from ..limited import LimitedProgram
+from .json_size import check_json_size
 from .tools import messages_with_tools
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -93,6 +94,8 @@ class ChatTemplate:
             raise InputError(f"chat: the template's variable {taken[0]!r} is set by other means; leave it out")
         in_messages = (tools or any(map(_has_calls, messages))) and not self.knows_tools
         given = messages if in_messages else [_for_template(i, message) for i, message in enumerate(messages)]
+        # Before anything that takes as long as the text is long, and deep: nobody else runs meanwhile.
+        check_json_size("the conversation", [given, tools, kwargs], self._limits.max_bytes)
         (given, tools, kwargs), mark = _marked([given, tools, dict(kwargs or {})], special)
         if in_messages:
             given, tools = messages_with_tools(given, tools), None
@@ -219,16 +222,17 @@ def _marked(value: Any, special: Collection[str]) -> tuple[Any, str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings within lists and mappings, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _texts(key)
-            yield from _texts(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _texts(each)
+    """All strings within lists and mappings, keys too. In no particular order."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, Mapping):
+            left += each
+            left += each.values()
+        elif isinstance(each, (list, tuple)):
+            left += each
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
@@ -243,4 +247,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 def _unused_character(value: Any) -> str:
     """One, for private use, that these strings do not have."""
     contents = set[str]().union(*_texts(value))
-    return next(chr(code) for code in range(0xF0000, 0xFFFFD) if chr(code) not in contents)
+    found = next((chr(code) for code in range(0xF0000, 0xFFFFD) if chr(code) not in contents), None)
+    if found is None:
+        raise InputError("chat: the text has all characters from U+F0000 to U+FFFFC; leave one of them out")
+    return found
