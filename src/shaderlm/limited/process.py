@@ -22,7 +22,6 @@ from typing import IO, Any
 
 READY, MEMORY = "ready", "memory"
 GROWN = "+"  # after a word: the process has more memory than at its beginning, and is not to be used again
-_KEPT_BYTES = 16 << 20
 _READ_BYTES = 256 << 20  # for a request that is read
 _BYTES_PER_BYTE = 12  # of a request: its JSON, and its text with four bytes per character, twice
 
@@ -72,9 +71,9 @@ class _Memory:
         if self._statm >= 0:
             self._set(self._kind, (self._first + more, self._hard))
 
-    def has_grown(self) -> bool:
-        """Does it keep what a request left behind? The next one would get less, or more and more in all."""
-        return self._size() > self._first + _KEPT_BYTES
+    def has_grown(self, most: int) -> bool:
+        """Does it have so many bytes more than at the beginning? Then the next request would have less for itself."""
+        return self._size() > self._first + most
 
 
 def _run(answer: Answer, requests: IO[bytes], answers: IO[bytes]) -> None:
@@ -88,14 +87,15 @@ def _run(answer: Answer, requests: IO[bytes], answers: IO[bytes]) -> None:
                 size = _BYTES_PER_BYTE * len(frame)
                 memory.limit(_READ_BYTES + size)
                 request = json.loads(frame)
-                memory.limit(request["memory"] + size)
+                own = request["memory"]
+                memory.limit(own + size)
                 del frame
                 # Ends the process from a thread that does not wait for the interpreter.
                 faulthandler.dump_traceback_later(request["seconds"], exit=True, file=nowhere)
                 kind, text = answer(request["asked"])
                 faulthandler.cancel_dump_traceback_later()
                 del request
-                _write_answer(answers, kind + (GROWN if memory.has_grown() else ""), text)
+                _write_answer(answers, kind + (GROWN if memory.has_grown(own // 2) else ""), text)
             except MemoryError:
                 _write_answer(answers, MEMORY)
             memory.limit(_READ_BYTES)
