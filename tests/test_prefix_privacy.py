@@ -147,7 +147,6 @@ def test_shared_prefixes_tell(path: Path) -> None:
     found = measured(path, 10, share=True)
     assert found["cached_tokens"] == 1.0
     assert found["timings cache_n"] == 1.0
-    assert found["timings prompt_ms"] < 0.5
 
 
 @pytest.mark.long

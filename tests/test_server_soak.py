@@ -122,8 +122,8 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def threads_of_requests() -> int:
-    """Without those of the event loop and of command buffers: of both, so many are kept as were needed at once."""
-    kept = ("uvloop_", "asyncio_", "record-ahead")
+    """Without those of the event loop, of preparing and of command buffers: so many are kept as were needed at once."""
+    kept = ("uvloop_", "asyncio_", "prepare_", "record-ahead")
     return sum(not thread.name.startswith(kept) for thread in threading.enumerate())
 
 

@@ -56,7 +56,7 @@ def export_file(path: Path | None, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="f32", context=640)
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind="f32", context=1024)
 
 
 @pytest.fixture(scope="module")
@@ -244,9 +244,9 @@ def test_a_long_prompt_makes_the_cache_grow(loaded: Callable[[str], Page], nativ
     found = page.complete(ids[:506], "{max_tokens: 12, ignore_eos: true}", "small")["ids"]
     page.call("models.small.close()")
     assert found == expected, "it grows in the middle of an answer, and what was there stays"
-    too_long = page.caught(f"models.portable.complete({json.dumps([1] * 641)}).next()")
+    too_long = page.caught(f"models.portable.complete({json.dumps([1] * 1025)}).next()")
     assert too_long["code"] == "input"
-    assert "the context holds 640" in too_long["message"]
+    assert "the context holds 1024" in too_long["message"]
 
 
 def test_an_answer_can_be_stopped(loaded: Callable[[str], Page]) -> None:
@@ -414,7 +414,7 @@ def test_the_page_table_has_every_page_of_the_context(fresh: Page) -> None:
     fresh.load(variant=FAST)
     written = fresh.call("return written")
     fresh.open()
-    assert list(range(640 // 128)) in written
+    assert list(range(1024 // 128)) in written
 
 
 def test_a_second_visit_asks_for_no_weights(fresh: Page) -> None:
