@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections import deque
@@ -160,8 +161,9 @@ def _run(asked: RequestFile, todo: Sequence[Line], results: ResultFile, served: 
     waiting, running = deque(todo), list[_Job]()
     synced = began
     try:
-        with _progress(len(asked.lines), len(asked.lines) - len(todo), engine) as progress:
+        with _progress(len(asked.lines), len(asked.lines) - len(todo), engine) as progress, _interrupt() as interrupt:
             while waiting or running:
+                interrupt()
                 while waiting and sum(len(job.handles) for job in running) < ahead:
                     line = waiting.popleft()
                     job = _started(served, line, asked.read(line), results)
@@ -187,6 +189,31 @@ def _run(asked: RequestFile, todo: Sequence[Line], results: ResultFile, served: 
     results.sync()
     seconds, made = time.monotonic() - began, engine.stats().generation_tokens
     tell(f"{len(todo):,} requests in {seconds:.1f} s: {made:,} tokens, {made / seconds:.1f} tok/s")
+
+
+@contextmanager
+def _interrupt() -> Iterator[Callable[[], None]]:
+    """The function raises what Ctrl-C asked for: between results, never while one is written and not yet counted.
+
+    A second Ctrl-C does not wait.
+    """
+    asked = False
+
+    def note(*_: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    def check() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _started(served: Served, line: Line, call: Call, results: ResultFile) -> _Job | None:
