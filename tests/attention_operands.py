@@ -20,6 +20,11 @@ Rng = np.random.Generator
 Stretch = tuple[int, int, int]
 
 
+def weighted_norm(x: Any, weight: Any, eps: float) -> Any:
+    """[..., width], [width] → [..., width]."""
+    return reference.rms_norm(x, eps) * np.asarray(weight, np.float64)
+
+
 def _normal(rng: Rng, *shape: int) -> NDArray[np.float32]:
     return rng.standard_normal(shape).astype(np.float32)
 
@@ -121,7 +126,7 @@ def rope_kv_write(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]:
     norms: Made = {}
     if "eps" in d:  # heads are normed first
         norms = {f"{name}_norm": _normal(rng, d["D"]) for name in "qk"}
-        heads |= {name: reference.rms_norm_mul(heads[name], norms[f"{name}_norm"], d["eps"]) for name in "qk"}
+        heads |= {name: weighted_norm(heads[name], norms[f"{name}_norm"], d["eps"]) for name in "qk"}
     batch = slots_batch(rng, tokens, 2 * pool, pool)
     table = _table(d, 2 * pool)
     turns = table[batch[1:, 1]]
@@ -148,7 +153,7 @@ def rms_norm_rope_attention(rng: Rng, d: Mapping[str, Any]) -> tuple[Made, Made]
         heads[name] = columns.reshape(1, count, d["D"])
     turns = operands["table"][-1:]
     for name in "qk":
-        normed = reference.rms_norm_mul(heads[name], operands[f"{name}_norm"], d["eps"])
+        normed = weighted_norm(heads[name], operands[f"{name}_norm"], d["eps"])
         heads[name] = reference.rope(normed, turns, d["interleaved"])
     after = [operands[name].copy() for name in ("k_cache", "v_cache")]
     reference.kv_write(heads["k"], heads["v"], after[0], after[1], operands["batch"])

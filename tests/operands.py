@@ -13,6 +13,7 @@ from shaderlm.graph import reference
 from shaderlm.graph.batch import LAST, contiguous_batch, make_batch
 
 from . import attention_operands, sampling_operands
+from .attention_operands import weighted_norm
 from .weights import make_weight
 
 Arrays = dict[str, NDArray[Any] | None]
@@ -52,7 +53,7 @@ def _norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Array
 def _norm_mul(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     x, weight = _rows(rng, d), _normal(rng, d["width"])
     operands: Arrays = {"x": x, "weight": weight}
-    out = reference.rms_norm_mul(x, weight, d["eps"])
+    out = weighted_norm(x, weight, d["eps"])
     if d["residual"]:
         operands["residual"] = residual = _normal(rng, *x.shape)
         out = reference.add(residual, out)
@@ -61,15 +62,16 @@ def _norm_mul(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, A
 
 def _add_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     a, b, weight = _rows(rng, d), _rows(rng, d), _normal(rng, d["width"])
-    total, out = reference.add_rms_norm(a, b, weight, d["eps"])
-    return _with_batch(d, {"a": a, "b": b, "weight": weight}, {"sum": total, "out": out})
+    total = reference.add(a, b)
+    expected: Arrays = {"sum": total, "out": weighted_norm(total, weight, d["eps"])}
+    return _with_batch(d, {"a": a, "b": b, "weight": weight}, expected)
 
 
 def _norm_add_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     a, b, weight, following = _rows(rng, d), _rows(rng, d), _normal(rng, d["width"]), _normal(rng, d["width"])
-    total, out = reference.add_rms_norm(a, reference.rms_norm_mul(b, weight, d["eps"]), following, d["eps"])
+    total = reference.add(a, weighted_norm(b, weight, d["eps"]))
     operands: Arrays = {"a": a, "b": b, "weight": weight, "next_weight": following}
-    return _with_batch(d, operands, {"sum": total, "out": out})
+    return _with_batch(d, operands, {"sum": total, "out": weighted_norm(total, following, d["eps"])})
 
 
 def _layer_norm(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
@@ -101,7 +103,7 @@ def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arr
     more: Arrays = {}
     if d["prologue"] == "rms_norm_add_rms_norm":
         operands |= {"skip": _normal(rng, d["tokens"], d["K"]), "post_weight": _normal(rng, d["K"])}
-        x = reference.add(operands["skip"], reference.rms_norm_mul(x, operands["post_weight"], d["eps"]))
+        x = reference.add(operands["skip"], weighted_norm(x, operands["post_weight"], d["eps"]))
         more["sum"] = x
     if norm:
         operands["norm_weight"] = norm_weight = _normal(rng, d["K"]) / 8

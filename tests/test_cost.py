@@ -43,8 +43,12 @@ def part(op: str, operand: str, dims: dict[str, Any], position: int) -> float:
     ("op", "dims", "operations"),
     [
         ("linear", {"tokens": 1, "K": 64, "N": 96}, 2 * 64 * 96),
-        ("linear", {"tokens": 3, "K": 64, "N": 96, "format": "q4_0", "epilogue": "add"}, 3 * 2 * 64 * 96),
-        ("linear", {"tokens": 7, "K": 32, "N": 10, "epilogue": "silu_mul", "prologue": "rms_norm"}, 4480),
+        ("linear", {"tokens": 3, "K": 64, "N": 96, "format": "q4_0", "epilogue": "add"}, 3 * (2 * 64 + 1) * 96),
+        (
+            "linear",
+            {"tokens": 7, "K": 32, "N": 10, "epilogue": "silu_mul", "prologue": "rms_norm"},
+            4480 + 7 * (32 * 4 + 5 * 5),
+        ),
         ("linear_q4gsw", {"tokens": 2, "K": 32, "N": 8}, 1024),
         ("embedding", {"tokens": 5, "N": 1000, "K": 64}, 0),
         ("embedding", {"tokens": 5, "N": 1000, "K": 64, "factor": 2.5}, 5 * 64),
@@ -120,13 +124,13 @@ ROWS = {"k_cache", "v_cache", "table"}  # operands of which rows are counted, no
 @pytest.mark.parametrize("op", OPS)
 def test_every_op_has_its_cost(op: str) -> None:
     operands = {*OPS[op].inputs, *OPS[op].outputs, ""}
-    assert set(OPS[op].parts) <= operands
     for dims in shapes(op):
         for position in (0, 1000):
             assert flops(op, dims, position) >= 0
             parts = {name: part(op, name, dims, position) for name in operands}
             assert all(0 < value <= 1 for name, value in parts.items() if name not in ROWS), (dims, position, parts)
-            for name in operands & ROWS:
+            rotated = op != "linear" or dims["epilogue"] == "rope_kv_write"
+            for name in operands & ROWS if rotated else ():
                 seen = position if op.endswith(("attention", "attention_linear")) and name != "table" else 0
                 assert parts[name] == seen + dims["tokens"], (dims, position, name)
 

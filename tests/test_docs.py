@@ -345,7 +345,7 @@ def test_the_examples_of_contributing_add_a_route_and_an_op(tmp_path: Path) -> N
     for path, example in examples:
         file = tmp_path / path
         text = file.read_text(encoding="utf-8") if file.exists() else ""
-        table = text.partition("\n)\nOPS: ")
+        table = text.partition("\n)\nPRIMITIVES: ")
         if table[1]:
             file.write_text(f"{table[0]}\n{example.rstrip()}{table[1]}{table[2]}", encoding="utf-8")
         else:

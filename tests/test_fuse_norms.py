@@ -153,7 +153,7 @@ def _added(eps: float, twice: bool) -> Graph:
     ("eps", "twice", "reason"),
     [
         (1e-6, False, None),
-        (1e-5, False, "what is added is normed differently: eps"),
+        (1e-5, False, "eps differs: 1e-06 and 1e-05"),
         (1e-6, True, "normed is used by 2 nodes"),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_conversation_that_goes_on_computes_only_what_is_new(
 
 def test_the_cache_grows(tmp_path: Path, device: Device) -> None:
     """Past 512 positions the pool is moved to a larger one, in the middle of a prompt and of a generation."""
-    path = write_tiny_llama(tmp_path / "long.gguf", kind="q8_0", layers=1, context=1200)
+    path = write_tiny_llama(tmp_path / "long.gguf", kind="q4_0", layers=1, context=1200)
     ids = [int(i) for i in np.random.default_rng(6).integers(0, 256, 556)]
     exact: Any = {"cache": "f32", "precision": "exact"}
     with shaderlm.load(path, device="cpu") as oracle, load_with(path, device=device, **exact) as model:
@@ -192,9 +192,10 @@ def test_the_cache_grows(tmp_path: Path, device: Device) -> None:
 
 
 def test_a_full_context_ends_the_answer(tmp_path: Path, device: Device) -> None:
-    path = write_tiny_llama(tmp_path / "short.gguf", layers=1, context=12)
-    for on in ("cpu", device):
-        with shaderlm.load(path, device=on) as model:
+    path = write_tiny_llama(tmp_path / "short.gguf", kind="q4_0", layers=1, context=12)
+    exact: Any = {"cache": "f32", "precision": "exact"}  # as other tests have it: the same shaders
+    for on, how in (("cpu", {}), (device, exact)):
+        with load_with(path, device=on, **how) as model:
             answer = model.generate(IDS[:9], max_tokens=50, ignore_eos=True)
             assert answer.finish_reason == "length"
             assert len(answer.ids) == 4  # 9 + 3 in the cache, and the token that the last of them makes

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from shaderlm.bench.synthetic import config_of
 from shaderlm.compile.lowering import Lowering
 from shaderlm.compile.plan import NONE, Plan, joined
 from shaderlm.compile.plan_text import describe
@@ -20,11 +24,13 @@ from shaderlm.errors import DeviceError, ModelError
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape
 from shaderlm.graph.batch import CONTEXTS
 from shaderlm.models.architecture import Architecture, Config, Step
+from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.sizes import cache_format, weights_of
 
 from .architectures import LLAMA_1B, LLAMA_8B, QWEN3, SMOLLM2, TINY, model
 
 SNAPSHOTS = Path(__file__).parent / "data" / "plans"
+DIGESTS = SNAPSHOTS / "digests.json"
 UNITS = replace(
     LARGE_GPU,
     name="a large GPU with matrix units",
@@ -87,6 +93,24 @@ def test_plans_are_as_recorded(name: str) -> None:
     """A refactor must not change them; a change that is meant is recorded with `python -m tests.record_plans`."""
     text = "\n\n".join(map(describe, plans(*CASES[name]))) + "\n"
     assert text == (SNAPSHOTS / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def digests(name: str) -> dict[str, str]:
+    """Of all that a device gets for a synthetic shape: texts of shaders, buffers, parameters, grids and their order."""
+    made, config = config_of(replace(SYNTHETIC[name], layers=2), "q4_0")
+    found = {}
+    for caps, tokens in itertools.product((LARGE_GPU, UNITS, WEBGPU_DEFAULT), (1, 16, 128)):
+        plan = plan_of(made, config, caps, tokens)
+        steps = [(step.source, [slot.buffer for slot in step.slots], step.grid) for step in plan.program.steps]
+        text = repr((steps, [(buffer, spec.nbytes, spec.source) for buffer, spec in plan.buffers.items()]))
+        found[f"{tokens} tokens on {caps.name}"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return found
+
+
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_what_a_device_gets_is_as_recorded(name: str) -> None:
+    """As above, for shaders as well. A change of kernels that is meant is recorded with the same command."""
+    assert digests(name) == json.loads(DIGESTS.read_text(encoding="utf-8"))[name]
 
 
 @pytest.mark.parametrize("name", CASES)

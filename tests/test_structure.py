@@ -20,7 +20,8 @@ import pytest
 
 from shaderlm.formats.weight_formats import BLOCK_FORMATS, WEIGHT_FORMATS
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape
-from shaderlm.graph.ops import _CHOICES, OPS, REQUIRED, resolve
+from shaderlm.graph.ops import _CHOICES, OPS, resolve
+from shaderlm.graph.primitives import REQUIRED
 from shaderlm.kernels import LaunchList, Route, all_routes, compose
 from shaderlm.kernels.linear.formats import FORMATS, REPACK
 from shaderlm.kernels.route import buffers_of, shader_of

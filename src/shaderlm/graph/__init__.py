@@ -1,5 +1,5 @@
 """Ops, their shapes and their formulas in NumPy. Knows neither GPU nor files."""
 
-from .ops import OPS, Op, resolve
+from .ops import OPS, resolve
 
-__all__ = ["OPS", "Op", "resolve"]
+__all__ = ["OPS", "resolve"]

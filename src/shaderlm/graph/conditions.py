@@ -82,8 +82,9 @@ def rounded_in_blocks(op: str, dims: dict[str, Any]) -> None:
 
 def columns_are_there(op: str, dims: dict[str, Any]) -> None:
     """A slice is inside its tensor."""
-    if dims["first"] + dims["count"] > dims["width"]:
-        wanted = f"{dims['first']} … {dims['first'] + dims['count'] - 1}"
+    last = dims["first"] + dims["step"] * (dims["count"] - 1)
+    if last >= dims["width"]:
+        wanted = f"{dims['first']} … {last}"
         raise InputError(f"{op}: x has {dims['width']} columns, asked for {wanted}")
 
 

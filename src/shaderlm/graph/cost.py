@@ -15,7 +15,7 @@ Dims = Mapping[str, Any]
 # Additions, multiplications and other functions of an op's formula; a fused multiply-add is two.
 Flops = Callable[[Dims, int], int]
 # What an op touches of an operand: a part, 0 … 1, or of a table or cache the number of rows.
-Part = Callable[[Dims, int], float]
+Touched = Callable[[Dims, int], float]
 CACHES = ("k_cache", "v_cache")
 
 
@@ -36,42 +36,12 @@ def per_value(operations: int, *sizes: str) -> Flops:
     return count
 
 
-def normed(d: Dims, position: int) -> int:
-    """Of a weighted norm, and an addition where there is a residual."""
-    return int((4 + d["residual"]) * d["tokens"] * d["heads"] * d["width"])
-
-
-def scaled(d: Dims, position: int) -> int:
-    """A multiplication per value where there is a factor."""
-    return int(d["tokens"] * d["K"]) if d["factor"] != 1 else 0
-
-
 def attended(d: Dims, position: int) -> int:
     """Pairs of a query and a key that it sees, times 2 multiplications and 2 additions per value of a head."""
     tokens, seen = d["tokens"], d["window"] or position + d["tokens"]
     growing = min(tokens, max(0, seen - position))  # rows that see one key more than the row before
     pairs = growing * position + growing * (growing + 1) // 2 + (tokens - growing) * seen
     return int(4 * d["Hq"] * d["D"] * pairs)
-
-
-def rotated(d: Dims, position: int) -> int:
-    """4 multiplications and 2 additions for each pair of a head of queries or keys."""
-    return int(3 * d["tokens"] * (d["Hq"] + d["Hkv"]) * d["rotary"])
-
-
-def normed_and_rotated(d: Dims, position: int) -> int:
-    """The same after a weighted norm of each of these heads."""
-    return rotated(d, position) + int(4 * d["tokens"] * (d["Hq"] + d["Hkv"]) * d["D"])
-
-
-def normed_rotated_and_attended(d: Dims, position: int) -> int:
-    """Both of these and attention."""
-    return normed_and_rotated(d, position) + attended(d, position)
-
-
-def normed_rotated_attended_and_multiplied(d: Dims, position: int) -> int:
-    """All of these and a product."""
-    return normed_rotated_and_attended(d, position) + int(2 * d["tokens"] * d["N"] * d["K"])
 
 
 def sampled(d: Dims, position: int) -> int:
@@ -96,14 +66,9 @@ def split(d: Dims, position: int) -> float:
     return min(1.0, float((position + d["tokens"]) / capacity))
 
 
-def ratio(part: str, whole: str) -> Part:
+def ratio(part: str, whole: str) -> Touched:
     """Of one size another: rows or columns of an operand. Rows may be wanted more than once."""
     return lambda d, position: min(1.0, float(d[part] / d[whole]))
-
-
-def columns(name: str, heads: str) -> Part:
-    """q, k or v as columns of wider rows."""
-    return lambda d, position: float(d[heads] * d["D"] / d[f"{name}_stride"])
 
 
 def chosen(d: Dims, position: int) -> float:

@@ -31,30 +31,8 @@ def _heads(array: Array, heads: int, width: int) -> Array:
 
 
 def linear(d: Dims, x: Operands) -> dict[str, Array]:
-    """Prologue, product and epilogue."""
-    if d["prologue"] != "rms_norm_add_rms_norm":
-        return _linear(d, x)
-    total = reference.add(x["skip"], reference.rms_norm_mul(x["x"], x["post_weight"], d["eps"]))
-    return {**_linear({**d, "prologue": "rms_norm"}, {**x, "x": total}), "sum": total}
-
-
-def _linear(d: Dims, x: Operands) -> dict[str, Array]:
-    inputs = x["x"]
-    if d["prologue"] == "rms_norm":
-        inputs = reference.rms_norm_mul(inputs, x["norm_weight"], d["eps"])
-    y = reference.linear(inputs, x["weight"], x.get("bias"))
-    if d["epilogue"] == "add":
-        return {"out": reference.add(x["residual"], y)}
-    if d["epilogue"] == "silu_mul":
-        return {"out": reference.silu_mul(y[:, 0::2], y[:, 1::2])}
-    if d["epilogue"] == "gelu_mul":
-        return {"out": reference.gelu_mul(y[:, 0::2], y[:, 1::2])}
-    if d["epilogue"] in ("gelu", "gelu_erf"):
-        return {"out": reference.gelu(y) if d["epilogue"] == "gelu" else reference.gelu_erf(y)}
-    if d["epilogue"] == "rope_kv_write":
-        starts = {"q_first": 0, "k_first": d["Hq"] * d["D"], "v_first": (d["Hq"] + d["Hkv"]) * d["D"]}
-        return rope_kv_write({**d, **starts, "interleaved": True}, {**x, "q": y, "k": y, "v": y})
-    return {"out": y}
+    """Rows times the rows of a matrix."""
+    return {"out": reference.linear(x["x"].reshape(d["tokens"], d["K"]), x["weight"], x.get("bias"))}
 
 
 def route_experts(d: Dims, x: Operands) -> dict[str, Array]:
@@ -69,34 +47,17 @@ def linear_experts(d: Dims, x: Operands) -> dict[str, Array]:
     """The products of each row with the matrices of its experts, side by side or summed."""
     weight = x["weight"].reshape(d["experts"], d["N"], d["K"])
     inputs = x["x"].reshape(d["tokens"], -1, d["K"])
-    if d["prologue"] == "rms_norm":
-        inputs = reference.rms_norm_mul(inputs, x["norm_weight"], d["eps"])
     ids = x["ids"].reshape(d["tokens"], d["used"])
     bias = x["bias"].reshape(d["experts"], d["N"]) if d["bias"] else None
     if d["combine"] == "sum":
-        factors = x["factors"].reshape(ids.shape)
-        total = reference.sum_experts(reference.linear_experts(inputs, weight, ids, bias), factors)
-        return {"out": reference.add(x["residual"].reshape(total.shape), total) if d["residual"] else total}
-    y = reference.linear_experts(np.repeat(inputs, d["used"], axis=1), weight, ids, bias)
-    gated = {"silu_mul": reference.silu_mul, "swiglu_clamped": reference.swiglu_clamped}.get(d["combine"])
-    return {"out": gated(y[..., 0::2], y[..., 1::2]) if gated else y}
+        y = reference.linear_experts(inputs, weight, ids, bias)
+        return {"out": reference.sum_experts(y, x["factors"].reshape(ids.shape))}
+    return {"out": reference.linear_experts(np.repeat(inputs, d["used"], axis=1), weight, ids, bias)}
 
 
 def add_gated(d: Dims, x: Operands) -> dict[str, Array]:
     """What a shared expert gives, times the sigmoid of a dot product."""
     return {"out": reference.add_gated(x["a"], x["b"], x["x"], x["gate"])}
-
-
-def add_rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
-    """The sum and its weighted norm."""
-    total, out = reference.add_rms_norm(x["a"], x["b"], x["weight"], d["eps"])
-    return {"sum": total, "out": out}
-
-
-def rms_norm_add_rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
-    """The sum of one operand and the other's weighted norm, and the weighted norm of the sum."""
-    total = reference.add(x["a"], reference.rms_norm_mul(x["b"], x["weight"], d["eps"]))
-    return {"sum": total, "out": reference.rms_norm_mul(total, x["next_weight"], d["eps"])}
 
 
 def rope(d: Dims, x: Operands) -> dict[str, Array]:
@@ -120,52 +81,15 @@ def attention(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": reference.attention(q, x["k_cache"], x["v_cache"], x["batch"], page_table, scores)}
 
 
-def _columns(d: Dims, x: Operands, name: str, heads: int) -> Array:
-    """q, k or v, which may be columns of wider rows."""
-    columns: Array = x[name].reshape(d["tokens"], -1)[:, d[f"{name}_first"] :][:, : heads * d["D"]]
-    return columns
-
-
-def rope_kv_write(d: Dims, x: Operands) -> dict[str, Array]:
-    """q, k and v, columns of wider rows or not: rotated by the position of their row, k and v written at its slot."""
-    table = x["table"][_positions(x)]
-    part = {}
-    for name, heads in (("q", d["Hq"]), ("k", d["Hkv"]), ("v", d["Hkv"])):
-        part[name] = _heads(_columns(d, x, name, heads), heads, d["D"])
-    turned = reference.rope(part["k"], table, d["interleaved"])
-    reference.kv_write(turned, part["v"], x["k_cache"], x["v_cache"], x["batch"])
-    return {"out": reference.rope(part["q"], table, d["interleaved"])}
-
-
-def rms_norm_rope_kv_write(d: Dims, x: Operands) -> dict[str, Array]:
-    """The same with every head of q and of k normalised before it is rotated."""
-    normed: dict[str, Array] = {}
-    for name, heads in (("q", d["Hq"]), ("k", d["Hkv"])):
-        part = _heads(_columns(d, x, name, heads), heads, d["D"])
-        normed[name] = reference.rms_norm_mul(part, x[f"{name}_norm"], d["eps"])
-    return rope_kv_write({**d, "q_first": 0, "k_first": 0}, {**x, **normed})
-
-
-def rms_norm_rope_attention(d: Dims, x: Operands) -> dict[str, Array]:
-    """The same, and attention over what is in the caches then."""
-    return attention(d, {**x, "q": rms_norm_rope_kv_write(d, x)["out"]})
-
-
-def rms_norm_rope_attention_linear(d: Dims, x: Operands) -> dict[str, Array]:
-    """The same, and the product with what it gives."""
-    attended = rms_norm_rope_attention(d, x)["out"].reshape(d["tokens"], d["K"])
-    return linear({**d, "prologue": "none"}, {**x, "x": attended})
-
-
 def slice_columns(d: Dims, x: Operands) -> dict[str, Array]:
     """Some columns of every row."""
-    return {"out": x["x"].reshape(d["tokens"], d["width"])[:, d["first"] : d["first"] + d["count"]]}
+    end = d["first"] + d["step"] * d["count"]
+    return {"out": x["x"].reshape(d["tokens"], d["width"])[:, d["first"] : end : d["step"]]}
 
 
 def embedding(d: Dims, x: Operands) -> dict[str, Array]:
     """The rows of a table that the batch names."""
-    rows = reference.embedding(ids_of(x["batch"], x["tokens"]), x["weight"])
-    return {"out": reference.mul(rows, d["factor"])}
+    return {"out": reference.embedding(ids_of(x["batch"], x["tokens"]), x["weight"])}
 
 
 def add_positions(d: Dims, x: Operands) -> dict[str, Array]:
@@ -202,13 +126,7 @@ def logprobs(d: Dims, x: Operands) -> dict[str, Array]:
 
 def rms_norm(d: Dims, x: Operands) -> dict[str, Array]:
     """Without a weight."""
-    return {"out": reference.rms_norm(x["x"], d["eps"])}
-
-
-def rms_norm_mul(d: Dims, x: Operands) -> dict[str, Array]:
-    """With one."""
-    normed = reference.rms_norm_mul(x["x"], x["weight"], d["eps"])
-    return {"out": reference.add(x["residual"].reshape(normed.shape), normed) if d["residual"] else normed}
+    return {"out": reference.rms_norm(x["x"].reshape(d["tokens"], d["heads"], d["width"]), d["eps"])}
 
 
 def layer_norm(d: Dims, x: Operands) -> dict[str, Array]:
@@ -248,8 +166,13 @@ def linear_q4gsw(d: Dims, x: Operands) -> dict[str, Array]:
 
 
 def pairwise(formula: Callable[[Any, Any], Array]) -> Compute:
-    """Of a and b, value by value; b repeats."""
-    return lambda d, x: {"out": formula(x["a"], x["b"])}
+    """Of a and b, value by value; b repeats after `period` values."""
+
+    def compute(d: Dims, x: Operands) -> dict[str, Array]:
+        a, b = (x[name].reshape(-1, d["period"]) for name in "ab")
+        return {"out": formula(a, b).reshape(x["a"].shape)}
+
+    return compute
 
 
 def take_rows(d: Dims, x: Operands) -> dict[str, Array]:

@@ -43,17 +43,6 @@ def rms_norm(x: Any, eps: float = 1e-6) -> F64:
     return np.asarray(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps))
 
 
-def rms_norm_mul(x: Any, weight: Any, eps: float = 1e-6) -> F64:
-    """[..., width], [width] → [..., width]."""
-    return rms_norm(x, eps) * _floats(weight)
-
-
-def add_rms_norm(a: Any, b: Any, weight: Any, eps: float = 1e-6) -> tuple[F64, F64]:
-    """The sum and its weighted norm."""
-    total = _floats(a) + _floats(b)
-    return total, rms_norm_mul(total, weight, eps)
-
-
 def layer_norm(x: Any, weight: Any, bias: Any = None, eps: float = 1e-6) -> F64:
     """[..., width], [width] ×2 → [..., width]."""
     x = _floats(x)

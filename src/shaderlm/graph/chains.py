@@ -1,0 +1,391 @@
+"""Chains: primitives that a kernel runs at once. Everything about a chain follows from its parts.
+
+NumPy runs the parts in order, their FLOP add up, what is touched of an operand is what a part touches of it, and the
+conditions are those of the parts. A chain has no formula, cost or reference of its own. `fuse` finds chains in graphs,
+by the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from . import conditions
+from .formulas import Array, Operands
+from .primitives import LINEAR, NORM, PRIMITIVES, REQUIRED, SCORES, Op, of
+
+Dims = Mapping[str, Any]
+
+
+class Is(NamedTuple):
+    """A dim of a part that has this value in a chain, whatever the chain's dims are."""
+
+    value: Any
+
+
+# A dim of a part: another name in the chain, a value, or a formula.
+Dim = str | Is | Callable[[Dims], Any]
+
+
+def always(dims: Dims) -> bool:
+    """Of parts that a chain always has."""
+    return True
+
+
+def where(**values: Any) -> Callable[[Dims], bool]:
+    """Of parts that a chain has where its dims have these values."""
+    return lambda dims: all(dims[name] == value for name, value in values.items())
+
+
+@dataclass(frozen=True)
+class Part:
+    """A primitive or a chain inside of a chain.
+
+    `wires` says what its operands are called in the chain: "x=q weight -> out=normed" reads the wire q as x and weight
+    as it is, and gives the wire normed. A wire may be given again: later parts read the last one. `dims` has those
+    that are not the chain's dims of the same name. `when`: is it there? A part is `implied` if a graph need not have
+    it: with these dims it changes nothing.
+    """
+
+    op: str
+    wires: str
+    dims: Mapping[str, Dim] = field(default_factory=dict)
+    when: Callable[[Dims], bool] = always
+    implied: bool = False
+
+    @cached_property
+    def reads(self) -> dict[str, str]:
+        """Operands and their wires."""
+        return _named(self.wires.partition("->")[0])
+
+    @cached_property
+    def gives(self) -> dict[str, str]:
+        """Results and their wires."""
+        return _named(self.wires.partition("->")[2])
+
+
+def _named(text: str) -> dict[str, str]:
+    pairs = (word.partition("=") for word in text.split())
+    return {name: wire or name for name, _, wire in pairs}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Parts in the order in which they run. `outputs`: wires that others may read. `dims` as those of an `Op`.
+
+    `swap`: two operands that may change places. `conditions` are about several parts.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    dims: Mapping[str, Any]
+    outputs: tuple[str, ...] = ("out",)
+    swap: tuple[str, str] | None = None
+    conditions: tuple[conditions.Condition, ...] = ()
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Wires that parts read before one gives them."""
+        found: dict[str, None] = {}
+        given: set[str] = set()
+        for part in self.parts:
+            found |= dict.fromkeys(wire for wire in part.reads.values() if wire not in given)
+            given |= set(part.gives.values())
+        return tuple(found)
+
+    @property
+    def formula(self) -> str:
+        """The parts, as text."""
+        return "; ".join(f"{part.op}({part.wires})" for part in self.parts)
+
+    def of(self, dims: Dims) -> Iterator[tuple[Part, Op | Chain, dict[str, Any]]]:
+        """The parts that are there, what they are, and their dims."""
+        for part in self.parts:
+            if part.when(dims):
+                yield part, self.member(part), self.dims_of(part, dims)
+
+    def member(self, part: Part) -> Op | Chain:
+        """What a part is: a chain may be named like its main primitive."""
+        return PRIMITIVES[part.op] if part.op == self.name or part.op not in CHAINS else CHAINS[part.op]
+
+    def dims_of(self, part: Part, dims: Dims) -> dict[str, Any]:
+        """The dims of a part, from those of the chain."""
+        found: dict[str, Any] = {}
+        for name, default in self.member(part).dims.items():
+            dim = part.dims.get(name, name)
+            if isinstance(dim, Is):
+                found[name] = dim.value
+            elif callable(dim):
+                found[name] = dim(dims)
+            elif dim in dims:
+                found[name] = dims[dim]
+            else:
+                found[name] = default(found) if callable(default) else default
+        return found
+
+    def compute(self, dims: Dims, operands: Operands) -> dict[str, Array]:
+        """The parts in NumPy, one after the other."""
+        wires, given = dict(operands), set[str]()
+        for part, op, own in self.of(dims):
+            results = op.compute(own, {name: wires[wire] for name, wire in part.reads.items() if wire in wires})
+            for name, value in results.items():
+                wires[part.gives[name]] = value
+                given.add(part.gives[name])
+        return {name: wires[name] for name in self.outputs if name in given}
+
+    def flops(self, dims: Dims, position: int) -> int:
+        """Of all parts."""
+        return sum(op.flops(own, position) for _, op, own in self.of(dims))
+
+    def part(self, operand: str, dims: Dims, position: int) -> float:
+        """What is touched of an operand, by the part that touches most of it. "" is what a kernel keeps for itself."""
+        touched, given = list[float](), set[str]()
+        for part, op, own in self.of(dims):
+            # A wire that is given again is another one, unless it is a state, which parts change in place.
+            reads = {} if operand in given and operand not in self.outputs else part.reads
+            gives = part.gives if operand in self.outputs else {}
+            wires = {**reads, **gives} if operand else {"": ""} if _keeps(op) else {}
+            touched += [op.part(name, own, position) for name, wire in wires.items() if wire == operand]
+            given |= set(part.gives.values())
+        return max(touched, default=1.0)
+
+    def check(self, name: str, dims: dict[str, Any]) -> None:
+        """An InputError, in the name of whoever is asked for, where dims do not go together."""
+        for condition in self.conditions:
+            condition(name, dims)
+        for _, op, own in self.of(dims):
+            op.check(name, own)
+
+
+def _keeps(op: Op | Chain) -> bool:
+    return "" in op.touched if isinstance(op, Op) else any(_keeps(op.member(part)) for part in op.parts)
+
+
+# The chains ------------------------------------------------------------------------------------------------------
+
+
+def _values(d: Dims) -> int:
+    return int(d["tokens"] * d["heads"] * d["width"])
+
+
+_EACH: Mapping[str, Dim] = {"count": _values}
+_RESULTS: Mapping[str, Dim] = {"count": lambda d: d["tokens"] * d["N"]}
+
+# Queries, keys and values on their way to attention. They may be columns of wider rows.
+_ROTATED = {
+    **dict.fromkeys(("tokens", "Hq", "Hkv", "D"), REQUIRED),
+    "rotary": of("D"),
+    "interleaved": False,
+    "cache": "f32",
+    **{f"{name}_first": 0 for name in "qkv"},
+    "q_stride": lambda dims: dims["Hq"] * dims["D"],
+    **{f"{name}_stride": lambda dims: dims["Hkv"] * dims["D"] for name in "kv"},
+}
+
+
+def _columns(name: str, heads: str) -> Part:
+    """Columns of wider rows: the heads of q, k or v."""
+    dims: dict[str, Dim] = {"width": f"{name}_stride", "first": f"{name}_first"}
+    dims["count"] = lambda d: d[heads] * d["D"]
+    return Part("slice", f"x={name} -> out={name}", {**dims, "step": Is(1)}, implied=True)
+
+
+def _without(name: str, heads: str) -> dict[str, Dim]:
+    """Dims of a part whose q or k is a tensor of its own."""
+    return {f"{name}_first": Is(0), f"{name}_stride": lambda d: d[heads] * d["D"]}
+
+
+def _gated(op: str, **values: str) -> tuple[Part, ...]:
+    """Gate and up take turns in the results of a product."""
+
+    def rows(d: Dims) -> int:
+        return int(d["tokens"] * d.get("used", 1))
+
+    pairs: dict[str, Dim] = {"tokens": rows, "width": "N", "count": lambda d: d["N"] // 2, "step": Is(2)}
+    gate, up = (
+        Part("slice", f"x=out -> out={name}", {**pairs, "first": Is(first)}, where(**values))
+        for first, name in enumerate(("gate", "up"))
+    )
+    return gate, up, Part(op, "a=gate b=up -> out", {"count": lambda d: rows(d) * d["N"] // 2}, where(**values))
+
+
+_ROWS: Mapping[str, Dim] = {"heads": Is(1), "width": "K"}  # of the inputs of a product
+_NORMED: Mapping[str, Dim] = {**_ROWS, "residual": Is(False)}
+_STARTS: Mapping[str, Dim] = {
+    "q_first": lambda d: 0,
+    "k_first": lambda d: d["Hq"] * d["D"],
+    "v_first": lambda d: (d["Hq"] + d["Hkv"]) * d["D"],
+    **dict.fromkeys(("q_stride", "k_stride", "v_stride"), "N"),
+    "interleaved": lambda d: True,
+}
+# Dims of a product inside of a chain that has heads of its own.
+_PLAIN: Mapping[str, Dim] = {
+    "prologue": Is("none"),
+    "eps": Is(1e-6),
+    **dict.fromkeys(("Hq", "Hkv", "D", "rotary"), Is(0)),
+    "cache": Is("f32"),
+}
+
+_TABLE = (
+    Chain(
+        "embedding",
+        (
+            Part("embedding", "batch tokens weight -> out"),
+            Part("scale", "x=out -> out", {"count": lambda d: d["tokens"] * d["K"]}, lambda d: d["factor"] != 1),
+        ),
+        {**PRIMITIVES["embedding"].dims, "factor": 1.0},
+    ),
+    Chain(
+        "rms_norm_mul",
+        (
+            Part("rms_norm", "x batch -> out"),
+            Part("mul", "a=out b=weight -> out", {"count": _values, "period": "width"}),
+            Part("add", "a=residual b=out -> out", _EACH, where(residual=True)),
+        ),
+        {**NORM, "residual": False},
+    ),
+    Chain(
+        "add_rms_norm",
+        (Part("add", "a b -> out=sum", _EACH), Part("rms_norm_mul", "x=sum weight batch -> out")),
+        NORM,
+        ("sum", "out"),
+        swap=("a", "b"),
+    ),
+    Chain(
+        "rms_norm_add_rms_norm",
+        (
+            Part("rms_norm_mul", "x=b weight -> out=normed"),
+            Part("add_rms_norm", "a b=normed weight=next_weight batch -> sum out"),
+        ),
+        NORM,
+        ("sum", "out"),
+    ),
+    # `rounded` and the prologue of that name say how numbers lie between two products of one row, which nobody else
+    # reads.
+    Chain(
+        "linear",
+        (
+            Part("rms_norm_mul", "x weight=norm_weight -> out=x", _NORMED, where(prologue="rms_norm")),
+            Part(
+                "rms_norm_add_rms_norm",
+                "a=skip b=x weight=post_weight next_weight=norm_weight -> sum out=x",
+                _ROWS,
+                where(prologue="rms_norm_add_rms_norm"),
+            ),
+            Part("linear", "x weight bias batch -> out"),
+            Part("add", "a=residual b=out -> out", _RESULTS, where(epilogue="add")),
+            *_gated("silu_mul", epilogue="silu_mul"),
+            *_gated("gelu_mul", epilogue="gelu_mul"),
+            *(Part(op, "x=out -> out", _RESULTS, where(epilogue=op)) for op in ("gelu", "gelu_erf")),
+            Part(
+                "rope_kv_write",
+                "q=out k=out v=out batch table k_cache v_cache -> out k_cache v_cache",
+                _STARTS,
+                where(epilogue="rope_kv_write"),
+            ),
+        ),
+        {
+            **{name: default for name, default in LINEAR.items() if name != "batched"},
+            "prologue": "none",  # what is done with x before the product
+            "epilogue": "none",  # what is done with the sums
+            "eps": 1e-6,  # of the prologue
+            **dict.fromkeys(("Hq", "Hkv", "D"), 0),  # of the epilogue rope_kv_write, as far as "cache"
+            "rotary": of("D"),
+            "cache": "f32",
+            "rounded": False,  # out is rounded to 16 bits in blocks of 32, for a product with the prologue of that name
+            "batched": False,  # the true number of rows is in the batch
+        },
+        ("out", "sum", "k_cache", "v_cache"),
+        conditions=(conditions.rows_are_pairs, conditions.rows_are_heads, conditions.rounded_in_blocks),
+    ),
+    Chain(
+        "linear_experts",
+        (
+            Part("rms_norm_mul", "x weight=norm_weight -> out=x", _NORMED, where(prologue="rms_norm")),
+            Part(
+                "linear_experts",
+                "x weight bias ids factors batch -> out",
+                {"combine": lambda d: "sum" if d["combine"] == "sum" else "none"},
+            ),
+            *(part for op in conditions.EXPERT_GATES for part in _gated(op, combine=op)),
+            Part("add", "a=residual b=out -> out", _RESULTS, where(residual=True)),
+        ),
+        {
+            **{name: default for name, default in PRIMITIVES["linear_experts"].dims.items() if name != "batched"},
+            "prologue": "none",  # what is done with x before the product
+            "combine": "none",  # of the experts of a row
+            "residual": False,
+            "eps": 1e-6,  # of the prologue
+            "batched": False,
+        },
+        conditions=(
+            conditions.experts_rows_are_pairs,
+            conditions.sums_have_residuals,
+            conditions.experts_prologue,
+        ),
+    ),
+    Chain(
+        "rope_kv_write",
+        (
+            *(_columns(name, heads) for name, heads in (("q", "Hq"), ("k", "Hkv"), ("v", "Hkv"))),
+            Part("rope", "x=q batch table -> out", {"H": "Hq"}),
+            Part("rope", "x=k batch table -> out=k", {"H": "Hkv"}),
+            Part("kv_write", "k v batch k_cache v_cache -> k_cache v_cache"),
+        ),
+        _ROTATED,
+        ("out", "k_cache", "v_cache"),
+        conditions=(conditions.heads_are_grouped,),
+    ),
+    Chain(
+        "rms_norm_rope_kv_write",
+        (
+            *(_columns(name, heads) for name, heads in (("q", "Hq"), ("k", "Hkv"))),
+            Part("rms_norm_mul", "x=q weight=q_norm -> out=q", {"heads": "Hq", "width": "D"}),
+            Part("rms_norm_mul", "x=k weight=k_norm -> out=k", {"heads": "Hkv", "width": "D"}),
+            Part(
+                "rope_kv_write",
+                "q k v batch table k_cache v_cache -> out k_cache v_cache",
+                {**_without("q", "Hq"), **_without("k", "Hkv")},
+            ),
+        ),
+        {**_ROTATED, "eps": 1e-6},
+        ("out", "k_cache", "v_cache"),
+    ),
+    Chain(
+        "rms_norm_rope_attention",
+        (
+            Part(
+                "rms_norm_rope_kv_write",
+                "q k v q_norm k_norm batch table k_cache v_cache -> out=q k_cache v_cache",
+            ),
+            Part("attention", "q k_cache v_cache batch page_table sinks -> out"),
+        ),
+        {**_ROTATED, "eps": 1e-6, **SCORES},
+        ("out", "k_cache", "v_cache"),
+    ),
+    Chain(
+        "rms_norm_rope_attention_linear",
+        (
+            Part(
+                "rms_norm_rope_attention",
+                "q k v q_norm k_norm batch table k_cache v_cache page_table sinks -> out k_cache v_cache",
+            ),
+            Part("linear", "x=out weight bias residual -> out", _PLAIN),
+        ),
+        {
+            **_ROTATED,
+            "eps": 1e-6,
+            **SCORES,
+            "K": lambda dims: dims["Hq"] * dims["D"],
+            "N": REQUIRED,
+            "format": "f32",
+            "bias": False,
+            "epilogue": "none",  # or add: residual + y
+        },
+        ("out", "k_cache", "v_cache"),
+        conditions=(conditions.heads_are_columns, conditions.nothing_or_added),
+    ),
+)
+CHAINS: Mapping[str, Chain] = {chain.name: chain for chain in _TABLE}

@@ -1,0 +1,347 @@
+"""Every primitive in one row: its formula in words and in NumPy, its operands, the numbers that describe a shape of it,
+what they must satisfy, and the least that it has to do. What kernels run at once is made of these: see `chains`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import conditions, cost, formulas, reference
+from .batch import SPLIT_KEYS, context_class
+
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Op:
+    """`dims` names what a shape consists of; REQUIRED or a default, which may be a function of the others.
+
+    `compute` is the formula in NumPy, `flops` the arithmetic that it takes. `touched` says what is touched of an
+    operand where that is not all of it; "" is what a kernel keeps for itself between its dispatches. `conditions`
+    raise an InputError for dims that do not go together.
+    """
+
+    name: str
+    formula: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dims: Mapping[str, Any]
+    compute: formulas.Compute
+    flops: cost.Flops
+    touched: Mapping[str, cost.Touched] = field(default_factory=dict)
+    conditions: tuple[conditions.Condition, ...] = ()
+
+    def part(self, operand: str, dims: Mapping[str, Any], position: int) -> float:
+        """What is touched of an operand: a part, 0 … 1, or rows of a table or cache."""
+        rule = self.touched.get(operand)
+        return rule(dims, position) if rule else 1.0
+
+    def check(self, name: str, dims: dict[str, Any]) -> None:
+        """An InputError, in the name of whoever is asked for, where dims do not go together."""
+        for condition in self.conditions:
+            condition(name, dims)
+
+
+def of(name: str) -> Callable[[Mapping[str, Any]], Any]:
+    """The default of a dim: another one."""
+    return lambda dims: dims[name]
+
+
+# `heads` rows of `width` for each token. `batched`: the true number of tokens is in the batch.
+NORM = {"tokens": REQUIRED, "heads": 1, "width": REQUIRED, "eps": 1e-6, "batched": False}
+_VALUES = {"tokens": 1, "count": REQUIRED, "batched": False}
+_POINTWISE = {"tokens": 1, "count": REQUIRED, "period": of("count"), "batched": False}
+LINEAR = {"tokens": REQUIRED, "K": REQUIRED, "N": REQUIRED, "format": "f32", "bias": False, "batched": False}
+
+# What becomes of scores, and which keys rows see.
+SCORES = {
+    "scale": None,
+    "window": 0,  # how many keys a row sees, its own included; 0: all
+    "softcap": 0.0,  # 0: none
+    "sinks": False,
+    "context": lambda dims: context_class(dims.get("keys", 0) or SPLIT_KEYS + 1, dims["D"]),
+    "paged": False,  # without a page table: one sequence, whose pages are the pool from row 0 on
+    "runs": True,  # rows may belong to runs, if there are enough for one
+    "keys": 0,  # where known: how many the last row sees, of consecutive rows of one sequence
+}
+
+# Rows of the batch, and sequence slots. Only the sizes of operands depend on them, no kernel does.
+_SIZES = dict.fromkeys(("tokens", "slots"), of("rows"))
+
+_TABLE = (
+    Op(
+        "rms_norm",
+        "x / sqrt(mean(x²) + eps)",
+        ("x", "batch"),
+        ("out",),
+        NORM,
+        formulas.rms_norm,
+        cost.per_value(3, "tokens", "heads", "width"),
+    ),
+    Op(
+        "layer_norm",
+        "weight · (x − mean(x)) / sqrt(mean((x − mean(x))²) + eps) + bias",
+        ("x", "weight", "bias", "batch"),
+        ("out",),
+        {**NORM, "bias": False},
+        formulas.layer_norm,
+        cost.per_value(7, "tokens", "heads", "width"),
+    ),
+    Op(
+        "linear_q4gsw",
+        "bias[n] + Σ_k x[m, k] · (nibble(n, k) − 8) · scales[k / group_size, n]",
+        ("x", "weight", "scales", "bias"),
+        ("out",),
+        {"tokens": REQUIRED, "K": REQUIRED, "N": REQUIRED, "group_size": 32, "bias": False, "scales": "f32"},
+        formulas.linear_q4gsw,
+        cost.per_value(2, "tokens", "N", "K"),
+        conditions=(conditions.one_group_is_enough,),
+    ),
+    Op(
+        "linear",
+        "bias[n] + Σ_k x[t, k] · w[n, k]",
+        ("x", "weight", "bias", "batch"),
+        ("out",),
+        LINEAR,
+        formulas.linear,
+        cost.per_value(2, "tokens", "N", "K"),
+        conditions=(conditions.blocks_are_whole,),
+    ),
+    Op(
+        "route_experts",
+        "ids[t] = the `used` largest of gating(logits[t]) + bias; factors = scale · gating(logits[t])[ids]",
+        ("logits", "bias", "batch"),
+        ("ids", "factors"),
+        {
+            **dict.fromkeys(("tokens", "experts", "used"), REQUIRED),
+            "gating": "softmax",  # over all experts; softmax_used: over those that are chosen
+            "bias": False,  # it counts for choosing only
+            "normalise": False,  # factors of a row add up to `scale`
+            "scale": 1.0,
+            "batched": False,
+        },
+        formulas.route_experts,
+        cost.per_value(5, "tokens", "experts"),
+        conditions=(conditions.experts_are_there,),
+    ),
+    # w is [experts · N, K], expert after expert; x is [tokens, K], or [tokens, used, K] for a sum.
+    Op(
+        "linear_experts",
+        "y[t, j] = x[t] · w[ids[t, j]]ᵀ + bias[ids[t, j]]; combine sum: Σ_j factors[t, j] · y[t, j], y of x[t, j]",
+        ("x", "weight", "bias", "ids", "factors", "batch"),
+        ("out",),
+        {
+            **dict.fromkeys(("tokens", "experts", "used", "K", "N"), REQUIRED),
+            "format": "f32",
+            "bias": False,
+            "combine": "none",  # or sum
+            "batched": False,
+        },
+        formulas.linear_experts,
+        cost.per_value(2, "tokens", "used", "N", "K"),
+        dict.fromkeys(("weight", "bias"), cost.chosen),
+        (conditions.blocks_are_whole, conditions.experts_are_there),
+    ),
+    Op(
+        "add_gated",
+        "a + sigmoid(x[t] · gate) · b",
+        ("a", "b", "x", "gate", "batch"),
+        ("out",),
+        {**dict.fromkeys(("tokens", "width", "K"), REQUIRED), "batched": False},
+        formulas.add_gated,
+        cost.gated,
+    ),
+    Op(
+        "embedding",
+        "w[id of row t, :]",
+        ("batch", "tokens", "weight"),
+        ("out",),
+        {"tokens": REQUIRED, "N": REQUIRED, "K": REQUIRED, "format": "f32"},
+        formulas.embedding,
+        cost.nothing,
+        {"weight": cost.ratio("tokens", "N")},
+        (conditions.blocks_are_whole,),
+    ),
+    Op(
+        "add_positions",
+        "x[t, :] + w[position of row t, :]",
+        ("x", "batch", "weight"),
+        ("out",),
+        {"tokens": REQUIRED, "N": REQUIRED, "K": REQUIRED, "format": "f32"},
+        formulas.add_positions,
+        cost.per_value(1, "tokens", "K"),
+        {"weight": cost.ratio("tokens", "N")},
+        (conditions.blocks_are_whole,),
+    ),
+    # window: c > position − window too. softcap: the scaled scores are softcap · tanh(score / softcap). sinks: exp(
+    # sinks[h]) is added to the sum that softmax divides by, as a key without a value.
+    Op(
+        "attention",
+        "softmax_c(scale · q[t, h] · k_cache[row of c, h / group]) · v_cache, c ≤ position of row t",
+        ("q", "k_cache", "v_cache", "batch", "page_table", "sinks"),
+        ("out",),
+        {
+            **dict.fromkeys(("tokens", "Hq", "Hkv", "D"), REQUIRED),
+            "cache": "f32",
+            **SCORES,
+        },
+        formulas.attention,
+        cost.attended,
+        {**dict.fromkeys(cost.CACHES, cost.filled), "": cost.split},
+        (conditions.heads_are_grouped, conditions.rows_see_their_own_keys),
+    ),
+    Op(
+        "kv_write",
+        "k_cache[slot of row t] = k[t]; v_cache[slot of row t] = v[t]",
+        ("k", "v", "batch", "k_cache", "v_cache"),
+        ("k_cache", "v_cache"),
+        {**dict.fromkeys(("tokens", "Hkv", "D"), REQUIRED), "cache": "f32"},
+        formulas.kv_write,
+        cost.nothing,
+        dict.fromkeys(cost.CACHES, cost.tokens),
+    ),
+    Op(
+        "rope",
+        "(u·cos − v·sin, u·sin + v·cos) for each pair of a head, cos and sin of the position of its row",
+        ("x", "batch", "table"),
+        ("out",),
+        {**dict.fromkeys(("tokens", "H", "D"), REQUIRED), "rotary": of("D"), "interleaved": False},
+        formulas.rope,
+        cost.per_value(3, "tokens", "H", "rotary"),
+        {"table": cost.tokens},
+        (conditions.rotary_fits,),
+    ),
+    *(
+        Op(
+            name,
+            formula,
+            ("a", "b", "batch"),
+            ("out",),
+            _POINTWISE,
+            formulas.pairwise(compute),
+            cost.per_value(operations, "count"),
+            conditions=(conditions.period_divides,),
+        )
+        for name, formula, compute, operations in (
+            ("add", "a + b", reference.add, 1),
+            ("mul", "a · b", reference.mul, 1),
+            ("silu_mul", "a / (1 + exp(−a)) · b", reference.silu_mul, 5),
+            ("gelu_mul", "a / 2 · (1 + tanh(√(2 / π) · (a + 0.044715 a³))) · b", reference.gelu_mul, 10),
+            (
+                "swiglu_clamped",
+                "g / (1 + exp(−1.702 g)) · (1 + b between −7 and 7), g = min(a, 7)",
+                reference.swiglu_clamped,
+                10,
+            ),
+        )
+    ),
+    *(
+        Op(
+            name,
+            formula,
+            ("x", "batch"),
+            ("out",),
+            {**_VALUES, **dict.fromkeys(extra, REQUIRED)},
+            compute,
+            cost.per_value(operations, "count"),
+            conditions=(conditions.rows_are_whole,),
+        )
+        for name, formula, extra, compute, operations in (
+            ("gelu", "x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))", (), formulas.gelu, 9),
+            ("gelu_erf", "x / 2 · (1 + erf(x / √2))", (), formulas.gelu_erf, 5),
+            ("relu_squared", "max(x, 0)²", (), formulas.relu_squared, 2),
+            ("scale", "factor · x", ("factor",), formulas.scale, 1),
+            ("softcap", "cap · tanh(x / cap)", ("cap",), formulas.softcap, 3),
+        )
+    ),
+    Op(
+        "slice",
+        "x[:, first + step · i], i < count",
+        ("x", "batch"),
+        ("out",),
+        {"tokens": REQUIRED, "width": REQUIRED, "first": 0, "count": REQUIRED, "step": 1, "batched": False},
+        formulas.slice_columns,
+        cost.nothing,
+        {"x": cost.ratio("count", "width")},
+        (conditions.columns_are_there,),
+    ),
+    Op(
+        "take_rows",
+        "x[row of output r, :]",
+        ("x", "outputs", "batch"),
+        ("out",),
+        {"tokens": REQUIRED, "rows": REQUIRED, "width": REQUIRED},
+        formulas.take_rows,
+        cost.nothing,
+        {"x": cost.ratio("rows", "tokens")},
+    ),
+    Op("copy", "x", ("x",), ("out",), {"count": REQUIRED}, formulas.copy, cost.nothing),
+    Op(
+        "fma_chain",
+        "f(f(… f(x))), 8 · rounds times, f(v) = 0.75 v + 0.25",
+        ("x",),
+        ("out",),
+        {"count": REQUIRED, "rounds": REQUIRED},
+        formulas.fma_chain,
+        cost.per_value(16, "count", "rounds"),
+    ),
+    Op(
+        "matrix_chain",
+        "rounds · a · bᵀ for each of count, a is the first `rows` rows of x, b the others",
+        ("x",),
+        ("out",),
+        {"count": REQUIRED, "rounds": REQUIRED, "rows": REQUIRED, "columns": REQUIRED, "K": REQUIRED},
+        formulas.matrix_chain,
+        cost.per_value(2, "count", "rounds", "rows", "columns", "K"),
+    ),
+    Op(
+        "argmax",
+        "lowest i with x[r, i] = max x[r]",
+        ("x",),
+        ("out",),
+        {"rows": REQUIRED, "width": REQUIRED},
+        formulas.argmax,
+        cost.per_value(1, "rows", "width"),
+    ),
+    Op(
+        "sample",
+        "tokens[slot of output r] = lowest i with Σ_{j ≤ i} p[j] > u · Σ p, p = softmax(logits[r] / temperature) where "
+        "top_k, top_p and min_p keep it, u of seed and position; advance: the row becomes that of the next step",
+        ("logits", "outputs", "batch", "page_table", "tokens", "counts"),
+        ("tokens", "batch", "counts"),
+        {
+            "rows": REQUIRED,  # of logits: the most outputs that a step may have
+            "width": REQUIRED,
+            "greedy": False,  # every row takes the largest logit
+            "advance": False,
+            "paged": False,  # the next row of the pool comes from the page table
+            "counted": False,  # counts[slot, token] + 1
+            **_SIZES,
+            "pages": of("rows"),  # of page_table
+        },
+        formulas.sample,
+        cost.sampled,
+        {"counts": cost.ratio("rows", "width")},
+    ),
+    Op(
+        "adjust_logits",
+        "logits[r] with the penalties, biases and mask of output r",
+        ("logits", "outputs", "adjustments", "batch", "counts", "biases", "masks"),
+        ("out",),
+        {**dict.fromkeys(("rows", "width"), REQUIRED), **_SIZES, "biases": 1, "masks": 1},
+        formulas.adjust_logits,
+        cost.per_value(5, "rows", "width"),
+    ),
+    Op(
+        "logprobs",
+        "log softmax(logits[r]) of the token of output r, and of the most likely ones that it wants",
+        ("logits", "outputs", "adjustments", "batch", "tokens"),
+        ("out",),
+        {**dict.fromkeys(("rows", "width"), REQUIRED), **_SIZES},
+        formulas.logprobs,
+        cost.per_value(3, "rows", "width"),
+    ),
+)
+PRIMITIVES: Mapping[str, Op] = {op.name: op for op in _TABLE}
