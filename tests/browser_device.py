@@ -81,7 +81,7 @@ class BrowserDevice:
         asked = json.dumps([name, [_FEATURES[cap] for cap in features], full])
         self.caps = _caps_of(browser.run(f"open_device(...{asked})"))
         if self.caps.subgroups:
-            lanes = probe(self)  # type: ignore[arg-type]  # it asks for caps and run alone
+            lanes = probe(self)
             self.caps = replace(
                 self.caps,
                 subgroups=lanes.consecutive,

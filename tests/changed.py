@@ -13,7 +13,7 @@ from shaderlm.formats.checkpoint import Checkpoint
 from shaderlm.formats.gguf_header import TensorInfo
 from shaderlm.models.checkpoint import architecture_of, read_config
 from shaderlm.runtime.numpy_runner import NumpyRunner
-from shaderlm.runtime.runner import Part
+from shaderlm.runtime.runner import SequenceChunk
 
 from . import checkpoints
 from .converted import converted
@@ -75,7 +75,7 @@ def logits(file: Checkpoint) -> NDArray[np.float32]:
     """Of the last token of PROMPT, in NumPy."""
     kind = architecture_of(file)
     runner = NumpyRunner(kind, read_config(kind, file), FileSource(file), fusions=())  # to fuse takes most of the time
-    found = runner.step([Part(runner.add(), PROMPT, "logits")]).logits
+    found = runner.step([SequenceChunk(runner.add(), PROMPT, "logits")]).logits
     runner.close()
     assert found is not None
     last: NDArray[np.float32] = found[-1]

@@ -16,7 +16,7 @@ import pytest
 from shaderlm.compile import tuner
 from shaderlm.engine import planning
 from shaderlm.errors import DeviceError, ModelError
-from shaderlm.formats.embedded import cache_folder
+from shaderlm.formats.default_model import cache_folder
 from shaderlm.gpu import Device, Implementation, backends, dawn, open_device
 from shaderlm.gpu.adapters import choose
 

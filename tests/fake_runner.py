@@ -16,9 +16,9 @@ from shaderlm.engine import LanguageModel
 from shaderlm.engine.report import LoadReport
 from shaderlm.graph.batch import LAST, PAGE, RUN
 from shaderlm.runtime.adjusted import Logprobs
-from shaderlm.runtime.pages import MAX_SEQUENCES, Reserved
-from shaderlm.runtime.pages import Sequence as Cached
-from shaderlm.runtime.runner import U32, DecodeBatch, Part, Runner, SamplerSettings, StepResult
+from shaderlm.runtime.pages import MAX_SEQUENCES, KvSequence, Reserved
+from shaderlm.runtime.runner import U32, DecodeBatch, Runner, SequenceChunk, StepResult
+from shaderlm.runtime.sampler_settings import SamplerSettings
 from shaderlm.text import Tokenizer, Vocabulary
 
 from .tiny_models import tiny_metadata
@@ -128,7 +128,7 @@ class FakeRunner(Runner):
     def _reserve_positions(self, positions: int) -> None:
         pass
 
-    def _run(self, records: U32, outputs: Any, keys: int, parts: Sequence[Part]) -> StepResult:
+    def _run(self, records: U32, outputs: Any, keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
         self.steps.append([part.rows for part in parts])
         for token, _, slot, _ in records.tolist():
             self.memory[slot] = int(self.last[token - LAST]) if token >= LAST else token
@@ -145,7 +145,7 @@ class FakeRunner(Runner):
         logits = (lambda: zeros) if given & {"logits", "all logits"} else None
         return StepResult(FakeTokens(self, self.last) if "token" in given else None, logits, hidden)
 
-    def decode(self, sequences: Sequence[Cached]) -> FakeTokens:
+    def decode(self, sequences: Sequence[KvSequence]) -> FakeTokens:
         """The same for the last tokens of sequences, in few lines: what a generation costs beside it is measured."""
         with self.lock:
             self._check_open()
@@ -162,7 +162,7 @@ class FakeRunner(Runner):
             self.last = last
             return FakeTokens(self, last)
 
-    def decode_batch(self, sequences: Sequence[Cached], settings: Sequence[SamplerSettings]) -> DecodeBatch:
+    def decode_batch(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> DecodeBatch:
         return _Decode(self, sequences, settings)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class _Decode(DecodeBatch):
         self._runner = runner
         self.replace(*given)
 
-    def replace(self, sequences: Sequence[Cached], settings: Sequence[SamplerSettings]) -> None:
+    def replace(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> None:
         assert all(how.penalizes <= each.has_history for each, how in zip(sequences, settings, strict=True))
         self._sequences = list(sequences)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shaderlm.engine.sampling import SamplingParams, settings_of
 from shaderlm.graph import sampling as formulas
-from shaderlm.runtime.runner import SamplerSettings
+from shaderlm.runtime.sampler_settings import SamplerSettings
 
 Logits = NDArray[np.float32]
 

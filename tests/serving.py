@@ -20,7 +20,7 @@ from shaderlm.server.app import make_app
 from shaderlm.server.limits import Limits
 from shaderlm.server.request_log import RequestLog
 from shaderlm.server.running import Server, make_server
-from shaderlm.server.served import Served
+from shaderlm.server.served import ServedModel
 from shaderlm.server.service import Service
 from shaderlm.server.web import Export
 
@@ -54,7 +54,7 @@ def resident_bytes() -> int:
 
 @contextmanager
 def running(
-    load_model: Callable[[], Served] | None,
+    load_model: Callable[[], ServedModel] | None,
     *,
     keys: Sequence[str] = (),
     origins: Sequence[str] = ("localhost",),
@@ -92,13 +92,13 @@ def running(
         assert not thread.is_alive(), "the server does not end"
 
 
-def loader(path: Path, options: EngineOptions | None = None, **more: Any) -> Callable[[], Served]:
+def loader(path: Path, options: EngineOptions | None = None, **more: Any) -> Callable[[], ServedModel]:
     """Loads a checkpoint on the CPU."""
 
-    def made() -> Served:
+    def made() -> ServedModel:
         model = load(path, device="cpu")
         if options is not None:
             model.engine.configure(options)
-        return Served(model, **more)
+        return ServedModel(model, **more)
 
     return made

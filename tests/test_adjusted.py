@@ -15,10 +15,11 @@ from shaderlm.errors import InputError
 from shaderlm.gpu import Device
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.adjusted import mask_words
-from shaderlm.runtime.gpu_decode import GpuDecode
-from shaderlm.runtime.gpu_runner import GpuRunner
+from shaderlm.runtime.gpu_runner import GpuDecode, GpuRunner
 from shaderlm.runtime.numpy_runner import NumpyRunner
-from shaderlm.runtime.runner import Part, Runner, SamplerSettings
+from shaderlm.runtime.runner import Runner, SequenceChunk
+from shaderlm.runtime.sampler_settings import SamplerSettings
+from shaderlm.runtime.session import Session
 
 from .compare import assert_close
 from .host_sampling import log_probabilities, sample
@@ -61,7 +62,7 @@ Reported = tuple[int, Any]
 
 def alone(runner: Runner, ids: list[int], how: SamplerSettings, count: int) -> list[Reported]:
     """Tokens of a sequence that has its steps alone, all submitted ahead, and what they report."""
-    session = runner.session()
+    session = Session(runner)
     if how.penalizes:
         session.set_history(ids)
     pending = [session.sample(ids, how)]
@@ -73,7 +74,7 @@ def alone(runner: Runner, ids: list[int], how: SamplerSettings, count: int) -> l
 
 def on_host(runner: Runner, ids: list[int], params: SamplingParams, count: int) -> list[Reported]:
     """The same, from logits that are read back."""
-    session, how, history, found = runner.session(), settings_of(params), Counter(ids), list[Reported]()
+    session, how, history, found = Session(runner), settings_of(params), Counter(ids), list[Reported]()
     for step in range(count):
         logits = session.logits(ids if step == 0 else [found[-1][0]])
         token = sample(logits, params, history, how, session.length - 1)
@@ -113,7 +114,7 @@ def test_rows_with_different_adjustments_share_steps(runner: Runner) -> None:
     for sequence, ids, how in zip(sequences, prompts, hows, strict=True):
         if how.penalizes:
             runner.set_history(sequence, ids)
-    parts = [Part(s, ids, "token", how) for s, ids, how in zip(sequences, prompts, hows, strict=True)]
+    parts = [SequenceChunk(s, ids, "token", how) for s, ids, how in zip(sequences, prompts, hows, strict=True)]
     first = runner.step(parts)
     tokens = [[first.token(sequence)] for sequence in sequences]
     assert first.tokens is not None
@@ -148,8 +149,8 @@ def test_a_mask_says_what_may_be_sampled(runner: Runner) -> None:
     a, b = runner.add(), runner.add()
     step = runner.step(
         [
-            Part(a, [1, 2, 3], "token", SamplerSettings(mask=mask)),
-            Part(b, [1, 2, 3], "token", SamplerSettings(mask=only)),
+            SequenceChunk(a, [1, 2, 3], "token", SamplerSettings(mask=mask)),
+            SequenceChunk(b, [1, 2, 3], "token", SamplerSettings(mask=only)),
         ]
     )
     assert step.token(a).wait() in {5, 40, vocabulary - 1}
@@ -167,32 +168,32 @@ def test_histories_belong_to_generations(runner: Runner) -> None:
     assert alone(runner, ids, how, 5) == first, "in the same slot, which has counts of the other"
     parent = runner.add()
     with pytest.raises(InputError, match="set_history"):
-        runner.step([Part(parent, ids, "token", how)])
+        runner.step([SequenceChunk(parent, ids, "token", how)])
     assert parent.length == 0
     runner.set_history(parent, ids)
-    token = runner.step([Part(parent, ids, "token", how)]).token(parent).wait()
+    token = runner.step([SequenceChunk(parent, ids, "token", how)]).token(parent).wait()
     assert token == first[0][0]
     child = runner.fork(parent)
     with pytest.raises(InputError, match="set_history"):
-        runner.step([Part(child, None, "token", how)])
+        runner.step([SequenceChunk(child, None, "token", how)])
     runner.set_history(child, [*ids, token])
-    step = runner.step([Part(child, [token], "token", how), Part(parent, [token], "token", how)])
+    step = runner.step([SequenceChunk(child, [token], "token", how), SequenceChunk(parent, [token], "token", how)])
     assert step.token(child).wait() == step.token(parent).wait() == first[1][0]
     runner.truncate(parent, 3)
     with pytest.raises(InputError, match="set_history"):
-        runner.step([Part(parent, [token], "token", how)])
+        runner.step([SequenceChunk(parent, [token], "token", how)])
     for plain in (SamplerSettings(), SamplerSettings(logprobs=0)):
         runner.set_history(parent, ids)
-        runner.step([Part(parent, ids, "token", how)])
+        runner.step([SequenceChunk(parent, ids, "token", how)])
         batch = runner.decode_batch([parent], [plain])
         batch.step().wait()
         batch.close()
         with pytest.raises(InputError, match="set_history"):
-            runner.step([Part(parent, None, "token", how)])
+            runner.step([SequenceChunk(parent, None, "token", how)])
     runner.set_history(parent, ids)
-    runner.step([Part(parent, ids, "logits")])
+    runner.step([SequenceChunk(parent, ids, "logits")])
     with pytest.raises(InputError, match="set_history"):
-        runner.step([Part(parent, ids, "token", how)])
+        runner.step([SequenceChunk(parent, ids, "token", how)])
     runner.free(parent)
     runner.free(child)
 
@@ -206,7 +207,7 @@ def test_settings_that_cannot_be(runner: Runner) -> None:
         (SamplerSettings(mask=b"1234"), "a mask must have .* got 4"),
     ):
         with pytest.raises(InputError, match=words):
-            runner.step([Part(sequence, [1, 2], "token", how)])
+            runner.step([SequenceChunk(sequence, [1, 2], "token", how)])
     assert sequence.length == 0
     runner.free(sequence)
 
@@ -218,14 +219,14 @@ def test_counts_grow_with_the_sequences(runner: Runner) -> None:
     sequences = [runner.add() for _ in range(19)]
     low, high = sequences[0], sequences[-1]
     runner.set_history(low, ids)
-    found = [runner.step([Part(low, ids, "token", how)]).token(low).wait()]
+    found = [runner.step([SequenceChunk(low, ids, "token", how)]).token(low).wait()]
     batch = runner.decode_batch([low], [how])
     found.append(int(batch.step().wait()[low.slot]))
     runner.set_history(high, ids)
     found += [int(batch.step().wait()[low.slot]) for _ in range(2)]
     batch.close()
     assert found == expected
-    assert runner.step([Part(high, ids, "token", how)]).token(high).wait() == expected[0]
+    assert runner.step([SequenceChunk(high, ids, "token", how)]).token(high).wait() == expected[0]
     for sequence in sequences:
         runner.free(sequence)
 
@@ -241,7 +242,7 @@ def test_recorded_ahead(
     sequence = made.add()
     made.set_history(sequence, ids)
     made.set_history(other, ids)
-    step = made.step([Part(sequence, ids, "token", how), Part(other, ids, "token", how)])
+    step = made.step([SequenceChunk(sequence, ids, "token", how), SequenceChunk(other, ids, "token", how)])
     found: list[Reported] = [(step.token(sequence).wait(), step.token(sequence).logprobs())]
     batch = made.decode_batch([sequence, other], [how, how])
     assert isinstance(batch, GpuDecode)
@@ -283,11 +284,11 @@ def test_final_hidden_states(runner: Runner, tmp_path_factory: pytest.TempPathFa
     expected, logits = [], []
     for ids in prompts:
         sequence = oracle.add()
-        states = oracle.step([Part(sequence, ids, "hidden")]).hidden
+        states = oracle.step([SequenceChunk(sequence, ids, "hidden")]).hidden
         assert states is not None
         expected.append(states[0])
         oracle.truncate(sequence, 0)
-        row = oracle.step([Part(sequence, ids, "logits")]).logits
+        row = oracle.step([SequenceChunk(sequence, ids, "logits")]).logits
         assert row is not None
         logits.append(row[0])
         oracle.free(sequence)
@@ -297,7 +298,7 @@ def test_final_hidden_states(runner: Runner, tmp_path_factory: pytest.TempPathFa
     oracle.close()
     sequences = [runner.add() for _ in prompts]
     for sequence, ids, wanted in zip(sequences, prompts, expected, strict=True):
-        step = runner.step([Part(sequence, ids, "hidden")])
+        step = runner.step([SequenceChunk(sequence, ids, "hidden")])
         assert step.logits is None
         assert step.tokens is None
         assert step.hidden is not None
@@ -305,7 +306,7 @@ def test_final_hidden_states(runner: Runner, tmp_path_factory: pytest.TempPathFa
         assert_close(step.hidden[0], wanted, "model", f"{len(ids)} tokens alone")
         runner.truncate(sequence, 0)
     gives: Any = ("hidden", "hidden", "token", "logits")
-    step = runner.step([Part(s, ids, how) for s, ids, how in zip(sequences, prompts, gives, strict=True)])
+    step = runner.step([SequenceChunk(s, ids, how) for s, ids, how in zip(sequences, prompts, gives, strict=True)])
     assert step.hidden is not None
     assert step.logits is not None
     for i in (0, 1):

@@ -13,7 +13,7 @@ from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.graph.fuse import fuse
 from shaderlm.graph.reference import Yarn
-from shaderlm.models.architecture import LOCAL_ROPE, Config, Step
+from shaderlm.models.architecture import LOCAL_ROPE, Config, StepSpec
 from shaderlm.models.checkpoint import architecture_of, read_config
 
 from . import checkpoints
@@ -29,7 +29,7 @@ def _config(path: Path) -> Config:
 def test_activations_are_fused(name: str, epilogue: str, oracles: dict[str, Oracle]) -> None:
     with GgufFile.open(oracles[name].gguf) as file:
         kind = architecture_of(file)
-        graph = fuse(kind.build(read_config(kind, file), Step(4)))[0]
+        graph = fuse(kind.build(read_config(kind, file), StepSpec(4)))[0]
     found = [node.dims["epilogue"] for node in graph.nodes if node.op == "linear"]
     assert found.count(epilogue) == 2
     assert epilogue not in {node.op for node in graph.nodes}

@@ -13,10 +13,12 @@ import pytest
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
 from shaderlm.graph.batch import PAGE
-from shaderlm.models.architecture import Step
+from shaderlm.models.architecture import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
-from shaderlm.runtime.pages import MAX_SEQUENCES, Sequence
-from shaderlm.runtime.runner import GREEDY, Part, Runner, SamplerSettings, StepResult, TokenOf
+from shaderlm.runtime.pages import MAX_SEQUENCES, KvSequence
+from shaderlm.runtime.runner import Runner, SequenceChunk, StepResult, TokenOf
+from shaderlm.runtime.sampler_settings import GREEDY, SamplerSettings
+from shaderlm.runtime.session import Session
 
 from .compare import assert_close
 from .runners import runner_of
@@ -49,7 +51,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
     made = runner_of(path, None)
 
     def logits(ids: list[int]) -> F32:
-        session = made.session()
+        session = Session(made)
         try:
             found: F32 = session.all_logits(ids)[-1]
             return found
@@ -76,11 +78,11 @@ def test_sequences_of_different_lengths_in_one_step(count: int, runner: Runner, 
     # Many of them are short, and four share a step: software adapters take long for kernels of a GPU.
     longest, together = (24, 1) if count < 32 else (8, 4)
     prompts = [random_ids(rng, runner, int(n)) for n in rng.integers(1, longest, count)]
-    parts = [Part(sequence, ids, "nothing") for sequence, ids in zip(sequences, prompts, strict=True)]
+    parts = [SequenceChunk(sequence, ids, "nothing") for sequence, ids in zip(sequences, prompts, strict=True)]
     for first in range(0, count, together):
         runner.step(parts[first : first + together])
     nexts = random_ids(rng, runner, count)
-    logits = runner.step([Part(s, [i], "logits") for s, i in zip(sequences, nexts, strict=True)]).logits
+    logits = runner.step([SequenceChunk(s, [i], "logits") for s, i in zip(sequences, nexts, strict=True)]).logits
     assert logits is not None
     for i in {0, count // 2, count - 1}:
         check(runner, logits[i], [*prompts[i], nexts[i]], oracle, f"sequence {i} of {count}")
@@ -92,13 +94,19 @@ def test_a_chunk_of_a_prompt_and_decode_rows_share_a_step(runner: Runner, oracle
     rng = np.random.default_rng(7)
     a, b, c = (runner.add() for _ in range(3))
     ids = {s: random_ids(rng, runner, n) for s, n in ((a, 9), (b, 40), (c, 3))}
-    runner.step([Part(a, ids[a][:8], "nothing"), Part(c, ids[c][:2], "nothing")])
+    runner.step([SequenceChunk(a, ids[a][:8], "nothing"), SequenceChunk(c, ids[c][:2], "nothing")])
     # One row of a, a chunk of b, one row of c; then the rest of b.
-    found = runner.step([Part(a, ids[a][8:], "logits"), Part(b, ids[b][:21], "nothing"), Part(c, ids[c][2:], "logits")])
+    found = runner.step(
+        [
+            SequenceChunk(a, ids[a][8:], "logits"),
+            SequenceChunk(b, ids[b][:21], "nothing"),
+            SequenceChunk(c, ids[c][2:], "logits"),
+        ]
+    )
     assert found.logits is not None
     check(runner, found.logits[0], ids[a], oracle, "a")
     check(runner, found.logits[1], ids[c], oracle, "c")
-    rest = runner.step([Part(b, ids[b][21:], "logits")]).logits
+    rest = runner.step([SequenceChunk(b, ids[b][21:], "logits")]).logits
     assert rest is not None
     check(runner, rest[0], ids[b], oracle, "b, in two chunks")
     for sequence in (a, b, c):
@@ -109,13 +117,13 @@ def test_forks_share_pages_until_they_write(runner: Runner, oracle: Callable[...
     rng = np.random.default_rng(8)
     parent = runner.add()
     shared = random_ids(rng, runner, PAGE + 5)
-    runner.step([Part(parent, shared[:100], "nothing")])
-    runner.step([Part(parent, shared[100:], "nothing")])
+    runner.step([SequenceChunk(parent, shared[:100], "nothing")])
+    runner.step([SequenceChunk(parent, shared[100:], "nothing")])
     free = runner.pool.free
     child = runner.fork(parent)
     assert runner.pool.free == free, "a fork takes no page"
     mine, yours = random_ids(rng, runner, 3), random_ids(rng, runner, 4)
-    found = runner.step([Part(child, mine, "logits"), Part(parent, yours, "logits")])
+    found = runner.step([SequenceChunk(child, mine, "logits"), SequenceChunk(parent, yours, "logits")])
     assert found.logits is not None
     check(runner, found.logits[0], [*shared, *mine], oracle, "the fork")
     check(runner, found.logits[1], [*shared, *yours], oracle, "its parent")
@@ -123,7 +131,7 @@ def test_forks_share_pages_until_they_write(runner: Runner, oracle: Callable[...
     assert parent.pages[1] != child.pages[1]
     runner.free(parent)
     more = random_ids(rng, runner, 2)
-    again = runner.step([Part(child, more, "logits")]).logits
+    again = runner.step([SequenceChunk(child, more, "logits")]).logits
     assert again is not None
     check(runner, again[0], [*shared, *mine, *more], oracle, "the fork after its parent is gone")
     runner.free(child)
@@ -133,10 +141,10 @@ def test_truncated_sequences_go_on_from_there(runner: Runner, oracle: Callable[.
     rng = np.random.default_rng(9)
     sequence = runner.add()
     ids = random_ids(rng, runner, 20)
-    runner.step([Part(sequence, ids, "nothing")])
+    runner.step([SequenceChunk(sequence, ids, "nothing")])
     runner.truncate(sequence, 11)
     more = random_ids(rng, runner, 6)
-    logits = runner.step([Part(sequence, more, "logits")]).logits
+    logits = runner.step([SequenceChunk(sequence, more, "logits")]).logits
     assert logits is not None
     check(runner, logits[0], [*ids[:11], *more], oracle, "after truncating")
     runner.free(sequence)
@@ -146,7 +154,7 @@ def test_truncated_sequences_go_on_from_there(runner: Runner, oracle: Callable[.
 def test_random_schedules(seed: int, runner: Runner, oracle: Callable[..., F32]) -> None:
     """Sequences come, go, fork and are truncated; every logits row is compared with the sequence alone."""
     rng = np.random.default_rng(100 + seed)
-    known: dict[Sequence, list[int]] = {}
+    known: dict[KvSequence, list[int]] = {}
     checked = 0
     for step in range(25):
         action = rng.choice(["add", "fork", "truncate", "free", "step", "step", "step"])
@@ -171,7 +179,7 @@ def test_random_schedules(seed: int, runner: Runner, oracle: Callable[..., F32])
             parts = []
             for sequence in taken:
                 count = int(rng.choice([1, 1, 1, 2, 9, 17]))
-                parts.append(Part(sequence, random_ids(rng, runner, count), "logits"))
+                parts.append(SequenceChunk(sequence, random_ids(rng, runner, count), "logits"))
             if not parts:
                 continue
             logits = runner.step(parts).logits
@@ -193,7 +201,7 @@ def test_decoding_together_equals_decoding_alone(runner: Runner) -> None:
     settings = [SamplerSettings(), SamplerSettings(0.9, 20, 0.9, 0.05, seed=3), SamplerSettings(1.2, seed=4)]
     alone = []
     for ids, how in zip(prompts, settings, strict=True):
-        session = runner.session()
+        session = Session(runner)
         tokens = [session.sample(ids, how).wait()]
         tokens += [session.advance(how).wait() for _ in range(7)]
         alone.append(tokens)
@@ -201,7 +209,7 @@ def test_decoding_together_equals_decoding_alone(runner: Runner) -> None:
     sequences = [runner.add() for _ in prompts]
     together: list[list[int]] = [[] for _ in prompts]
     for i, (sequence, ids) in enumerate(zip(sequences, prompts, strict=True)):
-        together[i].append(runner.step([Part(sequence, ids, "token", settings[i])]).token(sequence).wait())
+        together[i].append(runner.step([SequenceChunk(sequence, ids, "token", settings[i])]).token(sequence).wait())
     batch = runner.decode_batch(sequences, settings)
     pending = [batch.step() for _ in range(2)]
     for _ in range(2):
@@ -233,14 +241,14 @@ def test_a_step_can_be_submitted_before_the_last_token_is_known(runner: Runner) 
     rng = np.random.default_rng(11)
     a, b = runner.add(), runner.add()
     ids_a, ids_b = random_ids(rng, runner, 6), random_ids(rng, runner, 12)
-    first = runner.step([Part(a, ids_a, "token")])
-    second = runner.step([Part(a, None, "token"), Part(b, ids_b, "token")])
-    third = runner.step([Part(b, None, "token"), Part(a, None, "token")])
+    first = runner.step([SequenceChunk(a, ids_a, "token")])
+    second = runner.step([SequenceChunk(a, None, "token"), SequenceChunk(b, ids_b, "token")])
+    third = runner.step([SequenceChunk(b, None, "token"), SequenceChunk(a, None, "token")])
     tokens = [first.token(a).wait(), second.token(a).wait(), third.token(a).wait()]
-    session = runner.session()
+    session = Session(runner)
     assert tokens == [session.sample(ids_a).wait(), session.advance().wait(), session.advance().wait()]
     session.close()
-    session = runner.session()
+    session = Session(runner)
     assert [second.token(b).wait(), third.token(b).wait()] == [session.sample(ids_b).wait(), session.advance().wait()]
     session.close()
     runner.free(a)
@@ -250,14 +258,14 @@ def test_a_step_can_be_submitted_before_the_last_token_is_known(runner: Runner) 
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_a_long_prompt_is_waited_for_as_it_goes(ahead: int, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is submitted cannot be cancelled: Ctrl-C would be heard when all of the prompt was run."""
-    session, under_way, most = runner.session(), set[int](), list[int]()
+    session, under_way, most = Session(runner), set[int](), list[int]()
     expected = session.logits([7] * 9)
     session.rewind(0)
     session.steps_ahead = ahead
     monkeypatch.setattr(runner, "max_tokens", 2)
     step, numbers = runner.step, iter(range(9))
 
-    def watched(parts: list[Part]) -> StepResult:
+    def watched(parts: list[SequenceChunk]) -> StepResult:
         result, number = step(parts), next(numbers)
         under_way.add(number)
         most.append(len(under_way))
@@ -281,7 +289,7 @@ def test_discarding_a_token_leaves_those_of_other_sequences(runner: Runner) -> N
     for discarded in (False, True):
         for sequence in (one, other):
             runner.truncate(sequence, 0)
-        step = runner.step([Part(one, [5, 6, 7]), Part(other, [8, 9])])
+        step = runner.step([SequenceChunk(one, [5, 6, 7]), SequenceChunk(other, [8, 9])])
         first, second = step.token(one), step.token(other)
         if discarded:
             first.discard()
@@ -299,7 +307,7 @@ def test_discarding_a_token_leaves_those_of_other_sequences(runner: Runner) -> N
         expected.append(found)
     assert expected[0] == expected[1]
     if isinstance(runner, GpuRunner):
-        token, given_back = runner.step([Part(one, [3])]).token(one), runner.device._queue.ring._discarded
+        token, given_back = runner.step([SequenceChunk(one, [3])]).token(one), runner.device._queue.ring._discarded
         before = len(given_back)
         token.discard()
         assert len(given_back) == before + 1, "what nobody wants is given back at once"
@@ -309,13 +317,13 @@ def test_discarding_a_token_leaves_those_of_other_sequences(runner: Runner) -> N
 
 def test_mistakes_are_refused_and_change_nothing(runner: Runner) -> None:
     sequence = runner.add()
-    runner.step([Part(sequence, [1, 2, 3], "nothing")])
+    runner.step([SequenceChunk(sequence, [1, 2, 3], "nothing")])
     for parts, message in (
         ([], "1 to"),
-        ([Part(sequence, [1] * (runner.max_tokens + 1))], "rows"),
-        ([Part(sequence, [1]), Part(sequence, [2])], "one part"),
-        ([Part(sequence, [runner.config.vocabulary])], "token id"),
-        ([Part(sequence, [])], "at least one"),
+        ([SequenceChunk(sequence, [1] * (runner.max_tokens + 1))], "rows"),
+        ([SequenceChunk(sequence, [1]), SequenceChunk(sequence, [2])], "one part"),
+        ([SequenceChunk(sequence, [runner.config.vocabulary])], "token id"),
+        ([SequenceChunk(sequence, [])], "at least one"),
     ):
         with pytest.raises(InputError, match=message):
             runner.step(parts)
@@ -325,7 +333,7 @@ def test_mistakes_are_refused_and_change_nothing(runner: Runner) -> None:
     runner.free(sequence)
     runner.free(sequence)
     with pytest.raises(InputError, match="freed"):
-        runner.step([Part(sequence, [1])])
+        runner.step([SequenceChunk(sequence, [1])])
 
 
 def test_there_is_a_most_of_sequences(runner: Runner) -> None:
@@ -342,10 +350,10 @@ def test_heads_that_are_normed(tmp_path: Path, gpu: Device) -> None:
     rng = np.random.default_rng(12)
     a, b = other.add(), other.add()
     ids_a, ids_b = random_ids(rng, other, 9), random_ids(rng, other, 5)
-    found = other.step([Part(a, ids_a, "logits"), Part(b, ids_b, "logits")]).logits
+    found = other.step([SequenceChunk(a, ids_a, "logits"), SequenceChunk(b, ids_b, "logits")]).logits
     assert found is not None
     for row, ids in zip(found, (ids_a, ids_b), strict=True):
-        session = cpu.session()
+        session = Session(cpu)
         assert_close(row, session.logits(ids), "model", "qwen3")
         session.close()
     cpu.close()
@@ -358,16 +366,16 @@ def test_long_runs_need_no_other_plans(tmp_path: Path, gpu: Device, plain_device
     path = write_tiny_llama(tmp_path / "tiny.gguf", kind="q8_0", layers=1, context=640)
     cpu = runner_of(path, None)
     ids = random_ids(np.random.default_rng(13), cpu, 400)
-    session = cpu.session()
+    session = Session(cpu)
     expected = session.logits(ids)
     session.close()
     cpu.close()
     other = runner_of(path, gpu)
     assert isinstance(other, GpuRunner)
     other.max_tokens = 32  # whose kernels other tests compile
-    session = other.session()
+    session = Session(other)
     assert_close(session.logits(ids), expected, "model", "400 tokens")
-    assert {key.context for key in other._plans if isinstance(key, Step) and key.tokens > 1} == {"single_pass"}
+    assert {key.context for key in other._plans if isinstance(key, StepSpec) and key.tokens > 1} == {"single_pass"}
     other.close()
     other = runner_of(path, plain_device)
     assert isinstance(other, GpuRunner)

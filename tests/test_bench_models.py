@@ -21,7 +21,7 @@ from shaderlm.engine import load
 from shaderlm.engine.tokenizer import Tokenizer
 from shaderlm.errors import InputError
 from shaderlm.runtime.numpy_runner import NumpyRunner
-from shaderlm.runtime.runner import Part
+from shaderlm.runtime.runner import SequenceChunk
 
 from .command_line import shaderlm, start
 from .tiny_models import write_tiny_llama
@@ -267,7 +267,7 @@ def test_text_is_timed_over_as_many_steps(
 ) -> None:
     """A repetition runs as many tokens as one without text, samples them, and begins with BOS where a prompt does."""
     path = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"tokenizer.ggml.add_bos_token": bos})
-    steps: list[Part] = []
+    steps: list[SequenceChunk] = []
     real = NumpyRunner.step
 
     def spy(self: NumpyRunner, parts: Any) -> Any:

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from shaderlm.bench import serve_load
-from shaderlm.bench.serve_client import Address, Answer, Client
+from shaderlm.bench.serve_client import Address, Client, ClientAnswer
 from shaderlm.bench.serve_load import Companion, Load, Outcome, Run, Span
 from shaderlm.bench.serve_report import summary, warnings, window
 from shaderlm.bench.synthetic import load_synthetic_model, made_up_vocabulary
 from shaderlm.errors import InputError
 from shaderlm.models.shapes import SYNTHETIC, ModelShape
-from shaderlm.server.served import Served
+from shaderlm.server.served import ServedModel
 from shaderlm.text import Tokenizer
 
 from .command_line import shaderlm, start
@@ -57,7 +57,7 @@ STREAM = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"".join(map
 
 @pytest.mark.parametrize("size", [1, 2, 5, 13, 64, len(STREAM)])
 def test_events_have_the_time_of_the_read_that_completed_them(size: int) -> None:
-    answer = Answer()
+    answer = ClientAnswer()
     reads = [STREAM[i : i + size] for i in range(0, len(STREAM), size)]
     over = [answer.add(float(i), read) for i, read in enumerate(reads)]
     assert over == [False] * (len(reads) - 1) + [True]
@@ -73,7 +73,7 @@ def test_events_have_the_time_of_the_read_that_completed_them(size: int) -> None
 
 
 def test_an_answer_whose_text_looks_like_the_last_chunk_goes_on() -> None:
-    answer = Answer()
+    answer = ClientAnswer()
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert not answer.add(0.0, head + b"9\r\nab0\r\n\r\n")
     assert answer.add(1.0, b"yz\r\n0\r\n\r\n")
@@ -81,16 +81,16 @@ def test_an_answer_whose_text_looks_like_the_last_chunk_goes_on() -> None:
 
 
 def test_answers_with_a_length_and_without_one() -> None:
-    answer = Answer()
+    answer = ClientAnswer()
     assert not answer.add(0.0, b"HTTP/1.1 503 No\r\nContent-Length: 4\r\n\r\nab")
     assert answer.add(0.0, b"cd")
     assert (answer.status, answer.body(), answer.keeps_open) == (503, b"abcd", True)
-    answer = Answer()
+    answer = ClientAnswer()
     assert not answer.add(0.0, b"HTTP/1.0 200 OK\r\n\r\nab")
     assert answer.ends_with_connection()
     assert (answer.body(), answer.keeps_open) == (b"ab", False)
     with pytest.raises(ConnectionError, match="no HTTP"):
-        Answer().add(0.0, b"SSH-2.0-x\r\n\r\n")
+        ClientAnswer().add(0.0, b"SSH-2.0-x\r\n\r\n")
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:b", "http://a/?x=1"])
@@ -140,7 +140,7 @@ def test_every_request_is_sent_and_its_answer_is_whole(server: Running) -> None:
 
 def test_a_load_is_the_same_for_the_same_seed(server: Running) -> None:
     client = Client(Address.of(server.url))
-    served = serve_load.Served("tiny", 200, 512, "", "")
+    served = serve_load.ServerInfo("tiny", 200, 512, "", "")
 
     def bodies(seed: int, salt: int = 0) -> list[dict[str, Any]]:
         made = serve_load.jobs(client, served, Load(20, Span(2, 6), Span(1, 3), prefix=3, seed=seed), salt)
@@ -378,7 +378,7 @@ def test_a_made_up_vocabulary_reads_and_writes_text() -> None:
 def test_a_synthetic_model_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SYNTHETIC, "small", ModelShape("small", 1, 64, 4, 2, 16, 96, 300, tied=True))
     spec = "synthetic:small:f16"
-    with running(lambda: Served(load_synthetic_model(spec, "cpu", context=256), names=(spec,))) as made:
+    with running(lambda: ServedModel(load_synthetic_model(spec, "cpu", context=256), names=(spec,))) as made:
         assert made.model.config.context == 256
         options = ["--concurrency", 2, "-p", 16, "-n", 8, "--num-requests", 4, "--beside", "grammar", "--json"]
         done = shaderlm("bench", "serve", "--url", made.url, *options)

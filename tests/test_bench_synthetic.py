@@ -17,6 +17,7 @@ from shaderlm.errors import InputError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.models.shapes import MODELS, SYNTHETIC, ModelShape
+from shaderlm.runtime.session import Session
 from shaderlm.runtime.sizes import weights_of
 from shaderlm.runtime.weights import jobs
 
@@ -43,7 +44,7 @@ def test_synthetic_weights_are_of_the_size_of_real_ones(
     device = "cpu" if where == "cpu" else request.getfixturevalue(where)
     runner, report = load_synthetic(f"synthetic:small:{mix}", device)
     try:
-        session = runner.session()
+        session = Session(runner)
         logits = session.logits(list(range(20)))
         assert np.isfinite(logits).all()
         assert 0.1 < logits.std() < 10
@@ -110,7 +111,7 @@ def test_small_models_of_other_architectures(name: str, device: Device, monkeypa
     made = []
     for on in ("cpu", device):
         runner, report = load_synthetic("synthetic:small:q8_0", on, precision="exact")
-        session = runner.session()
+        session = Session(runner)
         made.append(session.logits(list(range(20))))
         session.close()
         runner.close()

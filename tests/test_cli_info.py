@@ -14,7 +14,7 @@ import shaderlm as package
 from shaderlm.cli.info import _wrapped as wrapped
 from shaderlm.engine.planning import LARGE_GPU, memory, read_header
 from shaderlm.errors import ModelError
-from shaderlm.server.served import Served
+from shaderlm.server.served import ServedModel
 
 from .checkpoints import names, recorded, write_folder
 from .checkpoints import write_gguf as write_recorded
@@ -61,7 +61,7 @@ def test_a_model_in_words(tmp_path: Path) -> None:
 
 def test_the_embedded_model_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf")
-    monkeypatch.setattr("shaderlm.formats.embedded.locate", lambda progress: path)
+    monkeypatch.setattr("shaderlm.formats.default_model.locate", lambda progress: path)
     assert caps("smollm2-135m") == caps(path)
     assert shaderlm("info") == shaderlm("info", path)
 
@@ -288,8 +288,8 @@ def test_a_dot_in_the_name_of_a_folder_begins_no_ending(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "Tiny2.5-0.5B", recorded("qwen3"))
     assert caps(folder)["name"] == "Tiny2.5-0.5B"
     with package.load(folder, device="cpu") as model:
-        assert Served(model).name == "Tiny2.5-0.5B"
-        Served(model).check_name("Tiny2.5-0.5B")
+        assert ServedModel(model).name == "Tiny2.5-0.5B"
+        ServedModel(model).check_name("Tiny2.5-0.5B")
     replace_config(folder, model_type="next_year")
     assert caps(folder)["name"] == "Tiny2.5-0.5B"
 

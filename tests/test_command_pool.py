@@ -25,9 +25,9 @@ from shaderlm.gpu.read_back import ReadBackRing, Staged
 from shaderlm.gpu.webgpu_h import CEncoder
 from shaderlm.graph.batch import PAGE
 from shaderlm.profile.measure import profile
-from shaderlm.runtime.gpu_decode import GpuDecode
-from shaderlm.runtime.gpu_runner import GpuRunner
-from shaderlm.runtime.runner import FIRST_PAGES, GREEDY, Part, SamplerSettings
+from shaderlm.runtime.gpu_runner import GpuDecode, GpuRunner
+from shaderlm.runtime.runner import FIRST_PAGES, SequenceChunk
+from shaderlm.runtime.sampler_settings import GREEDY, SamplerSettings
 from shaderlm.runtime.session import Session
 
 from .policies import with_policy
@@ -76,7 +76,7 @@ def model(
 
 @pytest.fixture
 def session(model: GpuRunner) -> Iterator[Session]:
-    made = model.session()
+    made = Session(model)
     yield made
     made.close()
 
@@ -139,7 +139,7 @@ STEPS = 6 + 5 + 3 + 4 + 3 + 3 + 2 + 10 + 3 + 12  # of the story
 def story(model: GpuRunner, directly: bool) -> list[int]:
     """Everything that may come between two steps."""
     model.device.caps = with_policy(model.device.caps, record_ahead=not directly)
-    one, other = model.session(), model.session()
+    one, other = Session(model), Session(model)
     found: list[int] = []
 
     def steps(session: Session, count: int, sampled: bool = False) -> None:
@@ -246,7 +246,7 @@ def test_a_software_adapter_records_directly(device: Device, tiny: Path) -> None
 
 
 def test_a_model_that_is_closed_has_no_threads(model: GpuRunner) -> None:
-    session = model.session()
+    session = Session(model)
     session.sample(PROMPT)
     session.advance().wait()
     assert workers()
@@ -278,7 +278,7 @@ def test_everything_is_given_back(model: GpuRunner, device: Device, monkeypatch:
         made(self, commands, *given)
 
     monkeypatch.setattr(CommandBuffer, "__init__", seen)
-    session = model.session()
+    session = Session(model)
     session.sample(PROMPT).discard()
     for _ in range(9):
         session.advance().wait()
@@ -315,7 +315,7 @@ def test_an_error_has_the_same_words(model: GpuRunner, device: Device, monkeypat
     said = []
     for ahead in (False, True):
         monkeypatch.setattr(device, "caps", with_policy(device.caps, record_ahead=ahead))
-        session = model.session()
+        session = Session(model)
         said.append(rejection(session, monkeypatch))
         session.close()
     assert said == [f"{device.caps.name} refused to run a plan: not today"] * 2
@@ -411,10 +411,10 @@ def test_a_profile_tells_the_threads_apart(model: GpuRunner) -> None:
 
 def test_what_is_recorded_for_other_plans_is_kept_for_later(model: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded and never submitted is not freed by wgpu."""
-    monkeypatch.setattr("shaderlm.runtime.gpu_decode._KEPT_POOLS", 1)
+    monkeypatch.setattr("shaderlm.runtime.gpu_runner._KEPT_POOLS", 1)
     sequences = [model.add() for _ in range(3)]
     for each in sequences:
-        model.step([Part(each, [5, 6])]).token(each).wait()
+        model.step([SequenceChunk(each, [5, 6])]).token(each).wait()
     batch = model.decode_batch(sequences[:1], [GREEDY])
     assert isinstance(batch, GpuDecode)
     pools = []
@@ -442,11 +442,14 @@ def test_other_sequences_keep_what_is_recorded_ahead(model: GpuRunner) -> None:
     prompts = [[5, 6, 7], [8, 9], [3, 1, 4, 1]]
     alone = []
     for ids in prompts:
-        session = model.session()
+        session = Session(model)
         alone.append([session.sample(ids).wait(), *(session.advance().wait() for _ in range(5))])
         session.close()
     a, b, c = sequences = [model.add() for _ in prompts]
-    found = [[model.step([Part(each, ids)]).token(each).wait()] for each, ids in zip(sequences, prompts, strict=True)]
+    found = [
+        [model.step([SequenceChunk(each, ids)]).token(each).wait()]
+        for each, ids in zip(sequences, prompts, strict=True)
+    ]
     batch = model.decode_batch([a, b], [GREEDY] * 2)
     assert isinstance(batch, GpuDecode)
     pools = []

@@ -22,7 +22,8 @@ from shaderlm.gpu import Device
 from shaderlm.gpu.command_pool import CommandBufferPool
 from shaderlm.graph import resolve
 from shaderlm.kernels import routes_of
-from shaderlm.runtime.runner import SamplerSettings
+from shaderlm.runtime.sampler_settings import SamplerSettings
+from shaderlm.runtime.session import Session
 
 from .compare import assert_close
 from .index_guard import DECLARED, SHARED, closing, run_guarded, unchecked_device
@@ -146,7 +147,7 @@ def test_a_tracer_may_be_read_before_it_ends(device: Device) -> None:
 def test_a_session_of_a_closed_model_says_so(tmp_path: Path, device: Device) -> None:
     """Where a buffer that was given back is used, wgpu's library ends the process."""
     with load(write_tiny_llama(tmp_path / "tiny.gguf"), device=device) as model:
-        session = model.runner.session()
+        session = Session(model.runner)
         session.sample([1, 2]).wait()
         session.advance().wait()
     uses: list[Callable[[], Any]] = [
@@ -154,7 +155,7 @@ def test_a_session_of_a_closed_model_says_so(tmp_path: Path, device: Device) -> 
         partial(session.advance, SamplerSettings(temperature=1.0)),
         *(partial(use, [3]) for use in (session.feed, session.sample, session.logits, session.all_logits)),
         partial(model.runner.fork, session.sequence),
-        model.runner.session,
+        partial(Session, model.runner),
     ]
     for use in uses:
         with pytest.raises(InputError, match="this model is closed"):

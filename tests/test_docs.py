@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from shaderlm.cli import app
 from shaderlm.compile.execute import op_plan
 from shaderlm.compile.plan import Role
+from shaderlm.compile.plan_json import to_json
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.options import CHAT_OPTION_NAMES, OPTION_NAMES
 from shaderlm.formats.folder_models import MODEL_TYPES
@@ -234,7 +235,7 @@ def test_the_readme_has_the_numbers_of_its_charts(name: str, test: str) -> None:
 
 
 def test_the_size_of_the_model_is_the_same_everywhere() -> None:
-    from shaderlm.formats.embedded import SIZE
+    from shaderlm.formats.default_model import SIZE
 
     size = f"{SIZE / 1e6:.0f} MB"
     assert f"({size})" in (ROOT / "README.md").read_text(encoding="utf-8")
@@ -253,7 +254,7 @@ def _first_cells(document: str, title: str) -> set[str]:
 
 def test_the_keys_of_plans_are_documented() -> None:
     dims = resolve("silu_mul", {"count": 64})
-    plan = json.loads(op_plan(choose("silu_mul", dims, WEBGPU_DEFAULT, None), dims, WEBGPU_DEFAULT).to_json())
+    plan = json.loads(to_json(op_plan(choose("silu_mul", dims, WEBGPU_DEFAULT, None), dims, WEBGPU_DEFAULT)))
     assert _first_cells("docs/plans.md", "Top level") == set(plan)
     assert _first_cells("docs/plans.md", "Buffers") == set(get_args(Role))
     assert _first_cells("docs/plans.md", "Steps and shaders") == {*plan["steps"][0], *plan["shaders"][0]}

@@ -18,10 +18,11 @@ from shaderlm.engine import EngineOptions, LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.errors import DeviceError, InputError, KernelError
 from shaderlm.gpu import Device, open_device
-from shaderlm.models.architecture import Step
+from shaderlm.models.architecture import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.numpy_runner import one_blas_thread
-from shaderlm.runtime.runner import FIRST_PAGES, Gives, Part
+from shaderlm.runtime.runner import FIRST_PAGES, OutputKind, SequenceChunk
+from shaderlm.runtime.session import Session
 from shaderlm.runtime.sizes import max_tokens
 
 from .tiny_models import write_tiny_llama
@@ -193,7 +194,7 @@ def test_only_the_last_chunk_makes_logits(tiny: Path, device: Device, monkeypatc
 
         monkeypatch.setattr(runner, "step", watched)
         ids = list(range(10))
-        session = runner.session()
+        session = Session(runner)
         found = session.logits(ids)
         assert seen == [(4, "nothing"), (4, "nothing"), (2, "logits")]
         assert np.abs(found - oracle.logits(ids)[-1]).max() < 1e-3
@@ -213,9 +214,9 @@ def test_a_part_that_gives_nothing_runs_no_head(tiny: Path, device: Device, monk
             return submit(programs, *more)
 
         monkeypatch.setitem(vars(runner.device), "submit", watched)  # which leaves nothing behind
-        kinds: list[Gives] = ["nothing", "logits", "token"]
+        kinds: list[OutputKind] = ["nothing", "logits", "token"]
         for gives in kinds:
-            runner.step([Part(sequence, [1, 2], gives)])
+            runner.step([SequenceChunk(sequence, [1, 2], gives)])
         assert submitted == [1, 2, 2]
         runner.free(sequence)
 
@@ -223,7 +224,7 @@ def test_a_part_that_gives_nothing_runs_no_head(tiny: Path, device: Device, monk
 def test_a_plan_without_its_buffers_is_an_error(tiny: Path, device: Device) -> None:
     with shaderlm.load(tiny, device=device) as model:
         runner = gpu(model)
-        key = Step(1, "single_pass", runner.cache)
+        key = StepSpec(1, "single_pass", runner.cache)
         missing = runner._buffers.pop("blk.0.k_cache")
         with pytest.raises(KernelError, match=r"a plan wants the buffer 'blk.0.k_cache', which nobody made"):
             runner.bound(key)

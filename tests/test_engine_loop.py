@@ -19,6 +19,7 @@ from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, Sampl
 from shaderlm.errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.runner import StepResult
+from shaderlm.runtime.session import Session
 
 from .fake_runner import FakeRunner, FakeTokens, continued, hashed, model_of, tiny_tokenizer
 
@@ -217,7 +218,7 @@ def test_a_request_waits_for_pages_that_logits_have() -> None:
     """The pool has no room for both. Alone it has: so nothing is refused."""
     model, runner = made()
     model.engine.configure(EngineOptions(cache_tokens=4 * PAGE))
-    with model.engine.visit(), closing(runner.session()) as session:
+    with model.engine.visit(), closing(Session(runner)) as session:
         session.feed([1] * 64)
         handle = model.engine.submit(request([5] * (4 * PAGE - 9), 3))
         time.sleep(0.05)

@@ -98,13 +98,13 @@ def test_others_go_on_while_a_mask_is_computed(model: LanguageModel, at: int) ->
 
 
 def test_nobody_looks_again_and_again_for_a_mask(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, turns, turn = Slow(), [0], model.engine._turn
+    slow, turns, turn = Slow(), [0], model.engine._iterate
 
     def counted() -> None:
         turns[0] += 1
         turn()
 
-    monkeypatch.setattr(model.engine, "_turn", counted)
+    monkeypatch.setattr(model.engine, "_iterate", counted)
     handle = blocked(model, slow)
     wait_until(lambda: idle(model))
     known = turns[0]
@@ -221,7 +221,7 @@ def test_a_mask_may_say_that_a_text_is_complete(
     model: LanguageModel, seconds: float, tokens: int, reason: str, pulled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "IN_PLACE_SECONDS", seconds)
-    start = model.engine.pull if pulled else model.engine.submit
+    start = model.engine.submit_lazy if pulled else model.engine.submit
     handle = start(request([6], tokens, constraint=Undecided(7)))
     assert ids_of(handle) == expected([6], min(tokens, 7))
     assert (handle.finish_reason, handle.stop_match) == (reason, None)
@@ -242,7 +242,7 @@ def test_a_stop_string_comes_before_the_next_mask(model: LanguageModel) -> None:
 
 def test_one_caller_needs_no_thread_for_masks(model: LanguageModel) -> None:
     before = threading.active_count()
-    for delta in model.engine.pull(request([6], 20, constraint=Allowed(20))):
+    for delta in model.engine.submit_lazy(request([6], 20, constraint=Allowed(20))):
         assert threading.active_count() == before, delta
 
 
@@ -340,12 +340,12 @@ def test_masks_that_nobody_wants_any_more_are_not_computed(end: str) -> None:
 
 def test_a_signal_handler_while_masks_are_awaited(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, others = Slow(), list[Handle]()
-    handle = model.engine.pull(request([6], 20, constraint=slow))
+    handle = model.engine.submit_lazy(request([6], 20, constraint=slow))
     during_wait(model, monkeypatch, handle.cancel)
     assert ids_of(handle) == []
     assert handle.finish_reason == "closed"
     slow = Slow(at=0)
-    handle = model.engine.pull(request([6], 20, constraint=slow))
+    handle = model.engine.submit_lazy(request([6], 20, constraint=slow))
     during_wait(model, monkeypatch, lambda: others.append(model.engine.submit(request([5], 9))))
     reader = threading.Thread(target=handle.result)
     reader.start()
@@ -361,7 +361,7 @@ def test_ctrl_c_while_masks_are_awaited(model: LanguageModel, monkeypatch: pytes
         raise KeyboardInterrupt
 
     slow = Slow(at=0)
-    handle = model.engine.pull(request([6], 20, constraint=slow))
+    handle = model.engine.submit_lazy(request([6], 20, constraint=slow))
     during_wait(model, monkeypatch, interrupt)
     with pytest.raises(KeyboardInterrupt):
         list(handle)

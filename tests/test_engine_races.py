@@ -71,7 +71,7 @@ class Watched(deque[Handle]):
         self._model, self._then, self._left = model, then, 1
 
     def __len__(self) -> int:
-        if self._left and self._model.engine.stepped_here:
+        if self._left and self._model.engine.in_step:
             self._left = 0
             self._then()
         return super().__len__()
@@ -107,7 +107,7 @@ def test_a_request_that_ends_before_the_engine_saw_it(how: str) -> None:
 @pytest.mark.parametrize("by", ["a signal handler", "a thread"])
 def test_a_request_that_is_cancelled_while_it_is_submitted(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = made()
-    handle = model.engine.pull(request([5]))
+    handle = model.engine.submit_lazy(request([5]))
     canceller = threading.Thread(target=handle.cancel, daemon=True)
 
     def cancel() -> None:
@@ -131,7 +131,7 @@ def test_a_request_that_is_cancelled_while_it_is_submitted(by: str, monkeypatch:
 @pytest.mark.parametrize("how", ["cancelled", "submitted"])
 def test_a_request_that_another_thread_is_about_to_submit(how: str) -> None:
     model, _ = made()
-    engine, handle = model.engine, model.engine.pull(request([5], 9))
+    engine, handle = model.engine, model.engine.submit_lazy(request([5], 9))
     starting = threading.Thread(target=engine.start, args=(handle,), daemon=True)
     with engine._lock:
         starting.start()
@@ -195,14 +195,14 @@ def test_a_cancel_that_comes_while_another_one_is_attended_to(monkeypatch: pytes
     wait_until(lambda: not model.engine.has_thread)
     stream = model.stream([5], max_tokens=900, ignore_eos=True)
     next(stream)
-    attend = model.engine._attend
+    attend = model.engine._process_control
 
     def watched() -> None:
         attend()
-        monkeypatch.setattr(model.engine, "_attend", attend)
+        monkeypatch.setattr(model.engine, "_process_control", attend)
         in_time(stream.close)
 
-    monkeypatch.setattr(model.engine, "_attend", watched)
+    monkeypatch.setattr(model.engine, "_process_control", watched)
     model.engine.cancel(over)
     assert stream.completion is not None
     closed(model)

@@ -19,10 +19,10 @@ from shaderlm.graph.fuse import fuse
 from shaderlm.graph.ops import OPS, resolve
 from shaderlm.kernels import choose, options
 from shaderlm.kernels.experts.linear_experts import grouped_int16_with, matrix_config, matrix_with
-from shaderlm.kernels.linear.matrix import MATRIX_UNITS, LaunchConfig
+from shaderlm.kernels.linear.matrix import MATRIX_UNITS, MatrixConfig
 from shaderlm.kernels.linear.rows_int16 import TileConfig
 from shaderlm.kernels.registry import routes_of
-from shaderlm.models.architecture import Architecture, Config, Step, architecture
+from shaderlm.models.architecture import Architecture, Config, StepSpec, architecture
 
 from .cases import CASES, Case, result
 from .compare import assert_close
@@ -194,13 +194,13 @@ def test_experts_are_timed(device: Device, monkeypatch: pytest.MonkeyPatch) -> N
 def test_products_of_experts_are_tuned_for_one_row() -> None:
     made, config = mixture("qwen3moe", "q4_0")
     for tokens, count in ((1, 2), (4, 0)):
-        graph, _ = fuse(made.build(config, Step(tokens)))
+        graph, _ = fuse(made.build(config, StepSpec(tokens)))
         found = [node for node in tuner.shapes_of([graph], LARGE_GPU, "fast") if node.op == "linear_experts"]
         assert len(found) == count
 
 
-SMALL = LaunchConfig(16, 32, 8, (1, 1, 2))
-LARGE = LaunchConfig(64, 64, 8, (2, 2, 1), early=True)
+SMALL = MatrixConfig(16, 32, 8, (1, 1, 2))
+LARGE = MatrixConfig(64, 64, 8, (2, 2, 1), early=True)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ LARGE = LaunchConfig(64, 64, 8, (2, 2, 1), early=True)
         (SMALL, {"tokens": 18, "experts": 40, "used": 1, "K": 32, "N": 10, "format": "f32"}),
     ],
 )
-def test_matrix_units(config: LaunchConfig, given: dict[str, Any], device: Device) -> None:
+def test_matrix_units(config: MatrixConfig, given: dict[str, Any], device: Device) -> None:
     """Those of the device, or their emulation."""
     case = Case("linear_experts", tuple(resolve("linear_experts", given).items()))
     operands, expected = MAKERS["linear_experts"](np.random.default_rng(4), case.dims)
@@ -272,7 +272,7 @@ def test_tint_reads_matrix_units(null: Any) -> None:
     caps = replace(with_units(LARGE_GPU), implementation="dawn")
     route = next(route for route in routes_of("linear_experts") if route.name == "matrix")
     combined = ("none", "silu_mul", "swiglu_clamped", "sum")
-    made: list[tuple[dict[str, Any], LaunchConfig]] = [
+    made: list[tuple[dict[str, Any], MatrixConfig]] = [
         ({"format": kind, "combine": combine, "batched": batched}, SMALL)
         for kind in WEIGHT_FORMATS
         for combine, batched in zip(combined, (False, True, False, True), strict=True)

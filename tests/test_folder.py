@@ -15,11 +15,11 @@ from shaderlm.errors import ModelError
 from shaderlm.formats.folder import Folder
 from shaderlm.formats.folder_config import FolderConfig
 from shaderlm.formats.folder_matrices import part_of, stored, turned
-from shaderlm.formats.folder_models import MODEL_TYPES, Piece
+from shaderlm.formats.folder_models import MODEL_TYPES, TensorSplit
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.formats.safetensors import Safetensors
 from shaderlm.graph.reference import Yarn
-from shaderlm.models.architecture import Step, architecture
+from shaderlm.models.architecture import StepSpec, architecture
 from shaderlm.models.checkpoint import architecture_of, read_config
 from shaderlm.text import Vocabulary
 
@@ -92,7 +92,7 @@ def test_names_of_tensors_are_those_of_gguf(name: str) -> None:
     agreed = 0
     for theirs, ours in {**row.whole_names(), **row.layer_names()}.items():
         inside = theirs in row.layer_names()
-        for piece in (Piece(ours),) if isinstance(ours, str) else ours:
+        for piece in (TensorSplit(ours),) if isinstance(ours, str) else ours:
             found = table.get_name(f"model.layers.0.{theirs.replace('.{e}', '')}" if inside else theirs)
             if not piece.part:  # a part of a tensor has no name there
                 assert found in (None, f"blk.0.{piece.name}" if inside else piece.name), theirs
@@ -373,7 +373,7 @@ def test_the_gelu_that_a_folder_names(name: str, key: str, value: str, op: str, 
     replace_config(folder, **{key: value})
     with Folder.open(folder) as file:
         kind = architecture_of(file)
-        graph = kind.build(read_config(kind, file), Step(3))
+        graph = kind.build(read_config(kind, file), StepSpec(3))
     assert {node.op for node in graph.nodes if "gelu" in node.op} == {op}
 
 

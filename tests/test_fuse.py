@@ -18,7 +18,7 @@ from shaderlm.graph.fuse import FUSIONS, fuse
 from shaderlm.graph.graph import Builder, Graph, Node, Rewrite
 from shaderlm.graph.ops import label
 from shaderlm.graph.reference import rope_table
-from shaderlm.models.architecture import Step
+from shaderlm.models.architecture import StepSpec
 
 from .architectures import TINY, llama
 
@@ -34,7 +34,7 @@ def ops(graph: Graph) -> Counter[str]:
 
 def build(tokens: int = 3, **options: Any) -> Graph:
     made, config = llama(**options)
-    return made.build(config, Step(tokens))
+    return made.build(config, StepSpec(tokens))
 
 
 def head(tokens: int = 3, rows: int = 1) -> Graph:

@@ -19,9 +19,10 @@ from shaderlm.graph.fuse import fuse
 from shaderlm.graph.graph import Builder, Graph
 from shaderlm.graph.ops import label
 from shaderlm.graph.reference import rope_table
-from shaderlm.models.architecture import Step
+from shaderlm.models.architecture import StepSpec
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.gpu_runner import GpuRunner
+from shaderlm.runtime.session import Session
 
 LAYERS, D = 2, 16
 SIZES: dict[str, Any] = {"layers": LAYERS, "hidden": 64, "Hq": 4, "Hkv": 2, "D": D, "ffn": 96, "vocab": 40}
@@ -42,7 +43,7 @@ NAMES = (
 def build(tokens: int) -> Graph:
     further = {"attention.sliding_window": 4, "attention.sliding_window_pattern": 2}
     kind, config = config_of(replace(SYNTHETIC["gemma-3-1b"], **SIZES, further=further), "q8_0")
-    return kind.build(config, Step(tokens))
+    return kind.build(config, StepSpec(tokens))
 
 
 def labels(graph: Graph) -> Counter[str]:
@@ -115,13 +116,13 @@ def test_the_plan_of_a_gpu_computes_the_same(device: Device, monkeypatch: pytest
         runner, _ = load_synthetic("synthetic:small:q4_0", device, fusions=fusions, tune=False)
         try:
             assert isinstance(runner, GpuRunner)
-            nodes = runner.graph(Step(1, cache=runner.cache))[0].nodes
+            nodes = runner.graph(StepSpec(1, cache=runner.cache))[0].nodes
             assert sum(node.dims.get("rounded", False) for node in nodes) == (LAYERS if fusions is None else 0)
             assert sum(node.dims.get("prologue") == "rounded" for node in nodes) == (LAYERS if fusions is None else 0)
             ops = {label(node.op, node.dims) for node in nodes}
             assert ("rms_norm_add_rms_norm+linear" in ops) == (fusions is None)
             assert ("rms_norm_rope_attention_linear" in ops) == (fusions is None)
-            session = runner.session()
+            session = Session(runner)
             tokens = [session.sample([1, 2, 3]), *(session.advance() for _ in range(8))]
             written.append([token.wait() for token in tokens])
             found.append([session.logits([i]) for i in range(3)])  # over the keys and values of all of them

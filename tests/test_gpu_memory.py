@@ -145,7 +145,7 @@ def test_ctrl_c_in_a_callback_comes_later() -> None:
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [
-        (webgpu_h.Handle, 2),
+        (webgpu_h.NativeHandle, 2),
         (webgpu_h.CBuffer, 4),
         (webgpu_h.CPipeline, 3),
         (webgpu_h.CPass, 2),

@@ -14,10 +14,11 @@ import pytest
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.gpu import Device
 from shaderlm.graph.batch import CONTEXTS, PAGE, single_pass_keys
-from shaderlm.models.architecture import Step
+from shaderlm.models.architecture import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.numpy_runner import NumpyRunner
-from shaderlm.runtime.runner import FIRST_PAGES, Part, Runner
+from shaderlm.runtime.runner import FIRST_PAGES, Runner, SequenceChunk
+from shaderlm.runtime.session import Session
 
 from .compare import assert_close
 from .conftest import taken_for
@@ -61,7 +62,7 @@ def caches(runner: Runner) -> dict[str, Any]:
     if isinstance(runner, NumpyRunner):
         return {name: pool.copy().reshape(len(pool), -1) for name, pool in runner._pools.items()}
     assert isinstance(runner, GpuRunner)
-    states = runner.plan(Step(1, CONTEXTS[0], runner.cache)).of_role("state")
+    states = runner.plan(StepSpec(1, CONTEXTS[0], runner.cache)).of_role("state")
     rows = runner.pool.pages * PAGE
     return {
         name: runner.device.read(runner._buffers[name], spec.nbytes * rows).view(np.float32).reshape(rows, -1)
@@ -70,7 +71,7 @@ def caches(runner: Runner) -> dict[str, Any]:
 
 
 def all_logits(runner: Runner, ids: list[int]) -> Any:
-    session = runner.session()
+    session = Session(runner)
     try:
         return session.all_logits(ids)
     finally:
@@ -79,7 +80,7 @@ def all_logits(runner: Runner, ids: list[int]) -> Any:
 
 def run(runner: Runner, sequence: Any, ids: list[int]) -> None:
     for first in range(0, len(ids), 64):
-        runner.step([Part(sequence, ids[first : first + 64], "nothing")])
+        runner.step([SequenceChunk(sequence, ids[first : first + 64], "nothing")])
 
 
 def test_what_was_there_is_copied(either: Runner) -> None:
@@ -96,7 +97,7 @@ def test_what_was_there_is_copied(either: Runner) -> None:
         for page in (*one.pages[:2], *other.pages):
             rows = slice(page * PAGE, (page + 1) * PAGE)
             assert (cache[rows] == before[name][rows]).all()
-    logits = either.step([Part(one, [7], "logits"), Part(other, [8], "logits")]).logits
+    logits = either.step([SequenceChunk(one, [7], "logits"), SequenceChunk(other, [8], "logits")]).logits
     assert logits is not None
     assert_close(logits[0], all_logits(either, [*ids, 7])[-1], "model", "the sequence that grew")
     assert_close(logits[1], all_logits(either, [*ids[:PAGE], 8])[-1], "model", "the other one")
@@ -133,13 +134,13 @@ def test_growth_is_all_or_nothing(left: int, runner: GpuRunner, monkeypatch: pyt
     with monkeypatch.context() as patched:
         patched.setattr(runner.device, "buffer", scarce)
         with pytest.raises(DeviceError, match="no room"):
-            runner.step([Part(sequence, ids[FIRST - 1 :])])
+            runner.step([SequenceChunk(sequence, ids[FIRST - 1 :])])
     assert len(made) == left
     assert all(buffer.destroyed for buffer in made), "what was made is given back"
     assert (runner.pool.pages, sequence.length, len(sequence.pages)) == (FIRST_PAGES, FIRST - 1, FIRST_PAGES)
     assert runner._buffers == buffers
     assert all((caches(runner)[name] == cache).all() for name, cache in before.items())
-    logits = runner.step([Part(sequence, ids[FIRST - 1 :], "logits")]).logits
+    logits = runner.step([SequenceChunk(sequence, ids[FIRST - 1 :], "logits")]).logits
     assert logits is not None
     assert_close(logits[0], all_logits(runner, ids)[-1], "model", "after the failure")
 
@@ -161,10 +162,10 @@ def test_growth_is_all_or_nothing_in_numpy(tiny: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patched:
         patched.setattr("shaderlm.runtime.numpy_runner.np.zeros", scarce)
         with pytest.raises(MemoryError):
-            runner.step([Part(sequence, ids[FIRST - 1 :])])
+            runner.step([SequenceChunk(sequence, ids[FIRST - 1 :])])
     assert (runner.pool.pages, sequence.length) == (FIRST_PAGES, FIRST - 1)
     assert all((caches(runner)[name] == cache).all() for name, cache in before.items())
-    logits = runner.step([Part(sequence, ids[FIRST - 1 :], "logits")]).logits
+    logits = runner.step([SequenceChunk(sequence, ids[FIRST - 1 :], "logits")]).logits
     assert logits is not None
     assert_close(logits[0], all_logits(runner, ids)[-1], "model", "after the failure")
     runner.close()
@@ -178,7 +179,7 @@ def test_pages_that_cannot_be_copied_stay_shared(runner: GpuRunner, monkeypatch:
     child = runner.fork(parent)
     pages, free = list(child.pages), runner.pool.free
     other = runner.add()
-    runner.step([Part(other, [1, 2], "all logits")])  # what a step of two rows needs is there
+    runner.step([SequenceChunk(other, [1, 2], "all logits")])  # what a step of two rows needs is there
     runner.free(other)
 
     def none(contents: Any) -> Any:
@@ -187,9 +188,9 @@ def test_pages_that_cannot_be_copied_stay_shared(runner: GpuRunner, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(runner.device, "buffer", none)
         with pytest.raises(DeviceError, match="no room"):
-            runner.step([Part(child, [5], "logits"), Part(parent, [6], "logits")])
+            runner.step([SequenceChunk(child, [5], "logits"), SequenceChunk(parent, [6], "logits")])
     assert (child.pages, parent.pages, child.length, runner.pool.free) == (pages, pages, len(ids), free)
-    logits = runner.step([Part(child, [5], "logits"), Part(parent, [6], "logits")]).logits
+    logits = runner.step([SequenceChunk(child, [5], "logits"), SequenceChunk(parent, [6], "logits")]).logits
     assert logits is not None
     assert child.pages[1] != parent.pages[1]
     for row, last in zip(logits, (5, 6), strict=True):
@@ -208,10 +209,10 @@ def test_a_pool_that_fills_a_binding_is_not_grown(device: Device, tiny: Path) ->
     with pytest.raises(
         DeviceError, match="the cache holds 1,024 tokens of all sequences on this device, and it is full"
     ):
-        runner.step([Part(other, [1])])
+        runner.step([SequenceChunk(other, [1])])
     assert (other.length, runner.pool.free) == (2 * PAGE, 0)
     runner.free(one)
-    assert runner.step([Part(other, [1])]).token(other).wait() >= 0
+    assert runner.step([SequenceChunk(other, [1])]).token(other).wait() >= 0
     runner.close()
 
 
@@ -219,18 +220,18 @@ def test_the_rope_table_grows_with_the_positions(
     tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Past its first positions, of which there are fewer than usual here."""
-    monkeypatch.setattr("shaderlm.runtime.gpu_runner.FIRST_POSITIONS", 128)
+    monkeypatch.setattr("shaderlm.runtime.gpu_steps.FIRST_POSITIONS", 128)
     path = write_tiny_llama(tmp_path / "long.gguf", layers=1, context=200)
     runner, oracle = runner_of(path, device, cache="f32"), runner_of(path, None)
     assert isinstance(runner, GpuRunner)
     ids = some_ids(140)
-    session = runner.session()
+    session = Session(runner)
     session.feed(ids[:-20])
     size = runner._buffers["rope_table"].size
     assert size == 128 * 4 * 16
     found = session.logits(ids[-20:])
     assert runner._buffers["rope_table"].size == 200 * 4 * 16
-    expected = oracle.session()
+    expected = Session(oracle)
     expected.feed(ids[:-1])
     assert_close(found, expected.logits(ids[-1:]), "model", "position 139")
     runner.close()
@@ -242,7 +243,7 @@ def test_a_full_context_is_refused(tmp_path: Path, device: Device) -> None:
     path = write_tiny_llama(tmp_path / "short.gguf", layers=1, context=12)
     for on in (None, device):
         runner = runner_of(path, on)
-        session = runner.session()
+        session = Session(runner)
         session.sample(some_ids(9)).wait()
         tokens = [session.advance().wait() for _ in range(3)]
         assert len(tokens) == 3
@@ -258,12 +259,12 @@ def test_a_full_context_is_refused(tmp_path: Path, device: Device) -> None:
 def test_a_freed_sequence_is_refused(either: Runner) -> None:
     """Its pages may be another's: a batch that decodes it must not go on."""
     sequence = either.add()
-    either.step([Part(sequence, some_ids(5))])
-    batch = either.decode_batch([sequence], [Part(sequence, None).settings])
+    either.step([SequenceChunk(sequence, some_ids(5))])
+    batch = either.decode_batch([sequence], [SequenceChunk(sequence, None).settings])
     for _ in range(2):
         batch.step().wait()
     either.free(sequence)
-    for use in (batch.step, lambda: either.fork(sequence), lambda: either.step([Part(sequence, [1])])):
+    for use in (batch.step, lambda: either.fork(sequence), lambda: either.step([SequenceChunk(sequence, [1])])):
         with pytest.raises(InputError, match="this sequence was freed"):
             use()
     batch.close()
@@ -277,8 +278,8 @@ def test_plans_of_longer_contexts_are_there_before_they_are_wanted(
 ) -> None:
     """Making and compiling one takes as long as hundreds of tokens of a small model."""
     monkeypatch.setattr(runner.device, "caps", with_policy(runner.device.caps, record_ahead=True))
-    following = Step(1, CONTEXTS[1], runner.cache)
-    session = runner.session()
+    following = StepSpec(1, CONTEXTS[1], runner.cache)
+    session = Session(runner)
     session.sample([7] * (SOON - 2)).wait()
     session.advance().wait()
     assert following not in runner._plans, "more than a quarter of the class is left"
@@ -295,22 +296,22 @@ def test_nothing_is_prepared_for_sequences_that_end_before(
     more: int, runner: GpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner.device, "caps", with_policy(runner.device.caps, record_ahead=True))
-    prepared = list[Step]()
+    prepared = list[StepSpec]()
     monkeypatch.setattr(runner, "prepare", prepared.append)
     sequence = runner.add()
     sequence.expected = single_pass_keys(16) + more
     for first in range(0, SOON - 1, runner.max_tokens):
-        runner.step([Part(sequence, [7] * min(runner.max_tokens, SOON - 1 - first), "nothing")])
-    runner.step([Part(sequence, [7])]).token(sequence).wait()
-    batch = runner.decode_batch([sequence], [Part(sequence, None).settings])
+        runner.step([SequenceChunk(sequence, [7] * min(runner.max_tokens, SOON - 1 - first), "nothing")])
+    runner.step([SequenceChunk(sequence, [7])]).token(sequence).wait()
+    batch = runner.decode_batch([sequence], [SequenceChunk(sequence, None).settings])
     batch.step().wait()
     batch.close()
-    assert prepared == [Step(1, CONTEXTS[1], runner.cache)] * more
+    assert prepared == [StepSpec(1, CONTEXTS[1], runner.cache)] * more
 
 
 def test_the_graph_of_a_longer_context_is_that_of_a_new_model(runner: GpuRunner) -> None:
     for context in CONTEXTS:
-        step = Step(1, context, runner.cache)
+        step = StepSpec(1, context, runner.cache)
         found = runner.graph(step)
         runner._last_graph = runner._decode_graph = None
         assert runner.graph(step) == found
@@ -322,7 +323,7 @@ def test_nothing_is_prepared_where_steps_are_recorded_directly(
     """A software adapter needs its cores for the tokens."""
     monkeypatch.setattr(runner.device, "caps", with_policy(runner.device.caps, record_ahead=False))
     monkeypatch.setattr(runner, "_prepare", lambda step: pytest.fail("it was prepared"))
-    session = runner.session()
+    session = Session(runner)
     session.sample([7] * SOON).wait()
     session.advance().wait()
     assert runner._background is None
@@ -339,7 +340,7 @@ def test_a_model_is_closed_while_a_plan_is_made(runner: GpuRunner, monkeypatch: 
         over.append(True)
 
     monkeypatch.setattr(runner.device, "compile", compile_slowly)
-    runner.prepare(Step(1, "split", runner.cache))
+    runner.prepare(StepSpec(1, "split", runner.cache))
     assert begun.wait(60)
     runner.close()
     assert over == [True], "it ends with the one that it was making"

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from shaderlm.errors import InputError, ModelError
-from shaderlm.formats import kept
+from shaderlm.formats import local_models
 from shaderlm.formats.find import find
 from shaderlm.formats.folder import Folder
 
@@ -524,10 +524,10 @@ def test_what_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(folder: Path) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(kept, "folders", lambda: {"org/x": Path()})
-    monkeypatch.setattr(kept, "_remove_repository", refused)
+    monkeypatch.setattr(local_models, "folders", lambda: {"org/x": Path()})
+    monkeypatch.setattr(local_models, "_remove_repository", refused)
     with pytest.raises(ModelError, match="hf:org/x cannot be removed: Permission denied"):
-        kept.remove("hf:org/x")
+        local_models.remove("hf:org/x")
 
 
 def test_a_cache_that_is_no_folder(tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from shaderlm.graph import reference, resolve
 from shaderlm.graph.ops import label
 from shaderlm.kernels import choose, routes_of
 from shaderlm.kernels.linear import int16
-from shaderlm.models.architecture import Step
+from shaderlm.models.architecture import StepSpec
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.gpu_runner import GpuRunner
+from shaderlm.runtime.session import Session
 
 from .cases import CASES, INT16, Case, make, result, tolerance
 from .compare import assert_close
@@ -36,7 +37,7 @@ EPS = 1e-5
 
 
 def product(
-    device: Device, config: int16.LaunchConfig, x: Any, weight: Any, dims: dict[str, Any], norm_weight: Any = None
+    device: Device, config: int16.Int16Config, x: Any, weight: Any, dims: dict[str, Any], norm_weight: Any = None
 ) -> Any:
     launch_list = int16.launch_list_with(config, dims, device.caps)
     route = next(found for found in routes_of("linear") if found.name == "gemv_int16")
@@ -44,7 +45,7 @@ def product(
     return device.run(lower(route, dims, device.caps, operands, launch_list=launch_list))["out"].view(np.float32)
 
 
-def candidates() -> list[int16.LaunchConfig]:
+def candidates() -> list[int16.Int16Config]:
     """Those of the models that people measure, on a large GPU, as far as the adapter has threads for them."""
     caps = replace(open_device().caps, max_workgroup_memory=48 << 10, kind="discrete")
     found = []
@@ -55,15 +56,15 @@ def candidates() -> list[int16.LaunchConfig]:
             config = int16.config_for(dims, caps)
             found.append(replace(config, stage=2 * config.team))
     # Teams that lie across subgroups, and that leave lanes idle.
-    odd = [int16.LaunchConfig(64, 9, 2, 18), int16.LaunchConfig(128, 36, 4, 36), int16.LaunchConfig(96, 5, 1, 10)]
-    plain = [int16.LaunchConfig(64, 4, 1, 4), int16.LaunchConfig(32, 32, 4, 32)]
+    odd = [int16.Int16Config(64, 9, 2, 18), int16.Int16Config(128, 36, 4, 36), int16.Int16Config(96, 5, 1, 10)]
+    plain = [int16.Int16Config(64, 4, 1, 4), int16.Int16Config(32, 32, 4, 32)]
     return list(dict.fromkeys([*found, *odd, *plain]))
 
 
 @pytest.mark.parametrize(
     ("config", "norm"), every_second([(config, i % 4 == 0) for i, config in enumerate(candidates())]), ids=str
 )
-def test_every_config(config: int16.LaunchConfig, norm: bool, gpu: Device) -> None:
+def test_every_config(config: int16.Int16Config, norm: bool, gpu: Device) -> None:
     """Several stages, of which the last is not full, and rows that do not fill the last team."""
     rng = np.random.default_rng(config.team)
     K, N = 32 * (2 * config.stage + 3), 2 * config.per_group + 1
@@ -81,14 +82,14 @@ def test_every_config(config: int16.LaunchConfig, norm: bool, gpu: Device) -> No
 @pytest.mark.parametrize(
     ("config", "epilogue", "rounds"),
     [
-        (int16.LaunchConfig(128, 18, 4, 36), "gelu_mul", 2),
-        (int16.LaunchConfig(96, 17, 4, 34), "add", 2),
-        (int16.LaunchConfig(64, 18, 2, 18), "none", 1),
-        (int16.LaunchConfig(128, 18, 4, 54), "gelu_mul", 0),
+        (int16.Int16Config(128, 18, 4, 36), "gelu_mul", 2),
+        (int16.Int16Config(96, 17, 4, 34), "add", 2),
+        (int16.Int16Config(64, 18, 2, 18), "none", 1),
+        (int16.Int16Config(128, 18, 4, 54), "gelu_mul", 0),
     ],
     ids=str,
 )
-def test_behind_two_norms(config: int16.LaunchConfig, epilogue: str, rounds: int, gpu: Device) -> None:
+def test_behind_two_norms(config: int16.Int16Config, epilogue: str, rounds: int, gpu: Device) -> None:
     """Lanes that have one or two blocks load them at once. Several lanes add the sums of a team, and two store them."""
     sizes = {"tokens": 1, "K": 32 * config.stage, "N": 2 * config.per_group + 2, "format": "q4_0", "epilogue": epilogue}
     dims = resolve("linear", {**sizes, "prologue": "rms_norm_add_rms_norm", "eps": EPS})
@@ -107,7 +108,7 @@ def test_behind_two_norms(config: int16.LaunchConfig, epilogue: str, rounds: int
     "case", [case for case in CASES if case.dims.get("epilogue") == "rope_kv_write"][-2:], ids=lambda case: case.name
 )
 def test_two_lanes_of_a_team_store_rotated_pairs(case: Case, gpu: Device) -> None:
-    config = int16.LaunchConfig(128, 18, 4, 18)
+    config = int16.Int16Config(128, 18, 4, 18)
     assert case.dims["K"] == 32 * config.stage
     operands, expected = make(case)
     route = next(found for found in routes_of("linear") if found.name == "gemv_int16")
@@ -130,7 +131,7 @@ def test_teams_have_few_idle_lanes(most: int, blocks: int, team: int) -> None:
 def test_odd_numbers(kind: str, gpu: Device) -> None:
     """Zeros, numbers near the smallest and the largest, and one that is far larger than its neighbours."""
     rng = np.random.default_rng(5)
-    K, N, config = whole_k(128, kind), 9, int16.LaunchConfig(64, 8, 1, 64)
+    K, N, config = whole_k(128, kind), 9, int16.Int16Config(64, 8, 1, 64)
     dims = resolve("linear", {"tokens": 1, "K": K, "N": N, "format": kind})
     weight, dense = make_weight(rng, kind, N, K)
     ordinary = rng.standard_normal((1, K)).astype(np.float32)
@@ -219,7 +220,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def decoded(model: LanguageModel, ids: list[int]) -> Any:
     """Logits after each token, one at a time."""
-    session = model.runner.session()
+    session = Session(model.runner)
     found = []
     for token in ids:
         found.append(session.logits([token]).copy())
@@ -237,7 +238,7 @@ def test_precision_is_a_choice(tiny: Path, gpu: Device) -> None:
     with load_with(tiny, device=gpu, cache="f32") as fast:
         assert fast.report.precision == "fast"
         assert isinstance(fast.runner, GpuRunner)
-        launches = fast.runner.plan(Step(1, cache="f32")).launches
+        launches = fast.runner.plan(StepSpec(1, cache="f32")).launches
         assert sum(launch.layer == "blk.0" for launch in launches) == 5
         launches += fast.runner.plan(Head(1, 1, "logits")).launches
         assert {label(launch.op, launch.dims) for launch in launches if launch.route == "gemv_int16"} == {

@@ -20,7 +20,7 @@ from shaderlm.gpu import Device, DeviceCaps, MatrixShape, Program, Step, matrice
 from shaderlm.graph import reference, resolve
 from shaderlm.kernels import LaunchList, Route, choose, over_limits, routes_of
 from shaderlm.kernels.linear import matrix
-from shaderlm.kernels.linear.matrix import FewConfig, LaunchConfig
+from shaderlm.kernels.linear.matrix import FewConfig, MatrixConfig
 from shaderlm.kernels.pointwise import matrix_chain
 from shaderlm.kernels.wgsl import unrolled
 
@@ -31,7 +31,7 @@ from .sweeps import every_pair, every_second, with_all
 from .tiers import runs_all
 from .weights import make_weight, whole_k
 
-Config = LaunchConfig | FewConfig
+Config = MatrixConfig | FewConfig
 SHAPE = MatrixShape("f16", "f32", 16, 16, 16)
 ROUTE: Route = next(route for route in routes_of("linear") if route.name == "matrix")
 
@@ -70,7 +70,7 @@ def check(config: Config, device: Device, shape: MatrixShape = SHAPE, **given: A
         assert_close(actual, wanted, "linear f16, formats", f"{name} of {case.name} {config}")
 
 
-SMALL = LaunchConfig(16, 32, 8, (1, 1, 2))
+SMALL = MatrixConfig(16, 32, 8, (1, 1, 2))
 FEW = FewConfig(16, 16, 4, 3, spread=2)
 ROPE: dict[str, Any] = {"Hq": 3, "Hkv": 1, "D": 8, "rotary": 4, "N": 40, "epilogue": "rope_kv_write"}
 
@@ -147,7 +147,7 @@ def test_other_shapes_of_matrices(device: Device) -> None:
     sizes = ((8, 8, 8), (16, 8, 16), (16, 8, 8), (32, 8, 16)) if runs_all() else ((16, 8, 8),)
     shapes = [shape for shape in device.caps.matrix_shapes if (shape.component, shape.result) == ("f16", "f32")]
     for shape in shapes or [MatrixShape("f16", "f32", *size) for size in sizes]:
-        check(LaunchConfig(32, 32, 4, (1, 2, 1), buffers=2), device, shape, tokens=33, K=96, N=40)
+        check(MatrixConfig(32, 32, 4, (1, 2, 1), buffers=2), device, shape, tokens=33, K=96, N=40)
         check(FewConfig(32, 16, 4, 1), device, shape, tokens=33, K=96, N=40)
 
 

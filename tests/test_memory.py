@@ -16,6 +16,7 @@ from shaderlm.gpu import Device
 from shaderlm.graph.batch import PAGE
 from shaderlm.models.checkpoint import architecture_of
 from shaderlm.runtime.gpu_runner import GpuRunner
+from shaderlm.runtime.session import Session
 
 from .command_line import shaderlm
 from .conftest import taken_for
@@ -41,7 +42,7 @@ def test_a_model_takes_what_is_predicted(device: Device, tiny: Path, reserve: in
     runner = runner_of(tiny, device, reserve=reserve)
     assert isinstance(runner, GpuRunner)
     before = runner.pool.pages
-    session = runner.session()
+    session = Session(runner)
     session.sample([1] * (CONTEXT - 3)).wait()
     for _ in range(3):
         session.advance().wait()
@@ -94,7 +95,7 @@ def test_a_pool_grows_no_further_than_its_sequences_can_fill(device: Device, tin
     assert isinstance(runner, GpuRunner)
     runner.config = replace(runner.config, context=5 * PAGE)
     runner.pool.pages_per_sequence = 5
-    session = runner.session()
+    session = Session(runner)
     session.feed([1] * (4 * PAGE + 1))
     assert runner.pool.pages == 5
     runner.close()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shaderlm.errors import ModelError
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
-from shaderlm.runtime.runner import Part, Runner
+from shaderlm.runtime.runner import Runner, SequenceChunk
 
 from .qwen3_forward import F64, attend, norm, turn
 from .runners import runner_of
@@ -115,7 +115,7 @@ def last_logits(runner: Runner, ids: list[int], chunks: tuple[int, ...]) -> NDAr
     """Those of the last token, of a prompt in chunks."""
     sequence, at, found = runner.add(), 0, None
     for count in chunks:
-        found = runner.step([Part(sequence, ids[at : at + count], "logits")])
+        found = runner.step([SequenceChunk(sequence, ids[at : at + count], "logits")])
         at += count
     assert at == len(ids)
     assert found is not None

@@ -16,7 +16,8 @@ from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
-from shaderlm.runtime.runner import Part, StepResult
+from shaderlm.runtime.runner import SequenceChunk, StepResult
+from shaderlm.runtime.session import Session
 
 from .sweeps import by_default
 from .tiny_models import KINDS, write_tiny_llama
@@ -125,7 +126,7 @@ def test_a_prompt_in_chunks_is_the_same_prompt(
     """Row t of a long prefill is what a decode step t computes."""
     model = oracle if on == "cpu" else on_gpu
     expected = oracle.logits(IDS)
-    session = model._runner.session()
+    session = Session(model._runner)
     try:
         for first in range(0, len(IDS), chunk):
             found = session.logits(IDS[first : first + chunk])
@@ -168,7 +169,7 @@ def test_a_conversation_that_goes_on_computes_only_what_is_new(
     fed: list[int] = []
     step = on_gpu.runner.step
 
-    def watched(parts: Sequence[Part]) -> StepResult:
+    def watched(parts: Sequence[SequenceChunk]) -> StepResult:
         fed.extend(i for part in parts for i in part.ids or ())
         return step(parts)
 

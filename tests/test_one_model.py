@@ -16,6 +16,7 @@ from shaderlm.engine import LanguageModel, Request
 from shaderlm.engine.loading import load_with
 from shaderlm.gpu import Device, Step
 from shaderlm.gpu.pipelines import key_of
+from shaderlm.runtime.session import Session
 
 from .runners import runner_of
 from .tiny_models import write_tiny_llama
@@ -54,7 +55,7 @@ def test_its_kernels_compile(part: int, path: Path, device: Device) -> None:
 @pytest.mark.parametrize("ids", [IDS[:1], IDS], ids=["a token", "a prompt"])
 def test_logits(ids: list[int], path: Path, device: Device) -> None:
     runners = runner_of(path, device, cache="f32", precision="exact"), runner_of(path, None)
-    found, expected = (runner.session().logits(ids) for runner in runners)
+    found, expected = (Session(runner).logits(ids) for runner in runners)
     assert expected.std() > 0.1
     np.testing.assert_allclose(found, expected, atol=5e-4)
 

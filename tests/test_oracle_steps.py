@@ -13,9 +13,10 @@ from shaderlm.engine import EngineOptions, Handle, LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
-from shaderlm.models.architecture import Step
-from shaderlm.runtime.pages import Sequence
-from shaderlm.runtime.runner import F32, Part, Runner
+from shaderlm.models.architecture import StepSpec
+from shaderlm.runtime.pages import KvSequence
+from shaderlm.runtime.runner import F32, Runner, SequenceChunk
+from shaderlm.runtime.session import Session
 
 from . import checkpoints
 from .oracles import ARCHITECTURES, NAMES, Case, Oracle, assert_logits
@@ -54,7 +55,7 @@ class Loaded:
                 self._known[tuple(ids)] = model.logits(ids)
         return self._known[tuple(ids)]
 
-    def logits(self, *parts: Part) -> F32:
+    def logits(self, *parts: SequenceChunk) -> F32:
         """Of a step."""
         found = self.runner.step(list(parts)).logits
         assert found is not None
@@ -87,7 +88,7 @@ def test_a_prompt_in_chunks(model: Loaded) -> None:
     schedules = [(short, [1] * 17), (short, [3] * 5 + [2]), (middle, [8] * 5), (long, [127, 1, 1, 99, 3, 8, 61])]
     for case, counts in schedules:
         assert sum(counts) == len(case.prompt)
-        expected, session, at = model.whole(case.prompt), model.runner.session(), 0
+        expected, session, at = model.whole(case.prompt), Session(model.runner), 0
         for count in counts:
             found = session.logits(case.prompt[at : at + count])
             at += count
@@ -106,7 +107,7 @@ def test_prompts_that_share_steps(model: Loaded) -> None:
         for sequence, case, ids in left:
             count = int(rng.choice([1, 9, 17] if len(case.prompt) < 300 else [1, 60, 70]))
             taken = [ids.pop(0) for _ in range(min(count, len(ids)))]
-            parts.append(Part(sequence, taken, "nothing" if ids else "logits"))
+            parts.append(SequenceChunk(sequence, taken, "nothing" if ids else "logits"))
             ended += [] if ids else [case]
         found = model.runner.step(parts).logits
         for i, case in enumerate(ended):
@@ -125,19 +126,21 @@ def test_forks_and_what_is_forgotten(model: Loaded) -> None:
     alone = model.whole([*case.prompt, *other])
     parent = runner.add()
     for first in (0, 100):
-        runner.step([Part(parent, case.prompt[first : first + 100], "nothing")])
+        runner.step([SequenceChunk(parent, case.prompt[first : first + 100], "nothing")])
     child = runner.fork(parent)
-    found = model.logits(Part(child, case.prompt[200:260], "logits"), Part(parent, other, "logits"))
+    found = model.logits(SequenceChunk(child, case.prompt[200:260], "logits"), SequenceChunk(parent, other, "logits"))
     assert_logits(found[0], alone[259], "the fork")
     assert_logits(found[1], model.whole([*case.prompt[:200], *other])[-1], "its parent")
     runner.truncate(parent, 190)
-    found = model.logits(Part(parent, case.prompt[190:250], "logits"), Part(child, case.prompt[260:], "logits"))
+    found = model.logits(
+        SequenceChunk(parent, case.prompt[190:250], "logits"), SequenceChunk(child, case.prompt[260:], "logits")
+    )
     assert_logits(found[0], alone[249], "the parent, from an earlier position on")
     case.check(found[1])
     runner.free(parent)
     at = 300
     for count in (30, 4, 1):
-        found = model.logits(Part(child, other[at - 300 : at - 300 + count], "logits"))
+        found = model.logits(SequenceChunk(child, other[at - 300 : at - 300 + count], "logits"))
         at += count
         assert_logits(found[0], alone[at - 1], f"the fork, after its parent is gone: {at} tokens")
     runner.free(child)
@@ -158,9 +161,9 @@ def test_checkpoints_without_an_oracle(
         runner = model.runner
         first, second = runner.add(), runner.add()
 
-        def step(*parts: tuple[Sequence, list[int], F32]) -> None:
+        def step(*parts: tuple[KvSequence, list[int], F32]) -> None:
             """The last rows of these parts, and what they give."""
-            found = runner.step([Part(sequence, given, "logits") for sequence, given, _ in parts]).logits
+            found = runner.step([SequenceChunk(sequence, given, "logits") for sequence, given, _ in parts]).logits
             assert found is not None
             assert_logits(found, np.stack([wanted for _, _, wanted in parts]), f"{[len(part[1]) for part in parts]}")
 
@@ -203,7 +206,7 @@ def test_every_fusion_in_numpy(name: str, oracles: Oracles) -> None:
     every = [fusion.name for fusion in FUSIONS]
     for fusions in ([], *([one] for one in every), *([other for other in every if other != one] for one in every)):
         with load(oracles[name], None, fusions=fusions) as model:
-            sizes.add(len(model.runner.graph(Step(4))[0].nodes))
+            sizes.add(len(model.runner.graph(StepSpec(4))[0].nodes))
             check_in_two_parts(model.runner, case)
     assert len(sizes) > 4, "fusions that apply make graphs smaller"
 
@@ -216,7 +219,7 @@ def test_no_fusion_on_a_device(name: str, where: str, oracles: Oracles, request:
 
 
 def check_in_two_parts(runner: Runner, case: Case) -> None:
-    session = runner.session()
+    session = Session(runner)
     session.feed(case.prompt[:-1])
     case.check(session.logits(case.prompt[-1:]))
     session.close()

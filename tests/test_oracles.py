@@ -13,7 +13,8 @@ from shaderlm.engine.loading import load_with
 from shaderlm.engine.tokenizer import Tokenizer
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
-from shaderlm.runtime.runner import GREEDY, Runner
+from shaderlm.runtime.runner import Runner
+from shaderlm.runtime.sampler_settings import GREEDY
 from shaderlm.runtime.session import Session
 
 from .gguf_files import quantised
@@ -41,7 +42,7 @@ def check(oracle: Oracle, source: str, cache: str = "f32", **options: Any) -> No
         with load_with(
             oracle.folder / source, context=context, cache=cache, precision=PRECISION[cache], **options
         ) as model:
-            sessions = [model.runner.session() for _ in cases]
+            sessions = [Session(model.runner) for _ in cases]
             for session, case in zip(sessions, cases, strict=True):
                 case.check(session.logits(case.prompt), cache)
             if cache == "f32":  # runners-up are as close as 0.02
@@ -127,7 +128,7 @@ def check_q8_0(oracle: Oracle, path: Path, cache: str = "f32", **options: Any) -
         with load_with(path, context=context, cache=cache, precision=PRECISION[cache], **options) as model:
             for prompt, size, wanted in zip(about["prompts"], about["contexts"], about["q8_0"], strict=True):
                 if size == context:
-                    session = model.runner.session()
+                    session = Session(model.runner)
                     ids, logits = zip(*wanted["top8"], strict=True)
                     assert_logits(session.logits(prompt)[list(ids)], np.array(logits), f"{len(prompt)} tokens", cache)
                     session.close()

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from shaderlm.errors import InputError
 from shaderlm.graph.batch import PAGE
-from shaderlm.runtime.pages import MAX_SEQUENCES, PagePool, Reserved, Sequence, pages_for
+from shaderlm.runtime.pages import MAX_SEQUENCES, KvSequence, PagePool, Reserved, pages_for
 
 from .tiers import examples
 
@@ -32,7 +32,7 @@ class Pool(RuleBasedStateMachine):
         self.pool = PagePool(CONTEXT)
         self.table: dict[int, int] = {}
         self.memory: Contents = {}
-        self.expected: dict[Sequence, list[int]] = {}
+        self.expected: dict[KvSequence, list[int]] = {}
         self.writes = 0
 
     # What a runner does with a pool
@@ -43,7 +43,7 @@ class Pool(RuleBasedStateMachine):
         for index, page in reserved.entries:
             self.table[index] = page
 
-    def reserve(self, wanted: list[tuple[Sequence, int]]) -> list[Reserved]:
+    def reserve(self, wanted: list[tuple[KvSequence, int]]) -> list[Reserved]:
         missing = self.pool.missing(wanted)
         if missing:
             pages = self.pool.pages + missing
@@ -52,7 +52,7 @@ class Pool(RuleBasedStateMachine):
         self.memory |= {page: [None] * PAGE for page in range(self.pool.pages) if page not in self.memory}
         return [self.pool.reserve(sequence, count) for sequence, count in wanted]
 
-    def place(self, sequence: Sequence, position: int) -> tuple[int, int]:
+    def place(self, sequence: KvSequence, position: int) -> tuple[int, int]:
         """The page and the place in it, by the page table as kernels read it."""
         return self.table[self.pool.table_index(sequence) + position // PAGE], position % PAGE
 
@@ -60,7 +60,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(target=sequences)
     @precondition(lambda self: len(self.expected) < 6)
-    def add(self) -> Sequence:
+    def add(self) -> KvSequence:
         taken = {sequence.slot for sequence in self.expected}
         made = self.pool.add()
         assert (made.pages, made.length, made.slot) == ([], 0, min(set(range(7)) - taken))
@@ -69,7 +69,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(target=sequences, parent=sequences)
     @precondition(lambda self: 0 < len(self.expected) < 6)
-    def fork(self, parent: Sequence) -> Sequence:
+    def fork(self, parent: KvSequence) -> KvSequence:
         free = self.pool.free
         child, reserved = self.pool.fork(parent)
         assert reserved.copies == ()
@@ -79,7 +79,7 @@ class Pool(RuleBasedStateMachine):
         return child
 
     @rule(chosen=st.lists(st.tuples(sequences, COUNTS), min_size=1, max_size=3, unique_by=lambda pair: pair[0].slot))
-    def write(self, chosen: list[tuple[Sequence, int]]) -> None:
+    def write(self, chosen: list[tuple[KvSequence, int]]) -> None:
         """A step: pages for all rows first, then every row is written."""
         wanted = [(each, min(count, CONTEXT - each.length)) for each, count in chosen if each.length < CONTEXT]
         free = sorted(self.pool._free)
@@ -100,7 +100,7 @@ class Pool(RuleBasedStateMachine):
             sequence.length += count
 
     @rule(chosen=st.lists(st.tuples(sequences, COUNTS), min_size=1, max_size=3, unique_by=lambda pair: pair[0].slot))
-    def fail(self, chosen: list[tuple[Sequence, int]]) -> None:
+    def fail(self, chosen: list[tuple[KvSequence, int]]) -> None:
         """A step for which the device has no room: everything is as it was."""
         wanted = [(each, min(count, CONTEXT - each.length)) for each, count in chosen if each.length < CONTEXT]
         self.pool.grow(self.pool.pages + self.pool.missing(wanted))
@@ -111,14 +111,14 @@ class Pool(RuleBasedStateMachine):
         assert ([each.pages for each, _ in wanted], sorted(self.pool._free), self.pool._users) == before
 
     @rule(sequence=sequences, part=st.floats(0, 1))
-    def truncate(self, sequence: Sequence, part: float) -> None:
+    def truncate(self, sequence: KvSequence, part: float) -> None:
         length = round(part * sequence.length)
         self.pool.truncate(sequence, length)
         del self.expected[sequence][length:]
         assert (sequence.length, len(sequence.pages)) == (length, pages_for(length))
 
     @rule(sequence=consumes(sequences), twice=st.booleans())
-    def remove(self, sequence: Sequence, twice: bool) -> None:
+    def remove(self, sequence: KvSequence, twice: bool) -> None:
         for _ in range(1 + twice):
             self.pool.remove(sequence)
         assert (sequence.pages, sequence.freed) == ([], True)
@@ -165,7 +165,7 @@ TestPool.settings = settings(
 )
 
 
-def filled(pool: PagePool, positions: int) -> Sequence:
+def filled(pool: PagePool, positions: int) -> KvSequence:
     sequence = pool.add()
     pool.grow(pool.pages + pool.missing([(sequence, positions)]))
     pool.reserve(sequence, positions)

@@ -23,7 +23,7 @@ from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import DeviceError, ModelError
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape
 from shaderlm.graph.batch import CONTEXTS
-from shaderlm.models.architecture import Architecture, Config, Step
+from shaderlm.models.architecture import Architecture, Config, StepSpec
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.sizes import cache_format, weights_of
 
@@ -72,7 +72,7 @@ def plan_of(
 ) -> Plan:
     """A step as a runner has it, from the batch to a token: pages for several rows, none for one; one row of logits."""
     lowering = Lowering(caps, precision, tuning)
-    step = Step(tokens, context, cache_format(caps), paged=tokens > 1)
+    step = StepSpec(tokens, context, cache_format(caps), paged=tokens > 1)
     head = Head(1, tokens, kind, paged=tokens > 1)
     return step_plan(lowering, made, config, step, head, fusions)
 

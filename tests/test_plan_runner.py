@@ -18,14 +18,15 @@ import pytest
 
 from shaderlm.compile.lowering import Lowering
 from shaderlm.compile.plan import Plan
-from shaderlm.compile.plan_json import from_json
+from shaderlm.compile.plan_json import from_json, to_json
 from shaderlm.compile.steps import Head, step_plan
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.gpu.swiftshader import offered_to_vulkan
-from shaderlm.models.architecture import Step
+from shaderlm.models.architecture import StepSpec
 from shaderlm.models.checkpoint import architecture_of
+from shaderlm.runtime.session import Session
 
 from .runners import FileSource, config_of, runner_of
 from .sweeps import by_default
@@ -54,14 +55,14 @@ def save(folder: Path, model: Path, device: Device) -> Saved:
         kind, config, source = architecture_of(file), config_of(file, dense=False), FileSource(file)
         lowering = Lowering(replace(device.caps, implementation="wgpu"), "fast")  # the runner's
         plans = {
-            name: step_plan(lowering, kind, config, Step(tokens, cache="f32"), Head(1, tokens, "greedy", False))
+            name: step_plan(lowering, kind, config, StepSpec(tokens, cache="f32"), Head(1, tokens, "greedy", False))
             for name, tokens in (("prefill", 16), ("decode", 1))
         }
         tensors: dict[str, Any] = {
             name: source.rows(name, config.formats[name], 0, info.shape[0]) if len(info.shape) > 1 else file.dense(name)
             for name, info in file.tensors.items()
         }
-    write(folder, *(plan.to_json() for plan in plans.values()))
+    write(folder, *(to_json(plan) for plan in plans.values()))
     np.savez(folder / "tensors.npz", **tensors)
     return Saved(folder, model, plans, device)
 
@@ -106,7 +107,7 @@ def test_a_program_of_its_own_runs_them(saved: Saved) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     runner = runner_of(saved.model, saved.device, cache="f32")
-    session = runner.session()
+    session = Session(runner)
     expected = [session.sample(PROMPT).wait(), *(session.advance().wait() for _ in range(COUNT - 1))]
     assert found == expected
     assert len(set(found)) > 3
@@ -124,8 +125,8 @@ def test_it_refuses_what_an_adapter_cannot_run(
     part: dict[str, Any], words: str, tmp_path: Path, device: Device
 ) -> None:
     made = save(tmp_path, write_tiny_llama(tmp_path / "tiny.gguf", layers=1), device)
-    changed = {**json.loads(made.plans["decode"].to_json()), **part}
-    write(tmp_path, made.plans["prefill"].to_json(), json.dumps(changed))
+    changed = {**json.loads(to_json(made.plans["decode"])), **part}
+    write(tmp_path, to_json(made.plans["prefill"]), json.dumps(changed))
     done = run(tmp_path, device)
     assert done.returncode != 0
     assert words in done.stderr
@@ -150,10 +151,10 @@ def test_the_program_is_short_and_knows_nothing_of_the_package() -> None:
 
 def test_json_and_back_is_the_identity(saved: Saved) -> None:
     for plan in saved.plans.values():
-        text = plan.to_json()
+        text = to_json(plan)
         again = from_json(text)
         assert again == plan
-        assert again.to_json() == text
+        assert to_json(again) == text
         assert again.program == plan.program
 
 
@@ -164,7 +165,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory, device: Device) -> Plan:
 
 
 def test_every_buffer_says_what_it_holds(plan: Plan) -> None:
-    found = json.loads(plan.to_json())
+    found = json.loads(to_json(plan))
     wanted = {
         "weight": {"tensors", "interleaved", "part"},
         "table": {"formula", "rotary", "theta", "linear_scale", "factors"},
@@ -195,7 +196,7 @@ def test_every_buffer_says_what_it_holds(plan: Plan) -> None:
     ],
 )
 def test_what_is_no_plan_is_refused(change: Any, words: str, plan: Plan) -> None:
-    changed = change(json.loads(plan.to_json()))
+    changed = change(json.loads(to_json(plan)))
     with pytest.raises(InputError, match=words):
         from_json(changed if isinstance(changed, str) else json.dumps(changed))
 

@@ -15,13 +15,16 @@ import pytest
 
 from shaderlm.compile.lowering import Lowering
 from shaderlm.compile.plan import Plan
+from shaderlm.compile.plan_json import to_json
 from shaderlm.compile.steps import Head, body_plan, head_plan
 from shaderlm.gpu import WEBGPU_DEFAULT, Device, DeviceCaps
 from shaderlm.graph.batch import CONTEXTS, PAGE
 from shaderlm.graph.fuse import fuse
-from shaderlm.models.architecture import Config, Step
+from shaderlm.models.architecture import Config, StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
-from shaderlm.runtime.runner import FIRST_PAGES, Part, SamplerSettings
+from shaderlm.runtime.runner import FIRST_PAGES, SequenceChunk
+from shaderlm.runtime.sampler_settings import SamplerSettings
+from shaderlm.runtime.session import Session
 
 from .architectures import LLAMA_1B, QWEN3, SMOLLM2, model
 from .runners import runner_of
@@ -45,7 +48,7 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", layers=1, context=CONTEXT, kind="q8_0")
     device: Device = request.getfixturevalue("device" if request.param == "software" else "gpu")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shaderlm.runtime.gpu_runner.FIRST_POSITIONS", 64)
+        patch.setattr("shaderlm.runtime.gpu_steps.FIRST_POSITIONS", 64)
         made = runner_of(path, device)
         assert isinstance(made, GpuRunner)
         made.max_tokens, made.max_outputs = 16, 8
@@ -97,7 +100,7 @@ def test_every_number_of_rows_has_its_plans(runner: GpuRunner) -> None:
 def test_no_length_of_a_prompt_makes_a_plan(runner: GpuRunner) -> None:
     rng = np.random.default_rng(1)
     for length in FEW_LENGTHS if slow(runner) else LENGTHS:
-        session = runner.session()
+        session = Session(runner)
         settings = SAMPLED if length % 3 == 0 else SamplerSettings()
         session.sample(some_ids(rng, length), settings).wait()
         for _ in range(2):
@@ -116,7 +119,7 @@ def test_no_way_to_cut_a_prompt_makes_a_plan(chunk: int, runner: GpuRunner) -> N
     ids = some_ids(np.random.default_rng(2), 60)
     sequence = runner.add()
     for first in range(0, len(ids), chunk):
-        runner.step([Part(sequence, ids[first : first + chunk], "nothing")])
+        runner.step([SequenceChunk(sequence, ids[first : first + chunk], "nothing")])
     runner.free(sequence)
 
 
@@ -133,10 +136,10 @@ def test_no_batch_makes_a_plan(runner: GpuRunner) -> None:
         counts = [int(rng.integers(1, rows + 1)) for _ in taken]
         how = (SAMPLED, SamplerSettings(), ADJUSTED)[rng.integers(3)]
         pairs = zip(taken, counts, strict=True)
-        runner.step([Part(each, some_ids(rng, count), kinds[rng.integers(4)], how) for each, count in pairs])
+        runner.step([SequenceChunk(each, some_ids(rng, count), kinds[rng.integers(4)], how) for each, count in pairs])
 
     def decode(count: int) -> None:
-        runner.step([Part(each, [7]) for each in sequences[:count]])
+        runner.step([SequenceChunk(each, [7]) for each in sequences[:count]])
         batch = runner.decode_batch(sequences[:count], [(SAMPLED, SamplerSettings(), ADJUSTED)[count % 3]] * count)
         for _ in range(1 if slow(runner) and sequences[0].length > 300 else 3):
             batch.step().wait()
@@ -148,7 +151,7 @@ def test_no_batch_makes_a_plan(runner: GpuRunner) -> None:
         if i % every == 0:
             decode(1 + i // every)
     while sequences[0].length < 320:
-        runner.step([Part(sequences[0], some_ids(rng, min(16, 320 - sequences[0].length)), "nothing")])
+        runner.step([SequenceChunk(sequences[0], some_ids(rng, min(16, 320 - sequences[0].length)), "nothing")])
     runner.free(sequences[1])
     sequences[1] = runner.fork(sequences[0])
     for count in (2,) if slow(runner) else (1, 2, 3, 4):
@@ -167,7 +170,7 @@ def test_no_growth_makes_a_plan(runner: GpuRunner) -> None:
     end = 500 if slow(runner) else CONTEXT
     while sequences[0].length + 16 <= end:
         for sequence in sequences:
-            runner.step([Part(sequence, [sequence.length % 256] * 16, "nothing")])
+            runner.step([SequenceChunk(sequence, [sequence.length % 256] * 16, "nothing")])
     assert runner.pool.pages >= 3 * (end // PAGE) > FIRST_PAGES
     assert runner.pool.pages >= pages
     assert runner._buffers["rope_table"].size >= table
@@ -199,7 +202,7 @@ def plans(caps: DeviceCaps, name: str, tokens: int, context: int = 8192) -> dict
     architecture, config = model((2, *shape[1:]), name=kind)
     config = replace(config, context=context)
     lowering = Lowering(caps, "fast")
-    found = {each: body(lowering, architecture, config, Step(tokens, each, "f16", True)) for each in CONTEXTS}
+    found = {each: body(lowering, architecture, config, StepSpec(tokens, each, "f16", True)) for each in CONTEXTS}
     for sampler in ("greedy", "sample", "adjusted", "logits", "hidden"):
         head = Head(min(tokens, 8), tokens, sampler)
         tail = architecture.head(config, head.rows, tokens, logits=sampler != "hidden")
@@ -208,7 +211,7 @@ def plans(caps: DeviceCaps, name: str, tokens: int, context: int = 8192) -> dict
     return found
 
 
-def body(lowering: Lowering, architecture: Any, config: Config, step: Step) -> Plan:
+def body(lowering: Lowering, architecture: Any, config: Config, step: StepSpec) -> Plan:
     graph, rejected = fuse(architecture.build(config, step), None, lowering.unsupported_reason)
     return body_plan(lowering, graph, rejected, step, config)
 
@@ -218,7 +221,7 @@ def test_decode_plans_have_no_kernel_for_runs(context: str) -> None:
     """All others are the same."""
     architecture, config = model((2, *LLAMA_1B[1:]), name="llama")
     lowering = Lowering(LARGE_GPU, "fast")
-    steps = [Step(16, context, "f16", True, decode) for decode in (False, True)]
+    steps = [StepSpec(16, context, "f16", True, decode) for decode in (False, True)]
     mixed, decode = (body(lowering, architecture, config, step) for step in steps)
     assert "attention_tile" in [launch.step.label for launch in mixed.launches]
     others = [launch.step for launch in mixed.launches if launch.step.label != "attention_tile"]
@@ -274,7 +277,7 @@ def test_a_plan_does_not_know_the_context_or_the_pool(caps: DeviceCaps) -> None:
     """States and tables are given by the bytes of one row; a longer context changes no letter of a plan."""
     short, long = plans(caps, "smollm2", 32, context=640), plans(caps, "smollm2", 32, context=131_072)
     for part in short:
-        assert short[part].to_json() == long[part].to_json(), part
+        assert to_json(short[part]) == to_json(long[part]), part
     kv_heads, width = SMOLLM2[3:5]
     states = short["split"].of_role("state")
     assert {spec.nbytes for spec in states.values()} == {2 * kv_heads * width}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shaderlm.graph.batch import PAGE
-from shaderlm.runtime.pages import PagePool, Sequence, pages_for
+from shaderlm.runtime.pages import KvSequence, PagePool, pages_for
 from shaderlm.runtime.prefix_cache import PrefixCache
 
 from .tiers import examples
@@ -21,7 +21,7 @@ class Cache:
         self.cache = PrefixCache(self.pool)
         self.contents: dict[int, list[int]] = {}
 
-    def run(self, ids: list[int], *, keep: bool = True) -> tuple[int, Sequence]:
+    def run(self, ids: list[int], *, keep: bool = True) -> tuple[int, KvSequence]:
         """A sequence of these tokens that begins with what is cached; how much that was."""
         match = self.cache.match(ids)
         sequence, _ = self.pool.share(match.pages, match.length)

@@ -24,7 +24,7 @@ from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.gpu import Device, MatrixShape, open_device
 from shaderlm.gpu.tracer import BY_PASS, IN_PASS, MAX_QUERIES, WALL
 from shaderlm.graph.ops import label
-from shaderlm.models.architecture import Step
+from shaderlm.models.architecture import StepSpec
 from shaderlm.profile.files import trace
 from shaderlm.profile.measure import Event, Phase, profile
 from shaderlm.runtime.gpu_runner import GpuRunner
@@ -85,18 +85,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # Dispatches and sums ------------------------------------------------------------------------------------------
 
 
-def planned(model: GpuRunner, key: Step | Head) -> list[tuple[str, str, str, str]]:
+def planned(model: GpuRunner, key: StepSpec | Head) -> list[tuple[str, str, str, str]]:
     launches = model.plan(key).launches
     return [(each.layer, label(each.op, each.dims), each.route, each.step.label) for each in launches]
 
 
 def prefill(model: GpuRunner, tokens: int, *, last: bool = True) -> list[tuple[str, str, str, str]]:
     head = planned(model, Head(1, tokens, "greedy")) if last else []
-    return planned(model, Step(tokens, cache=model.cache, paged=True)) + head
+    return planned(model, StepSpec(tokens, cache=model.cache, paged=True)) + head
 
 
 def decode(model: GpuRunner) -> list[tuple[str, str, str, str]]:
-    return planned(model, Step(1, cache=model.cache)) + planned(model, Head(1, 1, "greedy", paged=False))
+    return planned(model, StepSpec(1, cache=model.cache)) + planned(model, Head(1, 1, "greedy", paged=False))
 
 
 def names(phase: Phase) -> list[tuple[str, str, str, str]]:
@@ -195,7 +195,7 @@ def test_waiting_for_the_host_is_idle_before_the_first_step_too(taken: Taken, mo
 
 
 def tokens(model: GpuRunner) -> list[int]:
-    session = model.session()
+    session = Session(model)
     try:
         return [session.sample([5, 9, 40, 77]).wait(), *(session.advance().wait() for _ in range(6))]
     finally:

@@ -9,8 +9,9 @@ import pytest
 
 from shaderlm.engine.loading import load_with
 from shaderlm.gpu import Device
-from shaderlm.models.architecture import Step
+from shaderlm.models.architecture import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
+from shaderlm.runtime.session import Session
 
 # A route that is further off is never a default. Mean divergence in nats; how often the likeliest token is the same.
 MAX_DIVERGENCE, MIN_SAME = 1e-4, 0.995
@@ -39,10 +40,10 @@ def test_rounding_keeps_the_quality(rows: int, positions: int, gpu: Device) -> N
     divergences, same = [], []
     with load_with(device=gpu, cache="f16") as fast, load_with(device=gpu, cache="f16", precision="exact") as exact:
         assert isinstance(fast.runner, GpuRunner)
-        routes = {launch.route for launch in fast.runner.plan(Step(rows, cache="f16", paged=rows > 1)).launches}
+        routes = {launch.route for launch in fast.runner.plan(StepSpec(rows, cache="f16", paged=rows > 1)).launches}
         assert rounding_route(rows, gpu) in routes
         ids = fast.tokenize(text)[:positions]
-        sessions = [model.runner.session() for model in (fast, exact)]
+        sessions = [Session(model.runner) for model in (fast, exact)]
         for first in range(0, positions, rows):
             rounded, kept = (session.all_logits(ids[first : first + rows]).astype(np.float64) for session in sessions)
             q, p = (logits - np.logaddexp.reduce(logits, axis=1, keepdims=True) for logits in (rounded, kept))

@@ -21,7 +21,7 @@ from shaderlm.formats import gguf_write, quantize
 from shaderlm.formats.find import find
 from shaderlm.formats.folder import Folder
 from shaderlm.formats.gguf import GgufFile
-from shaderlm.formats.kept import kept, remove
+from shaderlm.formats.local_models import kept, remove
 from shaderlm.formats.opening import open_checkpoint
 from shaderlm.formats.weight_formats import QUANTIZED
 from shaderlm.text import Tokenizer, Vocabulary

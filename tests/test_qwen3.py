@@ -23,9 +23,10 @@ from shaderlm.graph.fuse import FUSIONS, fuse
 from shaderlm.graph.graph import Graph
 from shaderlm.graph.ops import label
 from shaderlm.graph.reference import rope_table
-from shaderlm.models.architecture import Rope, Step, architecture
+from shaderlm.models.architecture import Rope, StepSpec, architecture
 from shaderlm.models.shapes import SYNTHETIC, ModelShape
 from shaderlm.runtime.gpu_runner import GpuRunner
+from shaderlm.runtime.session import Session
 from shaderlm.text import ChatTemplate, Tokenizer, Vocabulary
 
 from . import test_kernels as kernels
@@ -99,7 +100,7 @@ def test_formats(kind: str, tmp_path: Path, device: Device) -> None:
 @pytest.mark.parametrize("on", ["cpu", "gpu"])
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 def test_decode_is_prefill(chunk: int, on: str, on_cpu: LanguageModel, on_gpu: LanguageModel, expected: F64) -> None:
-    session = (on_cpu if on == "cpu" else on_gpu)._runner.session()
+    session = Session((on_cpu if on == "cpu" else on_gpu)._runner)
     try:
         for first in range(0, len(IDS), chunk):
             found = session.logits(IDS[first : first + chunk])
@@ -122,7 +123,7 @@ def test_greedy_answers(tiny: Path, on_cpu: LanguageModel, on_gpu: LanguageModel
 
 def build(rows: int = 3, **options: Any) -> Graph:
     made, config = model(name="qwen3", **options)
-    return made.build(config, Step(rows))
+    return made.build(config, StepSpec(rows))
 
 
 def labels(graph: Graph) -> Counter[str]:
@@ -198,7 +199,7 @@ def test_halves_that_are_no_quads_keep_their_rope(tmp_path: Path, device: Device
     expected = forward(path, IDS[:6])
     with load_with(path, device=device, cache="f32", precision="exact") as model:
         assert isinstance(model._runner, GpuRunner)
-        graph, rejected = model._runner.graph(Step(1))
+        graph, rejected = model._runner.graph(StepSpec(1))
         assert labels(graph)["rope"] == 4
         assert "rotary of 8" in next(r.reason for r in rejected if r.fusion == "rope_kv_write")
         assert_logits(model.logits(IDS[:6]), expected, 2e-4, "heads of 12")
@@ -271,7 +272,7 @@ def test_a_synthetic_one(mix: str) -> None:
     assert sum(int(np.prod(size)) for size in config.shapes.values()) == 596_049_920
     assert config.formats["blk.0.attn_q_norm.weight"] == "f32"
     assert config.formats["blk.9.attn_q.weight"] == {"q4_k_m": "q4_k", "mxfp4_moe": "q8_0"}.get(mix, mix)
-    assert kind.build(config, Step(1)).tensors["hidden"].shape == (1, 1024)
+    assert kind.build(config, StepSpec(1)).tensors["hidden"].shape == (1, 1024)
     assert kind.head(config, 1, 1).tensors["logits"].shape == (1, 151936)
 
 
@@ -281,7 +282,7 @@ def test_synthetic_weights_make_logits(device: Device, monkeypatch: pytest.Monke
     made = {}
     for on in ("cpu", device):
         runner, report = load_synthetic("synthetic:small:q8_0", on)
-        session = runner.session()
+        session = Session(runner)
         made[report.device] = session.logits(list(range(20)))
         session.close()
         assert report.architecture == "qwen3"

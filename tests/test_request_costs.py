@@ -21,7 +21,7 @@ from shaderlm.engine.constraints import GrammarLimits
 from shaderlm.server.errors import ApiError
 from shaderlm.server.limits import Limits, check_limits
 from shaderlm.server.prepare import decode
-from shaderlm.server.served import Served
+from shaderlm.server.served import ServedModel
 from shaderlm.server.types.anthropic import CountTokensRequest, MessagesRequest
 from shaderlm.server.types.llama_server import LlamaCompletionRequest
 from shaderlm.server.types.openai import ChatRequest, CompletionRequest
@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path = write_tiny_llama(tmp_path_factory.mktemp("costs") / "tiny.gguf", context=4096)
     load = loader(path, EngineOptions(parallel=16), limits=LIMITS)
 
-    def limited() -> Served:
+    def limited() -> ServedModel:
         made = load()
         made.model.use_chat_template(TEMPLATE)
         made.model.limit(RenderLimits(LIMITS.template_seconds, LIMITS.template_bytes), GrammarLimits())

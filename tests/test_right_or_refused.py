@@ -21,7 +21,7 @@ from shaderlm.errors import ModelError
 from shaderlm.formats.checkpoint import Checkpoint
 from shaderlm.formats.folder import Folder
 from shaderlm.formats.folder_models import MODEL_TYPES
-from shaderlm.models.architecture import EMBEDDING, OUTPUT, Metadata, Step, architectures
+from shaderlm.models.architecture import EMBEDDING, OUTPUT, Metadata, StepSpec, architectures
 from shaderlm.models.checkpoint import architecture_of, read_config
 from shaderlm.models.metadata_keys import HARMLESS
 from shaderlm.text import Tokenizer, Vocabulary
@@ -204,7 +204,7 @@ class Computed:
 def _graphs(file: Checkpoint) -> str:
     kind = architecture_of(file)
     config = read_config(kind, file)
-    return repr((kind.build(config, Step(9)), kind.head(config, 1, 9), rope_tables(config)))
+    return repr((kind.build(config, StepSpec(9)), kind.head(config, 1, 9), rope_tables(config)))
 
 
 @pytest.fixture(scope="module", params=["graphs", pytest.param("logits", marks=pytest.mark.long)])

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shaderlm.engine.scheduler import Batch, DoesNotFitError, Limits, Scheduler, SequenceState
+from shaderlm.engine.scheduler import Batch, DoesNotFitError, Scheduler, SchedulerLimits, SequenceState
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.pages import KEPT_PAGES
 from shaderlm.runtime.prefix_cache import PrefixCache
-from shaderlm.runtime.runner import Part, Tokens
+from shaderlm.runtime.runner import SequenceChunk, Tokens
 
 from .fake_runner import FakeRunner, continued, hashed
 from .tiers import examples
@@ -51,7 +51,7 @@ def prompt_of(wanted: Wanted, number: int) -> list[int]:
 class Driver:
     """Runs what the scheduler says, with steps in flight, and looks at every step."""
 
-    limits: Limits
+    limits: SchedulerLimits
     ahead: int
     max_pages: int
     deterministic: bool = False
@@ -95,7 +95,7 @@ class Driver:
         parts = []
         for rows in batch.rows:
             assert rows.state.sequence is not None
-            parts.append(Part(rows.state.sequence, rows.ids, "token" if rows.samples else "nothing"))
+            parts.append(SequenceChunk(rows.state.sequence, rows.ids, "token" if rows.samples else "nothing"))
         result = self.runner.step(parts)
         sampled = [
             (rows.state, part.sequence.slot) for rows, part in zip(batch.rows, parts, strict=True) if rows.samples
@@ -116,12 +116,12 @@ class Driver:
         started = [state for state in waiting if state.running]
         assert started == waiting[: len(started)], "in order of priority and arrival"
         assert batch.decode == all(rows.ids is None for rows in batch.rows)
-        assert not any(rows.samples and rows.state.held for rows in batch.rows)
+        assert not any(rows.samples and rows.state.mask_pending for rows in batch.rows)
         has_row = {rows.state.number for rows in batch.rows}
         if not limits.fixed_chunk:
             for state in running:  # nobody who can decode is left out, whatever else is read
                 known = state.in_flight or (state.sequence and state.sequence.length >= len(state.tokens) - 1)
-                ready = state.left and not state.held and not (state.waits and state.in_flight)
+                ready = state.remaining and not state.mask_pending and not (state.needs_host_token and state.in_flight)
                 assert not (state.running and known and ready) or state.number in has_row
         for rows in batch.rows if limits.fixed_chunk else ():
             assert rows.state.sequence is not None
@@ -142,19 +142,19 @@ class Driver:
             state.in_flight -= 1
             state.tokens.append(int(known[slot]))
             self.hold(state)
-            if not state.left and not state.in_flight:
+            if not state.remaining and not state.in_flight:
                 self.end(state)
 
     def hold(self, state: SequenceState) -> None:
         """As the engine does while it has no mask."""
         turns = self.masked.get(state.number, 0)
-        state.held = turns > 0
+        state.mask_pending = turns > 0
         self.held[state] = turns
 
     def go_on(self) -> None:
-        for state in [state for state in self.held if state.held]:
+        for state in [state for state in self.held if state.mask_pending]:
             self.held[state] -= 1
-            state.held = self.held[state] > 0
+            state.mask_pending = self.held[state] > 0
 
     def run(self, requests: list[Wanted], *, keep: bool = False) -> None:
         """`keep`: the cache stays as it is."""
@@ -168,7 +168,7 @@ class Driver:
         while coming or self.scheduler.waiting or self.scheduler.running or self.flying:
             while coming and (coming[0][0].at <= turn or not (self.scheduler.waiting or self.scheduler.running)):
                 request, state = coming.popleft()
-                state.waits, state.client = request.waits, request.client
+                state.needs_host_token, state.client = request.waits, request.client
                 self.hold(state)
                 self.scheduler.add(state)
             for request, state in zip(requests, states, strict=True):
@@ -230,13 +230,13 @@ def test_every_sequence_gets_what_it_gets_alone(
     requests: list[Wanted], ahead: int, max_rows: int, max_running: int, max_pages: int, chunk: int, fixed_chunk: int
 ) -> None:
     max_rows = max(max_rows, fixed_chunk, max_running)
-    Driver(Limits(max_rows, max_running, chunk, fixed_chunk), ahead, max_pages).run(requests)
+    Driver(SchedulerLimits(max_rows, max_running, chunk, fixed_chunk), ahead, max_pages).run(requests)
 
 
 @pytest.mark.parametrize("fixed_chunk", [0, PAGE])
 def test_a_pool_that_is_too_small_preempts_the_youngest(fixed_chunk: int) -> None:
     """Six texts that grow from one page to two, in a pool of seven."""
-    driver = Driver(Limits(PAGE, 6, 64, fixed_chunk), 2, 7)
+    driver = Driver(SchedulerLimits(PAGE, 6, 64, fixed_chunk), 2, 7)
     driver.run([Wanted(0, 100, 60) for _ in range(6)])
     assert driver.scheduler.preemptions >= 2
     firsts = [rows.state.number for batch in driver.steps for rows in batch.rows]
@@ -248,7 +248,7 @@ def test_a_pool_that_is_too_small_preempts_the_youngest(fixed_chunk: int) -> Non
 
 
 def test_a_long_prompt_leaves_decode_rows_in_every_step() -> None:
-    driver = Driver(Limits(64, 4, 32, 0), 2, 100)
+    driver = Driver(SchedulerLimits(64, 4, 32, 0), 2, 100)
     driver.run([Wanted(0, 4, 40), Wanted(0, 4, 40), Wanted(0, 4 * PAGE, 2, at=5)])
     reading = [batch for batch in driver.steps if any(rows.state.number == 2 and rows.ids for rows in batch.rows)]
     assert len(reading) >= 4 * PAGE // 32
@@ -258,7 +258,7 @@ def test_a_long_prompt_leaves_decode_rows_in_every_step() -> None:
 
 
 def test_a_short_prompt_passes_a_long_one() -> None:
-    driver = Driver(Limits(64, 4, 64, 0), 1, 100)
+    driver = Driver(SchedulerLimits(64, 4, 64, 0), 1, 100)
     driver.run([Wanted(0, 5 * PAGE, 2), Wanted(0, 10, 2, at=1)])
     order = [rows.state.number for batch in driver.steps for rows in batch.rows if rows.samples]
     assert order[0] == 1, "its first token comes before the long prompt is read"
@@ -266,10 +266,10 @@ def test_a_short_prompt_passes_a_long_one() -> None:
 
 def test_a_prefix_is_computed_once() -> None:
     """The second request begins after the pages of the first; also while the first is still there."""
-    driver = Driver(Limits(64, 1, 64, 0), 2, 100)
+    driver = Driver(SchedulerLimits(64, 1, 64, 0), 2, 100)
     driver.run([Wanted(2 * PAGE + 9, 5, 3), Wanted(2 * PAGE + 9, 5, 3)])
     assert driver.cache.hits == 2 * PAGE + 9
-    driver = Driver(Limits(64, 2, 64, 0), 2, 100)
+    driver = Driver(SchedulerLimits(64, 2, 64, 0), 2, 100)
     driver.run([Wanted(2 * PAGE + 9, 5, 60), Wanted(2 * PAGE + 9, 5, 3, at=12)])
     assert driver.cache.hits == 2 * PAGE, "whole pages, which the first does not write to any more"
 
@@ -277,16 +277,16 @@ def test_a_prefix_is_computed_once() -> None:
 def test_clients_share_no_prefixes() -> None:
     """Unless they are told to; then in whole pages."""
     texts = [Wanted(2 * PAGE + 9, 5, 3, client=client) for client in ("a", "b", "a")]
-    driver = Driver(Limits(64, 1, 64), 2, 100)
+    driver = Driver(SchedulerLimits(64, 1, 64), 2, 100)
     driver.run(texts)
     assert driver.cache.hits == 2 * PAGE + 9
-    driver = Driver(Limits(64, 1, 64, shares_prefixes=True), 2, 100)
+    driver = Driver(SchedulerLimits(64, 1, 64, shares_prefixes=True), 2, 100)
     driver.run(texts)
     assert driver.cache.hits == 2 * (2 * PAGE)
 
 
 def test_the_pool_grows_before_cached_pages_go() -> None:
-    driver = Driver(Limits(64, 1, 64), 2, 12)
+    driver = Driver(SchedulerLimits(64, 1, 64), 2, 12)
     driver.run([Wanted(0, 3 * PAGE, 1) for _ in range(4)], keep=True)
     assert (driver.runner.pool.pages, driver.cache.pages, driver.cache.evicted) == (12, 12, 0)
     driver.run([Wanted(0, 3 * PAGE + 1, 1, client="another")], keep=True)
@@ -295,7 +295,7 @@ def test_the_pool_grows_before_cached_pages_go() -> None:
 
 def test_cached_pages_do_not_take_all_memory() -> None:
     """The pool grows for them up to twice what sequences use, and seldom: all wait while it grows."""
-    driver = Driver(Limits(64, 1, 64), 2, 1 << 20)
+    driver = Driver(SchedulerLimits(64, 1, 64), 2, 1 << 20)
     grown, grow = list[int](), driver.runner._grow
 
     def counted(pages: int) -> None:
@@ -306,17 +306,17 @@ def test_cached_pages_do_not_take_all_memory() -> None:
     driver.run([Wanted(0, 3 * PAGE, 1) for _ in range(60)], keep=True)
     assert grown == [4, 8, 16, 32, KEPT_PAGES], "twice as many each time"
     assert driver.cache.evicted >= 60 * 3 - KEPT_PAGES
-    beside = Driver(Limits(64, 16, 64), 2, 1 << 20)  # 16 at the same time, of up to six pages
+    beside = Driver(SchedulerLimits(64, 16, 64), 2, 1 << 20)  # 16 at the same time, of up to six pages
     beside.run([Wanted(0, 3 * PAGE, 300) for _ in range(40)], keep=True)
     assert KEPT_PAGES < beside.runner.pool.pages <= 2 * 16 * 6
 
 
 def test_a_request_waits_for_the_pages_of_a_visitor() -> None:
     """Somebody steps a sequence beside the scheduler: a request that finds no pages is not refused for that."""
-    driver = Driver(Limits(64, 4, 64), 2, 4)
+    driver = Driver(SchedulerLimits(64, 4, 64), 2, 4)
     visitor = driver.runner.add()
     driver.scheduler.visitors += 1
-    driver.runner.step([Part(visitor, [1] * 64, "nothing")])
+    driver.runner.step([SequenceChunk(visitor, [1] * 64, "nothing")])
     state = SequenceState(0, [1] * (4 * PAGE - 1), 4 * PAGE - 1, 1)
     driver.scheduler.add(state)
     assert driver.scheduler.schedule() is None
@@ -326,24 +326,24 @@ def test_a_request_waits_for_the_pages_of_a_visitor() -> None:
 
 
 def test_a_request_that_can_never_fit_is_refused() -> None:
-    driver = Driver(Limits(64, 4, 64, 0), 2, 3)
+    driver = Driver(SchedulerLimits(64, 4, 64, 0), 2, 3)
     driver.run([Wanted(0, 20, 5), Wanted(0, 4 * PAGE, 3), Wanted(0, 30, 5)])
     assert driver.refused == {1}
 
 
 def test_a_page_that_is_cached_in_part_takes_nobodys_place() -> None:
     """The second text fills the pool. Its beginning is cached: one page, and a part of another, which is not used."""
-    driver = Driver(Limits(64, 1, 64, 0), 2, 6)
+    driver = Driver(SchedulerLimits(64, 1, 64, 0), 2, 6)
     driver.run([Wanted(200, 440, 3), Wanted(200, 560, 3)])
     assert not driver.refused
     assert driver.cache.hits == PAGE
-    driver = Driver(Limits(64, 1, 64, 0), 2, 7)
+    driver = Driver(SchedulerLimits(64, 1, 64, 0), 2, 7)
     driver.run([Wanted(200, 440, 3), Wanted(200, 560, 3)])
     assert driver.cache.hits == 200, "a page more"
 
 
 def test_nothing_changes_while_the_same_sequences_decode() -> None:
     """The same batch comes again: the engine need not look at its rows."""
-    driver = Driver(Limits(64, 4, 64, 0), 1, 100)
+    driver = Driver(SchedulerLimits(64, 4, 64, 0), 1, 100)
     driver.run([Wanted(0, 4, 50), Wanted(0, 9, 50)])
     assert len({id(batch) for batch in driver.steps}) < 12

@@ -16,7 +16,7 @@ from shaderlm.server.anthropic import conversation_of
 from shaderlm.server.chat import Chat
 from shaderlm.server.generation import Prepared
 from shaderlm.server.responses import Responses
-from shaderlm.server.served import Served
+from shaderlm.server.served import ServedModel
 from shaderlm.server.types.anthropic import CountTokensRequest, MessagesRequest
 from shaderlm.server.types.openai import ChatRequest, CompletionRequest, EmbeddingRequest, Message
 from shaderlm.server.types.responses import MessageItem, ResponsesRequest
@@ -215,7 +215,7 @@ def test_named_and_forbidden_tools(client: openai.OpenAI) -> None:
     assert problem.value.param == "tool_choice"
 
 
-def generated(served: Served, request: Request, texts: Sequence[str]) -> tuple[Handle, list[Delta]]:
+def generated(served: ServedModel, request: Request, texts: Sequence[str]) -> tuple[Handle, list[Delta]]:
     """A handle that generated these texts and ended, and a delta for each of them."""
     handle, deltas = Handle(served.model.engine, request, 0), []
     handle.submitted = handle.started = handle.first = handle.last = 1.0

@@ -32,7 +32,7 @@ from shaderlm.server.chat import Chat
 from shaderlm.server.limits import Limits, limits_of
 from shaderlm.server.prepare import decode
 from shaderlm.server.running import listen
-from shaderlm.server.served import Served
+from shaderlm.server.served import ServedModel
 from shaderlm.server.service import MAX_LARGE_BODIES, Service, WriteCoalescing
 from shaderlm.server.types.openai import ChatRequest, CompletionRequest
 from shaderlm.server.types.responses import ResponsesRequest
@@ -664,7 +664,7 @@ def test_an_origin_that_is_none() -> None:
 def test_while_the_model_is_loaded(path: Path) -> None:
     go_on = threading.Event()
 
-    def slow() -> Served:
+    def slow() -> ServedModel:
         assert go_on.wait(60)
         return loader(path)()
 
@@ -677,7 +677,7 @@ def test_while_the_model_is_loaded(path: Path) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
-    def broken() -> Served:
+    def broken() -> ServedModel:
         raise ModelError("the file is broken")
 
     with running(broken, wait=False) as server:
@@ -714,9 +714,9 @@ def test_a_device_that_is_lost_while_the_server_drains() -> None:
 
     model = SimpleNamespace(engine=Lost(), close=lambda: closed.append("model"))
 
-    def load() -> Served:
+    def load() -> ServedModel:
         loads.append(1)
-        return cast("Served", SimpleNamespace(model=model))
+        return cast("ServedModel", SimpleNamespace(model=model))
 
     service = Service(load)
 

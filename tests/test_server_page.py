@@ -18,7 +18,7 @@ import pytest
 
 from shaderlm.engine.sampling import RANGES
 from shaderlm.errors import DeviceError, QueueFullError
-from shaderlm.server.served import Served
+from shaderlm.server.served import ServedModel
 
 from .browser import Browser
 from .fake_runner import FakeRunner, model_of, tiny_tokenizer
@@ -76,11 +76,11 @@ class Speaker:
         answer = self._answers[prompt]
         return answer[said] if 0 <= said < len(answer) else self._end
 
-    def load(self) -> Served:
+    def load(self) -> ServedModel:
         runner = FakeRunner(self.token, len(self.tokenizer.vocabulary.tokens), context=CONTEXT)
         model = model_of(runner, self.tokenizer)
         model.report = replace(model.report, device="Test GPU 3000", backend="wgpu: the tests are for it")
-        return Served(model, names=("tiny-chat",))
+        return ServedModel(model, names=("tiny-chat",))
 
 
 @pytest.fixture(scope="module")
@@ -580,7 +580,7 @@ def test_a_server_that_ends_within_an_answer(show: Show, speaker: Speaker) -> No
 def test_the_page_waits_for_a_model(show: Show, speaker: Speaker) -> None:
     go = time.monotonic() + 1.5
 
-    def slowly() -> Served:
+    def slowly() -> ServedModel:
         time.sleep(max(0.0, go - time.monotonic()) + 2)
         return speaker.load()
 

@@ -22,8 +22,8 @@ from shaderlm.engine.loading import load_with
 from shaderlm.engine.loop import Engine
 from shaderlm.gpu.command_pool import WORKERS
 from shaderlm.graph.batch import PAGE
-from shaderlm.runtime.gpu_decode import _KEPT_POOLS
-from shaderlm.server.served import Served
+from shaderlm.runtime.gpu_runner import _KEPT_POOLS
+from shaderlm.server.served import ServedModel
 
 from .serving import Running, resident_bytes, running
 from .test_engine_company import assert_greedy
@@ -171,14 +171,14 @@ def test_clients_together(
     prompts = prompts_of(oracle.config.vocabulary, min(requests // 4, 50))
     wanted = sum(-(-(len(prompt) + TOKENS) // PAGE) for prompt in prompts) * clients // len(prompts)
 
-    def load_model() -> Served:
+    def load_model() -> ServedModel:
         model = load_with(tiny, device=device, cache="f32", deterministic=deterministic)
         if deterministic:
             model.runner.max_tokens = PAGE  # chunks, and with them cached prefixes, end at multiples of it
         if requests >= 1000:
             model.runner.warm_up()  # as servers do: later no plan is made
         model.engine.configure(EngineOptions(parallel=clients, cache_tokens=wanted // 3 * PAGE))
-        return Served(model)
+        return ServedModel(model)
 
     kinds = ["leaves" if i % 10 == 5 else "whole" if i % 2 else "stream" for i in range(requests)]
     jobs = [(prompts[i % len(prompts)], kind) for i, kind in enumerate(kinds)]

@@ -126,12 +126,12 @@ def test_without_a_model_the_api_says_so(server: Running) -> None:
 
 
 def test_an_export_beside_a_model(folder: Path) -> None:
-    from shaderlm.server.served import Served
+    from shaderlm.server.served import ServedModel
 
     tokenizer = tiny_tokenizer()
 
-    def load() -> Served:
-        return Served(model_of(FakeRunner(lambda known: 1, len(tokenizer.vocabulary.tokens)), tokenizer))
+    def load() -> ServedModel:
+        return ServedModel(model_of(FakeRunner(lambda known: 1, len(tokenizer.vocabulary.tokens)), tokenizer))
 
     with running(load, web=Export(folder), keys=["k"]) as server, server.client() as http:
         assert http.get("/web/plan.json").status_code == 200, "no key, like the page"

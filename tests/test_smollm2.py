@@ -20,6 +20,7 @@ import shaderlm
 from shaderlm.engine import LanguageModel
 from shaderlm.formats.find import find
 from shaderlm.gpu import Device
+from shaderlm.runtime.session import Session
 
 RECORDED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "smollm2-135m-q4_1-greedy.json").read_text(encoding="utf-8")
@@ -81,7 +82,7 @@ def test_logits_of_the_last_row(on_gpu: LanguageModel, oracle: LanguageModel) ->
     """f32 path: within 2e-2 of the interpreter; after a prompt, and after a decode step."""
     bound = 2e-2 if on_gpu.report.cache == "f32" else 0.2
     ids = SHORT["prompt_ids"] + SHORT["greedy_ids"][:3]
-    sessions = [model._runner.session() for model in (on_gpu, oracle)]
+    sessions = [Session(model._runner) for model in (on_gpu, oracle)]
     try:
         for part in (ids[:-1], ids[-1:]):
             actual, expected = (session.logits(part) for session in sessions)

@@ -8,9 +8,10 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ WGSL = sorted(KERNELS.rglob("*.wgsl"))
 # Imports -------------------------------------------------------------------------------------------------
 
 LAYERS: tuple[str, ...] = (
+    "version",
     "errors",
     "files",
     "limited",
@@ -110,7 +112,7 @@ def wrong(path: Path, name: str) -> bool:
     """Does this import point up, sideways between peers, or past the one module that may be imported?"""
     here = path.relative_to(SOURCE).with_suffix("").parts[0]
     there = [*name.split("."), ""][1]
-    if not name.startswith("shaderlm.") or here == there or here in ("__init__", "__main__") or there == "__version__":
+    if not name.startswith("shaderlm.") or here == there or here in ("__init__", "__main__"):
         return False
     if here not in LAYERS or there not in LAYERS or LAYERS.index(there) > LAYERS.index(here):
         return True
@@ -142,6 +144,25 @@ def test_imports_point_down() -> None:
 )
 def test_the_import_rule_sees_a_wrong_import(file: str, name: str) -> None:
     assert wrong(SOURCE / file, name)
+
+
+def test_no_modules_import_each_other() -> None:
+    """Neither when they are used, nor for types alone."""
+    names = {_module(path): path for path in PYTHON}
+    below = {name: {_home(each, names) for _, each in imports(path)} - {name, ""} for name, path in names.items()}
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as problem:
+        pytest.fail(f"these import each other: {' → '.join(problem.args[1])}")
+
+
+def _module(path: Path) -> str:
+    return ".".join(("shaderlm", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def _home(name: str, modules: Mapping[str, Path]) -> str:
+    """The module that an imported name is, or is from; "" for those of others."""
+    return next((each for each in (name, name.rpartition(".")[0]) if each in modules), "")
 
 
 def test_only_the_gpu_package_imports_wgpu() -> None:

@@ -28,7 +28,8 @@ from shaderlm.gpu.lanes import judge
 from shaderlm.gpu.program import Program, Slot, Step
 from shaderlm.graph.sampling import OUTPUT
 from shaderlm.kernels.wgsl import workgroup_memory
-from shaderlm.runtime.runner import SamplerSettings
+from shaderlm.runtime.sampler_settings import SamplerSettings
+from shaderlm.runtime.session import Session
 from shaderlm.runtime.weights import pieces
 from shaderlm.text import Tokenizer, Vocabulary
 from shaderlm.web import export as exporting
@@ -261,7 +262,7 @@ def expected(made: Exported, prompt: list[int]) -> list[int]:
         greedy: list[int] = recorded(made.name)["greedy"][PROMPTS.index(prompt)]
         return greedy
     runner = runner_of(made.model, None)
-    session = runner.session()
+    session = Session(runner)
     return [session.sample(prompt).wait(), *(session.advance().wait() for _ in range(7))]
 
 
@@ -286,7 +287,7 @@ def test_a_conversation_that_outgrows_its_pages_and_its_class(
     tiny: Exported, native: Any, name: str, length: int, device: Device
 ) -> None:
     """Two turns, the second of fewer rows than a run; then decode steps, over the end of a class or of the pool."""
-    runner, session = WebRunner(tiny.folder, name, device), native.session()
+    runner, session = WebRunner(tiny.folder, name, device), Session(native)
     for turn in (LONG[:length], [5, 9, 12]):
         assert runner.prefill(turn) == session.sample(turn).wait()
     count = 14
@@ -304,7 +305,7 @@ def test_sampled_tokens(tiny: Exported, native: Any, device: Device) -> None:
     for field in ("temperature", "top_k", "top_p"):
         record[field] = getattr(settings, field)
     record["seed_low"] = 7
-    runner, session = WebRunner(tiny.folder, "software", device), native.session()
+    runner, session = WebRunner(tiny.folder, "software", device), Session(native)
     found = [runner.prefill(LONG[:9], "sample", record), *runner.decode(7, "sample", record)]
     assert found == [session.sample(LONG[:9], settings).wait(), *(session.advance(settings).wait() for _ in range(7))]
     assert len(set(found)) > 2

@@ -8,7 +8,8 @@ from collections.abc import Generator
 
 import numpy as np
 
-from ..runtime.runner import GREEDY, DecodeBatch, Part, Runner, Tokens
+from ..runtime.runner import DecodeBatch, Runner, SequenceChunk, Tokens
+from ..runtime.sampler_settings import GREEDY
 
 
 def decode_parallel(runner: Runner, sequences: int, tokens: int, depth: int) -> Generator[int, None, None]:
@@ -29,12 +30,12 @@ def decode_parallel(runner: Runner, sequences: int, tokens: int, depth: int) -> 
         for user in users:
             ids = random(max(1, depth))
             for first in range(0, len(ids), runner.max_tokens):
-                runner.step([Part(user, ids[first : first + runner.max_tokens], "nothing")])
+                runner.step([SequenceChunk(user, ids[first : first + runner.max_tokens], "nothing")])
         while True:
             for user in users:
                 # The last token of the depth is run again: its logits give the first token of this repetition.
                 runner.truncate(user, max(0, depth - 1))
-                runner.step([Part(user, random(1))]).token(user).wait()
+                runner.step([SequenceChunk(user, random(1))]).token(user).wait()
             # Kept for all repetitions, with the steps that it has recorded ahead.
             batch = batch or runner.decode_batch(users, [GREEDY] * sequences)
             start = time.perf_counter_ns()

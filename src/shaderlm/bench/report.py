@@ -9,9 +9,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from .. import __version__
 from ..compile.workload import SOFTWARE_WARNING
 from ..gpu import DeviceCaps
+from ..version import __version__
 from .measure import Row
 
 COLUMNS = ("op", "model", "phase", "what", "shape", "before µs", "after µs", "ratio", "rate", "% roof")

@@ -14,7 +14,6 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from .. import __version__
 from ..compile.execute import lower
 from ..compile.lowering import Lowering
 from ..compile.timing import Clock, Filler, Operands, Sets, calls_for, queue_of, sample_in_turns, sets_for
@@ -28,6 +27,7 @@ from ..graph.ops import label
 from ..models.architecture import Architecture, Config
 from ..runtime.runner import bucket
 from ..runtime.sizes import max_tokens
+from ..version import __version__
 
 # Buckets, and what lies between two of them.
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)

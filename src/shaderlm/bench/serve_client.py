@@ -60,7 +60,7 @@ class Address:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-class Answer:
+class ClientAnswer:
     """What came back: every read with its time."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Answer:
 class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.closed = False
-        self._answer: Answer | None = None
+        self._answer: ClientAnswer | None = None
         self._over: asyncio.Future[None] | None = None
         self._on_body: Callable[[], None] | None = None
 
@@ -188,7 +188,7 @@ class _Connection(asyncio.Protocol):
         else:
             over.set_exception(ConnectionError("the server closed the connection before the answer was complete"))
 
-    async def exchange(self, message: bytes, answer: Answer, on_body: Callable[[], None] | None) -> None:
+    async def exchange(self, message: bytes, answer: ClientAnswer, on_body: Callable[[], None] | None) -> None:
         self._answer, self._on_body = answer, on_body
         self._over = asyncio.get_running_loop().create_future()
         self.transport.write(message)
@@ -204,9 +204,9 @@ class Client:
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
 
-    async def send(self, message: bytes, on_body: Callable[[], None] | None = None) -> Answer:
+    async def send(self, message: bytes, on_body: Callable[[], None] | None = None) -> ClientAnswer:
         """The answer, when it is over. `on_body` is called once, when something of its body is there."""
-        answer = Answer()
+        answer = ClientAnswer()
         while self._idle:
             connection = self._idle.pop()
             if connection.closed:
@@ -233,8 +233,8 @@ class Client:
         return made
 
     async def _exchange(
-        self, connection: _Connection, message: bytes, answer: Answer, on_body: Callable[[], None] | None
-    ) -> Answer:
+        self, connection: _Connection, message: bytes, answer: ClientAnswer, on_body: Callable[[], None] | None
+    ) -> ClientAnswer:
         try:
             await connection.exchange(message, answer, on_body)
         except BaseException:

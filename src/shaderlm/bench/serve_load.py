@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from .serve_client import Address, Answer, Client
+from .serve_client import Address, Client, ClientAnswer
 
 ROUTE = "/v1/completions"
 _LONGEST_ERROR = 300
@@ -63,7 +63,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerInfo:
     """What the server says about its model."""
 
     name: str
@@ -129,7 +129,7 @@ class Run:
     busy: float = 0.0  # CPU seconds of the client
 
 
-def jobs(client: Client, served: Served, load: Load, salt: int, more: Mapping[str, Any] | None = None) -> list[Job]:
+def jobs(client: Client, served: ServerInfo, load: Load, salt: int, more: Mapping[str, Any] | None = None) -> list[Job]:
     """The requests of a load. Another `salt` gives other tokens: servers remember prompts."""
     rng = np.random.default_rng((load.seed, salt))
     shared: list[int] = rng.integers(0, served.vocabulary, load.prefix).tolist()
@@ -169,7 +169,7 @@ async def send(client: Client, job: Job, on_body: Callable[[], None] | None = No
         return partial(Outcome, sent, time.perf_counter(), wanted=job.output, error=str(problem))
 
 
-def outcome(answer: Answer, wanted: int) -> Outcome:
+def outcome(answer: ClientAnswer, wanted: int) -> Outcome:
     """What an answer says."""
     if answer.status != 200:
         return Outcome(answer.sent, answer.ended, wanted=wanted, error=f"{answer.status}: {_message(answer.body())}")
@@ -283,7 +283,7 @@ def _again(given: Sequence[Job]) -> Iterator[Job]:
         yield from given
 
 
-async def describe(client: Client, vocabulary: int | None) -> Served:
+async def describe(client: Client, vocabulary: int | None) -> ServerInfo:
     """What the server's list of models says."""
     status, found = await client.get("/v1/models")
     if status != 200:
@@ -302,7 +302,7 @@ async def describe(client: Client, vocabulary: int | None) -> Served:
     _, props = await client.get("/props")
     said = props if isinstance(props, dict) else {}
     device, backend = (str(said.get(key) or "") for key in ("device", "backend"))
-    return Served(name, int(known), None if context is None else int(context), device, backend)
+    return ServerInfo(name, int(known), None if context is None else int(context), device, backend)
 
 
 async def wait_until_ready(client: Client, seconds: float, is_starting: Callable[[], bool] | None = None) -> bool:

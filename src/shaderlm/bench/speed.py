@@ -113,7 +113,7 @@ def run(
     if test.parallel > 1:
         yield from _run_parallel(runner, test, repetitions, warmup)
         return
-    session = runner.session()
+    session = Session(runner)
     generator = np.random.default_rng(1)
     try:
         filled = _random(generator, runner, test.depth)
@@ -191,13 +191,13 @@ def _once_with_text(model: LanguageModel, test: Trial, generator: np.random.Gene
     one, the first step is that of the token to go on from. The tokens of the depth are in the prefix cache.
     """
     if filled:
-        model.engine.pull(Request(filled, output="hidden")).result()
+        model.engine.submit_lazy(Request(filled, output="hidden")).result()
     words = random_text(generator, model.tokenizer, test.prompt) if test.prompt else ""
     before = filled if test.prompt or filled else _random(generator, model.runner, 1)
     wanted = test.generated + (1 if test.prompt else 0)
     start = time.perf_counter_ns()
     ids = model.tokenize(words)[: test.prompt] if test.prompt else []
-    handle = model.engine.pull(Request([*before, *ids], SAMPLING, wanted, keep_cache=False))
+    handle = model.engine.submit_lazy(Request([*before, *ids], SAMPLING, wanted, keep_cache=False))
     while handle.next_text() is not None:
         pass
     taken = time.perf_counter_ns() - start

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .guard import Comparison
+from .regression import RegressionCheck
 from .speed import Result, Trial, deviation, mean
 
 
@@ -114,7 +114,7 @@ _COMPARED = {"model": 30, "backend": 12, "device": 24, "test": 20, "before t/s":
 _COMPARED_WIDTHS = (*_COMPARED.values(), 7)
 
 
-def compared(comparison: Comparison) -> list[str]:
+def compared(comparison: RegressionCheck) -> list[str]:
     """What a guard found, in lines of Markdown: what was compared, what could not be, and the verdict."""
     found = [_line((*_COMPARED, "verdict"), _COMPARED_WIDTHS), _rule(_COMPARED_WIDTHS)]
     for pair in comparison.pairs:
@@ -154,19 +154,19 @@ def _sql_table(row: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Format:
+class TableFormat:
     """How rows are printed: what comes before the first, each row by number, and what comes after the last."""
 
     row: Callable[[Mapping[str, Any], int], str]
     end: str = ""
 
 
-def formats(*, parallel: bool = False) -> Mapping[str, Format]:
+def formats(*, parallel: bool = False) -> Mapping[str, TableFormat]:
     """Formats by name; `parallel`: tests may run several sequences at once, and the table says how many."""
     return {
-        "md": Format(lambda row, i: _markdown(row, i == 0, parallel)),
-        "csv": Format(lambda row, i: _csv([row], header=i == 0)),
-        "json": Format(lambda row, i: ("[\n" if i == 0 else ",\n") + json.dumps(row, indent=2), "\n]\n"),
-        "jsonl": Format(lambda row, i: json.dumps(row) + "\n"),
-        "sql": Format(lambda row, i: ("" if i else _sql_table(row)) + _sql(row)),
+        "md": TableFormat(lambda row, i: _markdown(row, i == 0, parallel)),
+        "csv": TableFormat(lambda row, i: _csv([row], header=i == 0)),
+        "json": TableFormat(lambda row, i: ("[\n" if i == 0 else ",\n") + json.dumps(row, indent=2), "\n]\n"),
+        "jsonl": TableFormat(lambda row, i: json.dumps(row) + "\n"),
+        "sql": TableFormat(lambda row, i: ("" if i else _sql_table(row)) + _sql(row)),
     }

@@ -9,13 +9,12 @@ import gc
 import io
 import logging
 import os
-import re
 import sys
 
 import click
 
-from .. import __version__
 from ..errors import InputError, ShaderlmError
+from ..version import __version__
 from .batch import batch
 from .bench import bench
 from .chat import chat
@@ -24,7 +23,8 @@ from .export_web import export_web
 from .generate import generate
 from .info import info
 from .interrupts import LostInterrupts
-from .kept import models, pull, rm
+from .local_models import models, pull, rm
+from .options import with_flags
 from .plan import plan
 from .profile import profile
 from .serve import serve
@@ -49,13 +49,6 @@ class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record."""
         print("shaderlm:", with_flags(" ".join(record.getMessage().split())), file=sys.stderr, flush=True)
-
-
-def with_flags(message: str) -> str:
-    """A message for Python's users with its keyword arguments as flags: `device="x"` becomes `--device x`."""
-    return re.sub(
-        r'\b(device|context)=(?:"([^"]*)")?', lambda found: f"--{found[1]} {found[2] or ''}".rstrip(), message
-    )
 
 
 def main() -> None:

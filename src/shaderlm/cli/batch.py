@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import DeviceError, InputError, ModelError
-from .batch_files import Call, Line, RequestFile, ResultFile, request_file
+from .batch_files import BatchCall, Line, RequestFile, ResultFile, request_file
 from .loading import load_model
 from .options import model_options
 from .streaming import tell
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..gpu import Backend
     from ..server.errors import ApiError
     from ..server.generation import Prepared
-    from ..server.served import Served
+    from ..server.served import ServedModel
 
 # How often handles are looked at. Nobody waits for their tokens, so no thread is woken for each of them.
 POLL_SECONDS = 0.01
@@ -78,12 +78,14 @@ def batch(
         if todo:
             with load_model(model, device, backend, context, precision, not no_tune, ignore_keys, quantize) as loaded:
                 from ..engine import EngineOptions
-                from ..formats.embedded import NAME
+                from ..formats.default_model import NAME
                 from ..server.limits import Limits
-                from ..server.served import Served
+                from ..server.served import ServedModel
 
                 trusted = Limits(choices=1 << 20, stop_strings=1 << 20, tools=1 << 20)  # the file is the user's own
-                served = Served(loaded, names, max_tokens, seed, embedding=True, limits=trusted, source=model or NAME)
+                served = ServedModel(
+                    loaded, names, max_tokens, seed, embedding=True, limits=trusted, source=model or NAME
+                )
                 _check_models(asked, results, served, output)
                 if parallel is not None:
                     loaded.engine.configure(EngineOptions(parallel=parallel))
@@ -119,7 +121,7 @@ def _check_results(asked: RequestFile, results: ResultFile, output: Path) -> Non
             )
 
 
-def _check_models(asked: RequestFile, results: ResultFile, served: Served, output: Path) -> None:
+def _check_models(asked: RequestFile, results: ResultFile, served: ServedModel, output: Path) -> None:
     """A name that is not this model's is an error at once, not one per line. Results of two models are not mixed."""
     from ..server.errors import ApiError
 
@@ -142,7 +144,7 @@ def _check_models(asked: RequestFile, results: ResultFile, served: Served, outpu
 
 
 @dataclass(frozen=True)
-class _Job:
+class _BatchJob:
     """A request that runs: one handle, or several for several choices or inputs."""
 
     line: Line
@@ -154,11 +156,11 @@ class _Job:
         return all(handle.finish_reason is not None for handle in self.handles)
 
 
-def _run(asked: RequestFile, todo: Sequence[Line], results: ResultFile, served: Served) -> None:
+def _run(asked: RequestFile, todo: Sequence[Line], results: ResultFile, served: ServedModel) -> None:
     """Each request to its result. Ctrl-C ends the program; what is finished is written."""
     engine, began = served.model.engine, time.monotonic()
     ahead = AHEAD * (engine.options.parallel or served.model.runner.max_outputs)
-    waiting, running = deque(todo), list[_Job]()
+    waiting, running = deque(todo), list[_BatchJob]()
     synced = began
     try:
         with _progress(len(asked.lines), len(asked.lines) - len(todo), engine) as progress, _interrupt() as interrupt:
@@ -216,7 +218,7 @@ def _interrupt() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _started(served: Served, line: Line, call: Call, results: ResultFile) -> _Job | None:
+def _started(served: ServedModel, line: Line, call: BatchCall, results: ResultFile) -> _BatchJob | None:
     """The request on its way; None where it is an error, which is written."""
     from ..server.errors import ApiError
     from ..server.prepare import prepare
@@ -234,7 +236,7 @@ def _started(served: Served, line: Line, call: Call, results: ResultFile) -> _Jo
             raise ApiError(400, "stream: a batch has whole answers; leave it out", param="stream")
         for request in prepared.requests:
             handles.append(served.model.engine.submit(request))
-        return _Job(line, prepared, handles)
+        return _BatchJob(line, prepared, handles)
     except Exception as problem:
         for handle in handles:
             handle.cancel()
@@ -251,7 +253,7 @@ def _api_error(problem: Exception) -> ApiError:
     return ApiError(500, f"{type(problem).__name__}: {problem}") if error.status == 500 else error
 
 
-def _finish(job: _Job, served: Served, results: ResultFile) -> None:
+def _finish(job: _BatchJob, served: ServedModel, results: ResultFile) -> None:
     """Write the result of a request that is finished. A lost device is no result: the request runs again later."""
     try:
         for handle in job.handles:

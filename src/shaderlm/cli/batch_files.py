@@ -34,7 +34,7 @@ class Line(NamedTuple):
     id: str
 
 
-class Call(NamedTuple):
+class BatchCall(NamedTuple):
     """What a line asks for. Only `custom_id` has been checked."""
 
     method: object
@@ -65,7 +65,7 @@ class RequestFile:
         if not self.lines:
             raise InputError(f"{self.name} has no requests; each line must be one, as OpenAI's batches have it")
 
-    def read(self, line: Line) -> Call:
+    def read(self, line: Line) -> BatchCall:
         """A request."""
         self._file.seek(line.offset)
         text = self._file.readline()
@@ -73,7 +73,7 @@ class RequestFile:
         if checked != line:
             raise InputError(f"{self.name} line {line.number} has changed since the batch began; run it again")
         found = json.loads(text)
-        return Call(found.get("method"), found.get("url"), found.get("body"))
+        return BatchCall(found.get("method"), found.get("url"), found.get("body"))
 
     def _checked(self) -> Iterator[Line]:
         seen: dict[str, int] = {}

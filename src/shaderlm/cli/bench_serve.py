@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import __version__
 from ..errors import InputError
+from ..version import __version__
 from .loading import spoken
 from .options import backend_option, precision_option, tune_option
 from .speed import numbers
 
 if TYPE_CHECKING:
     from ..bench.serve_client import Client
-    from ..bench.serve_load import Companion, Load, Run, Served, Span
+    from ..bench.serve_load import Companion, Load, Run, ServerInfo, Span
     from ..bench.serve_process import ServerProcess
 
 _WAVES = 4  # requests per stream, where nothing is said
@@ -260,12 +260,12 @@ def _measure(
             raise InputError(f"the server at {url} loads its model for longer than {_LOAD_SECONDS:g} s")
         served = found["served"] = loop.run(serve_load.describe(client, given["vocabulary"]))
         _check_context(served, given, loads)
-        bench = _Bench(client, served, loop.run, say, not given["no_warmup"])
+        bench = _ServeBench(client, served, loop.run, say, not given["no_warmup"])
         for load in loads:
             bench.measure(load, given["beside"], runs)
 
 
-def _check_context(served: Served, given: dict[str, Any], loads: Sequence[Load]) -> None:
+def _check_context(served: ServerInfo, given: dict[str, Any], loads: Sequence[Load]) -> None:
     beside = given["beside"]
     longest = max(load.prefix + load.prompt.high + load.output.high for load in loads)
     if beside is not None and beside[0] == "prompt":
@@ -274,11 +274,11 @@ def _check_context(served: Served, given: dict[str, Any], loads: Sequence[Load])
         raise InputError(f"prompt and answer need {longest:,} tokens, the server's context holds {served.context:,}")
 
 
-class _Bench:
+class _ServeBench:
     """Runs loads, each after a warm-up: the same with other tokens."""
 
     def __init__(
-        self, client: Client, served: Served, wait: Callable[[Any], Any], say: Callable[[str], None], warmup: bool
+        self, client: Client, served: ServerInfo, wait: Callable[[Any], Any], say: Callable[[str], None], warmup: bool
     ) -> None:
         self._client, self._served, self._wait, self._say, self._warmup = client, served, wait, say, warmup
         self._salt = 0

@@ -17,7 +17,7 @@ import click
 
 from ..errors import InputError, ModelError
 from ..files import atomic_write_text
-from .conversation import Conversation
+from .conversation import ChatSession
 from .history import History, set_up_readline
 from .loading import load_model
 from .options import generation_options, model_options, sampling_options
@@ -66,7 +66,7 @@ def chat(
             raise ModelError(
                 f"{loaded.report.name} has no chat template; use `shaderlm generate`, which continues a text"
             )
-        conversation = Conversation(loaded, options, system, verbose)
+        conversation = ChatSession(loaded, options, system, verbose)
         if _interactive():
             tell(f"{loaded.report.name} on {loaded.report.device}. /help lists the commands")
         _loop(conversation, history)
@@ -86,7 +86,7 @@ def _tell_problem(history: History) -> None:
 # The loop ------------------------------------------------------------------------------------------------
 
 
-def _loop(conversation: Conversation, history: History | None) -> None:
+def _loop(conversation: ChatSession, history: History | None) -> None:
     while True:
         try:
             typed, text, command = _read_message()
@@ -154,12 +154,12 @@ def _read_line(prompt: str) -> str:
 # Commands ------------------------------------------------------------------------------------------------
 
 
-def _reset(conversation: Conversation, argument: str) -> None:
+def _reset(conversation: ChatSession, argument: str) -> None:
     conversation.reset()
     tell("new conversation")
 
 
-def _system(conversation: Conversation, argument: str) -> None:
+def _system(conversation: ChatSession, argument: str) -> None:
     if argument:
         conversation.set_system(None if argument in ('""', "''") else argument)
         tell("there is no system message from here on" if conversation.system is None else "system message set")
@@ -169,26 +169,26 @@ def _system(conversation: Conversation, argument: str) -> None:
         tell(f'{conversation.system}\n(/system TEXT changes it, /system "" removes it)')
 
 
-def _regenerate(conversation: Conversation, argument: str) -> None:
+def _regenerate(conversation: ChatSession, argument: str) -> None:
     conversation.regenerate()
 
 
-def _undo(conversation: Conversation, argument: str) -> None:
+def _undo(conversation: ChatSession, argument: str) -> None:
     if conversation.undo():
         tell(f"your last message and its answer are gone; {_count(conversation.turns, 'turn')} left")
     else:
         tell("there is no message to undo")
 
 
-def _save(conversation: Conversation, argument: str) -> None:
+def _save(conversation: ChatSession, argument: str) -> None:
     _save_to(conversation, "/save", argument)
 
 
-def _save_over(conversation: Conversation, argument: str) -> None:
+def _save_over(conversation: ChatSession, argument: str) -> None:
     _save_to(conversation, "/save!", argument)
 
 
-def _save_to(conversation: Conversation, command: str, argument: str) -> None:
+def _save_to(conversation: ChatSession, command: str, argument: str) -> None:
     if not argument:
         tell(f"{command} needs the name of a file, such as {command} conversation.json")
         return
@@ -204,7 +204,7 @@ def _save_to(conversation: Conversation, command: str, argument: str) -> None:
     tell(f"saved {_count(len(conversation.all_messages), 'message')} to {path}")
 
 
-def _load(conversation: Conversation, argument: str) -> None:
+def _load(conversation: ChatSession, argument: str) -> None:
     if not argument:
         tell("/load needs the name of a file that /save wrote, such as /load conversation.json")
         return
@@ -222,7 +222,7 @@ def _load(conversation: Conversation, argument: str) -> None:
     tell(f"loaded {_count(len(found), 'message')}{hint}")
 
 
-def _set(conversation: Conversation, argument: str) -> None:
+def _set(conversation: ChatSession, argument: str) -> None:
     """Show the settings, or change one."""
     from .settings import change_setting, shown_settings
 
@@ -233,7 +233,7 @@ def _set(conversation: Conversation, argument: str) -> None:
         tell(line)
 
 
-def _help(conversation: Conversation, argument: str) -> None:
+def _help(conversation: ChatSession, argument: str) -> None:
     for usage, (_, meaning) in COMMANDS.items():
         tell(f"{usage:<17}  {meaning}")
     tell(
@@ -246,7 +246,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-COMMANDS: dict[str, tuple[Callable[[Conversation, str], None] | None, str]] = {
+COMMANDS: dict[str, tuple[Callable[[ChatSession, str], None] | None, str]] = {
     "/regenerate": (_regenerate, "answer your last message once more"),
     "/undo": (_undo, "forget your last message and its answer"),
     "/reset": (_reset, "start a new conversation"),
@@ -260,7 +260,7 @@ COMMANDS: dict[str, tuple[Callable[[Conversation, str], None] | None, str]] = {
 }
 
 
-def _command(conversation: Conversation, line: str) -> bool:
+def _command(conversation: ChatSession, line: str) -> bool:
     """Run a command; False if it ends the chat."""
     word, _, argument = line.strip().partition(" ")
     known = {usage.split()[0]: run for usage, (run, _) in COMMANDS.items()}

@@ -27,7 +27,7 @@ _SAME = "temperature is 0, so the same text comes again; /set temperature 0.7 ch
 
 
 @dataclass
-class Conversation:
+class ChatSession:
     """The messages so far, and the model that answers.
 
     `messages` has all of them but the system message. The model sees those from `first` on.

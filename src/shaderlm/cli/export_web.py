@@ -14,7 +14,7 @@ from .models import is_synthetic
 from .options import ignore_key_option, quantize_option
 
 if TYPE_CHECKING:
-    from ..web.model import Model
+    from ..web.model import WebModel
 
 _CONTEXT_HELP = "Largest number of tokens of a conversation.  [default: the model's own]"
 
@@ -47,7 +47,7 @@ def export_web(model: str, folder: str, force: bool, **options: Any) -> None:
 @contextmanager
 def _opened(
     model: str, progress: Progress | None, context: int | None, quantize: str | None, ignore_keys: Sequence[str]
-) -> Iterator[Model]:
+) -> Iterator[WebModel]:
     from ..errors import InputError
     from ..web import model as web
 
@@ -60,17 +60,17 @@ def _opened(
     yield _synthetic(model, context)
 
 
-def _synthetic(model: str, context: int | None) -> Model:
+def _synthetic(model: str, context: int | None) -> WebModel:
     from collections import Counter
     from dataclasses import replace
 
     from ..bench.synthetic import RandomWeights, config_of, parse
     from ..engine.loading import check_context
-    from ..web.model import Model
+    from ..web.model import WebModel
 
     shape, mix = parse(model)
     kind, config = config_of(shape, mix)
     check_context(context, config.context)
     config = replace(config, context=context or config.context)
     types = dict(Counter(config.formats.values()).most_common())
-    return Model(f"{shape.name} {mix}", kind, config, RandomWeights(config), None, types)
+    return WebModel(f"{shape.name} {mix}", kind, config, RandomWeights(config), None, types)

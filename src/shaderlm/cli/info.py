@@ -18,7 +18,7 @@ import click
 from ..errors import InputError, ModelError
 from .loading import progress_bar
 from .models import described, is_synthetic
-from .options import backend_option, ignore_key_option, model_argument, one_model
+from .options import backend_option, ignore_key_option, model_argument, one_model, with_flags
 
 if TYPE_CHECKING:
     from ..formats.checkpoint import Checkpoint
@@ -222,11 +222,11 @@ def _verdict(file: Checkpoint, ignore_keys: Collection[str]) -> tuple[str | None
 def _gpu_reason(model: _Model) -> str | None:
     """Why no GPU can run it, though the CPU can."""
     from ..compile.lowering import check_shapes
-    from ..models.architecture import Step
+    from ..models.architecture import StepSpec
 
     kind, config = model
     try:
-        check_shapes(kind.build(config, Step(1)))
+        check_shapes(kind.build(config, StepSpec(1)))
     except ModelError as refused:
         return str(refused)
     return None
@@ -340,7 +340,6 @@ def _cache_bytes(numbers: Mapping[str, Any]) -> dict[str, int] | None:
 def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     from ..engine.report import counted
     from ..gpu.caps import size
-    from . import with_flags
 
     tokenizer, cache = found["tokenizer"], found["cache_bytes_per_1000_tokens"]
     where = "folder" if Path(found["path"]).is_dir() else "file"

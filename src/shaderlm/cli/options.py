@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -195,3 +196,10 @@ def generation_options(given: dict[str, Any], model: str | None) -> GenerationOp
         checked.sampling.check_vocabulary(_vocabulary_size(model))
     options: GenerationOptions = given  # type: ignore[assignment]  # the names were checked
     return options
+
+
+def with_flags(message: str) -> str:
+    """A message for Python's users with its keyword arguments as flags: `device="x"` becomes `--device x`."""
+    return re.sub(
+        r'\b(device|context)=(?:"([^"]*)")?', lambda found: f"--{found[1]} {found[2] or ''}".rstrip(), message
+    )

@@ -53,6 +53,7 @@ def plan(
     MODEL is a path or a name (default: smollm2-135m), or synthetic:SHAPE:FORMAT, as for `bench`. A kernel of --wgsl
     that this machine's adapter does not use is composed for a target that does, unless --device or --target is given.
     """
+    from ..compile.plan_json import to_json
     from ..compile.plan_text import describe, describe_choices
     from ..engine.planning import plans
     from ..errors import InputError
@@ -72,7 +73,7 @@ def plan(
     tuning = _tuning(caps, no_tune)
     made = plans(*about, caps, tuning=tuning, **options)
     if as_json:
-        print(f"[{','.join(plan.to_json() for plan in made)}]")
+        print(f"[{','.join(map(to_json, made))}]")
         return
     reasons = [describe_choices(made[-1], tuning, options["precision"])] if why else []
     print("\n\n".join([*map(describe, made), *reasons]))

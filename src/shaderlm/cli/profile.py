@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import __version__
+from ..version import __version__
 from .loading import spoken
 from .models import described, opened
 from .options import backend_option, model_argument, one_model, precision_option, tune_option

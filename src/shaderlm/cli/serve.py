@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..engine import LanguageModel
     from ..gpu import Backend
     from ..server.limits import Limits
-    from ..server.served import Served
+    from ..server.served import ServedModel
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _NEEDED = ("starlette", "uvicorn", "msgspec", "prometheus_client")
@@ -156,7 +156,7 @@ def serve(
     Browsers give WebGPU, which --web needs, to HTTPS and to this machine alone: other devices need --ssl-cert-file.
     """
     _check_packages()
-    from ..formats.embedded import NAME as DEFAULT_MODEL
+    from ..formats.default_model import NAME as DEFAULT_MODEL
     from ..server.access import Origins, is_loopback
     from ..server.app import make_app
     from ..server.limits import limits_of
@@ -192,7 +192,7 @@ def serve(
     if not hosts_only and not keys and not is_loopback(host):
         print(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it", file=sys.stderr)
 
-    def load() -> Served:
+    def load() -> ServedModel:
         deterministic = given["deterministic"]
         if model is not None and is_synthetic(model):
             made = _synthetic(model, device, backend, ctx_size, precision, not no_tune, deterministic)
@@ -213,7 +213,7 @@ def serve(
             where = _page_address(address)
             _tell(f"{where}/web/ runs {web.name} in browsers" if where else "browsers cannot run /web/ without HTTPS")
 
-    def loaded(served: Served) -> None:
+    def loaded(served: ServedModel) -> None:
         where = f"{address} has a chat, {address}/v1 is for OpenAI's clients"
         _tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 
@@ -319,11 +319,13 @@ def _template(text: str | None, path: str | None) -> str | None:
     return text if path is None else read_text(path)
 
 
-def _served(model: LanguageModel, source: str, template: str | None, limits: Limits, given: dict[str, Any]) -> Served:
+def _served(
+    model: LanguageModel, source: str, template: str | None, limits: Limits, given: dict[str, Any]
+) -> ServedModel:
     """The model with the server's options. One that does not take them is closed again."""
     from ..engine import EngineOptions
     from ..engine.constraints import GrammarLimits
-    from ..server.served import Served
+    from ..server.served import ServedModel
     from ..text import RenderLimits
 
     try:
@@ -351,7 +353,7 @@ def _served(model: LanguageModel, source: str, template: str | None, limits: Lim
         model.close()
         raise
     n_predict = given["n_predict"]
-    return Served(
+    return ServedModel(
         model,
         names=given["aliases"],
         n_predict=None if n_predict is None or n_predict < 0 else n_predict,

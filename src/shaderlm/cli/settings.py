@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 
 if TYPE_CHECKING:
-    from .conversation import Conversation
+    from .conversation import ChatSession
 
 _WORDS = {"on": True, "off": False, "none": None}
 _LEFT_OUT = {"logit_bias"}  # of the command line's: it would need a token id
 
 
-def shown_settings(conversation: Conversation, name: str = "") -> list[str]:
+def shown_settings(conversation: ChatSession, name: str = "") -> list[str]:
     """A line for the setting of this name, or for each one."""
     values = _values(conversation)
     names = [_named(values, name)] if name else list(values)
@@ -23,7 +23,7 @@ def shown_settings(conversation: Conversation, name: str = "") -> list[str]:
     return [f"{each:<{width}} {_shown(values[each])}" for each in names]
 
 
-def change_setting(conversation: Conversation, name: str, value: str) -> None:
+def change_setting(conversation: ChatSession, name: str, value: str) -> None:
     """Give a setting another value. No value leaves it as it is; a wrong one is an InputError."""
     from ..engine.options import generation_params
 
@@ -40,7 +40,7 @@ def change_setting(conversation: Conversation, name: str, value: str) -> None:
     conversation.options = options
 
 
-def _values(conversation: Conversation) -> dict[str, Any]:
+def _values(conversation: ChatSession) -> dict[str, Any]:
     from ..engine.options import OPTION_NAMES
 
     given: Any = conversation.options

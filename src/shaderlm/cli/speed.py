@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .. import __version__
+from ..version import __version__
 from .models import Opened, check_device, described, is_synthetic, opened
 from .options import backend_option, ignore_key_option, precision_option, tune_option
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ..bench.guard import Speed
+    from ..bench.regression import Speed
     from ..bench.speed import Trial
     from ..bench.tables import Subject
     from ..gpu import Backend, DeviceCaps
@@ -113,14 +113,14 @@ def measure_models(
     **repeated: Any,
 ) -> None:
     """Run every test on every model and device; print a row as soon as there is one, then save and compare them."""
-    from ..bench import guard
+    from ..bench import regression
     from ..files import check_writable
 
     trials = _trials(prompts, generated, both, parallel, depths, with_text)
     subjects = list(itertools.product(models or (None,), devices or ("auto",)))
     if threshold is not None and against is None:
         raise click.UsageError("--threshold is how much slower than --against FILE a row may be; give that too")
-    saved = guard.read(against) if against else None
+    saved = regression.read(against) if against else None
     if save:
         check_writable(save)
     _check(models, devices, repeated["backend"], trials, repeated["ignore_keys"])
@@ -132,7 +132,7 @@ def measure_models(
         interrupted = True
     finally:  # also what there is before an error
         if save and rows.found:
-            guard.save(save, rows.found)
+            regression.save(save, rows.found)
         rows.end()
     if interrupted:
         undone = ", nothing was compared" if against else ""
@@ -247,11 +247,11 @@ def _measure(
 
 def _compare(saved: Sequence[Speed], rows: _Rows, percent: float) -> None:
     """Under the results for people; beside them for programs. Exit code 1 for a regression."""
-    from ..bench import guard
+    from ..bench import regression
     from ..bench.tables import compared
 
-    now = [guard.speed(row, "this run") for row in rows.found]
-    comparison = guard.compare(saved, now, percent)
+    now = [regression.speed(row, "this run") for row in rows.found]
+    comparison = regression.compare(saved, now, percent)
     lines = ["", *compared(comparison)] if rows.for_people else compared(comparison)
     print("\n".join(lines), file=sys.stdout if rows.for_people else sys.stderr, flush=True)
     if comparison.slower:

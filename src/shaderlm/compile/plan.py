@@ -93,12 +93,6 @@ class Plan:
         """The dispatches alone, for a device."""
         return Program(dict.fromkeys(self.buffers, 0), tuple(launch.step for launch in self.launches), self.outputs)
 
-    def to_json(self) -> str:
-        """The plan as JSON text, enough to run it."""
-        from .plan_json import to_json
-
-        return to_json(self)
-
     def of_role(self, role: Role) -> dict[str, BufferSpec]:
         """The buffers of one role."""
         return {name: spec for name, spec in self.buffers.items() if spec.role == role}

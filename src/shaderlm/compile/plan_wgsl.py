@@ -13,7 +13,7 @@ from .tuning import key_of
 
 
 @dataclass(frozen=True)
-class Variant:
+class ShaderVariant:
     """One text of a kernel, and the dispatches that run it, in words."""
 
     source: str
@@ -25,7 +25,7 @@ def kernels_of(plans: Sequence[Plan]) -> list[str]:
     return sorted({launch.step.label for plan in plans for launch in plan.launches})
 
 
-def variants_of(plans: Sequence[Plan], kernel: str) -> list[Variant]:
+def variants_of(plans: Sequence[Plan], kernel: str) -> list[ShaderVariant]:
     """The texts of a kernel in the order of their first dispatch."""
     found: dict[str, dict[str, int]] = {}
     for plan in plans:
@@ -36,12 +36,12 @@ def variants_of(plans: Sequence[Plan], kernel: str) -> list[Variant]:
                 counts = found.setdefault(launch.step.source, {})
                 counts[use] = counts.get(use, 0) + 1
     return [
-        Variant(source, tuple(f"{use}, {n} dispatch{'es' if n > 1 else ''}" for use, n in counts.items()))
+        ShaderVariant(source, tuple(f"{use}, {n} dispatch{'es' if n > 1 else ''}" for use, n in counts.items()))
         for source, counts in found.items()
     ]
 
 
-def labelled(kernel: str, target: str, variants: Sequence[Variant], number: int) -> str:
+def labelled(kernel: str, target: str, variants: Sequence[ShaderVariant], number: int) -> str:
     """Variant `number`, counted from 1, under a comment that lists all of them."""
     which = f"variant {number} of {len(variants)}" if len(variants) > 1 else "the only variant"
     lines = [f"{kernel} for {target}: {which}"]

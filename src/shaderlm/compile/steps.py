@@ -9,7 +9,7 @@ from ..graph.fuse import RejectedFusion, fuse
 from ..graph.graph import Graph, Node, Tensor
 from ..graph.ops import resolve
 from ..graph.sampling import MAX_LOGPROBS
-from ..models.architecture import Architecture, Config, Step
+from ..models.architecture import Architecture, Config, StepSpec
 from .lowering import Lowering
 from .plan import Plan, joined
 
@@ -34,7 +34,7 @@ def step_name(tokens: int) -> str:
 
 
 def body_plan(
-    lowering: Lowering, graph: Graph, rejected: tuple[RejectedFusion, ...], step: Step, config: Config
+    lowering: Lowering, graph: Graph, rejected: tuple[RejectedFusion, ...], step: StepSpec, config: Config
 ) -> Plan:
     """The plan of a step's fused graph."""
     return lowering.plan(step_name(step.tokens), graph, rejected, step.tokens, rope_tables(config))
@@ -55,7 +55,7 @@ def step_plan(
     lowering: Lowering,
     architecture: Architecture,
     config: Config,
-    step: Step,
+    step: StepSpec,
     head: Head,
     fusions: Sequence[str] | None = None,
 ) -> Plan:

@@ -7,15 +7,15 @@ from .language_model import LanguageModel
 from .loading import load
 from .loop import Engine
 from .options import ChatOptions, GenerationOptions
-from .request import Constrains, Constraint, Delta, EngineOptions, EngineStats, Request, SequenceInfo, Usage
+from .request import Constraint, ConstraintFactory, Delta, EngineOptions, EngineStats, Request, SequenceInfo, Usage
 from .sampling import SamplingParams
 
 __all__ = [
     "AsyncStream",
     "ChatOptions",
     "Completion",
-    "Constrains",
     "Constraint",
+    "ConstraintFactory",
     "Delta",
     "Engine",
     "EngineOptions",

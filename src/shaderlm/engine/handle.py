@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runtime.runner import SamplerSettings
+from ..runtime.sampler_settings import SamplerSettings
 from ..text import TextStream
 from .completion import Completion, Timing, TokenLogprob
 from .request import Delta, Request, Usage
@@ -21,7 +21,30 @@ from .sampling import settings_of
 from .scheduler import SequenceState
 
 if TYPE_CHECKING:
-    from .loop import Engine
+    from ..text import Tokenizer
+
+
+class Driver(Protocol):
+    """What a handle asks of the engine that made it."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def has_thread(self) -> bool:
+        """Does the engine's own thread step?"""
+
+    @property
+    def in_step(self) -> bool:
+        """Does the calling thread step?"""
+
+    def start(self, handle: Handle) -> None:
+        """Submit a handle that is not submitted yet."""
+
+    def cancel(self, handle: Handle) -> None:
+        """End a request before the next step, or now if nobody steps."""
+
+    def drive_or_wait(self, handle: Handle) -> None:
+        """Step once, or wait until the engine's thread has something for a handle."""
 
 
 class _Item(NamedTuple):
@@ -39,7 +62,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     first read, and the thread that reads it steps the engine, as long as nothing else runs.
     """
 
-    def __init__(self, engine: Engine, request: Request, number: int, *, pulled: bool = False) -> None:
+    def __init__(self, engine: Driver, request: Request, number: int, *, pulled: bool = False) -> None:
         self.id, self.request, self.pulled = number, request, pulled
         self.finish_reason: str | None = None
         self.stop_match: str | int | None = None  # after "stop": the stop string or token id that came
@@ -57,10 +80,10 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.ending: str | None = None  # the reason, where its last token came and its text is not made yet
         prompt = list(request.prompt_ids)
         self.sequence = SequenceState(number, prompt, len(prompt), 0, request.priority, request.cache_prompt)
-        self.sequence.owner, self.sequence.contiguous, self.sequence.kept = self, pulled, request.keep_cache
+        self.sequence.owner, self.sequence.contiguous, self.sequence.cache_on_finish = self, pulled, request.keep_cache
         self.sequence.client = request.client
         self.constraint = None if request.constraint is None else request.constraint.start()
-        self.sequence.waits = self.sequence.held = self.constraint is not None
+        self.sequence.needs_host_token = self.sequence.mask_pending = self.constraint is not None
         self._engine = engine
         self._text = TextStream(engine.tokenizer, request.stop, request.shown_ids)
         self._items: deque[_Item] = deque()
@@ -110,9 +133,9 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     def _wait_for_items(self) -> None:
         try:
             while not self._items and self.finish_reason is None:
-                self._engine.serve(self)
+                self._engine.drive_or_wait(self)
         except BaseException:  # Ctrl-C, while the engine's thread is at it
-            if not self._engine.stepped_here:  # as a signal handler would, which must not read; what it interrupts may
+            if not self._engine.in_step:  # as a signal handler would, which must not read; what it interrupts may
                 self.cancel()
             raise
 
@@ -124,7 +147,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
 
     def wait_for_end(self) -> None:
         """Until it has ended, where the engine's thread is at it. Whoever steps the engine does not wait for itself."""
-        while self.finish_reason is None and self._engine.has_thread and not self._engine.stepped_here:
+        while self.finish_reason is None and self._engine.has_thread and not self._engine.in_step:
             self._over.wait(0.1)  # the engine's thread may leave it to its reader
 
     def __aiter__(self) -> Handle:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..errors import ContextSizeError, InputError, ModelError
 from ..models.architecture import Config
 from ..runtime.runner import Runner
+from ..runtime.session import Session
 from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
 from ..text.chat_output import END_OF_THINK, THINK
 from .completion import AsyncStream, Completion, Stream
@@ -101,7 +102,7 @@ class LanguageModel:
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Stream:
         """The same as `generate`, as a stream of text."""
-        return Stream(self.engine.pull(self.request(prompt, **options)))
+        return Stream(self.engine.submit_lazy(self.request(prompt, **options)))
 
     async def agenerate(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Completion:
         """`generate` in asyncio. A task that is cancelled ends the generation."""
@@ -133,7 +134,7 @@ class LanguageModel:
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Stream:
         """The same as `chat`, as a stream of text. Only what is not in the cache is computed."""
-        return Stream(self.engine.pull(self.chat_request(messages, **options)))
+        return Stream(self.engine.submit_lazy(self.chat_request(messages, **options)))
 
     async def achat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
         """`chat` in asyncio. A task that is cancelled ends the generation."""
@@ -224,7 +225,7 @@ class LanguageModel:
         """Logits after each of these tokens, [T, vocabulary]."""
         given = token_ids("ids", ids)
         self._check_tokens(len(given))
-        with self.engine.visit(), closing(self._runner.session()) as session:
+        with self.engine.visit(), closing(Session(self._runner)) as session:
             return session.all_logits(given)
 
     def prepare_grammars(self) -> None:

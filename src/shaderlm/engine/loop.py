@@ -12,7 +12,7 @@ of the last token was made, which may end the request and ask it for the last ti
 nothing but masks is on its way, the turn waits for one, or until `_wake` is called.
 
 Locks, in the order in which they are taken:
-- `_drive`: who has it steps. It is held while a token is awaited. `_driver` is the thread that is inside a turn: a
+- `_step_lock`: who has it steps. It is held while a token is awaited. `_driver` is the thread that is inside a turn: a
   signal handler runs in the thread that it interrupts, which may be this one.
 - `Runner.lock` covers the pool, the prefix cache, the scheduler and what is submitted. Nobody waits under it.
 - `_lock` covers which requests there are, and whether the thread runs.
@@ -37,20 +37,21 @@ from operator import is_not
 
 from ..errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from ..graph.batch import PAGE
-from ..runtime.pages import Sequence, pages_for
+from ..runtime.pages import KvSequence, pages_for
 from ..runtime.prefix_cache import PrefixCache
-from ..runtime.runner import U32, DecodeBatch, Gives, Part, Runner, SamplerSettings, StepResult, Tokens, bucket
+from ..runtime.runner import U32, DecodeBatch, OutputKind, Runner, SequenceChunk, StepResult, Tokens, bucket
+from ..runtime.sampler_settings import SamplerSettings
 from ..text import Tokenizer
 from .completion import TokenLogprob
 from .handle import Handle, wake
 from .histogram import Histogram
 from .masks import IN_PLACE_SECONDS, Mask, Masks, computed
 from .request import EngineOptions, EngineStats, Request, SequenceInfo
-from .scheduler import Batch, DoesNotFitError, Limits, Rows, Scheduler, SequenceState
+from .scheduler import Batch, DoesNotFitError, Rows, Scheduler, SchedulerLimits, SequenceState
 
 
 @dataclass(eq=False, slots=True)
-class _Flight:
+class InFlightStep:
     """A step on its way: the sequences that it runs, and those that get a token or a hidden state, with their slots."""
 
     states: list[SequenceState]
@@ -91,7 +92,7 @@ class Engine:
         self._scheduler = Scheduler(runner.pool, self._cache, self._limits(), runner.share, runner.free)
         self._scheduler.preempted = _weak(self._forget)
         runner.reclaim = self._cache.reclaim
-        self._drive = threading.RLock()  # reentrant for a signal that comes between taking it and `_driver`
+        self._step_lock = threading.RLock()  # reentrant for a signal that comes between taking it and `_driver`
         self._driver = 0  # the thread that is inside a turn
         self._lock = threading.RLock()  # reentrant: a signal handler may close the model
         self._idle = threading.Condition(self._lock)
@@ -101,9 +102,9 @@ class Engine:
         self._new: deque[Handle] = deque()
         self._cancels: deque[Handle] = deque()
         self._deadlines: list[tuple[float, int]] = []  # with ids; a heap
-        self._flying: deque[_Flight] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
         self._decode: DecodeBatch | None = None
-        self._members: list[Sequence] = []  # of the decode batch
+        self._members: list[KvSequence] = []  # of the decode batch
         self._steady: tuple[Batch | None, list[SequenceState], list[tuple[SequenceState, int]]] = (None, [], [])
         self._settings: list[SamplerSettings] = []
         self._masks = Masks()
@@ -120,11 +121,11 @@ class Engine:
 
     # Limits --------------------------------------------------------------------------------------------------
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> SchedulerLimits:
         runner, options = self._runner, self.options
         rows, outputs = runner.max_tokens, min(runner.max_outputs, runner.max_tokens)
         running = outputs if options.parallel is None else min(options.parallel, outputs)
-        return Limits(rows, running, options.chunk_tokens or rows, runner.fixed_chunk, options.share_prefixes)
+        return SchedulerLimits(rows, running, options.chunk_tokens or rows, runner.fixed_chunk, options.share_prefixes)
 
     def _max_pages(self) -> int:
         """Of the pool, if the device has the memory."""
@@ -147,7 +148,7 @@ class Engine:
             raise InputError(f"queue must be None or a whole number of at least 0, got {options.queue!r}")
         if active := self._all_active():
             raise InputError(f"the engine has {len(active)} requests; configure it before the first one")
-        with self._drive, self._runner.lock:
+        with self._step_lock, self._runner.lock:
             self._driver = threading.get_ident()
             try:
                 if options.cache_tokens is not None:
@@ -180,15 +181,15 @@ class Engine:
 
     def submit(self, request: Request) -> Handle:
         """Start a request; its handle is read from a thread or in asyncio. Does not wait for the device."""
-        made = self._made(request, pulled=False)
+        made = self._create_handle(request, pulled=False)
         self.start(made)
         return made
 
-    def pull(self, request: Request) -> Handle:
+    def submit_lazy(self, request: Request) -> Handle:
         """A request that starts when it is first read, by a thread, which may step the engine."""
-        return self._made(request, pulled=True)
+        return self._create_handle(request, pulled=True)
 
-    def _made(self, request: Request, *, pulled: bool) -> Handle:
+    def _create_handle(self, request: Request, *, pulled: bool) -> Handle:
         self._check_open()
         prompt, context = len(request.prompt_ids), self.context
         if not prompt:
@@ -198,7 +199,7 @@ class Engine:
             raise ContextSizeError(f"{holds}. Shorten the prompt, or give the cache more memory", prompt, context)
         self._check(request)
         made = Handle(self, request, next(self._numbers), pulled=pulled)
-        made.sequence.left = 1 if request.output == "hidden" else min(request.max_tokens, context - prompt + 1)
+        made.sequence.remaining = 1 if request.output == "hidden" else min(request.max_tokens, context - prompt + 1)
         return made
 
     def _check(self, request: Request) -> None:
@@ -273,13 +274,13 @@ class Engine:
 
     def _attend_unless_driven(self) -> None:
         """Whoever steps attends to it otherwise, or looks again when it is done."""
-        while self._cancels and self._drive.acquire(blocking=False):
+        while self._cancels and self._step_lock.acquire(blocking=False):
             try:
-                if self.stepped_here:
+                if self.in_step:
                     return
-                self._inside(self._attend)
+                self._guarded(self._process_control)
             finally:
-                self._drive.release()
+                self._step_lock.release()
 
     # Who steps -----------------------------------------------------------------------------------------------
 
@@ -289,13 +290,13 @@ class Engine:
         return self._thread is not None
 
     @property
-    def stepped_here(self) -> bool:
+    def in_step(self) -> bool:
         """Does the calling thread step?"""
         return self._driver == threading.get_ident()
 
-    def serve(self, handle: Handle) -> None:
+    def drive_or_wait(self, handle: Handle) -> None:
         """Step once, or wait until the engine's thread has something for a handle. The reader looks again then."""
-        if self.stepped_here:
+        if self.in_step:
             raise InputError(
                 "this thread is in the middle of a step of this model: a signal handler or a constraint asked for "
                 "text. Have it set a flag, and generate where the flag is read"
@@ -306,15 +307,15 @@ class Engine:
             handle.wait_in_thread()
             return
         try:
-            with self._drive:
+            with self._step_lock:
                 if self._thread is None and handle.finish_reason is None:
-                    self._inside(self._turn, handle)
+                    self._guarded(self._iterate, handle)
         finally:
             if self._cancels:  # by a thread that did not get the lock
                 self._attend_unless_driven()
 
-    def _inside(self, work: Callable[[], None], raising: Handle | None = None) -> None:
-        """Do a part of a turn, with `_drive` held. After an error, nothing is left half done."""
+    def _guarded(self, work: Callable[[], None], raising: Handle | None = None) -> None:
+        """Do a part of a turn, with `_step_lock` held. After an error, nothing is left half done."""
         self._driver = threading.get_ident()
         try:
             work()
@@ -345,24 +346,24 @@ class Engine:
                     if left is not None:
                         left.release()  # its reader steps
                     return
-            with self._drive, suppress(BaseException):  # readers are told
-                self._inside(self._turn)
+            with self._step_lock, suppress(BaseException):  # readers are told
+                self._guarded(self._iterate)
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         """Wait for the oldest step, submit the next one, make text of its tokens."""
-        flying, ahead = self._flying, self._runner.steps_ahead
-        self._attend()
-        self._hand_over()
-        if len(flying) < ahead:
+        in_flight, ahead = self._in_flight, self._runner.steps_ahead
+        self._process_control()
+        self._dispatch_masks()
+        if len(in_flight) < ahead:
             self._fill(ahead)
-        if not flying:
+        if not in_flight:
             self._wait_for_masks()
             if self._scheduler.visitors and not self._masking and not self._unmasked:  # their pages may be missing
                 time.sleep(_RETRY_SECONDS)
             return
-        flight = flying[0]
+        flight = in_flight[0]
         tokens = flight.wait()
-        flying.popleft()
+        in_flight.popleft()
         confirmed = self._confirm(flight, tokens, time.monotonic())
         try:
             if ahead > 1:
@@ -370,11 +371,11 @@ class Engine:
                 self._fill(ahead)
         finally:
             self._deliver(confirmed)  # a sequence that goes on after an error has these tokens
-        self._hand_over()
+        self._dispatch_masks()
 
     # Steps ---------------------------------------------------------------------------------------------------
 
-    def _attend(self) -> None:
+    def _process_control(self) -> None:
         """Requests that are new, cancelled or late."""
         if self._new:
             with self._runner.lock:
@@ -428,7 +429,7 @@ class Engine:
                 self._admit()
             for mask in self._masks.taken():
                 self._take_mask(mask)
-            while len(self._flying) < ahead:
+            while len(self._in_flight) < ahead:
                 try:
                     batch = self._scheduler.schedule()
                 except DoesNotFitError as problem:
@@ -444,7 +445,7 @@ class Engine:
                     self._growth_error = problem
                     continue
                 self._scheduler.submitted(batch)
-                self._flying.append(flight)
+                self._in_flight.append(flight)
 
     def _could_not_grow(self, batch: Batch) -> bool:
         """Is the pool as large as it can be, which is now known? Then its pages must do."""
@@ -459,12 +460,12 @@ class Engine:
         pool.max_pages = pool.pages
         return True
 
-    def _submitted(self, batch: Batch) -> _Flight:
+    def _submitted(self, batch: Batch) -> InFlightStep:
         if batch is self._steady[0]:  # nothing changed since the last step
             assert self._decode is not None
             tokens = self._decode.step()
             self._count_step(len(batch.rows))
-            return _Flight(*self._steady[1:], tokens)
+            return InFlightStep(*self._steady[1:], tokens)
         states = [rows.state for rows in batch.rows]
         sampled = [(rows.state, _sequence(rows.state).slot) for rows in batch.rows if rows.samples]
         if batch.decode:
@@ -474,7 +475,7 @@ class Engine:
                 settings is state.owner.settings for settings, state in zip(self._settings, states, strict=True)
             )
             self._steady = (batch if fixed else None, states, sampled)
-            return _Flight(states, sampled, tokens)
+            return InFlightStep(states, sampled, tokens)
         for state in states:
             self._note_start(state)
         parts = [self._part(rows) for rows in batch.rows]
@@ -484,7 +485,7 @@ class Engine:
         if any(part.gives == "hidden" for part in parts):
             giving = [state for state, part in zip(states, parts, strict=True) if part.gives != "nothing"]
             outputs = {state: i for i, state in enumerate(giving)}
-        return _Flight(states, sampled, result.tokens, result, outputs)
+        return InFlightStep(states, sampled, result.tokens, result, outputs)
 
     def _count_step(self, rows: int) -> None:
         self._steps += 1
@@ -509,18 +510,18 @@ class Engine:
             self._members = sequences
         return batch.step()
 
-    def _part(self, rows: Rows) -> Part:
+    def _part(self, rows: Rows) -> SequenceChunk:
         state, sequence = rows.state, _sequence(rows.state)
         if not rows.samples:
-            return Part(sequence, rows.ids, "nothing")
+            return SequenceChunk(sequence, rows.ids, "nothing")
         handle: Handle = state.owner
-        gives: Gives = "token" if handle.request.output == "text" else "hidden"
+        gives: OutputKind = "token" if handle.request.output == "text" else "hidden"
         settings = _settings(state)
         if settings.penalizes and not sequence.has_history:
             self._runner.set_history(sequence, state.tokens)
-        return Part(sequence, rows.ids, gives, settings)
+        return SequenceChunk(sequence, rows.ids, gives, settings)
 
-    def _confirm(self, flight: _Flight, tokens: U32 | None, now: float) -> Confirmed:
+    def _confirm(self, flight: InFlightStep, tokens: U32 | None, now: float) -> Confirmed:
         """The tokens of a step are known. Sequences that end by their ids or their number end here."""
         found: Confirmed = []
         before, after_it = 0.0, 0  # most sequences have their last tokens from the same step: these are counted at once
@@ -555,7 +556,7 @@ class Engine:
             if goes_on is False:
                 handle.ending = "stop"
                 self._stop(state)
-            elif goes_on and not state.left and not state.in_flight:
+            elif goes_on and not state.remaining and not state.in_flight:
                 handle.ending = "length"
                 self._stop(state)
             logprob = None
@@ -567,7 +568,7 @@ class Engine:
             self._token_gaps.observe(now - before, after_it)
         return found
 
-    def _take_hidden(self, flight: _Flight, state: SequenceState) -> None:
+    def _take_hidden(self, flight: InFlightStep, state: SequenceState) -> None:
         assert flight.result is not None
         assert flight.result.hidden is not None
         assert flight.outputs is not None
@@ -584,14 +585,14 @@ class Engine:
         except Exception as problem:  # of this request alone
             self._fail(state, problem)
             return False
-        if goes_on is False or (goes_on and not state.left):
+        if goes_on is False or (goes_on and not state.remaining):
             return goes_on
-        state.held = True
+        state.mask_pending = True
         if not self._masks_in_place(handle):
             self._unmasked.append(handle)
             return goes_on
         mask = self._computed(handle)
-        if mask.error is None and (mask.settings is None or not state.left):
+        if mask.error is None and (mask.settings is None or not state.remaining):
             return mask.settings is not None
         self._take_mask(mask)
         return True
@@ -608,7 +609,7 @@ class Engine:
         assert handle.constraint is not None
         return computed(handle.id, handle.constraint, _plain_settings(handle), self._runner.config.vocabulary)
 
-    def _hand_over(self) -> None:
+    def _dispatch_masks(self) -> None:
         """Have masks computed, of requests that are not over."""
         while self._unmasked:
             handle = self._unmasked.popleft()
@@ -633,13 +634,13 @@ class Engine:
         if handle is None:  # it is over
             return
         state = handle.sequence
-        state.held = False
+        state.mask_pending = False
         if mask.error is not None:
             self._fail(state, mask.error)
             return
         if len(state.tokens) > state.prompt_tokens:  # the first is often there already, and says nothing of the others
             handle.mask_seconds = max(mask.seconds, 0.8 * (handle.mask_seconds or 0.0))
-        if mask.settings is not None and state.left:
+        if mask.settings is not None and state.remaining:
             handle.masked = mask.settings
             return
         handle.ending = "stop" if mask.settings is None else "length"
@@ -647,7 +648,7 @@ class Engine:
         self._over(handle)
         wake([handle])
 
-    def _owed(self, handle: Handle) -> bool:
+    def _mask_pending(self, handle: Handle) -> bool:
         """Will there be a mask for it?"""
         return handle.id in self._masking or handle in self._unmasked
 
@@ -717,12 +718,12 @@ class Engine:
 
     def _forget(self, state: SequenceState) -> None:
         """Nobody waits for its rows any more; nor for steps that have no others."""
-        for flight in list(self._flying):
+        for flight in list(self._in_flight):
             if state in flight.states:
                 flight.states = [each for each in flight.states if each is not state]
                 flight.sampled = [each for each in flight.sampled if each[0] is not state]
                 if not flight.states:
-                    self._flying.remove(flight)
+                    self._in_flight.remove(flight)
 
     def _fail(self, state: SequenceState, error: BaseException) -> None:
         handle: Handle = state.owner
@@ -781,7 +782,7 @@ class Engine:
 
     def _recover(self, problem: BaseException, raising: Handle | None) -> None:
         with self._runner.lock:
-            self._flying.clear()
+            self._in_flight.clear()
             self._members, self._steady = [], (None, [], [])
             scheduler, waiting = self._scheduler, set(self._scheduler.waiting)
             if isinstance(problem, DeviceError) and not self._runner.usable:
@@ -794,7 +795,11 @@ class Engine:
                 or handle is raising
                 or (handle.sequence not in waiting and handle not in self._new)
                 # Its mask may have been on its way from one thread to the other.
-                or (handle.sequence.held and handle not in self._new and (interrupted or not self._owed(handle)))
+                or (
+                    handle.sequence.mask_pending
+                    and handle not in self._new
+                    and (interrupted or not self._mask_pending(handle))
+                )
             ]
             failed = failed or active  # a turn that fails with nothing on its way would fail again
             for handle in failed:
@@ -835,17 +840,17 @@ class Engine:
         with self._lock:
             self._closed = True
         self._wake()
-        if self.stepped_here:
+        if self.in_step:
             return  # a signal handler: whoever steps looks again
-        with self._drive:
-            self._inside(self._let_go)
+        with self._step_lock:
+            self._guarded(self._let_go)
         thread = self._thread
         if thread is not None:
             thread.join()
         self._masks.join()
 
     def _let_go(self) -> None:
-        self._attend()
+        self._process_control()
         with self._runner.lock:
             self._cache.clear()
             if self._decode is not None:
@@ -902,7 +907,7 @@ class Engine:
         ]
 
 
-def _sequence(state: SequenceState) -> Sequence:
+def _sequence(state: SequenceState) -> KvSequence:
     assert state.sequence is not None
     return state.sequence
 

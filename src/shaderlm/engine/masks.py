@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from ..runtime.adjusted import check_settings
-from ..runtime.runner import SamplerSettings
+from ..runtime.sampler_settings import SamplerSettings
 from .request import Constraint
 
 IN_PLACE_SECONDS = 100e-6  # a mask that takes less holds nobody up; another thread would take longer to begin with it

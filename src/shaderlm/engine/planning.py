@@ -32,7 +32,7 @@ from ..gpu.adapters import choose as choose_adapter
 from ..graph.batch import CONTEXTS, PAGE, context_class
 from ..graph.fuse import fuse
 from ..graph.graph import Graph, Node
-from ..models.architecture import Architecture, Config, Step
+from ..models.architecture import Architecture, Config, StepSpec
 from ..models.checkpoint import architecture_of
 from ..runtime.runner import bucket
 from ..runtime.sizes import Memory, cache_format, max_outputs, max_tokens, memory_of, pages_of
@@ -134,7 +134,7 @@ def plans(
     lowering = Lowering(caps, precision, tuning)
 
     def made(rows: int, keys: int, paged: bool) -> Plan:
-        step = Step(rows, context_class(keys, config.head_width), cache_format(caps), paged)
+        step = StepSpec(rows, context_class(keys, config.head_width), cache_format(caps), paged)
         return step_plan(lowering, kind, config, step, Head(1, rows, "greedy", paged), fusions)
 
     return [made(bucket(tokens), depth + tokens, True), made(1, depth + 1, False)]
@@ -146,7 +146,7 @@ def memory(kind: Architecture, config: Config, caps: DeviceCaps, context: int, *
     lowering, largest, cache = Lowering(caps, precision), max_tokens(config, caps), cache_format(caps)
     bodies, heads = [], []
     for tokens in (1, largest):
-        step = Step(tokens, context_class(context, config.head_width), cache, tokens > 1)
+        step = StepSpec(tokens, context_class(context, config.head_width), cache, tokens > 1)
         head = Head(1, tokens, "greedy", tokens > 1)
         body = fuse(kind.build(config, step), None, lowering.unsupported_reason)
         bodies.append(body_plan(lowering, *body, step, config))
@@ -157,7 +157,7 @@ def memory(kind: Architecture, config: Config, caps: DeviceCaps, context: int, *
 
 def cache_bytes(kind: Architecture, config: Config, tokens: int, cache: str = "f16") -> int:
     """What keys and values of so many tokens take, in whole pages, as every device allocates them."""
-    tensors = kind.build(config, Step(1, cache=cache)).tensors.values()
+    tensors = kind.build(config, StepSpec(1, cache=cache)).tensors.values()
     return sum(each.nbytes for each in tensors if each.role == "state") * PAGE * pages_of(tokens)
 
 
@@ -169,7 +169,7 @@ def step_graph(
     unsupported_reason: Callable[[Node], str | None],
 ) -> Graph:
     """The fused graph of a step of so many rows, as models run it on a device; without the head."""
-    step = Step(rows, CONTEXTS[0], cache_format(caps), rows > 1)
+    step = StepSpec(rows, CONTEXTS[0], cache_format(caps), rows > 1)
     return fuse(kind.build(config, step), None, unsupported_reason)[0]
 
 

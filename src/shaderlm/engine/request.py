@@ -36,7 +36,7 @@ class Constraint(Protocol):
         ...
 
 
-class Constrains(Protocol):
+class ConstraintFactory(Protocol):
     """Makes constraints, one for each generation: a request may be submitted several times."""
 
     def start(self) -> Constraint:
@@ -60,7 +60,7 @@ class Request:
     keep_cache: bool = True  # leave its tokens in the cache, for others that begin with them
     client: str | None = None  # who asks: requests of one client share what is cached
     output: Literal["text", "hidden"] = "text"  # hidden: the final state of the last token, nothing is generated
-    constraint: Constrains | None = None
+    constraint: ConstraintFactory | None = None
     shown_ids: frozenset[int] = frozenset()  # special tokens whose names are part of the text
     chat: ChatFormat | None = None  # how to take the text apart; the engine does not
 

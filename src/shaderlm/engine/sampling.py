@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..graph.sampling import MAX_LOGPROBS
-from ..runtime.runner import SamplerSettings
+from ..runtime.sampler_settings import SamplerSettings
 
 MAX_U32 = (1 << 32) - 1
 

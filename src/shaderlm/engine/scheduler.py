@@ -12,15 +12,14 @@ alone, and what was generated before a preemption is run again row by row, besid
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Hashable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import DeviceError
 from ..graph.batch import PAGE
-from ..runtime.pages import MAX_SEQUENCES, PagePool, Sequence, pages_for
-from ..runtime.prefix_cache import Match, Node, PrefixCache
+from ..runtime.pages import MAX_SEQUENCES, KvSequence, PagePool, pages_for
+from ..runtime.prefix_cache import Match, PrefixCache, PrefixNode
 
 
 @dataclass(eq=False, slots=True)
@@ -34,21 +33,21 @@ class SequenceState:
     number: int  # in order of arrival
     tokens: list[int]
     prompt_tokens: int
-    left: int  # tokens that may still be sampled
+    remaining: int  # tokens that may still be sampled
     priority: int = 0
     cached: bool = True  # begin after what is in the prefix cache
-    kept: bool = True  # leave pages in it
+    cache_on_finish: bool = True  # leave pages in it
     client: Hashable = None  # whose prefixes it shares
     contiguous: bool = False  # where it is alone, its pages are worth more than others' cached ones
-    waits: bool = False  # a row can be made only when the token before it is known
-    held: bool = False  # no token can be sampled yet: its mask is being computed
+    needs_host_token: bool = False  # a row can be made only when the token before it is known
+    mask_pending: bool = False  # no token can be sampled yet: its mask is being computed
     owner: Any = None
-    sequence: Sequence | None = None
+    sequence: KvSequence | None = None
     in_flight: int = 0
     on_device: bool = False  # the last token was sampled for this sequence, and is where a decode row finds it
     cached_tokens: int | None = None  # that were not computed when it first started
     inserted: int = 0  # tokens of the prompt whose pages are in the prefix cache
-    last_inserted: Node | None = None  # the last of these pages there
+    last_inserted: PrefixNode | None = None  # the last of these pages there
 
     @property
     def order(self) -> tuple[int, int]:
@@ -76,7 +75,7 @@ class Rows:
     """The next rows of a sequence. `ids` None: the token that was sampled last."""
 
     state: SequenceState
-    ids: List[int] | None
+    ids: Sequence[int] | None
     samples: bool  # the last row gives a token
 
 
@@ -89,7 +88,7 @@ class Batch:
 
 
 @dataclass
-class Limits:
+class SchedulerLimits:
     """What a step may hold."""
 
     max_rows: int  # of a step
@@ -108,9 +107,9 @@ class Scheduler:
 
     pool: PagePool
     cache: PrefixCache
-    limits: Limits
-    share: Callable[[List[int], int], Sequence]
-    free: Callable[[Sequence], None]
+    limits: SchedulerLimits
+    share: Callable[[Sequence[int], int], KvSequence]
+    free: Callable[[KvSequence], None]
     waiting: list[SequenceState] = field(default_factory=list)  # the first goes first
     running: list[SequenceState] = field(default_factory=list)  # the oldest is first
     preempted: Callable[[SequenceState], None] = lambda state: None  # is told
@@ -138,7 +137,7 @@ class Scheduler:
             self._insert(state, whole=False)
         self._stop(state)
 
-    def forget(self, states: List[SequenceState]) -> None:
+    def forget(self, states: Sequence[SequenceState]) -> None:
         """After an error: nothing runs, and these do not wait any more either. Their owner frees their pages."""
         gone = set(states)
         self.waiting = [state for state in self.waiting if state not in gone]
@@ -159,7 +158,7 @@ class Scheduler:
         self.running.remove(state)
         self.free(state.sequence)
         state.sequence = None
-        state.left += state.in_flight
+        state.remaining += state.in_flight
         state.in_flight = state.inserted = 0
         state.on_device, state.last_inserted = False, None
 
@@ -172,7 +171,7 @@ class Scheduler:
             known = min(known, state.prompt_tokens) // max(fixed_chunk, PAGE) * max(fixed_chunk, PAGE)
         elif whole:
             known = known // PAGE * PAGE
-        if state.kept and known:
+        if state.cache_on_finish and known:
             self._put(state, known)
 
     def _insert_prompt(self, state: SequenceState) -> None:
@@ -180,7 +179,7 @@ class Scheduler:
         assert state.sequence is not None
         unit = max(self.limits.fixed_chunk, PAGE)
         full = min(state.sequence.length, state.prompt_tokens) // unit * unit
-        if state.kept and full > state.inserted:
+        if state.cache_on_finish and full > state.inserted:
             self._put(state, full)
             state.inserted = full
 
@@ -220,14 +219,14 @@ class Scheduler:
                 state = rows.state
                 sequence = state.sequence
                 assert sequence is not None
-                if not state.left or sequence.length + 2 > len(sequence.pages) * PAGE:
+                if not state.remaining or sequence.length + 2 > len(sequence.pages) * PAGE:
                     break
             else:
                 return self._steady
         found = self._schedule()
         full = not self.waiting or self._blocked or len(self.running) >= self._max_running
         steady = full and found is not None and found.decode and len(found.rows) == len(self.running)
-        self._steady = found if steady and not any(state.waits for state in self.running) else None
+        self._steady = found if steady and not any(state.needs_host_token for state in self.running) else None
         return found
 
     def _schedule(self) -> Batch | None:
@@ -254,7 +253,7 @@ class Scheduler:
             if rows.samples:
                 state = rows.state
                 state.in_flight += 1
-                state.left -= 1
+                state.remaining -= 1
                 state.on_device = True
             if rows.ids is not None:
                 self._insert_prompt(rows.state)
@@ -275,7 +274,7 @@ class Scheduler:
     @property
     def _is_stuck(self) -> bool:
         """Do sequences run without anything that is awaited?"""
-        return bool(self.running) and not any(state.in_flight or state.held for state in self.running)
+        return bool(self.running) and not any(state.in_flight or state.mask_pending for state in self.running)
 
     def _make_progress(self) -> Batch | None:
         """Sequences run, no row fits the pool, and no token is awaited: the youngest makes room for the others."""
@@ -303,11 +302,11 @@ class Scheduler:
             at += 1
             sequence = state.sequence
             assert sequence is not None
-            if (state.in_flight and (state.waits or not state.left)) or self._reads(state):
+            if (state.in_flight and (state.needs_host_token or not state.remaining)) or self._reads(state):
                 continue
             replayed = None if state.on_device else state.tokens[sequence.length : sequence.length + 1]
             samples = replayed is None or sequence.length + 1 == len(state.tokens)
-            if samples and state.held:
+            if samples and state.mask_pending:
                 continue
             # The device looks up the page of the position after the next, too. A first row may be in a shared page.
             if not state.on_device or sequence.length + 2 > len(sequence.pages) * PAGE:
@@ -329,11 +328,11 @@ class Scheduler:
         last = self.pool.pages_per_sequence * PAGE - state.sequence.length
         return self.pool.needed(state.sequence, min(count, last))
 
-    def _clear_the_way(self, state: SequenceState, pages: List[int], length: int) -> None:
+    def _clear_the_way(self, state: SequenceState, pages: Sequence[int], length: int) -> None:
         """Cached pages give way to a sequence that is alone: its own lie in one piece, from the first page on."""
         if list(pages) != list(range(len(pages))):
             return  # what is cached of it is worth more
-        last = pages_for(len(state.tokens) + state.left)
+        last = pages_for(len(state.tokens) + state.remaining)
         self.cache.give_up(range(len(pages) - (1 if length % PAGE else 0), min(last, self.pool.pages)))
 
     def _needed_in_all(self, state: SequenceState) -> int:
@@ -357,7 +356,7 @@ class Scheduler:
                 break
             others = bool(readers) or bool(self.waiting and len(self.running) < self.limits.max_running)
             end = self._chunk_end(state, budget * 3 // 4 if others and not found and budget >= 8 else budget)
-            if state.held and end == len(state.tokens):
+            if state.mask_pending and end == len(state.tokens):
                 continue
             rows = self._chunk(state, end)
             if rows is None:
@@ -407,7 +406,7 @@ class Scheduler:
             self._blocked = not self.visitors  # until somebody leaves
             return None
         state.sequence = self.share(pages, length)
-        state.sequence.expected = len(state.tokens) + state.left
+        state.sequence.expected = len(state.tokens) + state.remaining
         if state.contiguous and not self.running and not self.limits.fixed_chunk:
             self._clear_the_way(state, pages, length)
         del self.waiting[0]

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InputError, ModelError
-from . import embedded, hub, quantize
-from .embedded import Progress
+from . import default_model, hub, quantize
+from .default_model import Progress
 from .gguf import first_parts
 
-EMBEDDED = embedded.NAME
+EMBEDDED = default_model.NAME
 _LISTED = 8
 # Names that are quicker to type, and what they stand for.
 SHORT_NAMES: Mapping[str, str] = {
@@ -43,7 +43,7 @@ def find(model: str | os.PathLike[str] | None, progress: Progress | None = None)
     `progress(label, done, total)` is called while a model is fetched, which happens once.
     """
     if model is None or model == EMBEDDED:
-        return embedded.locate(progress)
+        return default_model.locate(progress)
     if not isinstance(model, (str, os.PathLike)) or not isinstance(os.fspath(model), str):
         raise InputError(f"model must be a name or a path, got {type(model).__name__}")
     text = os.fspath(model)

@@ -21,7 +21,7 @@ from ..errors import ModelError
 from .checkpoint import Checkpoint
 from .folder_config import FolderConfig
 from .folder_matrices import Matrix, by_kind, part_of, stored, turned
-from .folder_models import ModelType, Piece
+from .folder_models import ModelType, TensorSplit
 from .folder_quantised import quantised_matrices
 from .folder_tokenizer import FILES as TOKENIZER_FILES
 from .folder_tokenizer import MODEL_CONFIG, read_config, tokenizer_metadata
@@ -222,7 +222,7 @@ def _equal(one: Matrix, other: Matrix, which: slice) -> bool:
     return np.array_equal(unpack(rows[0], one.kind), unpack(rows[1], other.kind))
 
 
-def _piece(matrix: Matrix, piece: Piece, heads: int) -> Matrix:
+def _piece(matrix: Matrix, piece: TensorSplit, heads: int) -> Matrix:
     if piece.part == "by kind":
         return by_kind(matrix, heads)
     # A quantised tensor has its columns as rows already.
@@ -232,9 +232,9 @@ def _piece(matrix: Matrix, piece: Piece, heads: int) -> Matrix:
     return part_of(matrix, piece.part, bias=bias)
 
 
-def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[Piece, ...]]:
+def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[TensorSplit, ...]]:
     """The number of the expert where there is one, and GGUF's names."""
-    unknown = (None, (Piece(name),))
+    unknown = (None, (TensorSplit(name),))
     for pattern, instead in row.renames:
         renamed = re.sub(pattern, instead, name)
         if renamed != name:
@@ -242,7 +242,7 @@ def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[Piece, ...
             break
     stem, _, suffix = name.rpartition(".")
     if suffix in ("weight", "bias") and stem in row.whole_names():
-        return None, (Piece(f"{row.whole_names()[stem]}.{suffix}"),)
+        return None, (TensorSplit(f"{row.whole_names()[stem]}.{suffix}"),)
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return unknown
@@ -251,6 +251,6 @@ def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[Piece, ...
     known = row.layer_names().get(_EXPERT.sub("{e}", f".{inner}").removeprefix("."))
     if known is None or len(number) > 5 or (expert and len(expert[0]) > 5):
         return unknown
-    pieces = (Piece(known),) if isinstance(known, str) else known
+    pieces = (TensorSplit(known),) if isinstance(known, str) else known
     called = tuple(piece._replace(name=f"blk.{int(number)}.{piece.name}.{suffix}") for piece in pieces)
     return int(expert[0]) if expert else None, called

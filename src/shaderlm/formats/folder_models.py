@@ -131,7 +131,7 @@ _MULTIPLIERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class Piece(NamedTuple):
+class TensorSplit(NamedTuple):
     """A part of a tensor that GGUF has by itself. `part` is a word of `folder_matrices.part_of`, "" for all of it.
 
     "by kind": all of it, where q, k and v of a head follow each other. turned: columns become rows.
@@ -179,7 +179,7 @@ class ModelType:
     harmless: Mapping[str, str] = field(default_factory=dict)
     nested: str | None = None
     whole: Mapping[str, str] = field(default_factory=dict)
-    layer: Mapping[str, str | tuple[Piece, ...]] = field(default_factory=dict)
+    layer: Mapping[str, str | tuple[TensorSplit, ...]] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
     ignored: str | None = None
 
@@ -201,7 +201,7 @@ class ModelType:
         """GGUF's names of tensors outside of layers."""
         return {**_WHOLE, **self.whole}
 
-    def layer_names(self) -> Mapping[str, str | tuple[Piece, ...]]:
+    def layer_names(self) -> Mapping[str, str | tuple[TensorSplit, ...]]:
         """GGUF's names of a layer's tensors; {e} stands for the number of an expert."""
         return {**_LAYER, **self.layer}
 
@@ -273,10 +273,10 @@ _GPT2 = ModelType(
     layer={
         "ln_1": "attn_norm",
         "ln_2": "ffn_norm",
-        "attn.c_attn": (Piece("attn_qkv", turned=True),),
-        "attn.c_proj": (Piece("attn_output", turned=True),),
-        "mlp.c_fc": (Piece("ffn_up", turned=True),),
-        "mlp.c_proj": (Piece("ffn_down", turned=True),),
+        "attn.c_attn": (TensorSplit("attn_qkv", turned=True),),
+        "attn.c_proj": (TensorSplit("attn_output", turned=True),),
+        "mlp.c_fc": (TensorSplit("ffn_up", turned=True),),
+        "mlp.c_proj": (TensorSplit("ffn_down", turned=True),),
     },
     renames=(
         (r"^(transformer\.)?h\.", "model.layers."),
@@ -312,9 +312,15 @@ _GRANITEMOE = ModelType(
     defaults={"attention_multiplier": 1.0},
     layer={
         "block_sparse_moe.router.layer": "ffn_gate_inp",
-        "block_sparse_moe.input_linear": (Piece("ffn_gate_exps", "first half"), Piece("ffn_up_exps", "second half")),
+        "block_sparse_moe.input_linear": (
+            TensorSplit("ffn_gate_exps", "first half"),
+            TensorSplit("ffn_up_exps", "second half"),
+        ),
         "block_sparse_moe.output_linear": "ffn_down_exps",
-        "shared_mlp.input_linear": (Piece("ffn_gate_shexp", "first half"), Piece("ffn_up_shexp", "second half")),
+        "shared_mlp.input_linear": (
+            TensorSplit("ffn_gate_shexp", "first half"),
+            TensorSplit("ffn_up_shexp", "second half"),
+        ),
         "shared_mlp.output_linear": "ffn_down_shexp",
     },
 )
@@ -458,7 +464,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "embed_out": "output",
         },
         layer={
-            "attention.query_key_value": (Piece("attn_qkv", "by kind"),),
+            "attention.query_key_value": (TensorSplit("attn_qkv", "by kind"),),
             "attention.dense": "attn_output",
             "mlp.dense_h_to_4h": "ffn_up",
             "mlp.dense_4h_to_h": "ffn_down",
@@ -608,10 +614,10 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "self_attn.sinks": "attn_sinks",
             "mlp.router": "ffn_gate_inp",
             "mlp.experts.gate_up_proj": (
-                Piece("ffn_gate_exps", "even", turned=True),
-                Piece("ffn_up_exps", "odd", turned=True),
+                TensorSplit("ffn_gate_exps", "even", turned=True),
+                TensorSplit("ffn_up_exps", "odd", turned=True),
             ),
-            "mlp.experts.down_proj": (Piece("ffn_down_exps", turned=True),),
+            "mlp.experts.down_proj": (TensorSplit("ffn_down_exps", turned=True),),
         },
         renames=(
             (r"(\.experts\.(gate_up|down)_proj)_bias$", r"\1.bias"),
@@ -644,7 +650,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "of recurrent layers, which layer_types must not have",
         ),
         layer={
-            "shared_mlp.input_linear": (Piece("ffn_gate", "first half"), Piece("ffn_up", "second half")),
+            "shared_mlp.input_linear": (TensorSplit("ffn_gate", "first half"), TensorSplit("ffn_up", "second half")),
             "shared_mlp.output_linear": "ffn_down",
         },
     ),

@@ -30,7 +30,7 @@ _MAX_PARTS = 4096
 class GgufFile(Checkpoint):
     """An open GGUF file, with the other parts if it is one of several."""
 
-    def __init__(self, path: Path, parts: Sequence[Part]) -> None:
+    def __init__(self, path: Path, parts: Sequence[Shard]) -> None:
         self._parts = parts
         self._where = {name: part.data for part in parts for name in part.tensors}
         tensors = {name: info for part in parts for name, info in part.tensors.items()}
@@ -42,7 +42,7 @@ class GgufFile(Checkpoint):
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"expected the path of a .gguf file, got {type(path).__name__}")
         where = Path(path)
-        parts: list[Part] = []
+        parts: list[Shard] = []
         try:
             parts.append(_open_part(where))
             count = parts[0].metadata.get("split.count", 1)
@@ -76,7 +76,7 @@ class GgufFile(Checkpoint):
 # Parts ---------------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class Shard(NamedTuple):
     """A file that is mapped, and its header."""
 
     path: Path
@@ -106,20 +106,20 @@ def first_parts(names: Iterable[str]) -> list[str]:
     return found
 
 
-def _open_part(path: Path) -> Part:
+def _open_part(path: Path) -> Shard:
     part = PART_NAME.fullmatch(path.name)
     data = map_file(
         path, "a .gguf file" if part is None else f"all {int(part[3])} parts in one folder; download the rest"
     )
     try:
         _check_magic(path, data)
-        return Part(path, data, *read_header(path, data))
+        return Shard(path, data, *read_header(path, data))
     except BaseException:
         unmap(data)
         raise
 
 
-def _check_parts(paths: Sequence[Path], parts: Sequence[Part]) -> None:
+def _check_parts(paths: Sequence[Path], parts: Sequence[Shard]) -> None:
     """They belong together: numbered, of the same count, without a tensor twice, with as many as the first one says."""
     seen: dict[str, Path] = {}
     for i, (path, part) in enumerate(zip(paths, parts, strict=True)):

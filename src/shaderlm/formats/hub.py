@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..errors import InputError, ModelError, ShaderlmError
-from .embedded import Progress
+from .default_model import Progress
 from .folder import FILES
 from .gguf import PART_NAME, first_parts, part_paths
 from .hub_transfer import ask, folder_of, package_bar, silent_bar, transfer

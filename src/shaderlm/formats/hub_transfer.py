@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from ..errors import ModelError
-from .embedded import Progress
+from .default_model import Progress
 
 # The package's cache counts files with this ending as unfinished.
 _UNFINISHED = ".shaderlm.incomplete"

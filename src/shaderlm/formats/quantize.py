@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
 from ..errors import InputError, ModelError
 from ..files import atomic_write, cache_directory
+from ..version import __version__
 from .blocks import BLOCK
 from .checkpoint import Checkpoint
 from .gguf import GgufFile

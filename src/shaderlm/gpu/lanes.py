@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .program import Program, Slot, Step
+from .program import Program, RunsPrograms, Slot, Step
 
 if TYPE_CHECKING:
     from .caps import DeviceCaps, Implementation
-    from .device import Device
 
 _ONE_SIZE = ("nvidia", "apple")  # vendors of GPUs whose subgroups always have the same size
 _SIZES = (32, 64, 128, 256)  # threads of a workgroup: drivers may choose subgroups by it
@@ -48,7 +47,7 @@ class Lanes:
 _known: dict[tuple[str, int], Lanes] = {}
 
 
-def with_probed_lanes(device: Device, adapter: tuple[str, int]) -> DeviceCaps:
+def with_probed_lanes(device: RunsPrograms, adapter: tuple[str, int]) -> DeviceCaps:
     """A device's capabilities with what is true of its subgroups; `subgroups` only if kernels may rely on them."""
     caps = device.caps
     if not caps.subgroups:
@@ -71,7 +70,7 @@ def _only_size(reported: DeviceCaps, found: Lanes) -> int:
     return found.smallest if known and found.smallest == found.largest else 0
 
 
-def probe(device: Device) -> Lanes:
+def probe(device: RunsPrograms) -> Lanes:
     """Run the kernel for every size of workgroups that the device allows."""
     sources = probe_sources(device.caps.implementation)
     fitting = {f"lanes of {n}": (n, text) for n, text in sources.items() if n <= device.caps.max_invocations}

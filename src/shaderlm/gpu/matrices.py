@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeviceError, KernelError
-from .program import Program, Slot, Step
+from .program import Program, RunsPrograms, Slot, Step
 
 if TYPE_CHECKING:
     from .caps import DeviceCaps, MatrixShape
-    from .device import Device
 
 _log = logging.getLogger("shaderlm")
 # left [m, k] and right [n, k] as pairs of f16, then result [m, n] in their place.
@@ -59,7 +58,7 @@ fn main(@builtin(local_invocation_index) lane: u32) {{
 _wrong: dict[tuple[str, int], dict[MatrixShape, str]] = {}
 
 
-def with_probed_matrices(device: Device, adapter: tuple[str, int]) -> DeviceCaps:
+def with_probed_matrices(device: RunsPrograms, adapter: tuple[str, int]) -> DeviceCaps:
     """A device's capabilities, of the shapes of f16 with sums in f32 only those that multiply right."""
     caps = device.caps
     if not caps.subgroup_matrix:
@@ -76,7 +75,7 @@ def _checked(shape: MatrixShape) -> bool:
     return (shape.component, shape.result) == ("f16", "f32") and shape.k % 8 == 0 and shape.n % 4 == 0
 
 
-def problems(device: Device, shapes: Sequence[MatrixShape]) -> dict[MatrixShape, str]:
+def problems(device: RunsPrograms, shapes: Sequence[MatrixShape]) -> dict[MatrixShape, str]:
     """What is wrong with each shape that is wrong."""
     try:
         found = products(device, shapes)  # together they are compiled in the time of one
@@ -104,7 +103,7 @@ def operands(shape: MatrixShape) -> tuple[NDArray[np.float16], NDArray[np.float1
     return left, right
 
 
-def products(device: Device, shapes: Sequence[MatrixShape]) -> dict[MatrixShape, NDArray[np.float32]]:
+def products(device: RunsPrograms, shapes: Sequence[MatrixShape]) -> dict[MatrixShape, NDArray[np.float32]]:
     """Twice left · rightᵀ, [m, n], of each shape, by one subgroup."""
     buffers: dict[str, NDArray[np.float16] | int] = {}
     steps = []

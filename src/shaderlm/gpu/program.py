@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from .caps import DeviceCaps
 
 Access = Literal["read-only-storage", "storage", "uniform"]
 Array = NDArray[Any]
@@ -44,6 +47,15 @@ class Program:
     buffers: Mapping[str, Array | int]
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
+
+
+class RunsPrograms(Protocol):
+    """A device, for those who need no more of it."""
+
+    caps: DeviceCaps
+
+    def run(self, program: Program) -> dict[str, NDArray[np.uint8]]:
+        """The outputs of a program, as bytes."""
 
 
 def padded(nbytes: int) -> int:

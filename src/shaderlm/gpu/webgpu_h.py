@@ -122,7 +122,7 @@ def state_of(number: int) -> State | None:
     return _states.get(number)
 
 
-class Handle:
+class NativeHandle:
     """An object of a library, released when nothing refers to it any more."""
 
     __slots__ = ("__weakref__", "_release", "handle")
@@ -151,17 +151,17 @@ class CBuffer(Buffer):
             release(self.handle)
 
 
-class CPipeline(Handle):
+class CPipeline(NativeHandle):
     """A compiled kernel, with the layout of its bindings."""
 
     __slots__ = ("layout",)
 
-    def __init__(self, handle: Any, release: Callable[[Any], None], layout: Handle) -> None:
+    def __init__(self, handle: Any, release: Callable[[Any], None], layout: NativeHandle) -> None:
         super().__init__(handle, release)
         self.layout = layout
 
 
-class CPass(Handle):
+class CPass(NativeHandle):
     """A compute pass that is open."""
 
     __slots__ = ("_lib",)
@@ -170,7 +170,7 @@ class CPass(Handle):
         super().__init__(handle, lib.wgpuComputePassEncoderRelease)
         self._lib = lib
 
-    def timestamp(self, queries: Handle, index: int) -> None:
+    def timestamp(self, queries: NativeHandle, index: int) -> None:
         """The GPU's clock here into a query."""
         self._lib.wgpuComputePassEncoderWriteTimestamp(self.handle, queries.handle, index)
 
@@ -179,7 +179,7 @@ class CPass(Handle):
         self._lib.wgpuComputePassEncoderEnd(self.handle)
 
 
-class CEncoder(Handle):
+class CEncoder(NativeHandle):
     """Records a command buffer."""
 
     __slots__ = ("_device", "_ffi", "_lib")
@@ -206,14 +206,14 @@ class CEncoder(Handle):
             self.handle, source.handle, source_offset, target.handle, target_offset, nbytes
         )
 
-    def resolve(self, queries: Handle, first: int, count: int, target: Buffer) -> None:
+    def resolve(self, queries: NativeHandle, first: int, count: int, target: Buffer) -> None:
         """Ticks of queries into a buffer."""
         self._lib.wgpuCommandEncoderResolveQuerySet(self.handle, queries.handle, first, count, target.handle, 0)
 
-    def finish(self) -> Handle:
+    def finish(self) -> NativeHandle:
         """The command buffer."""
         finished = self._lib.wgpuCommandEncoderFinish(self.handle, self._ffi.NULL)
-        made = Handle(finished, self._lib.wgpuCommandBufferRelease)
+        made = NativeHandle(finished, self._lib.wgpuCommandBufferRelease)
         self._device.check()
         return made
 
@@ -224,12 +224,12 @@ class CDevice:
     def __init__(self, handle: Any, state: State, ffi: Any, lib: Any) -> None:
         self.ffi, self.lib, self.state = ffi, lib, state
         self.check = state.check
-        self._owner = Handle(handle, lib.wgpuDeviceRelease)
+        self._owner = NativeHandle(handle, lib.wgpuDeviceRelease)
         self.handle = handle
-        self._queue_owner = Handle(lib.wgpuDeviceGetQueue(handle), lib.wgpuQueueRelease)
+        self._queue_owner = NativeHandle(lib.wgpuDeviceGetQueue(handle), lib.wgpuQueueRelease)
         self.queue = self._queue_owner.handle
         self.buffers_destroyed = 0
-        self._layouts: dict[tuple[Access, ...], tuple[Handle, Handle]] = {}
+        self._layouts: dict[tuple[Access, ...], tuple[NativeHandle, NativeHandle]] = {}
         self._laying_out = threading.Lock()
         copied = lib.WGPUBufferUsage_CopySrc | lib.WGPUBufferUsage_CopyDst
         self._usage: dict[Use, int] = {
@@ -266,14 +266,14 @@ class CDevice:
 
     # pipelines -------------------------------------------------------------------------------------------
 
-    def layout(self, accesses: tuple[Access, ...]) -> tuple[Handle, Handle]:
+    def layout(self, accesses: tuple[Access, ...]) -> tuple[NativeHandle, NativeHandle]:
         """Bind group layout and pipeline layout; shared by all pipelines with these bindings."""
         with self._laying_out:
             if accesses not in self._layouts:
                 self._layouts[accesses] = self._new_layout(accesses)
             return self._layouts[accesses]
 
-    def _new_layout(self, accesses: tuple[Access, ...]) -> tuple[Handle, Handle]:
+    def _new_layout(self, accesses: tuple[Access, ...]) -> tuple[NativeHandle, NativeHandle]:
         ffi, lib = self.ffi, self.lib
         entries = ffi.new("WGPUBindGroupLayoutEntry[]", len(accesses))
         for i, access in enumerate(accesses):
@@ -281,12 +281,14 @@ class CDevice:
             entries[i].buffer.type = getattr(lib, _ACCESS[access])
         described = ffi.new("WGPUBindGroupLayoutDescriptor *")
         described.entryCount, described.entries = len(accesses), entries
-        layout = Handle(lib.wgpuDeviceCreateBindGroupLayout(self.handle, described), lib.wgpuBindGroupLayoutRelease)
+        layout = NativeHandle(
+            lib.wgpuDeviceCreateBindGroupLayout(self.handle, described), lib.wgpuBindGroupLayoutRelease
+        )
         self.check()
         wanted = ffi.new("WGPUPipelineLayoutDescriptor *")
         one = ffi.new("WGPUBindGroupLayout[1]", [layout.handle])
         wanted.bindGroupLayoutCount, wanted.bindGroupLayouts = 1, one
-        whole = Handle(lib.wgpuDeviceCreatePipelineLayout(self.handle, wanted), lib.wgpuPipelineLayoutRelease)
+        whole = NativeHandle(lib.wgpuDeviceCreatePipelineLayout(self.handle, wanted), lib.wgpuPipelineLayoutRelease)
         self.check()
         return layout, whole
 
@@ -298,7 +300,7 @@ class CDevice:
         described.nextInChain = self.ffi.cast("WGPUChainedStruct *", wgsl)
         return described, (wgsl, put(self.ffi, wgsl.code, source), put(self.ffi, described.label, label))
 
-    def described_pipeline(self, label: str, layout: Handle, module: Handle) -> tuple[Any, Any]:
+    def described_pipeline(self, label: str, layout: NativeHandle, module: NativeHandle) -> tuple[Any, Any]:
         """A WGPUComputePipelineDescriptor, and what must be kept as long as it is used."""
         described = self.ffi.new("WGPUComputePipelineDescriptor *")
         described.layout, described.compute.module = layout.handle, module.handle
@@ -312,7 +314,7 @@ class CDevice:
             entry.binding, entry.buffer, entry.offset, entry.size = i, buffer.handle, offset, size
         described = self.ffi.new("WGPUBindGroupDescriptor *")
         described.layout, described.entryCount, described.entries = pipeline.layout.handle, len(ranges), entries
-        made = Handle(self.lib.wgpuDeviceCreateBindGroup(self.handle, described), self.lib.wgpuBindGroupRelease)
+        made = NativeHandle(self.lib.wgpuDeviceCreateBindGroup(self.handle, described), self.lib.wgpuBindGroupRelease)
         self.check()
         return made
 
@@ -342,10 +344,10 @@ class CDevice:
         """Begin a command buffer."""
         return CEncoder(self.lib.wgpuDeviceCreateCommandEncoder(self.handle, self.ffi.NULL), self)
 
-    def create_query_set(self, count: int) -> Handle:
+    def create_query_set(self, count: int) -> NativeHandle:
         """Timestamps."""
         described = self.ffi.new("WGPUQuerySetDescriptor *")
         described.type, described.count = self.lib.WGPUQueryType_Timestamp, count
-        made = Handle(self.lib.wgpuDeviceCreateQuerySet(self.handle, described), self.lib.wgpuQuerySetRelease)
+        made = NativeHandle(self.lib.wgpuDeviceCreateQuerySet(self.handle, described), self.lib.wgpuQuerySetRelease)
         self.check()
         return made

@@ -16,7 +16,7 @@ _BYTES = {"f32": 4, "u32": 4, "f16": 2}
 Role = Literal["input", "weight", "table", "state", "hidden"]
 
 
-class Part(NamedTuple):
+class TensorSlice(NamedTuple):
     """Rows of a tensor of the checkpoint, from the row `first` on.
 
     With a head `width`, the first `rotary` rows of each head are in another order than in the checkpoint: i and
@@ -43,7 +43,7 @@ class Tensor:
     shape: tuple[int, ...]
     role: Role = "hidden"
     format: str = "f32"
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TensorSlice, ...] = ()
     interleaved: bool = False
 
     @property
@@ -158,11 +158,11 @@ class Builder:
 
     def tensor(self, name: str, *shape: int, role: Role = "hidden", format: str = "f32") -> str:  # noqa: A002
         """Declare a tensor; a weight consists of the checkpoint's tensor of that name."""
-        parts = (Part(name, shape[0]),) if role == "weight" else ()
+        parts = (TensorSlice(name, shape[0]),) if role == "weight" else ()
         self.tensors[name] = Tensor(name, shape, role, format, parts)
         return name
 
-    def view(self, name: str, *shape: int, of: Part, format: str) -> str:  # noqa: A002
+    def view(self, name: str, *shape: int, of: TensorSlice, format: str) -> str:  # noqa: A002
         """Declare a weight that consists of some rows of a tensor of the checkpoint."""
         self.tensors[name] = Tensor(name, shape, "weight", format, (of,))
         return name

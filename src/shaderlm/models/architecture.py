@@ -132,7 +132,7 @@ class Config:
         return self.experts if self.layer(index).experts else None
 
 
-class Step(NamedTuple):
+class StepSpec(NamedTuple):
     """What the graph of a step is built for: rows at once, how attention reads its keys, and the format of the cache.
 
     `context` is the class of the longest sequence (`graph.batch.CONTEXTS`). `paged`: a table says where the pages of a
@@ -165,7 +165,7 @@ class Architecture(NamedTuple):
     """
 
     read: Callable[[Mapping[str, Any], Shapes, Mapping[str, str]], Config]
-    build: Callable[[Config, Step], Graph]
+    build: Callable[[Config, StepSpec], Graph]
     head: BuildHead
     tensors: Callable[[Mapping[str, Any], Shapes], Shapes]
 

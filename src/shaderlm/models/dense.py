@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from ..errors import ModelError
 from ..graph.batch import RUN_ROWS
-from ..graph.graph import Builder, Graph, Part
-from .architecture import EMBEDDING, OUTPUT, Config, Experts, FfnInput, Metadata, Rope, Shapes, Step, expect
+from ..graph.graph import Builder, Graph, TensorSlice
+from .architecture import EMBEDDING, OUTPUT, Config, Experts, FfnInput, Metadata, Rope, Shapes, StepSpec, expect
 from .experts import Mixture, add_experts, expert_matrices, expert_tensors, read_experts, with_dense_layers
 from .metadata_keys import check_keys, check_tensors
 from .rope import read_rope
@@ -70,7 +70,7 @@ class Dense:
         """Every tensor that such a checkpoint has; `shapes` needs the embeddings, and what is optional."""
         return self._tensors(self._config(Metadata(metadata, self.name), shapes, {}))
 
-    def build(self, c: Config, step: Step) -> Graph:
+    def build(self, c: Config, step: StepSpec) -> Graph:
         """A batch of tokens → hidden [tokens, hidden]; keys and values go to the cache."""
         return _Build(self, c, step).graph()
 
@@ -293,7 +293,7 @@ def with_gelu(own: Metadata, c: Config, key: str) -> Config:
 class _Build:
     """The graph of the layers, in the making."""
 
-    def __init__(self, kind: Dense, c: Config, step: Step) -> None:
+    def __init__(self, kind: Dense, c: Config, step: StepSpec) -> None:
         self.kind, self.c, self.step, self.b = kind, c, step, Builder()
         self.b.tensor("batch", 1 + step.tokens, 4, role="input", format="u32")
         self.b.tensor("tokens", 1, role="input", format="u32")
@@ -358,7 +358,7 @@ class _Build:
         """A matrix or a bias of a layer, which may be some rows of a tensor of the checkpoint."""
         there, first = self.kind.place(self.c, name)
         named, stored = f"{layer}.{name}.{kind}", f"{layer}.{there}.{kind}"
-        part = Part(stored, shape[0], first, self.c.head_width if rotary else 0, rotary)
+        part = TensorSlice(stored, shape[0], first, self.c.head_width if rotary else 0, rotary)
         return self.b.view(named, *shape, of=part, format=self.c.formats[stored])
 
     def _linear(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None, rotary: int = 0) -> str:

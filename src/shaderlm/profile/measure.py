@@ -136,7 +136,7 @@ def profile(
 ) -> Iterator[tuple[Phase, list[Event], bool]]:
     """Each phase as it is measured, with its trace, and whether it was interrupted; the last one then."""
     check(model.config.context, prompt, generated, depth)
-    session = model.session()
+    session = Session(model)
     try:
         if depth:
             say("filling the cache")
@@ -144,7 +144,7 @@ def profile(
         for name, count in (("prefill", prompt), ("decode", generated)):
             if count:
                 work = _Prefill(model, session, depth, prompt, repetitions) if name == "prefill" else None
-                found = _measure(work or _Decode(model, session, depth, generated), timestamp_us, say)
+                found = _measure(work or _DecodeTrial(model, session, depth, generated), timestamp_us, say)
                 if found is not None:
                     yield found
                 if found is None or found[2]:
@@ -186,7 +186,7 @@ class _Prefill:
         return _Run(steps, False)
 
 
-class _Decode:
+class _DecodeTrial:
     """Tokens one after the other, as many under way as in `generate`.
 
     A step before the first makes whatever is made once: the pool of command buffers, for each kind of tracing.
@@ -224,7 +224,7 @@ class _Decode:
 
 
 def _measure(
-    work: _Prefill | _Decode, timestamp_us: float, say: Callable[[str], None]
+    work: _Prefill | _DecodeTrial, timestamp_us: float, say: Callable[[str], None]
 ) -> tuple[Phase, list[Event], bool] | None:
     """None if Ctrl-C left nothing to report."""
     device = work.model.device
@@ -334,7 +334,7 @@ def _alike(run: _Run) -> list[_Step]:
     return [step for step in run.steps if _programs(step) == wanted]
 
 
-def _dispatches(work: _Prefill | _Decode, run: _Run) -> tuple[Timed, ...]:
+def _dispatches(work: _Prefill | _DecodeTrial, run: _Run) -> tuple[Timed, ...]:
     steps = _alike(run)
     times = np.array([np.concatenate([np.diff(s.ends) for s in step.submissions]) for step in steps])
     means = iter((times.mean(0) / 1e3).tolist())

@@ -5,8 +5,8 @@ Every output has a record, whether it wants any of this or not: rows with and wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,29 +14,27 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..graph.sampling import BIAS, MAX_LOGPROBS, adjustments
 from .pages import MAX_SEQUENCES
-
-if TYPE_CHECKING:
-    from .runner import SamplerSettings
+from .sampler_settings import SamplerSettings
 
 U32 = NDArray[np.uint32]
 Logprobs = tuple[float, list[tuple[int, float]]]  # of the sampled token; of the most likely ones, best first
 REPORT = 8 * (1 + MAX_LOGPROBS)  # bytes of a row: (token, log probability) of the sampled and of the most likely ones
 
 
-class Wanted(NamedTuple):
+class LogprobRequest(NamedTuple):
     """Whose token an output is, and how many of the most likely tokens it reports; None: no report."""
 
     slot: int
     logprobs: int | None
 
 
-class Adjusted(NamedTuple):
+class LogitAdjustments(NamedTuple):
     """What the ops adjust_logits and logprobs read of a step's outputs."""
 
     records: NDArray[Any]  # [outputs], of `graph.sampling.ADJUSTMENT`
     biases: NDArray[Any]  # of `graph.sampling.BIAS`, one at least
     masks: U32  # [masks, words], one at least
-    wanted: tuple[Wanted, ...] | None  # None: no output reports log probabilities
+    wanted: tuple[LogprobRequest, ...] | None  # None: no output reports log probabilities
 
 
 def mask_words(vocabulary: int) -> int:
@@ -44,7 +42,7 @@ def mask_words(vocabulary: int) -> int:
     return -(-vocabulary // 32)
 
 
-def adjusted(settings: List[SamplerSettings], slots: List[int], vocabulary: int) -> Adjusted:
+def adjusted(settings: Sequence[SamplerSettings], slots: Sequence[int], vocabulary: int) -> LogitAdjustments:
     """The records of outputs with these settings and sequence slots.
 
     Where one reports log probabilities, all do: the tokens of such a step come back with them.
@@ -66,12 +64,12 @@ def adjusted(settings: List[SamplerSettings], slots: List[int], vocabulary: int)
             record["mask"] = len(masks)
             masks.append(np.frombuffer(each.mask, np.uint32))
     counts = [None if each.logprobs is None else min(each.logprobs, vocabulary) for each in settings]
-    wanted = tuple(map(Wanted, slots, counts)) if reports else None
+    wanted = tuple(map(LogprobRequest, slots, counts)) if reports else None
     biases = np.array(pairs or [(0, 0.0)], BIAS)
-    return Adjusted(records, biases, np.stack(masks or [np.zeros(mask_words(vocabulary), np.uint32)]), wanted)
+    return LogitAdjustments(records, biases, np.stack(masks or [np.zeros(mask_words(vocabulary), np.uint32)]), wanted)
 
 
-def read_report(words: U32, wanted: List[Wanted]) -> tuple[U32, dict[int, Logprobs]]:
+def read_report(words: U32, wanted: Sequence[LogprobRequest]) -> tuple[U32, dict[int, Logprobs]]:
     """What the op logprobs wrote, as tokens by sequence slot, and log probabilities by slot for those who want them."""
     tokens, found = np.zeros(MAX_SEQUENCES, np.uint32), {}
     for row, (slot, count) in zip(words.reshape(-1, 1 + MAX_LOGPROBS, 2), wanted, strict=False):

@@ -1,455 +1,216 @@
-"""A model on a GPU: weights and the pool of pages in buffers, plans by bucket of rows, and steps that run them.
+"""Sequences that decode together on a GPU.
 
-A step is two plans: from the batch to hidden states, for a bucket of rows and a context class; and from there to logits
-and tokens, for a bucket of outputs. What a step needs is written to the same few buffers each time, in the order of
-submissions. No plan depends on the length of a prompt or on the size of the pool.
+As long as the same sequences go on, the records of the next step are made on the device by the sampler, so that the
+host writes nothing: command buffers are recorded ahead by other threads, and a step is one submission.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as List
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from operator import is_
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from ..compile.steps import Head
+from ..gpu import BoundProgram, Buffer, CommandBuffer, CommandBufferPool, PendingReadBack
+from ..graph.batch import CONTEXTS, PAGE, last_key
+from ..models.architecture import StepSpec
+from .adjusted import LogitAdjustments, LogprobRequest
+from .gpu_steps import GpuSteps, GpuTokens
+from .pages import KvSequence
+from .runner import DecodeBatch, SequenceChunk, head_kind, padded_batch
+from .sampler_settings import SamplerSettings
 
-from ..compile.lowering import Lowering
-from ..compile.plan import BufferSpec, Launch, Plan
-from ..compile.steps import Head, body_plan, head_plan
-from ..compile.tuner import tuned
-from ..errors import DeviceError, KernelError, ShaderlmError
-from ..gpu import BoundProgram, Buffer, Copy, Device, PendingReadBack, Program
-from ..graph.batch import CONTEXTS, PAGE, RUN_ROWS, context_class
-from ..graph.graph import Graph
-from ..graph.sampling import ADJUSTMENT
-from ..models.architecture import Architecture, Config, Step
-from .adjusted import REPORT, Adjusted, Logprobs, Wanted, read_report
-from .gpu_decode import GpuDecode
-from .pages import MAX_SEQUENCES, Reserved, Sequence
-from .runner import (
-    F32,
-    U32,
-    DecodeBatch,
-    Part,
-    Runner,
-    SamplerSettings,
-    StepResult,
-    bucket,
-    head_kind,
-    one_row_each,
-    padded_batch,
-    rope_factors,
-)
-from .sizes import (
-    FIRST_POSITIONS,
-    Memory,
-    cache_format,
-    cache_row,
-    check_memory,
-    input_sizes,
-    max_context,
-    max_outputs,
-    max_tokens,
-    memory_of,
-    pages_of,
-    weights_of,
-)
-from .weights import Progress, Source, upload
-
-# Compiled while weights are uploaded, with that of decoding: a short question in a chat template takes 33 to 64 tokens,
-# and most kernels serve other buckets too.
-_FIRST_BUCKET = 64
+_NEVER = 1 << 31
+_KEPT_POOLS = 8  # of other plans, beside the one in use: there is one for each power of two of rows
 
 
-@dataclass
-class GpuTokens:
-    """Tokens on their way from the GPU. Waited for once; kept for those who ask again."""
+class _Recorded(NamedTuple):
+    """Command buffers that are recorded ahead, for which programs, and what they read back."""
 
-    pending: PendingReadBack
-    wanted: tuple[Wanted, ...] | None = None  # of every output, where log probabilities come back too
-    found: U32 | None = None
-    reports: dict[int, Logprobs] = field(default_factory=dict)
-
-    def wait(self) -> U32:
-        """Tokens by sequence slot."""
-        if self.found is None:
-            words = self.pending.wait().view(np.uint32)
-            if self.wanted is not None:
-                words, self.reports = read_report(words, self.wanted)
-            self.found = words
-        return self.found
-
-    def logprobs(self, slot: int) -> Logprobs | None:
-        """What the settings of a sequence ask for, by its slot."""
-        self.wait()
-        return self.reports.get(slot)
+    programs: list[BoundProgram]
+    region: tuple[Buffer, int]
+    pool: CommandBufferPool[CommandBuffer]
 
 
-class GpuRunner(Runner):
-    """Weights, the pool and everything that sequences share."""
+class GpuDecode(DecodeBatch):
+    """Made by `GpuRunner.decode_batch`."""
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        config: Config,
-        source: Source,
-        device: Device,
-        *,
-        fusions: List[str] | None = None,
-        cache: str | None = None,
-        precision: str = "fast",
-        progress: Progress | None = None,
-        tune: bool = False,
-        reserve: int = 0,
-        deterministic: bool = False,
-    ) -> None:
-        """`reserve`: tokens whose keys and values have their memory from the beginning; the cache grows beyond them."""
-        factors = rope_factors(config, source)
-        self.device = device
-        self.cache = cache or cache_format(device.caps)
-        self._lowering = Lowering(device.caps, precision)
-        fitting = replace(config, context=min(config.context, max_context(config, device.caps, self.cache)))
-        super().__init__(architecture, fitting, factors, fusions, self._lowering.unsupported_reason)
-        self.max_tokens = max_tokens(config, device.caps)
-        self.max_outputs = max_outputs(config, device.caps)
-        self.max_pages = device.caps.max_operand // (cache_row(config, self.cache) * PAGE)
-        self.deterministic, self.decode_rows = deterministic, min(self.max_outputs, self.max_tokens)
-        # Without subgroups a context class reads as many keys as its rows may have, of runs too.
-        self.runs_have_any_length = device.caps.subgroups
-        self.steps_ahead = device.caps.policy.steps_ahead
-        self.warm_up_seconds = device.caps.policy.warm_up_seconds
-        self._plans: dict[Step | Head, Plan] = {}
-        self._planning = threading.RLock()
-        self._background: threading.Thread | None = None
-        self._bound: dict[Step | Head, BoundProgram] = {}
-        self._decodes: weakref.WeakSet[GpuDecode] = weakref.WeakSet()
-        self._buffers: dict[str, Any] = {}  # inputs, pools, tables, scratch and parameters, by the names in plans
-        self.plans_made = 0
-        if tune:  # while nothing else keeps the GPU busy
-            self._lowering.tuning = tuned(device, self._decode_graphs(), precision)
-        self._weights: dict[str, Any] = {}
-        first, reserve = min(_FIRST_BUCKET, self.max_tokens), min(reserve, self.config.context)
-        keys: list[Step | Head] = [Step(1, CONTEXTS[0], self.cache), self.head(1, 1, "greedy", paged=False)]
-        keys += [Step(first, CONTEXTS[0], self.cache, True), self.head(1, first, "greedy")]
-        compiled: list[Future[None]] = []
-        with ThreadPoolExecutor(len(keys), "compile") as pool:
-            try:
-                # Says what this device cannot do before anything is uploaded.
-                for key in keys:
-                    steps = [launch.step for launch in self.plan(key).launches]
-                    compiled.append(pool.submit(device.compile, steps))  # while the next plan is made
-                if reserve:
-                    check_memory(self.memory(reserve), reserve, device.caps)
-                self._make_inputs(reserve)  # before weights are copied: there may be too little memory
-                self._weights = upload(device, weights_of(map(self.plan, keys)), source, progress)
-                for each in compiled:
-                    each.result()
-            except BaseException:
-                wait(compiled)
-                self.close()
-                raise
+    def __init__(self, runner: GpuSteps, parts: Sequence[SequenceChunk]) -> None:
+        self._runner = runner
+        self._take(parts)
+        self._adjusted: LogitAdjustments | None = None
+        self._reports: tuple[LogprobRequest, ...] | None = None  # where log probabilities come back with the tokens
+        self._lengths: list[int] = []  # as the records on the device have them
+        self._keys: tuple[StepSpec, Head] | None = None
+        self._programs: list[BoundProgram] = []
+        self._last_key = 0  # of the context class
+        self._prepare_at = 0  # the length at which the plan of the next class is wanted soon
+        self._pool: CommandBufferPool[CommandBuffer] | None = None
+        self._region: tuple[Buffer, int] | None = None  # what its command buffers read back
+        # What is recorded and not submitted is never freed by wgpu: 0.6 MB each on an H200. So it is kept for later.
+        self._kept: dict[tuple[StepSpec, Head], _Recorded] = {}
 
-    def _decode_graphs(self) -> list[Graph]:
-        return [self.graph(Step(1, CONTEXTS[0], self.cache))[0], self.head_graph(1, 1)[0]]
+    def _take(self, parts: Sequence[SequenceChunk]) -> None:
+        self._parts = tuple(parts)
+        self._sequences = [part.sequence for part in parts]
+        self._kind = head_kind(parts)
 
-    def _make_inputs(self, reserve: int) -> None:
-        for name, size in input_sizes(self.config, self.device.caps).items():
-            self._buffers[name] = self.device.buffer(size)
-        self._reserve_positions(max(1, reserve))
-        self._grow(pages_of(reserve))
+    def replace(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> None:
+        """Other sequences or settings from now on. The pool of command buffers is kept if it runs the same plans."""
+        with self._runner.lock:
+            if self._runner.written_by is self:
+                self._runner.written_by = None
+            self._lengths = []
+            self._take([SequenceChunk(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)])
 
-    def memory(self, tokens: int) -> Memory:
-        """What this model takes with so many tokens in the cache."""
-        counts, context = (1, self.max_tokens), context_class(tokens, self.config.head_width)
-        steps = [Step(count, context, self.cache, count > 1) for count in counts]
-        heads = [self.head(1, count, "greedy", paged=count > 1) for count in counts]
-        return memory_of(map(self.plan, steps), map(self.plan, heads), self.config, self.device.caps, tokens)
+    def step(self) -> GpuTokens:
+        """Run one step without waiting for it."""
+        runner = self._runner
+        with runner.lock:
+            runner._check_open()
+            lengths = [sequence.length for sequence in self._sequences]
+            written = runner.written_by is self and lengths == self._lengths
+            if not written or self._pages_end(lengths):
+                runner._check_parts(self._parts)
+                self._extend()
+                self._choose()
+            elif self._keys is None or max(lengths) >= self._last_key:
+                self._choose()
+            if not written:
+                self._write()
+            if max(lengths) >= self._prepare_at:
+                self._prepare_next()
+            self._lengths = []  # if this fails, nobody knows what the records on the device are
+            pending = self._submit()
+            for sequence in self._sequences:
+                sequence.length += 1
+            self._lengths = [length + 1 for length in lengths]
+            return GpuTokens(pending, self._reports)
 
-    @property
-    def usable(self) -> bool:
-        """Not closed, and its device is not lost."""
-        return not self.closed and self.device.usable
+    def _pages_end(self, lengths: Sequence[int]) -> bool:
+        """Does a sequence lack the page of the position after the next? The sampler looks it up for the next record.
 
-    # plans -----------------------------------------------------------------------------------------------
-
-    def plan(self, key: Step | Head) -> Plan:
-        """The plan of a step or of a head, made once."""
-        with self._planning:
-            if key not in self._plans:
-                if isinstance(key, Step):
-                    graph, rejected = self.graph(key)
-                    made = body_plan(self._lowering, graph, rejected, key, self.config)
-                else:
-                    graph, rejected = self.head_graph(key.rows, key.tokens, logits=key.kind != "hidden")
-                    made = head_plan(self._lowering, graph, rejected, key, self.config)
-                self._plans[key] = made
-                self.plans_made += 1
-            return self._plans[key]
-
-    def warm_up(self) -> None:
-        """Make and compile every plan that any step can want. Takes seconds: for servers and tests."""
-        buckets = [1 << i for i in range(self.max_tokens.bit_length())]
-        steps = [Step(tokens, context, self.cache, True) for tokens in reversed(buckets) for context in CONTEXTS]
-        steps += [Step(1, context, self.cache) for context in CONTEXTS]
-        decoded = [tokens for tokens in buckets if self._without_runs(tokens)]
-        steps += [Step(tokens, context, self.cache, True, True) for tokens in decoded for context in CONTEXTS]
-        kinds = ("greedy", "sample", "adjusted", "logits", "hidden")
-        rows = [1 << i for i in range(self.max_outputs.bit_length())]
-        heads = [self.head(count, 2, kind) for kind in kinds for count in rows]
-        heads += [self.head(1, 1, kind, paged) for kind in kinds for paged in (False, True)]
-        wanted: list[Step | Head] = [*steps, *heads]
-        for key in wanted:
-            self.device.compile([launch.step for launch in self.plan(key).launches])
-
-    def head(self, rows: int, tokens: int, kind: str, paged: bool = True) -> Head:
-        """The head of a step: of one row, or of any number of them."""
-        return Head(bucket(rows), 1 if tokens == 1 else self.max_tokens, kind, paged)
-
-    def prepare(self, step: Step) -> None:
-        """Have the plan of a step made and compiled by another thread, for when a conversation gets there."""
-        busy = self._background is not None and self._background.is_alive()
-        if step not in self._plans and not busy and self.device.caps.policy.record_ahead:
-            self._background = threading.Thread(target=self._prepare, args=(step,), name="plan")
-            self._background.start()
-
-    def _prepare(self, step: Step) -> None:
-        with suppress(ShaderlmError):  # whoever wants the plan is told
-            self.device.compile([launch.step for launch in self.plan(step).launches])
-
-    def launches(self, program: Program) -> tuple[str, int, tuple[Launch, ...]]:
-        """The name, the rows and the dispatches of a plan of this model, by its program."""
-        with self._planning:
-            plans = list(self._plans.values())
-        plan = next(plan for plan in plans if plan.program is program)
-        return plan.name, plan.tokens, plan.launches
-
-    # buffers ---------------------------------------------------------------------------------------------
-
-    def bound(self, key: Step | Head) -> BoundProgram:
-        """A plan with its buffers, kept until a buffer is replaced."""
-        if key not in self._bound:
-            plan = self.plan(key)
-            buffers = {name: self._buffer(name, spec) for name, spec in plan.buffers.items()}
-            self._bound[key] = self.device.bind(plan.program, buffers)
-        return self._bound[key]
-
-    def bound_all(self, keys: Iterable[Step | Head]) -> list[BoundProgram]:
-        """Several plans with their buffers. Binding one may replace a buffer of another, which is then bound again."""
-        wanted = list(keys)
-        for key in wanted:
-            self.bound(key)
-        return [self.bound(key) for key in wanted]
-
-    def _buffer(self, name: str, spec: BufferSpec) -> Any:
-        if spec.role == "weight":
-            return self._weights[name]
-        if spec.role == "params":
-            name = f"params {spec.source['words']}"
-            if name not in self._buffers:
-                self._buffers[name] = self.device.buffer(np.array(spec.source["words"], np.uint32))
-            return self._buffers[name]
-        known = self._buffers.get(name)
-        if spec.role in ("scratch", "output") and (known is None or known.size < spec.nbytes):
-            self._replace({name: self.device.buffer(spec.nbytes)})
-        elif known is None:
-            raise KernelError(f"a plan wants the buffer {name!r}, which nobody made")
-        return self._buffers[name]
-
-    def _replace(self, buffers: Mapping[str, Any]) -> None:
-        """Other buffers under known names. What was bound to the old ones is bound again when it is wanted."""
-        for decode in list(self._decodes):
-            decode.drop_pool()
-        self._bound.clear()
-        old = [self._buffers[name] for name in buffers if name in self._buffers]
-        self._buffers.update(buffers)
-        for buffer in old:
-            buffer.destroy()
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page: the keys and values of all layers."""
-        states = self.plan(Step(1, CONTEXTS[0], self.cache)).of_role("state")
-        return sum(spec.nbytes for spec in states.values()) * PAGE
-
-    def _grow(self, pages: int) -> None:
-        plan = self.plan(Step(1, CONTEXTS[0], self.cache))
-        grown: dict[str, Any] = {}
-        try:
-            for name, spec in plan.of_role("state").items():
-                grown[name] = self.device.buffer(spec.nbytes * pages * PAGE)
-                if name in self._buffers:
-                    self.device.copy(Copy(self._buffers[name], grown[name], self._buffers[name].size))
-        except BaseException:
-            for buffer in grown.values():
-                buffer.destroy()
-            raise
-        self._replace(grown)
-        self.pool.grow(pages)
-
-    def _write_counts(self, slot: int, counts: U32) -> None:
-        self._reserve_counts(slot)
-        self.device.write(self._buffers["counts"], counts, slot * counts.nbytes)
-
-    def _reserve_counts(self, slot: int) -> None:
-        """Counts of tokens for every sequence slot up to this one. Most models never need any."""
-        row, known = 4 * self.config.vocabulary, self._buffers.get("counts")
-        if known is not None and known.size >= (slot + 1) * row:
-            return
-        most = self.device.caps.max_operand // row
-        if slot >= most:
-            holds = f"this device counts the tokens of {most} sequences at a time"
-            raise DeviceError(f"{holds}, and penalties or log probabilities want more. Free a sequence first")
-        grown = self.device.buffer(min(bucket(slot + 1), most) * row)
-        if known is not None:
-            self.device.copy(Copy(known, grown, known.size))
-        self._replace({"counts": grown})
-
-    def reserve_adjusted(self, made: Adjusted, slots: Iterable[int]) -> None:
-        """Buffers for what is done with logits. They are made when they are first wanted, and grow."""
-        sizes = {"adjustments": ADJUSTMENT.itemsize * self.max_outputs}
-        sizes |= {"biases": made.biases.nbytes, "masks": made.masks.nbytes}
-        small = {name: size for name, size in sizes.items() if self._size(name) < size}
-        for name, size in small.items():
-            self._replace({name: self.device.buffer(bucket(size))})
-        self._reserve_counts(max(slots))
-
-    def _size(self, name: str) -> int:
-        size: int = self._buffers[name].size if name in self._buffers else 0
-        return size
-
-    def _reserve_positions(self, positions: int) -> None:
-        ropes = self.config.ropes.items()
-        if any(self._size(name) < positions * 4 * rope.rotary for name, rope in ropes):
-            wanted = min(self.config.context, max(FIRST_POSITIONS, 2 * positions))
-            self._replace({name: self.device.buffer(table) for name, table in self.rope_tables(wanted).items()})
-
-    def _apply(self, changed: List[Reserved]) -> None:
-        plan = self.plan(Step(1, CONTEXTS[0], self.cache))
-        copies = []
-        for source, target in (copied for reserved in changed for copied in reserved.copies):
-            for name, spec in plan.of_role("state").items():
-                pool, nbytes = self._buffers[name], spec.nbytes * PAGE
-                copies.append(Copy(pool, pool, nbytes, source * nbytes, target * nbytes))
-        if copies:  # before the table changes: copying takes memory, of which there may be none
-            self.device.copy(*copies)
-        for reserved in changed:
-            for first, pages in _together(reserved.entries):
-                self.device.write(self._buffers["page_table"], np.array(pages, np.uint32), 4 * first)
-
-    # steps -----------------------------------------------------------------------------------------------
-
-    def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: List[Part]) -> StepResult:
-        decode = one_row_each(parts)
-        step, rows = self.step_of(len(records), keys, decode), self.step_rows(len(outputs), decode)
-        tokens, wanted = step.tokens, list[Step | Head]([step])
-        given, kind, made = {part.gives for part in parts}, head_kind(parts), None
-        if "hidden" in given:  # first: a sampler moves the records on
-            wanted.append(self.head(rows, tokens, "hidden"))
-        if given - {"nothing", "hidden"}:
-            wanted.append(self.head(rows, tokens, kind))
-        if kind == "adjusted":
-            made = self._adjusted(parts)
-            self.reserve_adjusted(made, outputs["slot"].tolist())
-        programs = self.bound_all(wanted)
-        self.written_by = None
-        self.write_batch(padded_batch(records, tokens, len(outputs)), outputs, made)
-        reports = made.wanted if made is not None else None
-        if given == {"nothing"}:  # something must come back for who waits
-            done = self.device.submit(programs, (self._buffers["tokens"], 4))
-            return StepResult(wait_for_rows=None if done is None else done.wait)
-        pending = self.device.submit(programs, self.token_region(reports) if "token" in given else None)
-        found = GpuTokens(pending, reports) if pending is not None else None
-        # Copied before any later step writes others; waited for by whoever asks, without the lock.
-        logits = self._rows_of("logits", outputs) if given & {"logits", "all logits"} else None
-        return StepResult(found, logits, self._rows_of("states", outputs) if "hidden" in given else None)
-
-    def step_of(self, rows: int, keys: int, decode: bool, paged: bool = True) -> Step:
-        """The step of so many rows of which the longest sees so many keys. `decode`: each is of another sequence."""
-        tokens, context = self.step_rows(rows, decode), self.step_context(keys, decode)
-        return Step(tokens, context, self.cache, paged, decode and self._without_runs(tokens))
-
-    def _without_runs(self, tokens: int) -> bool:
-        """Do decode rows have a plan of their own? Among fewer rows there is no run in any step."""
-        return RUN_ROWS <= tokens <= self.max_outputs
-
-    def step_rows(self, rows: int, decode: bool) -> int:
-        """The bucket of so many rows. Decode rows that must not depend on others have one for all counts."""
-        return self.decode_rows if decode and self.deterministic else bucket(max(1, rows))
-
-    def step_context(self, keys: int, decode: bool) -> str:
-        """The context class of a step whose longest row sees so many keys; for such decode rows there is one, too."""
-        return context_class(self.config.context if decode and self.deterministic else keys, self.config.head_width)
-
-    def _rows_of(self, name: str, outputs: NDArray[Any]) -> Callable[[], F32]:
-        """What a head gave for the outputs of the step that was submitted last, on its way."""
-        rows, width = len(outputs), self.config.vocabulary if name == "logits" else self.config.hidden
-        pending = self.device.submit([], (self._buffers[name], 4 * rows * width))
-        assert pending is not None
-        return lambda: pending.wait().view(np.float32).reshape(rows, width)
-
-    def decode_batch(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> DecodeBatch:
-        """Sequences to decode together."""
-        made = GpuDecode(self, [Part(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)])
-        self._decodes.add(made)
-        return made
-
-    def write_batch(self, batch: U32, outputs: NDArray[Any], made: Adjusted | None = None) -> None:
-        """The records of a step, in the order of submissions."""
-        self.device.write(self._buffers["batch"], batch)
-        if len(outputs):
-            self.device.write(self._buffers["outputs"], outputs.view(np.uint32))
-        if made is not None:
-            for name, array in (("adjustments", made.records), ("biases", made.biases), ("masks", made.masks)):
-                self.device.write(self._buffers[name], array.view(np.uint32))
-
-    def token_region(self, reports: List[Wanted] | None = None) -> tuple[Buffer, int]:
-        """Where the tokens of a step lie: a buffer, and how many of its bytes.
-
-        The last token of every sequence slot; where outputs report log probabilities, the tokens come with these.
+        True too where the context is full, which is refused.
         """
-        if reports is None:
-            return self._buffers["tokens"], 4 * MAX_SEQUENCES
-        return self._buffers["logprobs"], REPORT * bucket(len(reports))  # the same for all counts of a bucket
+        context = self._runner.config.context
+        pairs = zip(self._sequences, lengths, strict=True)
+        return any(length >= context or len(each.pages) * PAGE < min(length + 2, context) for each, length in pairs)
+
+    def _extend(self) -> None:
+        context = self._runner.config.context
+        self._runner._reserve([(each, min(2, context - each.length)) for each in self._sequences])
+        self._adjusted = self._reports = None
+        if self._kind == "adjusted":
+            self._adjusted = self._runner._adjusted(self._parts)
+            self._reports = self._adjusted.wanted
+            self._runner.reserve_adjusted(self._adjusted, [each.slot for each in self._sequences])
+
+    def _write(self) -> None:
+        """The records of this step, where the device does not have them."""
+        runner = self._runner
+        assert self._keys is not None
+        records, outputs = runner._records(self._parts), runner._outputs(self._parts)
+        runner.written_by = None
+        runner.write_batch(padded_batch(records, self._keys[0].tokens, len(outputs)), outputs, self._adjusted)
+        runner.written_by = self
+        runner._end_histories(self._parts)
+
+    def _choose(self) -> None:
+        """The plans for the lengths as they are, bound to today's buffers."""
+        runner = self._runner
+        width = runner.config.head_width
+        keys, rows = max(sequence.length for sequence in self._sequences) + 1, len(self._parts)
+        paged = runner.step_rows(rows, decode=True) > 1 or not self._sequences[0].contiguous
+        step = runner.step_of(rows, keys, decode=True, paged=paged)
+        wanted = (step, runner.head(step.tokens, step.tokens, self._kind, paged))
+        programs = runner.bound_all(wanted)
+        region = runner.token_region(self._reports)
+        same = wanted == self._keys and all(map(is_, programs, self._programs))
+        if not same or (self._pool is not None and self._region != region):
+            found = self._kept.pop(wanted, None)
+            self._put_aside()
+            self._take_up(found, programs, region)
+        self._keys, self._programs = wanted, programs
+        self._last_key = last_key(step.context, width)
+        # A quarter of the class is left then: a tenth of a second, which is what making and compiling a plan takes. It
+        # takes the recording threads' time, so that generations that end before do without.
+        longer = any(each.expected is None or each.expected > self._last_key for each in self._sequences)
+        self._prepare_at = self._last_key * 3 // 4 if longer else _NEVER
+
+    def _put_aside(self) -> None:
+        """Keep what is recorded for the plans that ran until now; the oldest of what is kept goes."""
+        pool, self._pool = self._pool, None
+        if pool is None or pool.closed:
+            return
+        assert self._keys is not None
+        assert self._region is not None
+        other = self._kept.pop(self._keys, None)
+        self._kept[self._keys] = _Recorded(self._programs, self._region, pool)
+        if other is None and len(self._kept) > _KEPT_POOLS:
+            other = self._kept.pop(next(iter(self._kept)))
+        if other is not None:
+            other.pool.close()
+
+    def _take_up(self, found: _Recorded | None, programs: list[BoundProgram], region: tuple[Buffer, int]) -> None:
+        """Go on with what was recorded for these plans, if it is what would be recorded now."""
+        if found is None:
+            return
+        if not found.pool.closed and found.region == region and all(map(is_, programs, found.programs)):
+            self._pool, self._region = found.pool, region
+        else:
+            found.pool.close()
+
+    def _prepare_next(self) -> None:
+        self._prepare_at = _NEVER
+        assert self._keys is not None
+        step = self._keys[0]
+        following = CONTEXTS[CONTEXTS.index(step.context) + 1 :]
+        if following:
+            self._runner.prepare(step._replace(context=following[0]))
+
+    def _submit(self) -> PendingReadBack:
+        runner = self._runner
+        device = runner.device
+        if self._pool is None or self._pool.closed:
+            region = self._region = runner.token_region(self._reports)
+            self._pool = device.command_pool(self._programs, region)
+            if self._pool is None:
+                pending = device.submit(self._programs, region)
+                assert pending is not None
+                return pending
+        try:
+            pending = device.submit_from(self._pool)
+            assert pending is not None
+            return pending
+        except BaseException:  # Ctrl-C too: the pool may be one short
+            self.drop_pool()
+            raise
+
+    def drop_pool(self) -> None:
+        """Nothing is recorded ahead any more, until the next step."""
+        pool, self._pool = self._pool, None
+        kept, self._kept = self._kept, {}
+        self._keys = None
+        for each in (pool, *(recorded.pool for recorded in kept.values())):
+            if each is not None:
+                each.close()
 
     def close(self) -> None:
-        """Give all memory back."""
-        with self.lock:
-            self.closed = True
-            for decode in list(self._decodes):
-                decode.drop_pool()
-        if self._background is not None:
-            self._background.join()
-        with self.lock:
-            self._bound.clear()
-            for kept in (self._weights, self._buffers):
-                for buffer in kept.values():
-                    buffer.destroy()
-                kept.clear()
-
-    def report(self) -> Mapping[str, Any]:
-        """Where it runs, and how much memory its weights take."""
-        caps = self.device.caps
-        held = sum(buffer.size for buffer in self._weights.values())
-        return {
-            "device": f"{caps.name} ({caps.backend})",
-            "weight_bytes": held,
-            "cache": self.cache,
-            "precision": self._lowering.precision if caps.policy.round_inputs else "exact",
-        }
+        """Nothing is recorded ahead any more."""
+        with self._runner.lock:
+            self.drop_pool()
+            self._programs = []
+            if self._runner.written_by is self:
+                self._runner.written_by = None
 
 
-def _together(entries: List[tuple[int, int]]) -> list[tuple[int, list[int]]]:
-    """Entries with neighbouring indices as (first index, values)."""
-    found: list[tuple[int, list[int]]] = []
-    for index, value in entries:
-        if found and found[-1][0] + len(found[-1][1]) == index:
-            found[-1][1].append(value)
-        else:
-            found.append((index, [value]))
-    return found
+class GpuRunner(GpuSteps):
+    """A model on a GPU: steps of any rows, and sequences that decode together."""
+
+    def decode_batch(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> DecodeBatch:
+        """Sequences to decode together."""
+        made = GpuDecode(
+            self, [SequenceChunk(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)]
+        )
+        self._decodes.add(made)
+        return made

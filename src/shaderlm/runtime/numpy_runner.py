@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as List
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,23 +17,23 @@ from ..graph import interpret
 from ..graph.batch import PAGE
 from ..graph.graph import Graph
 from ..graph.sampling import MAX_LOGPROBS, adjust_logits, logprobs, sample
-from ..models.architecture import Architecture, Config, Step
+from ..models.architecture import Architecture, Config, StepSpec
 from .adjusted import Logprobs, read_report
-from .pages import MAX_SEQUENCES, Reserved, Sequence
+from .pages import MAX_SEQUENCES, KvSequence, Reserved
 from .runner import (
     F32,
     MAX_OUTPUTS,
     U32,
     DecodeBatch,
-    Part,
     Runner,
-    SamplerSettings,
+    SequenceChunk,
     StepResult,
     head_kind,
     one_row_each,
     padded_batch,
     rope_factors,
 )
+from .sampler_settings import SamplerSettings
 from .weights import Progress, Source, dense
 
 _KEPT_GRAPHS = 8
@@ -88,7 +87,7 @@ class NumpyRunner(Runner):
         config: Config,
         source: Source,
         *,
-        fusions: List[str] | None = None,
+        fusions: Sequence[str] | None = None,
         cache: str | None = None,
         progress: Progress | None = None,
         deterministic: bool = False,
@@ -109,7 +108,7 @@ class NumpyRunner(Runner):
 
     def graph_of(self, tokens: int) -> Graph:
         """The fused graph of so many rows, kept for the next time; a few of them."""
-        return self._kept(("step", tokens), lambda: self.graph(Step(tokens, cache=self.cache, paged=True))[0])
+        return self._kept(("step", tokens), lambda: self.graph(StepSpec(tokens, cache=self.cache, paged=True))[0])
 
     def head_of(self, rows: int, tokens: int, *, logits: bool = True) -> Graph:
         """The fused graph from hidden states to logits, or to the output norm; kept too."""
@@ -138,7 +137,7 @@ class NumpyRunner(Runner):
         self._pools = pools  # all or nothing
         self.pool.grow(pages)
 
-    def _apply(self, changed: List[Reserved]) -> None:
+    def _apply(self, changed: Sequence[Reserved]) -> None:
         for reserved in changed:
             for source, target in reserved.copies:
                 for pool in self._pools.values():
@@ -150,7 +149,7 @@ class NumpyRunner(Runner):
         if any(len(self._tables.get(name, ())) < positions for name in self.config.ropes):
             self._tables = self.rope_tables(min(self.config.context, max(256, 2 * positions)))
 
-    def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: List[Part]) -> StepResult:
+    def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
         rows = len(records)
         values: dict[str, Any] = {
             **self.weights,
@@ -192,7 +191,7 @@ class NumpyRunner(Runner):
         graph = self.head_of(len(outputs), len(values["hidden"]), logits=name == "logits")
         return np.asarray(interpret.run(graph, dict(values))[name])
 
-    def _sampled(self, logits: F32, outputs: NDArray[Any], batch: U32, parts: List[Part]) -> Here:
+    def _sampled(self, logits: F32, outputs: NDArray[Any], batch: U32, parts: Sequence[SequenceChunk]) -> Here:
         self._tokens = self._tokens.copy()  # who has the old ones keeps them
         if head_kind(parts) != "adjusted":
             sample(logits, outputs, batch, self._tokens)
@@ -214,9 +213,9 @@ class NumpyRunner(Runner):
     def _write_counts(self, slot: int, counts: U32) -> None:
         self._all_counts()[slot] = counts
 
-    def decode_batch(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> DecodeBatch:
+    def decode_batch(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> DecodeBatch:
         """Sequences to decode together."""
-        return _Decode(self, _decode_parts(sequences, settings))
+        return _NumpyDecode(self, _decode_parts(sequences, settings))
 
     def close(self) -> None:
         """Let go of weights and cache."""
@@ -229,8 +228,8 @@ class NumpyRunner(Runner):
         return {"device": "cpu (NumPy)", "weight_bytes": held, "cache": self.cache, "precision": "exact"}
 
 
-class _Decode(DecodeBatch):
-    def __init__(self, runner: NumpyRunner, parts: List[Part]) -> None:
+class _NumpyDecode(DecodeBatch):
+    def __init__(self, runner: NumpyRunner, parts: Sequence[SequenceChunk]) -> None:
         self._runner, self._parts = runner, parts
 
     def step(self) -> Here:
@@ -238,12 +237,12 @@ class _Decode(DecodeBatch):
         assert isinstance(found, Here)
         return found
 
-    def replace(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> None:
+    def replace(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> None:
         self._parts = _decode_parts(sequences, settings)
 
     def close(self) -> None:
         pass
 
 
-def _decode_parts(sequences: List[Sequence], settings: List[SamplerSettings]) -> list[Part]:
-    return [Part(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)]
+def _decode_parts(sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> list[SequenceChunk]:
+    return [SequenceChunk(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)]

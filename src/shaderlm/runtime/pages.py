@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import InputError
@@ -24,7 +23,7 @@ def pages_for(positions: int) -> int:
 
 
 @dataclass(eq=False)
-class Sequence:
+class KvSequence:
     """One sequence: its place in the tables, its pages in order, and how many positions are filled."""
 
     slot: int
@@ -92,23 +91,23 @@ class PagePool:
         self._most_used = max(self._most_used, used)
         return max(self.pages, 2 * self._most_used, KEPT_PAGES)
 
-    def table_index(self, sequence: Sequence) -> int:
+    def table_index(self, sequence: KvSequence) -> int:
         """Where a sequence's entries begin in the page table."""
         return sequence.slot * self.pages_per_sequence
 
     # sequences -------------------------------------------------------------------------------------------
 
-    def add(self) -> Sequence:
+    def add(self) -> KvSequence:
         """A new, empty sequence."""
         if not self._slots:
             raise InputError(f"there are {MAX_SEQUENCES} sequences already, which is the most; free one first")
-        return Sequence(heapq.heappop(self._slots))
+        return KvSequence(heapq.heappop(self._slots))
 
-    def fork(self, parent: Sequence) -> tuple[Sequence, Reserved]:
+    def fork(self, parent: KvSequence) -> tuple[KvSequence, Reserved]:
         """A sequence that begins with all of another, and shares its pages."""
         return self.share(parent.pages, parent.length)
 
-    def share(self, pages: List[int], length: int) -> tuple[Sequence, Reserved]:
+    def share(self, pages: Sequence[int], length: int) -> tuple[KvSequence, Reserved]:
         """A sequence whose first `length` positions are in pages that others use too."""
         child = self.add()
         child.pages, child.length = list(pages[: pages_for(length)]), length
@@ -126,7 +125,7 @@ class PagePool:
         """How many sequences use a page; caches that retain it count too."""
         return self._users[page]
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
+    def truncate(self, sequence: KvSequence, length: int) -> None:
         """Forget what comes after the first `length` positions, and give pages back that are empty now."""
         if not 0 <= length <= sequence.length:
             raise InputError(f"a sequence of {sequence.length} positions cannot be truncated to {length}")
@@ -135,7 +134,7 @@ class PagePool:
         self.release(reversed(sequence.pages[kept:]))
         del sequence.pages[kept:]
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: KvSequence) -> None:
         """Give all pages of a sequence back. Twice does no harm."""
         if not sequence.freed:
             sequence.freed = True
@@ -167,7 +166,7 @@ class PagePool:
 
     # pages -----------------------------------------------------------------------------------------------
 
-    def needed(self, sequence: Sequence, count: int) -> int:
+    def needed(self, sequence: KvSequence, count: int) -> int:
         """How many pages it takes to write so many positions to a sequence."""
         pages, length = sequence.pages, sequence.length
         first, end, held = length // PAGE, -(-(length + count) // PAGE), len(pages)
@@ -176,11 +175,11 @@ class PagePool:
             needed += self._users[pages[i]] > 1
         return needed
 
-    def missing(self, wanted: Iterable[tuple[Sequence, int]]) -> int:
+    def missing(self, wanted: Iterable[tuple[KvSequence, int]]) -> int:
         """How many pages more than are free it takes to write so many positions to each sequence."""
         return max(0, sum(self.needed(sequence, count) for sequence, count in wanted) - self.free)
 
-    def reserve(self, sequence: Sequence, count: int) -> Reserved:
+    def reserve(self, sequence: KvSequence, count: int) -> Reserved:
         """Pages of its own for the next `count` positions of a sequence. Call `missing` and `grow` first."""
         first = self.table_index(sequence)
         copies, entries = [], []
@@ -195,7 +194,7 @@ class PagePool:
             entries.append((first + i, sequence.pages[i]))
         return Reserved(tuple(copies), tuple(entries))
 
-    def revert(self, sequence: Sequence, reserved: Reserved) -> None:
+    def revert(self, sequence: KvSequence, reserved: Reserved) -> None:
         """Undo a reservation that nothing was written to yet. Of several, the last one first."""
         first, kept = self.table_index(sequence), len(sequence.pages) + len(reserved.copies) - len(reserved.entries)
         self.release(sequence.pages[kept:])
@@ -210,10 +209,10 @@ class PagePool:
         self._users[page] = 1
         return page
 
-    def _new(self, sequence: Sequence, count: int) -> range:
+    def _new(self, sequence: KvSequence, count: int) -> range:
         return range(len(sequence.pages), pages_for(sequence.length + count))
 
-    def _shared(self, sequence: Sequence, count: int) -> list[int]:
+    def _shared(self, sequence: KvSequence, count: int) -> list[int]:
         """Pages that will be written and belong to others too."""
         end = min(len(sequence.pages), pages_for(sequence.length + count))
         return [i for i in range(sequence.length // PAGE, end) if self._users[sequence.pages[i]] > 1]

@@ -21,14 +21,14 @@ _COMPARED = 16  # children of a node that a page is compared with token by token
 
 
 @dataclass(eq=False)
-class Node:
+class PrefixNode:
     """A page in the tree of a client. Others keep one only to hand it to `PrefixCache.insert`."""
 
     ids: tuple[int, ...]
     page: int
-    parent: Node | None  # None: a root, or a node that is not in the tree any more
+    parent: PrefixNode | None  # None: a root, or a node that is not in the tree any more
     depth: int  # pages from position 0 to its end
-    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    children: dict[tuple[int, ...], PrefixNode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class PrefixCache:
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._roots: dict[Hashable, Node] = {}  # by client
-        self._nodes: dict[int, Node] = {}  # by page
+        self._roots: dict[Hashable, PrefixNode] = {}  # by client
+        self._nodes: dict[int, PrefixNode] = {}  # by page
         self.queries = self.hits = self.evicted = 0  # tokens that were looked up and found; pages given back
 
     @property
@@ -62,7 +62,7 @@ class PrefixCache:
         if node is None:
             return Match()
         limit = (len(ids) - 1) // multiple * multiple
-        found, length = list[Node](), 0
+        found, length = list[PrefixNode](), 0
         while length + PAGE <= limit:
             child = node.children.get(tuple(ids[length : length + PAGE]))
             if child is None:
@@ -95,8 +95,8 @@ class PrefixCache:
         pages: Sequence[int],
         length: int | None = None,
         client: Hashable = None,
-        after: Node | None = None,
-    ) -> Node | None:
+        after: PrefixNode | None = None,
+    ) -> PrefixNode | None:
         """These tokens, or the first `length` of them, are in these pages, of a sequence that goes on or is over.
 
         What is known already is kept. The last page's node comes back, from which the same sequence may go on: as
@@ -104,8 +104,8 @@ class PrefixCache:
         """
         length = len(ids) if length is None else length
         if after is None or after.parent is None:
-            after = self._roots.setdefault(client, Node((), -1, None, 0))
-        node, known = after, list[Node]()
+            after = self._roots.setdefault(client, PrefixNode((), -1, None, 0))
+        node, known = after, list[PrefixNode]()
         for i in range(node.depth, pages_for(length)):
             key, page = tuple(ids[i * PAGE : min(length, (i + 1) * PAGE)]), pages[i]
             child = node.children.get(key)
@@ -114,7 +114,7 @@ class PrefixCache:
             elif page in self._nodes:  # of another sequence, which was shared and is written to no more
                 break
             else:
-                child = self._nodes[page] = node.children[key] = Node(key, page, node, i + 1)
+                child = self._nodes[page] = node.children[key] = PrefixNode(key, page, node, i + 1)
                 self._pool.cache(page)
                 self._drop_beginnings(node, key)
             node = child
@@ -123,13 +123,13 @@ class PrefixCache:
         self._touch(known)
         return node if node.depth and len(node.ids) == PAGE else None
 
-    def _touch(self, nodes: Sequence[Node]) -> None:
+    def _touch(self, nodes: Sequence[PrefixNode]) -> None:
         """These were used just now; the first page last, so that it goes last."""
         for node in reversed(nodes):
             if node.page in self._pool.idle:
                 self._pool.idle.move_to_end(node.page)
 
-    def _drop_beginnings(self, parent: Node, key: tuple[int, ...]) -> None:
+    def _drop_beginnings(self, parent: PrefixNode, key: tuple[int, ...]) -> None:
         """Pages that hold less of the same are not needed any more."""
         for other in list(parent.children.values())[-_COMPARED:]:
             if len(other.ids) < len(key) and key[: len(other.ids)] == other.ids:
@@ -172,7 +172,7 @@ class PrefixCache:
         self._nodes.clear()
         self._roots.clear()
 
-    def _remove(self, node: Node) -> None:
+    def _remove(self, node: PrefixNode) -> None:
         parent, node.parent = node.parent, None
         assert parent is not None
         del parent.children[node.ids], self._nodes[node.page]

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as List
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,67 +26,26 @@ from ..graph.graph import Graph, Node
 from ..graph.ops import resolve
 from ..graph.reference import rope_table
 from ..graph.sampling import OUTPUT
-from ..models.architecture import Architecture, Config, Step
-from .adjusted import Adjusted, Logprobs, adjusted, check_settings
-from .pages import PagePool, Reserved, Sequence
+from ..models.architecture import Architecture, Config, StepSpec
+from .adjusted import LogitAdjustments, Logprobs, adjusted, check_settings
+from .pages import KvSequence, PagePool, Reserved
+from .sampler_settings import GREEDY, SamplerSettings
 from .weights import Source
-
-if TYPE_CHECKING:
-    from .session import Session
 
 F32 = NDArray[np.float32]
 U32 = NDArray[np.uint32]
-Gives = Literal["nothing", "token", "logits", "all logits", "hidden"]
+OutputKind = Literal["nothing", "token", "logits", "all logits", "hidden"]
 FIRST_PAGES = 4  # of the pool: 512 positions, the least that attention over a contiguous cache expects
 MAX_OUTPUTS = 64  # rows of logits at once
 _FIXED_CHUNK = 2 * PAGE  # of a prompt: larger chunks are read faster, smaller ones are found in a cache more often
 
 
-class SamplerSettings(NamedTuple):
-    """How the device samples a row. Temperature 0 takes the largest logit. The random number of a token depends on the
-    seed and the row's position alone.
-
-    Applied in this order: penalties on the tokens of the sequence's history (`Runner.set_history`), bias, mask,
-    temperature, top_k, top_p, min_p. Log probabilities are those of the logits before all of it.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    bias: tuple[tuple[int, float], ...] = ()  # tokens, and what is added to their logits
-    logprobs: int | None = None  # of how many of the most likely tokens to report; 0: of the sampled one alone
-    mask: bytes | None = None  # a bit per token in u32 words, the lowest first; 1: allowed
-
-    @property
-    def greedy(self) -> bool:
-        """Takes the largest logit."""
-        return self.temperature == 0
-
-    @property
-    def penalizes(self) -> bool:
-        """Do the tokens so far change the logits?"""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-    @property
-    def adjusted(self) -> bool:
-        """Is anything done with the logits but sampling?"""
-        return self.penalizes or bool(self.bias) or self.mask is not None or self.logprobs is not None
-
-
-GREEDY = SamplerSettings()
-
-
-class Part(NamedTuple):
+class SequenceChunk(NamedTuple):
     """The next tokens of one sequence in a step. `ids` None: the token that was sampled last for it."""
 
-    sequence: Sequence
-    ids: List[int] | None
-    gives: Gives = "token"
+    sequence: KvSequence
+    ids: Sequence[int] | None
+    gives: OutputKind = "token"
     settings: SamplerSettings = GREEDY
 
     @property
@@ -176,7 +134,7 @@ class StepResult:
         if self.wait_for_rows is not None:
             self.wait_for_rows()
 
-    def token(self, sequence: Sequence) -> Token:
+    def token(self, sequence: KvSequence) -> Token:
         """The token of one sequence."""
         assert self.tokens is not None, "no part of this step gives a token"
         return TokenOf(self.tokens, sequence.slot)
@@ -190,7 +148,7 @@ class DecodeBatch(ABC):
         """Run one step without waiting for it."""
 
     @abstractmethod
-    def replace(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> None:
+    def replace(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> None:
         """Other sequences from now on, or other settings. What is recorded ahead and still fits is kept."""
 
     @abstractmethod
@@ -217,7 +175,7 @@ class Runner(ABC):
         architecture: Architecture,
         config: Config,
         factors: Mapping[str, Any],
-        fusions: List[str] | None,
+        fusions: Sequence[str] | None,
         unsupported_reason: Callable[[Node], str | None] | None = None,
     ) -> None:
         self.config = config
@@ -229,8 +187,8 @@ class Runner(ABC):
         self.written_by: object = None  # whose records are in the batch, as the device has moved them on
         self._architecture, self._factors, self._fusions = architecture, factors, fusions
         self._unsupported_reason = unsupported_reason
-        self._last_graph: tuple[Step, tuple[Graph, tuple[RejectedFusion, ...]]] | None = None
-        self._decode_graph: tuple[Step, tuple[Graph, tuple[RejectedFusion, ...]]] | None = None  # of one row
+        self._last_graph: tuple[StepSpec, tuple[Graph, tuple[RejectedFusion, ...]]] | None = None
+        self._decode_graph: tuple[StepSpec, tuple[Graph, tuple[RejectedFusion, ...]]] | None = None  # of one row
 
     @property
     def fixed_chunk(self) -> int:
@@ -247,7 +205,7 @@ class Runner(ABC):
 
     # graphs ----------------------------------------------------------------------------------------------
 
-    def graph(self, step: Step) -> tuple[Graph, tuple[RejectedFusion, ...]]:
+    def graph(self, step: StepSpec) -> tuple[Graph, tuple[RejectedFusion, ...]]:
         """The fused graph of a step, to the hidden states. The last one is kept: it is asked for twice."""
         known = self._last_graph
         if known is None or known[0] != step:
@@ -257,10 +215,10 @@ class Runner(ABC):
                 self._decode_graph = known
         return known[1]
 
-    def _fused(self, step: Step) -> tuple[Graph, tuple[RejectedFusion, ...]]:
+    def _fused(self, step: StepSpec) -> tuple[Graph, tuple[RejectedFusion, ...]]:
         return fuse(self._architecture.build(self.config, step), self._fusions, self._unsupported_reason)
 
-    def _of_context(self, step: Step) -> tuple[Graph, tuple[RejectedFusion, ...]] | None:
+    def _of_context(self, step: StepSpec) -> tuple[Graph, tuple[RejectedFusion, ...]] | None:
         """The graph of decoding that is known, for another context class; None if it is not known.
 
         It is made while a generation runs, which has better use for the time.
@@ -297,13 +255,13 @@ class Runner(ABC):
 
     # sequences -------------------------------------------------------------------------------------------
 
-    def add(self) -> Sequence:
+    def add(self) -> KvSequence:
         """A new, empty sequence."""
         with self.lock:
             self._check_open()
             return self.pool.add()
 
-    def fork(self, sequence: Sequence) -> Sequence:
+    def fork(self, sequence: KvSequence) -> KvSequence:
         """A sequence that begins with all of another. Pages are shared until one of them writes.
 
         Its history, which penalties read, is not the other's: `set_history` gives it one.
@@ -313,13 +271,13 @@ class Runner(ABC):
             self._check_there(sequence)
             return self._shared(*self.pool.fork(sequence))
 
-    def share(self, pages: List[int], length: int) -> Sequence:
+    def share(self, pages: Sequence[int], length: int) -> KvSequence:
         """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache."""
         with self.lock:
             self._check_open()
             return self._shared(*self.pool.share(pages, length))
 
-    def _shared(self, child: Sequence, changed: Reserved) -> Sequence:
+    def _shared(self, child: KvSequence, changed: Reserved) -> KvSequence:
         try:
             self._apply([changed])
         except BaseException:
@@ -343,13 +301,13 @@ class Runner(ABC):
     def page_bytes(self) -> int:
         """Bytes of a page: the keys and values of all layers."""
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
+    def truncate(self, sequence: KvSequence, length: int) -> None:
         """Forget what comes after the first `length` positions of a sequence."""
         with self.lock:
             sequence.has_history = sequence.has_history and length == sequence.length
             self.pool.truncate(sequence, length)
 
-    def set_history(self, sequence: Sequence, ids: List[int]) -> None:
+    def set_history(self, sequence: KvSequence, ids: Sequence[int]) -> None:
         """Penalties of a sequence count these tokens, and those that are sampled with penalties from now on.
 
         Tokens that are only run are not counted: give all that is to count when a generation starts. A sequence that
@@ -363,21 +321,15 @@ class Runner(ABC):
             self._write_counts(sequence.slot, counts.astype(np.uint32))
             sequence.has_history = True
 
-    def free(self, sequence: Sequence) -> None:
+    def free(self, sequence: KvSequence) -> None:
         """Give the pages of a sequence back."""
         with self.lock:
             self.pool.remove(sequence)
             self.written_by = None  # the device must not go on with a sequence whose pages are others' now
 
-    def session(self) -> Session:
-        """A new, empty conversation."""
-        from .session import Session
-
-        return Session(self)
-
     # steps -----------------------------------------------------------------------------------------------
 
-    def step(self, parts: List[Part]) -> StepResult:
+    def step(self, parts: Sequence[SequenceChunk]) -> StepResult:
         """Run one step. Its rows are those of the parts, in this order; their sequences must differ."""
         with self.lock:
             self._check_open()
@@ -393,25 +345,25 @@ class Runner(ABC):
             self._end_histories(parts)
             return result
 
-    def _end_histories(self, parts: List[Part]) -> None:
+    def _end_histories(self, parts: Sequence[SequenceChunk]) -> None:
         """What these sequences give is counted, or their histories are not complete any more."""
         for part in parts:
             if part.gives != "nothing" and not (part.gives == "token" and part.settings.penalizes):
                 part.sequence.has_history = False
 
     @abstractmethod
-    def decode_batch(self, sequences: List[Sequence], settings: List[SamplerSettings]) -> DecodeBatch:
+    def decode_batch(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> DecodeBatch:
         """Sequences to decode together. Each must have a token that was sampled for it."""
 
     def _check_open(self) -> None:
         if self.closed:
             raise InputError("this model is closed; load it again")
 
-    def _check_there(self, sequence: Sequence) -> None:
+    def _check_there(self, sequence: KvSequence) -> None:
         if sequence.freed:
             raise InputError("this sequence was freed; add another one")
 
-    def _check_parts(self, parts: List[Part]) -> None:
+    def _check_parts(self, parts: Sequence[SequenceChunk]) -> None:
         rows, outputs, slots = 0, 0, set[int]()
         for part in parts:
             if part.ids is not None:
@@ -434,7 +386,7 @@ class Runner(ABC):
             most = f"at most {self.max_outputs} rows"
             raise InputError(f"a step gives the logits or tokens of {most}, asked for {outputs}")
 
-    def check_ids(self, ids: List[int]) -> None:
+    def check_ids(self, ids: Sequence[int]) -> None:
         """Token ids that the model has."""
         if not len(ids):
             raise InputError("expected at least one token, got none")
@@ -449,7 +401,7 @@ class Runner(ABC):
                 "were given. Shorten the prompt, or load the model with a longer context"
             )
 
-    def _reserve(self, wanted: List[tuple[Sequence, int]]) -> None:
+    def _reserve(self, wanted: Sequence[tuple[KvSequence, int]]) -> None:
         """Pages for what a step writes. All or nothing: the pool grows first."""
         needed = self.pool.needed
         taking = [each for each in wanted if needed(*each)]
@@ -479,7 +431,7 @@ class Runner(ABC):
                 self.pool.revert(sequence, reserved)
             raise
 
-    def _records(self, parts: List[Part]) -> U32:
+    def _records(self, parts: Sequence[SequenceChunk]) -> U32:
         """The records of a step's rows, [rows, 4]."""
         records = np.empty((sum(part.rows for part in parts), 4), np.uint32)
         at = 0
@@ -502,7 +454,7 @@ class Runner(ABC):
             at += part.rows
         return records
 
-    def _outputs(self, parts: List[Part]) -> NDArray[Any]:
+    def _outputs(self, parts: Sequence[SequenceChunk]) -> NDArray[Any]:
         """The records of a step's outputs."""
         found, at = [], 0
         for part in parts:
@@ -511,7 +463,7 @@ class Runner(ABC):
             at += part.rows
         return np.array(found, OUTPUT)
 
-    def _adjusted(self, parts: List[Part]) -> Adjusted:
+    def _adjusted(self, parts: Sequence[SequenceChunk]) -> LogitAdjustments:
         """What is done with the logits of a step's outputs beside sampling."""
         rows = [(part, part.rows if part.gives == "all logits" else int(part.gives != "nothing")) for part in parts]
         outputs = [part for part, count in rows for _ in range(count)]
@@ -527,7 +479,7 @@ class Runner(ABC):
         """So many pages in the pool; what was in it stays. All or nothing."""
 
     @abstractmethod
-    def _apply(self, changed: List[Reserved]) -> None:
+    def _apply(self, changed: Sequence[Reserved]) -> None:
         """Copy pages and write entries of the page table."""
 
     @abstractmethod
@@ -535,7 +487,7 @@ class Runner(ABC):
         """A rope table for so many positions."""
 
     @abstractmethod
-    def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: List[Part]) -> StepResult:
+    def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
         """Run rows of which the longest that is in no run sees so many keys."""
 
     @abstractmethod
@@ -553,13 +505,13 @@ def rope_factors(config: Config, source: Source) -> dict[str, Any]:
     return {name: source.vector(name) for name in sorted(named)}
 
 
-def output_record(row: int, sequence: Sequence, settings: SamplerSettings) -> tuple[Any, ...]:
+def output_record(row: int, sequence: KvSequence, settings: SamplerSettings) -> tuple[Any, ...]:
     """A row of the array of outputs."""
     seed = settings.seed % (1 << 64)
     return (row, sequence.slot, *settings[:4], seed & 0xFFFF_FFFF, seed >> 32)
 
 
-def head_kind(parts: List[Part]) -> str:
+def head_kind(parts: Sequence[SequenceChunk]) -> str:
     """What is done with the logits of a step (`compile.steps.Head`)."""
     settings = [part.settings for part in parts if part.gives == "token"]
     if any(each.adjusted for each in settings):
@@ -567,7 +519,7 @@ def head_kind(parts: List[Part]) -> str:
     return "logits" if not settings else "greedy" if all(each.greedy for each in settings) else "sample"
 
 
-def one_row_each(parts: List[Part]) -> bool:
+def one_row_each(parts: Sequence[SequenceChunk]) -> bool:
     """Is it a step of decode rows?"""
     return all(part.rows == 1 for part in parts)
 

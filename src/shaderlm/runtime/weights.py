@@ -19,7 +19,7 @@ import numpy as np
 from ..compile.plan import BufferSpec
 from ..formats.row_order import paired_rows
 from ..gpu import Array, Device
-from ..graph.graph import Part, Tensor
+from ..graph.graph import Tensor, TensorSlice
 from ..kernels.linear.formats import repack
 
 PIECE_BYTES = 16 << 20
@@ -45,7 +45,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Piece:
+class UploadChunk:
     """Some bytes of a buffer."""
 
     buffer: str
@@ -53,7 +53,7 @@ class Piece:
     data: Array
 
 
-Job = Callable[[], list[Piece]]
+Job = Callable[[], list[UploadChunk]]
 
 
 def jobs(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Job]:
@@ -68,10 +68,10 @@ def jobs(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Job]:
             yield from _matrix(name, spec, scales, buffers.get(scales), source, packed)
 
 
-def _vector_piece(name: str, about: Mapping[str, Any], source: Source) -> list[Piece]:
+def _vector_piece(name: str, about: Mapping[str, Any], source: Source) -> list[UploadChunk]:
     whole = _vector(about, source)
     first, end = about.get("rows", (0, len(whole)))
-    return [Piece(name, 0, whole[first:end])]
+    return [UploadChunk(name, 0, whole[first:end])]
 
 
 def _vector(about: Mapping[str, Any], source: Source) -> Array:
@@ -113,29 +113,29 @@ def _matrix(
     # Pairs of rows stay together, and a piece starts at a multiple of four bytes even if a row has an odd number.
     step = max(4, PIECE_BYTES // (row_bytes + scale_bytes) // 4 * 4)
 
-    def packed(first: int, end: int) -> list[Piece]:
+    def packed(first: int, end: int) -> list[UploadChunk]:
         words, beside_words = pack(about, first, end, source, row_bytes)
-        found = [Piece(name, (first - start) * row_bytes, words)]
+        found = [UploadChunk(name, (first - start) * row_bytes, words)]
         if beside is not None:
-            found.append(Piece(scales, (first - start) * scale_bytes, beside_words))
+            found.append(UploadChunk(scales, (first - start) * scale_bytes, beside_words))
         return found
 
     for first in range(start, stop, step):
         yield partial(packed, first, min(first + step, stop))
 
 
-def _parts(about: Mapping[str, Any]) -> list[Part]:
-    return [Part(*given) for given in about["tensors"]]
+def _parts(about: Mapping[str, Any]) -> list[TensorSlice]:
+    return [TensorSlice(*given) for given in about["tensors"]]
 
 
-def _ordered(part: Part, heads: Array) -> Array:
+def _ordered(part: TensorSlice, heads: Array) -> Array:
     """Rows of whole heads in the order of the weight."""
     if not part.width:
         return heads
     return heads[paired_rows(np.arange(len(heads)), part.width, part.rotary)]
 
 
-def _part_rows(part: Part, kind: str, first: int, end: int, source: Source) -> Array:
+def _part_rows(part: TensorSlice, kind: str, first: int, end: int, source: Source) -> Array:
     """Some rows of a part. Those of whole heads are read where the order differs."""
     width = part.width or 1
     a, b = first // width * width, -(-end // width) * width
@@ -185,7 +185,7 @@ def upload(
     return made
 
 
-def pieces(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Piece]:
+def pieces(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[UploadChunk]:
     """The contents of weight buffers, in the order of `jobs`; a few jobs are done ahead by other threads."""
     todo = jobs(buffers, source)
     with ThreadPoolExecutor(THREADS, "weights") as pool:

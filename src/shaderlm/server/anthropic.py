@@ -14,7 +14,7 @@ from .conversation import Conversation
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, options_of
 from .output import OutputParser, finish_of, new_id, output_of
-from .served import Served
+from .served import ServedModel
 from .types.anthropic import (
     AnthropicMessage,
     AnthropicTool,
@@ -54,7 +54,7 @@ class Messages:
 
     return_progress = False
 
-    def __init__(self, served: Served, body: MessagesRequest) -> None:
+    def __init__(self, served: ServedModel, body: MessagesRequest) -> None:
         served.check_name(body.model)
         self.served, self.stream = served, bool(body.stream)
         options = options_of(body, served, OPENAI_DEFAULTS)
@@ -198,7 +198,7 @@ def _object(arguments: str) -> dict[str, Any]:
 # Requests ------------------------------------------------------------------------------------------------
 
 
-def count_tokens(served: Served, body: CountTokensRequest) -> CountTokensResponse:
+def count_tokens(served: ServedModel, body: CountTokensRequest) -> CountTokensResponse:
     """Tokens of the prompt that a message would have."""
     served.check_name(body.model)
     return CountTokensResponse(len(conversation_of(body).ids(served.model)))

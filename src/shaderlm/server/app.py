@@ -31,7 +31,7 @@ from .page import asset
 from .prepare import checked
 from .request_log import ROUTE, Logged, RequestLog
 from .responses import Responses
-from .served import Served
+from .served import ServedModel
 from .service import Service
 from .streaming import respond
 from .types.anthropic import CountTokensRequest, CountTokensResponse, Event, MessageResponse, MessagesRequest
@@ -102,7 +102,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return b"".join(parts)
 
 
-async def _computed(service: Service, request: Request, compute: Callable[[Served, bytes], Value]) -> Value:
+async def _computed(service: Service, request: Request, compute: Callable[[ServedModel, bytes], Value]) -> Value:
     """What a thread makes of a body. Few large bodies are in memory at the same time."""
     served, length = service.served, request.headers.get("content-length", "")
     if length.isdecimal() and int(length) <= LARGE_BODY_BYTES:
@@ -137,11 +137,11 @@ def _generating(kind: Any, make: Any) -> Handler:
     return handler
 
 
-def _computing(kind: Any, compute: Callable[[Served, Any], Any]) -> Handler:
+def _computing(kind: Any, compute: Callable[[ServedModel, Any], Any]) -> Handler:
     """A route that computes its answer from the body alone."""
 
     async def handler(service: Service, request: Request) -> Response:
-        def computed(served: Served, raw: bytes) -> Response:
+        def computed(served: ServedModel, raw: bytes) -> Response:
             return _json(compute(served, checked(served, raw, kind)))
 
         return await _computed(service, request, computed)
@@ -159,7 +159,7 @@ async def _health(service: Service, request: Request) -> Response:
     return _json(Health("ok"))
 
 
-def _model(served: Served) -> Model:
+def _model(served: ServedModel) -> Model:
     report, config = served.model.report, served.model.config
     sizes = ModelMeta(
         served.context, report.max_context, config.hidden, report.parameters, config.vocabulary, report.tensor_bytes
@@ -195,7 +195,7 @@ async def _metrics(service: Service, request: Request) -> Response:
     return Response(service.metrics.text(service.served), media_type=CONTENT_TYPE)
 
 
-def _apply_template(served: Served, body: ChatRequest) -> ApplyTemplateResponse:
+def _apply_template(served: ServedModel, body: ChatRequest) -> ApplyTemplateResponse:
     return ApplyTemplateResponse(conversation_of(body).text(served.model))
 
 

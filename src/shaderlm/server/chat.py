@@ -16,7 +16,7 @@ from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, max_tokens, options_of, repeated, response_format_option, timings_of, usage_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, output_of, thinking_tokens
-from .served import FINGERPRINT, Served
+from .served import FINGERPRINT, ServedModel
 from .types.common import PromptProgress
 from .types.openai import (
     AssistantMessage,
@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 class Chat:
     """A chat completion that is checked and tokenised."""
 
-    def __init__(self, served: Served, body: ChatRequest) -> None:
+    def __init__(self, served: ServedModel, body: ChatRequest) -> None:
         served.check_name(body.model)
         self.served, self.body = served, body
         self.stream, self.return_progress = bool(body.stream), bool(body.return_progress)

@@ -15,7 +15,7 @@ from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, max_tokens, options_of, repeated, response_format_option, timings_of, usage_of
 from .logprobs import CompletionLogprobsWriter
 from .output import finish_of, new_id
-from .served import FINGERPRINT, Served
+from .served import FINGERPRINT, ServedModel
 from .types.common import MAX_PROMPTS
 from .types.openai import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
 
@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 class Completions:
     """A completion that is checked and tokenised."""
 
-    def __init__(self, served: Served, body: CompletionRequest) -> None:
+    def __init__(self, served: ServedModel, body: CompletionRequest) -> None:
         served.check_name(body.model)
         self.choices = body.n or 1
         if body.best_of not in (None, self.choices):

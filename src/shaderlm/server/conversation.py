@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine import LanguageModel, Request
 from .errors import unsupported
-from .served import Served
+from .served import ServedModel
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Conversation:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
 
-    def request(self, served: Served, options: Mapping[str, Any], *, reasoning: bool = True) -> Request:
+    def request(self, served: ServedModel, options: Mapping[str, Any], *, reasoning: bool = True) -> Request:
         """What the engine runs. It says how its answer is told apart, too."""
         return served.model.chat_request(
             self.messages,

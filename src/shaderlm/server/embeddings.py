@@ -12,7 +12,7 @@ from ..engine import Handle
 from .completions import prompts
 from .errors import ApiError
 from .generation import Writer
-from .served import Served
+from .served import ServedModel
 from .types.openai import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
 
 
@@ -21,7 +21,7 @@ class Embeddings:
 
     stream = return_progress = False
 
-    def __init__(self, served: Served, body: EmbeddingRequest) -> None:
+    def __init__(self, served: ServedModel, body: EmbeddingRequest) -> None:
         if not served.embedding:
             raise ApiError(501, "embeddings are off; start the server with --embedding")
         served.check_name(body.model)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from ..engine import Handle, Request
 from .errors import ApiError, unsupported
-from .served import Served
+from .served import ServedModel
 from .types.common import CompletionTokensDetails, PromptTokensDetails, ResponseFormat, SamplingFields, Timings, Usage
 
 
@@ -96,7 +96,7 @@ OPENAI_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0}
 LLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
-def options_of(body: SamplingFields, served: Served, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(body: SamplingFields, served: ServedModel, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `LanguageModel.request`, without the length and the report of log probabilities."""
     check_supported(body)
     plain = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
@@ -136,7 +136,7 @@ def _biases(given: Any) -> Iterable[tuple[int, float]]:
         yield token, -math.inf if bias is False else bias
 
 
-def max_tokens(served: Served, *given: int | None, default: int | None = None) -> int:
+def max_tokens(served: ServedModel, *given: int | None, default: int | None = None) -> int:
     """The first of the fields that is there, the server's own limit, or as many as the context holds."""
     found = next((each for each in given if each is not None), None)
     if found is None:

@@ -16,7 +16,7 @@ from .errors import ApiError
 from .generation import LLAMA_DEFAULTS, max_tokens, options_of, timings_of
 from .logprobs import finite
 from .output import finish_of
-from .served import FINGERPRINT, Served
+from .served import FINGERPRINT, ServedModel
 from .types.llama_server import (
     CompletionProbability,
     DefaultSettings,
@@ -41,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 class LlamaCompletions:
     """A completion that is checked and tokenised. n_predict 0 reads the prompt into the cache and generates nothing."""
 
-    def __init__(self, served: Served, body: LlamaCompletionRequest) -> None:
+    def __init__(self, served: ServedModel, body: LlamaCompletionRequest) -> None:
         served.check_name(body.model)
         self.served, self.body = served, body
         self.stream, self.return_progress = bool(body.stream), bool(body.return_progress)
@@ -133,7 +133,7 @@ class LlamaWriter:
         return error_event(problem)
 
 
-def _prompt(served: Served, given: str | list[Any]) -> str | list[int]:
+def _prompt(served: ServedModel, given: str | list[Any]) -> str | list[int]:
     """Text, token ids, or both in turn. The beginning is a text's beginning; later texts have no BOS."""
     if isinstance(given, str):
         return given
@@ -183,7 +183,7 @@ def settings_of(request: Request) -> GenerationSettings:
 # About the model -----------------------------------------------------------------------------------------
 
 
-def tokenize(served: Served, body: TokenizeRequest) -> TokenizeResponse:
+def tokenize(served: ServedModel, body: TokenizeRequest) -> TokenizeResponse:
     """Token ids of a text, with their texts if they are asked for."""
     parse_special = body.parse_special is not False
     ids = served.model.tokenize(body.content, add_special=bool(body.add_special), parse_special=parse_special)
@@ -192,7 +192,7 @@ def tokenize(served: Served, body: TokenizeRequest) -> TokenizeResponse:
     return TokenizeResponse([TokenPiece(token, served.model.tokenizer.text_or_bytes(token)) for token in ids])
 
 
-def detokenize(served: Served, body: DetokenizeRequest) -> DetokenizeResponse:
+def detokenize(served: ServedModel, body: DetokenizeRequest) -> DetokenizeResponse:
     """The text of token ids, special tokens included."""
     model = served.model
     if body.tokens:
@@ -201,7 +201,7 @@ def detokenize(served: Served, body: DetokenizeRequest) -> DetokenizeResponse:
     return DetokenizeResponse(raw.decode(errors="replace"))
 
 
-def props(served: Served) -> Props:
+def props(served: ServedModel) -> Props:
     """What is served, and how."""
     model = served.model
     vocabulary, template = model.tokenizer.vocabulary, model.chat_template
@@ -221,14 +221,14 @@ def props(served: Served) -> Props:
     )
 
 
-def slot_count(served: Served) -> int:
+def slot_count(served: ServedModel) -> int:
     """How many sequences run at the same time."""
     model = served.model
     outputs = min(model.runner.max_outputs, model.runner.max_tokens)
     return min(model.engine.options.parallel or outputs, outputs)
 
 
-def slots(served: Served, client: str | None = None) -> list[Slot]:
+def slots(served: ServedModel, client: str | None = None) -> list[Slot]:
     """The sequences that run, then those that wait, then free places. Of those of other clients only their sizes."""
     found = served.model.engine.sequences()
     made = [

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import (
 
 from ..engine import EngineStats, Handle, Histogram
 from .output import FINISHES
-from .served import Served
+from .served import ServedModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
@@ -45,7 +45,7 @@ class Metrics:
         self.first_token.observe(first)
         self.whole.observe(first + timing.decode_seconds)
 
-    def text(self, served: Served) -> bytes:
+    def text(self, served: ServedModel) -> bytes:
         """What `/metrics` answers."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(self, served))
@@ -53,7 +53,7 @@ class Metrics:
 
 
 class _Collector:
-    def __init__(self, metrics: Metrics, served: Served) -> None:
+    def __init__(self, metrics: Metrics, served: ServedModel) -> None:
         self._metrics, self._served = metrics, served
 
     def collect(self) -> Iterator[Metric]:

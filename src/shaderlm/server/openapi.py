@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .. import __version__
+from ..version import __version__
 from .service import Service
 from .types.anthropic import AnthropicErrorResponse
 from .types.common import ErrorResponse

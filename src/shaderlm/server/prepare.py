@@ -13,13 +13,13 @@ from .embeddings import Embeddings
 from .errors import ApiError, api_error, undecodable
 from .generation import Prepared
 from .limits import check_limits
-from .served import Served
+from .served import ServedModel
 from .types.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 
 Body = TypeVar("Body")
 
 # Route → the type of its body, and what prepares it. OpenAI's routes: those of batch files.
-ROUTES: dict[str, tuple[Any, Callable[[Served, Any], Prepared]]] = {
+ROUTES: dict[str, tuple[Any, Callable[[ServedModel, Any], Prepared]]] = {
     "/v1/chat/completions": (ChatRequest, Chat),
     "/v1/completions": (CompletionRequest, Completions),
     "/v1/embeddings": (EmbeddingRequest, Embeddings),
@@ -34,14 +34,14 @@ def decode(body: bytes, kind: type[Body]) -> Body:
         raise undecodable(problem) from None
 
 
-def checked(served: Served, body: bytes, kind: type[Body]) -> Body:
+def checked(served: ServedModel, body: bytes, kind: type[Body]) -> Body:
     """The same, within the limits of the server."""
     found = decode(body, kind)
     check_limits(found, served.limits)
     return found
 
 
-def prepare(served: Served, url: str, body: bytes) -> Prepared:
+def prepare(served: ServedModel, url: str, body: bytes) -> Prepared:
     """Decode, check and tokenise the body of a request. What is wrong with it is an ApiError."""
     if url not in ROUTES:
         raise ApiError(404, f"there is no {url!r}; there are {', '.join(ROUTES)}", param="url")

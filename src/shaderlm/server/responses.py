@@ -15,7 +15,7 @@ from .errors import ApiError
 from .generation import OPENAI_DEFAULTS, check_supported, max_tokens, options_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, thinking_tokens
-from .served import Served
+from .served import ServedModel
 from .types.openai import ChatLogprob
 from .types.responses import (
     ArgumentsDelta,
@@ -65,7 +65,7 @@ class Responses:
 
     return_progress = False
 
-    def __init__(self, served: Served, body: ResponsesRequest) -> None:
+    def __init__(self, served: ServedModel, body: ResponsesRequest) -> None:
         served.check_name(body.model)
         for name in body.include or ():
             if name not in (_LOGPROBS, "reasoning.encrypted_content"):
@@ -276,7 +276,7 @@ class ResponsesWriter:
         return begun + self._event(event) + self._event(ResponseFailed(sequence_number=0, response=failed))
 
 
-def usage_of(served: Served, handle: Handle, parser: OutputParser) -> ResponsesUsage:
+def usage_of(served: ServedModel, handle: Handle, parser: OutputParser) -> ResponsesUsage:
     """Tokens of a response."""
     usage = handle.usage
     thinking = thinking_tokens([handle], [parser], served.model.tokenizer)

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .. import __version__
 from ..engine import LanguageModel
 from ..engine.report import LoadReport
+from ..version import __version__
 from .errors import ApiError
 from .limits import Limits
 
@@ -16,7 +16,7 @@ FINGERPRINT = f"shaderlm-{__version__}"
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A loaded model and the server's defaults."""
 
     model: LanguageModel

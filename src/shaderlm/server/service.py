@@ -14,7 +14,7 @@ from ..engine import Engine, Handle, Request
 from .errors import ENDING, RETRY_SECONDS, ApiError
 from .limits import Limits
 from .metrics import Metrics
-from .served import Served
+from .served import ServedModel
 
 PREPARING_THREADS = 16
 MAX_LARGE_BODIES = 8  # that are read, decoded and tokenised at the same time
@@ -70,18 +70,18 @@ class Service:
 
     def __init__(
         self,
-        load: Callable[[], Served] | None,
+        load: Callable[[], ServedModel] | None,
         *,
         metrics: bool = False,
         slots: bool = True,
         limits: Limits = Limits(),  # noqa: B008 (nothing changes it)
     ) -> None:
         self._load, self.limits = load, limits
-        self._served: Served | None = None
+        self._served: ServedModel | None = None
         self._loading: asyncio.Task[None] | None = None
         self.failure: Exception | None = None  # why there will be no model
         self.on_failure: Callable[[], None] = lambda: None
-        self.on_loaded: Callable[[Served], None] = lambda served: None
+        self.on_loaded: Callable[[ServedModel], None] = lambda served: None
         self.coalescing = WriteCoalescing()
         self.large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
         # Requests wait here for templates and grammars, which may take seconds: nothing else does.
@@ -96,7 +96,7 @@ class Service:
         if self._load is not None:
             self._loading = asyncio.create_task(self._loaded(None))
 
-    async def _loaded(self, lost: Served | None) -> None:
+    async def _loaded(self, lost: ServedModel | None) -> None:
         assert self._load is not None
         try:
             if lost is not None:
@@ -122,7 +122,7 @@ class Service:
         return self.has_model and self._served is None and self.failure is None and not self._stopped
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedModel:
         """The model; a 503 while there is none, a 501 if there never is."""
         if self._load is None:
             raise ApiError(501, "this server computes nothing, it only hosts /web/; start it with -m MODEL for its API")

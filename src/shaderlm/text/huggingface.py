@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from ..errors import ModelError
-from .panics import explained
+from .tokenizer_errors import wrap_tokenizer_errors
 from .vocabulary import Vocabulary
 
 # What a model has beside its vocabulary, by its type and tokenizer.json's names, and their defaults.
@@ -47,7 +47,7 @@ def encoder(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
             raise ModelError(f"tokenizer.json: model.{name} is {value!r:.60}, which is not supported")
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     parts = {"normalizer": rules.get("normalizer"), "pre_tokenizer": rules.get("pre_tokenizer"), "model": empty}
-    with explained("tokenizer.json"):
+    with wrap_tokenizer_errors("tokenizer.json"):
         template = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **parts}))
         made = tokenizers.Tokenizer((_unigram if kind == "Unigram" else _bpe)(vocabulary, _given(options)))
     # Each is None where the file has none, which the package takes in its place.

@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from ..errors import InputError, ModelError
 from . import huggingface
-from .panics import explained
 from .splits import SPLITS
+from .tokenizer_errors import wrap_tokenizer_errors
 from .vocabulary import BYTE, BYTE_TOKEN, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
 
 # What chat checkpoints end a turn with, beside EOS.
@@ -38,7 +38,7 @@ class Tokenizer:
         flags: Mapping[str, AddedToken] = {}
         if vocabulary.rules is not None:
             build, flags = huggingface.encoder, huggingface.added_tokens(vocabulary)
-        with explained("the tokenizer of this checkpoint cannot be made"):
+        with wrap_tokenizer_errors("the tokenizer of this checkpoint cannot be made"):
             # Two of them: whether special tokens in the text are text or tokens cannot be chosen per call. The model,
             # which takes 0.1 s to make, is shared; tokens that are added are not part of it.
             if vocabulary.kind == "unigram":
@@ -205,7 +205,7 @@ def _ids(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
         problem = "encode: text must be valid Unicode, it holds half a character (a lone surrogate)"
         raise InputError(problem) from None
     # In a batch other threads run meanwhile; `encode` of one text stops them, for 0.6 s if it has a megabyte.
-    with explained("the tokenizer of this checkpoint is damaged"):
+    with wrap_tokenizer_errors("the tokenizer of this checkpoint is damaged"):
         found: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return found
 
@@ -305,7 +305,7 @@ def _normalizer(vocabulary: Vocabulary) -> Any:
     """SentencePiece's: characters are replaced, extra spaces are taken out, one is put first, ▁ is written for each."""
     steps: list[Any] = []
     if vocabulary.charsmap:
-        with explained("tokenizer.ggml.precompiled_charsmap cannot be read"):
+        with wrap_tokenizer_errors("tokenizer.ggml.precompiled_charsmap cannot be read"):
             steps.append(normalizers.Precompiled(vocabulary.charsmap))
     if vocabulary.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A | \z"), "")]

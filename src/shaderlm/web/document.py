@@ -16,7 +16,7 @@ from ..graph.sampling import BIAS
 from ..models.architecture import Config
 from ..runtime.pages import pages_for
 from ..runtime.runner import FIRST_PAGES
-from .plans import Variant
+from .plans import DeviceVariant
 from .variants import FEATURES, LANGUAGE, LIMITS
 
 FORMAT = 1
@@ -53,7 +53,7 @@ def without_comments(source: str) -> str:
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def variant_entry(variant: Variant, config: Config, shaders: Shaders) -> dict[str, Any]:
+def variant_entry(variant: DeviceVariant, config: Config, shaders: Shaders) -> dict[str, Any]:
     """One entry of "variants"."""
     buffers = _Buffers(variant, config)
     bodies: list[dict[str, Any]] = [
@@ -111,7 +111,7 @@ def probes(shaders: Shaders) -> list[list[Any]]:
     return [[shaders.add(source, ("storage",)), threads] for threads, source in probe_sources("dawn").items()]
 
 
-def _limits(variant: Variant, buffers: _Buffers) -> dict[str, int]:
+def _limits(variant: DeviceVariant, buffers: _Buffers) -> dict[str, int]:
     values = {name: variant.limit(name) for name in LIMITS if name != "max_binding"}
     values["max_binding"] = buffers.largest
     return {name: values[cap] for cap, names in LIMITS.items() for name in names}
@@ -131,7 +131,7 @@ def _dispatches(plan: Plan, buffers: _Buffers, shaders: Shaders) -> list[list[An
 class _Buffers:
     """The buffers of a variant: plans share those of one name, and parameters with the same words."""
 
-    def __init__(self, variant: Variant, config: Config) -> None:
+    def __init__(self, variant: DeviceVariant, config: Config) -> None:
         rows = max(head.tokens for head in variant.heads)
         body = next(iter(variant.bodies.values()))
         self.states = {name: spec.nbytes for name, spec in body.of_role("state").items()}
@@ -173,7 +173,7 @@ class _Buffers:
         return self._numbers[words]
 
 
-def tables(variants: Iterable[Variant], config: Config, factors: Mapping[str, Any]) -> dict[str, Any]:
+def tables(variants: Iterable[DeviceVariant], config: Config, factors: Mapping[str, Any]) -> dict[str, Any]:
     """The formulas of rope tables: row p has magnitude · (cos(p · f), sin(p · f)) for every frequency f.
 
     Only of those that plans bind: a model may have numbers of rope, and no layer that rotates positions.

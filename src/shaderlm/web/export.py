@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..graph.batch import PAGE
 from ..models.architecture import Config
 from ..page import service_worker
 from ..runtime.runner import rope_factors
+from ..version import __version__
 from .document import FORMAT, Shaders, distinct, probes, tables, variant_entry
 from .folder import check, new_folder
-from .model import Model, Progress
-from .plans import Variant, variants, web_config
+from .model import Progress, WebModel
+from .plans import DeviceVariant, variants, web_config
 from .static import static_files
 from .text import text_entry, tokenizer_json
 from .weights import layout, write_weights
@@ -28,7 +28,7 @@ _READ_BYTES = 1 << 20
 _ROOM = 16 << 20  # for plan.json, the tokenizer and the page, before they are made
 
 
-def export(model: Model, folder: Path, *, force: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+def export(model: WebModel, folder: Path, *, force: bool = False, progress: Progress | None = None) -> dict[str, Any]:
     """Write a folder; what its plan.json holds."""
     check_folder(folder, force)  # before plans are made, which takes seconds
     config = web_config(model.config)
@@ -63,7 +63,7 @@ def export(model: Model, folder: Path, *, force: bool = False, progress: Progres
     return document
 
 
-def _text(model: Model, texts: Mapping[str, bytes]) -> dict[str, Any] | None:
+def _text(model: WebModel, texts: Mapping[str, bytes]) -> dict[str, Any] | None:
     if model.tokenizer is None:
         return None
     template = TEMPLATE if TEMPLATE in texts else None
@@ -80,14 +80,14 @@ def _own() -> set[str]:
     return {PLAN, TOKENIZER, TEMPLATE, WORKER, *(path.partition("/")[0] for path in static_files())}
 
 
-def _plans(found: list[Variant], config: Config) -> dict[str, Any]:
+def _plans(found: list[DeviceVariant], config: Config) -> dict[str, Any]:
     shaders = Shaders()
     entries = distinct([variant_entry(each, config, shaders) for each in found])
     lanes = probes(shaders)
     return {"probes": lanes, "variants": entries, "shaders": shaders.used_by(entries, lanes)}
 
 
-def _about(model: Model, config: Config, weight_bytes: int) -> dict[str, Any]:
+def _about(model: WebModel, config: Config, weight_bytes: int) -> dict[str, Any]:
     return {
         "name": model.name,
         "architecture": config.architecture,
@@ -99,7 +99,7 @@ def _about(model: Model, config: Config, weight_bytes: int) -> dict[str, Any]:
     }
 
 
-def _texts(model: Model) -> Mapping[str, bytes]:
+def _texts(model: WebModel) -> Mapping[str, bytes]:
     """The files that text is read and written with."""
     if model.tokenizer is None:
         return {}

@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in
 
 
 @dataclass(frozen=True)
-class Model:
+class WebModel:
     """`types`: how many tensors of the checkpoint have which format. A model without a tokenizer reads token ids."""
 
     name: str
@@ -39,7 +39,7 @@ def opened(
     quantize: str | None = None,
     ignore_keys: Collection[str] = (),
     progress: Progress | None = None,
-) -> Iterator[Model]:
+) -> Iterator[WebModel]:
     """The model of a file or a folder, as `load` names it, with its file open; arguments as for `load`."""
     if quantize is not None:
         check_kind(quantize)
@@ -52,4 +52,4 @@ def opened(
         tokenizer = Tokenizer(Vocabulary.from_metadata(file.metadata))
         types = Counter(info.kind for info in file.tensors.values())
         name = str(file.metadata.get("general.name") or file.path.stem)
-        yield Model(name, kind, config, FileSource(file), tokenizer, dict(types.most_common()))
+        yield WebModel(name, kind, config, FileSource(file), tokenizer, dict(types.most_common()))

@@ -12,7 +12,7 @@ from ..errors import ModelError, RouteError
 from ..gpu.caps import DeviceCaps
 from ..graph.batch import CONTEXTS, RUN_ROWS, last_key
 from ..graph.fuse import fuse
-from ..models.architecture import Architecture, Config, Step
+from ..models.architecture import Architecture, Config, StepSpec
 from ..runtime.sizes import cache_format, max_context, max_tokens, weights_of
 from .variants import PORTABLE, VARIANTS
 
@@ -21,11 +21,11 @@ KINDS = ("greedy", "sample", "adjusted")  # of heads
 
 
 @dataclass(frozen=True)
-class Variant:
+class DeviceVariant:
     """The plans for one kind of device."""
 
     caps: DeviceCaps
-    bodies: Mapping[Step, Plan]
+    bodies: Mapping[StepSpec, Plan]
     heads: Mapping[Head, Plan]
 
     @property
@@ -48,7 +48,7 @@ def web_config(config: Config) -> Config:
     return replace(config, context=min(config.context, max_context(config, PORTABLE, cache_format(PORTABLE))))
 
 
-def variants(kind: Architecture, config: Config) -> tuple[list[Variant], dict[str, BufferSpec]]:
+def variants(kind: Architecture, config: Config) -> tuple[list[DeviceVariant], dict[str, BufferSpec]]:
     """The plans of all variants, and the weight buffers that all of them bind."""
     found = []
     for caps in VARIANTS:
@@ -59,7 +59,7 @@ def variants(kind: Architecture, config: Config) -> tuple[list[Variant], dict[st
     return found, _shared_weights(found)
 
 
-def _shared_weights(found: Sequence[Variant]) -> dict[str, BufferSpec]:
+def _shared_weights(found: Sequence[DeviceVariant]) -> dict[str, BufferSpec]:
     """Weights by name. That all variants bind the same, and in the same layout, is what makes one export of them."""
     shared = weights_of(found[0].plans)
     for variant in found:
@@ -73,7 +73,7 @@ def _shared_weights(found: Sequence[Variant]) -> dict[str, BufferSpec]:
     return shared
 
 
-def _variant(kind: Architecture, config: Config, caps: DeviceCaps) -> Variant:
+def _variant(kind: Architecture, config: Config, caps: DeviceCaps) -> DeviceVariant:
     lowering = Lowering(caps, "fast")
     most = max_tokens(config, caps)
     bodies, heads = {}, {}
@@ -85,15 +85,15 @@ def _variant(kind: Architecture, config: Config, caps: DeviceCaps) -> Variant:
         for name in KINDS:
             head = Head(1, rows, name, paged=rows > 1)
             heads[head] = head_plan(lowering, graph, rejected, head, config)
-    return Variant(caps, bodies, heads)
+    return DeviceVariant(caps, bodies, heads)
 
 
-def _steps(config: Config, caps: DeviceCaps, most: int) -> Iterator[Step]:
+def _steps(config: Config, caps: DeviceCaps, most: int) -> Iterator[StepSpec]:
     """Rows × context classes. One row has no page table: the sequence of a page is alone in its pool."""
     cache = cache_format(caps)
     for rows in sorted({min(rows, most) for rows in ROWS}):
         for context in contexts(config):
-            yield Step(rows, context, cache, paged=rows > 1)
+            yield StepSpec(rows, context, cache, paged=rows > 1)
             # The kernels of runs read any number of keys in every class. Fewer rows than a run may be in its bucket.
             if caps.subgroups and rows > RUN_ROWS:
                 break

@@ -52,7 +52,7 @@ class DawnAdapter:
 
     def __init__(self, native: Library, handle: Any, key: tuple[str, int]) -> None:
         self._native, self._ffi, self._lib = native, native.ffi, native.lib
-        self._owner = webgpu_h.Handle(handle, native.lib.wgpuAdapterRelease)
+        self._owner = webgpu_h.NativeHandle(handle, native.lib.wgpuAdapterRelease)
         self._handle, self.key = handle, key
         self._limits = self._ffi.new("WGPULimits *")
         if self._lib.wgpuAdapterGetLimits(handle, self._limits) != self._lib.WGPUStatus_Success:

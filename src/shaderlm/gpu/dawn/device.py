@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..native import Buffer, NativeError
-from ..webgpu_h import CDevice, CPipeline, Handle, State
+from ..webgpu_h import CDevice, CPipeline, NativeHandle, State
 from .library import Library
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class DawnDevice(CDevice):
         lib, native = self.lib, self._native
         layout, pipeline_layout = self.layout(accesses)
         shader, kept = self.described_shader(label, source)
-        module = Handle(lib.wgpuDeviceCreateShaderModule(self.handle, shader), lib.wgpuShaderModuleRelease)
+        module = NativeHandle(lib.wgpuDeviceCreateShaderModule(self.handle, shader), lib.wgpuShaderModuleRelease)
         try:
             self.check()
         except NativeError as problem:
@@ -55,7 +55,7 @@ class DawnDevice(CDevice):
 
     # submission and mapping ------------------------------------------------------------------------------
 
-    def submit(self, commands: Handle) -> None:
+    def submit(self, commands: NativeHandle) -> None:
         """Hand a command buffer over. It is translated for the driver here, without Python's lock."""
         self._commands[0] = commands.handle
         self._submit(self.queue, 1, self._commands)

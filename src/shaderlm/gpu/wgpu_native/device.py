@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..native import Buffer, NativeError
-from ..webgpu_h import CDevice, CPipeline, Handle, State
+from ..webgpu_h import CDevice, CPipeline, NativeHandle, State
 from . import library as native
 from .bindings import ffi
 
@@ -46,7 +46,7 @@ class WgpuDevice(CDevice):
             handle = lib.wgpuDeviceCreateShaderModule(self.handle, shader)
         else:
             handle = lib.wgpuDeviceCreateShaderModuleTrusted(self.handle, shader, lib.WGPUShaderRuntimeChecks_None)
-        module = Handle(handle, lib.wgpuShaderModuleRelease)
+        module = NativeHandle(handle, lib.wgpuShaderModuleRelease)
         self.check()
         described, kept = self.described_pipeline(label, pipeline_layout, module)
         handle = lib.wgpuDeviceCreateComputePipeline(self.handle, described)
@@ -57,7 +57,7 @@ class WgpuDevice(CDevice):
 
     # submission and mapping ------------------------------------------------------------------------------
 
-    def submit(self, commands: Handle) -> int:
+    def submit(self, commands: NativeHandle) -> int:
         """Hand a command buffer over; its number in the queue."""
         self._commands[0] = commands.handle
         submission: int = self._submit(self.queue, 1, self._commands)

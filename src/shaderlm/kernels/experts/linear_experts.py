@@ -116,7 +116,7 @@ def _int16_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[],
     return {str(config): partial(_int16_with, config, dims, caps) for config in configs}
 
 
-def _int16_with(config: int16.LaunchConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
+def _int16_with(config: int16.Int16Config, dims: Dims, caps: DeviceCaps) -> LaunchList:
     reduce = ("shared/reduce_subgroup",) if dims["prologue"] != "none" else ()
     prologue = (f"linear/prologue_{dims['prologue']}", f"linear/root_{dims['prologue']}", *reduce)
     arithmetic = (
@@ -139,7 +139,7 @@ def _int16_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 def _few_rows_launch_list(
     path: str,
-    config: packed.Gemv | int16.LaunchConfig,
+    config: packed.Gemv | int16.Int16Config,
     arithmetic: tuple[str, ...],
     needs: frozenset[str],
     dims: Dims,
@@ -220,14 +220,14 @@ def _with_sums(before: tuple[Dispatch, ...], product: Dispatch, dims: Dims, more
 
 # By the choices that an expert has on average. Those of linear for as many rows (H200).
 _MATRIX_TILES = (
-    (8, matrix.LaunchConfig(16, 64, 8, (1, 2, 2))),
-    (24, matrix.LaunchConfig(32, 64, 8, (1, 2, 2), early=True)),
-    (96, matrix.LaunchConfig(64, 64, 8, (2, 2, 1), early=True)),
+    (8, matrix.MatrixConfig(16, 64, 8, (1, 2, 2))),
+    (24, matrix.MatrixConfig(32, 64, 8, (1, 2, 2), early=True)),
+    (96, matrix.MatrixConfig(64, 64, 8, (2, 2, 1), early=True)),
 )
-_LARGE_TILE = matrix.LaunchConfig(128, 128, 8, (4, 2, 1))
+_LARGE_TILE = matrix.MatrixConfig(128, 128, 8, (4, 2, 1))
 
 
-def matrix_config(dims: Dims) -> matrix.LaunchConfig:
+def matrix_config(dims: Dims) -> matrix.MatrixConfig:
     """Tiles that most experts fill."""
     average = dims["tokens"] * dims["used"] / dims["experts"]
     return next((config for most, config in _MATRIX_TILES if average <= most), _LARGE_TILE)
@@ -238,7 +238,7 @@ def _matrix_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 
 def matrix_with(
-    config: matrix.LaunchConfig, dims: Dims, caps: DeviceCaps, units: str = matrix.MATRIX_UNITS
+    config: matrix.MatrixConfig, dims: Dims, caps: DeviceCaps, units: str = matrix.MATRIX_UNITS
 ) -> LaunchList:
     """Many rows by matrix units: as grouped, with inputs rounded to f16."""
     summed, used = dims["combine"] == "sum", dims["used"]

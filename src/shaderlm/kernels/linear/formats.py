@@ -23,7 +23,7 @@ U8 = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Format:
+class KernelFormat:
     """`block_bytes` of words per 32 weights, and `group_bytes` of scales per `group` weights (0: no scales).
 
     `layout` says the same for a reader of plans, in values that JSON has:
@@ -48,25 +48,27 @@ class Format:
         return repack(self.layout, rows)
 
 
-def _dense(name: str, file: str, **more: Any) -> Format:
+def _dense(name: str, file: str, **more: Any) -> KernelFormat:
     layout = {"kind": "dense", "dtype": name, "pad_columns": BLOCK}
-    return Format(file, layout, BLOCK * WEIGHT_FORMATS[name].block_bytes, 0, 0, **more)
+    return KernelFormat(file, layout, BLOCK * WEIGHT_FORMATS[name].block_bytes, 0, 0, **more)
 
 
-def _split(name: str, file: str, scales: int, **more: Any) -> Format:
+def _split(name: str, file: str, scales: int, **more: Any) -> KernelFormat:
     """Blocks of which the first bytes are scales and the others words, in the order that the kernels want."""
     form = WEIGHT_FORMATS[name]
     total = form.block_bytes
     layout = {"kind": "split", "block_bytes": total, "scales": [0, scales], "words": [scales, total]}
-    return Format(file, layout, (total - scales) * BLOCK // form.block_weights, form.block_weights, scales, **more)
+    return KernelFormat(
+        file, layout, (total - scales) * BLOCK // form.block_weights, form.block_weights, scales, **more
+    )
 
 
-def _named(name: str, file: str, words: int, scales: int, **more: Any) -> Format:
+def _named(name: str, file: str, words: int, scales: int, **more: Any) -> KernelFormat:
     """Blocks whose bits are put in another order, by a function."""
     form = WEIGHT_FORMATS[name]
     sizes = {"block_bytes": form.block_bytes, "words_bytes": words, "scales_bytes": scales}
     layout = {"kind": "named", "name": name, **sizes}
-    return Format(file, layout, words * BLOCK // form.block_weights, form.block_weights, scales, **more)
+    return KernelFormat(file, layout, words * BLOCK // form.block_weights, form.block_weights, scales, **more)
 
 
 def repack(layout: Mapping[str, Any], rows: Array) -> tuple[Array, Array]:
@@ -206,7 +208,7 @@ REPACK: Mapping[str, Callable[[U8], tuple[U8, U8]]] = {
 _PLAIN, _SUPER = {"SUPERBLOCKS": False}, {"SUPERBLOCKS": True}
 _Q4_MIN, _Q5, _CODES = "shared/format_q4_min", "shared/format_q5", "shared/format_codes"
 _INT16_BYTES = "shared/int16_q4"  # of blocks with packed_bytes and one scale
-FORMATS: Mapping[str, Format] = {
+FORMATS: Mapping[str, KernelFormat] = {
     "f32": _dense("f32", "shared/format_f32"),
     "f16": _dense("f16", "shared/format_f16", constants={"BF16": False}),
     "q8_0": _split("q8_0", "shared/format_q8_0", 2, integer_rows=2, int16="shared/int16_q8_0"),

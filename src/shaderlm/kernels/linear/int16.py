@@ -21,7 +21,7 @@ _LARGEST_SUBGROUP = 128  # that WebGPU knows
 
 
 @dataclass(frozen=True)
-class LaunchConfig:
+class Int16Config:
     """Threads per workgroup, lanes that share a row's K, rows per team, blocks of inputs staged at a time."""
 
     threads: int
@@ -43,7 +43,7 @@ class LaunchConfig:
         return f"{self.threads}x{self.team}x{self.rows}"
 
 
-def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig:
+def config_for(dims: Dims, caps: DeviceCaps) -> Int16Config:
     """The config for a shape; the steps were measured on an H200."""
     k, n, whole = dims["K"], dims["N"], max(8, min(64, _round_up(_blocks(dims))))
     in_pairs = dims["epilogue"] in _IN_PAIRS
@@ -98,7 +98,7 @@ def _of_whole_blocks(threads: int, team: int, rows: int) -> int:
     return ceil_div(threads, team * teams) * team * teams
 
 
-def _few_rows(dims: Dims, caps: DeviceCaps) -> LaunchConfig | None:
+def _few_rows(dims: Dims, caps: DeviceCaps) -> Int16Config | None:
     """A workgroup for each processor of a large GPU, with as many lanes as its rows have blocks, or half as many.
 
     H200, K 6,912, N 1,152: 5.4 µs with 992 lanes in 128 workgroups, 6.0 with 512, and 7.2 in 144 workgroups. None for
@@ -123,12 +123,12 @@ def _blocks(dims: Dims) -> int:
     return padded_k(dims) // BLOCK
 
 
-def _config(threads: int, team: int, rows: int, dims: Dims, caps: DeviceCaps) -> LaunchConfig:
+def _config(threads: int, team: int, rows: int, dims: Dims, caps: DeviceCaps) -> Int16Config:
     """With as many blocks staged at a time as there is memory for."""
     blocks = _blocks(dims)
     each = _memory(threads, team, 2) - _memory(threads, team, 1)
     fitting = (caps.max_workgroup_memory - _memory(threads, team, 0)) // each
-    return LaunchConfig(threads, team, rows, blocks if blocks <= fitting else fitting // team * team)
+    return Int16Config(threads, team, rows, blocks if blocks <= fitting else fitting // team * team)
 
 
 def _memory(threads: int, team: int, stage: int) -> int:
@@ -142,7 +142,7 @@ def slots(threads: int, team: int) -> int:
     return threads // 4 if team % 4 == 0 else threads
 
 
-def _rounds(config: LaunchConfig, dims: Dims) -> int:
+def _rounds(config: Int16Config, dims: Dims) -> int:
     """Blocks that a lane has of a row where it loads all of them at once, 1 or 2; else 0.
 
     That is worth its registers behind two norms. H200, gemma-3-1b: gate and up 7.5 → 7.25 µs, qkv 4.45 → 4.3; and for
@@ -159,9 +159,9 @@ def _round_up(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[LaunchConfig]:
+def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[Int16Config]:
     """Cuts that may be the fastest: no team is longer than a row, and the card is not left half empty."""
-    found: dict[LaunchConfig, None] = {}
+    found: dict[Int16Config, None] = {}
     blocks = _blocks(dims)
     for threads, most, rows in itertools.product((128, 256, 512), (8, 16, 32, 64, 128), (1, 2, 4)):
         if most > 64 and (rows == 1 or blocks < 3 * most // 2):
@@ -231,7 +231,7 @@ def candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], Launch
     return {str(config): partial(launch_list_with, config, dims, caps) for config in candidate_configs(dims, caps)}
 
 
-def launch_list_with(config: LaunchConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
+def launch_list_with(config: Int16Config, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The same with a given configuration."""
     rope = dims["epilogue"] == "rope_kv_write"
     if rope:

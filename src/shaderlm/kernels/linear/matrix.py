@@ -37,7 +37,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class LaunchConfig:
+class MatrixConfig:
     """A tile, how many blocks of a row are fetched together, and who shares the work.
 
     `subgroups` share a tile along rows, columns and k. With `early`, a group of blocks is fetched while all of the one
@@ -204,10 +204,10 @@ class Tiles:
     """
 
     rows: int
-    configs: tuple[LaunchConfig, ...]
+    configs: tuple[MatrixConfig, ...]
     workgroups: int
-    lonely: LaunchConfig | None = None
-    wide: LaunchConfig | None = None
+    lonely: MatrixConfig | None = None
+    wide: MatrixConfig | None = None
 
 
 # Measured on an H200, which has 132 cores. The first of a line is right on average.
@@ -215,22 +215,22 @@ TILES = (
     Tiles(
         16,
         (
-            LaunchConfig(16, 64, 8, (1, 2, 2)),
-            LaunchConfig(16, 64, 16, (1, 2, 4)),
-            LaunchConfig(16, 32, 8, (1, 2, 2), early=True),
-            LaunchConfig(16, 32, 16, (1, 2, 4), early=True),
+            MatrixConfig(16, 64, 8, (1, 2, 2)),
+            MatrixConfig(16, 64, 16, (1, 2, 4)),
+            MatrixConfig(16, 32, 8, (1, 2, 2), early=True),
+            MatrixConfig(16, 32, 16, (1, 2, 4), early=True),
         ),
         256,
-        LaunchConfig(16, 64, 16, (1, 2, 4)),
+        MatrixConfig(16, 64, 16, (1, 2, 4)),
     ),
-    Tiles(32, (LaunchConfig(32, 128, 8, (1, 4, 2), early=True), LaunchConfig(32, 64, 8, (1, 2, 2), early=True)), 128),
+    Tiles(32, (MatrixConfig(32, 128, 8, (1, 4, 2), early=True), MatrixConfig(32, 64, 8, (1, 2, 2), early=True)), 128),
     Tiles(
         64,
-        (LaunchConfig(64, 64, 8, (2, 2, 1), early=True), LaunchConfig(64, 256, 8, (1, 8, 1))),
+        (MatrixConfig(64, 64, 8, (2, 2, 1), early=True), MatrixConfig(64, 256, 8, (1, 8, 1))),
         192,
-        wide=LaunchConfig(64, 256, 8, (1, 8, 1)),
+        wide=MatrixConfig(64, 256, 8, (1, 8, 1)),
     ),
-    Tiles(512, (LaunchConfig(128, 128, 8, (4, 2, 1)), LaunchConfig(128, 96, 8, (4, 2, 1))), 96),
+    Tiles(512, (MatrixConfig(128, 128, 8, (4, 2, 1)), MatrixConfig(128, 96, 8, (4, 2, 1))), 96),
 )
 _CORES = 132
 _FEW_BLOCKS = 64  # of k, that a workgroup takes for few rows
@@ -267,12 +267,12 @@ def few_config(dims: Dims, caps: DeviceCaps) -> FewConfig | None:
     return config if shader.workgroup_memory <= there[0] and shader.workgroup_size <= there[1] else None
 
 
-def config_for(dims: Dims, caps: DeviceCaps) -> LaunchConfig | FewConfig:
+def config_for(dims: Dims, caps: DeviceCaps) -> MatrixConfig | FewConfig:
     """The configuration for a shape."""
     return few_config(dims, caps) or tile_config(dims)
 
 
-def tile_config(dims: Dims) -> LaunchConfig:
+def tile_config(dims: Dims) -> MatrixConfig:
     """Tiles for any number of rows: k is split as far as it takes to keep the device busy."""
     tiles = tiles_for(dims)
     if tiles.wide is not None and 0.8 * _CORES <= tiles.wide.tiles(dims) <= _CORES:
@@ -310,7 +310,7 @@ def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 
 def launch_list_with(
-    config: LaunchConfig | FewConfig, dims: Dims, caps: DeviceCaps, units: str = MATRIX_UNITS
+    config: MatrixConfig | FewConfig, dims: Dims, caps: DeviceCaps, units: str = MATRIX_UNITS
 ) -> LaunchList:
     """The same with a given configuration. `units` is the file that multiplies matrices."""
     shape = matrix_shape(caps)
@@ -401,7 +401,7 @@ def rounded_rows(
 
 
 def tiles_of_choices(
-    config: LaunchConfig, dims: Dims, caps: DeviceCaps, rows: int, include: tuple[str, ...], units: str
+    config: MatrixConfig, dims: Dims, caps: DeviceCaps, rows: int, include: tuple[str, ...], units: str
 ) -> tuple[Kernel, Mapping[str, Constant], Inputs]:
     """`linear_matrix` over lists of rows, for experts: the kernel, what it is specialised with, and its inputs."""
     shape = matrix_shape(caps)

