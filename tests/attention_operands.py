@@ -12,12 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shaderlm.graph import reference
-from shaderlm.graph.batch import NONE, PAGE, U32, make_batch, slots_of
+from shaderlm.graph.batch import NONE, PAGE, U32, make_batch
 
 Made = dict[str, NDArray[Any]]
 Rng = np.random.Generator
 # Rows of a batch: which sequence, the position of the first, how many.
 Stretch = tuple[int, int, int]
+
+
+def slots_of(positions: Any, page_table: Any, pages: Any = 0) -> U32:
+    """The rows of the pool where positions of a sequence (or one sequence each) lie."""
+    positions = np.asarray(positions, np.uint32)
+    page = np.asarray(page_table, np.uint32)[np.asarray(pages, np.uint32) + positions // PAGE]
+    return np.asarray(page * np.uint32(PAGE) + positions % PAGE, np.uint32)
 
 
 def weighted_norm(x: Any, weight: Any, eps: float) -> Any:

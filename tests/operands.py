@@ -14,7 +14,7 @@ from shaderlm.graph.batch import LAST, contiguous_batch, make_batch
 
 from . import attention_operands, sampling_operands
 from .attention_operands import weighted_norm
-from .weights import make_weight
+from .weights import make_weight, unpack_q4gsw
 
 Arrays = dict[str, NDArray[Any] | None]
 
@@ -87,7 +87,7 @@ def _linear_q4gsw(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Array
     weight, scales = blocks.pack_q4gsw(_normal(rng, d["N"], d["K"]) / np.sqrt(d["K"]), d["group_size"])
     given: NDArray[Any] = scales.astype(np.float16) if d["scales"] == "f16" else scales
     bias = _normal(rng, d["N"]) if d["bias"] else None
-    dense = blocks.unpack_q4gsw(weight, given, d["group_size"], d["K"])
+    dense = unpack_q4gsw(weight, given, d["group_size"], d["K"])
     operands: Arrays = {"x": x, "weight": weight, "scales": given, "bias": bias}
     return operands, {"out": reference.linear(x, dense, bias)}
 

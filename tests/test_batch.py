@@ -14,9 +14,10 @@ from shaderlm.graph.batch import (
     contiguous_batch,
     make_batch,
     mark_runs,
-    slots_of,
     stretches,
 )
+
+from .attention_operands import slots_of
 
 
 def test_padding_rows_write_nothing() -> None:

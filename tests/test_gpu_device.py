@@ -14,7 +14,6 @@ import pytest
 
 from shaderlm import ops
 from shaderlm.errors import DeviceError, InputError, KernelError, RouteError
-from shaderlm.formats import blocks
 from shaderlm.gpu import Adapter, Device, adapters, open_device, opening, preferred_adapter
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.dawn import adapter as dawn_adapter
@@ -26,6 +25,7 @@ from shaderlm.kernels import fold
 
 from .compare import assert_close
 from .gpu_programs import adding, program
+from .weights import unpack_q4gsw
 
 F32, F16 = np.float32, np.float16
 
@@ -222,7 +222,7 @@ def test_a_limit_that_is_no_multiple_of_16(route: str, opened: Callable[..., Dev
     for n in (340, 341, 342):
         part, part_scales = weight[:n], np.ascontiguousarray(scales[:, :n])
         actual = ops.linear_q4gsw(x, part, part_scales, 8, route=route, device=odd)
-        expected = reference.linear(x, blocks.unpack_q4gsw(part, part_scales, 8, 24))
+        expected = reference.linear(x, unpack_q4gsw(part, part_scales, 8, 24))
         assert_close(actual, expected, "linear", f"linear_q4gsw/{route} N {n}")
 
 

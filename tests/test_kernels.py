@@ -120,12 +120,7 @@ def test_every_route_runs_somewhere(device: Device, plain_device: Device) -> Non
 
     Those that need matrix units have tests of their own, which emulate them (test_matrix, test_attention_matrix).
     """
-    declared = {
-        (op, route.name)
-        for op, routes in all_routes().items()
-        for route in routes
-        if route.exact or route.fast or device.caps.f16
-    }
+    declared = {(op, route.name) for op, routes in all_routes().items() for route in routes}
     if not device.caps.subgroup_matrix:
         declared -= {(op, "matrix") for op in ("linear", "linear_experts", "attention", "matrix_chain")}
     reached = {(op, route) for op, route in declared if _runs(op, route, device, plain_device)}

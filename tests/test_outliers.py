@@ -13,6 +13,7 @@ from shaderlm.graph import reference, resolve
 from shaderlm.kernels import routes_of
 
 from .compare import assert_close
+from .weights import unpack_q4gsw
 
 K, N, OUTLIER = 256, 4099, 3e4
 
@@ -23,7 +24,7 @@ def test_outliers(device: Device) -> None:
     weight[:, 20] = (weight[:, 20] & 0xF0) | 8  # q = 0 at k = 40
     x = rng.standard_normal((1, K)).astype(np.float32)
     x[0, 40] = OUTLIER
-    dense = blocks.unpack_q4gsw(weight, scales, 32, K)
+    dense = unpack_q4gsw(weight, scales, 32, K)
     expected = reference.linear(x, dense)
     dims = resolve("linear_q4gsw", {"tokens": 1, "K": K, "N": N, "group_size": 32})
     # Without dot4 there are no integer products; with it the GEMV is fixed point.

@@ -92,7 +92,6 @@ def test_the_first_option_is_the_built_in_choice_and_none_is_there_twice() -> No
         ("gemm", "fast", "linear has no route 'gemm'"),
         ("gemv/7x7x7", "fast", "gemv has no launch configuration '7x7x7'"),
         ("gemv_int16", "exact", "gemv_int16 rounds its inputs, which was not asked for"),
-        ("tile_shared_f16", "fast", "tile_shared_f16 rounds its inputs, which was not asked for"),
     ],
 )
 def test_why_an_option_cannot_be_taken(name: str, precision: str, words: str) -> None:

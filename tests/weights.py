@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
+from shaderlm.formats import blocks
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 
 Array = NDArray[Any]
@@ -65,3 +66,17 @@ def _random_blocks(rng: np.random.Generator, kind: str, n: int, k: int) -> Array
     for i, at in enumerate(_FACTORS[kind]):
         raw[:, :, at : at + 2] = halves[:, :, 2 * i : 2 * i + 2]
     return raw.reshape(n, -1)
+
+
+def unpack_q4gsw(weight: NDArray[np.uint8], scales: NDArray[Any], group_size: int, k: int) -> NDArray[np.float64]:
+    """Packed q4gsw as weights [N, k] in float64."""
+    q = blocks.nibbles_q4gsw(weight)[:, :k]
+    per_k = np.repeat(np.asarray(scales, np.float64), min(group_size, k), axis=0)[:k]
+    return q * per_k.T
+
+
+def split_blocks(packed: NDArray[np.uint8], name: str) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
+    """Scales f16 [N, K/32] and quants uint8 [N, K/32, bytes] of q8_0 or q4_0 blocks."""
+    shaped = packed.reshape(packed.shape[0], -1, WEIGHT_FORMATS[name].block_bytes)
+    scales = np.ascontiguousarray(shaped[:, :, :2]).view(np.float16)[:, :, 0]
+    return scales, np.ascontiguousarray(shaped[:, :, 2:])

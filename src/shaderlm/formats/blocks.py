@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from .weight_formats import BLOCK_FORMATS
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -62,13 +61,6 @@ def nibbles_q4gsw(weight: U8) -> NDArray[np.int8]:
     return q
 
 
-def unpack_q4gsw(weight: U8, scales: NDArray[Any], group_size: int, k: int) -> NDArray[np.float64]:
-    """Packed q4gsw as weights [N, k] in float64."""
-    q = nibbles_q4gsw(weight)[:, :k]
-    per_k = np.repeat(np.asarray(scales, np.float64), min(group_size, k), axis=0)[:k]
-    return q * per_k.T
-
-
 def pack_q8_0(w: Any) -> U8:
     """Quantise float weights [N, K] to GGUF q8_0 blocks, uint8 [N, K/32 · 34]."""
     blocks = _blocks(_matrix(w, "pack_q8_0"), "q8_0")
@@ -84,13 +76,6 @@ def pack_q4_0(w: Any) -> U8:
     scales = _half_scales(largest / -8.0, "pack_q4_0")
     q = (np.rint(blocks / _nonzero(scales)[:, :, None]) + 8).clip(0, 15).astype(np.uint8)
     return _join(scales, q[:, :, :16] | (q[:, :, 16:] << 4))
-
-
-def split_blocks(blocks: U8, name: str) -> tuple[NDArray[np.float16], U8]:
-    """Scales f16 [N, K/32] and quants uint8 [N, K/32, bytes] of q8_0 or q4_0 blocks."""
-    shaped = blocks.reshape(blocks.shape[0], -1, BLOCK_FORMATS[name].block_bytes)
-    scales = np.ascontiguousarray(shaped[:, :, :2]).view(np.float16)[:, :, 0]
-    return scales, np.ascontiguousarray(shaped[:, :, 2:])
 
 
 def _blocks(w: F32, name: str) -> NDArray[np.float32]:

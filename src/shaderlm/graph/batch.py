@@ -76,13 +76,6 @@ def contiguous_batch(position: int, rows: int, ids: Any = 0, *, tokens: int | No
     return make_batch(positions, positions, 0, ids, tokens=tokens, outputs=outputs)
 
 
-def slots_of(positions: Any, page_table: Any, pages: Any = 0) -> U32:
-    """The rows of the pool where positions of a sequence (or one sequence each) lie."""
-    positions = np.asarray(positions, np.uint32)
-    page = np.asarray(page_table, np.uint32)[np.asarray(pages, np.uint32) + positions // PAGE]
-    return np.asarray(page * np.uint32(PAGE) + positions % PAGE, np.uint32)
-
-
 def stretches(batch: U32) -> Sequence[tuple[int, int]]:
     """(first row, rows) of every longest stretch of one sequence at consecutive positions, padding left out."""
     rows = int(batch[0, 0])

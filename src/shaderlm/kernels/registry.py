@@ -97,7 +97,7 @@ def first_of(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> Route | s
         reason = route.reason(dims, caps)
         if reason is None and route.offered(precision, caps):
             return route
-        rounds = "rounds its inputs: only when named" + (" or precision is fast, on a GPU" if route.fast else "")
+        rounds = "rounds its inputs: only when named or precision is fast, on a GPU"
         reasons.setdefault(reason or rounds, []).append(route.name)
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
 

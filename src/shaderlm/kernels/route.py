@@ -92,10 +92,10 @@ class Route:
 
     `pack` brings host arrays into the layout the kernels read, one function per operand (default: as they
     are); it may split an operand into several buffers. A route that is not `exact` rounds its operands and is taken
-    only when it is named or, if it is `fast`, where the caller puts speed first. Where `prefer` says so, a route goes
-    before those declared first. `weight_parts` says which rows of a weight each buffer holds
-    and in which layout. `candidates` names other launch configurations of a shape, which compute the same: what
-    `launch_list` takes is right on average, and a device may be asked which one is fastest.
+    only when it is named, or where the caller puts speed first. Where `prefer` says so, a route goes before those
+    declared first. `weight_parts` says which rows of a weight each buffer holds and in which layout. `candidates` names
+    other launch configurations of a shape, which compute the same: what `launch_list` takes is right on average, and a
+    device may be asked which one is fastest.
     """
 
     op: str
@@ -105,13 +105,12 @@ class Route:
     pack: Mapping[str, Packer] = field(default_factory=dict)
     exact: bool = True
     prefer: Callable[[Dims, DeviceCaps], bool] = never
-    fast: bool = False
     weight_parts: Callable[[Dims, DeviceCaps], Mapping[str, WeightPart]] | None = None
     candidates: Callable[[Dims, DeviceCaps], Mapping[str, Callable[[], LaunchList]]] = no_candidates
 
     def offered(self, precision: str, caps: DeviceCaps) -> bool:
         """Is it taken without being named?"""
-        return self.exact or (precision == "fast" and self.fast and caps.policy.round_inputs)
+        return self.exact or (precision == "fast" and caps.policy.round_inputs)
 
     def reason(self, dims: Dims, caps: DeviceCaps) -> str | None:
         """Why this route does not apply here; None if it does. Nothing is allocated to find out."""

@@ -116,7 +116,6 @@ ROUTES: tuple[Route, ...] = (
         _unsupported_reason,
         PACK,
         exact=False,
-        fast=True,
         prefer=lambda dims, caps: True,
     ),
 )

@@ -113,7 +113,6 @@ ROUTES: tuple[Route, ...] = (
         _unsupported_reason,
         {**_PACK, "weight": pack_weight, "bias": packed.pack_bias},
         exact=False,
-        fast=True,
         weight_parts=packed.weight_parts,
     ),
 )

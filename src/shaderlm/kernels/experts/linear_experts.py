@@ -336,7 +336,6 @@ ROUTES: tuple[Route, ...] = (
         {"weight": _pack_weight},
         exact=False,
         prefer=_rounded,
-        fast=True,
         weight_parts=_weight_parts,
         candidates=_int16_candidates,
     ),
@@ -348,7 +347,6 @@ ROUTES: tuple[Route, ...] = (
         {"weight": _pack_weight},
         exact=False,
         prefer=_many_rows,
-        fast=True,
         weight_parts=_weight_parts,
     ),
     Route(
@@ -359,7 +357,6 @@ ROUTES: tuple[Route, ...] = (
         {"weight": _pack_weight},
         exact=False,
         prefer=_many_rows,
-        fast=True,
         weight_parts=_weight_parts,
     ),
     Route(

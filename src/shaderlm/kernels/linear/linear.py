@@ -46,8 +46,6 @@ def _gemv_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     # After a norm, formats with whole numbers are left to gemv_int16.
     if reason or dims["prologue"] != "rms_norm" or FORMATS[dims["format"]].int16:
         return reason or _unsupported_reason(dims, caps)
-    if dims["prologue"] != "rms_norm":
-        return f"it has no prologue {dims['prologue']}"
     if dims["N"] > _FEW_COLUMNS:
         return f"a prologue is computed again for every few columns: N must be at most {_FEW_COLUMNS}, N is {dims['N']}"
     if dims["K"] % BLOCK:
@@ -75,7 +73,6 @@ ROUTES: tuple[Route, ...] = (
         _PACK,
         exact=False,
         prefer=int16.large_enough,
-        fast=True,
         weight_parts=packed.weight_parts,
         candidates=int16.candidates,
     ),
@@ -86,7 +83,6 @@ ROUTES: tuple[Route, ...] = (
         rounded.unsupported_reason,
         {**_PACK, "x": rounded.pack_x},
         exact=False,
-        fast=True,
         weight_parts=packed.weight_parts,
     ),
     Route(
@@ -97,7 +93,6 @@ ROUTES: tuple[Route, ...] = (
         _PACK,
         exact=False,
         prefer=rows_int16.several_rows,
-        fast=True,
         weight_parts=packed.weight_parts,
         candidates=rows_int16.gemv_candidates,
     ),
@@ -109,7 +104,6 @@ ROUTES: tuple[Route, ...] = (
         _PACK,
         exact=False,
         prefer=matrix.many_rows,
-        fast=True,
         weight_parts=packed.weight_parts,
         candidates=matrix.candidates,
     ),
@@ -121,7 +115,6 @@ ROUTES: tuple[Route, ...] = (
         _PACK,
         exact=False,
         prefer=rows_int16.several_rows,
-        fast=True,
         weight_parts=packed.weight_parts,
         candidates=rows_int16.tile_candidates,
     ),
@@ -140,15 +133,6 @@ ROUTES: tuple[Route, ...] = (
         _unsupported_reason,
         _PACK,
         prefer=packed.on_a_cpu,
-        weight_parts=packed.weight_parts,
-    ),
-    Route(
-        "linear",
-        "tile_shared_f16",
-        packed.tile_shared_f16_launch_list,
-        _unsupported_reason,
-        _PACK,
-        exact=False,
         weight_parts=packed.weight_parts,
     ),
 )

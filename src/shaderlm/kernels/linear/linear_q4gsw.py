@@ -147,12 +147,4 @@ ROUTES: tuple[Route, ...] = (
     Route("linear_q4gsw", "tile", _TILE, _tile_unsupported_reason, _AS_GIVEN),
     Route("linear_q4gsw", "gemv_bytes", _GEMV_BYTES, _gemv_bytes_unsupported_reason, _AS_GIVEN),
     Route("linear_q4gsw", "naive", _NAIVE, pack=_AS_GIVEN),
-    Route(
-        "linear_q4gsw",
-        "tile_shared_f16",
-        packed.tile_shared_f16_launch_list,
-        _packed_unsupported_reason,
-        _PREPACKED,
-        exact=False,
-    ),
 )

@@ -3,13 +3,12 @@
 // both operands in workgroup memory, weights dequantised once per tile. A thread owns TM (4 or 8) × 4 results,
 // 16 apart, so that neighbouring threads read neighbouring rows and write neighbouring columns. Where columns are
 // taken in pairs (GATED), a thread owns two neighbours, and the two 32 further on.
-// Edge threads clamp their row and never store. tile4 may be vec4<f16>: operands rounded, sums in f32.
+// Edge threads clamp their row and never store.
 // Grid: one workgroup per tile, folded. Needs k % 32 == 0.
 
 const WG: u32 = 256u;
 const TM: u32 = 4u;
 const QUADS: u32 = 4u;
-alias tile4 = vec4<f32>;
 
 const BM: u32 = 16u * TM;
 const BN: u32 = 64u;
@@ -31,11 +30,10 @@ struct Params {
 @group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if there is one
 @group(0) @binding(4) var<uniform> params: Params;
 
-var<workgroup> a_tile: array<tile4, BM * STRIDE>;
-var<workgroup> b_tile: array<tile4, BN * STRIDE>;
+var<workgroup> a_tile: array<vec4<f32>, BM * STRIDE>;
+var<workgroup> b_tile: array<vec4<f32>, BN * STRIDE>;
 
-fn product(a: tile4, bx: vec4<f32>, by: vec4<f32>, bz: vec4<f32>, bw: vec4<f32>) -> vec4<f32> {
-    let v = vec4<f32>(a);
+fn product(v: vec4<f32>, bx: vec4<f32>, by: vec4<f32>, bz: vec4<f32>, bw: vec4<f32>) -> vec4<f32> {
     return v.x * bx + v.y * by + v.z * bz + v.w * bw;
 }
 
@@ -90,18 +88,18 @@ fn main(
     for (var q0 = 0u; q0 < k_quads; q0 = q0 + QUADS) {
         for (var i = lane; i < BM * QUADS; i = i + WG) {
             let row = min(m0 + i / QUADS, rows - 1u);
-            a_tile[(i / QUADS) * STRIDE + i % QUADS] = tile4(x[row * k_quads + q0 + i % QUADS]);
+            a_tile[(i / QUADS) * STRIDE + i % QUADS] = x[row * k_quads + q0 + i % QUADS];
         }
         for (var i = lane; i < BN * QUADS; i = i + WG) {
             let row = min(n0 + i / QUADS, params.n - 1u);
-            b_tile[slot(i / QUADS) * STRIDE + i % QUADS] = tile4(weight4(row, q0 + i % QUADS));
+            b_tile[slot(i / QUADS) * STRIDE + i % QUADS] = weight4(row, q0 + i % QUADS);
         }
         workgroupBarrier();
         for (var q = 0u; q < QUADS; q = q + 1u) {
-            let w0 = vec4<f32>(b_tile[(tx + 0u) * STRIDE + q]);
-            let w1 = vec4<f32>(b_tile[(tx + 16u) * STRIDE + q]);
-            let w2 = vec4<f32>(b_tile[(tx + 32u) * STRIDE + q]);
-            let w3 = vec4<f32>(b_tile[(tx + 48u) * STRIDE + q]);
+            let w0 = b_tile[(tx + 0u) * STRIDE + q];
+            let w1 = b_tile[(tx + 16u) * STRIDE + q];
+            let w2 = b_tile[(tx + 32u) * STRIDE + q];
+            let w3 = b_tile[(tx + 48u) * STRIDE + q];
             let bx = vec4<f32>(w0.x, w1.x, w2.x, w3.x);
             let by = vec4<f32>(w0.y, w1.y, w2.y, w3.y);
             let bz = vec4<f32>(w0.z, w1.z, w2.z, w3.z);

@@ -288,22 +288,16 @@ def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
     return LaunchList(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))})
 
 
-def tile_shared_launch_list(dims: Dims, caps: DeviceCaps, half: bool = False) -> LaunchList:
+def tile_shared_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     """Any number of rows: tiles of 64 or 128 × 64 staged in workgroup memory. The sizes were measured on an H200."""
     tm = 8 if dims["tokens"] >= 256 and ceil_div(dims["tokens"], 128) * ceil_div(dims["N"], 64) >= 1024 else 4
     tiles = ceil_div(dims["tokens"], 16 * tm) * ceil_div(dims["N"], 64)
     # Few tiles leave room for longer steps, which wait less often; many tiles want the memory for each other.
-    quads = 8 if tiles <= 256 and 9 * 128 * (8 if half else 16) <= caps.max_workgroup_memory else 4
-    needs = frozenset({"f16"}) if half else frozenset[str]()
-    kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, *epilogue_files(dims), row_count(dims)), needs)
-    constants: dict[str, Constant] = {"TM": tm, "QUADS": quads, "tile4": "vec4<f16>" if half else "vec4<f32>"}
+    quads = 8 if tiles <= 256 and caps.max_workgroup_memory >= 9 * 128 * 16 else 4
+    kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, *epilogue_files(dims), row_count(dims)))
+    constants = {"TM": tm, "QUADS": quads}
     tiles_m = ceil_div(dims["tokens"], 16 * tm)
     return over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 64), dims, caps)
-
-
-def tile_shared_f16_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """The same with both operands stored as f16 in workgroup memory; products and sums stay f32."""
-    return tile_shared_launch_list(dims, caps, half=True)
 
 
 def rows_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:

@@ -46,6 +46,4 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return None
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("matrix_chain", "matrix", _launch_list, _unsupported_reason, exact=False, fast=True),
-)
+ROUTES: tuple[Route, ...] = (Route("matrix_chain", "matrix", _launch_list, _unsupported_reason, exact=False),)
