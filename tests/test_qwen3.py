@@ -201,7 +201,7 @@ def test_halves_that_are_no_quads_keep_their_rope(tmp_path: Path, device: Device
         assert isinstance(model._runner, GpuRunner)
         graph, rejected = model._runner.graph(StepSpec(1))
         assert labels(graph)["rope"] == 4
-        assert "rotary of 8" in next(r.reason for r in rejected if r.fusion == "rope_kv_write")
+        assert "rotary % 8 must be 0" in next(r.reason for r in rejected if r.fusion == "rope_kv_write")
         assert_logits(model.logits(IDS[:6]), expected, 2e-4, "heads of 12")
 
 
