@@ -16,8 +16,9 @@ from shaderlm.graph import interpret
 from shaderlm.graph.batch import contiguous_batch, make_batch
 from shaderlm.graph.fuse import FUSIONS, fuse
 from shaderlm.graph.graph import Builder, Graph, Node, Rewrite
-from shaderlm.graph.ops import label
+from shaderlm.graph.ops import label, resolve
 from shaderlm.graph.reference import rope_table
+from shaderlm.kernels.registry import first_of
 from shaderlm.models.architecture import StepSpec
 
 from .architectures import TINY, llama
@@ -287,3 +288,111 @@ def test_an_operand_must_be_declared() -> None:
     b = Builder()
     with pytest.raises(KernelError, match="copy has no operands"):
         b.add("copy", {"count": 4}, {"y": "x"}, "l", out="y")
+
+
+# Graphs that no model has ---------------------------------------------------------------------------------------
+
+
+class Small:
+    """Builds graphs over tensors [4, 32]. An op gets its operands by name, and the name of its result."""
+
+    def __init__(self) -> None:
+        self.b = Builder()
+        for name in ("x", "y"):
+            self.b.tensor(name, 4, 32, role="input")
+        self.b.tensor("batch", 5, 4, role="input", format="u32")
+
+    def add(self, op: str, out: str, dims: dict[str, Any] | None = None, width: int = 32, **operands: str) -> Small:
+        sizes: dict[str, dict[str, Any]] = {
+            "linear": {"tokens": 4, "K": 32, "N": width},
+            "rms_norm_mul": {"tokens": 4, "width": 32},
+        }
+        for name, operand in operands.items():
+            if name == "weight":
+                self.b.tensor(operand, *((width, 32) if op == "linear" else (32,)), role="weight")
+        self.b.tensor(out, 4, width)
+        self.b.add(op, {**sizes.get(op, {"tokens": 4, "count": 4 * width}), **(dims or {})}, operands, "l", out=out)
+        return self
+
+    def graph(self, *outputs: str) -> Graph:
+        return self.b.graph(*outputs)
+
+
+BATCHED = {"batched": True}
+SMALL = {
+    "a product and itself": Small().add("linear", "a", x="x", weight="w").add("add", "out", a="a", b="a").graph("out"),
+    "a norm and itself": Small()
+    .add("rms_norm_mul", "a", x="x", weight="n")
+    .add("add", "out", a="a", b="a")
+    .graph("out"),
+    "two norms of a sum": Small()
+    .add("add", "s", a="x", b="y")
+    .add("rms_norm_mul", "a", x="s", weight="n")
+    .add("rms_norm_mul", "b", x="s", weight="m")
+    .add("mul", "out", a="a", b="b")
+    .graph("out"),
+    "a sum that is read before its norm": Small()
+    .add("add", "s", a="x", b="y")
+    .add("gelu", "g", x="s")
+    .add("rms_norm_mul", "a", x="s", weight="n")
+    .add("mul", "out", a="a", b="g")
+    .graph("out"),
+    "products that are read in between": Small()
+    .add("linear", "q", x="x", weight="w")
+    .add("gelu", "g", x="q")
+    .add("linear", "k", x="x", weight="v")
+    .add("mul", "out", a="g", b="k")
+    .graph("out"),
+    "gate and up are one": Small()
+    .add("linear", "g", x="x", weight="w")
+    .add("silu_mul", "out", a="g", b="g")
+    .graph("out"),
+    "a norm as input and residual": Small()
+    .add("rms_norm_mul", "n", x="x", weight="m")
+    .add("linear", "a", x="n", weight="w")
+    .add("add", "out", a="n", b="a")
+    .graph("out"),
+    "only the sum is batched": Small()
+    .add("linear", "a", x="x", weight="w")
+    .add("add", "out", BATCHED, a="y", b="a", batch="batch")
+    .graph("out"),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_graphs_that_no_model_has_stay_right(name: str) -> None:
+    """What cannot be one node stays several. A fused node that asks for the true number of rows has the batch."""
+    graph = SMALL[name]
+    fused = fuse(graph)[0]
+    for node in fused.nodes:
+        assert not node.dims.get("batched") or "batch" in node.inputs
+    results = []
+    for each in (graph, fused):
+        rng = np.random.default_rng(5)
+        given: dict[str, Any] = {"batch": contiguous_batch(0, 4)}
+        given |= {part: rng.standard_normal((4, 32)).astype(np.float32) for part in ("x", "y")}
+        given |= {part: rng.standard_normal((32, 32)).astype(np.float32) for part in ("w", "v")}
+        given |= {part: rng.standard_normal(32).astype(np.float32) for part in ("n", "m")}
+        for tensor in each.tensors.values():
+            if len(tensor.parts) > 1:
+                given[tensor.name] = np.concatenate([given[part.name] for part in tensor.parts])
+        results.append(interpret.run(each, given)["out"])
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_gate_and_up_have_as_many_columns() -> None:
+    made = Small().add("linear", "g", width=32, x="x", weight="w").add("linear", "u", width=8, x="x", weight="v")
+    graph = made.add("silu_mul", "out", {"count": 128, "period": 32}, a="g", b="u").graph("out")
+    _, rejected = fuse(graph, ["linear_silu_mul"])
+    assert [each.reason for each in rejected] == ["g has 32 columns, u 8"]
+
+
+def test_a_sum_that_repeats_one_operand_is_left_alone() -> None:
+    graph = Small().add("linear", "a", x="x", weight="w").add("add", "out", {"period": 32}, a="y", b="a").graph("out")
+    _, rejected = fuse(graph, ["linear_add"])
+    assert [each.reason for each in rejected] == ["period of add is 32, not 128"]
+
+
+def test_columns_apart_are_not_copied_by_a_kernel_for_neighbours() -> None:
+    dims = resolve("slice", {"tokens": 2, "width": 8, "count": 4, "step": 2})
+    assert "step is 2" in str(first_of("slice", dims, WEBGPU_DEFAULT, "exact"))

@@ -45,15 +45,15 @@ class Part:
 
     `wires` says what its operands are called in the chain: "x=q weight -> out=normed" reads the wire q as x and weight
     as it is, and gives the wire normed. A wire may be given again: later parts read the last one. `dims` has those
-    that are not the chain's dims of the same name. `when`: is it there? A part is `implied` if a graph need not have
-    it: with these dims it changes nothing.
+    that are not the chain's dims of the same name. `when`: is it there? A part with `implied` changes nothing with the
+    chain's default dims, and a graph need not have it; a node of which `implied` is false is left outside.
     """
 
     op: str
     wires: str
     dims: Mapping[str, Dim] = field(default_factory=dict)
     when: Callable[[Dims], bool] = always
-    implied: bool = False
+    implied: Callable[[Dims], bool] | None = None
 
     @cached_property
     def reads(self) -> dict[str, str]:
@@ -140,14 +140,13 @@ class Chain:
         return sum(op.flops(own, position) for _, op, own in self.of(dims))
 
     def part(self, operand: str, dims: Dims, position: int) -> float:
-        """What is touched of an operand, by the part that touches most of it. "" is what a kernel keeps for itself."""
+        """What is touched of an operand, by the part that touches most of it. Of "", which kernels keep, all."""
         touched, given = list[float](), set[str]()
         for part, op, own in self.of(dims):
             # A wire that is given again is another one, unless it is a state, which parts change in place.
             reads = {} if operand in given and operand not in self.outputs else part.reads
             gives = part.gives if operand in self.outputs else {}
-            wires = {**reads, **gives} if operand else {"": ""} if _keeps(op) else {}
-            touched += [op.part(name, own, position) for name, wire in wires.items() if wire == operand]
+            touched += [op.part(name, own, position) for name, wire in {**reads, **gives}.items() if wire == operand]
             given |= set(part.gives.values())
         return max(touched, default=1.0)
 
@@ -157,10 +156,6 @@ class Chain:
             condition(name, dims)
         for _, op, own in self.of(dims):
             op.check(name, own)
-
-
-def _keeps(op: Op | Chain) -> bool:
-    return "" in op.touched if isinstance(op, Op) else any(_keeps(op.member(part)) for part in op.parts)
 
 
 # The chains ------------------------------------------------------------------------------------------------------
@@ -189,7 +184,12 @@ def _columns(name: str, heads: str) -> Part:
     """Columns of wider rows: the heads of q, k or v."""
     dims: dict[str, Dim] = {"width": f"{name}_stride", "first": f"{name}_first"}
     dims["count"] = lambda d: d[heads] * d["D"]
-    return Part("slice", f"x={name} -> out={name}", {**dims, "step": Is(1)}, implied=True)
+    return Part("slice", f"x={name} -> out={name}", {**dims, "step": Is(1)}, implied=_in_quads)
+
+
+def _in_quads(d: Dims) -> bool:
+    """Kernels read heads in quads of one row."""
+    return bool(d["step"] == 1 and d["first"] % 4 == 0 and d["width"] % 4 == 0)
 
 
 def _without(name: str, heads: str) -> dict[str, Dim]:
@@ -313,7 +313,9 @@ _TABLE = (
             Part("add", "a=residual b=out -> out", _RESULTS, where(residual=True)),
         ),
         {
-            **{name: default for name, default in PRIMITIVES["linear_experts"].dims.items() if name != "batched"},
+            **{name: PRIMITIVES["linear_experts"].dims[name] for name in ("tokens", "experts", "used", "K", "N")},
+            "format": "f32",
+            "bias": False,
             "prologue": "none",  # what is done with x before the product
             "combine": "none",  # of the experts of a row
             "residual": False,

@@ -15,7 +15,7 @@ EXPERT_GATES = ("silu_mul", "swiglu_clamped")
 
 def heads_are_grouped(op: str, dims: dict[str, Any]) -> None:
     """Every kv head serves equally many query heads."""
-    if dims["Hq"] % dims["Hkv"]:
+    if not dims["Hkv"] or dims["Hq"] % dims["Hkv"]:
         given = f"Hq={dims['Hq']}, Hkv={dims['Hkv']}"
         raise InputError(f"{op}: the query heads must be a multiple of the kv heads, got {given}")
 
@@ -85,7 +85,7 @@ def columns_are_there(op: str, dims: dict[str, Any]) -> None:
     last = dims["first"] + dims["step"] * (dims["count"] - 1)
     if last >= dims["width"]:
         wanted = f"{dims['first']} … {last}"
-        raise InputError(f"{op}: x has {dims['width']} columns, asked for {wanted}")
+        raise InputError(f"{op}: rows have {dims['width']} columns, asked for {wanted}")
 
 
 def period_divides(op: str, dims: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The least that an op has to do: floating-point operations, and how much of each operand it touches.
 
-Rules for the rows of `ops`. Every byte counts once, however often a kernel reads it. The rows of a step are taken as
-consecutive rows of one sequence; `position` is that of the first.
+Rules for the rows of `primitives`. Every byte counts once, however often a kernel reads it. The rows of a step are
+taken as consecutive rows of one sequence; `position` is that of the first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What each op computes, in NumPy: from its dims and operands by name to its outputs by name.
 
-A state (the cache, the tokens of a sampler) is changed in place and is no output. Weights are dense arrays. `ops` has
-one of these for every op; arithmetic that takes more than a line is in `reference`.
+A state (the cache, the tokens of a sampler) is changed in place and is no output. Weights are dense arrays. Each row
+of `primitives` has one of these; arithmetic that takes more than a line is in `reference`.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ class GraphIndex:
         self.tensors = graph.tensors
         self.producers = graph.producers()
         self.uses = graph.uses()
+        self.position = {id(node): i for i, node in enumerate(graph.nodes)}
         self.readers: dict[str, list[Node]] = {}
         for node in graph.nodes:
             for name in set(node.inputs.values()):
@@ -86,22 +87,52 @@ def fuse(
     if unknown:
         raise InputError(f"unknown fusion {unknown}; there are {', '.join(fusion.name for fusion in FUSIONS)}")
     rejected: list[RejectedFusion] = []
+    index = GraphIndex(graph)
     for fusion in FUSIONS:
         if fusion.name not in wanted:
             continue
-        index, rewrites = GraphIndex(graph), []
+        rewrites, taken = list[Rewrite](), set[int]()
         for node in graph.nodes:
             if node.op == fusion.anchor:
                 answer = fusion.find(index, node)
+                if isinstance(answer, Rewrite):
+                    answer = _broken(index, answer, taken) or answer
                 if isinstance(answer, Rewrite) and unsupported_reason is not None:
                     answer = next((reason for new in answer.new if (reason := unsupported_reason(new))), answer)
                 if isinstance(answer, Rewrite):
                     rewrites.append(answer)
+                    taken |= {id(each) for each in answer.old}
                 reason = answer.left_out if isinstance(answer, Rewrite) else answer
                 if reason is not None:
                     rejected.append(RejectedFusion(fusion.name, node.layer, reason))
-        graph = graph.rewritten(rewrites)
+        if rewrites:
+            graph = graph.rewritten(rewrites)
+            index = GraphIndex(graph)
     return graph.check(), tuple(rejected)
+
+
+def _broken(index: GraphIndex, rewrite: Rewrite, taken: set[int]) -> str | None:
+    """Why a rewrite would leave a graph that cannot run. `taken`: nodes of the rewrites before it."""
+    old = {id(node) for node in rewrite.old}
+    if len(old) < len(rewrite.old):
+        return "one node is several parts"
+    if old & taken:
+        return "a part belongs to another chain"
+    gone = {name for node in rewrite.old for name in node.outputs.values() if name in index.producers}
+    last = max(map(index.position.__getitem__, old))
+    made = {name for node in rewrite.new for name in node.outputs.values()}
+    for name in sorted(gone):
+        readers = [node for node in index.readers.get(name, ()) if id(node) not in old]
+        if name not in made and (readers or index.uses[name] > len(index.readers.get(name, ()))):
+            return f"{name} is used by others"
+        if not rewrite.in_place and any(index.position[id(node)] < last for node in readers):
+            return f"{name} is read before all parts have run"
+    unmade = gone - made if rewrite.in_place else set(gone)
+    for node in rewrite.new:
+        if missing := unmade & set(node.inputs.values()):
+            return f"{min(missing)} is read and not made"
+        unmade -= set(node.outputs.values())
+    return None
 
 
 # Products that read one tensor -----------------------------------------------------------------------------------
@@ -119,7 +150,9 @@ def gate(op: str, dim: str) -> Find:
         reason = reason or next((each for node in products if (each := index.used_by_others(node.out))), None)
         if reason:
             return reason
-        first = products[0]
+        first, second = products
+        if first.dims["N"] != second.dims["N"]:
+            return f"{first.out} has {first.dims['N']} columns, {second.out} {second.dims['N']}"
         inputs, tensors = _stacked(index, products, interleaved=True)
         dims = resolve(op, {**first.dims, "N": 2 * first.dims["N"], dim: gated.op})
         node = Node(op, dims, {**first.inputs, **inputs}, gated.outputs, gated.layer)
@@ -184,7 +217,7 @@ def _stacked(index: GraphIndex, nodes: list[Node], *, interleaved: bool) -> tupl
 
 # Chains of parts -------------------------------------------------------------------------------------------------
 
-# All parts of a chain work on the same rows, because wires connect them. Pointwise ops need not say how many.
+# All parts of a chain work on the same rows, because wires connect them.
 _ROW_DIMS = ("tokens", "batched")
 
 
@@ -202,7 +235,11 @@ class _Match:
     def take(self, part: Part, node: Node, overrides: Iterable[str] = ()) -> bool:
         """Take a node as a part; False if it has dims that the part does not have in this chain."""
         self.nodes.append((part, node))
+        if node.dims.get("batched") and "batched" in self.chain.dims:
+            self.wire("batch", node.inputs["batch"])
         for name, value in node.dims.items():
+            if name == "tokens" and "count" in node.dims:
+                continue  # ops that take every value by itself need not say how many rows there are
             dim = part.dims.get(name, name)
             if isinstance(dim, Is):
                 if value != dim.value:
@@ -211,14 +248,17 @@ class _Match:
                 before = self.dims.setdefault(dim, value)
                 if dim in overrides:
                     self.dims[dim] = value
-                elif dim in _ROW_DIMS:
-                    self.dims[dim] = max(before, value)
+                elif dim == "batched":
+                    self.dims[dim] = before or value
                 elif before != value:
                     self.different = self.different or f"{dim} differs: {before} and {value}"
             elif isinstance(dim, str) and name not in _ROW_DIMS:
                 default = OPS[node.op].dims[name]
-                if value != (default(node.dims) if callable(default) else default):
+                default = default(node.dims) if callable(default) else default
+                if value != default and isinstance(value, (bool, str)):
                     return False
+                if value != default:
+                    self.different = self.different or f"{name} of {node.op} is {value}, not {default}"
         return True
 
     def wire(self, wire: str, tensor: str) -> None:
@@ -289,7 +329,7 @@ def compose(name: str, *, follows: tuple[str, str] | None = None, only: Mapping[
             wire = part.gives["out"]
             tensor = match.wires.pop(wire, None) or match.outputs[wire]
             node = index.made_by(tensor, part.op)
-            if part.implied and (node is None or index.uses[tensor] > 1):
+            if part.implied and (node is None or index.uses[tensor] > 1 or not part.implied(node.dims)):
                 match.wires[part.reads["x"]] = tensor
                 continue
             if node is None or not match.take(part, node):
@@ -380,9 +420,9 @@ def precede(*names: str, part: str, **sets: Any) -> Find:
             return f"{tensor} is also read by {', '.join(others) or 'the outside'}"
         for node in products:
             own, match = parts[node.op], _Match(CHAINS[node.op], node.dims)
+            match.wires = {**node.inputs, **{wire: anchor.inputs[operand] for operand, wire in own.reads.items()}}
             if not match.take(own, anchor, overrides=("eps",)):
                 return None
-            match.wires = {**node.inputs, **{wire: anchor.inputs[operand] for operand, wire in own.reads.items()}}
             results = {wire: anchor.outputs[operand] for operand, wire in own.gives.items() if wire != "x"}
             match.outputs = {**node.outputs, **results}
             new = match.node(node.layer, **sets)
@@ -423,6 +463,8 @@ def _linear_rounded(index: GraphIndex, linear: Node) -> Answer:
     gated = index.made_by(linear.inputs["x"], "linear")
     if gated is None or gated.dims["epilogue"] not in ("silu_mul", "gelu_mul"):
         return None
+    if list(linear.inputs.values()).count(gated.out) > 1:
+        return f"{gated.out} is two inputs of one product"
     if linear.dims["K"] % 32:
         return f"{linear.dims['K']} inputs are not whole blocks of 32"
     first = replace(gated, dims=resolve("linear", {**gated.dims, "rounded": True}))

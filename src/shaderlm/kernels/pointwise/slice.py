@@ -14,4 +14,8 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     return LaunchList((covering(Kernel("pointwise/slice", (row_count(dims),)), tokens * count, params),), buffers)
 
 
-ROUTES: tuple[Route, ...] = (Route("slice", "values", _launch_list),)
+def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    return None if dims["step"] == 1 else f"it copies neighbouring columns, step is {dims['step']}"
+
+
+ROUTES: tuple[Route, ...] = (Route("slice", "values", _launch_list, _unsupported_reason),)
