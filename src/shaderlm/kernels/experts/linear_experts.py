@@ -319,53 +319,15 @@ def _rounded(dims: Dims, caps: DeviceCaps) -> bool:
     return not _many_rows(dims, caps) and int16.large_enough(_as_linear(dims), caps)
 
 
+_route = partial(Route, "linear_experts", pack={"weight": _pack_weight}, weight_parts=_weight_parts)
+_rounding_route = partial(_route, exact=False)
+
 ROUTES: tuple[Route, ...] = (
-    Route(
-        "linear_experts",
-        "gemv",
-        _gemv_launch_list,
-        _exact_unsupported_reason,
-        {"weight": _pack_weight},
-        weight_parts=_weight_parts,
+    _route("gemv", _gemv_launch_list, _exact_unsupported_reason),
+    _rounding_route(
+        "gemv_int16", _int16_launch_list, _int16_unsupported_reason, prefer=_rounded, candidates=_int16_candidates
     ),
-    Route(
-        "linear_experts",
-        "gemv_int16",
-        _int16_launch_list,
-        _int16_unsupported_reason,
-        {"weight": _pack_weight},
-        exact=False,
-        prefer=_rounded,
-        weight_parts=_weight_parts,
-        candidates=_int16_candidates,
-    ),
-    Route(
-        "linear_experts",
-        "matrix",
-        _matrix_launch_list,
-        _matrix_unsupported_reason,
-        {"weight": _pack_weight},
-        exact=False,
-        prefer=_many_rows,
-        weight_parts=_weight_parts,
-    ),
-    Route(
-        "linear_experts",
-        "grouped_int16",
-        _grouped_int16_launch_list,
-        _grouped_int16_unsupported_reason,
-        {"weight": _pack_weight},
-        exact=False,
-        prefer=_many_rows,
-        weight_parts=_weight_parts,
-    ),
-    Route(
-        "linear_experts",
-        "grouped",
-        _grouped_launch_list,
-        _exact_unsupported_reason,
-        {"weight": _pack_weight},
-        prefer=_many_rows,
-        weight_parts=_weight_parts,
-    ),
+    _rounding_route("matrix", _matrix_launch_list, _matrix_unsupported_reason, prefer=_many_rows),
+    _rounding_route("grouped_int16", _grouped_int16_launch_list, _grouped_int16_unsupported_reason, prefer=_many_rows),
+    _route("grouped", _grouped_launch_list, _exact_unsupported_reason, prefer=_many_rows),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
 from ..route import Array, Dims, Route, part
@@ -55,84 +57,38 @@ def _gemv_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return _unsupported_reason({**dims, "prologue": "none"}, caps)
 
 
+_route = partial(Route, "linear", pack=_PACK, weight_parts=packed.weight_parts)
+_rounding_route = partial(_route, exact=False)
+
 ROUTES: tuple[Route, ...] = (
-    Route(
-        "linear",
-        "gemv",
-        packed.gemv_launch_list,
-        _gemv_unsupported_reason,
-        _PACK,
-        weight_parts=packed.weight_parts,
-        candidates=packed.gemv_candidates,
-    ),
-    Route(
-        "linear",
+    _route("gemv", packed.gemv_launch_list, _gemv_unsupported_reason, candidates=packed.gemv_candidates),
+    _rounding_route(
         "gemv_int16",
         int16.launch_list,
         int16.unsupported_reason,
-        _PACK,
-        exact=False,
         prefer=int16.large_enough,
-        weight_parts=packed.weight_parts,
         candidates=int16.candidates,
     ),
-    Route(
-        "linear",
-        "gemv_rounded",
-        rounded.launch_list,
-        rounded.unsupported_reason,
-        {**_PACK, "x": rounded.pack_x},
-        exact=False,
-        weight_parts=packed.weight_parts,
+    _rounding_route(
+        "gemv_rounded", rounded.launch_list, rounded.unsupported_reason, pack={**_PACK, "x": rounded.pack_x}
     ),
-    Route(
-        "linear",
+    _rounding_route(
         "gemv_rows_int16",
         rows_int16.gemv_launch_list,
         rows_int16.gemv_unsupported_reason,
-        _PACK,
-        exact=False,
         prefer=rows_int16.several_rows,
-        weight_parts=packed.weight_parts,
         candidates=rows_int16.gemv_candidates,
     ),
-    Route(
-        "linear",
-        "matrix",
-        matrix.launch_list,
-        matrix.unsupported_reason,
-        _PACK,
-        exact=False,
-        prefer=matrix.many_rows,
-        weight_parts=packed.weight_parts,
-        candidates=matrix.candidates,
+    _rounding_route(
+        "matrix", matrix.launch_list, matrix.unsupported_reason, prefer=matrix.many_rows, candidates=matrix.candidates
     ),
-    Route(
-        "linear",
+    _rounding_route(
         "tile_int16",
         rows_int16.tile_launch_list,
         rows_int16.tile_unsupported_reason,
-        _PACK,
-        exact=False,
         prefer=rows_int16.several_rows,
-        weight_parts=packed.weight_parts,
         candidates=rows_int16.tile_candidates,
     ),
-    Route(
-        "linear",
-        "tile_shared",
-        packed.tile_shared_launch_list,
-        _unsupported_reason,
-        _PACK,
-        weight_parts=packed.weight_parts,
-    ),
-    Route(
-        "linear",
-        "rows",
-        packed.rows_launch_list,
-        _unsupported_reason,
-        _PACK,
-        prefer=packed.on_a_cpu,
-        weight_parts=packed.weight_parts,
-    ),
+    _route("tile_shared", packed.tile_shared_launch_list, _unsupported_reason),
+    _route("rows", packed.rows_launch_list, _unsupported_reason, prefer=packed.on_a_cpu),
 )
