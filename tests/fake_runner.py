@@ -154,7 +154,7 @@ class FakeRunner(Runner):
             self.steps.append([1] * len(sequences))
             last = self.last.copy()
             for each in sequences:
-                self._check_there(each)
+                self._check_not_freed(each)
                 page, place = divmod(each.length, PAGE)
                 self.memory[each.pages[page] * PAGE + place] = int(self.last[each.slot])
                 each.length += 1

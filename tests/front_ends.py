@@ -9,7 +9,7 @@ from shaderlm.gpu.webgpu_h import NativeHandle
 
 def read_shader(native: Any, label: str, source: str) -> None:
     """naga or Tint checks types and features of a source, Tint also uniformity. `NativeError` if it is wrong."""
-    described, kept = native.described_shader(label, source)
+    described, kept = native.shader_descriptor(label, source)
     NativeHandle(native.lib.wgpuDeviceCreateShaderModule(native.handle, described), native.lib.wgpuShaderModuleRelease)
     del kept
     native.check()

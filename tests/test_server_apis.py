@@ -218,7 +218,7 @@ def test_named_and_forbidden_tools(client: openai.OpenAI) -> None:
 def generated(served: ServedModel, request: Request, texts: Sequence[str]) -> tuple[Handle, list[Delta]]:
     """A handle that generated these texts and ended, and a delta for each of them."""
     handle, deltas = Handle(served.model.engine, request, 0), []
-    handle.submitted = handle.started = handle.first = handle.last = 1.0
+    handle.submitted_at = handle.started = handle.first = handle.last = 1.0
     for text in texts:
         for token in served.model.tokenize(text, add_special=False):
             handle.take_token(token, TokenLogprob(token, -1.0, []) if request.sampling.logprobs is not None else None)

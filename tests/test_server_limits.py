@@ -527,7 +527,7 @@ def test_a_fault_within_a_generation_is_logged(
 ) -> None:
     def broken(request: Any) -> Handle:
         handle = Handle(server.model.engine, request, 0)
-        handle.submitted = 1.0
+        handle.submitted_at = 1.0
         handle.fail(ModelError("weights are missing"))
         return handle
 

@@ -118,7 +118,7 @@ def _metric(text: str, name: str) -> float:
 def test_speeds_are_of_requests_that_are_over(server: Running) -> None:
     served, metrics = server.service.served, Metrics()
     handle = Handle(served.model.engine, served.model.request("the an"), 0)
-    handle.submitted, handle.started, handle.first, handle.last = 1.0, 2.0, 4.0, 14.0
+    handle.submitted_at, handle.started, handle.first, handle.last = 1.0, 2.0, 4.0, 14.0
     handle.sequence.cached_tokens = 1
     for _ in range(21):
         handle.take_token(5, None)

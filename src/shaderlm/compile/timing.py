@@ -38,7 +38,7 @@ class Filler:
         self._generator = np.random.default_rng(7)
 
     @cached_property
-    def _bits(self) -> Array:
+    def _random_bytes(self) -> Array:
         return self._generator.integers(0, 256, 1 << 24, np.uint8)
 
     @cached_property
@@ -46,7 +46,7 @@ class Filler:
         return self._generator.standard_normal(1 << 20, np.float32).view(np.uint8)
 
     @cached_property
-    def _halves(self) -> Array:
+    def _small_f16(self) -> Array:
         return (self._generator.random(1 << 20, np.float32) * 0.01 + 0.001).astype(np.float16).view(np.uint8)
 
     def __call__(self, name: str, nbytes: int, dims: Dims) -> Array:
@@ -66,11 +66,11 @@ class Filler:
                 .view(np.uint8)
             )
         if kind == "weight" and "K" in dims:
-            pool = self._bits
+            pool = self._random_bytes
         elif (kind == "scales" and dims.get("scales", "f16") == "f16") or (
             kind in CACHES and dims.get("cache") == "f16"
         ):
-            pool = self._halves
+            pool = self._small_f16
         else:
             pool = self._floats
         return np.resize(pool, nbytes)

@@ -63,7 +63,7 @@ class Tuning:
     def __init__(self, entries: Mapping[tuple[str, str], Entry] | None = None, origin: str = "") -> None:
         self.entries = dict(entries or {})
         self.origin = origin
-        self._told = False
+        self._warned = False
 
     def entry(self, op: str, dims: Dims, precision: str) -> Entry | None:
         """What is known of a shape."""
@@ -74,12 +74,12 @@ class Tuning:
         entry = self.entry(op, dims, precision)
         if entry is None:
             return None
-        found = option(op, entry.winner, dims, caps, precision)
-        if isinstance(found, Option):
-            return found
-        if not self._told:  # one line is enough
-            _log.warning("tuning of %s is ignored: %s", key_of(op, dims), found)
-            self._told = True
+        option_or_reason = option(op, entry.winner, dims, caps, precision)
+        if isinstance(option_or_reason, Option):
+            return option_or_reason
+        if not self._warned:  # one line is enough
+            _log.warning("tuning of %s is ignored: %s", key_of(op, dims), option_or_reason)
+            self._warned = True
         return None
 
 

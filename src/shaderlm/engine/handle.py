@@ -75,7 +75,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             self.early_settings = self.settings._replace(bias=tuple(sorted(banned.items())))
         self.masked: SamplerSettings | None = None  # for the next token, by its constraint
         self.mask_seconds: float | None = None  # that its masks take, the slow ones among the last; None: unknown
-        self.submitted = self.started = self.first = self.last = self._ended = 0.0
+        self.submitted_at = self.started = self.first = self.last = self._ended = 0.0
         self.cancelled = False
         self.ending: str | None = None  # the reason, where its last token came and its text is not made yet
         prompt = list(request.prompt_ids)
@@ -253,9 +253,10 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     def timing(self) -> Timing:
         """Seconds in the queue, until the first token, and for the others."""
         if not self.started:
-            return Timing(queue_seconds=(self._ended or time.monotonic()) - self.submitted if self.submitted else 0.0)
+            until = self._ended or time.monotonic()
+            return Timing(queue_seconds=until - self.submitted_at if self.submitted_at else 0.0)
         decoded = max(0, len(self._ids) - 1)
-        return Timing(self.first - self.started, self.last - self.first, decoded, self.started - self.submitted)
+        return Timing(self.first - self.started, self.last - self.first, decoded, self.started - self.submitted_at)
 
     # What the engine does ------------------------------------------------------------------------------------
 
@@ -292,7 +293,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             self._texts.append(text)
             self._items.append(_Item(text, None, None))
         self._ended = time.monotonic()
-        if self.submitted and self.request.output == "text":
+        if self.submitted_at and self.request.output == "text":
             prompt = self.sequence.tokens[: self.sequence.prompt_tokens]
             whole = "".join(self._texts)
             self.completion = Completion.of(whole, self._ids, prompt, reason, self._logprobs, self.timing)

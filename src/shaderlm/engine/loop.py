@@ -222,27 +222,27 @@ class Engine:
 
     def start(self, handle: Handle) -> None:
         """Submit a handle that is not submitted yet."""
-        if handle.submitted or handle.finish_reason is not None:
+        if handle.submitted_at or handle.finish_reason is not None:
             return
         with self._lock:
-            if handle.submitted or handle.finish_reason is not None:  # by another thread, meanwhile
+            if handle.submitted_at or handle.finish_reason is not None:  # by another thread, meanwhile
                 return
             self._check_open()
             self.check_queue()
             if not handle.pulled or self._active:
                 self._start_thread()  # which waits for `_lock`; before there is anything to undo
-            handle.submitted = time.monotonic()
+            handle.submitted_at = time.monotonic()
             if handle.request.timeout is not None:
                 if len(self._deadlines) > 64 + 2 * len(self._active):  # most of them are over
                     self._deadlines = sorted(each for each in self._deadlines if each[1] in self._active)
-                heapq.heappush(self._deadlines, (handle.submitted + handle.request.timeout, handle.id))
+                heapq.heappush(self._deadlines, (handle.submitted_at + handle.request.timeout, handle.id))
             self._new.append(handle)
             self._active[handle.id] = handle
             if handle.cancelled:  # during one of the lines above
                 self._cancels.append(handle)
         self._wake()
         if self._cancels:
-            self._attend_unless_driven()
+            self._process_cancels_if_idle()
 
     @property
     def max_requests(self) -> int | None:
@@ -263,16 +263,16 @@ class Engine:
 
     def cancel(self, handle: Handle) -> None:
         """End a request before the next step, or now if nobody steps."""
-        if not handle.submitted:
+        if not handle.submitted_at:
             with self._lock:
-                if not handle.submitted:
+                if not handle.submitted_at:
                     handle.finish("closed")
                     return
         self._cancels.append(handle)
         self._wake()
-        self._attend_unless_driven()
+        self._process_cancels_if_idle()
 
-    def _attend_unless_driven(self) -> None:
+    def _process_cancels_if_idle(self) -> None:
         """Whoever steps attends to it otherwise, or looks again when it is done."""
         while self._cancels and self._step_lock.acquire(blocking=False):
             try:
@@ -301,7 +301,7 @@ class Engine:
                 "this thread is in the middle of a step of this model: a signal handler or a constraint asked for "
                 "text. Have it set a flag, and generate where the flag is read"
             )
-        if not handle.submitted:
+        if not handle.submitted_at:
             self.start(handle)
         if self._thread is not None:
             handle.wait_in_thread()
@@ -312,7 +312,7 @@ class Engine:
                     self._guarded(self._iterate, handle)
         finally:
             if self._cancels:  # by a thread that did not get the lock
-                self._attend_unless_driven()
+                self._process_cancels_if_idle()
 
     def _guarded(self, work: Callable[[], None], raising: Handle | None = None) -> None:
         """Do a part of a turn, with `_step_lock` held. After an error, nothing is left half done."""
@@ -900,7 +900,7 @@ class Engine:
                 handle.usage.completion_tokens,
                 handle.request.max_tokens,
                 handle.request.priority,
-                now - handle.submitted,
+                now - handle.submitted_at,
                 handle.request,
             )
             for handle in self._all_active()

@@ -46,8 +46,8 @@ class SequenceState:
     in_flight: int = 0
     on_device: bool = False  # the last token was sampled for this sequence, and is where a decode row finds it
     cached_tokens: int | None = None  # that were not computed when it first started
-    inserted: int = 0  # tokens of the prompt whose pages are in the prefix cache
-    last_inserted: PrefixNode | None = None  # the last of these pages there
+    published_tokens: int = 0  # tokens of the prompt whose pages are in the prefix cache
+    last_published_node: PrefixNode | None = None  # the last of these pages there
 
     @property
     def order(self) -> tuple[int, int]:
@@ -135,7 +135,7 @@ class Scheduler:
             return
         if keep:
             self._insert(state, whole=False)
-        self._stop(state)
+        self._release(state)
 
     def forget(self, states: Sequence[SequenceState]) -> None:
         """After an error: nothing runs, and these do not wait any more either. Their owner frees their pages."""
@@ -147,20 +147,20 @@ class Scheduler:
     def preempt(self, state: SequenceState) -> None:
         """Take the pages of a running sequence away. It goes on later."""
         self._insert(state, whole=True)
-        self._stop(state)
+        self._release(state)
         self.preemptions += 1
         self.preempted(state)
         self.add(state)
 
-    def _stop(self, state: SequenceState) -> None:
+    def _release(self, state: SequenceState) -> None:
         assert state.sequence is not None
         self._steady, self._blocked = None, False
         self.running.remove(state)
         self.free(state.sequence)
         state.sequence = None
         state.remaining += state.in_flight
-        state.in_flight = state.inserted = 0
-        state.on_device, state.last_inserted = False, None
+        state.in_flight = state.published_tokens = 0
+        state.on_device, state.last_published_node = False, None
 
     def _insert(self, state: SequenceState, *, whole: bool) -> None:
         """Keep the pages of known tokens. Of fixed chunks, those of the prompt that are whole: bits differ."""
@@ -179,16 +179,16 @@ class Scheduler:
         assert state.sequence is not None
         unit = max(self.limits.fixed_chunk, PAGE)
         full = min(state.sequence.length, state.prompt_tokens) // unit * unit
-        if state.cache_on_finish and full > state.inserted:
+        if state.cache_on_finish and full > state.published_tokens:
             self._put(state, full)
-            state.inserted = full
+            state.published_tokens = full
 
     def _put(self, state: SequenceState, length: int) -> None:
         """The first tokens of a sequence into the cache, from where it ended the last time."""
         assert state.sequence is not None
         client = None if self.limits.shares_prefixes else state.client
-        after = state.last_inserted
-        state.last_inserted = self.cache.insert(state.tokens, state.sequence.pages, length, client, after)
+        after = state.last_published_node
+        state.last_published_node = self.cache.insert(state.tokens, state.sequence.pages, length, client, after)
 
     # pages -----------------------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Scheduler:
         budget = limits.max_rows - len(found)
         if found:
             budget = min(budget, limits.chunk)
-        if (self.waiting and not self._blocked) or any(self._reads(state) for state in self.running):
+        if (self.waiting and not self._blocked) or any(self._is_prefilling(state) for state in self.running):
             chunks = self._chunks(budget)
             decode = decode and not chunks
             found += chunks
@@ -285,7 +285,7 @@ class Scheduler:
         self.preempt(self.running[-1])
         return self._schedule()
 
-    def _reads(self, state: SequenceState) -> bool:
+    def _is_prefilling(self, state: SequenceState) -> bool:
         """Does it have more than one known token to run?"""
         assert state.sequence is not None
         if state.in_flight:
@@ -302,7 +302,7 @@ class Scheduler:
             at += 1
             sequence = state.sequence
             assert sequence is not None
-            if (state.in_flight and (state.needs_host_token or not state.remaining)) or self._reads(state):
+            if (state.in_flight and (state.needs_host_token or not state.remaining)) or self._is_prefilling(state):
                 continue
             replayed = None if state.on_device else state.tokens[sequence.length : sequence.length + 1]
             samples = replayed is None or sequence.length + 1 == len(state.tokens)
@@ -346,7 +346,7 @@ class Scheduler:
         A quarter of the rows is left to others where several are to be read: a short prompt passes a long one.
         """
         found: list[Rows] = []
-        readers = [state for state in self.running if self._reads(state)]
+        readers = [state for state in self.running if self._is_prefilling(state)]
         while budget > 0 and len(found) < self.limits.max_running:
             if readers:
                 state = readers.pop(0)
@@ -426,7 +426,8 @@ class Scheduler:
 
         Those that are being read will take pages too, and so will the next token of somebody.
         """
-        promised = sum(self._needed_in_all(each) for each in self.running if self._reads(each)) + bool(self.running)
+        readers = [each for each in self.running if self._is_prefilling(each)]
+        promised = sum(map(self._needed_in_all, readers)) + bool(self.running)
         # A page that is shared in part is copied. Pages that nobody uses cannot be given up any more.
         positions = min(len(state.tokens) + 1, self.pool.pages_per_sequence * PAGE)
         own = pages_for(positions) - match.length // PAGE

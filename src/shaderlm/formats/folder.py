@@ -234,23 +234,23 @@ def _piece(matrix: Matrix, piece: TensorSplit, heads: int) -> Matrix:
 
 def _gguf_names(row: ModelType, name: str) -> tuple[int | None, tuple[TensorSplit, ...]]:
     """The number of the expert where there is one, and GGUF's names."""
-    unknown = (None, (TensorSplit(name),))
-    for pattern, instead in row.renames:
-        renamed = re.sub(pattern, instead, name)
+    unmapped = (None, (TensorSplit(name),))
+    for pattern, replacement in row.renames:
+        renamed = re.sub(pattern, replacement, name)
         if renamed != name:
             name = renamed
             break
     stem, _, suffix = name.rpartition(".")
     if suffix in ("weight", "bias") and stem in row.whole_names():
         return None, (TensorSplit(f"{row.whole_names()[stem]}.{suffix}"),)
-    layer = _LAYER.fullmatch(name)
-    if layer is None:
-        return unknown
-    number, inner, suffix = layer.groups()
-    expert = _EXPERT.search(f".{inner}")
-    known = row.layer_names().get(_EXPERT.sub("{e}", f".{inner}").removeprefix("."))
-    if known is None or len(number) > 5 or (expert and len(expert[0]) > 5):
-        return unknown
+    layer_match = _LAYER.fullmatch(name)
+    if layer_match is None:
+        return unmapped
+    number, module_path, suffix = layer_match.groups()
+    expert_match = _EXPERT.search(f".{module_path}")
+    known = row.layer_names().get(_EXPERT.sub("{e}", f".{module_path}").removeprefix("."))
+    if known is None or len(number) > 5 or (expert_match and len(expert_match[0]) > 5):
+        return unmapped
     pieces = (TensorSplit(known),) if isinstance(known, str) else known
-    called = tuple(piece._replace(name=f"blk.{int(number)}.{piece.name}.{suffix}") for piece in pieces)
-    return int(expert[0]) if expert else None, called
+    named_splits = tuple(piece._replace(name=f"blk.{int(number)}.{piece.name}.{suffix}") for piece in pieces)
+    return int(expert_match[0]) if expert_match else None, named_splits

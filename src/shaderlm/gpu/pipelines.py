@@ -29,13 +29,13 @@ class Pipelines:
     def __init__(self, native: NativeDevice, caps: DeviceCaps) -> None:
         self._native, self._caps = native, caps
         self._lock = threading.Lock()
-        self._made: dict[Key, Future[Any]] = {}
+        self._futures: dict[Key, Future[Any]] = {}
 
     def __getitem__(self, step: Step) -> Any:
-        return self._made[key_of(step)].result()
+        return self._futures[key_of(step)].result()
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._futures)
 
     def compile(self, steps: Iterable[Step]) -> None:
         """Compile what is not compiled yet, and wait for what other threads compile."""
@@ -43,9 +43,9 @@ class Pipelines:
         mine: dict[Key, Future[Any]] = {}
         try:
             with self._lock:
-                mine.update({key: Future() for key in wanted if key not in self._made})
-                self._made.update(mine)
-                futures = [self._made[key] for key in wanted]
+                mine.update({key: Future() for key in wanted if key not in self._futures})
+                self._futures.update(mine)
+                futures = [self._futures[key] for key in wanted]
             if len(mine) == 1:
                 ((key, future),) = mine.items()
                 future.set_result(self._compile(wanted[key]))
@@ -58,7 +58,7 @@ class Pipelines:
             with self._lock:
                 for key, future in mine.items():
                     if not future.done():
-                        self._made.pop(key, None)
+                        self._futures.pop(key, None)
                         future.set_exception(problem if isinstance(problem, KernelError) else _interrupted())
             raise
         for future in futures:
@@ -104,11 +104,11 @@ def _interrupted() -> KernelError:
 def explain(label: str, source: str, message: str, caps: DeviceCaps) -> str:
     """The compiler's message with the numbered WGSL lines around the place it names, or with the sizes it is about."""
     lines = source.splitlines()
-    place = re.search(r"wgsl:(\d+):(\d+)", message)
-    if place:
-        line = int(place.group(1))
-        around = range(max(1, line - 3), min(len(lines), line + 3) + 1)
-        excerpt = "\n".join(f"{'>' if n == line else ' '}{n:5} | {lines[n - 1]}" for n in around)
+    location = re.search(r"wgsl:(\d+):(\d+)", message)
+    if location:
+        line = int(location.group(1))
+        numbers = range(max(1, line - 3), min(len(lines), line + 3) + 1)
+        excerpt = "\n".join(f"{'>' if n == line else ' '}{n:5} | {lines[n - 1]}" for n in numbers)
         return f"kernel {label} does not compile, line {line}:\n{excerpt}\n{message}"
     if re.search("workgroup.size|invocation|threads?(group| per)", message, re.I):
         limit = f"{caps.name} allows {caps.max_invocations} threads, and fewer for a kernel that needs many registers"

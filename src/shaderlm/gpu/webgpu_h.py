@@ -190,15 +190,15 @@ class CEncoder(NativeHandle):
 
     def begin_pass(self, timestamps: tuple[Any, int, int] | None = None) -> CPass:
         """Open a compute pass."""
-        described = self._ffi.NULL
+        descriptor = self._ffi.NULL
         if timestamps is not None:
             queries, begin, end = timestamps
             writes = self._ffi.new("WGPUPassTimestampWrites *")
             writes.querySet = queries.handle
             writes.beginningOfPassWriteIndex, writes.endOfPassWriteIndex = begin, end
-            described = self._ffi.new("WGPUComputePassDescriptor *")
-            described.timestampWrites = writes
-        return CPass(self._lib.wgpuCommandEncoderBeginComputePass(self.handle, described), self._lib)
+            descriptor = self._ffi.new("WGPUComputePassDescriptor *")
+            descriptor.timestampWrites = writes
+        return CPass(self._lib.wgpuCommandEncoderBeginComputePass(self.handle, descriptor), self._lib)
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, nbytes: int) -> None:
         """Bytes of a buffer into another one."""
@@ -247,9 +247,9 @@ class CDevice:
 
     def create_buffer(self, nbytes: int, use: Use) -> Buffer:
         """Zeros."""
-        described = self.ffi.new("WGPUBufferDescriptor *")
-        described.size, described.usage = nbytes, self._usage[use]
-        handle = self.lib.wgpuDeviceCreateBuffer(self.handle, described)
+        descriptor = self.ffi.new("WGPUBufferDescriptor *")
+        descriptor.size, descriptor.usage = nbytes, self._usage[use]
+        handle = self.lib.wgpuDeviceCreateBuffer(self.handle, descriptor)
         made = CBuffer(self, handle, nbytes, self.lib.wgpuBufferRelease)
         self.check()
         return made
@@ -279,10 +279,10 @@ class CDevice:
         for i, access in enumerate(accesses):
             entries[i].binding, entries[i].visibility = i, lib.WGPUShaderStage_Compute
             entries[i].buffer.type = getattr(lib, _ACCESS[access])
-        described = ffi.new("WGPUBindGroupLayoutDescriptor *")
-        described.entryCount, described.entries = len(accesses), entries
+        descriptor = ffi.new("WGPUBindGroupLayoutDescriptor *")
+        descriptor.entryCount, descriptor.entries = len(accesses), entries
         layout = NativeHandle(
-            lib.wgpuDeviceCreateBindGroupLayout(self.handle, described), lib.wgpuBindGroupLayoutRelease
+            lib.wgpuDeviceCreateBindGroupLayout(self.handle, descriptor), lib.wgpuBindGroupLayoutRelease
         )
         self.check()
         wanted = ffi.new("WGPUPipelineLayoutDescriptor *")
@@ -292,19 +292,22 @@ class CDevice:
         self.check()
         return layout, whole
 
-    def described_shader(self, label: str, source: str) -> tuple[Any, Any]:
+    def shader_descriptor(self, label: str, source: str) -> tuple[Any, Any]:
         """A WGPUShaderModuleDescriptor, and what must be kept as long as it is used."""
         wgsl = self.ffi.new("WGPUShaderSourceWGSL *")
         wgsl.chain.sType = self.lib.WGPUSType_ShaderSourceWGSL
-        described = self.ffi.new("WGPUShaderModuleDescriptor *")
-        described.nextInChain = self.ffi.cast("WGPUChainedStruct *", wgsl)
-        return described, (wgsl, put(self.ffi, wgsl.code, source), put(self.ffi, described.label, label))
+        descriptor = self.ffi.new("WGPUShaderModuleDescriptor *")
+        descriptor.nextInChain = self.ffi.cast("WGPUChainedStruct *", wgsl)
+        return descriptor, (wgsl, put(self.ffi, wgsl.code, source), put(self.ffi, descriptor.label, label))
 
-    def described_pipeline(self, label: str, layout: NativeHandle, module: NativeHandle) -> tuple[Any, Any]:
+    def pipeline_descriptor(self, label: str, layout: NativeHandle, module: NativeHandle) -> tuple[Any, Any]:
         """A WGPUComputePipelineDescriptor, and what must be kept as long as it is used."""
-        described = self.ffi.new("WGPUComputePipelineDescriptor *")
-        described.layout, described.compute.module = layout.handle, module.handle
-        return described, (put(self.ffi, described.label, label), put(self.ffi, described.compute.entryPoint, "main"))
+        descriptor = self.ffi.new("WGPUComputePipelineDescriptor *")
+        descriptor.layout, descriptor.compute.module = layout.handle, module.handle
+        return descriptor, (
+            put(self.ffi, descriptor.label, label),
+            put(self.ffi, descriptor.compute.entryPoint, "main"),
+        )
 
     def create_bind_group(self, pipeline: Any, ranges: Sequence[tuple[Buffer, int, int]]) -> Any:
         """Buffers for the bindings of a pipeline."""
@@ -312,9 +315,9 @@ class CDevice:
         for i, (buffer, offset, size) in enumerate(ranges):
             entry = entries[i]
             entry.binding, entry.buffer, entry.offset, entry.size = i, buffer.handle, offset, size
-        described = self.ffi.new("WGPUBindGroupDescriptor *")
-        described.layout, described.entryCount, described.entries = pipeline.layout.handle, len(ranges), entries
-        made = NativeHandle(self.lib.wgpuDeviceCreateBindGroup(self.handle, described), self.lib.wgpuBindGroupRelease)
+        descriptor = self.ffi.new("WGPUBindGroupDescriptor *")
+        descriptor.layout, descriptor.entryCount, descriptor.entries = pipeline.layout.handle, len(ranges), entries
+        made = NativeHandle(self.lib.wgpuDeviceCreateBindGroup(self.handle, descriptor), self.lib.wgpuBindGroupRelease)
         self.check()
         return made
 
@@ -346,8 +349,8 @@ class CDevice:
 
     def create_query_set(self, count: int) -> NativeHandle:
         """Timestamps."""
-        described = self.ffi.new("WGPUQuerySetDescriptor *")
-        described.type, described.count = self.lib.WGPUQueryType_Timestamp, count
-        made = NativeHandle(self.lib.wgpuDeviceCreateQuerySet(self.handle, described), self.lib.wgpuQuerySetRelease)
+        descriptor = self.ffi.new("WGPUQuerySetDescriptor *")
+        descriptor.type, descriptor.count = self.lib.WGPUQueryType_Timestamp, count
+        made = NativeHandle(self.lib.wgpuDeviceCreateQuerySet(self.handle, descriptor), self.lib.wgpuQuerySetRelease)
         self.check()
         return made

@@ -200,7 +200,7 @@ class GpuSteps(Runner):
         buckets = [1 << i for i in range(self.max_tokens.bit_length())]
         steps = [StepSpec(tokens, context, self.cache, True) for tokens in reversed(buckets) for context in CONTEXTS]
         steps += [StepSpec(1, context, self.cache) for context in CONTEXTS]
-        decoded = [tokens for tokens in buckets if self._without_runs(tokens)]
+        decoded = [tokens for tokens in buckets if self._has_decode_plan(tokens)]
         steps += [StepSpec(tokens, context, self.cache, True, True) for tokens in decoded for context in CONTEXTS]
         kinds = ("greedy", "sample", "adjusted", "logits", "hidden")
         rows = [1 << i for i in range(self.max_outputs.bit_length())]
@@ -375,9 +375,9 @@ class GpuSteps(Runner):
     def step_of(self, rows: int, keys: int, decode: bool, paged: bool = True) -> StepSpec:
         """The step of so many rows of which the longest sees so many keys. `decode`: each is of another sequence."""
         tokens, context = self.step_rows(rows, decode), self.step_context(keys, decode)
-        return StepSpec(tokens, context, self.cache, paged, decode and self._without_runs(tokens))
+        return StepSpec(tokens, context, self.cache, paged, decode and self._has_decode_plan(tokens))
 
-    def _without_runs(self, tokens: int) -> bool:
+    def _has_decode_plan(self, tokens: int) -> bool:
         """Do decode rows have a plan of their own? Among fewer rows there is no run in any step."""
         return RUN_ROWS <= tokens <= self.max_outputs
 

@@ -268,7 +268,7 @@ class Runner(ABC):
         """
         with self.lock:
             self._check_open()
-            self._check_there(sequence)
+            self._check_not_freed(sequence)
             return self._shared(*self.pool.fork(sequence))
 
     def share(self, pages: Sequence[int], length: int) -> KvSequence:
@@ -315,7 +315,7 @@ class Runner(ABC):
         """
         with self.lock:
             self._check_open()
-            self._check_there(sequence)
+            self._check_not_freed(sequence)
             self.check_ids(ids)
             counts = np.bincount(np.asarray(ids, np.int64), minlength=self.config.vocabulary)
             self._write_counts(sequence.slot, counts.astype(np.uint32))
@@ -359,7 +359,7 @@ class Runner(ABC):
         if self.closed:
             raise InputError("this model is closed; load it again")
 
-    def _check_there(self, sequence: KvSequence) -> None:
+    def _check_not_freed(self, sequence: KvSequence) -> None:
         if sequence.freed:
             raise InputError("this sequence was freed; add another one")
 
@@ -378,7 +378,7 @@ class Runner(ABC):
         if len(slots) < len(parts):
             raise InputError("a sequence may have one part in a step")
         for part in parts:
-            self._check_there(part.sequence)
+            self._check_not_freed(part.sequence)
             self._check_length(part.sequence.length, part.rows)
             if part.settings is not GREEDY and part.settings.adjusted:
                 check_settings(part.settings, self.config.vocabulary, part.sequence.has_history)

@@ -94,14 +94,14 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._service, self._handles = service, handles
         self._writer = prepared.writer(handles)
-        self._progress = prepared.return_progress
-        self._started = self._over = self._counted = False
+        self._reports_progress = prepared.return_progress
+        self._headers_sent = self._ended = self._is_streaming = False
         self._lock = asyncio.Lock()  # of what is sent
-        self._last = 0.0
+        self._last_write = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write all of it."""
-        self._last = asyncio.get_running_loop().time()
+        self._last_write = asyncio.get_running_loop().time()
         listening = asyncio.create_task(self._listen(receive, send))
         try:
             try:
@@ -111,43 +111,43 @@ class EventStream(Response):
                         await self._write(send, events)
             except Exception as problem:
                 error = _error_of(problem)
-                if not self._started:
+                if not self._headers_sent:
                     raise error from problem
                 await self._write(send, self._writer.error(error))
             async with self._lock:
-                self._over = True
+                self._ended = True
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._service.coalescing.streams -= self._counted
+            self._service.coalescing.streams -= self._is_streaming
             await _leave(self._service, self._handles, listening)
 
     def _count(self) -> None:
         """It writes, and does not wait in the queue any more."""
-        self._service.coalescing.streams += not self._counted
-        self._counted = True
+        self._service.coalescing.streams += not self._is_streaming
+        self._is_streaming = True
 
     async def _write(self, send: Send, events: bytes) -> None:
         async with self._lock:
-            if self._over:
+            if self._ended:
                 return
-            if not self._started:
-                self._started = True
+            if not self._headers_sent:
+                self._headers_sent = True
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": events, "more_body": True})
-            self._last = asyncio.get_running_loop().time()
+            self._last_write = asyncio.get_running_loop().time()
 
     async def _listen(self, receive: Receive, send: Send) -> None:
         """Until the client is gone; meanwhile a comment after each 15 s without an event."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                async with asyncio.timeout_at(self._last + SILENT_SECONDS):
+                async with asyncio.timeout_at(self._last_write + SILENT_SECONDS):
                     if (await receive())["type"] == "http.disconnect":
                         break
             except TimeoutError:
                 if self._lock.locked():  # the reader is slow, not the writer
-                    self._last = loop.time()
-                elif loop.time() - self._last >= SILENT_SECONDS:
+                    self._last_write = loop.time()
+                elif loop.time() - self._last_write >= SILENT_SECONDS:
                     await self._write(send, b": waiting\n\n")
         for handle in self._handles:
             handle.cancel()
@@ -155,7 +155,7 @@ class EventStream(Response):
     async def _events(self) -> AsyncIterator[bytes]:
         writer, handles = self._writer, self._handles
         if len(handles) == 1:
-            if self._progress:
+            if self._reports_progress:
                 async for events in self._reading(handles[0]):
                     yield events
             async for delta in handles[0]:

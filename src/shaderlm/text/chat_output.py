@@ -123,8 +123,8 @@ class ChatParser:
     def __init__(self, output: ChatFormat) -> None:
         self._format = output
         self._pending = ""  # text that nothing is known about yet
-        self._found: list[ChatDelta] = []
-        self._raw = ""  # of the call that is being read, in case it is none
+        self._deltas: list[ChatDelta] = []
+        self._call_text = ""  # of the call that is being read, in case it is none
         self._calls = _Calls(output.names)
         # Takes from the beginning of what is pending. False: it needs more.
         self._take: Callable[[], bool] = self._take_start if output.reasoning else self._take_first
@@ -136,13 +136,13 @@ class ChatParser:
         self._pending += text
         while self._pending and self._take():
             pass
-        found, self._found = self._found, []
+        found, self._deltas = self._deltas, []
         return _joined(found)
 
     def finish(self, finish_reason: str = "stop") -> list[ChatDelta]:
         """The end. Where the answer was cut, half a tag is left out, and so is a call without a name."""
-        rest = self._raw + self._pending
-        begun, self._pending, self._raw = bool(self._raw), "", ""
+        rest = self._call_text + self._pending
+        begun, self._pending, self._call_text = bool(self._call_text), "", ""
         if finish_reason != "stop":
             tags = [self._format.calls.begin] if self._format.calls else []
             tags += [THINK, END_OF_THINK] if self._format.reasoning else []
@@ -152,7 +152,7 @@ class ChatParser:
         elif self._take not in (self._take_gap, self._take_end_tag, self._take_broken, self._take_next):
             self._emit_content(rest)
         self._take = self._take_rest
-        found, self._found = self._found, []
+        found, self._deltas = self._deltas, []
         return _joined(found)
 
     # Reasoning -----------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class ChatParser:
         text, tag, rest = self._pending.partition(calls.begin)
         if tag:
             self._emit_content(text.rstrip(_SPACE))
-            self._raw, self._pending, self._take = text[len(text.rstrip(_SPACE)) :] + tag, rest, self._take_call
+            self._call_text, self._pending, self._take = text[len(text.rstrip(_SPACE)) :] + tag, rest, self._take_call
             return True
         # White space may be that before a call.
         certain = text[: len(text) - overlap(text, calls.begin)].rstrip(_SPACE)
@@ -234,24 +234,24 @@ class ChatParser:
             try:
                 over = self._calls.push(character)
             except _NotACallError:
-                self._found += self._calls.taken()
+                self._deltas += self._calls.taken()
                 if self._calls.started:
                     self._pending, self._take = text[at:], self._take_broken
                 else:
-                    self._emit_content(self._raw + text[: at + 1])
+                    self._emit_content(self._call_text + text[: at + 1])
                     self._pending, self._take = text[at + 1 :], self._take_content
-                self._raw = ""
+                self._call_text = ""
                 self._calls.restart()
                 return True
             if over:
-                self._found += self._calls.taken()
-                self._raw, self._pending = "", text[at + 1 :]
+                self._deltas += self._calls.taken()
+                self._call_text, self._pending = "", text[at + 1 :]
                 self._calls.restart()
                 assert self._format.calls is not None
                 self._take = self._take_end_tag if self._format.calls.end else self._take_next
                 return True
-        self._found += self._calls.taken()
-        self._raw, self._pending = "" if self._calls.started else self._raw + text, ""
+        self._deltas += self._calls.taken()
+        self._call_text, self._pending = "" if self._calls.started else self._call_text + text, ""
         return False
 
     def _take_broken(self) -> bool:
@@ -284,11 +284,11 @@ class ChatParser:
 
     def _emit_content(self, text: str) -> None:
         if text:
-            self._found.append(ContentDelta(text))
+            self._deltas.append(ContentDelta(text))
 
     def _emit_reasoning(self, text: str) -> None:
         if text:
-            self._found.append(ReasoningDelta(text))
+            self._deltas.append(ReasoningDelta(text))
 
 
 def _joined(found: list[ChatDelta]) -> list[ChatDelta]:
@@ -361,7 +361,7 @@ class _Calls:
     """Objects with a name and arguments, one alone or several in a list, character by character."""
 
     def __init__(self, names: frozenset[str]) -> None:
-        self._names, self._found = names, list[CallDelta]()
+        self._names, self._deltas = names, list[CallDelta]()
         self.count = 0  # calls that were started
         self.restart()
 
@@ -373,7 +373,7 @@ class _Calls:
 
     def taken(self) -> list[CallDelta]:
         """What came since the last time."""
-        found, self._found = self._found, []
+        found, self._deltas = self._deltas, []
         return found
 
     def push(self, character: str) -> bool:
@@ -453,7 +453,7 @@ class _Calls:
                 if over:
                     self._arguments = self._value.text
             else:
-                self._found.append(CallDelta(self.count - 1, None, character))
+                self._deltas.append(CallDelta(self.count - 1, None, character))
                 self._complete = over
         if over:
             self._expect = self._after_value
@@ -467,13 +467,13 @@ class _Calls:
         self._name = name
         if self._arguments is not None:
             self._start()
-            self._found.append(CallDelta(self.count - 1, None, self._arguments))
+            self._deltas.append(CallDelta(self.count - 1, None, self._arguments))
             self._complete = True
 
     def _start(self) -> None:
         self.count += 1
         self.started = True
-        self._found.append(CallDelta(self.count - 1, self._name, ""))
+        self._deltas.append(CallDelta(self.count - 1, self._name, ""))
 
     def _after_value(self, character: str) -> bool:
         if character == ",":

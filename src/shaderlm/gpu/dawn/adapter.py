@@ -134,19 +134,19 @@ class DawnAdapter:
         asked = (*(_FEATURES[cap] for cap in features), *_ALWAYS)
         names = ffi.new("WGPUFeatureName[]", [getattr(lib, f"WGPUFeatureName_{name}") for name in asked])
         number = ffi.cast("void *", state.number)
-        described = ffi.new("WGPUDeviceDescriptor *")
-        described.nextInChain, kept = native.toggles(_ON if check_bounds else _ON + _UNCHECKED, _OFF)
-        described.requiredFeatureCount, described.requiredFeatures = len(names), names
-        described.requiredLimits = wanted
-        described.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
-        described.deviceLostCallbackInfo.callback = native.callbacks.on_lost
-        described.deviceLostCallbackInfo.userdata1 = number
-        described.uncapturedErrorCallbackInfo.callback = native.callbacks.on_error
-        described.uncapturedErrorCallbackInfo.userdata1 = number
+        descriptor = ffi.new("WGPUDeviceDescriptor *")
+        descriptor.nextInChain, kept = native.toggles(_ON if check_bounds else _ON + _UNCHECKED, _OFF)
+        descriptor.requiredFeatureCount, descriptor.requiredFeatures = len(names), names
+        descriptor.requiredLimits = wanted
+        descriptor.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
+        descriptor.deviceLostCallbackInfo.callback = native.callbacks.on_lost
+        descriptor.deviceLostCallbackInfo.userdata1 = number
+        descriptor.uncapturedErrorCallbackInfo.callback = native.callbacks.on_error
+        descriptor.uncapturedErrorCallbackInfo.userdata1 = number
         request = ffi.new("WGPURequestDeviceCallbackInfo *")
         request.mode, request.callback = lib.WGPUCallbackMode_WaitAnyOnly, native.callbacks.on_device
         request.userdata1 = number
-        native.wait(lib.wgpuAdapterRequestDevice(self._handle, described, request[0]))
+        native.wait(lib.wgpuAdapterRequestDevice(self._handle, descriptor, request[0]))
         del kept
         found = native.callbacks.made.pop(state.number, None)
         if found is None or found[0] != lib.WGPURequestDeviceStatus_Success:

@@ -35,18 +35,18 @@ class DawnDevice(CDevice):
         """Compile a WGSL source. Dawn does most of it in a thread of its own, so that several compile at once."""
         lib, native = self.lib, self._native
         layout, pipeline_layout = self.layout(accesses)
-        shader, kept = self.described_shader(label, source)
+        shader, kept = self.shader_descriptor(label, source)
         module = NativeHandle(lib.wgpuDeviceCreateShaderModule(self.handle, shader), lib.wgpuShaderModuleRelease)
         try:
             self.check()
         except NativeError as problem:
             raise NativeError(_with_places(str(problem))) from problem
-        described, kept = self.described_pipeline(label, pipeline_layout, module)
+        descriptor, kept = self.pipeline_descriptor(label, pipeline_layout, module)
         number = next(_requests)
         request = self.ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
         request.mode, request.callback = lib.WGPUCallbackMode_WaitAnyOnly, native.callbacks.on_pipeline
         request.userdata1 = self.ffi.cast("void *", number)
-        native.wait(lib.wgpuDeviceCreateComputePipelineAsync(self.handle, described, request[0]))
+        native.wait(lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, request[0]))
         del kept
         status, handle, message = native.callbacks.made.pop(number, (0, None, "the compiler does not answer"))
         if status != lib.WGPUCreatePipelineAsyncStatus_Success:

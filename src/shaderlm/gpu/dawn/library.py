@@ -69,22 +69,22 @@ class Library:
     def toggles(self, on: Sequence[str], off: Sequence[str] = ()) -> tuple[Any, Any]:
         """Switches of Dawn, to be chained to a descriptor; and what must be kept as long as that is used."""
         ffi = self.ffi
-        described = ffi.new("WGPUDawnTogglesDescriptor *")
-        described.chain.sType = self.lib.WGPUSType_DawnTogglesDescriptor
+        descriptor = ffi.new("WGPUDawnTogglesDescriptor *")
+        descriptor.chain.sType = self.lib.WGPUSType_DawnTogglesDescriptor
         names = [[ffi.new("char[]", name.encode()) for name in which] for which in (on, off)]
         arrays = [ffi.new("const char *[]", which) for which in names]
-        described.enabledToggleCount, described.enabledToggles = len(on), arrays[0]
-        described.disabledToggleCount, described.disabledToggles = len(off), arrays[1]
-        return ffi.cast("WGPUChainedStruct *", described), (described, names, arrays)
+        descriptor.enabledToggleCount, descriptor.enabledToggles = len(on), arrays[0]
+        descriptor.disabledToggleCount, descriptor.disabledToggles = len(off), arrays[1]
+        return ffi.cast("WGPUChainedStruct *", descriptor), (descriptor, names, arrays)
 
     def _new_instance(self) -> Any:
         lib = self.lib
         wanted = (lib.WGPUInstanceFeatureName_TimedWaitAny, lib.WGPUInstanceFeatureName_MultipleDevicesPerAdapter)
         features = self.ffi.new("WGPUInstanceFeatureName[]", wanted)
-        described = self.ffi.new("WGPUInstanceDescriptor *")
-        described.requiredFeatureCount, described.requiredFeatures = len(wanted), features
-        described.nextInChain, kept = self.toggles(["allow_unsafe_apis"])  # for experimental features
-        made = lib.wgpuCreateInstance(described)
+        descriptor = self.ffi.new("WGPUInstanceDescriptor *")
+        descriptor.requiredFeatureCount, descriptor.requiredFeatures = len(wanted), features
+        descriptor.nextInChain, kept = self.toggles(["allow_unsafe_apis"])  # for experimental features
+        made = lib.wgpuCreateInstance(descriptor)
         del kept
         if made == self.ffi.NULL:
             raise DeviceError("Dawn could not start: it made no instance")

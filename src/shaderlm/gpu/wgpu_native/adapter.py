@@ -107,18 +107,18 @@ class WgpuAdapter:
         webgpu_h.lower_limits(wanted, limits)
         names = ffi.new("WGPUFeatureName[]", [getattr(lib, _FEATURES[cap]) for cap in features])
         number = ffi.cast("void *", state.number)
-        described = ffi.new("WGPUDeviceDescriptor *")
-        described.requiredFeatureCount, described.requiredFeatures = len(names), names
-        described.requiredLimits = wanted
-        described.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
-        described.deviceLostCallbackInfo.callback = native.on_lost
-        described.deviceLostCallbackInfo.userdata1 = number
-        described.uncapturedErrorCallbackInfo.callback = native.on_error
-        described.uncapturedErrorCallbackInfo.userdata1 = number
+        descriptor = ffi.new("WGPUDeviceDescriptor *")
+        descriptor.requiredFeatureCount, descriptor.requiredFeatures = len(names), names
+        descriptor.requiredLimits = wanted
+        descriptor.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
+        descriptor.deviceLostCallbackInfo.callback = native.on_lost
+        descriptor.deviceLostCallbackInfo.userdata1 = number
+        descriptor.uncapturedErrorCallbackInfo.callback = native.on_error
+        descriptor.uncapturedErrorCallbackInfo.userdata1 = number
         request = ffi.new("WGPURequestDeviceCallbackInfo *")
         request.mode, request.callback = lib.WGPUCallbackMode_AllowProcessEvents, native.on_device
         request.userdata1 = number
-        lib.wgpuAdapterRequestDevice(self._handle, described, request[0])
+        lib.wgpuAdapterRequestDevice(self._handle, descriptor, request[0])
         lib.wgpuInstanceProcessEvents(self._instance)
         found = native.take_opened(state)
         if found is None or found[0] != lib.WGPURequestDeviceStatus_Success:

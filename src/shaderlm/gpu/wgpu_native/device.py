@@ -41,15 +41,15 @@ class WgpuDevice(CDevice):
         """
         lib = self.lib
         layout, pipeline_layout = self.layout(accesses)
-        shader, kept = self.described_shader(label, source)
+        shader, kept = self.shader_descriptor(label, source)
         if self._check_bounds:
             handle = lib.wgpuDeviceCreateShaderModule(self.handle, shader)
         else:
             handle = lib.wgpuDeviceCreateShaderModuleTrusted(self.handle, shader, lib.WGPUShaderRuntimeChecks_None)
         module = NativeHandle(handle, lib.wgpuShaderModuleRelease)
         self.check()
-        described, kept = self.described_pipeline(label, pipeline_layout, module)
-        handle = lib.wgpuDeviceCreateComputePipeline(self.handle, described)
+        descriptor, kept = self.pipeline_descriptor(label, pipeline_layout, module)
+        handle = lib.wgpuDeviceCreateComputePipeline(self.handle, descriptor)
         made = CPipeline(handle, lib.wgpuComputePipelineRelease, layout)
         self.check()
         del kept

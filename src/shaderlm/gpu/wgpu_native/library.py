@@ -68,10 +68,10 @@ def instance(backends: int) -> Any:
             extras = ffi.new("WGPUInstanceExtras *")
             extras.chain.sType = lib.WGPUSType_InstanceExtras
             extras.backends, extras.flags = backends, lib.WGPUInstanceFlag_Default
-            described = ffi.new("WGPUInstanceDescriptor *")
-            described.nextInChain = ffi.cast("WGPUChainedStruct *", extras)
+            descriptor = ffi.new("WGPUInstanceDescriptor *")
+            descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", extras)
             with offered_to_vulkan():
-                made = lib.wgpuCreateInstance(described)
+                made = lib.wgpuCreateInstance(descriptor)
             if made == ffi.NULL:
                 raise DeviceError("wgpu-native could not start: it made no instance")
             _instances[backends] = made
