@@ -53,6 +53,7 @@ class DeviceCaps:
     implementation: Implementation = "wgpu"  # of WebGPU: shaders are composed for it
     matrix_shapes: tuple[MatrixShape, ...] = ()  # products of matrices by subgroups; wgpu has none
     heap: int = 0  # bytes of the device's own memory, or of the memory it shares; 0 if it is not known
+    processors: int = 0  # that run workgroups; 0 if it is not known
 
     @property
     def max_operand(self) -> int:

@@ -156,6 +156,19 @@ def over_limits(launch_list: LaunchList, caps: DeviceCaps) -> str | None:
     return None
 
 
+MEASURED_PROCESSORS = 132  # of an H200, where counts of workgroups were measured
+
+
+def processors(caps: DeviceCaps) -> int:
+    """Of a device; where that is not known, of the one on which counts of workgroups were measured."""
+    return caps.processors or MEASURED_PROCESSORS
+
+
+def filling(workgroups: int, caps: DeviceCaps) -> int:
+    """Workgroups, threads or tiles that keep a device as busy as so many keep an H200."""
+    return max(1, round(workgroups * processors(caps) / MEASURED_PROCESSORS))
+
+
 def fold(workgroups: int, limit: int) -> tuple[int, int, int] | None:
     """A grid of at least this many workgroups with no side above the limit; kernels skip the surplus."""
     if workgroups <= limit:

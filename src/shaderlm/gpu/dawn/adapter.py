@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import DeviceError
 from .. import webgpu_h
 from ..caps import DeviceCaps, MatrixShape
+from ..processors import processors_of
 from .device import DawnDevice
 from .library import Library, library
 
@@ -86,6 +87,7 @@ class DawnAdapter:
             backend=backend,
             driver=" ".join(word for word in (vendor, description) if word),
             vendor=webgpu_h.VENDORS.get(info.vendorID, ""),
+            processors=processors_of(name),
             subgroup_min=info.subgroupMinSize,
             subgroup_max=info.subgroupMaxSize,
             dot4=backend not in webgpu_h.WITHOUT_DOT4,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ...errors import DeviceError
 from .. import webgpu_h
 from ..caps import DeviceCaps
+from ..processors import processors_of
 from . import library as native
 from .bindings import ffi
 from .device import WgpuDevice
@@ -89,6 +90,7 @@ class WgpuAdapter:
             backend=backend,
             driver=" ".join(word for word in (vendor, description) if word),
             vendor=webgpu_h.VENDORS.get(info.vendorID, ""),
+            processors=processors_of(name),
             subgroup_min=info.subgroupMinSize,
             subgroup_max=info.subgroupMaxSize,
             dot4=backend not in webgpu_h.WITHOUT_DOT4,

@@ -13,7 +13,7 @@ from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps, MatrixShape
-from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, reduction, row_count
+from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, filling, processors, reduction, row_count
 from ..wgsl import Constant, Kernel, compose
 from .packed import epilogue_files, gated, layout, over_ranges, padded_k, pairs_are_whole, ranges
 from .rows_int16 import MAX_GEMV_ROWS
@@ -197,7 +197,7 @@ def many_rows(dims: Dims, caps: DeviceCaps) -> bool:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles for up to so many rows, tuning candidates of each other, and how many workgroups keep a GPU busy.
+    """Tiles for up to so many rows, tuning candidates of each other, and how many workgroups keep an H200 busy.
 
     `lonely` is the one where a core has two tiles at most: more lanes share them. `wide` is the one where its own
     tiles give nearly every core one.
@@ -232,7 +232,6 @@ TILES = (
     ),
     Tiles(512, (MatrixConfig(128, 128, 8, (4, 2, 1)), MatrixConfig(128, 96, 8, (4, 2, 1))), 96),
 )
-_CORES = 132
 _FEW_BLOCKS = 64  # of k, that a workgroup takes for few rows
 _LONG_ROW = 4096  # inputs that 256 lanes of round_rows keep in registers
 _SPLITS = (1, 2, 4, 8, 16)
@@ -250,13 +249,14 @@ def few_config(dims: Dims, caps: DeviceCaps) -> FewConfig | None:
     that is why 17 to 32 rows take it for many columns too, where wider tiles alone are as fast.
     """
     blocks, tiles, shape = ceil_div(dims["K"], BLOCK), ceil_div(dims["N"], 16), matrix_shape(caps)
+    cores = processors(caps)
     if dims["tokens"] > 32 or blocks <= 32 or shape is None:
         return None
     split = ceil_div(blocks, _FEW_BLOCKS)
-    if split > 1 and (split > 4 or tiles > _CORES or dims["epilogue"] == "rope_kv_write"):
+    if split > 1 and (split > 4 or tiles > cores or dims["epilogue"] == "rope_kv_write"):
         return None
     rows, buffers, most = (16, 2, 2) if dims["tokens"] <= 16 else (32, 1, 8)
-    rounds = ceil_div(tiles * split, _CORES)
+    rounds = ceil_div(tiles * split, cores)
     if split == 1 and rounds > most:
         return None
     config = FewConfig(rows, 16, 8, ceil_div(blocks, 8 * split), buffers, ceil_div(tiles, rounds), split)
@@ -269,20 +269,20 @@ def few_config(dims: Dims, caps: DeviceCaps) -> FewConfig | None:
 
 def config_for(dims: Dims, caps: DeviceCaps) -> MatrixConfig | FewConfig:
     """The configuration for a shape."""
-    return few_config(dims, caps) or tile_config(dims)
+    return few_config(dims, caps) or tile_config(dims, caps)
 
 
-def tile_config(dims: Dims) -> MatrixConfig:
+def tile_config(dims: Dims, caps: DeviceCaps) -> MatrixConfig:
     """Tiles for any number of rows: k is split as far as it takes to keep the device busy."""
-    tiles = tiles_for(dims)
-    if tiles.wide is not None and 0.8 * _CORES <= tiles.wide.tiles(dims) <= _CORES:
+    tiles, cores = tiles_for(dims), processors(caps)
+    if tiles.wide is not None and 0.8 * cores <= tiles.wide.tiles(dims) <= cores:
         return tiles.wide
     config = tiles.configs[0]
     count = config.tiles(dims)
-    split = next((split for split in _SPLITS if count * split >= tiles.workgroups), _SPLITS[-1])
-    if split == 1 and _CORES < count <= 1.5 * _CORES:
+    split = next((split for split in _SPLITS if count * split >= filling(tiles.workgroups, caps)), _SPLITS[-1])
+    if split == 1 and cores < count <= 1.5 * cores:
         split = 2  # a second round would leave most cores idle
-    if split == 1 and tiles.lonely is not None and count <= 2 * _CORES:
+    if split == 1 and tiles.lonely is not None and count <= 2 * cores:
         return tiles.lonely
     if 1 < split < 8 and config.groups(dims) > 8 * split and dims["tokens"] <= 32:
         split *= 2  # sums are merged anyway, and steps of a workgroup wait for each other
@@ -299,7 +299,7 @@ def candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], Launch
         groups = tile.groups(dims)
         for split in _SPLITS:
             config = replace(tile, split=split)
-            if split == 1 or (split <= groups and config.tiles(dims) * split <= 12 * _CORES):
+            if split == 1 or (split <= groups and config.tiles(dims) * split <= 12 * processors(caps)):
                 found[str(config)] = partial(launch_list_with, config, dims, caps)
     return found
 

@@ -25,6 +25,7 @@ from ..route import (
     batch_bytes,
     ceil_div,
     f32,
+    filling,
     part,
     reduction,
     row_count,
@@ -233,7 +234,7 @@ def gemv_shape(dims: Dims, caps: DeviceCaps) -> Gemv:
     stage = 128 if k > 2048 and caps.max_workgroup_memory >= 32 << 10 else 64
     if integer_rows and caps.dot4 and n >= 4096:
         arithmetic, rows = "fixed", integer_rows
-        team = power_of_two(_GEMV_THREADS * rows / n, 8 if k >= 1024 else 4, 64)
+        team = power_of_two(filling(_GEMV_THREADS, caps) * rows / n, 8 if k >= 1024 else 4, 64)
     else:
         arithmetic = "f32"
         rows = 2 if gated(dims) or (k >= 4096 and dims.get("format") != "f32") else 1

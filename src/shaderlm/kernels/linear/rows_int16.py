@@ -12,7 +12,7 @@ from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, over_limits, row_count
+from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, filling, over_limits, row_count
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
 from .packed import LEAST_GROUPS, epilogue_files, gated, layout, over_ranges, padded_k, pairs_are_whole
@@ -203,7 +203,9 @@ def tile_config(dims: Dims, caps: DeviceCaps) -> TileConfig:
     """The largest tile that rows fill by more than half and of which there are enough, else one of the smallest."""
     tokens, found, least = dims["tokens"], _fitting(dims, caps), dict(_TILES)
     filled = [config for config in found if 2 * tokens > config.tile[0]] or [_LEAST_MEMORY]
-    return next((config for config in filled if config.tiles(tokens, dims["N"]) >= least[config]), filled[-1])
+    return next(
+        (config for config in filled if config.tiles(tokens, dims["N"]) >= filling(least[config], caps)), filled[-1]
+    )
 
 
 def tile_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:

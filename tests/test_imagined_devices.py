@@ -1,0 +1,118 @@
+"""Products of real shapes planned for devices that nobody has here: every pair of their properties is among them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+
+from shaderlm.engine.planning import LARGE_GPU
+from shaderlm.gpu import DeviceCaps, MatrixShape
+from shaderlm.gpu.processors import processors_of
+from shaderlm.graph import resolve
+from shaderlm.kernels import choose
+from shaderlm.kernels.linear.matrix import tiles_for
+from shaderlm.kernels.route import filling, over_limits, processors
+from shaderlm.models.shapes import SYNTHETIC
+
+
+class Imagined(NamedTuple):
+    processors: int
+    subgroup: int
+    memory: int  # KiB of a workgroup
+    features: tuple[str, ...]
+
+    @property
+    def caps(self) -> DeviceCaps:
+        units = (MatrixShape("f16", "f32", 16, 16, 16),) if "matrix" in self.features else ()
+        return replace(
+            LARGE_GPU,
+            processors=self.processors,
+            subgroup_min=self.subgroup,
+            subgroup_max=self.subgroup,
+            subgroup_size=self.subgroup,
+            max_workgroup_memory=self.memory << 10,
+            f16="f16" in self.features,
+            dot4="dot4" in self.features,
+            matrix_shapes=units,
+            implementation="dawn" if units else "wgpu",
+        )
+
+
+FEATURES = ((), ("f16",), ("dot4",), ("f16", "dot4"), ("f16", "matrix"), ("f16", "dot4", "matrix"))
+
+
+@cache
+def devices() -> list[Imagined]:
+    """Few, with every pair of two properties somewhere."""
+
+    def pairs(each: Imagined) -> set[Hashable]:
+        own = [(name, name in each.features) for name in ("f16", "dot4", "matrix")]
+        named: list[Hashable] = [("processors", each[0]), ("subgroup", each[1]), ("memory", each[2]), *own]
+        return set(itertools.combinations(named, 2))
+
+    every = [Imagined(*each) for each in itertools.product((8, 20, 64, 132), (8, 16, 32, 64), (16, 32, 48), FEATURES)]
+    missing, found = set().union(*map(pairs, every)), list[Imagined]()
+    while missing:
+        found.append(max(every, key=lambda each: len(pairs(each) & missing)))
+        missing -= pairs(found[-1])
+    return found
+
+
+PRODUCTS = sorted({size for shape in SYNTHETIC.values() for size in shape.matrices.values()})
+# Tiles of 64 columns that no kernel splits along K yet, of devices without integer products and matrix units.
+UNSPLIT = "tile_shared"
+LEAST_COLUMNS = 576  # fewer are routers of experts, whose smallest tiles are few
+
+
+def _most(dims: dict[str, Any]) -> int:
+    """Workgroups of the smallest tiles of matrix units, with K in at most 8 parts."""
+    return max(config.tiles(dims) * min(8, config.groups(dims)) for config in tiles_for(dims).configs)
+
+
+@pytest.mark.parametrize("imagined", devices(), ids=str)
+def test_products_fit_and_fill_a_device(imagined: Imagined) -> None:
+    """Within limits; and with one row or from 17 on, no more than half of the processors are idle, if tiles allow."""
+    caps = imagined.caps
+    for (k, n), tokens in itertools.product(PRODUCTS, (1, 17, 128)):
+        dims: dict[str, Any] = resolve("linear", {"tokens": tokens, "K": k, "N": n, "format": "q4_0"})
+        route = choose("linear", dims, caps, None, "fast")
+        launch_list = route.launch_list(dims, caps)
+        assert over_limits(launch_list, caps) is None
+        groups = max(dispatch.workgroups for dispatch in launch_list.dispatches)
+        if route.name != UNSPLIT and n > LEAST_COLUMNS:
+            wanted = imagined.processors if route.name != "matrix" else min(imagined.processors, _most(dims))
+            assert 2 * groups >= wanted, f"{route.name}: {tokens} rows of {k} × {n} in {groups} workgroups"
+
+
+def test_few_devices_have_every_pair() -> None:
+    assert 12 <= len(devices()) <= 24
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("NVIDIA H200", 132),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 66),
+        ("NVIDIA GeForce RTX 4070", 46),
+        ("AMD Radeon RX 7900 XTX (RADV NAVI31)", 96),
+        ("Intel(R) Arc(TM) A770 Graphics (DG2)", 32),
+        ("Apple M2 Max", 38),
+        ("Apple M2", 10),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 0),
+        ("NVIDIA L40", 0),
+        ("SwiftShader Device (LLVM 16.0.0)", 0),
+    ],
+)
+def test_processors_by_name(name: str, count: int) -> None:
+    assert processors_of(name) == count
+
+
+def test_counts_of_workgroups_follow_the_processors() -> None:
+    unknown = replace(LARGE_GPU, processors=0)
+    assert (processors(unknown), filling(256, unknown)) == (132, 256)
+    assert (processors(replace(unknown, processors=20)), filling(256, replace(unknown, processors=20))) == (20, 39)
