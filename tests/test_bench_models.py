@@ -188,11 +188,12 @@ class FakeSession:
         self.log.append("closed")
 
 
-def test_what_is_run_at_a_depth() -> None:
+def test_what_is_run_at_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every repetition begins at the depth, tokens are waited for with two under way, and the session is closed."""
     session = FakeSession()
     config = SimpleNamespace(vocabulary=100, context=1000)
-    runner: Any = SimpleNamespace(config=config, session=lambda: session)
+    runner: Any = SimpleNamespace(config=config)
+    monkeypatch.setattr("shaderlm.bench.speed.Session", lambda runner: session)
     results = list(run(runner, Trial(0, 4, 10), 2, warmup=False))
     assert [len(result.samples_ns) for result in results] == [1, 2]
     once = [("feed", 1, 10), ("wait", 10), ("wait", 13), ("wait", 14), ("wait", 14), ("wait", 14)]

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("tiny models")
 
 # Weight formats whose kernels are those of others with another table or scales.
 # Types on a device: planes of blocks, superblocks, tables of codes, and plain rows. test_kernels has all of them.
-ON_A_DEVICE = ("q4_k", "mxfp4")
+ON_A_DEVICE = ("q4_k",)  # test_oracles has a model of mxfp4
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 256, 70)]
 
 
@@ -202,8 +202,9 @@ def test_a_full_context_ends_the_answer(tmp_path: Path, device: Device) -> None:
             assert len(answer.ids) == 4  # 9 + 3 in the cache, and the token that the last of them makes
             full = model.generate(IDS[:12], max_tokens=50, ignore_eos=True)
             assert len(full.ids) == 1
-            penalised = model.generate(IDS[:9], max_tokens=50, ignore_eos=True, presence_penalty=0.5)
-            assert len(penalised.ids) == 4
+            if on == "cpu":  # a device would compile the kernels of penalties for it
+                penalised = model.generate(IDS[:9], max_tokens=50, ignore_eos=True, presence_penalty=0.5)
+                assert len(penalised.ids) == 4
             with pytest.raises(InputError, match="the prompt has 13 tokens, the context holds 12"):
                 model.generate(IDS[:13])
             with pytest.raises(InputError, match="the context holds 12"):
