@@ -95,11 +95,6 @@ class Chain:
             given |= set(part.gives.values())
         return tuple(found)
 
-    @property
-    def formula(self) -> str:
-        """The parts, as text."""
-        return "; ".join(f"{part.op}({part.wires})" for part in self.parts)
-
     def of(self, dims: Dims) -> Iterator[tuple[Part, Op | Chain, dict[str, Any]]]:
         """The parts that are there, what they are, and their dims."""
         for part in self.parts:

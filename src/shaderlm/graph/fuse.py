@@ -1,9 +1,9 @@
 """Fusions: nodes that become one. What can become one is said by the parts of chains.
 
-Three kinds of rules. Some *merge* products that read one tensor; only these change weights. Some *compose* a chain of
-its parts. Some *extend* a chain by a part that it may have: one that reads its result (an epilogue), or one whose
-result it reads (a prologue). A rule answers with a rewrite, with the reason why nodes are connected as it wants but
-cannot be fused, or with None where they are not.
+Three kinds of rules, and `linear_rounded`. Some *merge* products that read one tensor; only these change weights. Some
+*compose* a chain of its parts. Some *extend* a chain by a part that it may have: one that reads its result (an
+epilogue), or one whose result it reads (a prologue, `precede`). A rule answers with a rewrite, with the reason why
+nodes are connected as it wants but cannot be fused, or with None where they are not.
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ def _is_product(node: Node) -> bool:
 
 
 Answer = Rewrite | str | None
-
-
 Find = Callable[[GraphIndex, Node], Answer]
 
 
