@@ -137,11 +137,16 @@ class Chain:
     def part(self, operand: str, dims: Dims, position: int) -> float:
         """What is touched of an operand, by the part that touches most of it. Of "", which kernels keep, all."""
         touched, given = list[float](), set[str]()
-        for part, op, own in self.of(dims):
+        for part in self.parts:
+            if not part.when(dims):
+                continue
             # A wire that is given again is another one, unless it is a state, which parts change in place.
             reads = {} if operand in given and operand not in self.outputs else part.reads
             gives = part.gives if operand in self.outputs else {}
-            touched += [op.part(name, own, position) for name, wire in {**reads, **gives}.items() if wire == operand]
+            names = [name for name, wire in {**reads, **gives}.items() if wire == operand]
+            if names:
+                op, own = self.member(part), self.dims_of(part, dims)
+                touched += [op.part(name, own, position) for name in names]
             given |= set(part.gives.values())
         return max(touched, default=1.0)
 
