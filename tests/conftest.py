@@ -59,6 +59,8 @@ _ON_DAWN_WITH_ALL = {
     "test_one_run_of_every_route",
     "test_random_schedules",
 }
+# Parameters of tests that others run on Dawn as well: without timestamps, and with the kernels of a software adapter.
+_PARAMETERS_ON_DAWN_WITH_ALL = ("wall clock", "software")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,6 +110,7 @@ def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
         left_out = item.get_closest_marker("dawn") is not None and dawn.missing() is not None
     if implementation == "dawn" and config.getoption("--gpu-only") and not config.getoption("--all"):
         left_out |= item.path.stem in _KERNELS or getattr(item, "originalname", "") in _ON_DAWN_WITH_ALL
+        left_out |= any(f"[{name}" in item.name for name in _PARAMETERS_ON_DAWN_WITH_ALL)
     return not left_out and tiers.belongs(item, implementation)
 
 

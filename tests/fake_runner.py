@@ -133,16 +133,16 @@ class FakeRunner(Runner):
         for token, _, slot, _ in records.tolist():
             self.memory[slot] = int(self.last[token - LAST]) if token >= LAST else token
         self.last = self.last.copy()
-        states = []
-        for output in outputs:
+        states, likely = [], np.zeros((len(outputs), self.config.vocabulary), np.float32)
+        for row, output in enumerate(outputs):
             _, position, _, pages = records[output["row"]].tolist()
             ids = _Prefix(self, pages & ~RUN, position + 1)
-            self.last[output["slot"]] = self.token(ids)
+            self.last[output["slot"]] = token = self.token(ids)
+            likely[row, token] = 1
             states.append([float(len(ids)), float(ids[-1])])
         given = {part.gives for part in parts}
         hidden = (lambda: np.array(states, np.float32)) if "hidden" in given else None
-        zeros = np.zeros((len(outputs), self.config.vocabulary), np.float32)
-        logits = (lambda: zeros) if given & {"logits", "all logits"} else None
+        logits = (lambda: likely) if given & {"logits", "all logits"} else None
         return StepResult(FakeTokens(self, self.last) if "token" in given else None, logits, hidden)
 
     def decode(self, sequences: Sequence[KvSequence]) -> FakeTokens:

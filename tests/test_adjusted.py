@@ -19,12 +19,12 @@ from shaderlm.runtime.gpu_runner import GpuDecode, GpuRunner
 from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.runtime.runner import Runner, SequenceChunk
 from shaderlm.runtime.sampler_settings import SamplerSettings
-from shaderlm.runtime.session import Session
 
 from .compare import assert_close
 from .host_sampling import log_probabilities, sample
 from .policies import with_policy
 from .runners import runner_of
+from .session import Session, token_of
 from .test_batches import random_ids
 from .tiny_models import write_tiny_llama
 
@@ -116,7 +116,7 @@ def test_rows_with_different_adjustments_share_steps(runner: Runner) -> None:
             runner.set_history(sequence, ids)
     parts = [SequenceChunk(s, ids, "token", how) for s, ids, how in zip(sequences, prompts, hows, strict=True)]
     first = runner.step(parts)
-    tokens = [[first.token(sequence)] for sequence in sequences]
+    tokens = [[token_of(first, sequence)] for sequence in sequences]
     assert first.tokens is not None
     batch = runner.decode_batch(sequences, hows)
     steps = [batch.step() for _ in range(3)]
@@ -153,8 +153,8 @@ def test_a_mask_says_what_may_be_sampled(runner: Runner) -> None:
             SequenceChunk(b, [1, 2, 3], "token", SamplerSettings(mask=only)),
         ]
     )
-    assert step.token(a).wait() in {5, 40, vocabulary - 1}
-    assert step.token(b).wait() == 77
+    assert token_of(step, a).wait() in {5, 40, vocabulary - 1}
+    assert token_of(step, b).wait() == 77
     runner.free(a)
     runner.free(b)
 
@@ -171,14 +171,14 @@ def test_histories_belong_to_generations(runner: Runner) -> None:
         runner.step([SequenceChunk(parent, ids, "token", how)])
     assert parent.length == 0
     runner.set_history(parent, ids)
-    token = runner.step([SequenceChunk(parent, ids, "token", how)]).token(parent).wait()
+    token = token_of(runner.step([SequenceChunk(parent, ids, "token", how)]), parent).wait()
     assert token == first[0][0]
     child = runner.fork(parent)
     with pytest.raises(InputError, match="set_history"):
         runner.step([SequenceChunk(child, None, "token", how)])
     runner.set_history(child, [*ids, token])
     step = runner.step([SequenceChunk(child, [token], "token", how), SequenceChunk(parent, [token], "token", how)])
-    assert step.token(child).wait() == step.token(parent).wait() == first[1][0]
+    assert token_of(step, child).wait() == token_of(step, parent).wait() == first[1][0]
     runner.truncate(parent, 3)
     with pytest.raises(InputError, match="set_history"):
         runner.step([SequenceChunk(parent, [token], "token", how)])
@@ -219,14 +219,14 @@ def test_counts_grow_with_the_sequences(runner: Runner) -> None:
     sequences = [runner.add() for _ in range(19)]
     low, high = sequences[0], sequences[-1]
     runner.set_history(low, ids)
-    found = [runner.step([SequenceChunk(low, ids, "token", how)]).token(low).wait()]
+    found = [token_of(runner.step([SequenceChunk(low, ids, "token", how)]), low).wait()]
     batch = runner.decode_batch([low], [how])
     found.append(int(batch.step().wait()[low.slot]))
     runner.set_history(high, ids)
     found += [int(batch.step().wait()[low.slot]) for _ in range(2)]
     batch.close()
     assert found == expected
-    assert runner.step([SequenceChunk(high, ids, "token", how)]).token(high).wait() == expected[0]
+    assert token_of(runner.step([SequenceChunk(high, ids, "token", how)]), high).wait() == expected[0]
     for sequence in sequences:
         runner.free(sequence)
 
@@ -243,7 +243,7 @@ def test_recorded_ahead(
     made.set_history(sequence, ids)
     made.set_history(other, ids)
     step = made.step([SequenceChunk(sequence, ids, "token", how), SequenceChunk(other, ids, "token", how)])
-    found: list[Reported] = [(step.token(sequence).wait(), step.token(sequence).logprobs())]
+    found: list[Reported] = [(token_of(step, sequence).wait(), token_of(step, sequence).logprobs())]
     batch = made.decode_batch([sequence, other], [how, how])
     assert isinstance(batch, GpuDecode)
     steps = [batch.step()]
@@ -312,6 +312,6 @@ def test_final_hidden_states(runner: Runner, tmp_path_factory: pytest.TempPathFa
     for i in (0, 1):
         assert_close(step.hidden[i], expected[i], "model", f"row {i} of a step")
     assert_close(step.logits[3], logits[3], "model", "logits of the same step")
-    assert step.token(sequences[2]).wait() == int(logits[2].argmax())
+    assert token_of(step, sequences[2]).wait() == int(logits[2].argmax())
     for sequence in sequences:
         runner.free(sequence)

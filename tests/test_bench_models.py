@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -9,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,45 +159,42 @@ def test_statistics() -> None:
     assert Trial(512, 0, 0, text=True).name == "pp512 +text"
 
 
-class FakeSession:
-    """A session that writes down what it is asked to do."""
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[SequenceChunk]]:
+    """What NumPy runs, as it runs it; with the lengths that sequences had."""
+    steps: list[list[SequenceChunk]] = []
+    real = NumpyRunner.step
 
-    def __init__(self) -> None:
-        self.length, self.steps_ahead, self.log = 0, 2, list[Any]()
+    def spy(self: NumpyRunner, parts: Any) -> Any:
+        steps.append([part._replace(sequence=copy.copy(part.sequence)) for part in parts])
+        return real(self, parts)
 
-    def rewind(self, length: int) -> None:
-        self.length = length
-
-    def feed(self, ids: list[int]) -> None:
-        self.length += len(ids)
-        self.log.append(("feed", len(ids), self.length))
-
-    def sample(self, ids: list[int]) -> FakeSession:
-        self.feed(ids)
-        return self
-
-    def advance(self) -> FakeSession:
-        self.length += 1
-        return self
-
-    def wait(self) -> int:
-        self.log.append(("wait", self.length))
-        return 0
-
-    def close(self) -> None:
-        self.log.append("closed")
+    monkeypatch.setattr(NumpyRunner, "step", spy)
+    return steps
 
 
-def test_what_is_run_at_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every repetition begins at the depth, tokens are waited for with two under way, and the session is closed."""
-    session = FakeSession()
-    config = SimpleNamespace(vocabulary=100, context=1000)
-    runner: Any = SimpleNamespace(config=config)
-    monkeypatch.setattr("shaderlm.bench.speed.Session", lambda runner: session)
-    results = list(run(runner, Trial(0, 4, 10), 2, warmup=False))
+@pytest.mark.parametrize(
+    ("test", "runs"),
+    [
+        (Trial(8, 0, 0), [(0, 8)]),
+        (Trial(8, 0, 5), [(5, 8)]),
+        (Trial(6, 3, 5), [(5, 6), (11, 1), (12, 1), (13, 1)]),
+        (Trial(0, 3, 5), [(4, 1), (5, 1), (6, 1), (7, 1)]),
+        (Trial(0, 3, 0), [(0, 1), (1, 1), (2, 1), (3, 1)]),
+        (Trial(0, 3, 125), [(124, 1), (125, 1), (126, 1), (127, 1)]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Trial) else "",
+)
+def test_what_is_run_at_a_depth(
+    test: Trial, runs: list[tuple[int, int]], tiny: Path, steps: list[list[SequenceChunk]]
+) -> None:
+    """Every repetition begins at the depth. Without a prompt, a token to go on from is generated first."""
+    with load(tiny, device="cpu") as model:
+        results = list(run(model, test, 2, warmup=False))
+        assert model.engine.stats().pages_used == 0
     assert [len(result.samples_ns) for result in results] == [1, 2]
-    once = [("feed", 1, 10), ("wait", 10), ("wait", 13), ("wait", 14), ("wait", 14), ("wait", 14)]
-    assert session.log == [("feed", 10, 10), *once, *once, "closed"]
+    found = [(part.sequence.length, part.rows) for (part,) in steps]
+    assert found == ([(0, test.depth)] * (test.depth > 0) + runs) * 2
 
 
 # Several sequences ---------------------------------------------------------------------------------------
@@ -222,28 +219,22 @@ def test_the_table_has_a_column_for_parallel_sequences_where_they_are_asked_for(
 
 @pytest.mark.parametrize("depth", [0, 5, 70])
 def test_parallel_sequences_are_all_run_from_their_depth(
-    depth: int, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    depth: int, tiny: Path, steps: list[list[SequenceChunk]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three repetitions, of which the first warms up: each runs a token per sequence by itself, then four of all."""
-    steps: list[list[tuple[int, int, str]]] = []
-    real = NumpyRunner.step
-
-    def spy(self: NumpyRunner, parts: Any) -> Any:
-        steps.append([(part.sequence.length, part.rows, part.gives) for part in parts])
-        return real(self, parts)
-
-    monkeypatch.setattr(NumpyRunner, "step", spy)
+    """Three repetitions, of which the first warms up: in each, all sequences start in one step."""
     monkeypatch.setattr(NumpyRunner, "max_tokens", 64)
     with load(tiny, device="cpu") as model:
-        runner = model.runner
-        results = list(run(runner, Trial(0, 4, depth, parallel=3), 2))
-        assert runner.pool.free == runner.pool.pages, "every page was given back"
+        results = list(run(model, Trial(0, 4, depth, parallel=3), 2))
+        assert model.engine.stats().pages_used == 0
     assert [len(result.samples_ns) for result in results] == [0, 1, 2]
     assert results[-1].test.name == "tg4" + (f" @ d{depth}" if depth else "") + " × 3"
-    chunks = [[(0, min(64, max(1, depth)), "nothing")]] + [[(64, depth - 64, "nothing")]] * (depth > 64)
+    found = [[(part.sequence.length, part.rows, part.gives) for part in step] for step in steps]
     first = max(0, depth - 1)
-    once = [[(first, 1, "token")]] * 3 + [[(first + 1 + i, 1, "token")] * 3 for i in range(4)]
-    assert steps == chunks * 3 + once * 3
+    timed = [[(first + i, 1, "token")] * 3 for i in range(5)]
+    ends = [i for i, step in enumerate(found, 1) if step == timed[-1]]
+    assert [found[end - 5 : end] for end in ends] == [timed] * 3
+    cached = sum(part.rows for step in steps for part in step) - 3 * 15
+    assert cached == (3 * depth + 2 * 3 if depth else 0), "prefixes are computed once, but for their last tokens"
 
 
 # Text ----------------------------------------------------------------------------------------------------
@@ -264,29 +255,20 @@ def test_parallel_sequences_are_all_run_from_their_depth(
 )
 @pytest.mark.parametrize("bos", [False, True])
 def test_text_is_timed_over_as_many_steps(
-    test: Trial, runs: list[int], bos: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    test: Trial, runs: list[int], bos: bool, tmp_path: Path, steps: list[list[SequenceChunk]]
 ) -> None:
     """A repetition runs as many tokens as one without text, samples them, and begins with BOS where a prompt does."""
     path = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"tokenizer.ggml.add_bos_token": bos})
-    steps: list[SequenceChunk] = []
-    real = NumpyRunner.step
-
-    def spy(self: NumpyRunner, parts: Any) -> Any:
-        steps.extend(parts)
-        return real(self, parts)
-
-    monkeypatch.setattr(NumpyRunner, "step", spy)
     with load(path, device="cpu") as model:
-        (*_, result) = run(model.runner, test, 2, warmup=False, model=model)
+        (*_, result) = run(model, test, 2, warmup=False)
         starts = model.tokenizer.vocabulary.bos
     assert len(result.samples_ns) == 2
-    assert [part.rows for part in steps] == ([test.depth] * (test.depth > 0) + runs) * 2
-    sampled = [part for part in steps if part.gives == "token"]
-    assert len(sampled) == 2 * len(runs)
-    assert not any(part.settings.greedy for part in sampled)
-    first = steps[1 if test.depth else 0].ids
-    assert first is not None
-    assert bool(bos and test.prompt) == (first[0] == starts)
+    parts = [part for (part,) in steps]
+    assert [part.rows for part in parts] == ([test.depth] * (test.depth > 0) + runs) * 2
+    parts = parts[len(parts) // 2 + (test.depth > 0) :]  # of the second repetition
+    assert all(part.gives == "token" and not part.settings.greedy for part in parts)
+    assert parts[0].ids is not None
+    assert bool(bos and test.prompt) == (parts[0].ids[0] == starts)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 64, 500])

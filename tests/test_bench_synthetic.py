@@ -17,11 +17,11 @@ from shaderlm.errors import InputError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.models.shapes import MODELS, SYNTHETIC, ModelShape
-from shaderlm.runtime.session import Session
 from shaderlm.runtime.sizes import weights_of
 from shaderlm.runtime.weights import jobs
 
 from .command_line import shaderlm
+from .session import Session
 from .sweeps import with_all
 from .tiny_models import write_tiny_llama
 

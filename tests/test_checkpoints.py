@@ -23,12 +23,12 @@ from shaderlm.gpu import Device
 from shaderlm.graph.fuse import fuse
 from shaderlm.models.architecture import StepSpec
 from shaderlm.models.checkpoint import architecture_of, read_config
-from shaderlm.runtime.session import Session
 
 from .checkpoints import PROMPTS, kept, names, recorded, tensors_of, write_folder, write_gguf
 from .oracles import ARCHITECTURES as ORACLES
 from .oracles import WITH_FOLDER
 from .safetensors_files import write_safetensors
+from .session import Session
 
 CHECKPOINTS = {name: recorded(name) for name in names()}
 IN_FOLDERS = [name for name, entry in CHECKPOINTS.items() if entry["config"]["model_type"] in MODEL_TYPES]

@@ -28,9 +28,9 @@ from shaderlm.profile.measure import profile
 from shaderlm.runtime.gpu_runner import GpuDecode, GpuRunner
 from shaderlm.runtime.runner import FIRST_PAGES, SequenceChunk
 from shaderlm.runtime.sampler_settings import GREEDY, SamplerSettings
-from shaderlm.runtime.session import Session
 
 from .policies import with_policy
+from .session import Session, token_of
 from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny f32")
@@ -279,7 +279,7 @@ def test_everything_is_given_back(model: GpuRunner, device: Device, monkeypatch:
 
     monkeypatch.setattr(CommandBuffer, "__init__", seen)
     session = Session(model)
-    session.sample(PROMPT).discard()
+    session.sample(PROMPT)
     for _ in range(9):
         session.advance().wait()
     pending = [session.advance() for _ in range(2)]
@@ -414,7 +414,7 @@ def test_what_is_recorded_for_other_plans_is_kept_for_later(model: GpuRunner, mo
     monkeypatch.setattr("shaderlm.runtime.gpu_runner._KEPT_POOLS", 1)
     sequences = [model.add() for _ in range(3)]
     for each in sequences:
-        model.step([SequenceChunk(each, [5, 6])]).token(each).wait()
+        token_of(model.step([SequenceChunk(each, [5, 6])]), each).wait()
     batch = model.decode_batch(sequences[:1], [GREEDY])
     assert isinstance(batch, GpuDecode)
     pools = []
@@ -447,7 +447,7 @@ def test_other_sequences_keep_what_is_recorded_ahead(model: GpuRunner) -> None:
         session.close()
     a, b, c = sequences = [model.add() for _ in prompts]
     found = [
-        [model.step([SequenceChunk(each, ids)]).token(each).wait()]
+        [token_of(model.step([SequenceChunk(each, ids)]), each).wait()]
         for each, ids in zip(sequences, prompts, strict=True)
     ]
     batch = model.decode_batch([a, b], [GREEDY] * 2)

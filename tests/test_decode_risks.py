@@ -23,11 +23,11 @@ from shaderlm.gpu.command_pool import CommandBufferPool
 from shaderlm.graph import resolve
 from shaderlm.kernels import routes_of
 from shaderlm.runtime.sampler_settings import SamplerSettings
-from shaderlm.runtime.session import Session
 
 from .compare import assert_close
 from .index_guard import DECLARED, SHARED, closing, run_guarded, unchecked_device
 from .operands import MAKERS
+from .session import Session
 from .tiny_models import write_tiny_llama
 
 _KERNELS = Path(kernels.__file__).parent

@@ -22,9 +22,10 @@ from shaderlm.models.architecture import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.numpy_runner import one_blas_thread
 from shaderlm.runtime.runner import FIRST_PAGES, OutputKind, SequenceChunk
-from shaderlm.runtime.session import Session
 from shaderlm.runtime.sizes import max_tokens
 
+from .session import Session
+from .sweeps import with_all
 from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny f32")
@@ -172,13 +173,13 @@ def test_a_device_with_room_for_a_short_context(
         assert again.ids == full.ids
 
 
-def test_scales_of_odd_length(tmp_path: Path, device: Device) -> None:
+@pytest.mark.parametrize("kind", [with_all("q8_0"), "q4_0"])
+def test_scales_of_odd_length(kind: str, tmp_path: Path, device: Device) -> None:
     """267 rows × 3 blocks of f16 scales are no multiple of four bytes."""
-    for kind in ("q8_0", "q4_0"):
-        path = write_tiny_llama(tmp_path / f"{kind}.gguf", kind=kind, layers=1, hidden=96, tied=False)
-        with shaderlm.load(path, device="cpu") as oracle, load_with(path, device=device, cache="f32") as model:
-            expected = oracle.logits([1, 2, 3])
-            assert np.abs(model.logits([1, 2, 3]) - expected).max() < 1e-3
+    path = write_tiny_llama(tmp_path / "tiny.gguf", kind=kind, layers=1, hidden=96, tied=False)
+    with shaderlm.load(path, device="cpu") as oracle, load_with(path, device=device, cache="f32") as model:
+        expected = oracle.logits([1, 2, 3])
+        assert np.abs(model.logits([1, 2, 3]) - expected).max() < 1e-3
 
 
 def test_only_the_last_chunk_makes_logits(tiny: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

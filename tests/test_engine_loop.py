@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +17,6 @@ import pytest
 from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, SamplingParams
 from shaderlm.errors import ContextSizeError, DeviceError, InputError, QueueFullError, UnavailableError
 from shaderlm.graph.batch import PAGE
-from shaderlm.runtime.runner import StepResult
-from shaderlm.runtime.session import Session
 
 from .fake_runner import FakeRunner, FakeTokens, continued, hashed, model_of, tiny_tokenizer
 
@@ -181,49 +178,59 @@ def test_prefixes_that_all_clients_share_are_whole_pages() -> None:
     left_nothing(runner)
 
 
-def test_logits_hold_nobody_up() -> None:
-    """A stream goes on while somebody waits for the logits of a prompt of several steps."""
+def test_logits_share_steps_with_others() -> None:
+    """A stream goes on while the prompt of somebody who asks for logits is read."""
     model, runner = made()
     handle = model.engine.submit(request([5], 400))
-    waiting, go_on = threading.Event(), threading.Event()
-    run = runner._run
+    shared, run = list[list[tuple[str, int]]](), runner._run
 
-    def slow(records: Any, outputs: Any, keys: int, parts: Any) -> Any:
-        found = run(records, outputs, keys, parts)
-        if all(part.gives != "all logits" for part in parts):
-            return found
-        zeros = np.zeros((len(outputs), VOCABULARY), np.float32)
+    def watched(records: Any, outputs: Any, keys: int, parts: Any) -> Any:
+        shared.append([(part.gives, part.rows) for part in parts])
+        return run(records, outputs, keys, parts)
 
-        def wait() -> Any:
-            waiting.set()
-            assert go_on.wait(60)
-            return zeros
-
-        return StepResult(None, wait)
-
-    runner._run = slow  # type: ignore[method-assign]
-    found = list[Any]()
-    asking = threading.Thread(target=lambda: found.append(model.logits([1] * 100)))
-    asking.start()
-    assert waiting.wait(60)
-    assert ids_of(handle) == expected([5], 400), "it ends while the logits are awaited"
-    go_on.set()
-    asking.join()
-    assert found[0].shape == (100, VOCABULARY)
+    runner._run = watched  # type: ignore[method-assign]
+    ids = [i % VOCABULARY for i in range(3 * runner.max_outputs)]
+    logits = model.logits(ids)
+    assert logits.shape == (len(ids), VOCABULARY)
+    assert logits.argmax(1).tolist() == [expected(ids[: i + 1], 1)[0] for i in range(len(ids))]
+    assert ids_of(handle) == expected([5], 400)
+    together = [step for step in shared if any(gives == "all logits" for gives, _ in step)]
+    assert sum(rows for step in together for gives, rows in step if gives == "all logits") == len(ids)
+    assert all(("token", 1) in step for step in together)
+    assert all(sum(rows for _, rows in step) <= runner.max_outputs for step in together)
     model.close()
     left_nothing(runner)
 
 
-def test_a_request_waits_for_pages_that_logits_have() -> None:
-    """The pool has no room for both. Alone it has: so nothing is refused."""
+def test_logits_of_a_prompt_that_makes_way_for_others() -> None:
+    """The pool has no room for both: the younger one waits, and is computed again."""
     model, runner = made()
     model.engine.configure(EngineOptions(cache_tokens=4 * PAGE))
-    with model.engine.visit(), closing(Session(runner)) as session:
-        session.feed([1] * 64)
-        handle = model.engine.submit(request([5] * (4 * PAGE - 9), 3))
-        time.sleep(0.05)
-        assert handle.state == "waiting"
-    assert ids_of(handle) == expected([5] * (4 * PAGE - 9), 3)
+    handle = model.engine.submit(request([5] * (2 * PAGE), PAGE + 3))
+    ids = [i % VOCABULARY for i in range(2 * PAGE - 3)]
+    logits = model.logits(ids)
+    assert logits.argmax(1).tolist() == [expected(ids[: i + 1], 1)[0] for i in range(len(ids))]
+    assert ids_of(handle) == expected([5] * (2 * PAGE), PAGE + 3)
+    model.close()
+    left_nothing(runner)
+
+
+def test_requests_that_are_submitted_together_start_in_one_step() -> None:
+    model, runner = made()
+    steps, run = list[int](), runner._run
+
+    def watched(records: Any, outputs: Any, keys: int, parts: Any) -> Any:
+        steps.append(len(parts))
+        return run(records, outputs, keys, parts)
+
+    runner._run = watched  # type: ignore[method-assign]
+    handles = model.engine.submit_all([request([i], 5) for i in range(7)])
+    assert [ids_of(handle) for handle in handles] == [expected([i], 5) for i in range(7)]
+    assert steps[0] == 7
+    model.engine.configure(EngineOptions(parallel=2, queue=1))
+    with pytest.raises(QueueFullError):
+        model.engine.submit_all([request([i], 500) for i in range(4)])
+    wait_until(lambda: not model.engine.sequences())
     model.close()
     left_nothing(runner)
 
@@ -384,7 +391,7 @@ def test_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     model, runner = made()
     steps: list[FakeTokens] = []
     runner.awaited = steps.append  # type: ignore[method-assign, assignment]
-    monkeypatch.setattr("shaderlm.engine.loop.time", SimpleNamespace(monotonic=lambda: 1000 + 0.005 * len(steps)))
+    monkeypatch.setattr("shaderlm.engine.inbox.time", SimpleNamespace(monotonic=lambda: 1000 + 0.005 * len(steps)))
     handle = model.engine.submit(request([5], 800, timeout=0.5))
     ids = ids_of(handle)
     assert handle.finish_reason == "deadline"

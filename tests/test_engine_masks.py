@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shaderlm.engine import EngineOptions, Handle, LanguageModel, loop, masks
+from shaderlm.engine import EngineOptions, Handle, LanguageModel, mask_queue, masks
 from shaderlm.errors import UnavailableError
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.runner import FIRST_PAGES
@@ -51,7 +51,7 @@ class Slow(Allowed):
 @pytest.fixture(autouse=True)
 def other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute masks, however quick they are."""
-    monkeypatch.setattr(loop, "IN_PLACE_SECONDS", -1.0)
+    monkeypatch.setattr(mask_queue, "IN_PLACE_SECONDS", -1.0)
 
 
 @pytest.fixture(params=[False, True], ids=["", "deterministic"])
@@ -78,7 +78,7 @@ def blocked(model: LanguageModel, slow: Slow, tokens: int = 20, **options: Any) 
 
 def idle(model: LanguageModel) -> bool:
     """Does whoever steps wait for masks?"""
-    return model.engine._waits_for_masks
+    return model.engine._masks.is_waiting
 
 
 @pytest.mark.parametrize("at", [0, 3])
@@ -129,7 +129,7 @@ def test_a_request_can_be_cancelled_while_its_mask_is_computed(model: LanguageMo
 
 def test_a_deadline_while_a_mask_is_computed(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, times = Slow(at=0), [1000.0]
-    monkeypatch.setattr("shaderlm.engine.loop.time", SimpleNamespace(monotonic=lambda: times[-1]))
+    monkeypatch.setattr("shaderlm.engine.inbox.time", SimpleNamespace(monotonic=lambda: times[-1]))
     handle = blocked(model, slow, timeout=0.5)
     times.append(1001.0)
     assert ids_of(handle) == []
@@ -160,7 +160,7 @@ def test_a_constraint_that_closes_its_model(model: LanguageModel) -> None:
 
     with pytest.raises(UnavailableError, match="this model is closed"):
         list(model.engine.submit(request([6], constraint=Closes(7))))
-    wait_until(lambda: not model.engine._masks.has_threads)
+    wait_until(lambda: not model.engine._masks.threads.has_threads)
 
 
 @pytest.mark.parametrize("problem", [ZeroDivisionError("no mask"), SystemExit(1)])
@@ -220,7 +220,7 @@ class Undecided(Allowed):
 def test_a_mask_may_say_that_a_text_is_complete(
     model: LanguageModel, seconds: float, tokens: int, reason: str, pulled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "IN_PLACE_SECONDS", seconds)
+    monkeypatch.setattr(mask_queue, "IN_PLACE_SECONDS", seconds)
     start = model.engine.submit_lazy if pulled else model.engine.submit
     handle = start(request([6], tokens, constraint=Undecided(7)))
     assert ids_of(handle) == expected([6], min(tokens, 7))
@@ -249,7 +249,7 @@ def test_one_caller_needs_no_thread_for_masks(model: LanguageModel) -> None:
 def test_masks_that_are_known_to_be_quick_are_computed_in_place(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "IN_PLACE_SECONDS", math.inf)
+    monkeypatch.setattr(mask_queue, "IN_PLACE_SECONDS", math.inf)
     threads: list[str] = []
 
     class Noted(Allowed):
@@ -280,15 +280,15 @@ def test_a_thread_for_masks_that_cannot_be_started(model: LanguageModel, monkeyp
 
 def during_wait(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
     """Do this when whoever steps is about to wait for a mask, in its thread, as a signal handler would."""
-    wait = model.engine._masks.wait
+    wait = model.engine._masks.threads.wait
 
     def interrupted(seconds: float | None) -> Any:
-        monkeypatch.setattr(model.engine._masks, "wait", wait)
+        monkeypatch.setattr(model.engine._masks.threads, "wait", wait)
         work()
         return wait(seconds)
 
-    monkeypatch.setattr(model.engine._masks, "wait", interrupted)
-    monkeypatch.setattr(model.engine, "_masks_in_place", lambda handle: False)
+    monkeypatch.setattr(model.engine._masks.threads, "wait", interrupted)
+    monkeypatch.setattr(model.engine._masks, "in_place", lambda handle, active: False)
 
 
 def test_a_request_that_comes_while_a_turn_begins_to_wait_for_masks(
@@ -306,7 +306,7 @@ def test_a_request_that_comes_while_a_turn_begins_to_wait_for_masks(
         fill(ahead)
 
     monkeypatch.setattr(model.engine, "_fill", filled)
-    model.engine._masks.wake()  # a turn begins
+    model.engine._masks.threads.wake()  # a turn begins
     wait_until(lambda: bool(came) and came[0].finish_reason is not None)
     assert ids_of(came[0]) == expected([7], 5)
     slow.go_on.set()
@@ -332,7 +332,7 @@ def test_masks_that_nobody_wants_any_more_are_not_computed(end: str) -> None:
             handle.cancel()
         wait_until(lambda: not model.engine.stats().running)
         going_on.start()
-        wait_until(lambda: not model.engine._masks.has_threads)
+        wait_until(lambda: not model.engine._masks.threads.has_threads)
         model.close()
     going_on.join()
     assert sum(each.asked.is_set() for each in slow) == masks._MAX_THREADS
@@ -372,7 +372,7 @@ def test_ctrl_c_while_masks_are_awaited(model: LanguageModel, monkeypatch: pytes
 @pytest.mark.parametrize("seed", [1, 2])
 def test_many_constrained_requests_in_a_small_pool(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some masks are quick and some are not, some requests leave, and the pool is too small for all of them."""
-    monkeypatch.setattr(loop, "IN_PLACE_SECONDS", 100e-6)
+    monkeypatch.setattr(mask_queue, "IN_PLACE_SECONDS", 100e-6)
     model, runner = made()
     runner.deterministic, runner.max_outputs = seed == 2, 32
     model.engine.configure(EngineOptions(cache_tokens=12 * PAGE))

@@ -81,7 +81,7 @@ def test_wrong_prompts_are_named(model: LanguageModel) -> None:
             model.generate(prompt)
     with pytest.raises(InputError, match="a token id must lie in 0 … 266, got 267"):
         model.generate([1, 267])
-    with pytest.raises(InputError, match="expected at least one token"):
+    with pytest.raises(InputError, match="the prompt is empty; give at least one token"):
         model.logits([])
     with pytest.raises(InputError, match="role"):
         model.chat([{"role": "owner", "content": "x"}])

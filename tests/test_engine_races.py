@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, loop
+from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, driver
 from shaderlm.engine.scheduler import SequenceState
 from shaderlm.errors import DeviceError, InputError, UnavailableError
 from shaderlm.graph.batch import PAGE
@@ -91,7 +91,7 @@ def test_a_request_that_ends_before_the_engine_saw_it(how: str) -> None:
 
     running = model.engine.submit(request([5], 30))
     wait_until(lambda: len(runner.steps) == 2)
-    model.engine._cancels = Watched(model, submit)
+    model.engine._inbox.cancels = Watched(model, submit)
     go_on.set()
     if how == "closed":
         for handle in (running, found):
@@ -133,7 +133,7 @@ def test_a_request_that_another_thread_is_about_to_submit(how: str) -> None:
     model, _ = made()
     engine, handle = model.engine, model.engine.submit_lazy(request([5], 9))
     starting = threading.Thread(target=engine.start, args=(handle,), daemon=True)
-    with engine._lock:
+    with engine._inbox.lock:
         starting.start()
         time.sleep(0.05)  # now it waits for the lock
         if how == "cancelled":
@@ -418,12 +418,12 @@ def test_a_child_process_does_not_wait_for_threads_of_its_parent() -> None:
     model, runner = made()
     go_on = held(runner)
     handle = model.engine.submit(request([5], 9))
-    assert model.engine in loop._engines
+    assert model.engine in driver._engines
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of processes that have threads
         child = os.fork()
     if child == 0:
-        os._exit(len(loop._engines))
+        os._exit(len(driver._engines))
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     go_on.set()

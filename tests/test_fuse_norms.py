@@ -22,7 +22,8 @@ from shaderlm.graph.reference import rope_table
 from shaderlm.models.architecture import StepSpec
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.gpu_runner import GpuRunner
-from shaderlm.runtime.session import Session
+
+from .session import Session
 
 LAYERS, D = 2, 16
 SIZES: dict[str, Any] = {"layers": LAYERS, "hidden": 64, "Hq": 4, "Hkv": 2, "D": D, "ffn": 96, "vocab": 40}

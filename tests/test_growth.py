@@ -18,12 +18,12 @@ from shaderlm.models.architecture import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.runtime.runner import FIRST_PAGES, Runner, SequenceChunk
-from shaderlm.runtime.session import Session
 
 from .compare import assert_close
 from .conftest import taken_for
 from .policies import with_policy
 from .runners import runner_of
+from .session import Session, token_of
 from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny f32")
@@ -212,7 +212,7 @@ def test_a_pool_that_fills_a_binding_is_not_grown(device: Device, tiny: Path) ->
         runner.step([SequenceChunk(other, [1])])
     assert (other.length, runner.pool.free) == (2 * PAGE, 0)
     runner.free(one)
-    assert runner.step([SequenceChunk(other, [1])]).token(other).wait() >= 0
+    assert token_of(runner.step([SequenceChunk(other, [1])]), other).wait() >= 0
     runner.close()
 
 
@@ -302,7 +302,7 @@ def test_nothing_is_prepared_for_sequences_that_end_before(
     sequence.expected = single_pass_keys(16) + more
     for first in range(0, SOON - 1, runner.max_tokens):
         runner.step([SequenceChunk(sequence, [7] * min(runner.max_tokens, SOON - 1 - first), "nothing")])
-    runner.step([SequenceChunk(sequence, [7])]).token(sequence).wait()
+    token_of(runner.step([SequenceChunk(sequence, [7])]), sequence).wait()
     batch = runner.decode_batch([sequence], [SequenceChunk(sequence, None).settings])
     batch.step().wait()
     batch.close()

@@ -24,11 +24,11 @@ from shaderlm.kernels.linear import int16
 from shaderlm.models.architecture import StepSpec
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.gpu_runner import GpuRunner
-from shaderlm.runtime.session import Session
 
 from .cases import CASES, INT16, Case, make, result, tolerance
 from .compare import assert_close
 from .operands import MAKERS
+from .session import Session
 from .sweeps import every_second
 from .tiny_models import write_tiny_llama
 from .weights import make_weight, whole_k

@@ -16,11 +16,11 @@ from shaderlm.gpu import Device
 from shaderlm.graph.batch import PAGE
 from shaderlm.models.checkpoint import architecture_of
 from shaderlm.runtime.gpu_runner import GpuRunner
-from shaderlm.runtime.session import Session
 
 from .command_line import shaderlm
 from .conftest import taken_for
 from .runners import config_of, runner_of
+from .session import Session
 from .tiny_models import write_tiny_llama
 
 CONTEXT = 768

@@ -17,16 +17,14 @@ from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
 from shaderlm.runtime.runner import SequenceChunk, StepResult
-from shaderlm.runtime.session import Session
 
-from .sweeps import by_default
+from .session import Session
 from .tiny_models import KINDS, write_tiny_llama
 
 pytestmark = pytest.mark.xdist_group("tiny models")
 
 # Weight formats whose kernels are those of others with another table or scales.
 # Types on a device: planes of blocks, superblocks, tables of codes, and plain rows. test_kernels has all of them.
-ON_A_DEVICE = ("q4_k",)  # test_oracles has a model of mxfp4
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 256, 70)]
 
 
@@ -95,7 +93,8 @@ def test_every_tensor_type_is_like_its_dequantised_twin(kind: str, twins: tuple[
         assert_logits(model.logits(IDS[:9]), expected, 1e-5, f"{kind} in the interpreter")
 
 
-@pytest.mark.parametrize("kind", by_default(KINDS, ON_A_DEVICE.__contains__))
+@pytest.mark.long  # test_kernels has every format, test_oracles a model of mxfp4
+@pytest.mark.parametrize("kind", KINDS)
 def test_tensor_types_on_a_device(kind: str, twins: tuple[Path, Any], device: Device) -> None:
     source, expected = twins
     with load_with(source, device=device, cache="f32", precision="exact") as model:

@@ -16,9 +16,9 @@ from shaderlm.engine import LanguageModel, Request
 from shaderlm.engine.loading import load_with
 from shaderlm.gpu import Device, Step
 from shaderlm.gpu.pipelines import key_of
-from shaderlm.runtime.session import Session
 
 from .runners import runner_of
+from .session import Session
 from .tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.smoke

@@ -16,19 +16,15 @@ from shaderlm.graph.fuse import FUSIONS
 from shaderlm.models.architecture import StepSpec
 from shaderlm.runtime.pages import KvSequence
 from shaderlm.runtime.runner import F32, Runner, SequenceChunk
-from shaderlm.runtime.session import Session
 
 from . import checkpoints
 from .oracles import ARCHITECTURES, NAMES, Case, Oracle, assert_logits
+from .session import Session
 from .sweeps import by_default
 
 pytestmark = pytest.mark.xdist_group("test_oracles")
 Oracles = dict[str, Oracle]
 
-# By default, on a device: windows, sinks and experts; tensors of several matrices. Kernels of a GPU take a software
-# adapter long to compile: test_batches has such steps of a smaller model, and test_oracles these checkpoints.
-ON_A_DEVICE = ("phi3",)
-BY_A_GPU = ()
 # Every fusion applies to one of these; test_checkpoints has every checkpoint without fusions.
 FUSED = ("gemma3", "gpt-oss-mxfp4", "qwen3moe", "smollm3", "starcoder2")
 # Checkpoints of architectures that no oracle has.
@@ -67,9 +63,10 @@ def load(oracle: Oracle, device: Device | None, **options: Any) -> LanguageModel
 
 
 def places() -> Iterator[Any]:
+    """A software adapter takes long to compile these: test_batches has such steps of a smaller model."""
     for name in NAMES:
-        for where, default in ((None, NAMES), ("device", ON_A_DEVICE), ("gpu", BY_A_GPU)):
-            marks = () if name in default else pytest.mark.long
+        for where in (None, "device", "gpu"):
+            marks = () if where is None else pytest.mark.long
             yield pytest.param((name, where), id=f"{name}-{where or 'numpy'}", marks=marks)
 
 

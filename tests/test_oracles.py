@@ -15,10 +15,10 @@ from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.runtime.runner import Runner
 from shaderlm.runtime.sampler_settings import GREEDY
-from shaderlm.runtime.session import Session
 
 from .gguf_files import quantised
 from .oracles import ARCHITECTURES, NAMES, SOURCES, WITH_FOLDER, Case, Oracle, assert_logits
+from .session import Session
 
 every_source = pytest.mark.parametrize(
     ("name", "source"), SOURCES, ids=[f"{name} {source}" for name, source in SOURCES]

@@ -26,9 +26,9 @@ from shaderlm.gpu import Device
 from shaderlm.gpu.swiftshader import offered_to_vulkan
 from shaderlm.models.architecture import StepSpec
 from shaderlm.models.checkpoint import architecture_of
-from shaderlm.runtime.session import Session
 
 from .runners import FileSource, config_of, runner_of
+from .session import Session
 from .sweeps import by_default
 from .tiny_models import write_tiny_llama, write_tiny_qwen3
 

@@ -24,10 +24,10 @@ from shaderlm.models.architecture import Config, StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.runner import FIRST_PAGES, SequenceChunk
 from shaderlm.runtime.sampler_settings import SamplerSettings
-from shaderlm.runtime.session import Session
 
 from .architectures import LLAMA_1B, QWEN3, SMOLLM2, model
 from .runners import runner_of
+from .session import Session
 from .tiny_models import write_tiny_llama
 
 CONTEXT = 700

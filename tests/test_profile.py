@@ -28,9 +28,10 @@ from shaderlm.models.architecture import StepSpec
 from shaderlm.profile.files import trace
 from shaderlm.profile.measure import Event, Phase, profile
 from shaderlm.runtime.gpu_runner import GpuRunner
-from shaderlm.runtime.session import Session
+from shaderlm.runtime.pages import KvSequence
 
 from .gpu_programs import adding, program
+from .session import Session
 from .sweeps import with_all
 from .tiny_models import write_tiny_llama
 
@@ -180,13 +181,13 @@ def test_busy_and_idle_are_the_wall_time(taken: Taken) -> None:
 @pytest.mark.parametrize("taken", [IN_PASS, with_all(BY_PASS)], indirect=True)
 def test_waiting_for_the_host_is_idle_before_the_first_step_too(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that takes 20 ms before each of three prompts leaves the GPU idle for 60, not for 40 and a guess."""
-    real = Session.rewind
+    real = GpuRunner.truncate
 
-    def late(self: Session, length: int) -> None:
+    def late(self: GpuRunner, sequence: KvSequence, length: int) -> None:
         time.sleep(0.02)
-        real(self, length)
+        real(self, sequence, length)
 
-    monkeypatch.setattr(Session, "rewind", late)
+    monkeypatch.setattr(GpuRunner, "truncate", late)
     tries = (abs(identity(measured(taken.model, 2, 0)[0][0]) - 1) for _ in range(3))
     assert any(off < 0.1 for off in tries)
 

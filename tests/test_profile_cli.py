@@ -18,7 +18,7 @@ from shaderlm.compile.roofline import Roofline
 from shaderlm.gpu import Device
 from shaderlm.gpu.tracer import WALL, Tracer
 from shaderlm.profile.files import Profile, read
-from shaderlm.runtime.session import Session
+from shaderlm.runtime.gpu_runner import GpuDecode, GpuRunner
 
 from .command_line import Done, shaderlm
 from .policies import with_policy
@@ -254,7 +254,7 @@ def test_ctrl_c_while_tokens_are_written(
     # Before the first step of a run there is one that is not timed. A GPU would warm up for a second.
     monkeypatch.setattr(device, "caps", with_policy(device.caps, warm_up_seconds=0.0))
     at = ["warming up", "wall time", "GPU time", "dispatches"].index(run) * (STEPS + 1) + 4
-    monkeypatch.setattr(Session, "advance", interrupting(Session.advance, at))
+    monkeypatch.setattr(GpuDecode, "step", interrupting(GpuDecode.step, at))
     done, found = interrupted(tiny, device, tmp_path)
     assert found is not None
     assert "interrupted; what was measured is above" in done.err
@@ -274,7 +274,7 @@ def test_ctrl_c_while_tokens_are_written(
 def test_ctrl_c_before_anything_was_measured(
     tiny: Path, device: Device, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Session, "sample", interrupting(Session.sample, 1))
+    monkeypatch.setattr(GpuRunner, "feed", interrupting(GpuRunner.feed, 1))
     done, found = interrupted(tiny, device, tmp_path)
     assert found is None
     assert "by kernel" not in done.out

@@ -11,7 +11,8 @@ from shaderlm.engine.loading import load_with
 from shaderlm.gpu import Device
 from shaderlm.models.architecture import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
-from shaderlm.runtime.session import Session
+
+from .session import Session
 
 # A route that is further off is never a default. Mean divergence in nats; how often the likeliest token is the same.
 MAX_DIVERGENCE, MIN_SAME = 1e-4, 0.995

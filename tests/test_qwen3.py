@@ -26,13 +26,13 @@ from shaderlm.graph.reference import rope_table
 from shaderlm.models.architecture import Rope, StepSpec, architecture
 from shaderlm.models.shapes import SYNTHETIC, ModelShape
 from shaderlm.runtime.gpu_runner import GpuRunner
-from shaderlm.runtime.session import Session
 from shaderlm.text import ChatTemplate, Tokenizer, Vocabulary
 
 from . import test_kernels as kernels
 from .architectures import TINY, model
 from .cases import CASES, Case
 from .qwen3_forward import F64, forward
+from .session import Session
 from .sweeps import by_default
 from .test_models import assert_logits
 from .tiers import runs_all

@@ -311,18 +311,33 @@ def test_cached_pages_do_not_take_all_memory() -> None:
     assert KEPT_PAGES < beside.runner.pool.pages <= 2 * 16 * 6
 
 
-def test_a_request_waits_for_the_pages_of_a_visitor() -> None:
-    """Somebody steps a sequence beside the scheduler: a request that finds no pages is not refused for that."""
-    driver = Driver(SchedulerLimits(64, 4, 64), 2, 4)
-    visitor = driver.runner.add()
-    driver.scheduler.visitors += 1
-    driver.runner.step([SequenceChunk(visitor, [1] * 64, "nothing")])
-    state = SequenceState(0, [1] * (4 * PAGE - 1), 4 * PAGE - 1, 1)
-    driver.scheduler.add(state)
-    assert driver.scheduler.schedule() is None
-    driver.runner.free(visitor)
-    driver.scheduler.visitors -= 1
-    assert driver.scheduler.schedule() is not None
+@pytest.mark.parametrize("fixed_chunk", [0, 32])
+def test_rows_that_give_something_are_counted(fixed_chunk: int) -> None:
+    """Every row of some prompts does. Beside the others there are as many as a step has outputs for."""
+    driver = Driver(SchedulerLimits(64, 8, 64, fixed_chunk, max_outputs=8), 1, 100)
+    states = [SequenceState(i, [1] * 50, 50, 6, cached=False, all_outputs=i % 2 == 0) for i in range(6)]
+    for state in states:
+        driver.scheduler.add(state)
+    given = dict.fromkeys(states, 0)
+    while any(count < 50 for state, count in given.items() if state.all_outputs):
+        batch = driver.scheduler.schedule()
+        assert batch is not None
+        outputs = 0
+        for rows in batch.rows:
+            count = len(rows.ids or (0,)) if rows.state.all_outputs else int(rows.samples)
+            given[rows.state] += count
+            outputs += count
+            assert rows.state.sequence is not None
+            driver.runner.step([SequenceChunk(rows.state.sequence, rows.ids, "token" if rows.samples else "nothing")])
+        assert outputs <= 8
+        driver.scheduler.submitted(batch)
+        for rows in batch.rows:
+            if rows.samples:
+                rows.state.in_flight -= 1
+                rows.state.tokens.append(1)
+                if rows.state.all_outputs:
+                    driver.scheduler.finish(rows.state)
+    assert all(count == 50 for state, count in given.items() if state.all_outputs)
 
 
 def test_a_request_that_can_never_fit_is_refused() -> None:

@@ -19,7 +19,8 @@ import pytest
 import shaderlm
 from shaderlm.engine import EngineOptions, LanguageModel
 from shaderlm.engine.loading import load_with
-from shaderlm.engine.loop import Engine
+from shaderlm.engine.scheduler import Batch
+from shaderlm.engine.step_core import StepCore
 from shaderlm.gpu.command_pool import WORKERS
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.gpu_runner import _KEPT_POOLS
@@ -51,13 +52,14 @@ def oracle(tiny: Path) -> Iterator[LanguageModel]:
 @pytest.fixture
 def rows_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
-    count = Engine._count_step
+    submit = StepCore.submit
 
-    def counted(engine: Engine, rows: int) -> None:
-        found.append(rows)
-        count(engine, rows)
+    def counted(core: StepCore, batch: Batch) -> None:
+        before = core.rows
+        submit(core, batch)
+        found.append(core.rows - before)
 
-    monkeypatch.setattr(Engine, "_count_step", counted)
+    monkeypatch.setattr(StepCore, "submit", counted)
     return found
 
 

@@ -20,7 +20,8 @@ import shaderlm
 from shaderlm.engine import LanguageModel
 from shaderlm.formats.find import find
 from shaderlm.gpu import Device
-from shaderlm.runtime.session import Session
+
+from .session import Session
 
 RECORDED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "smollm2-135m-q4_1-greedy.json").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import shaderlm
-from shaderlm.engine import Completion, Constraint, EngineOptions, LanguageModel, constraints, load, loop
+from shaderlm.engine import Completion, Constraint, EngineOptions, LanguageModel, constraints, load, mask_queue
 from shaderlm.engine.constraints import Grammar, GrammarCompiler, GrammarLimits
 from shaderlm.engine.structured import Structure, structure_of
 from shaderlm.errors import InputError
@@ -540,7 +540,7 @@ def test_grammars_are_kept(model: LanguageModel) -> None:
 def test_a_request_can_be_submitted_twice_and_others_do_not_notice(
     model: LanguageModel, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "IN_PLACE_SECONDS", seconds)
+    monkeypatch.setattr(mask_queue, "IN_PLACE_SECONDS", seconds)
     model.engine.configure(EngineOptions(parallel=4))
     free = model.generate("the owl", max_tokens=40)
     request = model.request("x", json_schema=PERSON, temperature=1.0, max_tokens=600)

@@ -29,7 +29,6 @@ from shaderlm.gpu.program import Program, Slot, Step
 from shaderlm.graph.sampling import OUTPUT
 from shaderlm.kernels.wgsl import workgroup_memory
 from shaderlm.runtime.sampler_settings import SamplerSettings
-from shaderlm.runtime.session import Session
 from shaderlm.runtime.weights import pieces
 from shaderlm.text import Tokenizer, Vocabulary
 from shaderlm.web import export as exporting
@@ -47,6 +46,7 @@ from .command_line import shaderlm
 from .front_ends import read_shader
 from .gguf_files import quantised
 from .runners import runner_of
+from .session import Session
 from .tiny_models import tiny_metadata, write_tiny_llama
 from .web_runner import WebRunner, chosen, weight_stream
 

@@ -1,22 +1,18 @@
-"""How fast a model reads prompts and writes tokens: llama-bench's tests, on our runners.
+"""How fast a model reads prompts and writes tokens: llama-bench's tests, on the engine that users run.
 
-A test is pp (prompt tokens), tg (generated tokens) or both, after `depth` tokens that are already in the cache and do
-not count. Tokens are random; sampling and text are left out, except that the next token is chosen on the device
-(argmax), because it stays there. A test with text is what a user waits for: the prompt is a text that is tokenised,
-tokens are sampled and become text again, by the model's own engine. A tg test may run several sequences at once; its
-tokens per second are those of all of them.
+A test is pp (prompt tokens), tg (generated tokens) or both, after `depth` tokens that are in the prefix cache and do
+not count. Tokens are random; the next token is the most likely one, and no text is made of it. A test with text is what
+a user waits for: the prompt is a text that is tokenised, tokens are sampled and become text again. A tg test may run
+several sequences at once; its tokens per second are those of all of them.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import numpy as np
 
@@ -24,10 +20,8 @@ from ..engine.language_model import LanguageModel
 from ..engine.request import Request
 from ..engine.sampling import SamplingParams
 from ..errors import InputError
-from ..runtime.runner import MAX_OUTPUTS, Runner, Token
-from ..runtime.session import Session
+from ..runtime.runner import MAX_OUTPUTS, Runner
 from ..text import Tokenizer
-from .parallel import decode_parallel
 
 SAMPLING = SamplingParams(temperature=0.8, top_p=0.95, seed=1)  # of tests with text
 _FASTER = 0.97  # of the best time before: clocks are still rising
@@ -102,48 +96,22 @@ def check(context: int, tests: Sequence[Trial]) -> None:
             raise InputError(f"{test.name}: a step samples for at most {MAX_OUTPUTS} sequences at once")
 
 
-def run(
-    runner: Runner, test: Trial, repetitions: int, warmup: bool = True, model: LanguageModel | None = None
-) -> Iterator[Result]:
-    """The result so far: without samples when the warm-up is over, then after each repetition.
-
-    One session serves them all; its cache is rewound between them. `model` is whose runner it is: tests with text need
-    its tokenizer.
-    """
-    if test.parallel > 1:
-        yield from _run_parallel(runner, test, repetitions, warmup)
-        return
-    session = Session(runner)
+def run(model: LanguageModel, test: Trial, repetitions: int, warmup: bool = True) -> Iterator[Result]:
+    """The result so far: without samples when the warm-up is over, then after each repetition."""
     generator = np.random.default_rng(1)
-    try:
-        filled = _random(generator, runner, test.depth)
-        once = partial(_once, session, runner, test, generator)
-        if test.text:
-            assert model is not None, "text needs a tokenizer"
-            once = partial(_once_with_text, model, test, generator, filled)
-        elif filled:
-            session.feed(filled)
-        if warmup:  # compiles what is not compiled, grows the cache, lets the GPU's clocks rise
-            _warm_up(runner, once)
-            yield Result(test, ())
-        samples: list[int] = []
-        for _ in range(repetitions):
-            samples.append(once())
-            yield Result(test, tuple(samples))
-    finally:
-        session.close()
-
-
-def _run_parallel(runner: Runner, test: Trial, repetitions: int, warmup: bool) -> Iterator[Result]:
-    assert (test.prompt, test.text) == (0, False), "only tg tests run several sequences"
-    with closing(decode_parallel(runner, test.parallel, test.generated, test.depth)) as times:
-        if warmup:
-            _warm_up(runner, partial(next, times))
-            yield Result(test, ())
-        samples: list[int] = []
-        for ns in islice(times, repetitions):
-            samples.append(ns)
-            yield Result(test, tuple(samples))
+    prefixes = [_random(generator, model, test.depth) for _ in range(test.parallel)]
+    if test.parallel > 1:
+        assert (test.prompt, test.text) == (0, False), "only tg tests run several sequences"
+        once = partial(_once_parallel, model, test, generator, prefixes)
+    else:
+        once = partial(_once_with_text if test.text else _once, model, test, generator, prefixes[0])
+    if warmup:  # compiles what is not compiled, grows the cache, lets the GPU's clocks rise
+        _warm_up(model.runner, once)
+        yield Result(test, ())
+    samples: list[int] = []
+    for _ in range(repetitions):
+        samples.append(once())
+        yield Result(test, tuple(samples))
 
 
 def _warm_up(runner: Runner, once: Callable[[], int]) -> None:
@@ -161,50 +129,75 @@ def _warm_up(runner: Runner, once: Callable[[], int]) -> None:
             best, end = taken, now + runner.warm_up_seconds
 
 
-def _random(generator: np.random.Generator, runner: Runner, count: int) -> list[int]:
-    found: list[int] = generator.integers(0, runner.config.vocabulary, count).tolist()
-    return found
+def _random(generator: np.random.Generator, model: LanguageModel, count: int) -> list[int]:
+    ids: list[int] = generator.integers(0, model.config.vocabulary, count).tolist()
+    return ids
 
 
-def _once(session: Session, runner: Runner, test: Trial, generator: np.random.Generator) -> int:
-    session.rewind(test.depth)
-    first = _random(generator, runner, max(1, test.prompt))
-    if not test.prompt:
-        # A token to go on from. It is not timed, and one position of the cache is given back for it.
-        session.rewind(max(0, test.depth - 1))
-        session.sample(first).wait()
+def _cache(model: LanguageModel, *prefixes: list[int]) -> None:
+    """Leave prefixes in the prefix cache: again before each repetition, which may have taken pages of them."""
+    requests = [Request(prefix, max_tokens=1, output="tokens") for prefix in prefixes if prefix]
+    alone = len(requests) == 1
+    for handle in map(model.engine.submit_lazy, requests) if alone else model.engine.submit_all(requests):
+        handle.result()
+
+
+def _request(prompt: list[int], generated: int) -> Request:
+    """Greedy. The prompt is followed by one choice and a step per generated token."""
+    return Request(prompt, max_tokens=generated + 1, keep_cache=False, output="tokens")
+
+
+def _once(model: LanguageModel, test: Trial, generator: np.random.Generator, prefix: list[int]) -> int:
+    """Nanoseconds of a repetition. Without a prompt, from the token to go on from: the first that is generated."""
+    _cache(model, prefix)
+    prompt = [*prefix, *_random(generator, model, test.prompt or (0 if prefix else 1))]
+    handle = model.engine.submit_lazy(_request(prompt, test.generated))
     start = time.perf_counter_ns()
-    pending = deque[Token]([session.sample(first)] if test.prompt else [])
-    for _ in range(test.generated):
-        pending.append(session.advance())
-        if len(pending) > session.steps_ahead:
-            pending.popleft().wait()
-    while pending:
-        pending.popleft().wait()
+    if not test.prompt:
+        next(handle)
+        start = time.perf_counter_ns()
+    for _ in handle:
+        pass
     return time.perf_counter_ns() - start
 
 
-def _once_with_text(model: LanguageModel, test: Trial, generator: np.random.Generator, filled: list[int]) -> int:
+def _once_parallel(
+    model: LanguageModel, test: Trial, generator: np.random.Generator, prefixes: Sequence[list[int]]
+) -> int:
+    """Nanoseconds from the first token of the first sequence to the last one of all: they start in one step."""
+    _cache(model, *prefixes)
+    prompts = [prefix or _random(generator, model, 1) for prefix in prefixes]
+    handles = model.engine.submit_all([_request(prompt, test.generated) for prompt in prompts])
+    try:
+        for handle in handles:
+            handle.wait_for_end()
+            handle.result()  # raises what went wrong
+    finally:
+        for handle in handles:
+            handle.cancel()
+    seconds = max(handle.last for handle in handles) - min(handle.first for handle in handles)
+    return round(seconds * 1e9)
+
+
+def _once_with_text(model: LanguageModel, test: Trial, generator: np.random.Generator, prefix: list[int]) -> int:
     """Nanoseconds from the text of the prompt to the text of the last token.
 
-    As many tokens are run as without text: a prompt is followed by one choice and a step per generated token; without
-    one, the first step is that of the token to go on from. The tokens of the depth are in the prefix cache.
+    As many tokens are run as without text, but for the token to go on from: its step is timed, too.
     """
-    if filled:
-        model.engine.submit_lazy(Request(filled, output="hidden")).result()
+    _cache(model, prefix)
     words = random_text(generator, model.tokenizer, test.prompt) if test.prompt else ""
-    before = filled if test.prompt or filled else _random(generator, model.runner, 1)
-    wanted = test.generated + (1 if test.prompt else 0)
+    before = prefix if test.prompt or prefix else _random(generator, model, 1)
+    max_tokens = test.generated + (1 if test.prompt else 0)
     start = time.perf_counter_ns()
     ids = model.tokenize(words)[: test.prompt] if test.prompt else []
-    handle = model.engine.submit_lazy(Request([*before, *ids], SAMPLING, wanted, keep_cache=False))
+    handle = model.engine.submit_lazy(Request([*before, *ids], SAMPLING, max_tokens, keep_cache=False))
     while handle.next_text() is not None:
         pass
-    taken = time.perf_counter_ns() - start
+    nanoseconds = time.perf_counter_ns() - start
     if len(ids) < test.prompt:
         raise InputError(f"{test.name}: special tokens in the random text left {len(ids):,} of {test.prompt:,} tokens")
-    assert handle.usage.completion_tokens == wanted
-    return taken
+    assert handle.usage.completion_tokens == max_tokens
+    return nanoseconds
 
 
 def random_text(generator: np.random.Generator, tokenizer: Tokenizer, count: int) -> str:

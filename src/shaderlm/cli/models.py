@@ -4,31 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .loading import progress_bar
 
 if TYPE_CHECKING:
     from ..engine import LanguageModel
-    from ..engine.report import LoadReport
     from ..gpu import Backend, Device
     from ..models.architecture import Architecture, Config
-    from ..runtime.runner import Runner
-
-
-class Opened(NamedTuple):
-    """A runner, what was loaded, and the whole model if it has a tokenizer."""
-
-    runner: Runner
-    report: LoadReport
-    model: LanguageModel | None
-
-    @property
-    def name(self) -> str:
-        """The model's name with the format of most of its weights."""
-        if self.model is None:
-            return self.report.name
-        return f"{self.report.name} {next(iter(self.report.types)).upper()}"
 
 
 def is_synthetic(model: str | None) -> bool:
@@ -36,6 +19,12 @@ def is_synthetic(model: str | None) -> bool:
     from ..bench.synthetic import PREFIX
 
     return model is not None and model.startswith(PREFIX)
+
+
+def name_with_format(model: LanguageModel) -> str:
+    """The model's name with the format of most of its weights, which is in the names of synthetic ones."""
+    report = model.report
+    return report.name if is_synthetic(str(report.path)) else f"{report.name} {next(iter(report.types)).upper()}"
 
 
 def described(model: str | None, ignore_keys: Collection[str] = ()) -> tuple[Architecture, Config]:
@@ -67,7 +56,7 @@ def opened(
     backend: Backend = "auto",
     ignore_keys: Collection[str] = (),
     fusions: Sequence[str] | None = None,
-) -> Iterator[Opened]:
+) -> Iterator[LanguageModel]:
     """A model on a device, loaded under a progress bar and closed afterwards."""
     from ..bench import synthetic
     from ..engine import loading
@@ -75,12 +64,8 @@ def opened(
     options: dict[str, Any] = {"fusions": fusions, "precision": precision, "tune": tune, "backend": backend}
     with progress_bar() as progress:
         if model is not None and is_synthetic(model):
-            runner, report = synthetic.load_synthetic(model, device, progress, **options)
-            found, close = Opened(runner, report, None), runner.close
+            loaded = synthetic.load_synthetic_model(model, device, progress=progress, **options)
         else:
             loaded = loading.load_with(model, device=device, ignore_keys=ignore_keys, progress=progress, **options)
-            found, close = Opened(loaded.runner, loaded.report, loaded), loaded.close
-    try:
-        yield found
-    finally:
-        close()
+    with loaded:
+        yield loaded

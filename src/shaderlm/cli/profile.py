@@ -16,7 +16,7 @@ import click
 
 from ..version import __version__
 from .loading import spoken
-from .models import described, opened
+from .models import described, name_with_format, opened
 from .options import backend_option, model_argument, one_model, precision_option, tune_option
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def profile(
     with opened(named, adapter, fusions=fusions, precision=precision, tune=not no_tune) as loaded:
         assert isinstance(loaded.runner, GpuRunner), "an open device was given"
         counts = (prompt, generated, depth, repetitions)
-        found, events, interrupted = _measured(loaded.runner, loaded.name, *counts, unfused)
+        found, events, interrupted = _measured(loaded.runner, name_with_format(loaded), *counts, unfused)
     _write(found, events, saved, traced, page)  # first: who reads what is printed may go away
     _print(out, found)
     if interrupted:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..version import __version__
-from .models import Opened, check_device, described, is_synthetic, opened
+from .models import check_device, described, is_synthetic, name_with_format, opened
 from .options import backend_option, ignore_key_option, precision_option, tune_option
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..bench.regression import Speed
     from ..bench.speed import Trial
     from ..bench.tables import Subject
+    from ..engine import LanguageModel
     from ..gpu import Backend, DeviceCaps
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -230,14 +231,14 @@ def _measure(
     for name, device in subjects:
         options: dict[str, Any] = {"precision": precision, "tune": not no_tune, "ignore_keys": ignore_keys}
         with opened(name, device, backend=backend, **options) as loaded:
-            runner, subject, model = loaded.runner, _subject(loaded), loaded.model
-            check(runner.config.context, trials)  # a device may hold less than the model's
+            subject = _subject(loaded)
+            check(loaded.config.context, trials)  # a device may hold less than the model's
             _warn_if_long(loaded, trials, repetitions + (not no_warmup))
             for trial in trials:
                 result = None
                 try:
                     with _bar(trial.name, next(done), total, started, warming=not no_warmup) as repeated:
-                        for result in run(runner, trial, repetitions, not no_warmup, model):
+                        for result in run(loaded, trial, repetitions, not no_warmup):
                             repeated(len(result.samples_ns))
                 finally:  # also what there is of a trial that was interrupted
                     if result is not None and result.samples_ns:
@@ -263,7 +264,7 @@ _CPU_FLOPS = {"NumPy": 6e9, "WGSL kernels in software": 0.6e9}
 _LONG_SECONDS = 120
 
 
-def _warn_if_long(loaded: Opened, trials: Sequence[Trial], runs: int) -> None:
+def _warn_if_long(loaded: LanguageModel, trials: Sequence[Trial], runs: int) -> None:
     """Where the CPU computes, say roughly how long it will take."""
     from ..runtime.gpu_runner import GpuRunner
 
@@ -330,7 +331,7 @@ def _redraw(bars: Progress, over: threading.Event) -> None:
         bars.refresh()
 
 
-def _subject(loaded: Opened) -> Subject:
+def _subject(loaded: LanguageModel) -> Subject:
     from ..bench.tables import Subject
     from ..runtime.gpu_runner import GpuRunner
     from .build import commit
@@ -339,7 +340,7 @@ def _subject(loaded: Opened) -> Subject:
     caps = runner.device.caps if isinstance(runner, GpuRunner) else None
     return Subject(
         model_filename=str(report.path),
-        model_type=loaded.name,
+        model_type=name_with_format(loaded),
         model_size=report.tensor_bytes,
         model_n_params=report.parameters,
         backend=_backend(caps) if caps else "CPU",

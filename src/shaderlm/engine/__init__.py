@@ -1,11 +1,11 @@
 """Loading, prefill, decode, sampling, stopping: the Python API. Knows no HTTP."""
 
 from .completion import AsyncStream, Completion, Stream, Timing, TokenLogprob
+from .driver import Engine
 from .handle import Handle
 from .histogram import Histogram
 from .language_model import LanguageModel
 from .loading import load
-from .loop import Engine
 from .options import ChatOptions, GenerationOptions
 from .request import Constraint, ConstraintFactory, Delta, EngineOptions, EngineStats, Request, SequenceInfo, Usage
 from .sampling import SamplingParams

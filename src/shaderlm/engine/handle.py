@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..runtime.runner import StepResult
 from ..runtime.sampler_settings import SamplerSettings
 from ..text import TextStream
 from .completion import Completion, Timing, TokenLogprob
 from .request import Delta, Request, Usage
 from .sampling import settings_of
 from .scheduler import SequenceState
+from .step_core import OutputRows
 
 if TYPE_CHECKING:
     from ..text import Tokenizer
@@ -67,7 +69,8 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.finish_reason: str | None = None
         self.stop_match: str | int | None = None  # after "stop": the stop string or token id that came
         self.completion: Completion | None = None
-        self.hidden: NDArray[np.float32] | None = None
+        self.hidden: NDArray[np.float32] | None = None  # [hidden]
+        self.logits: NDArray[np.float32] | None = None  # [prompt, vocabulary]
         self.settings = settings_of(request.sampling)
         self.early_settings = self.settings  # before min_tokens
         if request.min_tokens > 0 and request.stop_ids:
@@ -79,13 +82,17 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.cancelled = False
         self.ending: str | None = None  # the reason, where its last token came and its text is not made yet
         prompt = list(request.prompt_ids)
-        self.sequence = SequenceState(number, prompt, len(prompt), 0, request.priority, request.cache_prompt)
+        all_outputs = request.output == "logits"
+        cached = request.cache_prompt and not all_outputs  # what is cached gives nothing
+        self.sequence = SequenceState(number, prompt, len(prompt), 0, request.priority, cached)
+        self.sequence.all_outputs = all_outputs
         self.sequence.owner, self.sequence.contiguous, self.sequence.cache_on_finish = self, pulled, request.keep_cache
         self.sequence.client = request.client
         self.constraint = None if request.constraint is None else request.constraint.start()
         self.sequence.needs_host_token = self.sequence.mask_pending = self.constraint is not None
         self._engine = engine
-        self._text = TextStream(engine.tokenizer, request.stop, request.shown_ids)
+        makes_text = request.output == "text"
+        self._text = TextStream(engine.tokenizer, request.stop, request.shown_ids) if makes_text else None
         self._items: deque[_Item] = deque()
         self._texts: list[str] = []
         self._ids: list[int] = []
@@ -196,7 +203,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             del error, traceback  # the traceback refers to them
 
     def result(self) -> Completion | None:
-        """Read to the end: the completion; None for a request without text."""
+        """Read to the end: the completion; None for a request that generates nothing."""
         for _ in self:
             pass
         return self.completion
@@ -265,18 +272,46 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self._ids.append(token)
         if self._logprobs is not None and logprob is not None:
             self._logprobs.append(logprob)
-        text = self._text.push(token)
+        text = "" if self._text is None else self._text.push(token)
         if text:
             self._texts.append(text)
         self._items.append(_Item(text, token, logprob))
         self._event.set()
-        if self._text.stopped:
+        if self._text is not None and self._text.stopped:
             self.stop_match = self._text.stop_match
             return True
         return False
 
+    def take_output(self, result: StepResult, rows: OutputRows) -> None:
+        """The hidden state of its last token, or logits of some."""
+        if self.request.output == "hidden":
+            assert result.hidden is not None
+            (self.hidden,) = result.hidden[rows.places]
+            return
+        assert result.logits is not None
+        logits = result.logits[rows.places]
+        if self.logits is None:
+            self.logits = np.empty((self.sequence.prompt_tokens, logits.shape[1]), np.float32)
+        self.logits[rows.position : rows.position + len(logits)] = logits
+
+    def next_settings(self) -> SamplerSettings:
+        """How its next token is sampled."""
+        if self.constraint is None:
+            return self.unmasked_settings()
+        assert self.masked is not None  # it stays where the sequence is preempted
+        return self.masked
+
+    def unmasked_settings(self) -> SamplerSettings:
+        """The same without the mask of its constraint."""
+        least, state = self.request.min_tokens, self.sequence
+        if least and len(state.tokens) - state.prompt_tokens + state.in_flight < least:
+            return self.early_settings
+        return self.settings
+
     def dropped(self) -> tuple[int, bytes]:
         """How many of the last tokens a stop string touches, and the bytes of them that come before it."""
+        if self._text is None:
+            return 0, b""
         cut, tokens = self._text.cut_bytes, 0
         while cut > 0 and tokens < len(self._ids):  # a broken character is shorter than U+FFFD, which stands for it
             tokens += 1
@@ -288,12 +323,12 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
 
     def finish(self, reason: str) -> None:
         """The end."""
-        text = self._text.finish()
+        text = "" if self._text is None else self._text.finish()
         if text:
             self._texts.append(text)
             self._items.append(_Item(text, None, None))
         self._ended = time.monotonic()
-        if self.submitted_at and self.request.output == "text":
+        if self.submitted_at and self.request.output in ("text", "tokens"):
             prompt = self.sequence.tokens[: self.sequence.prompt_tokens]
             whole = "".join(self._texts)
             self.completion = Completion.of(whole, self._ids, prompt, reason, self._logprobs, self.timing)

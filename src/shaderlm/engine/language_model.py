@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -18,12 +17,11 @@ from numpy.typing import NDArray
 from ..errors import ContextSizeError, InputError, ModelError
 from ..models.architecture import Config
 from ..runtime.runner import Runner
-from ..runtime.session import Session
 from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
 from ..text.chat_output import END_OF_THINK, THINK
 from .completion import AsyncStream, Completion, Stream
 from .constraints import GrammarCompiler, GrammarLimits
-from .loop import Engine
+from .driver import Engine
 from .options import (
     ChatOptions,
     GenerationOptions,
@@ -223,10 +221,12 @@ class LanguageModel:
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after each of these tokens, [T, vocabulary]."""
-        given = token_ids("ids", ids)
-        self._check_tokens(len(given))
-        with self.engine.visit(), closing(Session(self._runner)) as session:
-            return session.all_logits(given)
+        prompt = token_ids("ids", ids)
+        self._check_tokens(len(prompt))
+        handle = self.engine.submit_lazy(Request(prompt, keep_cache=False, output="logits"))
+        handle.result()
+        assert handle.logits is not None
+        return handle.logits
 
     def prepare_grammars(self) -> None:
         """Make what the first schema, grammar or tool needs. Takes 0.2 to 0.6 s, in which no other thread runs."""

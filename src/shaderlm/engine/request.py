@@ -11,6 +11,10 @@ from .completion import TokenLogprob
 from .histogram import Histogram
 from .sampling import SamplingParams
 
+# What comes of a request: text; the ids of its tokens alone; or, with nothing generated, the final hidden state of the
+# last token of its prompt, or the logits after every one.
+Output = Literal["text", "tokens", "hidden", "logits"]
+
 
 class Constraint(Protocol):
     """Says which tokens may come next. Called by one thread at a time.
@@ -59,7 +63,7 @@ class Request:
     cache_prompt: bool = True  # begin after what is cached of the prompt
     keep_cache: bool = True  # leave its tokens in the cache, for others that begin with them
     client: str | None = None  # who asks: requests of one client share what is cached
-    output: Literal["text", "hidden"] = "text"  # hidden: the final state of the last token, nothing is generated
+    output: Output = "text"
     constraint: ConstraintFactory | None = None
     shown_ids: frozenset[int] = frozenset()  # special tokens whose names are part of the text
     chat: ChatFormat | None = None  # how to take the text apart; the engine does not

@@ -41,6 +41,7 @@ class SequenceState:
     contiguous: bool = False  # where it is alone, its pages are worth more than others' cached ones
     needs_host_token: bool = False  # a row can be made only when the token before it is known
     mask_pending: bool = False  # no token can be sampled yet: its mask is being computed
+    all_outputs: bool = False  # every row of the prompt gives something, not the last one alone
     owner: Any = None
     sequence: KvSequence | None = None
     in_flight: int = 0
@@ -96,6 +97,7 @@ class SchedulerLimits:
     chunk: int  # rows of prompts in a step with decode rows
     fixed_chunk: int = 0  # 0: chunks end anywhere
     shares_prefixes: bool = False  # among all clients, in whole pages
+    max_outputs: int = MAX_SEQUENCES  # rows of a step that give something; at least `max_running`
 
 
 @dataclass
@@ -114,7 +116,6 @@ class Scheduler:
     running: list[SequenceState] = field(default_factory=list)  # the oldest is first
     preempted: Callable[[SequenceState], None] = lambda state: None  # is told
     preemptions: int = 0
-    visitors: int = 0  # sequences that are not scheduled, and give their pages back soon
     _steady: Batch | None = None  # all that run decode, nobody can start: the next step is the same
     _blocked: bool = False  # the first that waits does not fit, as long as nobody leaves
     _claimed: int = 0  # pages that the batch in the making takes
@@ -240,7 +241,7 @@ class Scheduler:
         if found:
             budget = min(budget, limits.chunk)
         if (self.waiting and not self._blocked) or any(self._is_prefilling(state) for state in self.running):
-            chunks = self._chunks(budget)
+            chunks = self._chunks(budget, limits.max_outputs - len(found))
             decode = decode and not chunks
             found += chunks
         if not found and self._is_stuck:
@@ -260,10 +261,10 @@ class Scheduler:
 
     def _schedule_fixed(self) -> Batch | None:
         """One chunk alone, or decode rows alone; where there are both, in turns."""
-        chunk = list[Rows]() if self._chunk_was_last else self._chunks(self.limits.fixed_chunk)
+        chunk = list[Rows]() if self._chunk_was_last else self._chunks(self.limits.fixed_chunk, self.limits.max_outputs)
         found = [] if chunk else self._decode_rows()
         if not chunk and not found:
-            chunk = self._chunks(self.limits.fixed_chunk)
+            chunk = self._chunks(self.limits.fixed_chunk, self.limits.max_outputs)
         self._chunk_was_last = bool(chunk)
         if chunk:
             return Batch(tuple(chunk), decode=False)
@@ -279,8 +280,6 @@ class Scheduler:
     def _make_progress(self) -> Batch | None:
         """Sequences run, no row fits the pool, and no token is awaited: the youngest makes room for the others."""
         if len(self.running) == 1:
-            if self.visitors:
-                return None
             raise DoesNotFitError(self.running[0], self.pool.max_pages)
         self.preempt(self.running[-1])
         return self._schedule()
@@ -311,7 +310,7 @@ class Scheduler:
             # The device looks up the page of the position after the next, too. A first row may be in a shared page.
             if not state.on_device or sequence.length + 2 > len(sequence.pages) * PAGE:
                 while not self._claim(self._needed(state, 2)):
-                    if len(running) == 1 and (state.in_flight or self.visitors):
+                    if len(running) == 1 and state.in_flight:
                         return found
                     if len(running) == 1:
                         raise DoesNotFitError(state, self.pool.max_pages)
@@ -340,14 +339,15 @@ class Scheduler:
         assert state.sequence is not None
         return self._needed(state, len(state.tokens) + 1 - state.sequence.length)
 
-    def _chunks(self, budget: int) -> list[Rows]:
+    def _chunks(self, budget: int, outputs: int) -> list[Rows]:
         """Rows of prompts: of those that are being read, then of those that wait, as many as there is room for.
 
-        A quarter of the rows is left to others where several are to be read: a short prompt passes a long one.
+        At most `budget` rows, of which `outputs` give something. A quarter of the rows is left to others where several
+        are to be read: a short prompt passes a long one.
         """
         found: list[Rows] = []
         readers = [state for state in self.running if self._is_prefilling(state)]
-        while budget > 0 and len(found) < self.limits.max_running:
+        while budget > 0 and outputs > 0 and len(found) < self.limits.max_running:
             if readers:
                 state = readers.pop(0)
             elif (started := self._start()) is not None:
@@ -355,7 +355,8 @@ class Scheduler:
             else:
                 break
             others = bool(readers) or bool(self.waiting and len(self.running) < self.limits.max_running)
-            end = self._chunk_end(state, budget * 3 // 4 if others and not found and budget >= 8 else budget)
+            limit = budget * 3 // 4 if others and not found and budget >= 8 else budget
+            end = self._chunk_end(state, min(limit, outputs) if state.all_outputs else limit)
             if state.mask_pending and end == len(state.tokens):
                 continue
             rows = self._chunk(state, end)
@@ -363,6 +364,7 @@ class Scheduler:
                 break
             found.append(rows)
             budget -= len(rows.ids or ())
+            outputs -= len(rows.ids or ()) if state.all_outputs else rows.samples
             if self.limits.fixed_chunk:
                 break
         return found
@@ -372,7 +374,8 @@ class Scheduler:
         assert state.sequence is not None
         first, fixed_chunk = state.sequence.length, self.limits.fixed_chunk
         if fixed_chunk:
-            return min(state.prompt_tokens, (first // fixed_chunk + 1) * fixed_chunk)
+            unit = min(fixed_chunk, self.limits.max_outputs) if state.all_outputs else fixed_chunk
+            return min(state.prompt_tokens, (first // unit + 1) * unit)
         return min(len(state.tokens), first + budget)
 
     def _chunk(self, state: SequenceState, end: int) -> Rows | None:
@@ -401,9 +404,9 @@ class Scheduler:
             match = Match(match.pages[:whole], whole * PAGE)
         pages, length = match.pages, match.length
         if not self._has_room(state, match):
-            if not self.running and not self.visitors:
+            if not self.running:
                 raise DoesNotFitError(state, self.pool.max_pages)
-            self._blocked = not self.visitors  # until somebody leaves
+            self._blocked = True  # until somebody leaves
             return None
         state.sequence = self.share(pages, length)
         state.sequence.expected = len(state.tokens) + state.remaining

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,8 +23,9 @@ from ..gpu import Program
 from ..gpu.tracer import WALL, Grain, Submission
 from ..graph.ops import label
 from ..runtime.gpu_runner import GpuRunner
-from ..runtime.runner import Token
-from ..runtime.session import Session
+from ..runtime.pages import KvSequence
+from ..runtime.runner import DecodeBatch, StepResult, Tokens
+from ..runtime.sampler_settings import GREEDY
 
 Host = list[tuple[str, float, float]]  # what, from, to
 SHOWN_STEPS = 4  # of the timeline
@@ -136,21 +138,21 @@ def profile(
 ) -> Iterator[tuple[Phase, list[Event], bool]]:
     """Each phase as it is measured, with its trace, and whether it was interrupted; the last one then."""
     check(model.config.context, prompt, generated, depth)
-    session = Session(model)
+    sequence = model.add()
     try:
         if depth:
             say("filling the cache")
-            session.feed(_random(model, depth))
+            model.feed(sequence, _random(model, depth))
         for name, count in (("prefill", prompt), ("decode", generated)):
             if count:
-                work = _Prefill(model, session, depth, prompt, repetitions) if name == "prefill" else None
-                found = _measure(work or _DecodeTrial(model, session, depth, generated), timestamp_us, say)
+                work = _Prefill(model, sequence, depth, prompt, repetitions) if name == "prefill" else None
+                found = _measure(work or _DecodeTrial(model, sequence, depth, generated), timestamp_us, say)
                 if found is not None:
                     yield found
                 if found is None or found[2]:
                     return
     finally:
-        session.close()
+        model.free(sequence)
 
 
 def _random(model: GpuRunner, count: int) -> list[int]:
@@ -163,27 +165,29 @@ class _Prefill:
 
     name: Literal["prefill", "decode"] = "prefill"
 
-    def __init__(self, model: GpuRunner, session: Session, depth: int, prompt: int, repetitions: int) -> None:
-        self.model, self.session, self.depth, self.rows = model, session, depth, prompt
+    def __init__(self, model: GpuRunner, sequence: KvSequence, depth: int, prompt: int, repetitions: int) -> None:
+        self.model, self.sequence, self.depth, self.rows = model, sequence, depth, prompt
         self.ids, self.repetitions = _random(model, prompt), repetitions
 
     def run(self) -> _Run:
         """All repetitions, each waited for."""
         steps: list[_Step] = []
         try:
-            self.session.rewind(self.depth)
-            self.session.sample(self.ids[:1]).wait()  # from here on the GPU waits for the first step
+            self._sample(self.ids[:1]).wait()  # from here on the GPU waits for the first step
             for _ in range(self.repetitions):
                 begin = time.perf_counter_ns()
-                self.session.rewind(self.depth)
-                token = self.session.sample(self.ids)
+                result = self._sample(self.ids)
                 waiting = time.perf_counter_ns()
-                token.wait()
+                result.wait()
                 end = time.perf_counter_ns()
                 steps.append(_Step(begin, [], [(waiting, end)], end))
         except KeyboardInterrupt:
             return _Run(steps, True)
         return _Run(steps, False)
+
+    def _sample(self, ids: Sequence[int]) -> StepResult:
+        self.model.truncate(self.sequence, self.depth)
+        return self.model.feed(self.sequence, ids, "token")
 
 
 class _DecodeTrial:
@@ -194,33 +198,37 @@ class _DecodeTrial:
 
     name: Literal["prefill", "decode"] = "decode"
 
-    def __init__(self, model: GpuRunner, session: Session, depth: int, count: int) -> None:
-        self.model, self.session, self.depth, self.rows, self.count = model, session, depth, 1, count
+    def __init__(self, model: GpuRunner, sequence: KvSequence, depth: int, count: int) -> None:
+        self.model, self.sequence, self.depth, self.rows, self.count = model, sequence, depth, 1, count
 
     def run(self) -> _Run:
         """All tokens; the last wait belongs to the last step."""
-        session, steps = self.session, list[_Step]()
-        pending = deque[Token]()
+        model, sequence, steps = self.model, self.sequence, list[_Step]()
         try:
-            session.rewind(max(0, self.depth - 1))
-            session.sample([1]).wait()
-            session.advance().wait()
-            session.rewind(session.length - 1)
-            for _ in range(self.count):
-                begin = time.perf_counter_ns()
-                pending.append(session.advance())
-                waiting = end = time.perf_counter_ns()
-                if len(pending) > session.steps_ahead:
-                    pending.popleft().wait()
-                    end = time.perf_counter_ns()
-                steps.append(_Step(begin, [], [(waiting, end)], end))
-            while pending:
-                pending.popleft().wait()
-            steps[-1].end = time.perf_counter_ns()
-            steps[-1].waits.append((end, steps[-1].end))
+            model.truncate(sequence, max(0, self.depth - 1))
+            model.feed(sequence, [1], "token").wait()
+            with closing(model.decode_batch([sequence], [GREEDY])) as batch:
+                batch.step().wait()
+                model.truncate(sequence, sequence.length - 1)
+                self._steps(batch, steps)
         except KeyboardInterrupt:
             return _Run(steps, True)
         return _Run(steps, False)
+
+    def _steps(self, batch: DecodeBatch, steps: list[_Step]) -> None:
+        pending = deque[Tokens]()
+        for _ in range(self.count):
+            begin = time.perf_counter_ns()
+            pending.append(batch.step())
+            waiting = end = time.perf_counter_ns()
+            if len(pending) > self.model.steps_ahead:
+                pending.popleft().wait()
+                end = time.perf_counter_ns()
+            steps.append(_Step(begin, [], [(waiting, end)], end))
+        while pending:
+            pending.popleft().wait()
+        steps[-1].end = time.perf_counter_ns()
+        steps[-1].waits.append((end, steps[-1].end))
 
 
 def _measure(

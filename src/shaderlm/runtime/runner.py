@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -54,22 +55,6 @@ class SequenceChunk(NamedTuple):
         return 1 if self.ids is None else len(self.ids)
 
 
-class Token(Protocol):
-    """A sampled token that is on its way."""
-
-    def wait(self) -> int:
-        """The token's id."""
-        ...
-
-    def logprobs(self) -> Logprobs | None:
-        """Log probabilities of the token and of the most likely ones, if its settings ask for them. Waits for it."""
-        ...
-
-    def discard(self) -> None:
-        """Nobody wants it any more. The tokens of other sequences of its step still come."""
-        ...
-
-
 class Tokens(Protocol):
     """The tokens of a step, on their way: by sequence slot. What nobody refers to any more is not read back."""
 
@@ -80,31 +65,6 @@ class Tokens(Protocol):
     def logprobs(self, slot: int) -> Logprobs | None:
         """What the settings of a sequence ask for, by its slot; None: nothing."""
         ...
-
-
-@dataclass
-class TokenOf:
-    """One sequence's token among those of a step; `tokens` is None once it was discarded."""
-
-    tokens: Tokens | None
-    slot: int
-
-    def _found(self) -> Tokens:
-        if self.tokens is None:
-            raise InputError("this token was discarded; wait for it first")
-        return self.tokens
-
-    def wait(self) -> int:
-        """The token's id."""
-        return int(self._found().wait()[self.slot])
-
-    def logprobs(self) -> Logprobs | None:
-        """Log probabilities of the token and of the most likely ones, if its settings ask for them."""
-        return self._found().logprobs(self.slot)
-
-    def discard(self) -> None:
-        """Nobody wants it any more. The read-back of the step ends with the last of its tokens, not with this one."""
-        self.tokens = None
 
 
 @dataclass(frozen=True)
@@ -130,14 +90,12 @@ class StepResult:
         return self.wait_for_hidden() if self.wait_for_hidden is not None else None
 
     def wait(self) -> None:
-        """Until the rows of a step that gives nothing are run."""
+        """Until all that it gives is there; where it gives nothing, until its rows are run."""
         if self.wait_for_rows is not None:
             self.wait_for_rows()
-
-    def token(self, sequence: KvSequence) -> Token:
-        """The token of one sequence."""
-        assert self.tokens is not None, "no part of this step gives a token"
-        return TokenOf(self.tokens, sequence.slot)
+        if self.tokens is not None:
+            self.tokens.wait()
+        _ = self.logits, self.hidden
 
 
 class DecodeBatch(ABC):
@@ -344,6 +302,28 @@ class Runner(ABC):
                 part.sequence.length += part.rows
             self._end_histories(parts)
             return result
+
+    def feed(
+        self,
+        sequence: KvSequence,
+        ids: Sequence[int],
+        gives: OutputKind = "nothing",
+        settings: SamplerSettings = GREEDY,
+    ) -> StepResult:
+        """Run tokens of one sequence, in as many steps as they take; the result of the last one.
+
+        They are waited for as they go: what is submitted cannot be cancelled by Ctrl-C.
+        """
+        self.check_ids(ids)
+        self._check_length(sequence.length, len(ids))
+        in_flight: deque[StepResult] = deque()
+        for first in range(0, len(ids), self.max_tokens):
+            chunk = ids[first : first + self.max_tokens]
+            if len(in_flight) == self.steps_ahead:
+                in_flight.popleft().wait()
+            last = first + self.max_tokens >= len(ids)
+            in_flight.append(self.step([SequenceChunk(sequence, chunk, gives if last else "nothing", settings)]))
+        return in_flight[-1]
 
     def _end_histories(self, parts: Sequence[SequenceChunk]) -> None:
         """What these sequences give is counted, or their histories are not complete any more."""

@@ -1,23 +1,43 @@
-"""One conversation: a sequence, and steps that have it alone."""
+"""One sequence alone, and its tokens one by one: how tests drive runners without an engine."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from .runner import F32, DecodeBatch, OutputKind, Runner, SequenceChunk, StepResult, Token, TokenOf
-from .sampler_settings import GREEDY, SamplerSettings
+from shaderlm.runtime.adjusted import Logprobs
+from shaderlm.runtime.pages import KvSequence
+from shaderlm.runtime.runner import F32, DecodeBatch, Runner, SequenceChunk, StepResult, Tokens
+from shaderlm.runtime.sampler_settings import GREEDY, SamplerSettings
+
+
+@dataclass
+class TokenOf:
+    """One sequence's token among those of a step."""
+
+    tokens: Tokens
+    slot: int
+
+    def wait(self) -> int:
+        return int(self.tokens.wait()[self.slot])
+
+    def logprobs(self) -> Logprobs | None:
+        return self.tokens.logprobs(self.slot)
+
+
+def token_of(result: StepResult, sequence: KvSequence) -> TokenOf:
+    assert result.tokens is not None, "no part of this step gives a token"
+    return TokenOf(result.tokens, sequence.slot)
 
 
 class Session:
-    """One conversation: a sequence, and steps that have it alone."""
+    """A sequence, and steps that have it alone."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.sequence = runner.add()
-        self.steps_ahead = runner.steps_ahead
         self._decode: tuple[SamplerSettings, DecodeBatch] | None = None
 
     @property
@@ -35,13 +55,13 @@ class Session:
 
     def feed(self, ids: Sequence[int]) -> None:
         """Run tokens."""
-        self._in_steps(ids, "nothing")
+        self._runner.feed(self.sequence, ids)
 
-    def sample(self, ids: Sequence[int], settings: SamplerSettings = GREEDY) -> Token:
+    def sample(self, ids: Sequence[int], settings: SamplerSettings = GREEDY) -> TokenOf:
         """Run tokens and sample the next one, without waiting for it."""
-        return self._in_steps(ids, "token", settings).token(self.sequence)
+        return token_of(self._runner.feed(self.sequence, ids, "token", settings), self.sequence)
 
-    def advance(self, settings: SamplerSettings = GREEDY) -> Token:
+    def advance(self, settings: SamplerSettings = GREEDY) -> TokenOf:
         """Run the token that was sampled last and sample the next, without waiting for either."""
         if self._decode is None or self._decode[0] != settings:
             self._end_decode()
@@ -50,39 +70,19 @@ class Session:
 
     def logits(self, ids: Sequence[int]) -> F32:
         """Run tokens and return the logits after the last one, [vocabulary]."""
-        found = self._in_steps(ids, "logits").logits
+        found = self._runner.feed(self.sequence, ids, "logits").logits
         assert found is not None
         last: F32 = found[-1]
         return last
 
     def all_logits(self, ids: Sequence[int]) -> F32:
         """Run tokens and return the logits after every one, [tokens, vocabulary]."""
-        self._check(ids)
-        found = []
-        step = min(self._runner.max_tokens, self._runner.max_outputs)
-        for first in range(0, len(ids), step):
-            result = self._runner.step([SequenceChunk(self.sequence, ids[first : first + step], "all logits")])
+        found, most = [], min(self._runner.max_tokens, self._runner.max_outputs)
+        for first in range(0, len(ids), most):
+            result = self._runner.step([SequenceChunk(self.sequence, ids[first : first + most], "all logits")])
             assert result.logits is not None
             found.append(result.logits)
         return np.concatenate(found)
-
-    def _check(self, ids: Sequence[int]) -> None:
-        """Before anything is run."""
-        self._runner.check_ids(ids)
-        self._runner._check_length(self.length, len(ids))
-
-    def _in_steps(self, ids: Sequence[int], gives: OutputKind, settings: SamplerSettings = GREEDY) -> StepResult:
-        """A long prompt is waited for as it goes: what is submitted cannot be cancelled by Ctrl-C."""
-        self._check(ids)
-        most = self._runner.max_tokens
-        under_way: deque[StepResult] = deque()
-        for first in range(0, len(ids), most):
-            last = first + most >= len(ids)
-            if len(under_way) == self.steps_ahead:
-                under_way.popleft().wait()
-            part = SequenceChunk(self.sequence, ids[first : first + most], gives if last else "nothing", settings)
-            under_way.append(self._runner.step([part]))
-        return under_way[-1]
 
     def _end_decode(self) -> None:
         if self._decode is not None:

@@ -1,0 +1,73 @@
+"""`Inbox`: the requests of an engine, and what any thread asks of them, for the thread that steps."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import deque
+
+from .handle import Handle
+
+
+class Inbox:
+    """Requests that are not over, those of them that are new, those to be cancelled, and deadlines.
+
+    `lock` covers all of it. It is reentrant: a signal handler may close the model. `new` and `cancels` may be read and
+    appended to without it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.active: dict[int, Handle] = {}
+        self.new: deque[Handle] = deque()
+        self.cancels: deque[Handle] = deque()
+        self._idle = threading.Condition(self.lock)
+        self._deadlines: list[tuple[float, int]] = []  # with ids; a heap
+
+    def add(self, handle: Handle) -> None:
+        """A new request. With `lock` held."""
+        handle.submitted_at = time.monotonic()
+        if handle.request.timeout is not None:
+            if len(self._deadlines) > 64 + 2 * len(self.active):  # most of them are over
+                self._deadlines = sorted(each for each in self._deadlines if each[1] in self.active)
+            heapq.heappush(self._deadlines, (handle.submitted_at + handle.request.timeout, handle.id))
+        self.new.append(handle)
+        self.active[handle.id] = handle
+        if handle.cancelled:  # during one of the lines above
+            self.cancels.append(handle)
+
+    def remove(self, handle: Handle) -> bool:
+        """A request is over. Was it the last one? With `lock` held."""
+        self.active.pop(handle.id, None)
+        if self.active:
+            return False
+        self._idle.notify_all()
+        return True
+
+    def all_active(self) -> list[Handle]:
+        """Requests that are not over."""
+        with self.lock:
+            return list(self.active.values())
+
+    def late(self) -> list[Handle]:
+        """Requests whose deadlines are over, each once."""
+        now, handles = time.monotonic(), list[Handle]()
+        if not self._deadlines or self._deadlines[0][0] > now:
+            return handles
+        with self.lock:
+            while self._deadlines and self._deadlines[0][0] <= now:
+                handle = self.active.get(heapq.heappop(self._deadlines)[1])
+                if handle is not None:
+                    handles.append(handle)
+        return handles
+
+    def seconds_to_deadline(self) -> float | None:
+        """Until the first deadline; None: there is none."""
+        deadlines = self._deadlines  # which another thread may replace
+        return max(0.0, deadlines[0][0] - time.monotonic()) if deadlines else None
+
+    def wait_until_idle(self, timeout: float | None) -> bool:
+        """Until there is no request. False: time is over, and some are left."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self.active, timeout)

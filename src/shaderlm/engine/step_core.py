@@ -1,0 +1,165 @@
+"""`StepCore`: runs the steps that the scheduler makes, several at a time. Whoever calls it holds `Runner.lock`.
+
+Steps of decode rows go through one `DecodeBatch`, which records ahead as long as the same sequences decode.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from operator import is_not
+from typing import NamedTuple
+
+from ..runtime.pages import KvSequence
+from ..runtime.runner import U32, DecodeBatch, OutputKind, Runner, SequenceChunk, StepResult, Tokens
+from ..runtime.sampler_settings import SamplerSettings
+from .request import Output
+from .scheduler import Batch, Rows, SequenceState
+
+# What the last row of a prompt gives; every row, where all logits are asked for.
+_GIVES: dict[Output, OutputKind] = {"text": "token", "tokens": "token", "hidden": "hidden", "logits": "all logits"}
+
+
+class OutputRows(NamedTuple):
+    """Rows of a sequence, from a position on, and their places among the outputs of a step."""
+
+    position: int
+    places: slice
+
+
+@dataclass(eq=False, slots=True)
+class InFlightStep:
+    """A step on its way: the sequences that it runs, and those that get a token, with their slots.
+
+    `outputs`: those that get hidden states or logits.
+    """
+
+    states: list[SequenceState]
+    sampled: list[tuple[SequenceState, int]]
+    tokens: Tokens | None
+    result: StepResult | None = None
+    outputs: dict[SequenceState, OutputRows] = field(default_factory=dict)
+
+    def wait(self) -> U32 | None:
+        """Until the step is run. Its tokens by sequence slot, if it gives any."""
+        if self.result is not None:
+            self.result.wait()
+        return None if self.tokens is None else self.tokens.wait()
+
+    def remove(self, state: SequenceState) -> None:
+        """Nobody waits for what a sequence gets."""
+        self.states = [each for each in self.states if each is not state]
+        self.sampled = [each for each in self.sampled if each[0] is not state]
+        self.outputs.pop(state, None)
+
+
+class StepCore:
+    """The steps of one runner. `in_flight` has those that were submitted and not waited for, the oldest first."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.in_flight: deque[InFlightStep] = deque()
+        self.steps = self.rows = 0  # submitted so far
+        self._runner = runner
+        self._decode: DecodeBatch | None = None
+        self._members: list[KvSequence] = []  # of the decode batch
+        self._settings: list[SamplerSettings] = []
+        # The last batch, if the next step may be the same.
+        self._steady: tuple[Batch | None, list[SequenceState], list[tuple[SequenceState, int]]] = (None, [], [])
+
+    def submit(self, batch: Batch) -> None:
+        """One more step on its way."""
+        self.in_flight.append(self._submitted(batch))
+        self.steps += 1
+        self.rows += sum(1 if rows.ids is None else len(rows.ids) for rows in batch.rows)
+
+    def _submitted(self, batch: Batch) -> InFlightStep:
+        if batch is self._steady[0]:  # nothing changed since the last step
+            assert self._decode is not None
+            return InFlightStep(*self._steady[1:], self._decode.step())
+        states = [rows.state for rows in batch.rows]
+        sampled = [(rows.state, kv_sequence(rows.state).slot) for rows in batch.rows if rows.samples]
+        if batch.decode:
+            tokens = self._decode_step(states)
+            fixed = all(used is state.owner.settings for used, state in zip(self._settings, states, strict=True))
+            self._steady = (batch if fixed else None, states, sampled)
+            return InFlightStep(states, sampled, tokens)
+        chunks = [self._chunk(rows) for rows in batch.rows]
+        outputs = _outputs(states, chunks)
+        result = self._runner.step(chunks)
+        return InFlightStep(states, sampled, result.tokens, result, outputs)
+
+    def _decode_step(self, states: list[SequenceState]) -> Tokens:
+        settings = [state.owner.next_settings() for state in states]
+        sequences = [kv_sequence(state) for state in states]
+        batch = self._decode
+        if batch is None or sequences != self._members or any(map(is_not, settings, self._settings)):
+            self._members, self._settings = [], settings
+            if batch is None:
+                batch = self._decode = self._runner.decode_batch(sequences, settings)
+            else:
+                batch.replace(sequences, settings)
+            self._members = sequences
+        return batch.step()
+
+    def _chunk(self, rows: Rows) -> SequenceChunk:
+        state, sequence = rows.state, kv_sequence(rows.state)
+        gives = _GIVES[state.owner.request.output]
+        if gives == "all logits" or not rows.samples:
+            return SequenceChunk(sequence, rows.ids, gives if gives == "all logits" else "nothing")
+        settings = state.owner.next_settings()
+        if settings.penalizes and not sequence.has_history:
+            self._runner.set_history(sequence, state.tokens)
+        return SequenceChunk(sequence, rows.ids, gives, settings)
+
+    def could_not_grow(self, batch: Batch) -> bool:
+        """After an error: is the pool as large as it can be, which is now known? Then its pages must do."""
+        pool, context = self._runner.pool, self._runner.config.context
+        needed = []
+        for rows in batch.rows:
+            sequence = kv_sequence(rows.state)
+            # A decode batch reserves the position after the next, too.
+            needed.append((sequence, min(2, context - sequence.length) if batch.decode else len(rows.ids or (0,))))
+        if not self._runner.usable or pool.missing(needed) == 0 or pool.max_pages == pool.pages:
+            return False
+        pool.max_pages = pool.pages
+        return True
+
+    def forget(self, state: SequenceState) -> None:
+        """Nobody waits for its rows any more; nor for steps that have no others."""
+        for step in list(self.in_flight):
+            if state in step.states:
+                step.remove(state)
+                if not step.states:
+                    self.in_flight.remove(step)
+
+    def clear(self) -> None:
+        """After an error: nothing is on its way."""
+        self.in_flight.clear()
+        self.release()
+
+    def release(self) -> None:
+        """Keep nothing of the last steps: their states and settings refer to much."""
+        self._members, self._steady = [], (None, [], [])
+
+    def close(self) -> None:
+        """Nothing is recorded ahead any more."""
+        if self._decode is not None:
+            self._decode.close()
+            self._decode = None
+
+
+def kv_sequence(state: SequenceState) -> KvSequence:
+    """The cache of a sequence that runs."""
+    assert state.sequence is not None
+    return state.sequence
+
+
+def _outputs(states: list[SequenceState], chunks: list[SequenceChunk]) -> dict[SequenceState, OutputRows]:
+    """Of sequences that get hidden states or logits. Before the step, which moves their lengths on."""
+    outputs, first = dict[SequenceState, OutputRows](), 0
+    for state, chunk in zip(states, chunks, strict=True):
+        rows = chunk.rows if chunk.gives == "all logits" else int(chunk.gives != "nothing")
+        if chunk.gives in ("hidden", "all logits"):
+            outputs[state] = OutputRows(chunk.sequence.length, slice(first, first + rows))
+        first += rows
+    return outputs
