@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from .completion import Timing
 from .histogram import Histogram
@@ -38,5 +37,11 @@ class Counters:
 
     def observe_gaps(self, now: float, before: Iterable[float]) -> None:
         """Tokens of one step, of sequences that had their last ones at these times: mostly the same for many."""
-        for last, same in groupby(before):
-            self.token_gaps.observe(now - last, sum(1 for _ in same))
+        last, count = 0.0, 0
+        for each in before:
+            if each != last and count:
+                self.token_gaps.observe(now - last, count)
+                count = 0
+            last, count = each, count + 1
+        if count:
+            self.token_gaps.observe(now - last, count)

@@ -390,9 +390,10 @@ class Engine:
     def _confirm(self, step: InFlightStep, tokens: U32 | None, now: float) -> Confirmed:
         """What a step gave is known. Sequences that end by their ids or their number end here."""
         confirmed: Confirmed = []
-        for state, rows in step.outputs.items():
+        if step.outputs:
             assert step.result is not None
-            state.owner.take_output(step.result, rows)
+            for state, rows in step.outputs.items():
+                state.owner.take_output(step.result, rows)
         before = list[float]()  # when sequences had their last tokens
         for state, slot in step.sampled:
             handle: Handle = state.owner
@@ -455,8 +456,9 @@ class Engine:
         return True
 
     def _dispatch_masks(self) -> None:
-        for mask in self._masks.dispatch(self._inbox.active):
-            self._take_mask(mask)
+        if self._masks:
+            for mask in self._masks.dispatch(self._inbox.active):
+                self._take_mask(mask)
 
     def _take_mask(self, mask: Mask) -> None:
         """The next token of a sequence can be sampled, or its constraint ends it."""

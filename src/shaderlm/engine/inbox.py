@@ -52,8 +52,8 @@ class Inbox:
 
     def late(self) -> list[Handle]:
         """Requests whose deadlines are over, each once."""
-        now, handles = time.monotonic(), list[Handle]()
-        if not self._deadlines or self._deadlines[0][0] > now:
+        handles = list[Handle]()
+        if not self._deadlines or self._deadlines[0][0] > (now := time.monotonic()):
             return handles
         with self.lock:
             while self._deadlines and self._deadlines[0][0] <= now:

@@ -70,7 +70,7 @@ class StepCore:
         """One more step on its way."""
         self.in_flight.append(self._submitted(batch))
         self.steps += 1
-        self.rows += sum(1 if rows.ids is None else len(rows.ids) for rows in batch.rows)
+        self.rows += len(batch.rows) if batch.decode else sum(len(rows.ids or (0,)) for rows in batch.rows)
 
     def _submitted(self, batch: Batch) -> InFlightStep:
         if batch is self._steady[0]:  # nothing changed since the last step
