@@ -391,7 +391,7 @@ def test_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     model, runner = made()
     steps: list[FakeTokens] = []
     runner.awaited = steps.append  # type: ignore[method-assign, assignment]
-    monkeypatch.setattr("shaderlm.engine.inbox.time", SimpleNamespace(monotonic=lambda: 1000 + 0.005 * len(steps)))
+    monkeypatch.setattr("shaderlm.engine.inbox.time", SimpleNamespace(perf_counter=lambda: 1000 + 0.005 * len(steps)))
     handle = model.engine.submit(request([5], 800, timeout=0.5))
     ids = ids_of(handle)
     assert handle.finish_reason == "deadline"

@@ -310,7 +310,7 @@ class Engine:
         step = in_flight[0]
         tokens = step.wait()
         in_flight.popleft()
-        confirmed = self._confirm(step, tokens, time.monotonic())
+        confirmed = self._confirm(step, tokens, time.perf_counter())
         try:
             if ahead > 1:
                 # Before text is made. Nothing is gained by that where one step at a time is on its way.
@@ -384,7 +384,7 @@ class Engine:
     def _note_start(self, state: SequenceState) -> None:
         handle: Handle = state.owner
         if not handle.started:
-            handle.started = handle.first = handle.last = time.monotonic()
+            handle.started = handle.first = handle.last = time.perf_counter()
             self._counters.prompt_tokens += state.prompt_tokens
 
     def _confirm(self, step: InFlightStep, tokens: U32 | None, now: float) -> Confirmed:
@@ -670,7 +670,7 @@ class Engine:
 
     def sequences(self) -> list[SequenceInfo]:
         """The requests that are not over."""
-        now = time.monotonic()
+        now = time.perf_counter()
         return [
             SequenceInfo(
                 handle.id,

@@ -260,7 +260,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     def timing(self) -> Timing:
         """Seconds in the queue, until the first token, and for the others."""
         if not self.started:
-            until = self._ended or time.monotonic()
+            until = self._ended or time.perf_counter()
             return Timing(queue_seconds=until - self.submitted_at if self.submitted_at else 0.0)
         decoded = max(0, len(self._ids) - 1)
         return Timing(self.first - self.started, self.last - self.first, decoded, self.started - self.submitted_at)
@@ -276,7 +276,8 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if text:
             self._texts.append(text)
         self._items.append(_Item(text, token, logprob))
-        self._event.set()
+        if not self._event.is_set():  # whoever waits clears it, and then looks for items
+            self._event.set()
         if self._text is not None and self._text.stopped:
             self.stop_match = self._text.stop_match
             return True
@@ -327,7 +328,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if text:
             self._texts.append(text)
             self._items.append(_Item(text, None, None))
-        self._ended = time.monotonic()
+        self._ended = time.perf_counter()
         if self.submitted_at and self.request.output in ("text", "tokens"):
             prompt = self.sequence.tokens[: self.sequence.prompt_tokens]
             whole = "".join(self._texts)

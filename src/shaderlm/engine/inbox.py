@@ -27,7 +27,7 @@ class Inbox:
 
     def add(self, handle: Handle) -> None:
         """A new request. With `lock` held."""
-        handle.submitted_at = time.monotonic()
+        handle.submitted_at = time.perf_counter()
         if handle.request.timeout is not None:
             if len(self._deadlines) > 64 + 2 * len(self.active):  # most of them are over
                 self._deadlines = sorted(each for each in self._deadlines if each[1] in self.active)
@@ -53,7 +53,7 @@ class Inbox:
     def late(self) -> list[Handle]:
         """Requests whose deadlines are over, each once."""
         handles = list[Handle]()
-        if not self._deadlines or self._deadlines[0][0] > (now := time.monotonic()):
+        if not self._deadlines or self._deadlines[0][0] > (now := time.perf_counter()):
             return handles
         with self.lock:
             while self._deadlines and self._deadlines[0][0] <= now:
@@ -65,7 +65,7 @@ class Inbox:
     def seconds_to_deadline(self) -> float | None:
         """Until the first deadline; None: there is none."""
         deadlines = self._deadlines  # which another thread may replace
-        return max(0.0, deadlines[0][0] - time.monotonic()) if deadlines else None
+        return max(0.0, deadlines[0][0] - time.perf_counter()) if deadlines else None
 
     def wait_until_idle(self, timeout: float | None) -> bool:
         """Until there is no request. False: time is over, and some are left."""

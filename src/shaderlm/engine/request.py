@@ -75,7 +75,7 @@ class Delta(NamedTuple):
     text: str
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
-    time: float  # time.monotonic() of the last token
+    time: float  # time.perf_counter() of the last token
 
 
 @dataclass(frozen=True)

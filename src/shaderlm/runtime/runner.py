@@ -236,11 +236,12 @@ class Runner(ABC):
             return self._shared(*self.pool.share(pages, length))
 
     def _shared(self, child: KvSequence, changed: Reserved) -> KvSequence:
-        try:
-            self._apply([changed])
-        except BaseException:
-            self.pool.remove(child)
-            raise
+        if changed.entries:
+            try:
+                self._apply([changed])
+            except BaseException:
+                self.pool.remove(child)
+                raise
         self.written_by = None  # what the device would write next may be shared now
         return child
 
@@ -370,8 +371,8 @@ class Runner(ABC):
         """Token ids that the model has."""
         if not len(ids):
             raise InputError("expected at least one token, got none")
-        wrong = next((i for i in ids if not 0 <= i < self.config.vocabulary), None)
-        if wrong is not None:
+        if min(ids) < 0 or max(ids) >= self.config.vocabulary:
+            wrong = next(i for i in ids if not 0 <= i < self.config.vocabulary)
             raise InputError(f"a token id must lie in 0 … {self.config.vocabulary - 1}, got {wrong}")
 
     def _check_length(self, length: int, more: int) -> None:
