@@ -15,7 +15,7 @@ import pytest
 
 from shaderlm.bench.synthetic import config_of
 from shaderlm.compile.lowering import Lowering
-from shaderlm.compile.plan import NONE, Plan, joined
+from shaderlm.compile.plan import NONE, Plan, concat
 from shaderlm.compile.plan_text import describe
 from shaderlm.compile.steps import Head, step_plan
 from shaderlm.compile.tuning import Tuning
@@ -233,7 +233,7 @@ def test_a_dispatch_binds_an_operand_once(name: str, tokens: int) -> None:
 def test_joined_plans_share_parameters_and_keep_what_each_needs() -> None:
     made, config = model(TINY)
     body, tail = (plan_of(made, config, LARGE_GPU, tokens) for tokens in (1, 8))
-    both = joined("both", (body, tail))
+    both = concat("both", (body, tail))
     assert len(both.launches) == len(body.launches) + len(tail.launches)
     words = [tuple(spec.source["words"]) for spec in both.of_role("params").values()]
     assert len(words) == len(set(words)), "equal parameters are one buffer"

@@ -104,7 +104,7 @@ class Plan:
             raise DeviceError(f"the plan {self.name!r} cannot run here: {reason}")
 
 
-def joined(name: str, plans: Iterable[Plan]) -> Plan:
+def concat(name: str, plans: Iterable[Plan]) -> Plan:
     """Plans that run one after the other, as one. Scratch buffers of the same name are shared."""
     parts = list(plans)
     first = parts[0]

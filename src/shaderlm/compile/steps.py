@@ -11,7 +11,7 @@ from ..graph.ops import resolve
 from ..graph.sampling import MAX_LOGPROBS
 from ..models.architecture import Architecture, Config, StepSpec
 from .lowering import Lowering
-from .plan import Plan, joined
+from .plan import Plan, concat
 
 
 class Head(NamedTuple):
@@ -64,7 +64,7 @@ def step_plan(
     graphs = (architecture.build(config, step), tail)
     (body, left), (ending, over) = (fuse(graph, fusions, lowering.unsupported_reason) for graph in graphs)
     parts = (body_plan(lowering, body, left, step, config), head_plan(lowering, ending, over, head, config))
-    return joined(step_name(step.tokens), parts)
+    return concat(step_name(step.tokens), parts)
 
 
 def rope_tables(config: Config) -> Mapping[str, Mapping[str, Any]]:

@@ -193,16 +193,15 @@ class Metadata:
     A key that is read is honoured; what becomes of the others is in `metadata_keys`.
     """
 
-    def __init__(self, metadata: Mapping[str, Any], own: str) -> None:
-        self._values = {
-            key.removeprefix(f"{own}."): value for key, value in metadata.items() if key.startswith(f"{own}.")
-        }
-        self._own = own
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        prefix = f"{architecture}."
+        self._values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+        self._architecture = architecture
         self._read: set[str] = set()
 
     def full(self, key: str) -> str:
         """The key as the file has it."""
-        return f"{self._own}.{key}"
+        return f"{self._architecture}.{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value, of any type."""

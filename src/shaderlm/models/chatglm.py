@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from .dense import GATE_UP, QKV, Dense
 
-_CHATGLM = Dense("chatglm", interleaved=True, joined={**QKV, **GATE_UP})
+_CHATGLM = Dense("chatglm", interleaved=True, packed_tensors={**QKV, **GATE_UP})
 read, tensors, build, head = _CHATGLM.read, _CHATGLM.tensors, _CHATGLM.build, _CHATGLM.head

@@ -39,11 +39,11 @@ def read_config(kind: Architecture, file: Checkpoint, ignore_keys: Collection[st
 def _ignored(file: Checkpoint, names: Collection[str]) -> set[str]:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise InputError(f"ignore_keys must be a list of metadata keys, got {names!r}")
-    own = f"{file.metadata.get('general.architecture')}."
-    known = [key for key in file.metadata if key.startswith(own)]
+    prefix = f"{file.metadata.get('general.architecture')}."
+    known = [key for key in file.metadata if key.startswith(prefix)]
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}"
-            raise InputError(f"{file.path} has no metadata key {name!r} that begins with {own}; {hint}")
+            raise InputError(f"{file.path} has no metadata key {name!r} that begins with {prefix}; {hint}")
     return set(names)

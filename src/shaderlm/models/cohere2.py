@@ -11,9 +11,11 @@ from .dense import Dense
 from .windows import local_layers
 
 
-def _complete(own: Metadata, c: Config) -> Config:
-    return local_layers(own, scaled_logits(own, c), period=4, full_rope=None)
+def _finalize_config(meta: Metadata, config: Config) -> Config:
+    return local_layers(meta, scaled_logits(meta, config), period=4, full_rope=None)
 
 
-_COHERE2 = Dense("cohere2", interleaved=True, norm="layer_norm", ffn_input="attn_norm", complete=_complete)
+_COHERE2 = Dense(
+    "cohere2", interleaved=True, norm="layer_norm", ffn_input="attn_norm", finalize_config=_finalize_config
+)
 read, tensors, build, head = _COHERE2.read, _COHERE2.tensors, _COHERE2.build, _COHERE2.head

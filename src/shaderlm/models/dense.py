@@ -47,18 +47,18 @@ class Dense:
     activation: Literal["silu_mul", "gelu_mul", "gelu", "gelu_erf", "relu_squared"] = "silu_mul"  # _mul: with a gate
     output_bias: bool = False  # the logits have one: output.bias
     positions: Literal["rope", "long_rope", "learned"] = "rope"
-    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    packed_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sinks: bool = False  # every head has a score without a key: attn_sinks
     biases: tuple[str, ...] = ()  # matrices and norms that always have one, by the names in a checkpoint
     mixture: Mixture | None = None  # how the experts of a feed-forward network are chosen, where there are some
     # Reads further keys: layers that differ, factors.
-    complete: Callable[[Metadata, Config], Config] = lambda own, config: config
+    finalize_config: Callable[[Metadata, Config], Config] = lambda meta, config: config
 
     def read(self, metadata: Mapping[str, Any], shapes: Shapes, formats: Mapping[str, str]) -> Config:
         """The config of a checkpoint. Every number, every key and every tensor is checked."""
-        own = Metadata(metadata, self.name)
-        config = self._config(own, shapes, formats)
-        check_keys(own, config)
+        meta = Metadata(metadata, self.name)
+        config = self._config(meta, shapes, formats)
+        check_keys(meta, config)
         tensors = self._tensors(config)
         factors = {name for rope in config.ropes.values() for name in (rope.factors, rope.long_factors) if name}
         check_tensors(self.name, shapes, {*tensors, *factors})
@@ -70,159 +70,172 @@ class Dense:
         """Every tensor that such a checkpoint has; `shapes` needs the embeddings, and what is optional."""
         return self._tensors(self._config(Metadata(metadata, self.name), shapes, {}))
 
-    def build(self, c: Config, step: StepSpec) -> Graph:
+    def build(self, config: Config, step: StepSpec) -> Graph:
         """A batch of tokens → hidden [tokens, hidden]; keys and values go to the cache."""
-        return _Build(self, c, step).graph()
+        return _Build(self, config, step).graph()
 
-    def head(self, c: Config, rows: int, tokens: int, /, *, logits: bool = True) -> Graph:
+    def head(self, config: Config, rows: int, tokens: int, /, *, logits: bool = True) -> Graph:
         """hidden [tokens, hidden] → logits [rows, vocabulary] of the rows in `outputs` (one token: its row).
 
         Without `logits`: the states [rows, hidden] after the output norm.
         """
-        return _head(self, c, rows, tokens, logits)
+        return _head(self, config, rows, tokens, logits)
 
-    def _config(self, own: Metadata, shapes: Shapes, formats: Mapping[str, str]) -> Config:
-        hidden = own.whole("embedding_length")
-        heads = own.whole("attention.head_count", maximum=4096)
-        kv_heads = own.whole("attention.head_count_kv", heads, maximum=4096)
+    def _config(self, meta: Metadata, shapes: Shapes, formats: Mapping[str, str]) -> Config:
+        hidden = meta.whole("embedding_length")
+        heads = meta.whole("attention.head_count", maximum=4096)
+        kv_heads = meta.whole("attention.head_count_kv", heads, maximum=4096)
         if heads % kv_heads:
             given = f"got {heads} and {kv_heads}"
-            raise ModelError(f"{own.full('attention.head_count')} must be a multiple of head_count_kv, {given}")
-        width = own.whole("attention.key_length", hidden // heads)
-        if own.whole("attention.value_length", width) != width:
-            raise ModelError(f"{own.full('attention.value_length')} differs from key_length; that is not supported")
+            raise ModelError(f"{meta.full('attention.head_count')} must be a multiple of head_count_kv, {given}")
+        width = meta.whole("attention.key_length", hidden // heads)
+        if meta.whole("attention.value_length", width) != width:
+            raise ModelError(f"{meta.full('attention.value_length')} differs from key_length; that is not supported")
         if EMBEDDING not in shapes or len(shapes[EMBEDDING]) != 2:
             raise ModelError(f"the checkpoint has no matrix {EMBEDDING!r}: it is incomplete, or not a language model")
         layered = self.norm == "layer_norm"
         key = f"attention.layer_norm_{'' if layered else 'rms_'}epsilon"
-        eps = own.number(key)
+        eps = meta.number(key)
         if eps > 1:
-            raise own.wrong(key, "a small number above 0", eps)
+            raise meta.wrong(key, "a small number above 0", eps)
         if layered:
-            own.get("attention.layer_norm_rms_epsilon")  # converters write both; there is no RMS norm
+            meta.get("attention.layer_norm_rms_epsilon")  # converters write both; there is no RMS norm
         config = Config(
             architecture=self.name,
-            layers=own.whole("block_count", maximum=1024),
+            layers=meta.whole("block_count", maximum=1024),
             hidden=hidden,
             heads=heads,
             kv_heads=kv_heads,
             head_width=width,
-            ffn=own.whole("feed_forward_length"),
+            ffn=meta.whole("feed_forward_length"),
             vocabulary=shapes[EMBEDDING][0],
-            context=own.whole("context_length"),
+            context=meta.whole("context_length"),
             eps=eps,
-            rope=self._rope(own, shapes, width),
+            rope=self._rope(meta, shapes, width),
             formats=formats,
             shapes=shapes,
-            experts=read_experts(self.mixture, own) if self.mixture else None,
+            experts=read_experts(self.mixture, meta) if self.mixture else None,
             ffn_input=self.ffn_input,
         )
-        config = self.complete(own, config)
-        return with_dense_layers(own, config) if config.experts else config
+        config = self.finalize_config(meta, config)
+        return with_dense_layers(meta, config) if config.experts else config
 
-    def _rope(self, own: Metadata, shapes: Shapes, width: int) -> Rope:
+    def _rope(self, meta: Metadata, shapes: Shapes, width: int) -> Rope:
         if self.positions == "learned":
             return Rope(0, 1.0, False)
-        return read_rope(own, shapes, width, interleaved=self.interleaved, long=self.positions == "long_rope")
+        return read_rope(meta, shapes, width, interleaved=self.interleaved, long=self.positions == "long_rope")
 
-    def _tensors(self, c: Config) -> dict[str, tuple[int, ...]]:
+    def _tensors(self, config: Config) -> dict[str, tuple[int, ...]]:
         """Every tensor that the graph reads, with its shape."""
-        found: dict[str, tuple[int, ...]] = {EMBEDDING: (c.vocabulary, c.hidden)}
+        found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocabulary, config.hidden)}
         if self.positions == "learned":
-            found[POSITIONS] = (c.context, c.hidden)
-        if OUTPUT in c.shapes:  # else the embeddings serve as output matrix
-            found[OUTPUT] = (c.vocabulary, c.hidden)
+            found[POSITIONS] = (config.context, config.hidden)
+        if OUTPUT in config.shapes:  # else the embeddings serve as output matrix
+            found[OUTPUT] = (config.vocabulary, config.hidden)
         if self.output_bias:
-            found[OUTPUT_BIAS] = (c.vocabulary,)
-        vectors, biased = {OUTPUT_NORM: c.hidden}, self._biased(c)
-        for i in range(c.layers):
-            vectors |= {f"blk.{i}.{name}": width for name, width in self._norms(c).items()}
-            experts = c.experts_of(i)
-            for name, shape in self._stored(c, experts).items():
+            found[OUTPUT_BIAS] = (config.vocabulary,)
+        vectors, biased = {OUTPUT_NORM: config.hidden}, self._biased(config)
+        for i in range(config.layers):
+            vectors |= {f"blk.{i}.{name}": width for name, width in self._norms(config).items()}
+            experts = config.experts_of(i)
+            for name, shape in self._stored(config, experts).items():
                 found[f"blk.{i}.{name}.weight"] = shape
                 if name in biased:
                     found[f"blk.{i}.{name}.bias"] = shape[:1]
             if experts:
-                found |= expert_tensors(c, experts, f"blk.{i}", biased)
+                found |= expert_tensors(config, experts, f"blk.{i}", biased)
             if self.sinks:
-                found[f"blk.{i}.attn_sinks.weight"] = (c.heads,)
+                found[f"blk.{i}.attn_sinks.weight"] = (config.heads,)
         for name, width in vectors.items():
             found[f"{name}.weight"] = (width,)
             if self.norm == "layer_norm" and name.rpartition(".")[2] in biased:
                 found[f"{name}.bias"] = (width,)
         return found
 
-    def _biased(self, c: Config) -> set[str]:
+    def _biased(self, config: Config) -> set[str]:
         """Matrices and norms that have a bias: what one layer has, no other may lack."""
-        return {name.split(".")[-2] for name in c.shapes if name.endswith(".bias")}.union(self.biases)
+        return {name.split(".")[-2] for name in config.shapes if name.endswith(".bias")}.union(self.biases)
 
-    def _norms(self, c: Config) -> dict[str, int]:
+    def _norms(self, config: Config) -> dict[str, int]:
         """The norms of a layer, with their widths."""
-        before = ("attn_norm",) if c.ffn_input == "attn_norm" else ("attn_norm", self.ffn_norm)
-        found = dict.fromkeys(before if self.norms_before else (), c.hidden)
+        before = ("attn_norm",) if config.ffn_input == "attn_norm" else ("attn_norm", self.ffn_norm)
+        found = dict.fromkeys(before if self.norms_before else (), config.hidden)
         if self.head_norms:
-            found |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), c.head_width)
+            found |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), config.head_width)
         if self.row_norms:
-            found |= {"attn_q_norm": c.heads * c.head_width, "attn_k_norm": c.kv_heads * c.head_width}
+            found |= {
+                "attn_q_norm": config.heads * config.head_width,
+                "attn_k_norm": config.kv_heads * config.head_width,
+            }
         if self.norms_after:
-            found |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), c.hidden)
+            found |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), config.hidden)
         return found
 
-    def _network(self, c: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
+    def _network(self, config: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
         """The matrices of a feed-forward network, those of single experts left out."""
         if experts:
-            return expert_matrices(c, experts)
-        gate = {"ffn_gate": (c.ffn, c.hidden)} if self.activation.endswith("_mul") else {}
-        return {**gate, "ffn_up": (c.ffn, c.hidden), "ffn_down": (c.hidden, c.ffn)}
+            return expert_matrices(config, experts)
+        gate = {"ffn_gate": (config.ffn, config.hidden)} if self.activation.endswith("_mul") else {}
+        return {**gate, "ffn_up": (config.ffn, config.hidden), "ffn_down": (config.hidden, config.ffn)}
 
-    def matrices(self, c: Config) -> dict[str, tuple[int, int]]:
+    def matrices(self, config: Config) -> dict[str, tuple[int, int]]:
         """The matrices that layers may have, as the graph reads them."""
-        q, kv = c.heads * c.head_width, c.kv_heads * c.head_width
+        q, kv = config.heads * config.head_width, config.kv_heads * config.head_width
         return {
-            "attn_q": (q, c.hidden),
-            "attn_k": (kv, c.hidden),
-            "attn_v": (kv, c.hidden),
-            "attn_output": (c.hidden, q),
-            **self._network(c, None),
-            **self._network(c, c.experts),
+            "attn_q": (q, config.hidden),
+            "attn_k": (kv, config.hidden),
+            "attn_v": (kv, config.hidden),
+            "attn_output": (config.hidden, q),
+            **self._network(config, None),
+            **self._network(config, config.experts),
         }
 
-    def _joined(self, c: Config) -> dict[str, tuple[str, ...]]:
+    def _packed_tensors(self, config: Config) -> dict[str, tuple[str, ...]]:
         """Which matrices hold several; a checkpoint may have each by itself."""
-        apart = {name.split(".")[2] for name in c.shapes if name.startswith("blk.0.")}
-        return {name: parts for name, parts in self.joined.items() if not apart.issuperset(parts)}
+        apart = {name.split(".")[2] for name in config.shapes if name.startswith("blk.0.")}
+        return {name: parts for name, parts in self.packed_tensors.items() if not apart.issuperset(parts)}
 
-    def _stored(self, c: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
+    def _stored(self, config: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
         """The matrices of a layer as the checkpoint has them."""
-        unread = {*self._network(c, None), *self._network(c, c.experts)} - set(self._network(c, experts))
-        found = {name: shape for name, shape in self.matrices(c).items() if name not in unread}
-        for name, parts in self._joined(c).items():
+        unread = {*self._network(config, None), *self._network(config, config.experts)} - set(
+            self._network(config, experts)
+        )
+        found = {name: shape for name, shape in self.matrices(config).items() if name not in unread}
+        for name, parts in self._packed_tensors(config).items():
             shapes = [found.pop(part) for part in parts]
             found[name] = (sum(rows for rows, _ in shapes), shapes[0][1])
         return found
 
-    def place(self, c: Config, name: str) -> tuple[str, int]:
+    def place(self, config: Config, name: str) -> tuple[str, int]:
         """The matrix of the checkpoint that has the rows of one of the graph, and the first of these rows."""
-        for joint, parts in self._joined(c).items():
+        for joint, parts in self._packed_tensors(config).items():
             if name in parts:
                 before = parts[: parts.index(name)]
-                return joint, sum(self.matrices(c)[part][0] for part in before)
+                return joint, sum(self.matrices(config)[part][0] for part in before)
         return name, 0
 
 
 def _norm(
-    b: Builder, kind: Dense, c: Config, layer: str, out: str, x: str, name: str, shape: tuple[int, ...], batch: Batch
+    b: Builder,
+    dense: Dense,
+    config: Config,
+    layer: str,
+    out: str,
+    x: str,
+    name: str,
+    shape: tuple[int, ...],
+    batch: Batch,
 ) -> str:
     """x [tokens, width] or [tokens, heads, width], normalised over its last axis. `name` is that of weight and bias."""
     heads = shape[1] if len(shape) == 3 else 1
-    dims = {"tokens": shape[0], "heads": heads, "width": shape[-1], "eps": c.eps, "batched": bool(batch)}
+    dims = {"tokens": shape[0], "heads": heads, "width": shape[-1], "eps": config.eps, "batched": bool(batch)}
     weight, bias = f"{name}.weight", f"{name}.bias"
-    b.tensor(weight, shape[-1], role="weight", format=c.formats[weight])
+    b.tensor(weight, shape[-1], role="weight", format=config.formats[weight])
     made = b.tensor(out, *shape)
-    if kind.norm == "layer_norm":
-        has_bias = bias in c.shapes
+    if dense.norm == "layer_norm":
+        has_bias = bias in config.shapes
         if has_bias:
-            b.tensor(bias, shape[-1], role="weight", format=c.formats[bias])
+            b.tensor(bias, shape[-1], role="weight", format=config.formats[bias])
         inputs = {"x": x, "weight": weight, "bias": bias if has_bias else None, **batch}
         b.add("layer_norm", {**dims, "bias": has_bias}, inputs, layer, out=made)
         return made
@@ -243,129 +256,129 @@ def _of_values(
     return made
 
 
-def _head(kind: Dense, c: Config, rows: int, tokens: int, wants_logits: bool) -> Graph:
+def _head(dense: Dense, config: Config, rows: int, tokens: int, wants_logits: bool) -> Graph:
     b = Builder()
-    x = b.tensor("hidden", tokens, c.hidden, role="input")
+    x = b.tensor("hidden", tokens, config.hidden, role="input")
     if tokens > 1:
         b.tensor("batch", 1 + tokens, 4, role="input", format="u32")
         b.tensor("outputs", rows, 8, role="input", format="u32")
-        taken = b.tensor("output.rows", rows, c.hidden)
-        dims = {"tokens": tokens, "rows": rows, "width": c.hidden}
+        taken = b.tensor("output.rows", rows, config.hidden)
+        dims = {"tokens": tokens, "rows": rows, "width": config.hidden}
         b.add("take_rows", dims, {"x": x, "outputs": "outputs", "batch": "batch"}, "output", out=taken)
         x = taken
     out = "output.output_norm" if wants_logits else "states"
-    x = _norm(b, kind, c, "output", out, x, OUTPUT_NORM, (rows, c.hidden), {})
+    x = _norm(b, dense, config, "output", out, x, OUTPUT_NORM, (rows, config.hidden), {})
     if not wants_logits:
         return b.graph(x)
-    weight = OUTPUT if OUTPUT in c.shapes else EMBEDDING
-    b.tensor(weight, c.vocabulary, c.hidden, role="weight", format=c.formats[weight])
+    weight = OUTPUT if OUTPUT in config.shapes else EMBEDDING
+    b.tensor(weight, config.vocabulary, config.hidden, role="weight", format=config.formats[weight])
     # The last of what is done with the logits is called so.
     todo: list[tuple[str, dict[str, float]]] = []
-    if c.factors.logits != 1:
-        todo.append(("scale", {"factor": c.factors.logits}))
-    if c.factors.logit_cap:
-        todo.append(("softcap", {"cap": c.factors.logit_cap}))
-    logits = b.tensor("output.product" if todo else "logits", rows, c.vocabulary)
-    product = {"tokens": rows, "K": c.hidden, "N": c.vocabulary, "format": c.formats[weight]}
+    if config.factors.logits != 1:
+        todo.append(("scale", {"factor": config.factors.logits}))
+    if config.factors.logit_cap:
+        todo.append(("softcap", {"cap": config.factors.logit_cap}))
+    logits = b.tensor("output.product" if todo else "logits", rows, config.vocabulary)
+    product = {"tokens": rows, "K": config.hidden, "N": config.vocabulary, "format": config.formats[weight]}
     inputs: dict[str, str | None] = {"x": x, "weight": weight}
-    if kind.output_bias:
-        inputs["bias"] = b.tensor(OUTPUT_BIAS, c.vocabulary, role="weight", format=c.formats[OUTPUT_BIAS])
-    b.add("linear", {**product, "bias": kind.output_bias}, inputs, "output", out=logits)
+    if dense.output_bias:
+        inputs["bias"] = b.tensor(OUTPUT_BIAS, config.vocabulary, role="weight", format=config.formats[OUTPUT_BIAS])
+    b.add("linear", {**product, "bias": dense.output_bias}, inputs, "output", out=logits)
     for i, (op, constant) in enumerate(todo):
         out = "logits" if i == len(todo) - 1 else f"output.{op}"
-        logits = _of_values(b, op, "output", out, logits, (rows, c.vocabulary), {}, **constant)
+        logits = _of_values(b, op, "output", out, logits, (rows, config.vocabulary), {}, **constant)
     return b.graph(logits)
 
 
 _GELUS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu"}
 
 
-def with_gelu(own: Metadata, c: Config, key: str) -> Config:
+def with_gelu(meta: Metadata, config: Config, key: str) -> Config:
     """The GELU that config.json of a folder names, if it is not the architecture's usual one. GGUF has no such key."""
-    name = own.get(key)
+    name = meta.get(key)
     if name is None:
-        return c
+        return config
     if not isinstance(name, str) or name not in _GELUS:
-        raise own.wrong(key, f"one of {', '.join(_GELUS)}", name)
-    return replace(c, activation=_GELUS[name])
+        raise meta.wrong(key, f"one of {', '.join(_GELUS)}", name)
+    return replace(config, activation=_GELUS[name])
 
 
 class _Build:
     """The graph of the layers, in the making."""
 
-    def __init__(self, kind: Dense, c: Config, step: StepSpec) -> None:
-        self.kind, self.c, self.step, self.b = kind, c, step, Builder()
+    def __init__(self, dense: Dense, config: Config, step: StepSpec) -> None:
+        self.dense, self.config, self.step, self.b = dense, config, step, Builder()
         self.b.tensor("batch", 1 + step.tokens, 4, role="input", format="u32")
         self.b.tensor("tokens", 1, role="input", format="u32")
         self.b.tensor("page_table", 1, role="input", format="u32")
-        for name, rope in c.ropes.items():
+        for name, rope in config.ropes.items():
             self.b.tensor(name, 1, rope.rotary // 2, 2, role="table")
         # One row is always there; of more, some may be padding.
         self.batch = {"batch": "batch"} if step.tokens > 1 else {}
 
     def graph(self) -> Graph:
-        c, kind = self.c, self.kind
+        config, dense = self.config, self.dense
         x = self._embedded()
-        for i in range(c.layers):
+        for i in range(config.layers):
             layer = f"blk.{i}"
-            read = self._norm(layer, "attn_norm", x) if kind.norms_before else x
+            read = self._norm(layer, "attn_norm", x) if dense.norms_before else x
             y = self._attention(layer, i, read)
             summed = self._sum(layer, f"{layer}.attn_sum", x, self._added(layer, "post_attention_norm", y))
-            if c.ffn_input != "attn_norm":
-                read = summed if c.ffn_input == "sum" else x
-                read = self._norm(layer, kind.ffn_norm, read) if kind.norms_before else read
-            y = self._ffn(layer, read, c.experts_of(i))
-            out = "hidden" if i == c.layers - 1 else f"{layer}.ffn_sum"
+            if config.ffn_input != "attn_norm":
+                read = summed if config.ffn_input == "sum" else x
+                read = self._norm(layer, dense.ffn_norm, read) if dense.norms_before else read
+            y = self._ffn(layer, read, config.experts_of(i))
+            out = "hidden" if i == config.layers - 1 else f"{layer}.ffn_sum"
             x = self._sum(layer, out, summed, self._added(layer, "post_ffw_norm", y))
         return self.b.graph(x)
 
     def _embedded(self) -> str:
-        c, tokens = self.c, self.step.tokens
-        self.b.tensor(EMBEDDING, c.vocabulary, c.hidden, role="weight", format=c.formats[EMBEDDING])
-        x = self.b.tensor("embedding", tokens, c.hidden)
-        dims = {"tokens": tokens, "N": c.vocabulary, "K": c.hidden, "format": c.formats[EMBEDDING]}
+        config, tokens = self.config, self.step.tokens
+        self.b.tensor(EMBEDDING, config.vocabulary, config.hidden, role="weight", format=config.formats[EMBEDDING])
+        x = self.b.tensor("embedding", tokens, config.hidden)
+        dims = {"tokens": tokens, "N": config.vocabulary, "K": config.hidden, "format": config.formats[EMBEDDING]}
         inputs = {"batch": "batch", "tokens": "tokens", "weight": EMBEDDING}
         self.b.add("embedding", dims, inputs, "embedding", out=x)
-        if c.factors.embedding != 1:
-            x = self._scaled("embedding", "embedding.scaled", x, c.factors.embedding)
-        if self.kind.positions == "learned":
-            rows = c.shapes[POSITIONS][0]
-            table = self.b.tensor(POSITIONS, rows, c.hidden, role="weight", format=c.formats[POSITIONS])
-            dims = {"tokens": tokens, "N": rows, "K": c.hidden, "format": c.formats[POSITIONS]}
-            placed = self.b.tensor("embedding.placed", tokens, c.hidden)
+        if config.factors.embedding != 1:
+            x = self._scaled("embedding", "embedding.scaled", x, config.factors.embedding)
+        if self.dense.positions == "learned":
+            rows = config.shapes[POSITIONS][0]
+            table = self.b.tensor(POSITIONS, rows, config.hidden, role="weight", format=config.formats[POSITIONS])
+            dims = {"tokens": tokens, "N": rows, "K": config.hidden, "format": config.formats[POSITIONS]}
+            placed = self.b.tensor("embedding.placed", tokens, config.hidden)
             self.b.add("add_positions", dims, {"x": x, "batch": "batch", "weight": table}, "embedding", out=placed)
             x = placed
         return x
 
     def _added(self, layer: str, norm: str, y: str) -> str:
         """What is added of a result: it may be normalised and scaled before."""
-        if self.kind.norms_after:
+        if self.dense.norms_after:
             y = self._norm(layer, norm, y)
-        factor = self.c.factors.residual
+        factor = self.config.factors.residual
         return y if factor == 1 else self._scaled(layer, f"{y}.scaled", y, factor)
 
     def _scaled(self, layer: str, out: str, x: str, factor: float) -> str:
-        shape = (self.step.tokens, self.c.hidden)
+        shape = (self.step.tokens, self.config.hidden)
         return _of_values(self.b, "scale", layer, out, x, shape, self.batch, factor=factor)
 
     def _norm(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None) -> str:
         """Over the last axis of x [tokens, hidden], or of another shape."""
-        shape = shape or (self.step.tokens, self.c.hidden)
+        shape = shape or (self.step.tokens, self.config.hidden)
         named = f"{layer}.{name}"
-        return _norm(self.b, self.kind, self.c, layer, named, x, named, shape, self.batch)
+        return _norm(self.b, self.dense, self.config, layer, named, x, named, shape, self.batch)
 
-    def _weight(self, layer: str, name: str, kind: str, *shape: int, rotary: int = 0) -> str:
+    def _weight(self, layer: str, name: str, part: str, *shape: int, rotary: int = 0) -> str:
         """A matrix or a bias of a layer, which may be some rows of a tensor of the checkpoint."""
-        there, first = self.kind.place(self.c, name)
-        named, stored = f"{layer}.{name}.{kind}", f"{layer}.{there}.{kind}"
-        part = TensorSlice(stored, shape[0], first, self.c.head_width if rotary else 0, rotary)
-        return self.b.view(named, *shape, of=part, format=self.c.formats[stored])
+        there, first = self.dense.place(self.config, name)
+        named, stored = f"{layer}.{name}.{part}", f"{layer}.{there}.{part}"
+        rows = TensorSlice(stored, shape[0], first, self.config.head_width if rotary else 0, rotary)
+        return self.b.view(named, *shape, of=rows, format=self.config.formats[stored])
 
     def _linear(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None, rotary: int = 0) -> str:
         """[tokens, n], or the same values in another shape; `rotary` values of each head in pairs, if given."""
-        n, k = self.kind.matrices(self.c)[name]
+        n, k = self.dense.matrices(self.config)[name]
         weight = self._weight(layer, name, "weight", n, k, rotary=rotary)
-        has_bias = f"{layer}.{self.kind.place(self.c, name)[0]}.bias" in self.c.shapes
+        has_bias = f"{layer}.{self.dense.place(self.config, name)[0]}.bias" in self.config.shapes
         bias = self._weight(layer, name, "bias", n, rotary=rotary) if has_bias else None
         out = self.b.tensor(f"{layer}.{name}", *(shape or (self.step.tokens, n)))
         dims = {"tokens": self.step.tokens, "K": k, "N": n, "format": self.b.tensors[weight].format, "bias": has_bias}
@@ -374,9 +387,9 @@ class _Build:
         return out
 
     def _rotated(self, layer: str, name: str, x: str, heads: int, table: str) -> str:
-        c, tokens, rope = self.c, self.step.tokens, self.c.ropes[table]
-        out = self.b.tensor(f"{layer}.{name}.rotated", tokens, heads, c.head_width)
-        dims = {"tokens": tokens, "H": heads, "D": c.head_width, "rotary": rope.rotary}
+        config, tokens, rope = self.config, self.step.tokens, self.config.ropes[table]
+        out = self.b.tensor(f"{layer}.{name}.rotated", tokens, heads, config.head_width)
+        dims = {"tokens": tokens, "H": heads, "D": config.head_width, "rotary": rope.rotary}
         inputs = {"x": x, "batch": "batch", "table": table}
         dims["interleaved"] = rope.interleaved or self._makes_pairs(table)
         self.b.add("rope", dims, inputs, layer, out=out)
@@ -388,99 +401,99 @@ class _Build:
         A kernel that makes q and k can turn what lies together. Scores do not change if q and k have another order.
         Norms of q and k come in between: there the order stays.
         """
-        rope = self.c.ropes.get(table or "")
-        return rope is not None and not (rope.interleaved or self.kind.head_norms or self.kind.row_norms)
+        rope = self.config.ropes.get(table or "")
+        return rope is not None and not (rope.interleaved or self.dense.head_norms or self.dense.row_norms)
 
     def _projected(self, layer: str, x: str, table: str | None) -> tuple[str, str, str]:
         """q [tokens, heads, width], k and v [tokens, kv heads, width]; q and k are normalised where rows are."""
-        tokens, width, by_heads = self.step.tokens, self.c.head_width, self.kind.head_norms
-        queries, keys = (tokens, self.c.heads, width), (tokens, self.c.kv_heads, width)
-        rotary = self.c.ropes[table].rotary if table and self._makes_pairs(table) else 0
+        tokens, width, by_heads = self.step.tokens, self.config.head_width, self.dense.head_norms
+        queries, keys = (tokens, self.config.heads, width), (tokens, self.config.kv_heads, width)
+        rotary = self.config.ropes[table].rotary if table and self._makes_pairs(table) else 0
         q = self._linear(layer, "attn_q", x, queries if by_heads else None, rotary)
         k = self._linear(layer, "attn_k", x, keys if by_heads else None, rotary)
         v = self._linear(layer, "attn_v", x)
-        if self.kind.row_norms:
-            q = self._norm(layer, "attn_q_norm", q, (tokens, self.c.heads * width))
-            k = self._norm(layer, "attn_k_norm", k, (tokens, self.c.kv_heads * width))
+        if self.dense.row_norms:
+            q = self._norm(layer, "attn_q_norm", q, (tokens, self.config.heads * width))
+            k = self._norm(layer, "attn_k_norm", k, (tokens, self.config.kv_heads * width))
         return q, k, v
 
     def _turned(self, layer: str, q: str, k: str, table: str | None) -> tuple[str, str]:
         """q and k after norms of heads and rope, where there are such."""
-        c, kind = self.c, self.kind
+        config, dense = self.config, self.dense
 
         def norms(q: str, k: str) -> tuple[str, str]:
-            shapes = ((self.step.tokens, heads, c.head_width) for heads in (c.heads, c.kv_heads))
+            shapes = ((self.step.tokens, heads, config.head_width) for heads in (config.heads, config.kv_heads))
             q, k = (
                 self._norm(layer, name, y, shape)
                 for name, y, shape in zip(("attn_q_norm", "attn_k_norm"), (q, k), shapes, strict=True)
             )
             return q, k
 
-        if kind.head_norms and not kind.rope_first:
+        if dense.head_norms and not dense.rope_first:
             q, k = norms(q, k)
-        if table in c.ropes:
-            q = self._rotated(layer, "attn_q", q, c.heads, table)
-            k = self._rotated(layer, "attn_k", k, c.kv_heads, table)
-        return norms(q, k) if kind.head_norms and kind.rope_first else (q, k)
+        if table in config.ropes:
+            q = self._rotated(layer, "attn_q", q, config.heads, table)
+            k = self._rotated(layer, "attn_k", k, config.kv_heads, table)
+        return norms(q, k) if dense.head_norms and dense.rope_first else (q, k)
 
     def _attention(self, layer: str, index: int, x: str) -> str:
-        c, step, own = self.c, self.step, self.c.layer(index)
-        q, k, v = self._projected(layer, x, own.rope)
-        q, k = self._turned(layer, q, k, own.rope)
+        config, step, meta = self.config, self.step, self.config.layer(index)
+        q, k, v = self._projected(layer, x, meta.rope)
+        q, k = self._turned(layer, q, k, meta.rope)
         caches = {
-            key: self.b.tensor(f"{layer}.{key}", 1, c.kv_heads, c.head_width, role="state", format=step.cache)
+            key: self.b.tensor(f"{layer}.{key}", 1, config.kv_heads, config.head_width, role="state", format=step.cache)
             for key in ("k_cache", "v_cache")
         }
-        kept = {"tokens": step.tokens, "Hkv": c.kv_heads, "D": c.head_width, "cache": step.cache}
+        kept = {"tokens": step.tokens, "Hkv": config.kv_heads, "D": config.head_width, "cache": step.cache}
         self.b.add("kv_write", kept, {"k": k, "v": v, "batch": "batch", **caches}, layer, **caches)
-        out = self.b.tensor(f"{layer}.attended", step.tokens, c.heads * c.head_width)
-        dims = {**kept, "Hq": c.heads, "context": step.context, "paged": step.paged}
-        dims |= {"scale": c.factors.scores, "window": own.window, "softcap": c.factors.score_cap}
+        out = self.b.tensor(f"{layer}.attended", step.tokens, config.heads * config.head_width)
+        dims = {**kept, "Hq": config.heads, "context": step.context, "paged": step.paged}
+        dims |= {"scale": config.factors.scores, "window": meta.window, "softcap": config.factors.score_cap}
         dims["runs"] = step.tokens >= RUN_ROWS and not step.decode
         given = {"page_table": "page_table"} if step.paged else {}
-        if self.kind.sinks:
+        if self.dense.sinks:
             name, dims["sinks"] = f"{layer}.attn_sinks.weight", True
-            given["sinks"] = self.b.tensor(name, c.heads, role="weight", format=c.formats[name])
+            given["sinks"] = self.b.tensor(name, config.heads, role="weight", format=config.formats[name])
         self.b.add("attention", dims, {"q": q, **caches, "batch": "batch", **given}, layer, out=out)
         return self._linear(layer, "attn_output", out)
 
     def _ffn(self, layer: str, x: str, experts: Experts | None) -> str:
-        op, shape = self.c.activation or self.kind.activation, (self.step.tokens, self.c.ffn)
+        op, shape = self.config.activation or self.dense.activation, (self.step.tokens, self.config.ffn)
         if not op.endswith("_mul"):
             up = self._linear(layer, "ffn_up", x)
             up = _of_values(self.b, op, layer, f"{layer}.{op}", up, shape, self.batch)
             return self._linear(layer, "ffn_down", up)
         if experts:
             return self._mixture(layer, x, experts)
-        return self._gated(layer, x, self.c.ffn)
+        return self._gated(layer, x, self.config.ffn)
 
     def _gated(self, layer: str, x: str, width: int, suffix: str = "") -> str:
         """A network with a gate: down(activation(gate(x)) · up(x))."""
         gate, up = (self._linear(layer, f"{name}{suffix}", x) for name in ("ffn_gate", "ffn_up"))
         out = self.b.tensor(f"{layer}.gated{suffix}", self.step.tokens, width)
-        self._pointwise(self.kind.activation, layer, gate, up, out, width)
+        self._pointwise(self.dense.activation, layer, gate, up, out, width)
         return self._linear(layer, f"ffn_down{suffix}", out)
 
     def _mixture(self, layer: str, x: str, experts: Experts) -> str:
         """The chosen experts of each row, and the network for all rows, where there is one."""
-        c, tokens = self.c, self.step.tokens
+        config, tokens = self.config, self.step.tokens
         logits = self._linear(layer, "ffn_gate_inp", x)
-        out = add_experts(self.b, c, experts, layer, x, logits, tokens, self.batch)
+        out = add_experts(self.b, config, experts, layer, x, logits, tokens, self.batch)
         if not experts.shared:
             return out
         shared = self._gated(layer, x, experts.shared, "_shexp")
         if not experts.shared_gate:
             return self._sum(layer, f"{layer}.ffn_shared", out, shared)
         named = f"{layer}.ffn_gate_inp_shexp.weight"
-        gate = self.b.tensor(named, c.hidden, role="weight", format=c.formats[named])
-        summed = self.b.tensor(f"{layer}.ffn_shared", tokens, c.hidden)
-        dims = {"tokens": tokens, "width": c.hidden, "K": c.hidden, "batched": bool(self.batch)}
+        gate = self.b.tensor(named, config.hidden, role="weight", format=config.formats[named])
+        summed = self.b.tensor(f"{layer}.ffn_shared", tokens, config.hidden)
+        dims = {"tokens": tokens, "width": config.hidden, "K": config.hidden, "batched": bool(self.batch)}
         self.b.add("add_gated", dims, {"a": out, "b": shared, "x": x, "gate": gate, **self.batch}, layer, out=summed)
         return summed
 
     def _sum(self, layer: str, name: str, x: str, y: str) -> str:
-        out = self.b.tensor(name, self.step.tokens, self.c.hidden)
-        self._pointwise("add", layer, x, y, out, self.c.hidden)
+        out = self.b.tensor(name, self.step.tokens, self.config.hidden)
+        self._pointwise("add", layer, x, y, out, self.config.hidden)
         return out
 
     def _pointwise(self, op: str, layer: str, a: str, b: str, out: str, width: int) -> None:

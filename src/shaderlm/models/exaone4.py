@@ -13,6 +13,6 @@ _EXAONE4 = Dense(
     head_norms=True,
     norms_before=False,
     norms_after=True,
-    complete=lambda own, c: local_layers(own, c, period=4, default=0, full_rope=None),
+    finalize_config=lambda meta, config: local_layers(meta, config, period=4, default=0, full_rope=None),
 )
 read, tensors, build, head = _EXAONE4.read, _EXAONE4.tensors, _EXAONE4.build, _EXAONE4.head

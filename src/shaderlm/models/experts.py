@@ -31,19 +31,19 @@ class Mixture:
     activation: str = "silu_mul"
 
 
-def read_experts(mixture: Mixture, own: Metadata) -> Experts | None:
+def read_experts(mixture: Mixture, meta: Metadata) -> Experts | None:
     """The mixture of a file; None where it has none and need not have one."""
-    if not mixture.always and not own.get("expert_count"):
+    if not mixture.always and not meta.get("expert_count"):
         return None
-    count = own.whole("expert_count", maximum=4096)
-    used = own.whole("expert_used_count", maximum=4096)
+    count = meta.whole("expert_count", maximum=4096)
+    used = meta.whole("expert_used_count", maximum=4096)
     if used > count:
-        raise ModelError(f"{own.full('expert_used_count')} must be at most expert_count={count}, the file has {used}")
-    whole = own.whole("feed_forward_length")
-    ffn = own.whole("expert_feed_forward_length", whole // used) if mixture.own_width else whole
+        raise ModelError(f"{meta.full('expert_used_count')} must be at most expert_count={count}, the file has {used}")
+    whole = meta.whole("feed_forward_length")
+    ffn = meta.whole("expert_feed_forward_length", whole // used) if mixture.own_width else whole
     shared = 0
-    if mixture.shared == "gated" or (mixture.shared == "optional" and own.get(_SHARED_WIDTH)):
-        shared = own.whole(_SHARED_WIDTH, whole)
+    if mixture.shared == "gated" or (mixture.shared == "optional" and meta.get(_SHARED_WIDTH)):
+        shared = meta.whole(_SHARED_WIDTH, whole)
     return Experts(
         count,
         used,
@@ -60,44 +60,45 @@ def read_experts(mixture: Mixture, own: Metadata) -> Experts | None:
 _LAYERS = "config.layers_with_experts"
 
 
-def with_dense_layers(own: Metadata, c: Config) -> Config:
+def with_dense_layers(meta: Metadata, config: Config) -> Config:
     """Layers that have the tensors of a network without experts, and no router, do without experts."""
     experts = tuple(
-        f"blk.{i}.ffn_gate_inp.weight" in c.shapes or f"blk.{i}.ffn_up.weight" not in c.shapes for i in range(c.layers)
+        f"blk.{i}.ffn_gate_inp.weight" in config.shapes or f"blk.{i}.ffn_up.weight" not in config.shapes
+        for i in range(config.layers)
     )
-    given = own.get(_LAYERS, list(experts))
+    given = meta.get(_LAYERS, list(experts))
     if given != list(experts):
-        raise own.wrong(_LAYERS, f"{list(experts)}, by the tensors of the layers", given)
+        raise meta.wrong(_LAYERS, f"{list(experts)}, by the tensors of the layers", given)
     if all(experts):
-        return c
-    layers = c.per_layer or (Layer(),) * c.layers
-    return replace(c, per_layer=tuple(replace(layers[i], experts=each) for i, each in enumerate(experts)))
+        return config
+    layers = config.per_layer or (Layer(),) * config.layers
+    return replace(config, per_layer=tuple(replace(layers[i], experts=each) for i, each in enumerate(experts)))
 
 
-def expert_matrices(c: Config, experts: Experts) -> dict[str, tuple[int, int]]:
+def expert_matrices(config: Config, experts: Experts) -> dict[str, tuple[int, int]]:
     """The router, and the matrices of the shared network."""
-    found = {"ffn_gate_inp": (experts.count, c.hidden)}
+    found = {"ffn_gate_inp": (experts.count, config.hidden)}
     if experts.shared:
-        found |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (experts.shared, c.hidden))
-        found["ffn_down_shexp"] = (c.hidden, experts.shared)
+        found |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (experts.shared, config.hidden))
+        found["ffn_down_shexp"] = (config.hidden, experts.shared)
     return found
 
 
-def expert_tensors(c: Config, experts: Experts, layer: str, biased: Collection[str]) -> dict[str, tuple[int, ...]]:
+def expert_tensors(config: Config, experts: Experts, layer: str, biased: Collection[str]) -> dict[str, tuple[int, ...]]:
     """The matrices of all experts of a layer, those in `biased` with biases, and the gate of the shared network."""
-    wide, down = (experts.count, experts.ffn, c.hidden), (experts.count, c.hidden, experts.ffn)
+    wide, down = (experts.count, experts.ffn, config.hidden), (experts.count, config.hidden, experts.ffn)
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in (("ffn_gate_exps", wide), ("ffn_up_exps", wide), ("ffn_down_exps", down)):
         found[f"{layer}.{name}.weight"] = shape
         if name in biased:
             found[f"{layer}.{name}.bias"] = shape[:2]
     if experts.shared and experts.shared_gate:
-        found[f"{layer}.ffn_gate_inp_shexp.weight"] = (c.hidden,)
+        found[f"{layer}.ffn_gate_inp_shexp.weight"] = (config.hidden,)
     return found
 
 
 def add_experts(
-    b: Builder, c: Config, experts: Experts, layer: str, x: str, logits: str, tokens: int, batch: Mapping[str, str]
+    b: Builder, config: Config, experts: Experts, layer: str, x: str, logits: str, tokens: int, batch: Mapping[str, str]
 ) -> str:
     """x [tokens, hidden] and the router's logits → Σ factor · down(activation(gate(x), up(x))), chosen experts."""
     used = experts.used
@@ -110,20 +111,20 @@ def add_experts(
     def product(name: str, inputs: Mapping[str, str], shape: tuple[int, ...], k: int, combine: str = "none") -> str:
         weight, bias = f"{layer}.{name}.weight", f"{layer}.{name}.bias"
         # The matrices of the experts lie one below the other.
-        b.tensor(weight, experts.count * shape[-1], k, role="weight", format=c.formats[weight])
-        has_bias = bias in c.shapes
+        b.tensor(weight, experts.count * shape[-1], k, role="weight", format=config.formats[weight])
+        has_bias = bias in config.shapes
         if has_bias:
-            b.tensor(bias, experts.count * shape[-1], role="weight", format=c.formats[bias])
-        dims = sizes | {"K": k, "N": shape[-1], "format": c.formats[weight], "combine": combine, "bias": has_bias}
+            b.tensor(bias, experts.count * shape[-1], role="weight", format=config.formats[bias])
+        dims = sizes | {"K": k, "N": shape[-1], "format": config.formats[weight], "combine": combine, "bias": has_bias}
         given = {**inputs, "weight": weight, "bias": bias if has_bias else None, "ids": ids, **batch}
         out = b.tensor(f"{layer}.{name}", *shape)
         b.add("linear_experts", dims, given, layer, out=out)
         return out
 
     wide = (tokens, used, experts.ffn)
-    gate, up = (product(name, {"x": x}, wide, c.hidden) for name in ("ffn_gate_exps", "ffn_up_exps"))
+    gate, up = (product(name, {"x": x}, wide, config.hidden) for name in ("ffn_gate_exps", "ffn_up_exps"))
     gated = b.tensor(f"{layer}.gated_exps", *wide)
     dims = {"tokens": tokens, "count": tokens * used * experts.ffn, "batched": bool(batch)}
     b.add(experts.activation, dims, {"a": gate, "b": up, **batch}, layer, out=gated)
     inputs = {"x": gated, "factors": factors}
-    return product("ffn_down_exps", inputs, (tokens, c.hidden), experts.ffn, "sum")
+    return product("ffn_down_exps", inputs, (tokens, config.hidden), experts.ffn, "sum")

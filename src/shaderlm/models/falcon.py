@@ -8,10 +8,10 @@ from .dense import NORMS, QKV, Dense
 _LAYOUT = "jploski"  # all queries, all keys, all values. Every published file says so
 
 
-def _complete(own: Metadata, c: Config) -> Config:
-    if (layout := own.get("tensor_data_layout")) != _LAYOUT:
-        raise own.wrong("tensor_data_layout", repr(_LAYOUT), layout)
-    return c
+def _finalize_config(meta: Metadata, config: Config) -> Config:
+    if (layout := meta.get("tensor_data_layout")) != _LAYOUT:
+        raise meta.wrong("tensor_data_layout", repr(_LAYOUT), layout)
+    return config
 
 
 _FALCON = Dense(
@@ -19,8 +19,8 @@ _FALCON = Dense(
     norm="layer_norm",
     ffn_input="attn_norm",
     activation="gelu_erf",
-    joined=QKV,
+    packed_tensors=QKV,
     biases=NORMS,
-    complete=_complete,
+    finalize_config=_finalize_config,
 )
 read, tensors, build, head = _FALCON.read, _FALCON.tensors, _FALCON.build, _FALCON.head

@@ -9,9 +9,9 @@ from .architecture import Config, Factors, Metadata
 from .dense import Dense
 
 
-def _complete(own: Metadata, c: Config) -> Config:
-    return replace(c, factors=Factors(embedding=math.sqrt(c.hidden)))
+def _finalize_config(meta: Metadata, config: Config) -> Config:
+    return replace(config, factors=Factors(embedding=math.sqrt(config.hidden)))
 
 
-_GEMMA = Dense("gemma", activation="gelu_mul", complete=_complete)
+_GEMMA = Dense("gemma", activation="gelu_mul", finalize_config=_finalize_config)
 read, tensors, build, head = _GEMMA.read, _GEMMA.tensors, _GEMMA.build, _GEMMA.head

@@ -12,18 +12,18 @@ from .windows import local_layers
 _LAYERS_27B = 46
 
 
-def _complete(own: Metadata, c: Config) -> Config:
+def _finalize_config(meta: Metadata, config: Config) -> Config:
     # The scores of the largest of them are scaled by another width than that of a head, which no GGUF file says.
-    width = c.hidden // c.heads if c.layers == _LAYERS_27B else c.head_width
-    scores = own.number("attention.scale") if own.get("attention.scale") else 1 / math.sqrt(width)
+    width = config.hidden // config.heads if config.layers == _LAYERS_27B else config.head_width
+    scores = meta.number("attention.scale") if meta.get("attention.scale") else 1 / math.sqrt(width)
     factors = Factors(
-        embedding=math.sqrt(c.hidden),
+        embedding=math.sqrt(config.hidden),
         scores=scores,
-        score_cap=own.number("attn_logit_softcapping", 50.0),
-        logit_cap=own.number("final_logit_softcapping", 30.0),
+        score_cap=meta.number("attn_logit_softcapping", 50.0),
+        logit_cap=meta.number("final_logit_softcapping", 30.0),
     )
-    return local_layers(own, replace(c, factors=factors), period=2, default=4096)
+    return local_layers(meta, replace(config, factors=factors), period=2, default=4096)
 
 
-_GEMMA2 = Dense("gemma2", norms_after=True, activation="gelu_mul", complete=_complete)
+_GEMMA2 = Dense("gemma2", norms_after=True, activation="gelu_mul", finalize_config=_finalize_config)
 read, tensors, build, head = _GEMMA2.read, _GEMMA2.tensors, _GEMMA2.build, _GEMMA2.head

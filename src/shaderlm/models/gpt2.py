@@ -9,7 +9,7 @@ _GPT2 = Dense(
     norm="layer_norm",
     activation="gelu",
     positions="learned",
-    joined=QKV,
+    packed_tensors=QKV,
     biases=(*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down"),
 )
 read, tensors, build, head = _GPT2.read, _GPT2.tensors, _GPT2.build, _GPT2.head

@@ -17,6 +17,6 @@ _GPT_OSS = Dense(
     sinks=True,
     biases=(*_ATTENTION, "ffn_gate_inp", *_EXPERTS),
     mixture=Mixture(normalise=False, gating="softmax_used", activation="swiglu_clamped"),
-    complete=lambda own, c: local_layers(own, c, period=2),
+    finalize_config=lambda meta, config: local_layers(meta, config, period=2),
 )
 read, tensors, build, head = _GPT_OSS.read, _GPT_OSS.tensors, _GPT_OSS.build, _GPT_OSS.head

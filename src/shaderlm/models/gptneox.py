@@ -11,19 +11,19 @@ from .architecture import Config, Metadata
 from .dense import NORMS, QKV, Dense, with_gelu
 
 
-def _complete(own: Metadata, c: Config) -> Config:
-    parallel = own.get("use_parallel_residual")
+def _finalize_config(meta: Metadata, config: Config) -> Config:
+    parallel = meta.get("use_parallel_residual")
     if not isinstance(parallel, bool):
-        raise own.wrong("use_parallel_residual", "true or false", parallel)
-    return with_gelu(own, replace(c, ffn_input="input" if parallel else "sum"), "config.hidden_act")
+        raise meta.wrong("use_parallel_residual", "true or false", parallel)
+    return with_gelu(meta, replace(config, ffn_input="input" if parallel else "sum"), "config.hidden_act")
 
 
 _GPTNEOX = Dense(
     "gptneox",
     norm="layer_norm",
     activation="gelu_erf",
-    joined=QKV,
+    packed_tensors=QKV,
     biases=(*NORMS, "ffn_up", "ffn_down"),
-    complete=_complete,
+    finalize_config=_finalize_config,
 )
 read, tensors, build, head = _GPTNEOX.read, _GPTNEOX.tensors, _GPTNEOX.build, _GPTNEOX.head

@@ -8,5 +8,5 @@ from .granite import read_factors
 
 # Factors are the softmax over the chosen experts: the same as that over all, made to add up to 1.
 _MIXTURE = Mixture(own_width=False, shared="optional")
-_GRANITEMOE = Dense("granitemoe", interleaved=True, mixture=_MIXTURE, complete=read_factors)
+_GRANITEMOE = Dense("granitemoe", interleaved=True, mixture=_MIXTURE, finalize_config=read_factors)
 read, tensors, build, head = _GRANITEMOE.read, _GRANITEMOE.tensors, _GRANITEMOE.build, _GRANITEMOE.head

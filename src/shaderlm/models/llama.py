@@ -9,5 +9,5 @@ from .dense import Dense
 from .experts import Mixture
 from .windows import all_layers
 
-_LLAMA = Dense("llama", interleaved=True, complete=all_layers, mixture=Mixture(always=False, own_width=False))
+_LLAMA = Dense("llama", interleaved=True, finalize_config=all_layers, mixture=Mixture(always=False, own_width=False))
 read, tensors, build, head = _LLAMA.read, _LLAMA.tensors, _LLAMA.build, _LLAMA.head

@@ -181,14 +181,14 @@ def _close(value: Any, expected: float) -> bool:
     return isinstance(value, (int, float)) and math.isclose(value, expected, rel_tol=1e-6)  # files have f32
 
 
-def check_keys(own: Metadata, config: Config) -> None:
+def check_keys(meta: Metadata, config: Config) -> None:
     """Refuse keys that would change what is computed."""
-    for key, value in own.unread().items():
+    for key, value in meta.unread().items():
         known = REFUSED.get(key)
         if key in HARMLESS or (known is not None and known.neutral(value, config)):
             continue
         effect = known.effect if known is not None else "it is not known what that changes"
-        given, name = repr(value), own.full(key)
+        given, name = repr(value), meta.full(key)
         raise ModelError(
             f"{name} is {given if len(given) <= 60 else f'{given[:59]}…'}: {effect}, which the architecture "
             f"{config.architecture} does not support. --ignore-key {name} (in Python ignore_keys=[{name!r}]) reads the "

@@ -8,11 +8,11 @@ from .architecture import Config, Factors, Metadata
 from .dense import Dense
 
 
-def _complete(own: Metadata, c: Config) -> Config:
+def _finalize_config(meta: Metadata, config: Config) -> Config:
     # Logits are divided by theirs.
-    embedding, residual, logits = (own.number(f"{key}_scale") for key in ("embedding", "residual", "logit"))
-    return replace(c, factors=Factors(embedding, residual, 1 / logits))
+    embedding, residual, logits = (meta.number(f"{key}_scale") for key in ("embedding", "residual", "logit"))
+    return replace(config, factors=Factors(embedding, residual, 1 / logits))
 
 
-_MINICPM = Dense("minicpm", interleaved=True, positions="long_rope", complete=_complete)
+_MINICPM = Dense("minicpm", interleaved=True, positions="long_rope", finalize_config=_finalize_config)
 read, tensors, build, head = _MINICPM.read, _MINICPM.tensors, _MINICPM.build, _MINICPM.head

@@ -12,13 +12,13 @@ from .architecture import Config, Metadata
 from .dense import Dense
 
 
-def _complete(own: Metadata, c: Config) -> Config:
-    if not own.get("attention.temperature_scale"):
-        return c
-    own.number("attention.temperature_scale")
-    original = own.whole("rope.scaling.original_context_length")
-    return replace(c, context=min(c.context, own.whole("attention.temperature_length", original)))
+def _finalize_config(meta: Metadata, config: Config) -> Config:
+    if not meta.get("attention.temperature_scale"):
+        return config
+    meta.number("attention.temperature_scale")
+    original = meta.whole("rope.scaling.original_context_length")
+    return replace(config, context=min(config.context, meta.whole("attention.temperature_length", original)))
 
 
-_MISTRAL3 = Dense("mistral3", interleaved=True, complete=_complete)
+_MISTRAL3 = Dense("mistral3", interleaved=True, finalize_config=_finalize_config)
 read, tensors, build, head = _MISTRAL3.read, _MISTRAL3.tensors, _MISTRAL3.build, _MISTRAL3.head

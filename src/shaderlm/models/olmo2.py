@@ -13,6 +13,6 @@ _OLMO2 = Dense(
     norms_before=False,
     norms_after=True,
     row_norms=True,
-    complete=lambda own, c: local_layers(own, c, period=4, default=0, local_theta=c.rope.theta),
+    finalize_config=lambda meta, config: local_layers(meta, config, period=4, default=0, local_theta=config.rope.theta),
 )
 read, tensors, build, head = _OLMO2.read, _OLMO2.tensors, _OLMO2.build, _OLMO2.head

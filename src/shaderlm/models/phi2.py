@@ -10,7 +10,7 @@ _PHI2 = Dense(
     ffn_input="attn_norm",
     activation="gelu",
     output_bias=True,
-    joined=QKV,
+    packed_tensors=QKV,
     biases=(*NORMS, "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"),
 )
 read, tensors, build, head = _PHI2.read, _PHI2.tensors, _PHI2.build, _PHI2.head

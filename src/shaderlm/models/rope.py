@@ -16,36 +16,36 @@ _GIVEN = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
 _MAGNITUDE, _TRUNCATE = "rope.scaling.yarn_magnitude", "rope.scaling.yarn_truncate"
 
 
-def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, long: bool = False) -> Rope:
+def read_rope(meta: Metadata, shapes: Shapes, width: int, *, interleaved: bool, long: bool = False) -> Rope:
     """Rope of heads of this width. `long`: the file may have factors for short and for long contexts."""
-    rotary = own.whole("rope.dimension_count", width)
+    rotary = meta.whole("rope.dimension_count", width)
     if rotary % 2 or rotary > width:
-        raise own.wrong("rope.dimension_count", f"even and at most {width}", rotary)
-    theta = own.number("rope.freq_base", 10000.0)
-    original = own.whole("rope.scaling.original_context_length", own.whole("context_length"))
-    kind, factor = _scaling(own, ("none", "linear", "yarn", *(["longrope"] if long else [])))
-    given = [own.number(key, 1.0) for key in _GIVEN]
+        raise meta.wrong("rope.dimension_count", f"even and at most {width}", rotary)
+    theta = meta.number("rope.freq_base", 10000.0)
+    original = meta.whole("rope.scaling.original_context_length", meta.whole("context_length"))
+    kind, factor = _scaling(meta, ("none", "linear", "yarn", *(["longrope"] if long else [])))
+    given = [meta.number(key, 1.0) for key in _GIVEN]
     yarn, magnitude = None, given[0]
     # Files have the numbers of yarn in two sets of names, and only some of them.
-    share = own.fraction("rope.scaling.yarn_ext_factor", 1.0)
-    fast, slow = own.number("rope.scaling.yarn_beta_fast", 32.0), own.number("rope.scaling.yarn_beta_slow", 1.0)
-    divisor = own.number(_LOGARITHM) if own.get(_LOGARITHM) else 0.0
+    share = meta.fraction("rope.scaling.yarn_ext_factor", 1.0)
+    fast, slow = meta.number("rope.scaling.yarn_beta_fast", 32.0), meta.number("rope.scaling.yarn_beta_slow", 1.0)
+    divisor = meta.number(_LOGARITHM) if meta.get(_LOGARITHM) else 0.0
     if kind == "yarn":
         if theta <= 1:
-            raise own.wrong("rope.freq_base", "above 1 for yarn", theta)
-        truncate = own.get(_TRUNCATE, True)
+            raise meta.wrong("rope.freq_base", "above 1 for yarn", theta)
+        truncate = meta.get(_TRUNCATE, True)
         if not isinstance(truncate, bool):
-            raise own.wrong(_TRUNCATE, "true or false", truncate)
+            raise meta.wrong(_TRUNCATE, "true or false", truncate)
         yarn = Yarn(factor, original, fast, slow, share, truncate)
         logarithm = 0.1 * math.log(factor) if share else 0.0
-        _check_given(own, given, 1 + logarithm)
-        magnitude = own.number(_MAGNITUDE, (1 + logarithm) / (1 + divisor * logarithm))
+        _check_given(meta, given, 1 + logarithm)
+        magnitude = meta.number(_MAGNITUDE, (1 + logarithm) / (1 + divisor * logarithm))
     names = [FACTORS] if FACTORS in shapes else []
     if long and {LONG_FACTORS, SHORT_FACTORS} & set(shapes):
         names = [SHORT_FACTORS, LONG_FACTORS]
     elif kind == "longrope":
         wanted = f"{SHORT_FACTORS!r} and {LONG_FACTORS!r}"
-        raise ModelError(f"{own.full('rope.scaling.type')} is 'longrope', but the checkpoint has no tensors {wanted}")
+        raise ModelError(f"{meta.full('rope.scaling.type')} is 'longrope', but the checkpoint has no tensors {wanted}")
     for name in names:
         expect(shapes, name, (rotary // 2,))
     return Rope(
@@ -61,7 +61,7 @@ def read_rope(own: Metadata, shapes: Shapes, width: int, *, interleaved: bool, l
     )
 
 
-def _check_given(own: Metadata, given: list[float], usual: float) -> None:
+def _check_given(meta: Metadata, given: list[float], usual: float) -> None:
     """Refuse magnitudes of yarn that nobody can tell the meaning of.
 
     Converters write the whole magnitude, which is the usual one in published models. Other programs read the same keys
@@ -70,21 +70,21 @@ def _check_given(own: Metadata, given: list[float], usual: float) -> None:
     for key, value in zip(_GIVEN, given, strict=True):
         if not any(math.isclose(value, meant, rel_tol=1e-4) for meant in (1.0, usual)):
             raise ModelError(
-                f"{own.full(key)} is {value:g}: it is not known whether it replaces yarn's magnitude, {usual:.4f}, or "
-                f"is multiplied with it. --ignore-key {own.full(key)} takes the magnitude alone"
+                f"{meta.full(key)} is {value:g}: it is not known whether it replaces yarn's magnitude, {usual:.4f}, or "
+                f"is multiplied with it. --ignore-key {meta.full(key)} takes the magnitude alone"
             )
 
 
-def _scaling(own: Metadata, known: tuple[str, ...]) -> tuple[str, float]:
+def _scaling(meta: Metadata, known: tuple[str, ...]) -> tuple[str, float]:
     """How positions are scaled, and by what. A factor without a type is linear, and a factor of 0 means 1."""
-    newer, older = (own.get(key) for key in ("rope.scaling.factor", "rope.scale_linear"))
+    newer, older = (meta.get(key) for key in ("rope.scaling.factor", "rope.scale_linear"))
     key, given = ("rope.scale_linear", older) if newer is None else ("rope.scaling.factor", newer)
-    factor = own.number(key) if given else 1.0
-    kind = own.get("rope.scaling.type", "linear")
+    factor = meta.number(key) if given else 1.0
+    kind = meta.get("rope.scaling.type", "linear")
     if kind not in known:
-        both = " ".join(f"--ignore-key {own.full(name)}" for name in ("rope.scaling.type", "rope.scaling.factor"))
+        both = " ".join(f"--ignore-key {meta.full(name)}" for name in ("rope.scaling.type", "rope.scaling.factor"))
         raise ModelError(
-            f"{own.full('rope.scaling.type')} is {kind!r}: positions are rotated in another way, which is not "
+            f"{meta.full('rope.scaling.type')} is {kind!r}: positions are rotated in another way, which is not "
             f"supported; {', '.join(known)} are. {both} reads the file as if its positions were not scaled"
         )
     return kind, factor

@@ -82,8 +82,8 @@ class ModelShape:
             "rope.freq_base": self.theta,
             **self.further,
         }
-        own = {f"{self.architecture}.{key}": value for key, value in numbers.items()}
-        return {"general.architecture": self.architecture, **own}
+        keys = {f"{self.architecture}.{key}": value for key, value in numbers.items()}
+        return {"general.architecture": self.architecture, **keys}
 
 
 # Shapes whose kernels are benchmarked.

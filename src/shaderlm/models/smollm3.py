@@ -8,9 +8,9 @@ from .architecture import Config, Layer, Metadata
 from .dense import Dense
 
 
-def _complete(own: Metadata, c: Config) -> Config:
-    return replace(c, per_layer=tuple(Layer(rope=None) if i % 4 == 3 else Layer() for i in range(c.layers)))
+def _finalize_config(meta: Metadata, config: Config) -> Config:
+    return replace(config, per_layer=tuple(Layer(rope=None) if i % 4 == 3 else Layer() for i in range(config.layers)))
 
 
-_SMOLLM3 = Dense("smollm3", interleaved=True, complete=_complete)
+_SMOLLM3 = Dense("smollm3", interleaved=True, finalize_config=_finalize_config)
 read, tensors, build, head = _SMOLLM3.read, _SMOLLM3.tensors, _SMOLLM3.build, _SMOLLM3.head

@@ -6,8 +6,8 @@ from .architecture import Config, Metadata
 from .dense import NORMS, QKV, Dense, with_gelu
 
 
-def _complete(own: Metadata, c: Config) -> Config:
-    return with_gelu(own, c, "config.activation_function")
+def _finalize_config(meta: Metadata, config: Config) -> Config:
+    return with_gelu(meta, config, "config.activation_function")
 
 
 _STARCODER = Dense(
@@ -15,8 +15,8 @@ _STARCODER = Dense(
     norm="layer_norm",
     activation="gelu",
     positions="learned",
-    joined=QKV,
+    packed_tensors=QKV,
     biases=(*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down"),
-    complete=_complete,
+    finalize_config=_finalize_config,
 )
 read, tensors, build, head = _STARCODER.read, _STARCODER.tensors, _STARCODER.build, _STARCODER.head

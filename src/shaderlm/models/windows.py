@@ -9,15 +9,15 @@ from .architecture import LOCAL_ROPE, ROPE, Config, Layer, Metadata, Rope
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 
 
-def all_layers(own: Metadata, c: Config) -> Config:
+def all_layers(meta: Metadata, config: Config) -> Config:
     """Every layer has the window, if the file has one."""
-    window = _window(own, 0)
-    return replace(c, per_layer=(Layer(window),) * c.layers) if window else c
+    window = _window(meta, 0)
+    return replace(config, per_layer=(Layer(window),) * config.layers) if window else config
 
 
 def local_layers(
-    own: Metadata,
-    c: Config,
+    meta: Metadata,
+    config: Config,
     *,
     period: int,
     default: int | None = None,
@@ -29,32 +29,32 @@ def local_layers(
     `default`: the window of files that have none; 0: there is no window then; None: files must have one.
     `local_theta`: layers with a window rotate by it, without scaling. `full_rope`: the table of layers without one.
     """
-    window = _window(own, default)
-    local = _pattern(own, c.layers, period)
+    window = _window(meta, default)
+    local = _pattern(meta, config.layers, period)
     if not window:
-        return c
+        return config
     rope, table = None, ROPE
     if local_theta is not None:
-        rope, table = Rope(c.rope.rotary, local_theta, c.rope.interleaved), LOCAL_ROPE
-    if rope == c.rope:
+        rope, table = Rope(config.rope.rotary, local_theta, config.rope.interleaved), LOCAL_ROPE
+    if rope == config.rope:
         rope, table = None, ROPE
     layers = tuple(Layer(window, table) if each else Layer(rope=full_rope) for each in local)
-    return replace(c, per_layer=layers, local_rope=rope)
+    return replace(config, per_layer=layers, local_rope=rope)
 
 
-def _window(own: Metadata, default: int | None) -> int:
+def _window(meta: Metadata, default: int | None) -> int:
     """0 stands for none."""
     if default is None:
-        return own.whole(_WINDOW)
-    return own.whole(_WINDOW, default) if own.get(_WINDOW, default) else 0
+        return meta.whole(_WINDOW)
+    return meta.whole(_WINDOW, default) if meta.get(_WINDOW, default) else 0
 
 
-def _pattern(own: Metadata, layers: int, period: int) -> list[bool]:
+def _pattern(meta: Metadata, layers: int, period: int) -> list[bool]:
     """Which layers have the window: one truth value for each, or how often one has none."""
-    given = own.get(_PATTERN, period)
+    given = meta.get(_PATTERN, period)
     if isinstance(given, list):
         if len(given) != layers or not all(isinstance(each, bool) for each in given):
-            raise own.wrong(_PATTERN, f"{layers} truth values, or a whole number", given)
+            raise meta.wrong(_PATTERN, f"{layers} truth values, or a whole number", given)
         return given
-    every = own.whole(_PATTERN, period)
+    every = meta.whole(_PATTERN, period)
     return [i % every != every - 1 for i in range(layers)]

@@ -259,7 +259,7 @@ def template_message(i: int, message: Message) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     content = message.content
     if isinstance(content, list):
-        content = joined(content)
+        content = join_text(content)
     calls = [msgspec.to_builtins(call) for call in message.tool_calls or ()]
     if content is None and not calls:
         raise ApiError(400, f"messages[{i}].content must be text", param=f"messages[{i}].content")
@@ -270,6 +270,6 @@ def template_message(i: int, message: Message) -> dict[str, Any]:
     return {**made, "tool_calls": calls} if calls else made
 
 
-def joined(parts: Sequence[TextPart]) -> str:
+def join_text(parts: Sequence[TextPart]) -> str:
     """The text of a content that comes in parts."""
     return "\n".join(part.text for part in parts)

@@ -340,7 +340,7 @@ def _add(messages: list[dict[str, Any]], where: str, item: InputItem) -> None:
     if kind == "function_call_output":
         needed: dict[str, Any] = {"call_id": item.call_id, "output": item.output}
         _check(where, kind, needed)
-        output = item.output if isinstance(item.output, str) else _joined(item.output or [])
+        output = item.output if isinstance(item.output, str) else _join_text(item.output or [])
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
     elif kind == "function_call":
         _check(where, kind, {"name": item.name, "arguments": item.arguments})
@@ -349,13 +349,13 @@ def _add(messages: list[dict[str, Any]], where: str, item: InputItem) -> None:
         _assistant(messages).setdefault("tool_calls", []).append(call)
     elif kind == "reasoning":
         parts = item.content if isinstance(item.content, list) else []
-        text = _joined([*parts, *(item.summary or [])])
+        text = _join_text([*parts, *(item.summary or [])])
         if text:
             messages.append({"role": "assistant", "content": None, "reasoning_content": text})
     else:
         _check(where, kind, {"role": item.role, "content": item.content})
         assert item.content is not None
-        text = item.content if isinstance(item.content, str) else _joined(item.content)
+        text = item.content if isinstance(item.content, str) else _join_text(item.content)
         if item.role == "assistant":
             message = _assistant(messages)
             message["content"] = text if message["content"] is None else f"{message['content']}\n{text}"
@@ -378,7 +378,7 @@ def _check(where: str, kind: str, needed: dict[str, Any]) -> None:
             raise ApiError(400, f"{place} is missing: an item of the type {kind} has it", param=place)
 
 
-def _joined(parts: Sequence[InputPart]) -> str:
+def _join_text(parts: Sequence[InputPart]) -> str:
     return "\n".join(part.text for part in parts)
 
 
