@@ -112,8 +112,9 @@ def _plans(device: WithCaps, plain_device: WithCaps) -> dict[str, tuple[WithCaps
     return {
         "as a GPU": (device, replace(device.caps, kind="discrete", subgroup_size=device.caps.subgroup_max)),
         "as it is": (device, replace(device.caps, subgroup_size=0)),
-        "as the least GPU": (plain_device, replace(plain_device.caps, kind="discrete", **least)),
-        "without dot4": (device, replace(device.caps, kind="integrated", dot4=False)),
+        # Of few processors, which larger tiles fill.
+        "as the least GPU": (plain_device, replace(plain_device.caps, kind="discrete", processors=1, **least)),
+        "without dot4": (device, replace(device.caps, kind="integrated", dot4=False, processors=4)),
     }
 
 

@@ -64,8 +64,6 @@ def devices() -> list[Imagined]:
 
 
 PRODUCTS = sorted({size for shape in SYNTHETIC.values() for size in shape.matrices.values()})
-# Tiles of 64 columns that no kernel splits along K yet, of devices without integer products and matrix units.
-UNSPLIT = "tile_shared"
 LEAST_COLUMNS = 576  # fewer are routers of experts, whose smallest tiles are few
 
 
@@ -84,7 +82,7 @@ def test_products_fit_and_fill_a_device(imagined: Imagined) -> None:
         launch_list = route.launch_list(dims, caps)
         assert over_limits(launch_list, caps) is None
         groups = max(dispatch.workgroups for dispatch in launch_list.dispatches)
-        if route.name != UNSPLIT and n > LEAST_COLUMNS:
+        if n > LEAST_COLUMNS:
             wanted = imagined.processors if route.name != "matrix" else min(imagined.processors, _most(dims))
             assert 2 * groups >= wanted, f"{route.name}: {tokens} rows of {k} × {n} in {groups} workgroups"
 

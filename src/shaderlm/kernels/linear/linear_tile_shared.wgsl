@@ -1,17 +1,18 @@
 // out[tokens, n] = epilogue(Σ_k x[tokens, k] · w[n, k])        format of the weights and epilogue are included
-// A workgroup of 16 × 16 threads computes a tile of 16·TM rows × 64 columns; each step stages QUADS·4 of k for
-// both operands in workgroup memory, weights dequantised once per tile. A thread owns TM (4 or 8) × 4 results,
-// 16 apart, so that neighbouring threads read neighbouring rows and write neighbouring columns. Where columns are
-// taken in pairs (GATED), a thread owns two neighbours, and the two 32 further on.
+// A workgroup of 16 × 16 threads computes a tile of 16·TM rows × 16·TN columns; each step stages QUADS·4 of k for
+// both operands in workgroup memory, weights dequantised once per tile. A thread owns TM (1, 2, 4 or 8) × TN (1, 2 or
+// 4) results, 16 apart, so that neighbouring threads read neighbouring rows and write neighbouring columns. Where
+// columns are taken in pairs (GATED), TN is 2 or 4, and a thread owns two neighbours, and the two 32 further on.
 // Edge threads clamp their row and never store.
 // Grid: one workgroup per tile, folded. Needs k % 32 == 0.
 
 const WG: u32 = 256u;
 const TM: u32 = 4u;
+const TN: u32 = 4u;
 const QUADS: u32 = 4u;
 
 const BM: u32 = 16u * TM;
-const BN: u32 = 64u;
+const BN: u32 = 16u * TN;
 const STRIDE: u32 = QUADS + 1u;  // one more than needed: rows then start in different banks
 
 struct Params {
@@ -48,12 +49,18 @@ fn slot(n: u32) -> u32 {
 fn store_row(m: u32, n0: u32, tx: u32, values: vec4<f32>) {
     if (has(GATED)) {
         store_pair(m, n0 + 2u * tx, values.x, values.y);
-        store_pair(m, n0 + 2u * tx + 32u, values.z, values.w);
+        if (TN > 2u) {
+            store_pair(m, n0 + 2u * tx + 32u, values.z, values.w);
+        }
     } else {
         store(m, n0 + tx, values.x);
-        store(m, n0 + tx + 16u, values.y);
-        store(m, n0 + tx + 32u, values.z);
-        store(m, n0 + tx + 48u, values.w);
+        if (TN > 1u) {
+            store(m, n0 + tx + 16u, values.y);
+        }
+        if (TN > 2u) {
+            store(m, n0 + tx + 32u, values.z);
+            store(m, n0 + tx + 48u, values.w);
+        }
     }
 }
 
@@ -97,17 +104,28 @@ fn main(
         workgroupBarrier();
         for (var q = 0u; q < QUADS; q = q + 1u) {
             let w0 = b_tile[(tx + 0u) * STRIDE + q];
-            let w1 = b_tile[(tx + 16u) * STRIDE + q];
-            let w2 = b_tile[(tx + 32u) * STRIDE + q];
-            let w3 = b_tile[(tx + 48u) * STRIDE + q];
+            var w1 = vec4<f32>();
+            var w2 = vec4<f32>();
+            var w3 = vec4<f32>();
+            if (TN > 1u) {
+                w1 = b_tile[(tx + 16u) * STRIDE + q];
+            }
+            if (TN > 2u) {
+                w2 = b_tile[(tx + 32u) * STRIDE + q];
+                w3 = b_tile[(tx + 48u) * STRIDE + q];
+            }
             let bx = vec4<f32>(w0.x, w1.x, w2.x, w3.x);
             let by = vec4<f32>(w0.y, w1.y, w2.y, w3.y);
             let bz = vec4<f32>(w0.z, w1.z, w2.z, w3.z);
             let bw = vec4<f32>(w0.w, w1.w, w2.w, w3.w);
             acc0 = acc0 + product(a_tile[(ty + 0u) * STRIDE + q], bx, by, bz, bw);
-            acc1 = acc1 + product(a_tile[(ty + 16u) * STRIDE + q], bx, by, bz, bw);
-            acc2 = acc2 + product(a_tile[(ty + 32u) * STRIDE + q], bx, by, bz, bw);
-            acc3 = acc3 + product(a_tile[(ty + 48u) * STRIDE + q], bx, by, bz, bw);
+            if (TM > 1u) {
+                acc1 = acc1 + product(a_tile[(ty + 16u) * STRIDE + q], bx, by, bz, bw);
+            }
+            if (TM > 2u) {
+                acc2 = acc2 + product(a_tile[(ty + 32u) * STRIDE + q], bx, by, bz, bw);
+                acc3 = acc3 + product(a_tile[(ty + 48u) * STRIDE + q], bx, by, bz, bw);
+            }
             if (TM > 4u) {
                 acc4 = acc4 + product(a_tile[(ty + 64u) * STRIDE + q], bx, by, bz, bw);
                 acc5 = acc5 + product(a_tile[(ty + 80u) * STRIDE + q], bx, by, bz, bw);
@@ -118,9 +136,13 @@ fn main(
         workgroupBarrier();
     }
     store_row(m0 + ty + 0u, n0, tx, acc0);
-    store_row(m0 + ty + 16u, n0, tx, acc1);
-    store_row(m0 + ty + 32u, n0, tx, acc2);
-    store_row(m0 + ty + 48u, n0, tx, acc3);
+    if (TM > 1u) {
+        store_row(m0 + ty + 16u, n0, tx, acc1);
+    }
+    if (TM > 2u) {
+        store_row(m0 + ty + 32u, n0, tx, acc2);
+        store_row(m0 + ty + 48u, n0, tx, acc3);
+    }
     if (TM > 4u) {
         store_row(m0 + ty + 64u, n0, tx, acc4);
         store_row(m0 + ty + 80u, n0, tx, acc5);

@@ -27,6 +27,7 @@ from ..route import (
     f32,
     filling,
     part,
+    processors,
     reduction,
     row_count,
     row_ranges,
@@ -290,15 +291,26 @@ def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 
 def tile_shared_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """Any number of rows: tiles of 64 or 128 × 64 staged in workgroup memory. The sizes were measured on an H200."""
-    tm = 8 if dims["tokens"] >= 256 and ceil_div(dims["tokens"], 128) * ceil_div(dims["N"], 64) >= 1024 else 4
-    tiles = ceil_div(dims["tokens"], 16 * tm) * ceil_div(dims["N"], 64)
-    # Few tiles leave room for longer steps, which wait less often; many tiles want the memory for each other.
-    quads = 8 if tiles <= 256 and caps.max_workgroup_memory >= 9 * 128 * 16 else 4
-    kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, *epilogue_files(dims), row_count(dims)))
-    constants = {"TM": tm, "QUADS": quads}
+    """Any number of rows: tiles of 16·TM × 16·TN staged in workgroup memory."""
+    tm, tn = _tile_of(dims, caps)
     tiles_m = ceil_div(dims["tokens"], 16 * tm)
-    return over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 64), dims, caps)
+    # Few tiles leave room for longer steps, which wait less often; many tiles want the memory for each other.
+    few = tiles_m * ceil_div(dims["N"], 16 * tn) <= 256
+    quads = 8 if few and caps.max_workgroup_memory >= 9 * 128 * 16 else 4
+    kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, *epilogue_files(dims), row_count(dims)))
+    constants = {"TM": tm, "TN": tn, "QUADS": quads}
+    return over_ranges(kernel, constants, lambda rows: tiles_m * ceil_div(rows, 16 * tn), dims, caps)
+
+
+def _tile_of(dims: Dims, caps: DeviceCaps) -> tuple[int, int]:
+    """Results of a thread, rows × columns: as many as leave a tile for each processor, or the fewest there are."""
+    sizes = [(8, 4), (4, 4), (2, 4), (1, 4), (1, 2), *([] if gated(dims) else [(1, 1)])]
+    for tm, tn in sizes:
+        tiles = ceil_div(dims["tokens"], 16 * tm) * ceil_div(dims["N"], 16 * tn)
+        # The largest tiles want many rounds of them, and rows to fill them (measured on an H200).
+        if tiles >= (1024 if tm == 8 else processors(caps)) and (tm < 8 or dims["tokens"] >= 256):
+            return tm, tn
+    return sizes[-1]
 
 
 def rows_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
