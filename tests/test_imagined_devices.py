@@ -15,7 +15,9 @@ from shaderlm.gpu import DeviceCaps, MatrixShape
 from shaderlm.gpu.processors import processors_of
 from shaderlm.graph import resolve
 from shaderlm.kernels import choose
+from shaderlm.kernels.linear.int16 import config_for
 from shaderlm.kernels.linear.matrix import tiles_for
+from shaderlm.kernels.linear.measured import FAMILIES, Family, family_of
 from shaderlm.kernels.route import filling, over_limits, processors
 from shaderlm.models.shapes import SYNTHETIC
 
@@ -114,3 +116,29 @@ def test_counts_of_workgroups_follow_the_processors() -> None:
     unknown = replace(LARGE_GPU, processors=0)
     assert (processors(unknown), filling(256, unknown)) == (132, 256)
     assert (processors(replace(unknown, processors=20)), filling(256, replace(unknown, processors=20))) == (20, 39)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.card)
+def test_a_family_has_every_shape(family: Family) -> None:
+    sizes = [edge + more for edge in (1, 1024, 1536, 2048, 3072, 4096, 8192, 16384, 32768, 1 << 20) for more in (0, 1)]
+    for k, n, in_pairs in itertools.product(sizes, sizes, (False, True)):
+        assert any(shape.has(k, n, in_pairs) for shape, _ in family.gemv_int16), (k, n, in_pairs)
+    unreachable = [
+        later
+        for i, (later, _) in enumerate(family.gemv_int16)
+        if any(
+            earlier.n[0] <= later.n[0] and later.n[1] <= earlier.n[1]
+            and earlier.k[0] <= later.k[0] and later.k[1] <= earlier.k[1]
+            and earlier.in_pairs in (None, later.in_pairs)
+            for earlier, _ in family.gemv_int16[:i]
+        )
+    ]  # fmt: skip
+    assert unreachable == []
+
+
+def test_small_devices_get_rules() -> None:
+    dims = resolve("linear", {"tokens": 1, "K": 2048, "N": 2048, "format": "q4_0"})
+    small, large = (replace(LARGE_GPU, processors=count) for count in (8, 132))
+    assert family_of(small) is None
+    assert family_of(large) is FAMILIES[0]
+    assert config_for(dims, small).per_group > config_for(dims, large).per_group

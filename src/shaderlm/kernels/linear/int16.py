@@ -9,9 +9,10 @@ from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, LaunchList, ceil_div, f32, row_count
+from ..route import Dims, LaunchList, ceil_div, f32, processors, row_count
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
+from .measured import HALF, WHOLE, Gemv, family_of
 from .packed import LEAST_GROUPS, epilogue_files, layout, one_row, over_ranges, padded_k, pairs_are_whole, ranges
 
 _IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
@@ -44,47 +45,42 @@ class Int16Config:
 
 
 def config_for(dims: Dims, caps: DeviceCaps) -> Int16Config:
-    """The config for a shape; the steps were measured on an H200."""
-    k, n, whole = dims["K"], dims["N"], max(8, min(64, _round_up(_blocks(dims))))
-    in_pairs = dims["epilogue"] in _IN_PAIRS
-    threads = 512 if k >= 4096 else 256 if k >= 1024 else 128
-    if n >= _HEAD:
-        team, rows = 8, 4
-        if k < 2048:
-            threads, team = 128, 8
-            if 1024 < k < 1536:  # K 1,152, N 262,144, q8_0: 81.5 µs; 83.5 with 128 threads in teams of 4, 85 of 8
-                threads, team = 256, ceil_div(_blocks(dims), 2)
-        elif k < 4096:
-            threads = 192 if k > 2048 and _divide(192, caps) else 256
-        elif in_pairs:
-            threads = 256
-        else:
-            team = 16
-    elif n >= 8192:
-        team, rows = 16, 4 if n > 16384 else 2
-        if k >= 3072:
-            threads = 512
-        elif 1024 < k < 1536:
-            team, rows = 32, 4
-        elif k == 1024:
-            threads = 128
-    elif k > 8192:
-        team, rows = whole, 4
-    elif k == 8192 and n > 2048:
-        team, rows = whole, 2
-    elif 3072 <= k < 4096 and 1024 < n <= 4096 and not in_pairs:
-        threads, team, rows = 512, 32, 1
+    """What was measured for a shape on a device of this family; else by rules."""
+    in_pairs, family = dims["epilogue"] in _IN_PAIRS, family_of(caps)
+    if family is None:
+        threads, lanes, rows = _by_rules(dims, caps)
     else:
-        team = 32 if (4096 <= k < 8192 and n > 2048) or 1024 < k < 4096 < n else whole
-        rows = 1 if n <= (4096 if k >= 4096 else 1024) and not in_pairs else 2
-    few = _few_rows(dims, caps) if not in_pairs else None
-    if few is not None:
-        return few
+        if any(shape.has(dims["K"], dims["N"], in_pairs) for shape in family.few_rows):
+            config = _few_rows(dims, caps)
+            if config is not None:
+                return config
+        threads, lanes, rows = next(
+            found for shape, found in family.gemv_int16 if shape.has(dims["K"], dims["N"], in_pairs)
+        )
+        if not _divide(threads, caps):
+            threads = 256
+    if lanes == HALF:
+        lanes = ceil_div(_blocks(dims), 2)
+    elif lanes == WHOLE:
+        lanes = max(8, min(64, _round_up(_blocks(dims))))
     threads = min(threads, caps.max_invocations)
-    team = team_of(min(team, threads), _blocks(dims))
+    team = team_of(min(lanes, threads), _blocks(dims))
     if dims.get("rounded"):
         threads = _of_whole_blocks(threads, team, rows)
     return _config(threads, team, rows, dims, caps)
+
+
+def _by_rules(dims: Dims, caps: DeviceCaps) -> Gemv:
+    """A workgroup for each processor and more, as far as the shape allows; lanes with at least one block each."""
+    lanes = max(8, min(32, _round_up(_blocks(dims))))
+    least = 2 if dims["epilogue"] in _IN_PAIRS else 1
+    threads, rows = 256 if dims["K"] >= 1024 else 128, 4
+    while dims["N"] < 2 * processors(caps) * rows * (threads // lanes) and (rows > least or threads > max(64, lanes)):
+        if rows > least:
+            rows //= 2
+        else:
+            threads //= 2
+    return Gemv(threads, lanes, rows)
 
 
 def _divide(threads: int, caps: DeviceCaps) -> bool:
@@ -99,13 +95,12 @@ def _of_whole_blocks(threads: int, team: int, rows: int) -> int:
 
 
 def _few_rows(dims: Dims, caps: DeviceCaps) -> Int16Config | None:
-    """A workgroup for each processor of a large GPU, with as many lanes as its rows have blocks, or half as many.
+    """A workgroup for each processor, with as many lanes as its rows have blocks, or half as many.
 
-    H200, K 6,912, N 1,152: 5.4 µs with 992 lanes in 128 workgroups, 6.0 with 512, and 7.2 in 144 workgroups. None for
-    shapes and devices that were not measured. A norm wants subgroups that divide the workgroup.
+    A norm wants subgroups that divide the workgroup.
     """
-    measured = 1024 <= dims["K"] <= 6912 and 1024 < dims["N"] <= 1152 and dims.get("prologue") in ("none", "splits")
-    if not measured or not caps.policy.large_workgroups or caps.subgroup_size != 32:
+    plain = dims.get("prologue") in ("none", "splits")
+    if not plain or not caps.policy.large_workgroups or caps.subgroup_size != 32:
         return None
     blocks, rows = _blocks(dims), ceil_div(dims["N"], 128)
     team = ceil_div(blocks, ceil_div(rows * blocks, 1024))

@@ -10,12 +10,11 @@ from ..route import Array, Dims, LaunchList, ceil_div, f32, row_count
 from ..wgsl import Kernel
 from . import int16
 from .formats import FORMATS
+from .measured import family_of
 from .packed import epilogue_files, gated, layout, one_row, over_ranges, padded_k
 
 _ROWS = 3  # of a team
 _GROUPS = 128  # a workgroup for each processor of a large GPU, or nearly
-# Values of N. Gate and up want whole blocks for each workgroup, which may cost other shapes more than is gained.
-_MEASURED = range(1025, 1153)
 
 
 def _shape(dims: Dims, caps: DeviceCaps) -> tuple[int, int]:
@@ -51,8 +50,9 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return "it takes inputs that are rounded"
     if dims["epilogue"] == "rope_kv_write" or gated(dims):
         return f"it has no epilogue {dims['epilogue']}"
-    if dims["N"] not in _MEASURED:
-        return f"it was measured for N of {_MEASURED[0]:,} to {_MEASURED[-1]:,} alone, N is {dims['N']:,}"
+    family = family_of(caps)
+    if family is None or not any(shape.has(dims["K"], dims["N"], False) for shape in family.rounded):
+        return "it was not measured to be faster for such a shape on a device like this"
     return one_row(dims) or int16.integers_unsupported_reason(dims, caps)
 
 
