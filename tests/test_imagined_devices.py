@@ -17,7 +17,7 @@ from shaderlm.graph import resolve
 from shaderlm.kernels import choose
 from shaderlm.kernels.linear.int16 import config_for
 from shaderlm.kernels.linear.matrix import tiles_for
-from shaderlm.kernels.linear.measured import FAMILIES, Family, family_of
+from shaderlm.kernels.linear.measured import GEMV_INT16
 from shaderlm.kernels.route import filling, over_limits, processors
 from shaderlm.models.shapes import SYNTHETIC
 
@@ -118,27 +118,21 @@ def test_counts_of_workgroups_follow_the_processors() -> None:
     assert (processors(replace(unknown, processors=20)), filling(256, replace(unknown, processors=20))) == (20, 39)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.card)
-def test_a_family_has_every_shape(family: Family) -> None:
+def test_the_table_has_every_shape() -> None:
     sizes = [edge + more for edge in (1, 1024, 1536, 2048, 3072, 4096, 8192, 16384, 32768, 1 << 20) for more in (0, 1)]
     for k, n, in_pairs in itertools.product(sizes, sizes, (False, True)):
-        assert any(shape.has(k, n, in_pairs) for shape, _ in family.gemv_int16), (k, n, in_pairs)
-    unreachable = [
-        later
-        for i, (later, _) in enumerate(family.gemv_int16)
-        if any(
-            earlier.n[0] <= later.n[0] and later.n[1] <= earlier.n[1]
-            and earlier.k[0] <= later.k[0] and later.k[1] <= earlier.k[1]
-            and earlier.in_pairs in (None, later.in_pairs)
-            for earlier, _ in family.gemv_int16[:i]
-        )
-    ]  # fmt: skip
-    assert unreachable == []
+        assert any(shape.has(k, n, in_pairs) for shape, _ in GEMV_INT16), (k, n, in_pairs)
+    for i, (later, _) in enumerate(GEMV_INT16):
+        kinds = (False, True) if later.in_pairs is None else (later.in_pairs,)
+        corners = list(itertools.product(later.k, later.n, kinds))
+        hidden = [all(earlier.has(*corner) for corner in corners) for earlier, _ in GEMV_INT16[:i]]
+        assert not any(hidden), f"{later} is never reached"
 
 
-def test_small_devices_get_rules() -> None:
-    dims = resolve("linear", {"tokens": 1, "K": 2048, "N": 2048, "format": "q4_0"})
-    small, large = (replace(LARGE_GPU, processors=count) for count in (8, 132))
-    assert family_of(small) is None
-    assert family_of(large) is FAMILIES[0]
-    assert config_for(dims, small).per_group > config_for(dims, large).per_group
+def test_a_smaller_device_gets_the_rows_of_a_larger_one() -> None:
+    """As many rows for each processor, the same workgroups."""
+    small, large = (replace(LARGE_GPU, processors=count) for count in (33, 132))
+    for k, n in ((2048, 2048), (4096, 14336), (8192, 4096)):
+        dims = [resolve("linear", {"tokens": 1, "K": k, "N": rows, "format": "q4_0"}) for rows in (n, 4 * n)]
+        assert config_for(dims[0], small) == config_for(dims[1], large)
+        assert config_for(dims[0], small).per_group >= config_for(dims[0], large).per_group

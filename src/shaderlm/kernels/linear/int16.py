@@ -9,10 +9,10 @@ from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, LaunchList, ceil_div, f32, processors, row_count
+from ..route import MEASURED_PROCESSORS, Dims, LaunchList, ceil_div, f32, processors, row_count
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
-from .measured import HALF, WHOLE, Gemv, family_of
+from .measured import FEW_ROWS, GEMV_INT16, HALF, WHOLE, is_measured
 from .packed import LEAST_GROUPS, epilogue_files, layout, one_row, over_ranges, padded_k, pairs_are_whole, ranges
 
 _IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
@@ -45,20 +45,16 @@ class Int16Config:
 
 
 def config_for(dims: Dims, caps: DeviceCaps) -> Int16Config:
-    """What was measured for a shape on a device of this family; else by rules."""
-    in_pairs, family = dims["epilogue"] in _IN_PAIRS, family_of(caps)
-    if family is None:
-        threads, lanes, rows = _by_rules(dims, caps)
-    else:
-        if any(shape.has(dims["K"], dims["N"], in_pairs) for shape in family.few_rows):
-            config = _few_rows(dims, caps)
-            if config is not None:
-                return config
-        threads, lanes, rows = next(
-            found for shape, found in family.gemv_int16 if shape.has(dims["K"], dims["N"], in_pairs)
-        )
-        if not _divide(threads, caps):
-            threads = 256
+    """What was measured for a shape: where a device has fewer processors than the card, for as many rows of each."""
+    in_pairs = dims["epilogue"] in _IN_PAIRS
+    if not in_pairs and is_measured(FEW_ROWS, dims, caps):
+        config = _few_rows(dims, caps)
+        if config is not None:
+            return config
+    rows_as_measured = max(1, dims["N"] * MEASURED_PROCESSORS // processors(caps))
+    threads, lanes, rows = next(gemv for shape, gemv in GEMV_INT16 if shape.has(dims["K"], rows_as_measured, in_pairs))
+    if not _divide(threads, caps):
+        threads = 256
     if lanes == HALF:
         lanes = ceil_div(_blocks(dims), 2)
     elif lanes == WHOLE:
@@ -68,19 +64,6 @@ def config_for(dims: Dims, caps: DeviceCaps) -> Int16Config:
     if dims.get("rounded"):
         threads = _of_whole_blocks(threads, team, rows)
     return _config(threads, team, rows, dims, caps)
-
-
-def _by_rules(dims: Dims, caps: DeviceCaps) -> Gemv:
-    """A workgroup for each processor and more, as far as the shape allows; lanes with at least one block each."""
-    lanes = max(8, min(32, _round_up(_blocks(dims))))
-    least = 2 if dims["epilogue"] in _IN_PAIRS else 1
-    threads, rows = 256 if dims["K"] >= 1024 else 128, 4
-    while dims["N"] < 2 * processors(caps) * rows * (threads // lanes) and (rows > least or threads > max(64, lanes)):
-        if rows > least:
-            rows //= 2
-        else:
-            threads //= 2
-    return Gemv(threads, lanes, rows)
 
 
 def _divide(threads: int, caps: DeviceCaps) -> bool:

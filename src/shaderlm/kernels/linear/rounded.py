@@ -10,7 +10,7 @@ from ..route import Array, Dims, LaunchList, ceil_div, f32, row_count
 from ..wgsl import Kernel
 from . import int16
 from .formats import FORMATS
-from .measured import family_of
+from .measured import AFTER_ROUNDING, is_measured
 from .packed import epilogue_files, gated, layout, one_row, over_ranges, padded_k
 
 _ROWS = 3  # of a team
@@ -50,8 +50,7 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return "it takes inputs that are rounded"
     if dims["epilogue"] == "rope_kv_write" or gated(dims):
         return f"it has no epilogue {dims['epilogue']}"
-    family = family_of(caps)
-    if family is None or not any(shape.has(dims["K"], dims["N"], False) for shape in family.rounded):
+    if not is_measured(AFTER_ROUNDING, dims, caps):
         return "it was not measured to be faster for such a shape on a device like this"
     return one_row(dims) or int16.integers_unsupported_reason(dims, caps)
 
