@@ -3,9 +3,9 @@
 All of them take a software adapter many minutes: nearly all of it for compiling shaders. So the default is a cover.
 A shader is a kernel with files that it is concatenated with and with values of its constants. The runs of a cover have,
 of every kernel, every such file and every kind of such values somewhere, but not all of their combinations: a format's
-functions do not depend on what is done with the sums. A kernel that several ops have is covered once, by runs of any of
-them. On Dawn what differs is the compiler. There every route and every file is covered once. Chromium has the same
-compiler: it gets a run of every route.
+functions do not depend on what is done with the sums, and kernels that call the same ones share them. A kernel that
+several ops have is covered once, by runs of any of them. On Dawn what differs is the compiler. There every route and
+every file is covered once. Chromium has the same compiler: it gets a run of every route.
 
 | stack | by default | with --full | with --all |
 |---|---|---|---|
@@ -16,6 +16,7 @@ compiler: it gets a run of every route.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from shaderlm.errors import RouteError
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, Program
 from shaderlm.kernels import LaunchList, Route, choose, routes_of
 from shaderlm.kernels.route import shader_of
-from shaderlm.kernels.wgsl import Constant
+from shaderlm.kernels.wgsl import Constant, Kernel, read
 
 from .cases import CASES, Case
 from .operands import Arrays
@@ -70,20 +71,38 @@ class Run:
         found: set[Hashable] = {(self.case.op, self.route.name)}
         for each in self.launch_list.dispatches:
             kernel = each.kernel.path
-            formats = (name for name in each.kernel.include if name.startswith("shared/format_"))
+            formats = [name for name in each.kernel.include if name.startswith("shared/format_")]
             found |= {(name, each.constants.get("SUPERBLOCKS")) for name in formats}  # q4_1 and q4_k share a file
             if thin:
                 found |= {kernel, *(_file(name) for name in each.kernel.include)}
             else:
-                found |= {(kernel, name) for name in each.kernel.include}
-                found |= {(kernel, name, _kind(kernel, name, value)) for name, value in each.constants.items()}
-                found |= {(kernel, each.specialised, each.unbound), (kernel, self.caps.subgroups)}
+                found |= {_use(each.kernel, name) for name in each.kernel.include}
+                used = frozenset(_use(each.kernel, name) for name in formats)
+                for name, value in each.constants.items():  # those of a format go with its functions
+                    found.add((used if name in _OF_FORMATS else kernel, name, _kind(kernel, name, value)))
+                found |= {(kernel, each.specialised, name) for name in ("", *each.unbound)}
+                found.add((kernel, self.caps.subgroups))
         return frozenset(found)
+
+
+_OF_FORMATS = ("BF16", "MXFP4", "OFFSET", "SUPERBLOCKS")
 
 
 def _file(name: str) -> str:
     """How blocks are staged in tiles of 16 bits counts once: tiles take long to compile, and formats differ little."""
     return "staged" if name.startswith("shared/staged_") else name
+
+
+@cache
+def _use(kernel: Kernel, name: str) -> Hashable:
+    """A file that a kernel includes. Of a format it counts once which of its functions are called, by any kernel."""
+    if name.startswith("shared/int16_") and name != "shared/int16_round":
+        return name
+    if not name.startswith("shared/format_"):
+        return kernel.path, name
+    others = "\n".join(read(path) for path in (kernel.path, *kernel.include) if path != name)
+    exported = re.findall(r"^fn (\w+)", read(name), re.M)
+    return name, frozenset(function for function in exported if re.search(rf"\b{function}\(", others))
 
 
 def _kind(kernel: str, name: str, value: Constant) -> Hashable:
