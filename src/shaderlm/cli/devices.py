@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def _properties(adapter: Adapter, versions: Mapping[Implementation, str | None]) -> dict[str, str]:
     from ..gpu.caps import size
+    from ..gpu.processors import known_processors
 
     yes = {True: "yes", False: "no"}
     caps = adapter.caps
@@ -26,6 +27,7 @@ def _properties(adapter: Adapter, versions: Mapping[Implementation, str | None])
         "WebGPU by": ", ".join(f"{name} {versions[name]}" for name in sorted(both)),
         "--backend auto": f"{caps.implementation}: {adapter.reason}",
         "kind": caps.kind,
+        "processors": str(known_processors(caps) or "not known"),
         "backend": caps.backend,
         "driver": caps.driver,
         "f16": yes[caps.f16],

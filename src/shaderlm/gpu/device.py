@@ -27,6 +27,7 @@ from .lanes import with_probed_lanes
 from .matrices import with_probed_matrices
 from .native import Buffer, NativeError
 from .pipelines import Pipelines
+from .processors import with_counted_processors
 from .program import Array, Program, Slot, Step, as_bytes, padded
 from .queue import Queue
 from .read_back import PendingReadBack
@@ -92,6 +93,7 @@ class Device:
         self._pools: weakref.WeakSet[CommandBufferPool[CommandBuffer]] = weakref.WeakSet()
         self.caps = with_probed_lanes(self, adapter.native.key)
         self.caps = with_probed_matrices(self, adapter.native.key)
+        self.caps = with_counted_processors(self)
 
     def __repr__(self) -> str:
         return f"<Device {self.caps.name} ({self.caps.kind}, {self.caps.backend}, {self.caps.implementation})>"

@@ -1,10 +1,32 @@
 """How many processors a GPU has: WebGPU does not tell. A processor runs workgroups: NVIDIA's SM, AMD's CU, Intel's Xe
-core, a core of Apple's GPUs. From the makers' data sheets.
+core, a core of Apple's GPUs.
+
+Names are looked up in a table from the makers' data sheets. Of other GPUs the processors are counted once, by timing:
+workgroups that keep a processor busy take as long as one of them, as long as each has a processor of its own. The
+count is kept on disk; where it cannot be kept, nothing is counted, so that no start pays for it again.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import DeviceError, KernelError, ModelError
+from ..files import atomic_write_text, cache_directory
+from .program import Program, RunsPrograms, Slot, Step
+
+if TYPE_CHECKING:
+    from .caps import DeviceCaps
+
+_log = logging.getLogger("shaderlm")
 
 # By a part of the adapter's name, in lower case.
 _PROCESSORS = {
@@ -80,3 +102,112 @@ def processors_of(name: str) -> int:
         return 0
     known = (key for key in sorted(_PROCESSORS, key=len, reverse=True) if re.search(rf"\b{key}\b", words))
     return next((_PROCESSORS[key] for key in known), 0)
+
+
+# Counting ---------------------------------------------------------------------------------------------------
+
+# Four sums of each thread, which do not wait for each other: 256 threads leave a processor no time for others.
+_SOURCE = """
+@group(0) @binding(0) var<storage, read> rounds: array<u32>;
+@group(0) @binding(1) var<storage, read_write> sums: array<f32>;
+@compute @workgroup_size({threads})
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
+    let factor = 1.0 - f32(lane) * 0.001;
+    var a = vec4<f32>(1.0, 2.0, 3.0, 4.0);
+    for (var i = 0u; i < rounds[0]; i = i + 1u) {{
+        a = fma(a, vec4<f32>(factor), vec4<f32>(0.5));
+        a = fma(a, vec4<f32>(factor), vec4<f32>(0.25));
+        a = fma(a, vec4<f32>(factor), vec4<f32>(0.5));
+        a = fma(a, vec4<f32>(factor), vec4<f32>(0.25));
+    }}
+    if (lane == 0u) {{
+        sums[group.x] = a.x;
+    }}
+}}
+"""
+_THREADS = 256
+_MOST = 1024  # processors: no GPU has more
+_LEAST_SECONDS = 0.005  # of one workgroup: far more than a submission and a read-back take
+_MOST_ROUNDS = 1 << 24
+FORMAT = 1
+
+
+def with_counted_processors(device: RunsPrograms) -> DeviceCaps:
+    """A device's capabilities with its processors: from the table, from disk, or counted now and kept."""
+    caps = device.caps
+    if caps.software:
+        return caps
+    count = known_processors(caps)
+    if not count:
+        try:
+            _write(caps, 0)  # if a count cannot be kept, there is none
+            count = probe(device)
+            _write(caps, count)
+        except (OSError, ModelError, DeviceError, KernelError) as problem:
+            _log.info("the processors of %s were not counted (%s)", caps.name, problem)
+    return replace(caps, processors=count)
+
+
+def known_processors(caps: DeviceCaps) -> int:
+    """From the table, or as they were counted with this driver; 0 if neither, or if the file is damaged."""
+    if caps.processors or caps.software:
+        return caps.processors
+    try:
+        record = json.loads(_path_of(caps).read_bytes())
+        count = record.pop("processors")
+    except (OSError, ModelError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return 0
+    return count if record == _stamp(caps) and isinstance(count, int) and 0 < count <= _MOST else 0
+
+
+def probe(device: RunsPrograms) -> int:
+    """Count the processors of a device, by the wall clock. Takes about a second."""
+    rounds = 1 << 10
+    while (seconds := _seconds(device, 1, rounds)) < _LEAST_SECONDS and rounds < _MOST_ROUNDS:
+        rounds *= 2
+    for _ in range(int(0.3 / seconds)):  # clocks are low after idling
+        _seconds(device, _MOST, rounds >> 6)
+    return count_by(lambda workgroups: min(_seconds(device, workgroups, rounds) for _ in range(3)))
+
+
+def count_by(seconds: Callable[[int], float]) -> int:
+    """The most workgroups that take less than one and a half times as long as one."""
+    limit = 1.5 * seconds(1)
+    fitting, over = 1, 2
+    while over <= _MOST and seconds(over) < limit:
+        fitting, over = over, 2 * over
+    while over - fitting > 1:
+        middle = (fitting + over) // 2
+        if seconds(middle) < limit:
+            fitting = middle
+        else:
+            over = middle
+    return fitting
+
+
+def _seconds(device: RunsPrograms, workgroups: int, rounds: int) -> float:
+    began = time.perf_counter()
+    device.run(program(workgroups, rounds, min(_THREADS, device.caps.max_invocations)))
+    return time.perf_counter() - began
+
+
+def program(workgroups: int, rounds: int, threads: int = _THREADS) -> Program:
+    """So many workgroups that compute for so many rounds, and a sum of each."""
+    slots = (Slot("rounds", "read-only-storage"), Slot("sums", "storage"))
+    step = Step("processors", _SOURCE.format(threads=threads), slots, (workgroups, 1, 1))
+    return Program({"rounds": np.array([rounds], np.uint32), "sums": 4 * workgroups}, (step,), ("sums",))
+
+
+def _path_of(caps: DeviceCaps) -> Path:
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend}".lower()).strip("-")[:100]
+    return cache_directory() / "tuning" / f"{slug}.processors.json"
+
+
+def _stamp(caps: DeviceCaps) -> dict[str, Any]:
+    return {"format": FORMAT, "device": caps.name, "backend": caps.backend, "driver": caps.driver}
+
+
+def _write(caps: DeviceCaps, count: int) -> None:
+    path = _path_of(caps)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(path, json.dumps({**_stamp(caps), "processors": count}, indent=1) + "\n")

@@ -1,0 +1,98 @@
+"""Processors of GPUs that no table names are counted once, and the count is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shaderlm.engine.planning import LARGE_GPU
+from shaderlm.errors import DeviceError
+from shaderlm.gpu import Device, Program, processors
+from shaderlm.gpu.processors import count_by, probe, program, with_counted_processors
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 10, 20, 64, 132, 170, 304, 1024])
+@pytest.mark.parametrize("start", [0.0, 0.3])
+def test_workgroups_that_share_a_processor_take_longer(count: int, start: float) -> None:
+    """`start`: what a submission takes, in units of a workgroup."""
+    rng = np.random.default_rng(count)
+    assert count_by(lambda workgroups: (start + math.ceil(workgroups / count)) * rng.uniform(1.0, 1.1)) == count
+
+
+class _Timed:
+    """A GPU of so many processors whose clock is the test's."""
+
+    def __init__(self, count: int, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+        self.caps = replace(LARGE_GPU, name="a GPU that nobody knows", processors=0, **changes)
+        self.count, self.now, self.runs = count, 0.0, 0
+        monkeypatch.setattr(processors.time, "perf_counter", lambda: self.now)
+
+    def run(self, work: Program) -> dict[str, NDArray[np.uint8]]:
+        rounds = work.buffers["rounds"]
+        assert isinstance(rounds, np.ndarray)
+        self.runs += 1
+        self.now += 2e-4 + 1e-7 * int(rounds[0]) * math.ceil(work.steps[0].grid[0] / self.count)
+        return {}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("count", [8, 20, 132])
+def test_a_gpu_without_a_row_is_counted_once(count: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = _Timed(count, monkeypatch)
+    assert with_counted_processors(gpu).processors == count
+    assert gpu.now < 5  # seconds of its clock
+    (kept,) = (cache / "tuning").iterdir()
+    again = _Timed(count, monkeypatch)
+    assert (with_counted_processors(again).processors, again.runs) == (count, 0)
+    for damaged in ("", "[]", kept.read_text().replace(f'"processors": {count}', '"processors": -1')):
+        kept.write_text(damaged)
+        assert with_counted_processors(_Timed(count, monkeypatch)).processors == count
+    other_driver = _Timed(count + 1, monkeypatch, driver="another")
+    assert with_counted_processors(other_driver).processors == count + 1
+
+
+def test_what_cannot_be_kept_is_not_counted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache / "tuning").write_text("a file where a folder must be")
+    gpu = _Timed(8, monkeypatch)
+    assert (with_counted_processors(gpu), gpu.runs) == (gpu.caps, 0)
+
+
+def test_known_gpus_and_software_are_not_counted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for changes in ({"kind": "software"}, {"processors": 7}):
+        gpu = _Timed(8, monkeypatch)
+        gpu.caps = replace(gpu.caps, **changes)
+        assert (with_counted_processors(gpu), gpu.runs) == (gpu.caps, 0)
+    assert not list(cache.iterdir())
+
+
+def test_a_gpu_that_cannot_be_counted_is_used_all_the_same(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(work: Program) -> dict[str, NDArray[np.uint8]]:
+        raise DeviceError("refused")
+
+    gpu = _Timed(8, monkeypatch)
+    monkeypatch.setattr(gpu, "run", fail)
+    assert with_counted_processors(gpu) == gpu.caps
+
+
+@pytest.mark.smoke
+def test_the_kernel_computes_what_it_says(device: Device) -> None:
+    sums = device.run(program(3, 100))["sums"].view(np.float32)
+    expected = 1.0
+    for _ in range(200):  # lane 0 multiplies with 1
+        expected += 0.75
+    assert np.array_equal(sums, np.full(3, expected, np.float32))
+
+
+def test_a_count_is_possible_on_any_adapter(device: Device) -> None:
+    assert 1 <= probe(device) <= 1024
