@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class _Timed:
     def __init__(self, count: int, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
         self.caps = replace(LARGE_GPU, name="a GPU that nobody knows", processors=0, **changes)
         self.count, self.now, self.runs = count, 0.0, 0
-        monkeypatch.setattr(processors.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(processors, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def run(self, work: Program) -> dict[str, NDArray[np.uint8]]:
         rounds = work.buffers["rounds"]
