@@ -170,7 +170,9 @@ CASES: list[Case] = [
                 (tokens, whole_k(96, kind), 70, kind, tokens == 1, epilogue)
                 for i, kind in enumerate(WEIGHT_FORMATS) for tokens in (1 if i % 2 == odd else 5,)
             ] + [(66, 32, 130, "q4_1", True, epilogue), (70, 64, 66, "q8_0", True, epilogue, True),
-                 (4, 64, 66, "q4_0", True, epilogue, True)],
+                 (4, 64, 66, "q4_0", True, epilogue, True)]
+            # Each size of tiles where there are four processors: 32 × 64, 16 × 64 and 16 × 32.
+            + [(tokens, 64, 100, "q4_0", True, epilogue) for tokens in (45, 20, 5)],
         )
     ),
     *(
