@@ -24,7 +24,20 @@ from .command_line import shaderlm, start
 from .tiny_models import write_tiny_llama
 
 PP8 = Trial(8, 0)
-SUBJECT = tables.Subject("/models/m.gguf", "M Q4_0", 100, 50, "Vulkan", "Card", "driver 1", "0.1", "abc", "f16", "fast")
+SUBJECT = {
+    "build_commit": "abc",
+    "build_number": "0.1",
+    "backends": "Vulkan",
+    "gpu_info": "Card",
+    "driver": "driver 1",
+    "model_filename": "/models/m.gguf",
+    "model_type": "M Q4_0",
+    "model_size": 100,
+    "model_n_params": 50,
+    "type_k": "f16",
+    "type_v": "f16",
+    "precision": "fast",
+}
 
 
 def record(per_second: float = 100.0, test: Trial = PP8, **changes: Any) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def test_every_request_is_sent_and_its_answer_is_whole(server: Running) -> None:
     run = measured(server, Load(6, Span(4, 9), Span(3, 7), prefix=140, concurrency=3))
     stats = server.model.engine.stats()
     assert [each.error for each in run.outcomes] == [None] * 6
-    assert all(each.output_tokens == each.wanted for each in run.outcomes)
+    assert all(each.output_tokens == each.max_tokens for each in run.outcomes)
     assert all(144 <= each.prompt_tokens <= 149 for each in run.outcomes)
     assert sum(each.prompt_tokens for each in run.outcomes) == stats.prompt_tokens - before.prompt_tokens
     assert sum(each.output_tokens for each in run.outcomes) == stats.generation_tokens - before.generation_tokens

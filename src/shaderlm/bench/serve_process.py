@@ -37,7 +37,7 @@ class ServerProcess:
             errors="replace",
             **apart,
         )
-        self._url, self._told = "", threading.Event()
+        self._url, self._url_known = "", threading.Event()
         self._reader = threading.Thread(target=self._read, name="server's words", daemon=True)
         self._reader.start()
 
@@ -46,10 +46,10 @@ class ServerProcess:
         for line in self._process.stderr:
             if line.startswith(_LISTENING):
                 self._url = line.removeprefix(_LISTENING).strip()
-                self._told.set()
+                self._url_known.set()
             elif " is ready on " not in line:
                 print(line, end="", file=sys.stderr, flush=True)
-        self._told.set()
+        self._url_known.set()
 
     def is_alive(self) -> bool:
         """Does it run?"""
@@ -57,7 +57,7 @@ class ServerProcess:
 
     def url(self) -> str:
         """Its address, when it listens."""
-        self._told.wait()
+        self._url_known.wait()
         if not self._url:
             raise self.failure()
         return self._url
@@ -85,43 +85,45 @@ class ServerProcess:
 @contextmanager
 def server_process(options: Sequence[str]) -> Iterator[ServerProcess]:
     """A server that ends with the block, also if Ctrl-C or SIGTERM end this process, whenever they come."""
-    made: ServerProcess | None = None
-    with _SignalsHeld() as signals:
+    process: ServerProcess | None = None
+    with _DeferredSignals() as signals:
         try:
-            made = ServerProcess(options)
+            process = ServerProcess(options)
             signals.release()
-            yield made
+            yield process
         finally:
-            signals.hold()
-            if made is not None:
-                made.stop()
+            signals.defer()
+            if process is not None:
+                process.stop()
 
 
-class _SignalsHeld:
+class _DeferredSignals:
     """SIGINT and SIGTERM wait. While they are released, both are what SIGINT was."""
 
     def __init__(self) -> None:
         self._waiting = False
         self._is_main = threading.current_thread() is threading.main_thread()  # no other thread has signals
 
-    def __enter__(self) -> _SignalsHeld:
-        self._kept = {each: signal.getsignal(each) or signal.SIG_DFL for each in (signal.SIGINT, signal.SIGTERM)}
-        self.hold()
+    def __enter__(self) -> _DeferredSignals:
+        self._interrupt, self._terminate = (
+            signal.getsignal(each) or signal.SIG_DFL for each in (signal.SIGINT, signal.SIGTERM)
+        )
+        self.defer()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._handle(self._kept[signal.SIGINT], self._kept[signal.SIGTERM])
+        self._handle(self._interrupt, self._terminate)
 
     def _handle(self, interrupt: Any, terminate: Any) -> None:
         if self._is_main:
             signal.signal(signal.SIGINT, interrupt)
             signal.signal(signal.SIGTERM, terminate)
 
-    def hold(self) -> None:
+    def defer(self) -> None:
         self._handle(self._wait, self._wait)
 
     def release(self) -> None:
-        self._handle(self._kept[signal.SIGINT], lambda *_: signal.raise_signal(signal.SIGINT))
+        self._handle(self._interrupt, lambda *_: signal.raise_signal(signal.SIGINT))
         if self._waiting:
             raise KeyboardInterrupt
 

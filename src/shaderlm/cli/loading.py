@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..engine import LanguageModel
-    from ..gpu import Backend, Device
+    from .options import ModelOptions
 
 Progress = Callable[[str, int, int], None]
 DELAY_SECONDS = 1.0  # a bar that comes and goes within a second is noise
@@ -154,25 +157,21 @@ class _DelayedBar:
                 self._bars.stop()
 
 
-def load_model(
-    model: str | None,
-    device: str | Device,
-    backend: Backend,
-    context: int | None,
-    precision: str,
-    tune: bool,
-    ignore_keys: Sequence[str],
-    quantize: str | None = None,
-    *,
-    deterministic: bool = False,
-) -> LanguageModel:
+def load_model(model_options: ModelOptions, *, deterministic: bool = False) -> LanguageModel:
     """The model, loaded under a progress bar."""
     from ..engine import load
 
+    options = asdict(model_options)
+    options["tune"] = not options.pop("no_tune")
     with progress_bar() as progress:
-        options: dict[str, Any] = {"precision": precision, "tune": tune, "ignore_keys": ignore_keys}
-        options |= {"deterministic": deterministic, "quantize": quantize}
-        return load(model, device=device, backend=backend, context=context, progress=progress, **options)
+        return load(**options, deterministic=deterministic, progress=progress)
+
+
+def console(width_in_pipe: int) -> Console:
+    """Standard output, for tables. A pipe has no width: they are not to be folded to 80 columns."""
+    from rich.console import Console
+
+    return Console(width=None if Console().is_terminal else width_in_pipe)
 
 
 @contextmanager
