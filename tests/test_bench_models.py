@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shaderlm.bench.speed import Result, Trial, deviation, mean, random_text, run
+from shaderlm.bench.speed import Result, Trial, random_text, run
 from shaderlm.bench.tables import printed, record
 from shaderlm.engine import load
 from shaderlm.engine.tokenizer import Tokenizer
@@ -142,9 +142,10 @@ def test_long_names_stay_inside_their_columns() -> None:
 def test_statistics() -> None:
     result = Result(Trial(10, 0), (1_000_000_000, 2_000_000_000))
     assert result.samples_ts == (10.0, 5.0)
-    assert mean([1.0, 2.0, 6.0]) == 3.0
-    assert deviation([1.0, 2.0, 6.0]) == pytest.approx(np.std([1, 2, 6], ddof=1))
-    assert deviation([4.0]) == 0.0
+    row = record({}, result, "now")
+    assert (row["avg_ns"], row["avg_ts"]) == (1_500_000_000, 7.5)
+    assert row["stddev_ts"] == pytest.approx(np.std([10, 5], ddof=1))
+    assert record({}, Result(Trial(10, 0), (7,)), "now")["stddev_ts"] == 0.0
     assert Trial(512, 128, 4096).name == "pp512+tg128 @ d4096"
     assert Trial(512, 0, 0, text=True).name == "pp512 +text"
 

@@ -20,7 +20,7 @@ from shaderlm.bench import serve_load
 from shaderlm.bench.serve_client import Address, Client, ClientAnswer
 from shaderlm.bench.serve_load import Companion, Load, Outcome, Run, Span
 from shaderlm.bench.serve_report import summary, warnings, window
-from shaderlm.bench.synthetic import load_synthetic_model, made_up_vocabulary
+from shaderlm.bench.synthetic import load_synthetic, made_up_vocabulary
 from shaderlm.errors import InputError
 from shaderlm.models.shapes import SYNTHETIC, ModelShape
 from shaderlm.server.served import ServedModel
@@ -378,7 +378,7 @@ def test_a_made_up_vocabulary_reads_and_writes_text() -> None:
 def test_a_synthetic_model_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SYNTHETIC, "small", ModelShape("small", 1, 64, 4, 2, 16, 96, 300, tied=True))
     spec = "synthetic:small:f16"
-    with running(lambda: ServedModel(load_synthetic_model(spec, "cpu", context=256), names=(spec,))) as made:
+    with running(lambda: ServedModel(load_synthetic(spec, "cpu", context=256), names=(spec,))) as made:
         assert made.model.config.context == 256
         options = ["--concurrency", 2, "-p", 16, "-n", 8, "--num-requests", 4, "--beside", "grammar", "--json"]
         done = shaderlm("bench", "serve", "--url", made.url, *options)

@@ -35,9 +35,6 @@ class Span:
     low: int
     high: int
 
-    def __str__(self) -> str:
-        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
-
 
 @dataclass(frozen=True)
 class Load:
@@ -111,11 +108,6 @@ class Outcome:
         if len(self.events) < 2 or self.output_tokens < 2:
             return None
         return (self.events[-1] - self.events[0]) / (self.output_tokens - 1)
-
-    @property
-    def gaps(self) -> list[float]:
-        """Seconds between text and the next text."""
-        return [b - a for a, b in zip(self.events, self.events[1:], strict=False)]
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def _latencies(run: Run, good: Sequence[Outcome]) -> dict[str, list[float]]:
         "ttft_ms": [s for _, s in first if s is not None],
         "ttft_cached_ms": [s for each, s in first if s is not None and each.is_cached],
         "ttft_uncached_ms": [s for each, s in first if s is not None and cached and not each.is_cached],
-        "itl_ms": [gap for each in good for gap in each.gaps],
+        "itl_ms": [b - a for each in good for a, b in pairwise(each.events)],
         "itl_window_ms": _gaps_while(run, good),
         "tpot_ms": [each.per_token for each in good if each.per_token is not None],
         "e2e_ms": [each.ended - each.sent for each in good],
@@ -85,8 +86,7 @@ def _gaps_while(run: Run, good: Sequence[Outcome]) -> list[float]:
     if span is None:
         return []
     begin, end = span
-    pairs = ((a, b) for each in good for a, b in zip(each.events, each.events[1:], strict=False))
-    return [b - a for a, b in pairs if b > begin and a < end]
+    return [b - a for each in good for a, b in pairwise(each.events) if b > begin and a < end]
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

@@ -8,7 +8,6 @@ several sequences at once; its tokens per second are those of all of them.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,19 +71,6 @@ class Result:
         return tuple(self.test.tokens * 1e9 / ns for ns in self.samples_ns)
 
 
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean."""
-    return math.fsum(values) / len(values)
-
-
-def deviation(values: Sequence[float]) -> float:
-    """Sample standard deviation; 0 for one value."""
-    if len(values) < 2:
-        return 0.0
-    middle = mean(values)
-    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
-
-
 def check(context: int, tests: Sequence[Trial]) -> None:
     """Every test must fit the context and a step, before the first one runs."""
     for test in tests:
@@ -124,9 +110,9 @@ def _warm_up(runner: Runner, once: Callable[[], int]) -> None:
     began = time.perf_counter()
     end = began + runner.warm_up_seconds
     while (now := time.perf_counter()) < min(end, began + _MAX_WARM_UP * runner.warm_up_seconds):
-        taken = once()
-        if taken < _FASTER * best:
-            best, end = taken, now + runner.warm_up_seconds
+        nanoseconds = once()
+        if nanoseconds < _FASTER * best:
+            best, end = nanoseconds, now + runner.warm_up_seconds
 
 
 def _random(generator: np.random.Generator, model: LanguageModel, count: int) -> list[int]:

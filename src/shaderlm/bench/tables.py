@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from .regression import RegressionCheck
-from .speed import Result, Trial, deviation, mean
+from .speed import Result, Trial
 
 
 def record(subject: Mapping[str, Any], result: Result, when: str) -> dict[str, Any]:
     """One row for programs. `subject`: what was measured, a model on a device with this software."""
+    several = len(result.samples_ns) > 1
     return {
         **subject,
         "n_prompt": result.test.prompt,
@@ -20,10 +22,10 @@ def record(subject: Mapping[str, Any], result: Result, when: str) -> dict[str, A
         "n_parallel": result.test.parallel,
         "with_text": result.test.text,
         "test_time": when,
-        "avg_ns": round(mean(result.samples_ns)),
-        "stddev_ns": round(deviation(result.samples_ns)),
-        "avg_ts": mean(result.samples_ts),
-        "stddev_ts": deviation(result.samples_ts),
+        "avg_ns": round(fmean(result.samples_ns)),
+        "stddev_ns": round(stdev(result.samples_ns)) if several else 0,
+        "avg_ts": fmean(result.samples_ts),
+        "stddev_ts": stdev(result.samples_ts) if several else 0.0,
         "samples_ns": list(result.samples_ns),
         "samples_ts": list(result.samples_ts),
     }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import DeviceError, InputError, ModelError
-from .batch_files import BatchCall, Line, RequestFile, ResultFile, request_file
+from .batch_files import Line, RequestFile, ResultFile, request_file
 from .loading import load_model
 from .options import ModelOptions, model_options
 from .streaming import tell
@@ -207,20 +207,19 @@ def _interrupt() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _started(served: ServedModel, line: Line, call: BatchCall, results: ResultFile) -> _BatchJob | None:
+def _started(served: ServedModel, line: Line, call: dict[str, Any], results: ResultFile) -> _BatchJob | None:
     """The request on its way; None where it is an error, which is written."""
     from ..server.errors import ApiError
     from ..server.prepare import prepare
 
     handles: list[Handle] = []
     try:
-        if call.method != "POST":
-            raise ApiError(405, f"method must be POST, got {call.method!r}", param="method")
-        if not isinstance(call.url, str) or not isinstance(call.body, dict):
-            raise ApiError(
-                400, f"url must be a text and body an object, got {call.url!r} and {type(call.body).__name__}"
-            )
-        prepared = prepare(served, call.url, json.dumps(call.body).encode())
+        method, url, body = (call.get(name) for name in ("method", "url", "body"))
+        if method != "POST":
+            raise ApiError(405, f"method must be POST, got {method!r}", param="method")
+        if not isinstance(url, str) or not isinstance(body, dict):
+            raise ApiError(400, f"url must be a text and body an object, got {url!r} and {type(body).__name__}")
+        prepared = prepare(served, url, json.dumps(body).encode())
         if prepared.stream:
             raise ApiError(400, "stream: a batch has whole answers; leave it out", param="stream")
         for request in prepared.requests:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import InputError
 from ..files import atomic_write
@@ -32,14 +32,6 @@ class Line(NamedTuple):
     offset: int
     custom_id: str
     id: str
-
-
-class BatchCall(NamedTuple):
-    """What a line asks for. Only `custom_id` has been checked."""
-
-    method: object
-    url: object
-    body: object
 
 
 @contextmanager
@@ -65,15 +57,15 @@ class RequestFile:
         if not self.lines:
             raise InputError(f"{self.name} has no requests; each line must be one, as OpenAI's batches have it")
 
-    def read(self, line: Line) -> BatchCall:
-        """A request."""
+    def read(self, line: Line) -> dict[str, Any]:
+        """A request. Only its `custom_id` has been checked."""
         self._file.seek(line.offset)
         text = self._file.readline()
         checked = self._line(line.number, line.offset, text)
         if checked != line:
             raise InputError(f"{self.name} line {line.number} has changed since the batch began; run it again")
-        request = json.loads(text)
-        return BatchCall(request.get("method"), request.get("url"), request.get("body"))
+        request: dict[str, Any] = json.loads(text)
+        return request
 
     def _checked(self) -> Iterator[Line]:
         seen: dict[str, int] = {}

@@ -319,7 +319,11 @@ class _ServeBench:
         if kind == "prompt":
             one = dataclasses.replace(load, requests=1, prefix=0, prompt=Span(count, count), output=Span(1, 1))
             return Companion(self._jobs(one), once=True)
-        constraints = {"logprobs": {"logprobs": count}, "schema": {"json_schema": _SCHEMA}, "grammar": _GRAMMAR}
+        constraints: dict[str, Mapping[str, Any]] = {
+            "logprobs": {"logprobs": count},
+            "schema": {"json_schema": _SCHEMA},
+            "grammar": _GRAMMAR,
+        }
         return Companion(self._jobs(load, constraints.get(kind)))
 
 

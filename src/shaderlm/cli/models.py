@@ -59,6 +59,6 @@ def load_any(
 
     with progress_bar() as progress:
         if model is not None and is_synthetic(model):
-            return synthetic.load_synthetic_model(model, device, progress=progress, **options)
+            return synthetic.load_synthetic(model, device, progress=progress, **options)
         options |= {"ignore_keys": ignore_keys, "quantize": quantize}
         return loading.load_with(model, device=device, progress=progress, **options)

@@ -7,13 +7,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..errors import InputError
 from ..formats.weight_formats import QUANTIZED
+from .prompts import read_text
 
 if TYPE_CHECKING:
     from ..engine import GenerationOptions
@@ -203,19 +203,12 @@ def structure_options(command: Command) -> Command:
 
 
 def _text_in(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as problem:
-        words = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
-        raise click.BadParameter(f"cannot read {path}: {words}") from None
+    return None if path is None else read_text(path)
 
 
 def _schema_in(context: click.Context, parameter: click.Parameter, path: str | None) -> Any:
-    text = _text_in(context, parameter, path)
     try:
-        return None if text is None else json.loads(text)
+        return None if path is None else json.loads(read_text(path))
     except (ValueError, RecursionError) as problem:
         raise click.BadParameter(f"{path} is not JSON: {problem}") from None
 

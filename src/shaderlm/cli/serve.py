@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..server.served import ServedModel
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_NEEDED = ("starlette", "uvicorn", "msgspec", "prometheus_client")
 
 
 def _bytes(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
@@ -290,7 +289,7 @@ def _reachable(address: str) -> str:
 def _check_packages() -> None:
     from importlib.util import find_spec
 
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in ("starlette", "uvicorn", "msgspec", "prometheus_client") if find_spec(name) is None]
     if missing:
         names = ", ".join(missing).replace("_", "-")
         raise InputError(f"serve needs packages that are not installed ({names}): pip install 'shaderlm[serve]'")

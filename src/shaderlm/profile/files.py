@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from ..compile.roofline import Roofline
 from ..errors import InputError
@@ -73,10 +73,10 @@ def _parse(kind: Any, value: Any) -> Any:
     if origin is dict and isinstance(value, dict):
         return {key: _parse(parts[1], each) for key, each in value.items()}
     if is_dataclass(kind) and isinstance(value, dict):
-        fields = get_type_hints(kind)
+        fields, record_type = get_type_hints(kind), cast(Any, kind)
         if fields.keys() != value.keys():
             raise ValueError(f"the fields must be {', '.join(fields)}; got {', '.join(value)}")
-        return kind(**{name: _parse(fields[name], value[name]) for name in fields})
+        return record_type(**{name: _parse(fields[name], value[name]) for name in fields})
     if kind in (int, float) and type(value) in (int, kind) and 0 <= float(value) < math.inf:
         return kind(value)
     if kind is Any or (kind in (str, bool) and type(value) is kind) or (origin is Literal and value in parts):
