@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shaderlm.bench import regression, speed, tables
-from shaderlm.bench.speed import Result, Trial
+from shaderlm.bench.speed import Trial
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.files import check_writable
 
@@ -43,7 +43,7 @@ SUBJECT = {
 def record(per_second: float = 100.0, test: Trial = PP8, **changes: Any) -> dict[str, Any]:
     """A row of this speed."""
     ns = round(test.tokens * 1e9 / per_second)
-    return tables.record(SUBJECT, Result(test, (ns,)), "2000-01-01T00:00:00+00:00") | changes
+    return tables.record(SUBJECT, test, (ns,), "2000-01-01T00:00:00+00:00") | changes
 
 
 def rows(*records: dict[str, Any]) -> list[regression.Speed]:
@@ -340,7 +340,7 @@ def test_rows_before_an_error_are_saved_and_whole(tiny: Path, tmp_path: Path, mo
     path = tmp_path / "rows.json"
     real = speed.run
 
-    def run(runner: Any, test: Trial, *rest: Any) -> Iterator[Result]:
+    def run(runner: Any, test: Trial, *rest: Any) -> Iterator[tuple[int, ...]]:
         if test.generated:
             raise DeviceError("the device is lost")
         return real(runner, test, *rest)

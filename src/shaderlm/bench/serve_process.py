@@ -84,51 +84,31 @@ class ServerProcess:
 
 @contextmanager
 def server_process(options: Sequence[str]) -> Iterator[ServerProcess]:
-    """A server that ends with the block, also if Ctrl-C or SIGTERM end this process, whenever they come."""
-    process: ServerProcess | None = None
-    with _DeferredSignals() as signals:
+    """A server that ends with the block, also if Ctrl-C or SIGTERM end this process, whenever they come.
+
+    Both wait while the server is started or ended. Within the block, both are what SIGINT was.
+    """
+    waiting: list[int] = []
+
+    def wait(number: int, _: object) -> None:
+        waiting.append(number)
+
+    before = {each: signal.signal(each, wait) or signal.SIG_DFL for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        process = ServerProcess(options)
         try:
-            process = ServerProcess(options)
-            signals.release()
+            signal.signal(signal.SIGINT, before[signal.SIGINT])
+            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+            if waiting:
+                raise KeyboardInterrupt
             yield process
         finally:
-            signals.defer()
-            if process is not None:
-                process.stop()
-
-
-class _DeferredSignals:
-    """SIGINT and SIGTERM wait. While they are released, both are what SIGINT was."""
-
-    def __init__(self) -> None:
-        self._waiting = False
-        self._is_main = threading.current_thread() is threading.main_thread()  # no other thread has signals
-
-    def __enter__(self) -> _DeferredSignals:
-        self._interrupt, self._terminate = (
-            signal.getsignal(each) or signal.SIG_DFL for each in (signal.SIGINT, signal.SIGTERM)
-        )
-        self.defer()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handle(self._interrupt, self._terminate)
-
-    def _handle(self, interrupt: Any, terminate: Any) -> None:
-        if self._is_main:
-            signal.signal(signal.SIGINT, interrupt)
-            signal.signal(signal.SIGTERM, terminate)
-
-    def defer(self) -> None:
-        self._handle(self._wait, self._wait)
-
-    def release(self) -> None:
-        self._handle(self._interrupt, lambda *_: signal.raise_signal(signal.SIGINT))
-        if self._waiting:
-            raise KeyboardInterrupt
-
-    def _wait(self, *_: object) -> None:
-        self._waiting = True
+            for each in before:
+                signal.signal(each, wait)
+            process.stop()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def bench_decode(options: Sequence[str]) -> float:

@@ -8,26 +8,27 @@ from statistics import fmean, stdev
 from typing import Any
 
 from .regression import RegressionCheck
-from .speed import Result, Trial
+from .speed import Trial
 
 
-def record(subject: Mapping[str, Any], result: Result, when: str) -> dict[str, Any]:
+def record(subject: Mapping[str, Any], test: Trial, samples_ns: Sequence[int], when: str) -> dict[str, Any]:
     """One row for programs. `subject`: what was measured, a model on a device with this software."""
-    several = len(result.samples_ns) > 1
+    several = len(samples_ns) > 1
+    samples_ts = [test.tokens * 1e9 / ns for ns in samples_ns]
     return {
         **subject,
-        "n_prompt": result.test.prompt,
-        "n_gen": result.test.generated,
-        "n_depth": result.test.depth,
-        "n_parallel": result.test.parallel,
-        "with_text": result.test.text,
+        "n_prompt": test.prompt,
+        "n_gen": test.generated,
+        "n_depth": test.depth,
+        "n_parallel": test.parallel,
+        "with_text": test.text,
         "test_time": when,
-        "avg_ns": round(fmean(result.samples_ns)),
-        "stddev_ns": round(stdev(result.samples_ns)) if several else 0,
-        "avg_ts": fmean(result.samples_ts),
-        "stddev_ts": stdev(result.samples_ts) if several else 0.0,
-        "samples_ns": list(result.samples_ns),
-        "samples_ts": list(result.samples_ts),
+        "avg_ns": round(fmean(samples_ns)),
+        "stddev_ns": round(stdev(samples_ns)) if several else 0,
+        "avg_ts": fmean(samples_ts),
+        "stddev_ts": stdev(samples_ts) if several else 0.0,
+        "samples_ns": list(samples_ns),
+        "samples_ts": samples_ts,
     }
 
 

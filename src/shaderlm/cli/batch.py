@@ -17,7 +17,7 @@ import click
 
 from ..errors import DeviceError, InputError, ModelError
 from .batch_files import Line, RequestFile, ResultFile, request_file
-from .loading import load_model
+from .loading import count_bar, load_model
 from .options import ModelOptions, model_options
 from .streaming import tell
 
@@ -271,21 +271,10 @@ def _progress(total: int, done: int, engine: Engine) -> Iterator[Callable[[int],
     if not sys.stderr.isatty():
         yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import TimeRemainingColumn
 
     began = time.monotonic()
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    bars = Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True, redirect_stdout=False
-    )
+    bars = count_bar(TimeRemainingColumn())
     task = bars.add_task("", total=total, completed=done)
 
     def update(done: int) -> None:

@@ -11,14 +11,12 @@ from click.core import ParameterSource
 
 from ..models.shapes import MODELS
 from .bench_serve import serve
-from .loading import console, spoken
+from .loading import console, count_bar, spoken
 from .models import described
 from .options import adapter_option, backend_option, json_option, tune_option
 from .speed import measure_models, numbers_above_0, speed_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..bench.comparisons import Comparison
     from ..bench.measure import Row
     from ..gpu import Backend, Device
@@ -69,21 +67,19 @@ def _select(ops: tuple[str, ...], models: tuple[str, ...], quick: bool) -> list[
     return selected
 
 
-def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[Row], bool]:
+def _run(device: Device, chosen: list[Comparison]) -> tuple[list[Row], bool]:
     """Rows measured, and whether Ctrl-C ended it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from ..bench import measure
 
     rows: list[Row] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with count_bar(disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("roofs", total=len(chosen))
         try:
             for row in measure.measure(device, chosen):
                 c = row.comparison
                 if isinstance(row, measure.LeftOut):
-                    err.print(f"left out: {c.op} {c.what}, {c.model} {c.shape}: {row.reason}", markup=False)
+                    reason = f"left out: {c.op} {c.what}, {c.model} {c.shape}: {row.reason}"
+                    progress.console.print(reason, markup=False)
                 else:
                     rows.append(row)
                 progress.update(task, advance=1, description=f"{c.op} {c.model}")
@@ -135,7 +131,7 @@ def kernels(
             "This adapter has no timestamps: times are wall-clock and include the host's share.",
             style="yellow",
         )
-    rows, interrupted = _run(opened, chosen, err)
+    rows, interrupted = _run(opened, chosen)
     if form == "json":
         print(json.dumps(report.records(rows, caps), indent=2))
     elif form == "markdown":

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as RichProgress
+    from rich.progress import ProgressColumn
 
     from ..engine import LanguageModel
     from .options import ModelOptions
@@ -164,6 +166,16 @@ def load_model(model_options: ModelOptions, *, deterministic: bool = False) -> L
     options["tune"] = not options.pop("no_tune")
     with progress_bar() as progress:
         return load(**options, deterministic=deterministic, progress=progress)
+
+
+def count_bar(*more_columns: ProgressColumn, **options: Any) -> RichProgress:
+    """A bar on standard error with what is done of how many. It is gone afterwards, and leaves stdout alone."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *more_columns)
+    return RichProgress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False, **options)
 
 
 def console(width_in_pipe: int) -> Console:

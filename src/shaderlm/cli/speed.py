@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..version import __version__
+from .loading import count_bar
 from .models import check_device, described, is_synthetic, load_any, name_with_format
 from .options import apply_options, backend_option, ignore_key_option, precision_option, tune_option
 
@@ -241,15 +242,15 @@ def _measure(
             check(loaded.config.context, trials)  # a device may hold less than the model's
             _warn_if_long(loaded, trials, repetitions + (not no_warmup))
             for trial in trials:
-                result = None
+                samples: tuple[int, ...] = ()
                 try:
                     with _bar(trial.name, next(done), total, started, warming=not no_warmup) as repeated:
-                        for result in run(loaded, trial, repetitions, not no_warmup):
-                            repeated(len(result.samples_ns))
+                        for samples in run(loaded, trial, repetitions, not no_warmup):
+                            repeated(len(samples))
                 finally:  # also what there is of a trial that was interrupted
-                    if result is not None and result.samples_ns:
+                    if samples:
                         when = datetime.now(UTC).isoformat(timespec="seconds")
-                        rows.add(record(subject, result, when))
+                        rows.add(record(subject, trial, samples, when))
 
 
 def _compare(saved: Sequence[Speed], rows: _Rows, percent: float) -> None:
@@ -300,12 +301,7 @@ def _bar(name: str, before: int, total: int, started: float, *, warming: bool) -
     if not sys.stderr.isatty():
         yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    quiet: dict[str, bool] = {"auto_refresh": False, "transient": True, "redirect_stdout": False}
-    bars = Progress(*columns, console=Console(stderr=True), get_time=time.monotonic, **quiet)
+    bars = count_bar(get_time=time.monotonic, auto_refresh=False)
     task = bars.add_task(f"{name}: warming up" if warming else name, completed=before, total=total)
     bars.tasks[0].start_time = started
     began, drawn = time.monotonic(), -math.inf
