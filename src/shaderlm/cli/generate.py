@@ -58,15 +58,16 @@ def generate(
     text = prompt_text(prompt, file)
     with load_model(model_options) as loaded:
         if verbose:
-            _tell(*loaded.report.lines())
+            tell("\n".join(loaded.report.lines()))
         completion = _generate(_stream(loaded, text, raw, system, options), form)
         if form is not None:
             indent = 2 if form == "json" else None
             print(json.dumps(_record(loaded, completion), ensure_ascii=False, indent=indent), flush=True)
         elif completion.logprobs is not None:
-            _tell(*(_logprob_line(loaded, entry) for entry in completion.logprobs))
+            for entry in completion.logprobs:
+                tell(_logprob_line(loaded, entry))
         if verbose:
-            _tell(*_timing_lines(completion))
+            tell(_timing(completion))
         if completion.finish_reason == "length" and form is None and (verbose or sys.stderr.isatty()):
             tell(_cut(loaded, completion, options["max_tokens"]))
 
@@ -104,18 +105,13 @@ def _generate(stream: Stream, form: str | None) -> Completion:
 # What is printed besides the text ---------------------------------------------------------------------------
 
 
-def _tell(*lines: str) -> None:
-    for line in lines:
-        tell(line)
-
-
-def _timing_lines(completion: Completion) -> list[str]:
+def _timing(completion: Completion) -> str:
     timing = completion.timing
-    return [
-        f"prompt   {len(completion.prompt_ids):,} tokens, {timing.prompt_seconds:.2f} s to the first token",
+    return (
+        f"prompt   {len(completion.prompt_ids):,} tokens, {timing.prompt_seconds:.2f} s to the first token\n"
         f"output   {len(completion.ids):,} tokens, {timing.tokens_per_second:.1f} tok/s; "
-        f"finish reason: {completion.finish_reason}",
-    ]
+        f"finish reason: {completion.finish_reason}"
+    )
 
 
 def _cut(model: LanguageModel, completion: Completion, max_tokens: int) -> str:

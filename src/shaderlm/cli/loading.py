@@ -158,14 +158,14 @@ class _DelayedBar(_Delayed):
         bars.update(self._tasks[label], completed=done, total=total or None)
 
 
-def load_model(model_options: ModelOptions, *, deterministic: bool = False) -> LanguageModel:
+def load_model(model_options: ModelOptions) -> LanguageModel:
     """The model, loaded under a progress bar."""
     from ..engine import load
 
     options = asdict(model_options)
     options["tune"] = not options.pop("no_tune")
     with progress_bar() as progress:
-        return load(**options, deterministic=deterministic, progress=progress)
+        return load(**options, progress=progress)
 
 
 def count_bar(*more_columns: ProgressColumn, **options: Any) -> RichProgress:
