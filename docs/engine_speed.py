@@ -24,7 +24,7 @@ def draw(data: dict[str, Any]) -> str:
     group = GROUP + len(engines) * (BAR + GAP)
     height = TOP + len(data["models"]) * group + 10
     scale = (WIDTH - LEFT - RIGHT) / max(value for values in engines.values() for value in values)
-    said = [
+    description = [
         f"{model}: " + ", ".join(f"{engine} {values[i]:,}" for engine, values in engines.items())
         for i, model in enumerate(data["models"])
     ]
@@ -40,7 +40,7 @@ def draw(data: dict[str, Any]) -> str:
                 f'<rect class="bar{j}" x="{LEFT}" y="{top}" width="{wide}" height="{BAR}" rx="3"/>',
                 f'<text class="text{weight}" x="{LEFT + wide + 8}" y="{top + 16}">{values[i]:,}</text>',
             ]
-    return card(data["title"], data["note"], "; ".join(said), height, parts, STYLES)
+    return card(data["title"], data["note"], "; ".join(description), height, parts, STYLES)
 
 
 if __name__ == "__main__":

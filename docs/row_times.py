@@ -27,7 +27,7 @@ def draw(models: list[dict[str, Any]]) -> str:
     formats = ", ".join(dict.fromkeys(model["model"].split(":")[2].upper() for model in models))
     by = {"wgpu": "wgpu", "dawn": "Dawn"}[first["implementation"]]
     note = f"{formats}, {first['device']}, {by}; shaderlm {first['version']}, {first['date'][:10]}"
-    said = [
+    description = [
         f"{name}: " + ", ".join(f"{each['rows']} rows {each['us']:.0f} µs" for each in model["rows"])
         for name, model in zip(names, models, strict=True)
     ]
@@ -43,7 +43,7 @@ def draw(models: list[dict[str, Any]]) -> str:
         ]
         parts.append(f'<text class="soft tick" x="{left - 44}" y="{TOP - 10}">{title}</text>')
         parts += _panel(left, right, lines)
-    return card(TITLE, note, "; ".join(said), HEIGHT, parts, STYLES)
+    return card(TITLE, note, "; ".join(description), HEIGHT, parts, STYLES)
 
 
 def _panel(left: int, right: int, lines: list[list[tuple[int, float]]]) -> list[str]:

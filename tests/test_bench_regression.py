@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shaderlm.bench import regression, speed, tables
-from shaderlm.bench.speed import Result, Trial
+from shaderlm.bench.speed import Trial
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.files import check_writable
 
@@ -24,13 +24,26 @@ from .command_line import shaderlm, start
 from .tiny_models import write_tiny_llama
 
 PP8 = Trial(8, 0)
-SUBJECT = tables.Subject("/models/m.gguf", "M Q4_0", 100, 50, "Vulkan", "Card", "driver 1", "0.1", "abc", "f16", "fast")
+SUBJECT = {
+    "build_commit": "abc",
+    "build_number": "0.1",
+    "backends": "Vulkan",
+    "gpu_info": "Card",
+    "driver": "driver 1",
+    "model_filename": "/models/m.gguf",
+    "model_type": "M Q4_0",
+    "model_size": 100,
+    "model_n_params": 50,
+    "type_k": "f16",
+    "type_v": "f16",
+    "precision": "fast",
+}
 
 
 def record(per_second: float = 100.0, test: Trial = PP8, **changes: Any) -> dict[str, Any]:
     """A row of this speed."""
     ns = round(test.tokens * 1e9 / per_second)
-    return tables.record(SUBJECT, Result(test, (ns,)), "2000-01-01T00:00:00+00:00") | changes
+    return tables.record(SUBJECT, test, (ns,), "2000-01-01T00:00:00+00:00") | changes
 
 
 def rows(*records: dict[str, Any]) -> list[regression.Speed]:
@@ -152,9 +165,6 @@ def test_what_does_not_keep_rows_apart() -> None:
         (json.dumps([record()]).replace('"avg_ts": 1', '"avg_ts": 1e999, "x": 1'), "avg_ts must be above 0, got inf"),
         (json.dumps([record(avg_ts=True)]), "avg_ts must be above 0, got True"),
         (json.dumps([record(avg_ts=10**400)]), "avg_ts must be above 0"),
-        (json.dumps([record(avg_ns=0)]), "avg_ns must be above 0, got 0"),
-        (json.dumps([record(samples_ns=[1, 0])]), "samples_ns must be a list of numbers above 0"),
-        (json.dumps([record(samples_ts=[])]), "samples_ts must be a list of numbers above 0"),
         (json.dumps([record(n_prompt=-1)]), "n_prompt must be a whole number of at least 0, got -1"),
         (json.dumps([record(n_parallel=0)]), "n_parallel must be a whole number of at least 1, got 0"),
         (json.dumps([record(n_gen=1.5)]), "n_gen must be a whole number"),
@@ -330,7 +340,7 @@ def test_rows_before_an_error_are_saved_and_whole(tiny: Path, tmp_path: Path, mo
     path = tmp_path / "rows.json"
     real = speed.run
 
-    def run(runner: Any, test: Trial, *rest: Any) -> Iterator[Result]:
+    def run(runner: Any, test: Trial, *rest: Any) -> Iterator[tuple[int, ...]]:
         if test.generated:
             raise DeviceError("the device is lost")
         return real(runner, test, *rest)

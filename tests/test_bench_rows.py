@@ -36,10 +36,10 @@ def test_rows_are_held_against_the_next_larger_bucket() -> None:
         (4, 8, 0.5, 1.0),
         (6, 8, 0.5, None),
     ]
-    assert [each.rows for each in checks(found) if not each.holds] == [4]
+    assert [each.rows for each in checks(found) if each.problems] == [4]
     assert verdict(found) == ["NOT HELD: a row of 8 takes 1.00 × the time of a row of 4"]
     found[2] = layer(23.5, 3)
-    assert [each.rows for each in checks(found) if not each.holds] == [3, 4]
+    assert [each.rows for each in checks(found) if each.problems] == [3, 4]
     assert verdict(found)[0] == "NOT HELD: 3 rows take 1.18 × the time of 4"
     (held,) = verdict([layer(10.0, 1), layer(12.0, 2)])
     assert held.startswith("rows take at most 0.83 × the time of the next larger bucket")

@@ -20,7 +20,7 @@ from shaderlm.bench import serve_load
 from shaderlm.bench.serve_client import Address, Client, ClientAnswer
 from shaderlm.bench.serve_load import Companion, Load, Outcome, Run, Span
 from shaderlm.bench.serve_report import summary, warnings, window
-from shaderlm.bench.synthetic import load_synthetic_model, made_up_vocabulary
+from shaderlm.bench.synthetic import load_synthetic, made_up_vocabulary
 from shaderlm.errors import InputError
 from shaderlm.models.shapes import SYNTHETIC, ModelShape
 from shaderlm.server.served import ServedModel
@@ -124,7 +124,7 @@ def test_every_request_is_sent_and_its_answer_is_whole(server: Running) -> None:
     run = measured(server, Load(6, Span(4, 9), Span(3, 7), prefix=140, concurrency=3))
     stats = server.model.engine.stats()
     assert [each.error for each in run.outcomes] == [None] * 6
-    assert all(each.output_tokens == each.wanted for each in run.outcomes)
+    assert all(each.output_tokens == each.max_tokens for each in run.outcomes)
     assert all(144 <= each.prompt_tokens <= 149 for each in run.outcomes)
     assert sum(each.prompt_tokens for each in run.outcomes) == stats.prompt_tokens - before.prompt_tokens
     assert sum(each.output_tokens for each in run.outcomes) == stats.generation_tokens - before.generation_tokens
@@ -378,7 +378,7 @@ def test_a_made_up_vocabulary_reads_and_writes_text() -> None:
 def test_a_synthetic_model_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SYNTHETIC, "small", ModelShape("small", 1, 64, 4, 2, 16, 96, 300, tied=True))
     spec = "synthetic:small:f16"
-    with running(lambda: ServedModel(load_synthetic_model(spec, "cpu", context=256), names=(spec,))) as made:
+    with running(lambda: ServedModel(load_synthetic(spec, "cpu", context=256), names=(spec,))) as made:
         assert made.model.config.context == 256
         options = ["--concurrency", 2, "-p", 16, "-n", 8, "--num-requests", 4, "--beside", "grammar", "--json"]
         done = shaderlm("bench", "serve", "--url", made.url, *options)

@@ -42,7 +42,8 @@ def test_synthetic_weights_are_of_the_size_of_real_ones(
 ) -> None:
     monkeypatch.setitem(SYNTHETIC, "small", SMALL)
     device = "cpu" if where == "cpu" else request.getfixturevalue(where)
-    runner, report = load_synthetic(f"synthetic:small:{mix}", device)
+    model = load_synthetic(f"synthetic:small:{mix}", device)
+    runner, report = model.runner, model.report
     try:
         session = Session(runner)
         logits = session.logits(list(range(20)))
@@ -110,7 +111,8 @@ def test_small_models_of_other_architectures(name: str, device: Device, monkeypa
     monkeypatch.setitem(SYNTHETIC, "small", shrunken(SYNTHETIC[name]))
     made = []
     for on in ("cpu", device):
-        runner, report = load_synthetic("synthetic:small:q8_0", on, precision="exact")
+        model = load_synthetic("synthetic:small:q8_0", on, precision="exact")
+        runner, report = model.runner, model.report
         session = Session(runner)
         made.append(session.logits(list(range(20))))
         session.close()

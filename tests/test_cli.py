@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from shaderlm import __version__
 from shaderlm.bench import comparisons, measure, report
 from shaderlm.cli import app, main
+from shaderlm.cli.bench import OPS
 from shaderlm.cli.interrupts import LostInterrupts
 from shaderlm.cli.options import with_flags
 from shaderlm.compile.roofline import Roofline, uses_matrix_units
@@ -158,7 +159,7 @@ def test_bench_times_sampling_with_settings_that_have_work_to_do() -> None:
 
 def test_every_comparison_runs_where_a_gpu_has_all_features() -> None:
     """By routes that were named: both sides of each comparison, and which of them use matrix units."""
-    assert {comparison.op for comparison in comparisons.comparisons()} == set(comparisons.FAMILIES)
+    assert {comparison.op for comparison in comparisons.comparisons()} == set(comparisons.FAMILIES) == set(OPS)
     for comparison in comparisons.comparisons(("llama-3.1-8b",)):
         before, after = (
             [step for routed in workload for step in program_of(routed, UNITS).steps]

@@ -324,8 +324,8 @@ def test_requests_are_read_again_where_they_lie(tmp_path: Path) -> None:
     path.write_bytes(b'\xef\xbb\xbf{"custom_id": "a", "body": "' + long + b'"}\r\n\n{"custom_id": "b", "url": "u"}')
     with request_file(str(path)) as asked:
         assert [(each.number, each.custom_id) for each in asked.lines] == [(1, "a"), (3, "b")]
-        assert asked.read(asked.lines[0]).body == long.decode()
-        assert asked.read(asked.lines[1]).url == "u"
+        assert asked.read(asked.lines[0])["body"] == long.decode()
+        assert asked.read(asked.lines[1])["url"] == "u"
         path.write_bytes(b'{"custom_id": "a", "body": "e"}')
         with pytest.raises(InputError, match="line 1 has changed since the batch began"):
             asked.read(asked.lines[0])

@@ -20,7 +20,6 @@ import shaderlm as package
 from shaderlm.cli import streaming
 from shaderlm.cli.loading import LONG_PROMPT, _bar
 from shaderlm.engine import Stream, loading
-from shaderlm.gpu import adapters
 from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.runtime.runner import SequenceChunk
 
@@ -330,40 +329,6 @@ def test_a_bar_waits_for_a_second() -> None:
     from shaderlm.cli.loading import DELAY_SECONDS
 
     assert DELAY_SECONDS == 1.0
-
-
-# On an adapter -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_an_adapter_says_the_same(tiny: Path) -> None:
-    done = generate(tiny, "Hello", "-n", 10, "--check-with", 0)
-    assert (done.code, done.out) == (0, greedy(tiny, "Hello", max_tokens=10) + "\n")
-    announced, said = done.err.splitlines()
-    assert announced == "computing the first 8 tokens again on 0 …"
-    assert said.startswith(f"the first 8 tokens on {adapters()[0].caps.name}")
-    assert said.endswith("are the same")
-
-
-@pytest.mark.parametrize(
-    ("prompt", "words"),
-    [("Hello", "the first tokens on cpu (NumPy) differ: token 1 is "), ("Bye", "there, it was ")],
-)
-def test_a_check_that_fails_says_where(
-    tmp_path: Path, prompt: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another file under the same name stands for a device that computes something else."""
-    models = iter(write_tiny_llama(tmp_path / f"{seed}.gguf", seed=seed) for seed in (0, 1))
-    monkeypatch.setattr("shaderlm.engine.loading.find", lambda *_: next(models))
-    done = generate(tmp_path, prompt, "-n", 4, "--check-with", "cpu")
-    assert done.code == 1
-    assert done.out
-    assert words in done.err
-
-
-def test_a_check_of_an_answer_that_ends_early(tiny: Path) -> None:
-    done = generate(tiny, "Hello", "-n", 4, "--logit-bias", f"{EOS}=100", "--check-with", "cpu")
-    assert (done.code, done.err.splitlines()[1]) == (0, "the first 0 tokens on cpu (NumPy) are the same")
 
 
 # Interruptions -------------------------------------------------------------------------------------------

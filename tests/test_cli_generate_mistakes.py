@@ -46,10 +46,8 @@ def generate(model: Path, *arguments: object, **options: Any) -> Done:
         (("x", "--logit-bias", "99999=1"), 2, "logit_bias has token 99999; the vocabulary has the tokens 0 …"),
         (("x", "--seed", "99999999999999999999999"), 2, "seed must be"),
         (("x", "--raw", "--system", "Be"), 2, "leave out --raw"),
-        (("x", "-t", "1", "--check-with", "cpu"), 2, "leave out --temperature"),
         (("x", "--temperatur", "1"), 2, "No such option"),
         (("x", "--device", "unobtainium"), 1, "no adapter matches 'unobtainium'"),
-        (("x", "--check-with", "unobtainium", "-n", "1"), 1, "no adapter matches 'unobtainium'"),
         (
             ("Hello " * 40, "--context", "100"),
             2,
@@ -76,7 +74,6 @@ def test_wrong_options_are_told_before_anything_is_loaded() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--check-with", "unobtainium", "no adapter matches 'unobtainium'"),
         ("--logit-bias", "267=1", "logit_bias has token 267; the vocabulary has the tokens 0 … 266"),
         ("--context", "129", "context must be a whole number from 1 to the model's 128, got 129"),
     ],

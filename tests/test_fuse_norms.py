@@ -114,7 +114,7 @@ def test_the_plan_of_a_gpu_computes_the_same(device: Device, monkeypatch: pytest
     monkeypatch.setattr("shaderlm.kernels.linear.rounded._MEASURED", range(SIZES["hidden"], SIZES["hidden"] + 1))
     found, written = [], []
     for fusions in (None, ("rms_norm_mul",)):
-        runner, _ = load_synthetic("synthetic:small:q4_0", device, fusions=fusions, tune=False)
+        runner = load_synthetic("synthetic:small:q4_0", device, fusions=fusions, tune=False).runner
         try:
             assert isinstance(runner, GpuRunner)
             nodes = runner.graph(StepSpec(1, cache=runner.cache))[0].nodes

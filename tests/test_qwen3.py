@@ -281,7 +281,8 @@ def test_synthetic_weights_make_logits(device: Device, monkeypatch: pytest.Monke
     monkeypatch.setitem(SYNTHETIC, "small", small)
     made = {}
     for on in ("cpu", device):
-        runner, report = load_synthetic("synthetic:small:q8_0", on)
+        model = load_synthetic("synthetic:small:q8_0", on)
+        runner, report = model.runner, model.report
         session = Session(runner)
         made[report.device] = session.logits(list(range(20)))
         session.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from ..compile.roofline import Roofline, measure_roofline, uses_matrix_units
@@ -66,8 +67,7 @@ def measure(device: Device, chosen: list[Comparison]) -> Iterator[Row | LeftOut]
     """Each comparison as it is measured; one that does not fit the device is left out with its reason."""
     roofline = measure_roofline(device)
     fill = Filler()
-    clock = Clock(device)
-    try:
+    with closing(Clock(device)) as clock:
         for comparison in chosen:
             try:
                 before, after = time_in_turns(clock, [comparison.before, comparison.after], fill)
@@ -76,5 +76,3 @@ def measure(device: Device, chosen: list[Comparison]) -> Iterator[Row | LeftOut]
             else:
                 steps = [step for routed in comparison.after for step in program_of(routed, device.caps).steps]
                 yield Row(comparison, before, after, any(map(uses_matrix_units, steps)), roofline)
-    finally:
-        clock.close()

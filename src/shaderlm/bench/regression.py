@@ -10,11 +10,12 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from ..errors import InputError
 from ..files import write_named
-from .speed import Trial, mean
+from .speed import Trial
 
 _SHOWN = 4  # values of a list in a message
 _OURS = "the rows that `--save` or `-o json` writes"
@@ -67,17 +68,17 @@ def read(path: Path) -> list[Speed]:
 def parse(text: str, name: str) -> list[Speed]:
     """The rows of a JSON text; `name` is what errors call it."""
     try:
-        found = json.loads(text, parse_constant=_refuse)
+        records = json.loads(text, parse_constant=_refuse)
     except InputError as problem:
         raise InputError(f"{name}: {problem}") from None
     except (ValueError, RecursionError) as problem:
         reason = " ".join(str(problem).split())
         raise InputError(f"{name} is not JSON ({reason}); expected {_OURS}") from None
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise InputError(f"{name} must be a JSON list of objects, {_OURS}; got {reprlib.repr(found)}")
-    if not found:
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise InputError(f"{name} must be a JSON list of objects, {_OURS}; got {reprlib.repr(records)}")
+    if not records:
         raise InputError(f"{name} has no rows; expected {_OURS}")
-    return [speed(row, f"{name}, row {i}") for i, row in enumerate(found, 1)]
+    return [speed(record, f"{name}, row {i}") for i, record in enumerate(records, 1)]
 
 
 def save(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -104,13 +105,8 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e18
 
 
-def _are_positive(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_positive, value))
-
-
 _REQUIRED = object()
 _TEXT, _COUNT, _POSITIVE = (_is_text, "text"), (_is_count, "a whole number of at least 0"), (_is_positive, "above 0")
-_LIST = (_are_positive, "a list of numbers above 0")
 
 # What a row must have, by key: what it is, and what stands for it in files that are older, or llama-bench's.
 _FIELDS: Mapping[str, tuple[tuple[Callable[[object], bool], str], object]] = {
@@ -128,9 +124,6 @@ _FIELDS: Mapping[str, tuple[tuple[Callable[[object], bool], str], object]] = {
     "precision": (_TEXT, ""),
     "n_parallel": ((lambda value: _is_count(value) and value != 0, "a whole number of at least 1"), 1),
     "with_text": ((lambda value: isinstance(value, bool), "true or false"), False),
-    "avg_ns": (_POSITIVE, 1),
-    "samples_ns": (_LIST, [1]),
-    "samples_ts": (_LIST, [1]),
     "driver": (_TEXT, ""),
     "build_number": ((lambda value: _is_text(value) or _is_count(value), "a version"), ""),
     "build_commit": (_TEXT, ""),
@@ -209,8 +202,8 @@ def compare(before: Sequence[Speed], now: Sequence[Speed], percent: float) -> Re
     if not pairs:
         raise InputError(_nothing_in_common(before, now))
     notes = [
-        *_left("saved, but not measured now", (key for key in old if key not in new)),
-        *_left("measured now, but not saved", (key for key in new if key not in old)),
+        *_unmatched("saved, but not measured now", (key for key in old if key not in new)),
+        *_unmatched("measured now, but not saved", (key for key in new if key not in old)),
         *_changes(before, now),
     ]
     notes.append(f"slower by more than {percent:g} %: {sum(pair.slower for pair in pairs)} of {len(pairs)}")
@@ -218,13 +211,13 @@ def compare(before: Sequence[Speed], now: Sequence[Speed], percent: float) -> Re
 
 
 def _means(rows: Sequence[Speed]) -> dict[RowKey, float]:
-    found: dict[RowKey, list[float]] = {}
+    speeds: dict[RowKey, list[float]] = {}
     for row in rows:
-        found.setdefault(row.key, []).append(row.tokens_per_second)
-    return {key: mean(speeds) for key, speeds in found.items()}
+        speeds.setdefault(row.key, []).append(row.tokens_per_second)
+    return {key: fmean(several) for key, several in speeds.items()}
 
 
-def _left(what: str, keys: Iterable[RowKey]) -> list[str]:
+def _unmatched(what: str, keys: Iterable[RowKey]) -> list[str]:
     """One line for the rows of one side only, or none."""
     tests: dict[str, list[str]] = {}
     for key in keys:
@@ -237,45 +230,48 @@ def _listed(values: Sequence[str]) -> str:
     return ", ".join(map(repr, values[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
-def _differing(
+_KEY_PARTS: Mapping[str, Callable[[Speed], str]] = {
+    "model": lambda row: row.key.model,
+    "file": lambda row: row.key.file,
+    "backend": lambda row: row.key.backend,
+    "device": lambda row: row.key.device,
+    "cache": lambda row: row.key.cache,
+    "precision": lambda row: row.key.precision,
+    "tests": lambda row: row.key.test.name,
+}
+_OTHER_PARTS: Mapping[str, Callable[[Speed], str]] = {
+    "device": _KEY_PARTS["device"],
+    "driver": lambda row: row.driver,
+    "version": lambda row: row.version,
+    "commit": lambda row: row.commit,
+}
+
+
+def _differences(
     before: Sequence[Speed], now: Sequence[Speed], parts: Mapping[str, Callable[[Speed], str]]
 ) -> dict[str, str]:
     """The parts that differ between the runs: part → "then → now"."""
-    found = {}
+    differences = {}
     for name, of in parts.items():
         then, here = (list(dict.fromkeys(map(of, rows))) for rows in (before, now))
         if set(then) != set(here):
-            found[name] = f"{name} {_listed(then)} → {_listed(here)}"
-    return found
+            differences[name] = f"{name} {_listed(then)} → {_listed(here)}"
+    return differences
 
 
 def _changes(before: Sequence[Speed], now: Sequence[Speed]) -> list[str]:
     """One line on what else changed, or none. A device here is one of several: some rows matched."""
-    parts: Mapping[str, Callable[[Speed], str]] = {
-        "device": lambda row: row.key.device,
-        "driver": lambda row: row.driver,
-        "version": lambda row: row.version,
-        "commit": lambda row: row.commit,
-    }
-    found = _differing(before, now, parts)
-    if not found:
+    differences = _differences(before, now, _OTHER_PARTS)
+    if not differences:
         return []
     warning = "; rows are compared on the same device only, and another driver is no regression of this package"
-    return ["since then: " + ", ".join(found.values()) + (warning if {"device", "driver"} & set(found) else "")]
+    shown = warning if {"device", "driver"} & set(differences) else ""
+    return [f"since then: {', '.join(differences.values())}{shown}"]
 
 
 def _nothing_in_common(before: Sequence[Speed], now: Sequence[Speed]) -> str:
-    parts: Mapping[str, Callable[[Speed], str]] = {
-        "model": lambda row: row.key.model,
-        "file": lambda row: row.key.file,
-        "backend": lambda row: row.key.backend,
-        "device": lambda row: row.key.device,
-        "cache": lambda row: row.key.cache,
-        "precision": lambda row: row.key.precision,
-        "tests": lambda row: row.key.test.name,
-    }
-    differing = _differing(before, now, parts)
-    found = ", ".join(differing.values()) or "each part is in both, but not together"
-    foreign = "; speeds of two devices say nothing about a regression" if "device" in differing else ""
+    differences = _differences(before, now, _KEY_PARTS)
+    reason = ", ".join(differences.values()) or "each part is in both, but not together"
+    foreign = "; speeds of two devices say nothing about a regression" if "device" in differences else ""
     hint = "run the saved tests, or save rows of these on this device with --save"
-    return f"nothing was compared, no saved row is of what was measured: {found}{foreign}; {hint}"
+    return f"nothing was compared, no saved row is of what was measured: {reason}{foreign}; {hint}"

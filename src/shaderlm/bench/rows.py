@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from rich import box
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ..compile.execute import lower
 from ..compile.lowering import Lowering
-from ..compile.timing import Clock, Filler, Operands, Sets, calls_for, queue_of, sample_in_turns, sets_for
+from ..compile.timing import Clock, Filler, Operands, Sets, sets_for, time_sets
 from ..compile.tuner import product_of
 from ..compile.tuning import Tuning
 from ..engine.planning import step_graph
@@ -33,7 +33,6 @@ from ..version import __version__
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MAX_RATIO = 1.15  # times the next larger bucket: what fewer rows may take
 SAMPLE_SECONDS, SAMPLES, WARM_UP_SECONDS = 0.008, 7, 0.004
-SHORT_SAMPLES = 3
 
 
 @dataclass(frozen=True)
@@ -85,38 +84,28 @@ def measure(
             if node.op == "linear":
                 by_shape.setdefault((node.dims["K"], node.dims["N"]), []).append((count, node))
     products: dict[int, list[Product]] = {count: [] for count in rows}
-    clock, fill = Clock(device, WARM_UP_SECONDS), Filler()
-    try:
+    fill = Filler()
+    with closing(Clock(device, WARM_UP_SECONDS)) as clock:
         for (K, N), nodes in by_shape.items():
             say(f"products of {K}×{N}")
-            for (count, _), found in zip(nodes, _timed(clock, fill, lowering, nodes), strict=True):
-                products[count].append(found)
-    finally:
-        clock.close()
+            for (count, _), product in zip(nodes, _timed(clock, fill, lowering, nodes), strict=True):
+                products[count].append(product)
     return [Measured(count, bucket(count), tuple(products[count])) for count in rows]
 
 
 def _timed(clock: Clock, fill: Filler, lowering: Lowering, nodes: Sequence[tuple[int, Node]]) -> list[Product]:
     """A product of several numbers of rows, over the same weights."""
     device = clock.device
-    short = device.caps.policy.short_measurements
     programs = [_program(lowering, node, count) for count, node in nodes]
     device.compile(step for program in programs for step in program.steps)
     streamed = sum(size for name, size in programs[0].buffers.items() if _is_weight(name) and isinstance(size, int))
-    operands = Operands(device, fill, sets_for(device, streamed))
-    try:
-        works: list[tuple[Sets, int]] = []
+    with closing(Operands(device, fill, sets_for(device, streamed))) as operands:
+        works: list[Sets] = []
         for i, ((_, node), program) in enumerate(zip(nodes, programs, strict=True)):
             weights = frozenset(name for name in program.buffers if _is_weight(name))
             keys = {name: name if name in weights else f"{i}.{name}" for name in program.buffers}
-            sets = [[bound] for bound in operands.bind(program, node.dims, weights, keys)]
-            guess = clock(queue_of(sets, 2)) / 2  # also touches everything
-            if not short:
-                guess = clock(queue_of(sets, 4)) / 4
-            works.append((sets, 2 if short else calls_for(sets, guess, SAMPLE_SECONDS, 2)))
-        times = sample_in_turns(clock, works, SHORT_SAMPLES if short else SAMPLES)
-    finally:
-        operands.close()
+            works.append([[bound] for bound in operands.bind(program, node.dims, weights, keys)])
+        times = time_sets(clock, works, SAMPLE_SECONDS, SAMPLES)
     return [_product(lowering, node, seconds) for (_, node), seconds in zip(nodes, times, strict=True)]
 
 
@@ -133,8 +122,8 @@ def _is_weight(name: str) -> bool:
 
 def _program(lowering: Lowering, node: Node, rows: int) -> Program:
     """A node as models run it, with so many rows in its batch."""
-    taken = lowering.route(node)
-    program = lower(taken.route, node.dims, lowering.caps, {}, launch_list=taken.launch_list)
+    choice = lowering.route(node)
+    program = lower(choice.route, node.dims, lowering.caps, {}, launch_list=choice.launch_list)
     if "batch" not in program.buffers:
         return program
     batch = contiguous_batch(0, rows, tokens=node.dims["tokens"]).reshape(-1)
@@ -156,25 +145,30 @@ class Check:
     per_row_ratio: float | None  # time per row of the next bucket / time per row of this one; None between buckets
 
     @property
-    def holds(self) -> bool:
-        """Fewer rows take at most MAX_RATIO times as long, and a row of a larger bucket takes less time."""
-        return self.time_ratio <= MAX_RATIO and (self.per_row_ratio is None or self.per_row_ratio < 1)
+    def problems(self) -> list[str]:
+        """Fewer rows must take at most MAX_RATIO times as long, and a row of a larger bucket less time."""
+        lines = []
+        if self.time_ratio > MAX_RATIO:
+            lines.append(f"{self.rows} rows take {self.time_ratio:.2f} × the time of {self.next_bucket}")
+        if self.per_row_ratio is not None and self.per_row_ratio >= 1:
+            ratio = f"{self.per_row_ratio:.2f} × the time of a row of {self.rows}"
+            lines.append(f"a row of {self.next_bucket} takes {ratio}")
+        return lines
 
 
-def checks(found: Sequence[Measured]) -> list[Check]:
+def checks(measured: Sequence[Measured]) -> list[Check]:
     """Every number of rows that has a larger bucket among those measured."""
-    full = [each for each in found if each.rows == each.bucket]
-    following = {one.rows: other for one, other in pairwise(full)}
-    result = []
-    for each in found:
+    full = [each for each in measured if each.rows == each.bucket]
+    checked = []
+    for each in measured:
         larger = next((other for other in full if other.rows > each.rows), None)
         if larger is not None:
-            per_row = larger.us_per_row / each.us_per_row if each.rows in following else None
-            result.append(Check(each.rows, larger.rows, each.us / larger.us, per_row))
-    return result
+            per_row = larger.us_per_row / each.us_per_row if each in full else None
+            checked.append(Check(each.rows, larger.rows, each.us / larger.us, per_row))
+    return checked
 
 
-def record(model: str, found: Sequence[Measured], caps: DeviceCaps) -> dict[str, Any]:
+def record(model: str, measured: Sequence[Measured], caps: DeviceCaps) -> dict[str, Any]:
     """A model's times, for programs."""
     return {
         "model": model,
@@ -183,20 +177,20 @@ def record(model: str, found: Sequence[Measured], caps: DeviceCaps) -> dict[str,
         "device": caps.name,
         "implementation": caps.implementation,
         "driver": caps.driver,
-        "rows": [{**asdict(each), "us": each.us} for each in found],
-        "checks": [{**asdict(each), "holds": each.holds} for each in checks(found)],
+        "rows": [{**asdict(each), "us": each.us} for each in measured],
+        "checks": [{**asdict(each), "holds": not each.problems} for each in checks(measured)],
     }
 
 
-def table(model: str, found: Sequence[Measured], caps: DeviceCaps) -> Table:
+def table(model: str, measured: Sequence[Measured], caps: DeviceCaps) -> Table:
     """For people: each product, all of them, and against the next larger bucket."""
-    names = [f"{product.K}×{product.N} µs" for product in found[-1].products]
+    names = [f"{product.K}×{product.N} µs" for product in measured[-1].products]
     title = f"products of one layer · {model} · {caps.name} ({caps.implementation})"
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("rows", *names, "all µs", "µs per row", "of next bucket", "routes"):
         shown.add_column(name, justify="left" if name == "routes" else "right", no_wrap=name != "routes")
-    against = {each.rows: each for each in checks(found)}
-    for each in found:
+    against = {each.rows: each for each in checks(measured)}
+    for each in measured:
         check = against.get(each.rows)
         times = [f"{product.us:,.1f}" for product in each.products]
         times += [""] * (len(names) - len(times))
@@ -206,21 +200,11 @@ def table(model: str, found: Sequence[Measured], caps: DeviceCaps) -> Table:
     return shown
 
 
-def verdict(found: Sequence[Measured]) -> list[str]:
+def verdict(measured: Sequence[Measured]) -> list[str]:
     """Whether what must hold does hold, and where it does not."""
-    every = checks(found)
-    wrong = [
-        f"{each.rows} rows take {each.time_ratio:.2f} × the time of {each.next_bucket}"
-        for each in every
-        if each.time_ratio > MAX_RATIO
-    ]
-    wrong += [
-        f"a row of {each.next_bucket} takes {each.per_row_ratio:.2f} × the time of a row of {each.rows}"
-        for each in every
-        if each.per_row_ratio is not None and each.per_row_ratio >= 1
-    ]
+    every = checks(measured)
+    problems = [line for each in every for line in each.problems]
     most = max((each.time_ratio for each in every), default=0.0)
-    held = (
-        f"rows take at most {most:.2f} × the time of the next larger bucket (limit {MAX_RATIO}), and time per row falls"
-    )
-    return [f"NOT HELD: {line}" for line in wrong] or [held]
+    limit = f"the next larger bucket (limit {MAX_RATIO})"
+    right = f"rows take at most {most:.2f} × the time of {limit}, and time per row falls"
+    return [f"NOT HELD: {line}" for line in problems] or [right]

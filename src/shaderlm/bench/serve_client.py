@@ -1,6 +1,6 @@
 """A small HTTP/1.1 client for streams of events: many connections in one thread, and the time of every read.
 
-While streams run, bytes are only kept with their times: a read takes some microseconds. They are taken apart when the
+While streams run, bodies are only kept with their times: a read takes some microseconds. Events are parsed when the
 answer is over. 64 streams of 400 tokens per second are a fraction of a core, also if each token is an event.
 """
 
@@ -11,7 +11,7 @@ import json
 import re
 import ssl
 import time
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,8 +20,12 @@ from urllib.parse import urlsplit
 
 from ..errors import InputError
 
+try:
+    from httptools import HttpParserError, HttpResponseParser
+except ImportError:
+    raise InputError("`bench serve` needs the package httptools: pip install 'shaderlm[serve]'") from None
+
 _END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
-_LAST_CHUNK = b"0\r\n\r\n"
 _CONNECT_SECONDS = 10.0
 
 
@@ -39,15 +43,15 @@ class Address:
     def of(cls, url: str, key: str | None = None) -> Address:
         """From http://HOST:PORT. OpenAI's base URL, which ends with /v1, is the same."""
         try:
-            found = urlsplit(url if "://" in url else f"http://{url}")
-            port = found.port
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            port = parts.port
         except ValueError:
-            found, port = urlsplit(""), None
-        if found.scheme not in ("http", "https") or not found.hostname or found.query or found.fragment:
+            parts, port = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise InputError(f"--url must be like http://127.0.0.1:8080, got {url!r}")
-        tls = found.scheme == "https"
-        prefix = found.path.rstrip("/").removesuffix("/v1")
-        return cls(found.hostname, port or (443 if tls else 80), tls, prefix, key)
+        tls = parts.scheme == "https"
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, port or (443 if tls else 80), tls, prefix, key)
 
     def message(self, method: str, route: str, body: bytes = b"") -> bytes:
         """A request as bytes."""
@@ -61,94 +65,69 @@ class Address:
 
 
 class ClientAnswer:
-    """What came back: every read with its time."""
+    """What came back: every part of the body with the time of its read. The parser calls the `on_…` methods."""
 
     def __init__(self) -> None:
         self.sent = time.perf_counter()
         self.ended = 0.0
         self.status = 0
         self.keeps_open = True
-        self._times: list[float] = []
-        self._reads: list[bytes] = []
-        self._size = self._head = 0  # bytes so far; of them, the head
-        self._length: int | None = None  # of the body, where the head says it
-        self._chunked = False
-        self._tail = b""
+        self._parts: list[tuple[float, bytes]] = []
+        self._now = 0.0  # of the read that is parsed
+        self._has_length = self._complete = False
+        self._parser = HttpResponseParser(self)
 
     @property
     def has_body(self) -> bool:
         """Did anything come after the head?"""
-        return 0 < self._head < self._size
+        return bool(self._parts)
 
     def add(self, now: float, data: bytes) -> bool:
         """A read. Is the answer over?"""
-        self._times.append(now)
-        self._reads.append(data)
-        self._size += len(data)
-        if not self._head and not self._read_head():
-            return False
-        if self._chunked:
-            self._tail = (self._tail + data[-len(_LAST_CHUNK) :])[-len(_LAST_CHUNK) :]
-            return self._tail == _LAST_CHUNK and self._chunks() is not None
-        return self._length is not None and self._size - self._head >= self._length
+        self._now = now
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as problem:
+            raise ConnectionError(f"this is no HTTP/1.1: {problem}") from None
+        if self._complete:
+            del self._parser  # it refers back, and no garbage is collected during a measurement
+        return self._complete
 
     def ends_with_connection(self) -> bool:
         """May the connection end here?"""
-        return self._head > 0 and not self._chunked and self._length is None
+        return self.status > 0 and not self._has_length
 
-    def _read_head(self) -> bool:
-        raw = b"".join(self._reads)
-        end = raw.find(b"\r\n\r\n")
-        if end < 0:
-            return False
-        first, *lines = raw[:end].decode("latin-1").split("\r\n")
-        version, _, rest = first.partition(" ")
-        if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-            raise ConnectionError(f"this is no HTTP/1.1: {first[:80]!r}")
-        headers = {name.strip().lower(): value.strip().lower() for name, _, value in (x.partition(":") for x in lines)}
-        self.status, self._head = int(rest[:3]), end + 4
-        self._chunked = "chunked" in headers.get("transfer-encoding", "")
-        length = headers.get("content-length", "")
-        self._length = int(length) if length.isdigit() else None
-        self.keeps_open = version == "HTTP/1.1" and headers.get("connection") != "close"
-        return True
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Does the head say where the body ends?"""
+        self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
 
-    def _chunks(self) -> list[tuple[int, int]] | None:
-        """Where the parts of the body begin and end among all bytes; None while it is not complete."""
-        raw = b"".join(self._reads)
-        if not self._chunked:
-            return [(self._head, len(raw))]
-        found, at = list[tuple[int, int]](), self._head
-        while (end := raw.find(b"\r\n", at)) >= 0:
-            size = int(raw[at:end].partition(b";")[0], 16)
-            start = end + 2
-            if size == 0:
-                return found
-            at = start + size + 2
-            if at > len(raw):
-                break
-            found.append((start, start + size))
-        return None
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self.status = self._parser.get_status_code()
+        self.keeps_open = self._parser.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        """A part of the body, without the frame of its chunk."""
+        self._parts.append((self._now, data))
+
+    def on_message_complete(self) -> None:
+        """All of the body is there."""
+        self._complete = True
 
     def body(self) -> bytes:
         """The whole body."""
-        raw = b"".join(self._reads)
-        return b"".join(raw[start:end] for start, end in self._chunks() or ())
+        return b"".join(data for _, data in self._parts)
 
     def events(self) -> Iterator[tuple[float, bytes]]:
         """The data of each server-sent event, and the time of the read that completed it."""
-        chunks, body = self._chunks() or [], self.body()
-        starts = [0, *accumulate(end - start for start, end in chunks)]  # of each chunk in the body
-        reads = list(accumulate(map(len, self._reads)))  # the end of each read among all bytes
-        at = 0
-        for end in _END_OF_EVENT.finditer(body):
-            lines = body[at : end.start()].splitlines()
-            at, last = end.end(), end.end() - 1
-            chunk = bisect_right(starts, last) - 1
-            came = self._times[bisect_right(reads, chunks[chunk][0] + last - starts[chunk])]
+        body, begin = self.body(), 0
+        ends = list(accumulate(len(data) for _, data in self._parts))
+        for separator in _END_OF_EVENT.finditer(body):
+            lines = body[begin : separator.start()].splitlines()
+            begin = separator.end()
             data = b"\n".join(line[5:].strip() for line in lines if line.startswith(b"data:"))
             if data:
-                yield came, data
+                yield self._parts[bisect_left(ends, begin)][0], data
 
 
 class _Connection(asyncio.Protocol):
@@ -167,8 +146,8 @@ class _Connection(asyncio.Protocol):
             return
         try:
             done = answer.add(now, data)
-        except (ConnectionError, ValueError) as problem:
-            over.set_exception(ConnectionError(str(problem)))
+        except ConnectionError as problem:
+            over.set_exception(problem)
             return
         if self._on_body is not None and answer.has_body:
             self._on_body()
@@ -224,13 +203,13 @@ class Client:
         context = ssl.create_default_context() if address.tls else None
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                _, made = await loop.create_connection(_Connection, address.host, address.port, ssl=context)
+                _, connection = await loop.create_connection(_Connection, address.host, address.port, ssl=context)
         except OSError as problem:  # TimeoutError is one
             refused = "connection refused" if isinstance(problem, ConnectionRefusedError) else None
             why = refused or problem.strerror or str(problem) or "no answer"
             raise ConnectionError(f"cannot connect to {address.host}:{address.port}: {why}") from None
-        self._open = {made, *(each for each in self._open if not each.closed)}
-        return made
+        self._open = {connection, *(each for each in self._open if not each.closed)}
+        return connection
 
     async def _exchange(
         self, connection: _Connection, message: bytes, answer: ClientAnswer, on_body: Callable[[], None] | None

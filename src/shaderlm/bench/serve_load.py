@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,9 +34,6 @@ class Span:
 
     low: int
     high: int
-
-    def __str__(self) -> str:
-        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Outcome:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    wanted: int = 0  # output tokens that were asked for
+    max_tokens: int = 0  # that were asked for
     error: str | None = None
 
     @property
@@ -111,11 +109,6 @@ class Outcome:
             return None
         return (self.events[-1] - self.events[0]) / (self.output_tokens - 1)
 
-    @property
-    def gaps(self) -> list[float]:
-        """Seconds between text and the next text."""
-        return [b - a for a, b in zip(self.events, self.events[1:], strict=False)]
-
 
 @dataclass
 class Run:
@@ -133,13 +126,13 @@ def jobs(client: Client, served: ServerInfo, load: Load, salt: int, more: Mappin
     """The requests of a load. Another `salt` gives other tokens: servers remember prompts."""
     rng = np.random.default_rng((load.seed, salt))
     shared: list[int] = rng.integers(0, served.vocabulary, load.prefix).tolist()
-    made = []
+    requests = []
     for _ in range(load.requests):
-        own = int(rng.integers(load.prompt.low, load.prompt.high + 1))
+        length = int(rng.integers(load.prompt.low, load.prompt.high + 1))
         output = int(rng.integers(load.output.low, load.output.high + 1))
         body = {
             "model": served.name,
-            "prompt": shared + rng.integers(0, served.vocabulary, own).tolist(),
+            "prompt": shared + rng.integers(0, served.vocabulary, length).tolist(),
             "max_tokens": output,
             "ignore_eos": True,
             "temperature": load.temperature,
@@ -147,8 +140,8 @@ def jobs(client: Client, served: ServerInfo, load: Load, salt: int, more: Mappin
             "stream_options": {"include_usage": True},
         }
         raw = json.dumps(body | dict(more or {}), separators=(",", ":")).encode()
-        made.append(Job(client.address.message("POST", ROUTE, raw), output))
-    return made
+        requests.append(Job(client.address.message("POST", ROUTE, raw), output))
+    return requests
 
 
 def _arrivals(load: Load, count: int) -> list[float]:
@@ -156,8 +149,8 @@ def _arrivals(load: Load, count: int) -> list[float]:
     if load.rate is None:
         return [0.0] * count
     gaps = np.random.default_rng((load.seed, 1 << 20)).exponential(1 / load.rate, count)
-    found: list[float] = (np.cumsum(gaps) - gaps[0]).tolist()
-    return found
+    times: list[float] = (np.cumsum(gaps) - gaps[0]).tolist()
+    return times
 
 
 async def send(client: Client, job: Job, on_body: Callable[[], None] | None = None) -> Callable[[], Outcome]:
@@ -166,13 +159,14 @@ async def send(client: Client, job: Job, on_body: Callable[[], None] | None = No
     try:
         return partial(outcome, await client.send(job.message, on_body), job.output)
     except OSError as problem:
-        return partial(Outcome, sent, time.perf_counter(), wanted=job.output, error=str(problem))
+        return partial(Outcome, sent, time.perf_counter(), max_tokens=job.output, error=str(problem))
 
 
-def outcome(answer: ClientAnswer, wanted: int) -> Outcome:
+def outcome(answer: ClientAnswer, max_tokens: int) -> Outcome:
     """What an answer says."""
     if answer.status != 200:
-        return Outcome(answer.sent, answer.ended, wanted=wanted, error=f"{answer.status}: {_message(answer.body())}")
+        refusal = f"{answer.status}: {_message(answer.body())}"
+        return Outcome(answer.sent, answer.ended, max_tokens=max_tokens, error=refusal)
     times: list[float] = []
     usage: dict[str, Any] = {}
     complete, error, texts = False, None, 0
@@ -181,13 +175,13 @@ def outcome(answer: ClientAnswer, wanted: int) -> Outcome:
             complete = True
             continue
         try:
-            found = json.loads(data)
+            event = json.loads(data)
         except ValueError:
-            found = {"error": data}
-        if "error" in found:
+            event = {"error": data}
+        if "error" in event:
             error = _message(data)
-        usage = found.get("usage") or usage
-        if any(choice.get("text") for choice in found.get("choices") or ()):
+        usage = event.get("usage") or usage
+        if any(choice.get("text") for choice in event.get("choices") or ()):
             texts += 1
             if not times or came > times[-1]:
                 times.append(came)
@@ -201,7 +195,7 @@ def outcome(answer: ClientAnswer, wanted: int) -> Outcome:
         int(usage.get("prompt_tokens", 0)),
         int(usage.get("completion_tokens", texts)),
         int(details.get("cached_tokens") or 0),
-        wanted,
+        max_tokens,
         error,
     )
 
@@ -226,31 +220,31 @@ async def run(
     run: Run,
     todo: Sequence[Job],
     companion: Companion | None = None,
-    told: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Send everything, and add the outcomes to `run`, also if this is cancelled. `told` hears how many there are."""
+    """Send everything, and add the outcomes to `run`, also if this is cancelled. `progress` gets how many there are."""
     load, done = run.load, list[Callable[[], Outcome]]()
     limit = asyncio.Semaphore(load.concurrency or len(todo))
     streaming, all_stream = 0, asyncio.Event()
-    wanted = min(load.concurrency or len(todo), len(todo))
+    at_once = min(load.concurrency or len(todo), len(todo))
 
     def begins() -> None:
         nonlocal streaming
         streaming += 1
-        if streaming >= wanted:
+        if streaming >= at_once:
             all_stream.set()
 
     async def one(job: Job) -> None:
         try:
             done.append(await send(client, job, begins))
-            told(len(done))
+            progress(len(done))
         finally:
             limit.release()
 
     async def beside(companion: Companion) -> None:
         if companion.once:
             await all_stream.wait()
-        for job in companion.jobs if companion.once else _again(companion.jobs):
+        for job in companion.jobs if companion.once else itertools.cycle(companion.jobs):
             read = await send(client, job)
             run.beside.append(read())
             if run.beside[-1].error is not None:
@@ -273,24 +267,20 @@ async def run(
                 company.cancel()
             with suppress(asyncio.CancelledError):
                 await company
-        found = [read() for read in done]
-        run.outcomes += found
-        run.seconds += max(each.ended for each in found) - min(each.sent for each in found) if found else 0.0
-
-
-def _again(given: Sequence[Job]) -> Iterator[Job]:
-    while True:
-        yield from given
+        outcomes = [read() for read in done]
+        run.outcomes += outcomes
+        if outcomes:
+            run.seconds += max(each.ended for each in outcomes) - min(each.sent for each in outcomes)
 
 
 async def describe(client: Client, vocabulary: int | None) -> ServerInfo:
     """What the server's list of models says."""
-    status, found = await client.get("/v1/models")
+    status, models = await client.get("/v1/models")
     if status != 200:
-        words = (found or {}).get("error", {}).get("message", "") if isinstance(found, dict) else ""
+        words = (models or {}).get("error", {}).get("message", "") if isinstance(models, dict) else ""
         raise InputError(f"the server answers /v1/models with status {status}: {words or 'no reason given'}")
     try:
-        model = found["data"][0]
+        model = models["data"][0]
         meta = model.get("meta") or {}
         name = str(model["id"])
     except (TypeError, KeyError, IndexError, AttributeError):
@@ -300,8 +290,8 @@ async def describe(client: Client, vocabulary: int | None) -> ServerInfo:
         raise InputError("this server does not say how many tokens its model has; give --vocabulary N")
     context = meta.get("n_ctx") or model.get("max_model_len")
     _, props = await client.get("/props")
-    said = props if isinstance(props, dict) else {}
-    device, backend = (str(said.get(key) or "") for key in ("device", "backend"))
+    props = props if isinstance(props, dict) else {}
+    device, backend = (str(props.get(key) or "") for key in ("device", "backend"))
     return ServerInfo(name, int(known), None if context is None else int(context), device, backend)
 
 

@@ -37,7 +37,7 @@ class ServerProcess:
             errors="replace",
             **apart,
         )
-        self._url, self._told = "", threading.Event()
+        self._url, self._url_known = "", threading.Event()
         self._reader = threading.Thread(target=self._read, name="server's words", daemon=True)
         self._reader.start()
 
@@ -46,10 +46,10 @@ class ServerProcess:
         for line in self._process.stderr:
             if line.startswith(_LISTENING):
                 self._url = line.removeprefix(_LISTENING).strip()
-                self._told.set()
+                self._url_known.set()
             elif " is ready on " not in line:
                 print(line, end="", file=sys.stderr, flush=True)
-        self._told.set()
+        self._url_known.set()
 
     def is_alive(self) -> bool:
         """Does it run?"""
@@ -57,7 +57,7 @@ class ServerProcess:
 
     def url(self) -> str:
         """Its address, when it listens."""
-        self._told.wait()
+        self._url_known.wait()
         if not self._url:
             raise self.failure()
         return self._url
@@ -84,49 +84,31 @@ class ServerProcess:
 
 @contextmanager
 def server_process(options: Sequence[str]) -> Iterator[ServerProcess]:
-    """A server that ends with the block, also if Ctrl-C or SIGTERM end this process, whenever they come."""
-    made: ServerProcess | None = None
-    with _SignalsHeld() as signals:
+    """A server that ends with the block, also if Ctrl-C or SIGTERM end this process, whenever they come.
+
+    Both wait while the server is started or ended. Within the block, both are what SIGINT was.
+    """
+    waiting: list[int] = []
+
+    def wait(number: int, _: object) -> None:
+        waiting.append(number)
+
+    before = {each: signal.signal(each, wait) or signal.SIG_DFL for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        process = ServerProcess(options)
         try:
-            made = ServerProcess(options)
-            signals.release()
-            yield made
+            signal.signal(signal.SIGINT, before[signal.SIGINT])
+            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+            if waiting:
+                raise KeyboardInterrupt
+            yield process
         finally:
-            signals.hold()
-            if made is not None:
-                made.stop()
-
-
-class _SignalsHeld:
-    """SIGINT and SIGTERM wait. While they are released, both are what SIGINT was."""
-
-    def __init__(self) -> None:
-        self._waiting = False
-        self._is_main = threading.current_thread() is threading.main_thread()  # no other thread has signals
-
-    def __enter__(self) -> _SignalsHeld:
-        self._kept = {each: signal.getsignal(each) or signal.SIG_DFL for each in (signal.SIGINT, signal.SIGTERM)}
-        self.hold()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handle(self._kept[signal.SIGINT], self._kept[signal.SIGTERM])
-
-    def _handle(self, interrupt: Any, terminate: Any) -> None:
-        if self._is_main:
-            signal.signal(signal.SIGINT, interrupt)
-            signal.signal(signal.SIGTERM, terminate)
-
-    def hold(self) -> None:
-        self._handle(self._wait, self._wait)
-
-    def release(self) -> None:
-        self._handle(self._kept[signal.SIGINT], lambda *_: signal.raise_signal(signal.SIGINT))
-        if self._waiting:
-            raise KeyboardInterrupt
-
-    def _wait(self, *_: object) -> None:
-        self._waiting = True
+            for each in before:
+                signal.signal(each, wait)
+            process.stop()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def bench_decode(options: Sequence[str]) -> float:

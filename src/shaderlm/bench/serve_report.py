@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def summary(run: Run) -> dict[str, Any]:
         "completed": len(good),
         "failed": len(run.outcomes) - len(good),
         "errors": sorted(set(errors)),
-        "short": sum(each.output_tokens < each.wanted for each in good),
+        "short": sum(each.output_tokens < each.max_tokens for each in good),
         "seconds": seconds,
         "prompt_tokens": inputs,
         "cached_tokens": sum(each.cached_tokens for each in good),
@@ -54,23 +55,23 @@ def summary(run: Run) -> dict[str, Any]:
         "output_tokens_per_second": per_second(outputs),
         "total_tokens_per_second": per_second(inputs + outputs),
         "client_cpu": run.busy / seconds if seconds > 0 else 0.0,
-        **{key: found for key, values in _latencies(run, good).items() if (found := _spread(values)) is not None},
+        **{key: _spread(values) for key, values in _latencies(run, good).items() if values},
     }
 
 
 def _latencies(run: Run, good: Sequence[Outcome]) -> dict[str, list[float]]:
     first = [(each, each.first_token) for each in good]
     cached = any(each.is_cached for each in good)
-    found = {
-        "ttft_ms": [seconds for _, seconds in first if seconds is not None],
-        "ttft_cached_ms": [seconds for each, seconds in first if seconds is not None and each.is_cached],
+    seconds = {
+        "ttft_ms": [s for _, s in first if s is not None],
+        "ttft_cached_ms": [s for each, s in first if s is not None and each.is_cached],
         "ttft_uncached_ms": [s for each, s in first if s is not None and cached and not each.is_cached],
-        "itl_ms": [gap for each in good for gap in each.gaps],
+        "itl_ms": [b - a for each in good for a, b in pairwise(each.events)],
         "itl_window_ms": _gaps_while(run, good),
-        "tpot_ms": [seconds for each in good if (seconds := each.per_token) is not None],
+        "tpot_ms": [each.per_token for each in good if each.per_token is not None],
         "e2e_ms": [each.ended - each.sent for each in good],
     }
-    return {key: [value * 1e3 for value in values] for key, values in found.items()}
+    return {key: [value * 1e3 for value in values] for key, values in seconds.items()}
 
 
 def window(run: Run) -> tuple[float, float] | None:
@@ -81,33 +82,29 @@ def window(run: Run) -> tuple[float, float] | None:
 
 def _gaps_while(run: Run, good: Sequence[Outcome]) -> list[float]:
     """Latencies between tokens that overlap the window."""
-    found = window(run)
-    if found is None:
+    span = window(run)
+    if span is None:
         return []
-    begin, end = found
-    pairs = ((a, b) for each in good for a, b in zip(each.events, each.events[1:], strict=False))
-    return [b - a for a, b in pairs if b > begin and a < end]
+    begin, end = span
+    return [b - a for each in good for a, b in pairwise(each.events) if b > begin and a < end]
 
 
-def _spread(values: Sequence[float]) -> dict[str, float] | None:
-    if not values:
-        return None
-    found = {"mean": float(np.mean(values))}
-    found |= {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
-    return found | {"max": float(np.max(values)), "count": len(values)}
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    percentiles = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
+    return {"mean": float(np.mean(values)), **percentiles, "max": max(values), "count": len(values)}
 
 
-def warnings(found: Mapping[str, Any]) -> list[str]:
+def warnings(run: Mapping[str, Any]) -> list[str]:
     """What makes the numbers of a run doubtful."""
-    said = []
-    if found["failed"]:
-        said.append(f"{found['failed']} of {found['failed'] + found['completed']} requests failed")
-    said += [f"the server says {error}" for error in found["errors"][:3]]
-    if found["short"]:
-        said.append(f"{found['short']} answers are shorter than asked for; the server may not know ignore_eos")
-    if found["client_cpu"] > BUSY and found["seconds"] > SHORT:
-        said.append(f"the client took {found['client_cpu']:.0%} of a core, and may be what limits")
-    return [f"{found['name']}: {text}" for text in said]
+    lines = []
+    if run["failed"]:
+        lines.append(f"{run['failed']} of {run['failed'] + run['completed']} requests failed")
+    lines += [f"the server says {error}" for error in run["errors"][:3]]
+    if run["short"]:
+        lines.append(f"{run['short']} answers are shorter than asked for; the server may not know ignore_eos")
+    if run["client_cpu"] > BUSY and run["seconds"] > SHORT:
+        lines.append(f"the client took {run['client_cpu']:.0%} of a core, and may be what limits")
+    return [f"{run['name']}: {line}" for line in lines]
 
 
 # For people ------------------------------------------------------------------------------------------------
@@ -129,14 +126,15 @@ def tables(title: str, runs: Sequence[Mapping[str, Any]], baseline: float | None
         cells = [f"{run['completed']:,}", f"{run['requests_per_second']:,.2f}", f"{output:,.1f}"]
         cells += [f"{run['total_tokens_per_second']:,.1f}"] + ([f"{output / baseline:.2f}"] if baseline else [])
         rates.add_row(run["name"], *cells)
-    shown = [rates]
+    latencies = []
+    columns = ("mean", *(f"p{p}" for p in PERCENTILES), "max")
     for run in runs:
-        table = _table("", [f"{run['name']}: ms", "mean", *(f"p{p}" for p in PERCENTILES), "max"])
+        table = _table("", [f"{run['name']}: ms", *columns])
         for key, words in LATENCIES.items():
             if key in run:
-                table.add_row(words, *(_ms(run[key][at]) for at in ("mean", *(f"p{p}" for p in PERCENTILES), "max")))
-        shown.append(table)
-    return shown
+                table.add_row(words, *(_ms(run[key][column]) for column in columns))
+        latencies.append(table)
+    return [rates, *latencies]
 
 
 def _ms(value: float) -> str:
@@ -157,7 +155,7 @@ _STYLES = (
 def chart(title: str, note: str, runs: Sequence[Mapping[str, Any]]) -> str:
     """An SVG: for each number a bar per run. Of latencies, the dark part ends at p50 and the light one at p99."""
     parts: list[str] = []
-    said: list[str] = []
+    words_of_bars: list[str] = []
     y = _TOP
 
     def group(name: str, key: str, mid: Callable[[Any], float], far: Callable[[Any], float], unit: str) -> None:
@@ -179,11 +177,11 @@ def chart(title: str, note: str, runs: Sequence[Mapping[str, Any]]) -> str:
                     f'<text class="text" x="{_LEFT + wide[0] + 8}" y="{top + 14}">{words}</text>',
                 ]
             )
-            said.append(f"{name}, {run}: {words}")
+            words_of_bars.append(f"{name}, {run}: {words}")
         y += _GROUP + len(shown) * (_BAR + _GAP)
 
     group("output tokens per second", "output_tokens_per_second", float, float, "")
     for key, words in LATENCIES.items():
         if not words.startswith("…"):
             group(f"{words}, p50 and p99", key, lambda value: value["p50"], lambda value: value["p99"], " ms")
-    return card(escape(title), escape(note), escape("; ".join(said)), y + 14, parts, _STYLES)
+    return card(escape(title), escape(note), escape("; ".join(words_of_bars)), y + 14, parts, _STYLES)

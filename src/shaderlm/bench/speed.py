@@ -8,7 +8,6 @@ several sequences at once; its tokens per second are those of all of them.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,32 +58,6 @@ class Trial:
         return self.parallel * (self.prompt + self.generated)
 
 
-@dataclass(frozen=True)
-class Result:
-    """Nanoseconds of each repetition."""
-
-    test: Trial
-    samples_ns: tuple[int, ...]
-
-    @property
-    def samples_ts(self) -> tuple[float, ...]:
-        """Tokens per second of each repetition."""
-        return tuple(self.test.tokens * 1e9 / ns for ns in self.samples_ns)
-
-
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean."""
-    return math.fsum(values) / len(values)
-
-
-def deviation(values: Sequence[float]) -> float:
-    """Sample standard deviation; 0 for one value."""
-    if len(values) < 2:
-        return 0.0
-    middle = mean(values)
-    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
-
-
 def check(context: int, tests: Sequence[Trial]) -> None:
     """Every test must fit the context and a step, before the first one runs."""
     for test in tests:
@@ -96,8 +69,8 @@ def check(context: int, tests: Sequence[Trial]) -> None:
             raise InputError(f"{test.name}: a step samples for at most {MAX_OUTPUTS} sequences at once")
 
 
-def run(model: LanguageModel, test: Trial, repetitions: int, warmup: bool = True) -> Iterator[Result]:
-    """The result so far: without samples when the warm-up is over, then after each repetition."""
+def run(model: LanguageModel, test: Trial, repetitions: int, warmup: bool = True) -> Iterator[tuple[int, ...]]:
+    """Nanoseconds of each repetition so far: none when the warm-up is over, then after each repetition."""
     generator = np.random.default_rng(1)
     prefixes = [_random(generator, model, test.depth) for _ in range(test.parallel)]
     if test.parallel > 1:
@@ -107,11 +80,11 @@ def run(model: LanguageModel, test: Trial, repetitions: int, warmup: bool = True
         once = partial(_once_with_text if test.text else _once, model, test, generator, prefixes[0])
     if warmup:  # compiles what is not compiled, grows the cache, lets the GPU's clocks rise
         _warm_up(model.runner, once)
-        yield Result(test, ())
+        yield ()
     samples: list[int] = []
     for _ in range(repetitions):
         samples.append(once())
-        yield Result(test, tuple(samples))
+        yield tuple(samples)
 
 
 def _warm_up(runner: Runner, once: Callable[[], int]) -> None:
@@ -124,9 +97,9 @@ def _warm_up(runner: Runner, once: Callable[[], int]) -> None:
     began = time.perf_counter()
     end = began + runner.warm_up_seconds
     while (now := time.perf_counter()) < min(end, began + _MAX_WARM_UP * runner.warm_up_seconds):
-        taken = once()
-        if taken < _FASTER * best:
-            best, end = taken, now + runner.warm_up_seconds
+        nanoseconds = once()
+        if nanoseconds < _FASTER * best:
+            best, end = nanoseconds, now + runner.warm_up_seconds
 
 
 def _random(generator: np.random.Generator, model: LanguageModel, count: int) -> list[int]:

@@ -15,14 +15,16 @@ text{{font:13px -apple-system,"Segoe UI","Noto Sans",Helvetica,Arial,sans-serif}
 """
 
 
-def card(title: str, note: str, said: str, height: int, parts: Sequence[str], styles: tuple[str, str, str]) -> str:
-    """A picture with a background of its own. `said` is for who does not see it; `styles`: light, dark and both."""
+def card(
+    title: str, note: str, description: str, height: int, parts: Sequence[str], styles: tuple[str, str, str]
+) -> str:
+    """A picture with a background of its own. `description` is for who does not see it; `styles`: light, dark, both."""
     light, dark, both = styles
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
             'role="img">',
-            f"<title>{title}. {said}</title>",
+            f"<title>{title}. {description}</title>",
             f"<style>{STYLE.format(light=light, dark=dark, both=both, title=TITLE)}</style>",
             f'<rect class="card" x=".5" y=".5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
             f'<text class="text title" x="20" y="32">{title}</text>',

@@ -66,12 +66,13 @@ MIXES: Mapping[str, Callable[[str, int, int], str]] = {
 def parse(spec: str) -> tuple[ModelShape, str]:
     """The shape and the mix of formats that `synthetic:SHAPE:MIX` names."""
     name, _, mix = spec.removeprefix(PREFIX).lower().partition(":")
-    for given, names, what in ((name, SYNTHETIC, "model"), (mix or "q4_0", MIXES, "format")):
-        if given not in names:
-            close = difflib.get_close_matches(given, names, 1)
+    mix = mix or "q4_0"
+    for word, names, what in ((name, SYNTHETIC, "model"), (mix, MIXES, "format")):
+        if word not in names:
+            close = difflib.get_close_matches(word, names, 1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise InputError(f"no synthetic {what} {given!r}.{hint} There are {', '.join(names)}")
-    return SYNTHETIC[name], mix or "q4_0"
+            raise InputError(f"no synthetic {what} {word!r}.{hint} There are {', '.join(names)}")
+    return SYNTHETIC[name], mix
 
 
 def config_of(shape: ModelShape, mix: str) -> tuple[Architecture, Config]:
@@ -93,6 +94,7 @@ def _format(name: str, size: tuple[int, ...], mix: str, layers: int) -> str:
 def load_synthetic(
     spec: str,
     device: str | int | Device | None,
+    *,
     progress: Progress | None = None,
     fusions: Sequence[str] | None = None,
     precision: str = "fast",
@@ -100,8 +102,8 @@ def load_synthetic(
     backend: Backend = "auto",
     context: int | None = None,
     deterministic: bool = False,
-) -> tuple[GpuRunner | NumpyRunner, LoadReport]:
-    """A runner for a synthetic model, and what was loaded. `context` and `deterministic` as for `load`."""
+) -> LanguageModel:
+    """A synthetic model with a tokenizer, as servers need it; options as for `load_with`."""
     shape, mix = parse(spec)
     check_precision(precision)
     started = time.perf_counter()
@@ -112,14 +114,13 @@ def load_synthetic(
     target = choose_device(device, backend)
     moved = (lambda done, total: progress("making weights", done, total)) if progress else None
     runner: GpuRunner | NumpyRunner
-    options: dict[str, Any] = {"fusions": fusions, "deterministic": deterministic}
+    options: dict[str, Any] = {"fusions": fusions, "deterministic": deterministic, "progress": moved}
     if target is None:
         dense = replace(config, formats=dict.fromkeys(config.shapes, "f32"))
-        runner = NumpyRunner(kind, dense, RandomWeights(dense), progress=moved, **options)
+        runner = NumpyRunner(kind, dense, RandomWeights(dense), **options)
     else:
         options |= {"precision": precision, "tune": tune, "reserve": context or 0}
-        runner = GpuRunner(kind, config, RandomWeights(config), target, progress=moved, **options)
-    ran = runner.report()
+        runner = GpuRunner(kind, config, RandomWeights(config), target, **options)
     report = LoadReport(
         name=f"{shape.name} {mix}",
         path=Path(spec),
@@ -130,19 +131,10 @@ def load_synthetic(
         context=runner.config.context,
         max_context=shape.context,
         types=dict(Counter(config.formats.values()).most_common()),
-        device=ran["device"],
         backend=backend_of(target),
-        cache=ran["cache"],
-        precision=ran["precision"],
-        weight_bytes=ran["weight_bytes"],
         seconds=time.perf_counter() - started,
+        **runner.report(),
     )
-    return runner, report
-
-
-def load_synthetic_model(spec: str, device: str | int | Device | None, **options: Any) -> LanguageModel:
-    """A synthetic model with a tokenizer, as servers need it; options as for `load_synthetic`."""
-    runner, report = load_synthetic(spec, device, **options)
     return LanguageModel(runner, Tokenizer(made_up_vocabulary(runner.config.vocabulary)), report)
 
 

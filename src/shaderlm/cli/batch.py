@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import DeviceError, InputError, ModelError
-from .batch_files import BatchCall, Line, RequestFile, ResultFile, request_file
-from .loading import load_model
-from .options import model_options
+from .batch_files import Line, RequestFile, ResultFile, request_file
+from .loading import count_bar, load_model
+from .options import ModelOptions, model_options
 from .streaming import tell
 
 if TYPE_CHECKING:
     from ..engine import Engine, Handle
-    from ..gpu import Backend
-    from ..server.errors import ApiError
     from ..server.generation import Prepared
     from ..server.served import ServedModel
 
@@ -46,14 +44,7 @@ AHEAD = 2  # requests that are prepared, for each one that runs: a sequence that
 def batch(
     requests: str,
     output: Path,
-    model: str | None,
-    device: str,
-    backend: Backend,
-    context: int | None,
-    precision: str,
-    no_tune: bool,
-    ignore_keys: tuple[str, ...],
-    quantize: str | None,
+    model_options: ModelOptions,
     parallel: int | None,
     names: tuple[str, ...],
     max_tokens: int | None,
@@ -69,33 +60,31 @@ def batch(
     _check_packages()
     if requests != "-" and output.exists() and Path(requests).exists() and output.samefile(requests):
         raise InputError(f"-o must be another file than the requests, got {output} for both")
-    with request_file(requests) as asked, closing(ResultFile(output)) as results:
-        _check_results(asked, results, output)
+    with request_file(requests) as batch_requests, closing(ResultFile(output)) as results:
+        _check_results(batch_requests, results, output)
         done = results.ids.keys() - results.failed if retry_failed else results.ids.keys()
-        todo = [line for line in asked.lines if line.custom_id not in done]
+        todo = [line for line in batch_requests.lines if line.custom_id not in done]
         if done:
-            tell(f"{len(done):,} of {len(asked.lines):,} requests have a result already")
+            tell(f"{len(done):,} of {len(batch_requests.lines):,} requests have a result already")
         if todo:
-            with load_model(model, device, backend, context, precision, not no_tune, ignore_keys, quantize) as loaded:
+            with load_model(model_options) as loaded:
                 from ..engine import EngineOptions
                 from ..formats.default_model import NAME
                 from ..server.limits import Limits
                 from ..server.served import ServedModel
 
                 trusted = Limits(choices=1 << 20, stop_strings=1 << 20, tools=1 << 20)  # the file is the user's own
-                served = ServedModel(
-                    loaded, names, max_tokens, seed, embedding=True, limits=trusted, source=model or NAME
-                )
-                _check_models(asked, results, served, output)
+                source = model_options.model or NAME
+                served = ServedModel(loaded, names, max_tokens, seed, embedding=True, limits=trusted, source=source)
+                _check_models(batch_requests, results, served, output)
                 if parallel is not None:
                     loaded.engine.configure(EngineOptions(parallel=parallel))
                 if retry_failed:
                     results.drop_failed()
-                _run(asked, todo, results, served)
+                _run(batch_requests, todo, results, served)
         failed = len(results.failed)
-        count = f"{len(asked.lines):,} requests"
         hint = f", {failed:,} of them failed; --retry-failed runs those again" if failed else ""
-        tell(f"{output} has the results of {count}{hint}")
+        tell(f"{output} has the results of {len(batch_requests.lines):,} requests{hint}")
     if failed:
         sys.exit(1)
 
@@ -107,30 +96,30 @@ def _check_packages() -> None:
         raise ModelError("`shaderlm batch` needs the package msgspec: pip install 'shaderlm[serve]'") from None
 
 
-def _check_results(asked: RequestFile, results: ResultFile, output: Path) -> None:
+def _check_results(requests: RequestFile, results: ResultFile, output: Path) -> None:
     """Results of other requests are an InputError: the file belongs to another batch."""
-    known = {line.custom_id: line for line in asked.lines}
-    for custom, made in results.ids.items():
-        line = known.get(custom)
-        if line is None or line.id != made:
-            where = (
-                f"{asked.name} does not have" if line is None else f"has changed in {asked.name}, line {line.number}"
-            )
+    lines = {line.custom_id: line for line in requests.lines}
+    for custom_id, request_id in results.ids.items():
+        line = lines.get(custom_id)
+        if line is None or line.id != request_id:
+            name = requests.name
+            where = f"{name} does not have" if line is None else f"has changed in {name}, line {line.number}"
             raise InputError(
-                f"{output} has a result of the request {custom!r}, which {where}. Give another -o, or remove the file"
+                f"{output} has a result of the request {custom_id!r}, which {where}. "
+                "Give another -o, or remove the file"
             )
 
 
-def _check_models(asked: RequestFile, results: ResultFile, served: ServedModel, output: Path) -> None:
+def _check_models(requests: RequestFile, results: ResultFile, served: ServedModel, output: Path) -> None:
     """A name that is not this model's is an error at once, not one per line. Results of two models are not mixed."""
     from ..server.errors import ApiError
 
-    for name, number in asked.models.items():
+    for name, number in requests.models.items():
         try:
             served.check_name(name)
         except ApiError:
             raise InputError(
-                f"{asked.name} line {number} asks for the model {name!r}, and this one is {served.name!r}; "
+                f"{requests.name} line {number} asks for the model {name!r}, and this one is {served.name!r}; "
                 f"--alias {name} gives it that name, and may be repeated"
             ) from None
     if results.model not in (None, served.name):
@@ -156,19 +145,19 @@ class _BatchJob:
         return all(handle.finish_reason is not None for handle in self.handles)
 
 
-def _run(asked: RequestFile, todo: Sequence[Line], results: ResultFile, served: ServedModel) -> None:
+def _run(requests: RequestFile, todo: Sequence[Line], results: ResultFile, served: ServedModel) -> None:
     """Each request to its result. Ctrl-C ends the program; what is finished is written."""
     engine, began = served.model.engine, time.monotonic()
     ahead = AHEAD * (engine.options.parallel or served.model.runner.max_outputs)
     waiting, running = deque(todo), list[_BatchJob]()
-    synced = began
+    total, synced = len(requests.lines), began
     try:
-        with _progress(len(asked.lines), len(asked.lines) - len(todo), engine) as progress, _interrupt() as interrupt:
+        with _progress(total, total - len(todo), engine) as progress, _interrupt() as interrupt:
             while waiting or running:
                 interrupt()
                 while waiting and sum(len(job.handles) for job in running) < ahead:
                     line = waiting.popleft()
-                    job = _started(served, line, asked.read(line), results)
+                    job = _started(served, line, requests.read(line), results)
                     running += [] if job is None else [job]
                 finished = [job for job in running if job.finished]
                 running = [job for job in running if not job.finished]
@@ -183,14 +172,14 @@ def _run(asked: RequestFile, todo: Sequence[Line], results: ResultFile, served: 
                 if not finished:
                     time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        tell(f"interrupted: {len(results.ids):,} of {len(asked.lines):,} results are written; the same command goes on")
+        tell(f"interrupted: {len(results.ids):,} of {total:,} results are written; the same command goes on")
         sys.exit(130)
     except DeviceError as problem:
-        done = f"{len(results.ids):,} of {len(asked.lines):,} results are written; the same command goes on"
+        done = f"{len(results.ids):,} of {total:,} results are written; the same command goes on"
         raise DeviceError(f"{problem}. {done}") from problem
     results.sync()
-    seconds, made = time.monotonic() - began, engine.stats().generation_tokens
-    tell(f"{len(todo):,} requests in {seconds:.1f} s: {made:,} tokens, {made / seconds:.1f} tok/s")
+    seconds, tokens = time.monotonic() - began, engine.stats().generation_tokens
+    tell(f"{len(todo):,} requests in {seconds:.1f} s: {tokens:,} tokens, {tokens / seconds:.1f} tok/s")
 
 
 @contextmanager
@@ -199,16 +188,16 @@ def _interrupt() -> Iterator[Callable[[], None]]:
 
     A second Ctrl-C does not wait.
     """
-    asked = False
+    interrupted = False
 
     def note(*_: object) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal interrupted
+        if interrupted:
             raise KeyboardInterrupt
-        asked = True
+        interrupted = True
 
     def check() -> None:
-        if asked:
+        if interrupted:
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, note)
@@ -218,20 +207,19 @@ def _interrupt() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _started(served: ServedModel, line: Line, call: BatchCall, results: ResultFile) -> _BatchJob | None:
+def _started(served: ServedModel, line: Line, call: dict[str, Any], results: ResultFile) -> _BatchJob | None:
     """The request on its way; None where it is an error, which is written."""
     from ..server.errors import ApiError
     from ..server.prepare import prepare
 
     handles: list[Handle] = []
     try:
-        if call.method != "POST":
-            raise ApiError(405, f"method must be POST, got {call.method!r}", param="method")
-        if not isinstance(call.url, str) or not isinstance(call.body, dict):
-            raise ApiError(
-                400, f"url must be a text and body an object, got {call.url!r} and {type(call.body).__name__}"
-            )
-        prepared = prepare(served, call.url, json.dumps(call.body).encode())
+        method, url, body = (call.get(name) for name in ("method", "url", "body"))
+        if method != "POST":
+            raise ApiError(405, f"method must be POST, got {method!r}", param="method")
+        if not isinstance(url, str) or not isinstance(body, dict):
+            raise ApiError(400, f"url must be a text and body an object, got {url!r} and {type(body).__name__}")
+        prepared = prepare(served, url, json.dumps(body).encode())
         if prepared.stream:
             raise ApiError(400, "stream: a batch has whole answers; leave it out", param="stream")
         for request in prepared.requests:
@@ -241,16 +229,18 @@ def _started(served: ServedModel, line: Line, call: BatchCall, results: ResultFi
         for handle in handles:
             handle.cancel()
         if served.model.engine.lost is None:
-            _write_error(line, _api_error(problem), results)
+            _write_error(line, problem, results)
         return None
 
 
-def _api_error(problem: Exception) -> ApiError:
-    """What a line says of a problem. There is no log: an unexpected one is named."""
+def _write_error(line: Line, problem: Exception, results: ResultFile) -> None:
+    """There is no log: an unexpected problem is named."""
     from ..server.errors import ApiError, api_error
 
     error = api_error(problem)
-    return ApiError(500, f"{type(problem).__name__}: {problem}") if error.status == 500 else error
+    if error.status == 500:
+        error = ApiError(500, f"{type(problem).__name__}: {problem}")
+    _write(line, error.status, error.body(), {"code": error.type, "message": str(error)}, results)
 
 
 def _finish(job: _BatchJob, served: ServedModel, results: ResultFile) -> None:
@@ -261,13 +251,9 @@ def _finish(job: _BatchJob, served: ServedModel, results: ResultFile) -> None:
         body = job.prepared.response(job.handles)
     except Exception as problem:
         if served.model.engine.lost is None:
-            _write_error(job.line, _api_error(problem), results)
+            _write_error(job.line, problem, results)
     else:
         _write(job.line, 200, body, None, results)
-
-
-def _write_error(line: Line, error: ApiError, results: ResultFile) -> None:
-    _write(line, error.status, error.body(), {"code": error.type, "message": str(error)}, results)
 
 
 def _write(line: Line, status: int, body: Any, error: dict[str, str] | None, results: ResultFile) -> None:
@@ -285,21 +271,10 @@ def _progress(total: int, done: int, engine: Engine) -> Iterator[Callable[[int],
     if not sys.stderr.isatty():
         yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import TimeRemainingColumn
 
     began = time.monotonic()
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    bars = Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True, redirect_stdout=False
-    )
+    bars = count_bar(TimeRemainingColumn())
     task = bars.add_task("", total=total, completed=done)
 
     def update(done: int) -> None:

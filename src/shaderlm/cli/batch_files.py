@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import InputError
 from ..files import atomic_write
@@ -32,14 +32,6 @@ class Line(NamedTuple):
     offset: int
     custom_id: str
     id: str
-
-
-class BatchCall(NamedTuple):
-    """What a line asks for. Only `custom_id` has been checked."""
-
-    method: object
-    url: object
-    body: object
 
 
 @contextmanager
@@ -65,15 +57,15 @@ class RequestFile:
         if not self.lines:
             raise InputError(f"{self.name} has no requests; each line must be one, as OpenAI's batches have it")
 
-    def read(self, line: Line) -> BatchCall:
-        """A request."""
+    def read(self, line: Line) -> dict[str, Any]:
+        """A request. Only its `custom_id` has been checked."""
         self._file.seek(line.offset)
         text = self._file.readline()
         checked = self._line(line.number, line.offset, text)
         if checked != line:
             raise InputError(f"{self.name} line {line.number} has changed since the batch began; run it again")
-        found = json.loads(text)
-        return BatchCall(found.get("method"), found.get("url"), found.get("body"))
+        request: dict[str, Any] = json.loads(text)
+        return request
 
     def _checked(self) -> Iterator[Line]:
         seen: dict[str, int] = {}
@@ -97,24 +89,24 @@ class RequestFile:
     def _line(self, number: int, offset: int, text: bytes) -> Line | str:
         """The line, or what is wrong with it."""
         try:
-            found = json.loads(text)
+            request = json.loads(text)
         except (ValueError, RecursionError) as problem:
             return f"must be JSON in UTF-8: {problem}"
-        custom = found.get("custom_id") if isinstance(found, dict) else None
-        if not isinstance(custom, str) or not custom or any("\ud800" <= each <= "\udfff" for each in custom):
-            given = f"custom_id {custom!r}" if isinstance(found, dict) else type(found).__name__
-            return f"must be an object with a custom_id, a text; got {given}"
-        body = found.get("body")
+        custom_id = request.get("custom_id") if isinstance(request, dict) else None
+        if not isinstance(custom_id, str) or not custom_id or any("\ud800" <= each <= "\udfff" for each in custom_id):
+            got = f"custom_id {custom_id!r}" if isinstance(request, dict) else type(request).__name__
+            return f"must be an object with a custom_id, a text; got {got}"
+        body = request.get("body")
         model = body.get("model") if isinstance(body, dict) else None
         if isinstance(model, str):
             self.models.setdefault(model, number)
-        return Line(number, offset, custom, _id(found))
+        return Line(number, offset, custom_id, _id(request))
 
 
 def _id(request: dict[str, object]) -> str:
     """The same for the same request, in whatever order its fields are."""
-    asked = [request.get(name) for name in ("custom_id", "method", "url", "body")]
-    return _ID + hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:24]
+    fields = [request.get(name) for name in ("custom_id", "method", "url", "body")]
+    return _ID + hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:24]
 
 
 class ResultFile:
@@ -137,20 +129,20 @@ class ResultFile:
 
     def add(self, custom_id: str, line: bytes, *, failed: bool) -> None:
         """Append a result, a line of JSON."""
-        left = memoryview(line + b"\n")
-        while left:
-            left = left[os.write(self._fd, left) :]
+        unwritten = memoryview(line + b"\n")
+        while unwritten:
+            unwritten = unwritten[os.write(self._fd, unwritten) :]
         self.ids[custom_id] = ""
         if failed:
             self.failed.add(custom_id)
 
     def drop_failed(self) -> None:
         """Take errors out of the file, all at once."""
-        with atomic_write(self._path) as kept, open(self._path, "rb") as file:
+        with atomic_write(self._path) as successes, open(self._path, "rb") as file:
             for text in file:
-                found = _result(text)
-                if found is not None and not found.failed:
-                    kept.write(text)
+                result = _result(text)
+                if result is not None and not result.failed:
+                    successes.write(text)
         before, self._fd = self._fd, self._opened()
         os.close(before)
         for custom in self.failed:
@@ -184,9 +176,9 @@ class ResultFile:
         whole = 0  # bytes of whole lines
         with open(self._path, "rb") as file:
             for number, text in enumerate(file, 1):
-                found = _result(text)
+                result = _result(text)
                 ended = text.endswith(b"\n")
-                if found is None and text.strip():
+                if result is None and text.strip():
                     if ended or text[: len(_BEGINNING)] != _BEGINNING[: len(text)]:
                         raise InputError(
                             f"{self._path} line {number} is not the result of a request. Give another -o, or remove it"
@@ -196,11 +188,11 @@ class ResultFile:
                 if not ended:
                     os.write(self._fd, b"\n")
                 whole += len(text)
-                if found is not None:
-                    self.ids[found.custom_id] = found.id
-                    self.model = found.model or self.model
-                    if found.failed:
-                        self.failed.add(found.custom_id)
+                if result is not None:
+                    self.ids[result.custom_id] = result.id
+                    self.model = result.model or self.model
+                    if result.failed:
+                        self.failed.add(result.custom_id)
 
 
 class _Result(NamedTuple):
@@ -213,10 +205,10 @@ class _Result(NamedTuple):
 def _result(text: bytes) -> _Result | None:
     """What a line says; None where it is not a result."""
     try:
-        found = json.loads(text)
-        custom, made, response = found["custom_id"], found["id"], found["response"]
-        failed = found["error"] is not None or response["status_code"] != 200
-        model = None if failed else response["body"]["model"]
+        record = json.loads(text)
+        response = record["response"]
+        failed = record["error"] is not None or response["status_code"] != 200
+        result = _Result(record["custom_id"], record["id"], failed, None if failed else response["body"]["model"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return _Result(custom, made, failed, model) if isinstance(custom, str) and isinstance(made, str) else None
+    return result if isinstance(result.custom_id, str) and isinstance(result.id, str) else None

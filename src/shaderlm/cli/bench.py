@@ -11,19 +11,18 @@ from click.core import ParameterSource
 
 from ..models.shapes import MODELS
 from .bench_serve import serve
-from .loading import spoken
+from .loading import console, count_bar, spoken
 from .models import described
-from .options import backend_option, tune_option
-from .speed import measure_models, numbers, speed_options
+from .options import adapter_option, backend_option, json_option, tune_option
+from .speed import measure_models, numbers_above_0, speed_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..bench.comparisons import Comparison
     from ..bench.measure import Row
     from ..gpu import Backend, Device
 
 
+OPS = ("rms_norm", "linear", "linear_q4gsw", "attention", "sample")  # that `bench.comparisons` knows
 ROWS_MODELS = ("synthetic:llama-3.2-1b:q4_0", "synthetic:llama-3.1-8b:q4_0")
 
 
@@ -56,43 +55,31 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
 bench.add_command(serve)
 
 
-def _ops(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """The ops that were named, or all of them."""
-    from ..bench.comparisons import FAMILIES
-
-    for op in given:
-        if op not in FAMILIES:
-            raise click.BadParameter(f"{op!r} is not one of {', '.join(map(repr, FAMILIES))}", ctx, param)
-    return given or tuple(FAMILIES)
-
-
 def _select(ops: tuple[str, ...], models: tuple[str, ...], quick: bool) -> list[Comparison]:
     from ..bench.comparisons import comparisons
 
-    found = comparisons(models or (("smollm2-135m",) if quick else tuple(MODELS)), ops)
+    selected = comparisons(models or (("smollm2-135m",) if quick else tuple(MODELS)), ops or OPS)
     if quick:  # the first of each change and phase
         first: dict[tuple[str, ...], Comparison] = {}
-        for comparison in found:
+        for comparison in selected:
             first.setdefault((comparison.op, comparison.change, comparison.phase), comparison)
-        found = list(first.values())
-    return found
+        selected = list(first.values())
+    return selected
 
 
-def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[Row], bool]:
+def _run(device: Device, chosen: list[Comparison]) -> tuple[list[Row], bool]:
     """Rows measured, and whether Ctrl-C ended it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from ..bench import measure
 
     rows: list[Row] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with count_bar(disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("roofs", total=len(chosen))
         try:
             for row in measure.measure(device, chosen):
                 c = row.comparison
                 if isinstance(row, measure.LeftOut):
-                    err.print(f"left out: {c.op} {c.what}, {c.model} {c.shape}: {row.reason}", markup=False)
+                    reason = f"left out: {c.op} {c.what}, {c.model} {c.shape}: {row.reason}"
+                    progress.console.print(reason, markup=False)
                 else:
                     rows.append(row)
                 progress.update(task, advance=1, description=f"{c.op} {c.model}")
@@ -102,18 +89,10 @@ def _run(device: Device, chosen: list[Comparison], err: Console) -> tuple[list[R
 
 
 @bench.command()
-@click.option(
-    "--op", "ops", multiple=True, callback=_ops, help="Only rms_norm, linear, linear_q4gsw, attention or sample."
-)
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    type=click.Choice(list(MODELS)),
-    help="Only its shapes. May be repeated.",
-)
+@click.option("--op", "ops", multiple=True, type=click.Choice(OPS), help="Only this op. May be repeated.")
+@click.option("--model", "models", multiple=True, type=click.Choice(list(MODELS)), help="Only its shapes. Repeatable.")
 @click.option("--quick", is_flag=True, help="One shape per comparison, of the smallest model.")
-@click.option("--device", help="Adapter: a kind (discrete, integrated, software), a number or part of its name.")
+@adapter_option
 @backend_option
 @click.option("--everything", is_flag=True, help="Also the large shapes on a software adapter (minutes to hours).")
 @click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
@@ -152,14 +131,13 @@ def kernels(
             "This adapter has no timestamps: times are wall-clock and include the host's share.",
             style="yellow",
         )
-    rows, interrupted = _run(opened, chosen, err)
+    rows, interrupted = _run(opened, chosen)
     if form == "json":
         print(json.dumps(report.records(rows, caps), indent=2))
     elif form == "markdown":
         print(report.markdown(rows))
     else:
-        # A pipe has no width: do not fold the tables to 80 columns.
-        out = Console(width=None if Console().is_terminal else 120)
+        out = console(120)
         for table in report.tables(rows, caps, out.width):
             out.print(table)
         print(report.LEGEND)
@@ -168,14 +146,6 @@ def kernels(
     if interrupted:
         err.print(f"interrupted after {len(rows)} of {len(chosen)} comparisons")
         sys.exit(130)
-
-
-def _row_counts(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[int, ...] | None:
-    """1,2,4"""
-    found = None if given is None else tuple(sorted(set(numbers(ctx, param, given))))
-    if found is not None and found[0] < 1:
-        raise click.BadParameter(f"{given!r} must be numbers above 0", ctx, param)
-    return found
 
 
 @bench.command()
@@ -187,14 +157,16 @@ def _row_counts(ctx: click.Context, param: click.Parameter, given: str | None) -
     default=ROWS_MODELS,
     help="As for `bench`, for its shapes. May be repeated.",
 )
-@click.option("--rows", "counts", metavar="1,2,4", callback=_row_counts, help="Numbers of rows.  [default: 1 … 512]")
-@click.option("--device", help="Adapter: a kind (discrete, integrated, software), a number or part of its name.")
+@click.option(
+    "--rows", "counts", metavar="1,2,4", callback=numbers_above_0, help="Numbers of rows.  [default: 1 … 512]"
+)
+@adapter_option
 @backend_option
 @tune_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@json_option
 def rows(
     models: tuple[str, ...],
-    counts: tuple[int, ...] | None,
+    counts: tuple[int, ...],
     device: str | None,
     backend: Backend,
     no_tune: bool,
@@ -205,8 +177,6 @@ def rows(
     Routes are those that a model takes, with precision fast. No weight is loaded. Every number of rows is checked
     against the next larger bucket: it may take 1.15 times as long, and a row of a larger bucket must take less time.
     """
-    from rich.console import Console
-
     from ..bench import rows as measuring
     from ..compile.tuning import read
     from ..gpu import open_device
@@ -214,17 +184,18 @@ def rows(
     subjects = [(name, *described(name)) for name in models]
     opened = open_device(device, backend=backend)
     caps = opened.caps
-    found = []
+    records = []
     for name, kind, config in subjects:
         usual = measuring.usual_rows(config, caps)
-        wanted = counts or usual
-        if wanted[-1] > usual[-1]:
-            raise click.UsageError(f"a step takes at most {usual[-1]} rows of {name} on {caps.name}, got {wanted[-1]}")
+        row_counts = sorted(set(counts)) or usual
+        if row_counts[-1] > usual[-1]:
+            most = f"a step takes at most {usual[-1]} rows of {name} on {caps.name}"
+            raise click.UsageError(f"{most}, got {row_counts[-1]}")
         with spoken() as say:
-            measured = measuring.measure(opened, kind, config, wanted, None if no_tune else read(caps), say)
-        found.append(measuring.record(name, measured, caps))
+            measured = measuring.measure(opened, kind, config, row_counts, None if no_tune else read(caps), say)
+        records.append(measuring.record(name, measured, caps))
         if not as_json:
-            Console(width=None if Console().is_terminal else 140).print(measuring.table(name, measured, caps))
+            console(140).print(measuring.table(name, measured, caps))
             print("\n".join(measuring.verdict(measured)), flush=True)
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(records, indent=1))

@@ -10,8 +10,9 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,11 +21,8 @@ from ..files import atomic_write_text
 from .conversation import ChatSession
 from .history import History, set_up_readline
 from .loading import load_model
-from .options import generation_options, model_options, sampling_options
+from .options import ModelOptions, generation_options, model_options, sampling_options
 from .streaming import tell
-
-if TYPE_CHECKING:
-    from ..gpu import Backend
 
 _QUOTES = '"""'
 
@@ -35,33 +33,20 @@ _QUOTES = '"""'
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
 @click.option("--no-history", is_flag=True, help="Do not keep what is typed for the arrow keys of later chats.")
 @click.option("-v", "--verbose", is_flag=True, help="Print tokens per second after each answer.")
-def chat(
-    model: str | None,
-    device: str,
-    backend: Backend,
-    context: int | None,
-    precision: str,
-    no_tune: bool,
-    ignore_keys: tuple[str, ...],
-    quantize: str | None,
-    system: str | None,
-    no_history: bool,
-    verbose: bool,
-    **given: Any,
-) -> None:
+def chat(model_options: ModelOptions, system: str | None, no_history: bool, verbose: bool, **generation: Any) -> None:
     """Chat with a model.
 
     /help lists the commands. Ctrl-C stops an answer, Ctrl-D ends the chat. A message of several lines is pasted, or
     begins and ends with three quotes; Alt-Enter begins a new line. Where the context is full, the oldest turns are
     left out.
     """
-    options = generation_options(given, model)
+    options = generation_options(generation, model_options.model)
     history = None
     if _interactive():
         set_up_readline()
         history = History(keep=not no_history)
         _tell_problem(history)
-    with load_model(model, device, backend, context, precision, not no_tune, ignore_keys, quantize) as loaded:
+    with load_model(model_options) as loaded:
         if not loaded.has_chat_template:
             raise ModelError(
                 f"{loaded.report.name} has no chat template; use `shaderlm generate`, which continues a text"
@@ -180,21 +165,14 @@ def _undo(conversation: ChatSession, argument: str) -> None:
         tell("there is no message to undo")
 
 
-def _save(conversation: ChatSession, argument: str) -> None:
-    _save_to(conversation, "/save", argument)
-
-
-def _save_over(conversation: ChatSession, argument: str) -> None:
-    _save_to(conversation, "/save!", argument)
-
-
-def _save_to(conversation: ChatSession, command: str, argument: str) -> None:
+def _save(conversation: ChatSession, argument: str, *, overwrite: bool = False) -> None:
+    command = "/save!" if overwrite else "/save"
     if not argument:
         tell(f"{command} needs the name of a file, such as {command} conversation.json")
         return
     try:
         path = Path(argument).expanduser().resolve()
-        if command == "/save" and path.is_file():
+        if not overwrite and path.is_file():
             tell(f"{path} exists; /save! {argument} overwrites it")
             return
         atomic_write_text(path, json.dumps(conversation.all_messages, ensure_ascii=False, indent=2) + "\n")
@@ -209,17 +187,17 @@ def _load(conversation: ChatSession, argument: str) -> None:
         tell("/load needs the name of a file that /save wrote, such as /load conversation.json")
         return
     try:
-        found = json.loads(Path(argument).expanduser().read_text(encoding="utf-8"))
+        messages = json.loads(Path(argument).expanduser().read_text(encoding="utf-8"))
     except (OSError, RuntimeError, ValueError, RecursionError) as problem:
         tell(f"{argument} cannot be read: {getattr(problem, 'strerror', None) or problem}")
         return
-    if not isinstance(found, list):
-        tell(f"{argument} must have a list of messages, as /save writes it; it has {type(found).__name__}")
+    if not isinstance(messages, list):
+        tell(f"{argument} must have a list of messages, as /save writes it; it has {type(messages).__name__}")
         return
-    conversation.replace(found)
+    conversation.replace(messages)
     unanswered = conversation.messages[-1:] and conversation.messages[-1]["role"] == "user"
     hint = "; the last one has no answer, /regenerate makes one" if unanswered else ""
-    tell(f"loaded {_count(len(found), 'message')}{hint}")
+    tell(f"loaded {_count(len(messages), 'message')}{hint}")
 
 
 def _set(conversation: ChatSession, argument: str) -> None:
@@ -253,7 +231,7 @@ COMMANDS: dict[str, tuple[Callable[[ChatSession, str], None] | None, str]] = {
     "/system [TEXT]": (_system, "show or change the system message"),
     "/set [NAME VALUE]": (_set, "show or change settings, such as /set temperature 0.5"),
     "/save FILE": (_save, "write the conversation to FILE, as JSON messages"),
-    "/save! FILE": (_save_over, "the same, also if FILE exists"),
+    "/save! FILE": (partial(_save, overwrite=True), "the same, also if FILE exists"),
     "/load FILE": (_load, "continue the conversation of FILE"),
     "/help": (_help, "show this list"),
     "/quit": (None, "end the chat (so does Ctrl-D)"),

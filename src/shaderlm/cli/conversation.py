@@ -74,10 +74,10 @@ class ChatSession:
 
     def undo(self) -> bool:
         """Forget the last message of the user and what follows it. False: there is none."""
-        asked = self._last_asked()
-        if asked is None:
+        at = self._last_of_user()
+        if at is None:
             return False
-        del self.messages[asked:]
+        del self.messages[at:]
         self.first = self.again = 0
         return True
 
@@ -87,27 +87,27 @@ class ChatSession:
 
     def regenerate(self) -> None:
         """Answer the last message of the user once more. The new answer replaces the old one."""
-        asked = self._last_asked()
-        if asked is None:
+        at = self._last_of_user()
+        if at is None:
             tell("there is no message to answer yet")
             return
-        if self.options["temperature"] == 0 and self.messages[asked + 1 :]:
+        if self.options["temperature"] == 0 and self.messages[at + 1 :]:
             tell(_SAME)
-        self._answer(self.messages[: asked + 1], self.again + 1, _OLD_ANSWER)
+        self._answer(self.messages[: at + 1], self.again + 1, _OLD_ANSWER)
 
-    def _answer(self, asked: list[Message], again: int, nothing: str) -> None:
-        first = self._fitting(asked)
+    def _answer(self, messages: list[Message], again: int, nothing: str) -> None:
+        first = self._first_that_fits(messages)
         if first is None:
             return
         options = self.options.copy()
         seed = options["seed"]
         if seed is not None and again:  # another answer, and the same one where all is repeated
             options["seed"] = (seed + again) % (1 << 64)
-        stream = self.model.stream_chat(self._with_system(asked[first:]), **options)
+        stream = self.model.stream_chat(self._with_system(messages[first:]), **options)
         answer, interrupted = write_stream(stream)
         completion = stream.completion
         if answer or not interrupted:
-            self.messages, self.first, self.again = [*asked, _message("assistant", answer)], first, again
+            self.messages, self.first, self.again = [*messages, _message("assistant", answer)], first, again
         if interrupted:
             tell_cancelled(_STOPPED if answer else nothing, answer)
         elif completion is not None and completion.finish_reason == "length":
@@ -125,25 +125,25 @@ class ChatSession:
 
     # What the model sees -------------------------------------------------------------------------------------
 
-    def _fitting(self, asked: list[Message]) -> int | None:
+    def _first_that_fits(self, messages: list[Message]) -> int | None:
         """The first message that the model sees, so that an answer fits too. None: the last one alone does not fit.
 
         Where turns must go, twice the tokens of an answer are made free: each time the model reads all others again.
         """
         answer = min(self.options["max_tokens"], self._limit // 4)
-        if self._seen(asked, self.first) + answer <= self._limit:
+        if self._seen(messages, self.first) + answer <= self._limit:
             return self.first
-        starts = [at for at in range(self.first + 1, len(asked)) if asked[at]["role"] == "user"]
+        starts = [at for at in range(self.first + 1, len(messages)) if messages[at]["role"] == "user"]
         starts.insert(0, self.first)
-        fits = bisect_left(starts, True, key=lambda at: self._seen(asked, at) + 2 * answer <= self._limit)
+        fits = bisect_left(starts, True, key=lambda at: self._seen(messages, at) + 2 * answer <= self._limit)
         first = starts[min(fits, len(starts) - 1)]  # a message stays, however long it is
-        used = self._seen(asked, first)
+        used = self._seen(messages, first)
         if used > self._limit:
             more = "" if self.system is None else " with the system message"
             tell(_TOO_LONG.format(used=used, more=more, limit=self._limit))
             return None
         if first > self.first:
-            count = _turns(asked[self.first : first])
+            count = _turns(messages[self.first : first])
             tell(_LEFT_OUT.format(limit=self._limit, turns="turn is" if count == 1 else f"{count} turns are"))
         return first
 
@@ -151,8 +151,8 @@ class ChatSession:
     def _limit(self) -> int:
         return self.model.engine.context
 
-    def _seen(self, asked: list[Message], first: int) -> int:
-        return self._tokens(self._with_system(asked[first:]))
+    def _seen(self, messages: list[Message], first: int) -> int:
+        return self._tokens(self._with_system(messages[first:]))
 
     def _tokens(self, messages: list[Message]) -> int:
         return len(self.model.chat_ids(messages, parse_special=self.options["parse_special"]))
@@ -160,9 +160,8 @@ class ChatSession:
     def _with_system(self, messages: list[Message]) -> list[Message]:
         return messages if self.system is None else [_message("system", self.system), *messages]
 
-    def _last_asked(self) -> int | None:
-        found = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
-        return found[-1] if found else None
+    def _last_of_user(self) -> int | None:
+        return max((at for at, message in enumerate(self.messages) if message["role"] == "user"), default=None)
 
 
 def _message(role: str, content: str) -> Message:

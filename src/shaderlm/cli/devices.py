@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .options import json_option
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -48,7 +50,7 @@ def _record(number: int, adapter: Adapter, versions: Mapping[Implementation, str
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def devices(as_json: bool) -> None:
     """List the WebGPU adapters of this machine, the default first."""
     from rich.console import Console
@@ -57,11 +59,11 @@ def devices(as_json: bool) -> None:
 
     from ..gpu import WHAT_TO_INSTALL, adapters, backend_missing, implementation_versions
 
-    found, versions = adapters(), implementation_versions()
+    listed, versions = adapters(), implementation_versions()
     if as_json:
-        print(json.dumps([_record(i, adapter, versions) for i, adapter in enumerate(found)], indent=2))
-        sys.exit(0 if found else 1)
-    if not found:
+        print(json.dumps([_record(i, adapter, versions) for i, adapter in enumerate(listed)], indent=2))
+        sys.exit(0 if listed else 1)
+    if not listed:
         print(
             f"shaderlm: no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}",
             file=sys.stderr,
@@ -70,8 +72,8 @@ def devices(as_json: bool) -> None:
     # One column per adapter: fits a narrow terminal, and puts the same limit of two adapters side by side.
     table = Table(header_style="bold")
     table.add_column("adapter")
-    columns = [_properties(adapter, versions) for adapter in found]
-    for i, adapter in enumerate(found):
+    columns = [_properties(adapter, versions) for adapter in listed]
+    for i, adapter in enumerate(listed):
         table.add_column(Text(f"{i}: {adapter.caps.name}"), overflow="fold")
     for name in columns[0]:
         table.add_row(name, *(Text(column[name]) for column in columns))  # not markup: names may have brackets
@@ -79,7 +81,7 @@ def devices(as_json: bool) -> None:
     missing = backend_missing("dawn")
     if missing is not None:
         print(f"--backend dawn: {missing}")
-    if found[0].caps.software:
+    if listed[0].caps.software:
         Console(stderr=True).print(
             "No GPU was found, only software adapters: kernels run right on them, but slowly.", style="yellow"
         )

@@ -11,18 +11,16 @@ import click
 
 from .loading import Progress, progress_bar
 from .models import is_synthetic
-from .options import ignore_key_option, quantize_option
+from .options import context_option, ignore_key_option, quantize_option
 
 if TYPE_CHECKING:
     from ..web.model import WebModel
-
-_CONTEXT_HELP = "Largest number of tokens of a conversation.  [default: the model's own]"
 
 
 @click.command("export-web")
 @click.argument("model")
 @click.argument("folder", metavar="DIR")
-@click.option("--context", type=click.IntRange(1), metavar="N", help=_CONTEXT_HELP)
+@context_option
 @ignore_key_option
 @quantize_option
 @click.option("--force", is_flag=True, help="Replace an export that is in DIR. A folder with other files stays.")
@@ -52,8 +50,9 @@ def _opened(
     from ..web import model as web
 
     if not is_synthetic(model):
-        with web.opened(model, context=context, quantize=quantize, ignore_keys=ignore_keys, progress=progress) as found:
-            yield found
+        options: dict[str, Any] = {"quantize": quantize, "ignore_keys": ignore_keys, "progress": progress}
+        with web.opened(model, context=context, **options) as web_model:
+            yield web_model
         return
     if quantize is not None or ignore_keys:
         raise InputError("a synthetic model has no file: leave out --quantize and --ignore-key")

@@ -11,15 +11,12 @@ import click
 
 from ..errors import InputError
 from .loading import load_model, status
-from .options import generation_options, model_options, sampling_options, structure_options
+from .options import ModelOptions, generation_options, model_options, sampling_options, structure_options
 from .prompts import prompt_text
-from .streaming import tell_cancelled, write_stream
+from .streaming import tell, tell_cancelled, write_stream
 
 if TYPE_CHECKING:
     from ..engine import Completion, GenerationOptions, LanguageModel, Stream, TokenLogprob
-    from ..gpu import Backend, Device
-
-CHECKED_TOKENS = 8
 
 
 @click.command()
@@ -36,28 +33,15 @@ CHECKED_TOKENS = 8
     "--jsonl", "form", flag_value="jsonl", help="Print a JSON line per delta as it comes; last all of --json."
 )
 @click.option("-v", "--verbose", is_flag=True, help="Also print what was loaded and how fast it ran, on stderr.")
-@click.option(
-    "--check-with",
-    metavar="DEVICE",
-    help=f"Afterwards compute the first {CHECKED_TOKENS} tokens again on DEVICE, and compare them.",
-)
 def generate(
     prompt: str | None,
     file: str | None,
-    model: str | None,
-    device: str,
-    backend: Backend,
-    context: int | None,
-    precision: str,
-    no_tune: bool,
-    ignore_keys: tuple[str, ...],
-    quantize: str | None,
+    model_options: ModelOptions,
     system: str | None,
     raw: bool,
     form: str | None,
     verbose: bool,
-    check_with: str | None,
-    **given: Any,
+    **generation: Any,
 ) -> None:
     """Answer a prompt, or continue a text.
 
@@ -66,47 +50,29 @@ def generate(
     """
     from ..gpu import begin_opening
 
-    begin_opening(device, backend)  # drivers start while modules are imported and files are read
-    options = generation_options(given, model)
+    # Drivers start while modules are imported and files are read.
+    begin_opening(model_options.device, model_options.backend)
+    options = generation_options(generation, model_options.model)
     if raw and system is not None:
         raise click.UsageError("--system needs a chat template; leave out --raw.")
-    if check_with is not None and options["temperature"] != 0:
-        raise click.UsageError("--check-with compares greedy generations; leave out --temperature.")
     text = prompt_text(prompt, file)
-    other = None if check_with is None else _check_device(check_with, backend)
-
-    def ask(asked: LanguageModel, max_tokens: int) -> Stream:
-        return _ask(asked, text, raw, system, {**options, "max_tokens": max_tokens})
-
-    with load_model(model, device, backend, context, precision, not no_tune, ignore_keys, quantize) as loaded:
+    with load_model(model_options) as loaded:
         if verbose:
-            _note(*loaded.report.lines())
-        completion = _generate(ask(loaded, options["max_tokens"]), form)
+            tell("\n".join(loaded.report.lines()))
+        completion = _generate(_stream(loaded, text, raw, system, options), form)
         if form is not None:
             indent = 2 if form == "json" else None
             print(json.dumps(_record(loaded, completion), ensure_ascii=False, indent=indent), flush=True)
         elif completion.logprobs is not None:
-            _note(*(_logprob_line(loaded, entry) for entry in completion.logprobs))
+            for entry in completion.logprobs:
+                tell(_logprob_line(loaded, entry))
         if verbose:
-            _note(*_timing_lines(completion))
+            tell(_timing(completion))
         if completion.finish_reason == "length" and form is None and (verbose or sys.stderr.isatty()):
-            _note(_cut(loaded, completion, options["max_tokens"]))
-    if other is not None:
-        count = min(CHECKED_TOKENS, options["max_tokens"])
-        _note(f"computing the first {count} tokens again on {check_with} …")  # software adapters take seconds
-        with load_model(model, other, backend, context, precision, not no_tune, ignore_keys, quantize) as second:
-            again = _generate(ask(second, count), "json")
-            _compare(second, completion.ids[:count], again.ids)
+            tell(_cut(loaded, completion, options["max_tokens"]))
 
 
-def _check_device(name: str, backend: Backend) -> str | Device:
-    """The device of --check-with, opened: one that does not exist is an error before anything is loaded."""
-    from ..engine.loading import choose_device
-
-    return choose_device(name, backend) or "cpu"
-
-
-def _ask(model: LanguageModel, text: str, raw: bool, system: str | None, options: GenerationOptions) -> Stream:
+def _stream(model: LanguageModel, text: str, raw: bool, system: str | None, options: GenerationOptions) -> Stream:
     if raw or not model.has_chat_template:
         if system is not None:
             raise InputError(f"{model.report.name} has no chat template to put a system message in; leave out --system")
@@ -136,34 +102,16 @@ def _generate(stream: Stream, form: str | None) -> Completion:
     return stream.completion
 
 
-def _compare(model: LanguageModel, expected: list[int], found: list[int]) -> None:
-    """Say whether the tokens are the same; exit code 1 if not."""
-    where = model.report.device
-    if expected == found:
-        _note(f"the first {len(found)} tokens on {where} are the same")
-        return
-    pairs = zip(expected, found, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
-    names = [f"{ids[at]} {model.detokenize([ids[at]])!r}" if at < len(ids) else "the end" for ids in (found, expected)]
-    _note(f"the first tokens on {where} differ: token {at + 1} is {names[0]} there, it was {names[1]}")
-    sys.exit(1)
-
-
 # What is printed besides the text ---------------------------------------------------------------------------
 
 
-def _note(*lines: str) -> None:
-    for line in lines:
-        print(line, file=sys.stderr, flush=True)
-
-
-def _timing_lines(completion: Completion) -> list[str]:
+def _timing(completion: Completion) -> str:
     timing = completion.timing
-    return [
-        f"prompt   {len(completion.prompt_ids):,} tokens, {timing.prompt_seconds:.2f} s to the first token",
+    return (
+        f"prompt   {len(completion.prompt_ids):,} tokens, {timing.prompt_seconds:.2f} s to the first token\n"
         f"output   {len(completion.ids):,} tokens, {timing.tokens_per_second:.1f} tok/s; "
-        f"finish reason: {completion.finish_reason}",
-    ]
+        f"finish reason: {completion.finish_reason}"
+    )
 
 
 def _cut(model: LanguageModel, completion: Completion, max_tokens: int) -> str:
@@ -173,7 +121,7 @@ def _cut(model: LanguageModel, completion: Completion, max_tokens: int) -> str:
 
 
 def _record(model: LanguageModel, completion: Completion) -> dict[str, Any]:
-    timing, found = completion.timing, completion.logprobs
+    timing, logprobs = completion.timing, completion.logprobs
     return {
         "model": model.report.name,
         "device": model.report.device,
@@ -182,7 +130,7 @@ def _record(model: LanguageModel, completion: Completion) -> dict[str, Any]:
         "ids": completion.ids,
         "text": str(completion),
         "finish_reason": completion.finish_reason,
-        "logprobs": None if found is None else [_logprob_record(model, entry) for entry in found],
+        "logprobs": None if logprobs is None else [_logprob_record(model, entry) for entry in logprobs],
         "seconds_to_first_token": timing.prompt_seconds,
         "tokens_per_second": timing.tokens_per_second,
     }

@@ -18,7 +18,7 @@ import click
 from ..errors import InputError, ModelError
 from .loading import progress_bar
 from .models import described, is_synthetic
-from .options import backend_option, ignore_key_option, model_argument, one_model, with_flags
+from .options import adapter_option, backend_option, ignore_key_option, json_option, model_argument, with_flags
 
 if TYPE_CHECKING:
     from ..formats.checkpoint import Checkpoint
@@ -56,13 +56,12 @@ _LABEL = 14  # characters of a label, before a space
 @model_argument
 @ignore_key_option
 @click.option("--context", type=click.IntRange(1), metavar="N", help="Also say what memory N tokens of context take.")
-@click.option("--device", default=None, help="Adapter for --context: a kind, a number or part of a name.")
+@adapter_option
 @backend_option
 @click.option("--metadata", "with_metadata", is_flag=True, help="Also list all metadata.")
 @click.option("--tensors", "with_tensors", is_flag=True, help="Also list all tensors.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def info(
-    given: tuple[str, ...],
     model: str | None,
     ignore_keys: tuple[str, ...],
     context: int | None,
@@ -84,14 +83,13 @@ def info(
     from ..formats.opening import open_checkpoint
     from ..formats.refused_folder import RefusedFolder
 
-    name = one_model(given, model)
-    if is_synthetic(name):
+    if is_synthetic(model):
         if context is None:
             raise InputError("a synthetic model has no file to show; --context N says what memory it takes")
-        _print_memory(_memory(*described(name), context, device, backend), as_json)
+        _print_memory(_memory(*described(model), context, device, backend), as_json)
         return
     with progress_bar() as progress:
-        path = find(name, progress)
+        path = find(model, progress)
     with ExitStack() as opened:
         refused = None
         try:
@@ -102,22 +100,24 @@ def info(
             # A folder of an unknown kind is still one of known files.
             refused = str(problem).removeprefix(f"{path}: ")
             file = opened.enter_context(RefusedFolder.open(path))
-        found = _gathered(file, ignore_keys, refused)
+        facts = _facts(file, ignore_keys, refused)
         if context is not None:
-            found["memory"] = _memory(*described(str(path), ignore_keys), context, device, backend)
+            facts["memory"] = _memory(*described(str(path), ignore_keys), context, device, backend)
         metadata = dict(file.metadata) if with_metadata else {}
         tensors = list(file.tensors.values()) if with_tensors else []
     if as_json:
-        found |= {"metadata": {key: _json_value(value) for key, value in metadata.items()}} if with_metadata else {}
-        found |= {"tensors": [_json_tensor(info) for info in tensors]} if with_tensors else {}
-        print(json.dumps(found, ensure_ascii=False, indent=2))
+        if with_metadata:
+            facts["metadata"] = {key: _json_value(value) for key, value in metadata.items()}
+        if with_tensors:
+            facts["tensors"] = [_json_tensor(info) for info in tensors]
+        print(json.dumps(facts, ensure_ascii=False, indent=2))
         return
-    for label, text in _lines(found):
+    for label, text in _lines(facts):
         print("\n".join(_wrapped(label, printable(text))))
-    for line in _size_table(found["sizes"]):
+    for line in _size_table(facts["sizes"]):
         print(line)
-    if "memory" in found:
-        _print_memory(found["memory"], as_json)
+    if "memory" in facts:
+        _print_memory(facts["memory"], as_json)
     for key, value in metadata.items():
         print(f"{printable(key)} = {_short(value)}")
     for tensor in tensors:
@@ -141,32 +141,32 @@ def _memory(kind: Architecture, config: Config, context: int, device: str | None
     else:
         adapter = preferred_adapter(backend)
         caps = adapter.caps if adapter is not None and not adapter.caps.software else LARGE_GPU
-    taken = memory(kind, config, caps, context)
-    parts = {"weights": taken.weights, "cache": taken.cache, "scratch": taken.scratch, "total": taken.total}
+    needed = memory(kind, config, caps, context)
+    parts = {part: getattr(needed, part) for part in ("weights", "cache", "scratch", "total")}
     return {"context": context, "device": caps.name, "device_bytes": caps.heap or None, **parts}
 
 
-def _print_memory(found: Mapping[str, Any], as_json: bool) -> None:
+def _print_memory(memory: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"memory": found}, ensure_ascii=False, indent=2))
+        print(json.dumps({"memory": memory}, ensure_ascii=False, indent=2))
         return
     from ..gpu.caps import size
 
-    parts = ", ".join(f"{part} {size(found[part])}" for part in ("weights", "cache", "scratch"))
-    has = f", which has {size(found['device_bytes'])}" if found["device_bytes"] else ""
-    short = has and found["total"] > found["device_bytes"]
-    print(f"{'memory':<14} {size(found['total'])} with {found['context']:,} tokens of context ({parts})")
-    print(f"{'':<14} on {printable(found['device'])}{has}{': too little' if short else ''}")
+    parts = ", ".join(f"{part} {size(memory[part])}" for part in ("weights", "cache", "scratch"))
+    has = f", which has {size(memory['device_bytes'])}" if memory["device_bytes"] else ""
+    short = has and memory["total"] > memory["device_bytes"]
+    print(f"{'memory':<14} {size(memory['total'])} with {memory['context']:,} tokens of context ({parts})")
+    print(f"{'':<14} on {printable(memory['device'])}{has}{': too little' if short else ''}")
 
 
 # Gathering -----------------------------------------------------------------------------------------------
 
 
-def _gathered(file: Checkpoint, ignore_keys: Collection[str], refused: str | None) -> dict[str, Any]:
+def _facts(file: Checkpoint, ignore_keys: Collection[str], refused: str | None) -> dict[str, Any]:
     """What is shown. `refused`: why the file could not be opened as a checkpoint."""
     metadata = file.metadata
     name = metadata.get("general.architecture")
-    numbers = {key: _json_value(metadata.get(f"{name}.{there}")) for key, there in _NUMBERS.items()}
+    numbers = _completed(_numbers(metadata, _NUMBERS))
     reason, model = (refused, None) if refused else _verdict(file, ignore_keys)
     on_gpu = _gpu_reason(model) if model else None
     weights, parameters = _gpu_bytes(file), sum(math.prod(tensor.shape) for tensor in file.tensors.values())
@@ -181,28 +181,33 @@ def _gathered(file: Checkpoint, ignore_keys: Collection[str], refused: str | Non
         "parameters": parameters,
         "active_parameters": _active_parameters(file) if model else parameters,
         "experts": _experts(model),
-        **_completed(numbers),
+        **numbers,
         "vocabulary": _vocabulary(file),
-        "rope": _rope_of(model, {key: _json_value(metadata.get(f"{name}.{there}")) for key, there in _ROPE.items()}),
+        "rope": _rope_of(model, _numbers(metadata, _ROPE)),
         "windows": _windows(model),
         "tokenizer": None if refused else _tokenizer(metadata),
         "chat_template": bool(metadata.get("tokenizer.chat_template")),
         "types": _types(file),
         "gpu_weight_bytes": weights,
-        "cache_bytes_per_1000_tokens": _cache_bytes(_completed(numbers)),
+        "cache_bytes_per_1000_tokens": _cache_bytes(numbers),
         "sizes": _sizes(model, weights) if model and weights and not on_gpu else [],
     }
 
 
+def _numbers(metadata: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the architecture, by our names."""
+    prefix = metadata.get("general.architecture")
+    return {key: _json_value(metadata.get(f"{prefix}.{name}")) for key, name in names.items()}
+
+
 def _completed(numbers: dict[str, Any]) -> dict[str, Any]:
     """Files leave out what follows from the rest."""
-    made = dict(numbers)
-    if made["kv_heads"] is None:
-        made["kv_heads"] = made["heads"]
-    hidden, heads = made["hidden"], made["heads"]
-    if made["head_width"] is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-        made["head_width"] = hidden // heads
-    return made
+    hidden, heads = numbers["hidden"], numbers["heads"]
+    if numbers["kv_heads"] is None:
+        numbers["kv_heads"] = heads
+    if numbers["head_width"] is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        numbers["head_width"] = hidden // heads
+    return numbers
 
 
 def _verdict(file: Checkpoint, ignore_keys: Collection[str]) -> tuple[str | None, _Model | None]:
@@ -239,13 +244,15 @@ def _experts(model: _Model | None) -> dict[str, int] | None:
     return {"count": experts.count, "used": experts.used, "ffn": experts.ffn, "shared_ffn": experts.shared}
 
 
-def _rope_of(model: _Model | None, given: dict[str, Any]) -> dict[str, Any]:
+def _rope_of(model: _Model | None, numbers: dict[str, Any]) -> dict[str, Any]:
     """Files leave out what follows from the rest here, too."""
-    if model is None:
-        return given
-    rope = model[1].rope
-    found = {"dimensions": rope.rotary, "base": rope.theta if rope.rotary else None}
-    return given | {key: value for key, value in found.items() if given[key] is None}
+    if model is not None:
+        rope = model[1].rope
+        if numbers["dimensions"] is None:
+            numbers["dimensions"] = rope.rotary
+        if numbers["base"] is None and rope.rotary:
+            numbers["base"] = rope.theta
+    return numbers
 
 
 def _windows(model: _Model | None) -> dict[int, int]:
@@ -258,8 +265,8 @@ def _windows(model: _Model | None) -> dict[int, int]:
 
 def _active_parameters(file: Checkpoint) -> int:
     """Those that one token is multiplied with: of the experts only the chosen ones."""
-    own = file.metadata["general.architecture"]
-    count, used = (file.metadata.get(f"{own}.expert_{key}") or 1 for key in ("count", "used_count"))
+    architecture = file.metadata["general.architecture"]
+    count, used = (file.metadata.get(f"{architecture}.expert_{key}") or 1 for key in ("count", "used_count"))
     sizes = ((name, math.prod(tensor.shape)) for name, tensor in file.tensors.items())
     return sum(size // count * used if "_exps." in name else size for name, size in sizes)
 
@@ -268,13 +275,12 @@ def _sizes(model: _Model, weights: int) -> list[dict[str, int]]:
     """Bytes on a GPU at several lengths of the context, the last of them the model's own."""
     from ..engine.planning import cache_bytes
 
-    own = model[1].context
-    lengths = [*(tokens for tokens in _CONTEXTS if tokens < own), own]
-    caches = {tokens: cache_bytes(*model, tokens) for tokens in lengths}
-    return [
-        {"context": tokens, "weights": weights, "cache": cache, "total": weights + cache}
-        for tokens, cache in caches.items()
-    ]
+    longest = model[1].context
+    sizes = []
+    for tokens in (*(tokens for tokens in _CONTEXTS if tokens < longest), longest):
+        cache = cache_bytes(*model, tokens)
+        sizes.append({"context": tokens, "weights": weights, "cache": cache, "total": weights + cache})
+    return sizes
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,18 +299,18 @@ def _vocabulary(file: Checkpoint) -> int | None:
     tokens, embedding = file.metadata.get("tokenizer.ggml.tokens"), file.tensors.get("token_embd.weight")
     if isinstance(tokens, list):
         return len(tokens)
-    given = file.metadata.get(f"{file.metadata.get('general.architecture')}.vocab_size")
-    return embedding.shape[0] if embedding else given if isinstance(given, int) else None
+    size = file.metadata.get(f"{file.metadata.get('general.architecture')}.vocab_size")
+    return embedding.shape[0] if embedding else size if isinstance(size, int) else None
 
 
 def _types(file: Checkpoint) -> dict[str, dict[str, Any]]:
     """Per type of the matrices and vectors: how many, and their bytes."""
-    found: dict[str, dict[str, Any]] = {}
+    types: dict[str, dict[str, Any]] = {}
     for tensor in file.tensors.values():
-        entry = found.setdefault(tensor.kind, {"tensors": 0, "bytes": 0})
+        entry = types.setdefault(tensor.kind, {"tensors": 0, "bytes": 0})
         entry["tensors"] += 1
         entry["bytes"] += tensor.nbytes
-    return found
+    return types
 
 
 def _gpu_bytes(file: Checkpoint) -> int | None:
@@ -327,55 +333,55 @@ def _gpu_bytes(file: Checkpoint) -> int | None:
 
 def _cache_bytes(numbers: Mapping[str, Any]) -> dict[str, int] | None:
     """Keys and values of 1,000 tokens, in the cache's two formats: f16 where the GPU has it."""
-    wanted = [numbers[key] for key in ("layers", "kv_heads", "head_width")]
-    if not all(isinstance(value, int) and 0 < value <= _LARGEST for value in wanted):
+    factors = [numbers[key] for key in ("layers", "kv_heads", "head_width")]
+    if not all(isinstance(factor, int) and 0 < factor <= _LARGEST for factor in factors):
         return None
-    values = 2 * _TOKENS * math.prod(wanted)
+    values = 2 * _TOKENS * math.prod(factors)
     return {"f16": 2 * values, "f32": 4 * values}
 
 
 # Showing -------------------------------------------------------------------------------------------------
 
 
-def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     from ..engine.report import counted
     from ..gpu.caps import size
 
-    tokenizer, cache = found["tokenizer"], found["cache_bytes_per_1000_tokens"]
-    where = "folder" if Path(found["path"]).is_dir() else "file"
-    lines = [("name", found["name"]), (where, f"{found['path']} ({size(found['file_bytes'])})")]
-    lines.append(("architecture", _shown(found["architecture"])))
-    problem = found["unsupported_on_gpu"]
+    tokenizer, cache = facts["tokenizer"], facts["cache_bytes_per_1000_tokens"]
+    where = "folder" if Path(facts["path"]).is_dir() else "file"
+    lines = [("name", facts["name"]), (where, f"{facts['path']} ({size(facts['file_bytes'])})")]
+    lines.append(("architecture", _shown(facts["architecture"])))
+    problem = facts["unsupported_on_gpu"]
     cpu_only = f", but not on a GPU: {with_flags(problem)}" if problem else ""
-    lines.append(("runs", f"yes{cpu_only}" if found["runs"] else f"no: {found['unsupported_reason']}"))
-    if found["parameters"]:
-        active = found["active_parameters"]
-        some = f", {counted(active)} of them active for a token" if active != found["parameters"] else ""
-        lines.append(("parameters", f"{counted(found['parameters'])}{some}"))
-    if found["experts"]:
-        experts = found["experts"]
+    lines.append(("runs", f"yes{cpu_only}" if facts["runs"] else f"no: {facts['unsupported_reason']}"))
+    if facts["parameters"]:
+        active = facts["active_parameters"]
+        some = f", {counted(active)} of them active for a token" if active != facts["parameters"] else ""
+        lines.append(("parameters", f"{counted(facts['parameters'])}{some}"))
+    if facts["experts"]:
+        experts = facts["experts"]
         shared = f", and one of width {_shown(experts['shared_ffn'])} for all" if experts["shared_ffn"] else ""
         width = f" of width {_shown(experts['ffn'])}"
         lines.append(("experts", f"{experts['count']}{width}, {experts['used']} for a token{shared}"))
     for name in ("context", "layers", "hidden"):
-        lines.append((name, _shown(found[name])))
-    if found["heads"] is not None:
-        lines.append(("heads", f"{_shown(found['heads'])}, {_shown(found['kv_heads'])} of keys and values"))
-    lines.append(("head width", _shown(found["head_width"])))
-    lines.append(("FFN", _shown(found["ffn"])))
-    lines.append(("vocabulary", _shown(found["vocabulary"])))
-    lines.append(("rope", _rope(found["rope"])))
-    for window, layers in found["windows"].items():
-        lines.append(("window", f"{_shown(window)} tokens in {layers} of {_shown(found['layers'])} layers"))
+        lines.append((name, _shown(facts[name])))
+    if facts["heads"] is not None:
+        lines.append(("heads", f"{_shown(facts['heads'])}, {_shown(facts['kv_heads'])} of keys and values"))
+    lines.append(("head width", _shown(facts["head_width"])))
+    lines.append(("FFN", _shown(facts["ffn"])))
+    lines.append(("vocabulary", _shown(facts["vocabulary"])))
+    lines.append(("rope", _rope(facts["rope"])))
+    for window, layers in facts["windows"].items():
+        lines.append(("window", f"{_shown(window)} tokens in {layers} of {_shown(facts['layers'])} layers"))
     if tokenizer:
         problem = f" ({tokenizer['problem']})" if tokenizer["problem"] else ""
         words = f", pre-tokenizer {tokenizer['pre']}" if tokenizer["pre"] is not None else ""
         lines.append(("tokenizer", f"{_shown(tokenizer['model'])}{words}{problem}"))
-        lines.append(("chat template", "yes" if found["chat_template"] else "no"))
-    for kind, entry in found["types"].items():
+        lines.append(("chat template", "yes" if facts["chat_template"] else "no"))
+    for kind, entry in facts["types"].items():
         lines.append((f"tensors {kind}", f"{entry['tensors']}, {size(entry['bytes'])}"))
-    if found["gpu_weight_bytes"] and not found["sizes"]:
-        lines.append(("on a GPU", f"about {size(found['gpu_weight_bytes'])} of weights"))
+    if facts["gpu_weight_bytes"] and not facts["sizes"]:
+        lines.append(("on a GPU", f"about {size(facts['gpu_weight_bytes'])} of weights"))
     if cache:
         lines.append(("cache", f"{size(cache['f16'])} per {_TOKENS:,} tokens in f16, {size(cache['f32'])} in f32"))
     return [(label, text) for label, text in lines if text != _NOT_GIVEN]

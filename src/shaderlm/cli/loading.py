@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+    from rich.progress import ProgressColumn
+
     from ..engine import LanguageModel
-    from ..gpu import Backend, Device
+    from .options import ModelOptions
 
 Progress = Callable[[str, int, int], None]
 DELAY_SECONDS = 1.0  # a bar that comes and goes within a second is noise
@@ -75,29 +80,22 @@ def _bar(tokens: Callable[[], tuple[int, int]] | None) -> str:
     return f"{'━' * filled}{'─' * (BAR_WIDTH - filled)} {done:,} of {total:,} tokens, "
 
 
-class _DelayedLine:
-    """Is drawn once `show` has been called, by any thread."""
+class _Delayed:
+    """Something live on standard error. It is drawn once `show` has been called, by any thread."""
 
-    def __init__(self, text: str, tokens: Callable[[], tuple[int, int]] | None) -> None:
-        self._text, self._tokens, self._began = text, tokens, time.monotonic()
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._live: Any = None
         self._closed = False
 
+    def _create(self) -> Any:
+        """A rich `Live` or `Progress`. It leaves stdout alone: what is written there is the generated text."""
+        raise NotImplementedError
+
     def show(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        def line() -> Text:
-            seconds = time.monotonic() - self._began
-            return Text(f"{self._text} … {_bar(self._tokens)}{seconds:.0f} s (Ctrl-C cancels)")
-
         with self._lock:
             if not self._closed:
-                # stdout is left alone: what is written there is the generated text.
-                options: dict[str, Any] = {"transient": True, "refresh_per_second": 2, "redirect_stdout": False}
-                self._live = Live(get_renderable=line, console=Console(stderr=True), **options)
+                self._live = self._create()
                 self._live.start()
 
     def close(self) -> None:
@@ -107,72 +105,84 @@ class _DelayedLine:
                 self._live.stop()
 
 
-class _DelayedBar:
-    """Remembers the progress, and draws it once `show` has been called, by any thread."""
+class _DelayedLine(_Delayed):
+    """What is being done, for how long, and how far it is."""
+
+    def __init__(self, text: str, tokens: Callable[[], tuple[int, int]] | None) -> None:
+        super().__init__()
+        self._text, self._tokens, self._began = text, tokens, time.monotonic()
+
+    def _create(self) -> Any:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        def line() -> Text:
+            seconds = time.monotonic() - self._began
+            return Text(f"{self._text} … {_bar(self._tokens)}{seconds:.0f} s (Ctrl-C cancels)")
+
+        options: dict[str, Any] = {"transient": True, "refresh_per_second": 2, "redirect_stdout": False}
+        return Live(get_renderable=line, console=Console(stderr=True), **options)
+
+
+class _DelayedBar(_Delayed):
+    """A bar for each label, with bytes; one that only moves as long as there is no label."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        super().__init__()
         self._progress: dict[str, tuple[int, int]] = {}
-        self._bars: Any = None
         self._tasks: dict[str, Any] = {}
-        self._closed = False
 
     def update(self, label: str, done: int, total: int) -> None:
         with self._lock:
             self._progress[label] = (done, total)
-            if self._bars is not None:
-                self._draw(label)
+            if self._live is not None:
+                self._draw(self._live, label)
 
-    def show(self) -> None:
+    def _create(self) -> Any:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-        with self._lock:
-            if self._closed:
-                return
-            # stdout is left alone: what is written there is the generated text, and not for rich to wrap.
-            self._bars = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
-            if not self._progress:
-                self._progress["loading"] = (0, 0)  # no bytes are copied yet: the bar only moves
-            for label in self._progress:
-                self._draw(label)
-            self._bars.start()
+        bars = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+        for label in self._progress or {"loading": (0, 0)}:
+            self._draw(bars, label)
+        return bars
 
-    def _draw(self, label: str) -> None:
-        done, total = self._progress[label]
+    def _draw(self, bars: Any, label: str) -> None:
+        done, total = self._progress.get(label, (0, 0))
         if label != "loading" and "loading" in self._tasks:
-            self._bars.remove_task(self._tasks.pop("loading"))
+            bars.remove_task(self._tasks.pop("loading"))
         if label not in self._tasks:
-            self._tasks[label] = self._bars.add_task(label)
-        self._bars.update(self._tasks[label], completed=done, total=total or None)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            if self._bars is not None:
-                self._bars.stop()
+            self._tasks[label] = bars.add_task(label)
+        bars.update(self._tasks[label], completed=done, total=total or None)
 
 
-def load_model(
-    model: str | None,
-    device: str | Device,
-    backend: Backend,
-    context: int | None,
-    precision: str,
-    tune: bool,
-    ignore_keys: Sequence[str],
-    quantize: str | None = None,
-    *,
-    deterministic: bool = False,
-) -> LanguageModel:
+def load_model(model_options: ModelOptions) -> LanguageModel:
     """The model, loaded under a progress bar."""
     from ..engine import load
 
+    options = asdict(model_options)
+    options["tune"] = not options.pop("no_tune")
     with progress_bar() as progress:
-        options: dict[str, Any] = {"precision": precision, "tune": tune, "ignore_keys": ignore_keys}
-        options |= {"deterministic": deterministic, "quantize": quantize}
-        return load(model, device=device, backend=backend, context=context, progress=progress, **options)
+        return load(**options, progress=progress)
+
+
+def count_bar(*more_columns: ProgressColumn, **options: Any) -> RichProgress:
+    """A bar on standard error with what is done of how many. It is gone afterwards, and leaves stdout alone."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *more_columns)
+    return RichProgress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False, **options)
+
+
+def console(width_in_pipe: int) -> Console:
+    """Standard output, for tables. A pipe has no width: they are not to be folded to 80 columns."""
+    from rich.console import Console
+
+    return Console(width=None if Console().is_terminal else width_in_pipe)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from .info import printable
@@ -15,15 +17,18 @@ def models() -> None:
     from ..formats.local_models import interrupted, kept
     from ..gpu.caps import size
 
-    found = kept()
-    for each in found:
-        print(f"{printable(each.name):<44} {size(each.nbytes):>12}  {printable(str(each.path))}")
-    if not found:
+    def show(model: Any) -> None:
+        print(f"{printable(model.name):<44} {size(model.nbytes):>12}  {printable(str(model.path))}")
+
+    complete, partial = kept(), interrupted()
+    for model in complete:
+        show(model)
+    if not complete:
         print("no model is kept; `shaderlm pull NAME` fetches one")
-    if left := interrupted():
+    if partial:
         print("\ninterrupted downloads; `shaderlm pull NAME` resumes one, `shaderlm rm NAME` removes it:")
-        for each in left:
-            print(f"{printable(each.name):<44} {size(each.nbytes):>12}  {printable(str(each.path))}")
+    for model in partial:
+        show(model)
     print("\nshort names:")
     for short, name in {EMBEDDED: "the default, from PyPI", **SHORT_NAMES}.items():
         print(f"{short:<24} {name}")

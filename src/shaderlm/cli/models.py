@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from .loading import progress_bar
@@ -46,26 +45,20 @@ def check_device(device: str, backend: Backend) -> None:
         choose(device, backend)
 
 
-@contextmanager
-def opened(
+def load_any(
     model: str | None,
     device: str | Device,
     *,
-    precision: str,
-    tune: bool,
-    backend: Backend = "auto",
     ignore_keys: Collection[str] = (),
-    fusions: Sequence[str] | None = None,
-) -> Iterator[LanguageModel]:
-    """A model on a device, loaded under a progress bar and closed afterwards."""
+    quantize: str | None = None,
+    **options: Any,
+) -> LanguageModel:
+    """A model, loaded under a progress bar; `options` as for `engine.loading.load_with`."""
     from ..bench import synthetic
     from ..engine import loading
 
-    options: dict[str, Any] = {"fusions": fusions, "precision": precision, "tune": tune, "backend": backend}
     with progress_bar() as progress:
         if model is not None and is_synthetic(model):
-            loaded = synthetic.load_synthetic_model(model, device, progress=progress, **options)
-        else:
-            loaded = loading.load_with(model, device=device, ignore_keys=ignore_keys, progress=progress, **options)
-    with loaded:
-        yield loaded
+            return synthetic.load_synthetic(model, device, progress=progress, **options)
+        options |= {"ignore_keys": ignore_keys, "quantize": quantize}
+        return loading.load_with(model, device=device, progress=progress, **options)

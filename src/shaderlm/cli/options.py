@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..errors import InputError
 from ..formats.weight_formats import QUANTIZED
+from .prompts import read_text
 
 if TYPE_CHECKING:
     from ..engine import GenerationOptions
+    from ..gpu import Backend
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _biases(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[int, float]:
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model, where it runs, and how it is loaded."""
+
+    model: str | None
+    device: str
+    backend: Backend
+    context: int | None
+    precision: str
+    no_tune: bool
+    ignore_keys: tuple[str, ...]
+    quantize: str | None
+
+
+def _biases(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> dict[int, float]:
     """ID=VALUE, each a pair of the mapping."""
-    found = {}
-    for text in given:
+    biases = {}
+    for text in texts:
         token, _, bias = text.partition("=")
         try:
-            found[int(token)] = float(bias)
+            biases[int(token)] = float(bias)
         except ValueError:
             expected = "a token id and a number, such as 42=-1.5 or 42=-inf"
             raise click.BadParameter(f"{text!r} must be {expected}", ctx, param) from None
-    return found
+    return biases
 
 
-def _applied(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
+def apply_options(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
+    """A command with these options, in their order."""
     for option in reversed(options):
         command = option(command)
     return command
@@ -70,37 +88,64 @@ def quantize_option(command: Command) -> Command:
     return click.option("--quantize", type=click.Choice(QUANTIZED), help=words)(command)
 
 
-def model_options(command: Command) -> Command:
-    """--model, --device, --backend, --context, --precision, --no-tune, --ignore-key, --quantize, as arguments."""
-    named = "A .gguf file, a Hugging Face folder, hf:ORG/REPO[/FILE.gguf], or a name.  [default: smollm2-135m]"
+def adapter_option(command: Command) -> Command:
+    """--device, as the argument `device`: one of the adapters, or None."""
+    words = "Adapter: a kind (discrete, integrated, software), a number or part of its name.  [default: the best one]"
+    return click.option("--device", help=words)(command)
+
+
+def json_option(command: Command) -> Command:
+    """--json, as the argument `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def model_option(command: Command) -> Command:
+    """--model, as the argument `model`."""
+    words = "A .gguf file, a Hugging Face folder, hf:ORG/REPO[/FILE.gguf], or a name.  [default: smollm2-135m]"
+    return click.option("-m", "--model", help=words)(command)
+
+
+def context_option(command: Command) -> Command:
+    """--context, as the argument `context`."""
+    words = "Largest number of tokens of a conversation.  [default: the model's own]"
+    return click.option("--context", type=click.IntRange(1), metavar="N", help=words)(command)
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--model, --device and others, together as the argument `model_options`."""
+
+    @functools.wraps(command)
+    def run(**options: Any) -> Any:
+        named = {each.name: options.pop(each.name) for each in fields(ModelOptions)}
+        return command(model_options=ModelOptions(**named), **options)
+
     where = "auto (a GPU, or the CPU if there is none), cpu, or an adapter: its number, kind, or part of its name."
-    context = "Largest number of tokens of a conversation.  [default: the model's own]"
     options = [
-        click.option("-m", "--model", help=named),
+        model_option,
         click.option("--device", default="auto", show_default=True, help=where),
         backend_option,
-        click.option("--context", type=click.IntRange(1), metavar="N", help=context),
+        context_option,
         precision_option,
         tune_option,
         ignore_key_option,
         quantize_option,
     ]
-    return _applied(options, command)
+    return apply_options(options, run)
 
 
-def model_argument(command: Command) -> Command:
-    """MODEL as an argument, and as -m like in the other commands: both as `given`, for `one_model`."""
-    argument = click.argument("given", metavar="[MODEL]", nargs=-1)
+def model_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """MODEL as an argument, and as -m like in the other commands: either one as the argument `model`."""
+
+    @functools.wraps(command)
+    def run(models: tuple[str, ...], model: str | None, **options: Any) -> Any:
+        models += () if model is None else (model,)
+        if len(models) > 1:
+            raise InputError(f"expected one model, got {', '.join(map(repr, models))}")
+        return command(model=models[0] if models else None, **options)
+
+    argument = click.argument("models", metavar="[MODEL]", nargs=-1)
     option = click.option("-m", "--model", help="The same as MODEL.")
-    return _applied([argument, option], command)
-
-
-def one_model(given: Sequence[str], model: str | None) -> str | None:
-    """The model that was named in either way, or neither."""
-    named = [*given, *([] if model is None else [model])]
-    if len(named) > 1:
-        raise InputError(f"expected one model, got {', '.join(map(repr, named))}")
-    return named[0] if named else None
+    return apply_options([argument, option], run)
 
 
 def sampling_options(
@@ -143,7 +188,7 @@ def sampling_options(
             help="Read the text of a special token, such as <|im_end|>, as that token.",
         ),
     ]
-    return lambda command: _applied(options, command)
+    return lambda command: apply_options(options, command)
 
 
 def structure_options(command: Command) -> Command:
@@ -154,23 +199,16 @@ def structure_options(command: Command) -> Command:
         click.option("--json-schema", callback=_schema_in, metavar="FILE", help=schema),
         click.option("--grammar", callback=_text_in, metavar="FILE", help=grammar),
     ]
-    return _applied(options, command)
+    return apply_options(options, command)
 
 
 def _text_in(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as problem:
-        words = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
-        raise click.BadParameter(f"cannot read {path}: {words}") from None
+    return None if path is None else read_text(path)
 
 
 def _schema_in(context: click.Context, parameter: click.Parameter, path: str | None) -> Any:
-    text = _text_in(context, parameter, path)
     try:
-        return None if text is None else json.loads(text)
+        return None if path is None else json.loads(read_text(path))
     except (ValueError, RecursionError) as problem:
         raise click.BadParameter(f"{path} is not JSON: {problem}") from None
 
@@ -185,21 +223,21 @@ def _vocabulary_size(model: str | None) -> int:
         return len(Vocabulary.from_metadata(file.metadata).tokens)
 
 
-def generation_options(given: dict[str, Any], model: str | None) -> GenerationOptions:
+def generation_options(options: Any, model: str | None) -> GenerationOptions:
     """Keywords for `LanguageModel.stream`, checked: a wrong one is an InputError now and not after a long load."""
     from ..engine.options import generation_params
 
-    if given["parse_special"] is None:
-        del given["parse_special"]  # its default depends on whether there is a chat template
-    checked = generation_params(given)
-    if checked.sampling.logit_bias:
-        checked.sampling.check_vocabulary(_vocabulary_size(model))
-    options: GenerationOptions = given  # type: ignore[assignment]  # the names were checked
-    return options
+    if options["parse_special"] is None:
+        del options["parse_special"]  # its default depends on whether there is a chat template
+    checked: GenerationOptions = options
+    sampling = generation_params(checked).sampling
+    if sampling.logit_bias:
+        sampling.check_vocabulary(_vocabulary_size(model))
+    return checked
 
 
 def with_flags(message: str) -> str:
     """A message for Python's users with its keyword arguments as flags: `device="x"` becomes `--device x`."""
     return re.sub(
-        r'\b(device|context)=(?:"([^"]*)")?', lambda found: f"--{found[1]} {found[2] or ''}".rstrip(), message
+        r'\b(device|context)=(?:"([^"]*)")?', lambda match: f"--{match[1]} {match[2] or ''}".rstrip(), message
     )

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .models import described
-from .options import backend_option, ignore_key_option, model_argument, one_model, precision_option, tune_option
+from .options import (
+    adapter_option,
+    backend_option,
+    ignore_key_option,
+    json_option,
+    model_argument,
+    precision_option,
+    tune_option,
+)
 
 if TYPE_CHECKING:
     from ..compile.plan import Plan
-    from ..compile.tuning import Tuning
     from ..gpu import Backend, DeviceCaps
 
 _TARGET_HELP = "Plan for a GPU that need not be here: large-gpu, or webgpu-default, what every browser grants."
@@ -21,7 +28,7 @@ _TARGET_HELP = "Plan for a GPU that need not be here: large-gpu, or webgpu-defau
 @click.command()
 @model_argument
 @ignore_key_option
-@click.option("--device", default=None, help="Adapter to plan for: a kind, a number or part of a name.")
+@adapter_option
 @backend_option
 @click.option("--target", metavar="NAME", help=_TARGET_HELP)
 @click.option("--tokens", type=click.IntRange(2), help="Tokens of the prefill; 128, or as many as fit.")
@@ -31,10 +38,9 @@ _TARGET_HELP = "Plan for a GPU that need not be here: large-gpu, or webgpu-defau
 @tune_option
 @click.option("--why", is_flag=True, help="Also say which routes were timed for each matmul, and who won.")
 @click.option("--wgsl", metavar="KERNEL", help="Print the composed WGSL of this kernel instead.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plans as JSON: enough to run them.")
+@json_option
 @click.option("--variant", type=click.IntRange(1), metavar="N", help="Of the texts that --wgsl lists, the N-th.")
 def plan(
-    given: tuple[str, ...],
     model: str | None,
     ignore_keys: tuple[str, ...],
     device: str | None,
@@ -55,6 +61,7 @@ def plan(
     """
     from ..compile.plan_json import to_json
     from ..compile.plan_text import describe, describe_choices
+    from ..compile.tuning import Tuning, read
     from ..engine.planning import plans
     from ..errors import InputError
 
@@ -64,22 +71,26 @@ def plan(
         raise InputError("--variant chooses among the texts of a kernel; give --wgsl KERNEL too")
     if as_json and (wgsl is not None or why):
         raise InputError("--json prints plans; leave out --wgsl and --why")
-    about = described(one_model(given, model), ignore_keys)
+    architecture, config = described(model, ignore_keys)
     options["fusions"] = () if unfused else None
+
+    def plans_for(caps: DeviceCaps) -> tuple[list[Plan], Tuning]:
+        tuning = Tuning(origin="--no-tune") if no_tune else read(caps)
+        return plans(architecture, config, caps, tuning=tuning, **options), tuning
+
     if wgsl is not None:
-        print(_wgsl(wgsl, variant, _made(about, _wanted(device, backend, target, others=True), no_tune, options)))
+        targets = _targets(device, backend, target, others=True)
+        print(_wgsl(wgsl, variant, ((caps.name, plans_for(caps)[0]) for caps in targets)))
         return
-    caps = next(_wanted(device, backend, target))
-    tuning = _tuning(caps, no_tune)
-    made = plans(*about, caps, tuning=tuning, **options)
+    step_plans, tuning = plans_for(next(_targets(device, backend, target)))
     if as_json:
-        print(f"[{','.join(map(to_json, made))}]")
+        print(f"[{','.join(map(to_json, step_plans))}]")
         return
-    reasons = [describe_choices(made[-1], tuning, options["precision"])] if why else []
-    print("\n\n".join([*map(describe, made), *reasons]))
+    reasons = [describe_choices(step_plans[-1], tuning, options["precision"])] if why else []
+    print("\n\n".join([*map(describe, step_plans), *reasons]))
 
 
-def _wanted(device: str | None, backend: Backend, target: str | None, others: bool = False) -> Iterator[DeviceCaps]:
+def _targets(device: str | None, backend: Backend, target: str | None, others: bool = False) -> Iterator[DeviceCaps]:
     """What to plan for: the target or the device that was named, else the best adapter and, if asked, all targets."""
     from ..engine.planning import TARGETS, open_adapter
     from ..errors import DeviceError, InputError
@@ -102,34 +113,19 @@ def _wanted(device: str | None, backend: Backend, target: str | None, others: bo
         yield from TARGETS.values()
 
 
-def _tuning(caps: DeviceCaps, no_tune: bool) -> Tuning:
-    from ..compile.tuning import Tuning, read
-
-    return Tuning(origin="--no-tune") if no_tune else read(caps)
-
-
-def _made(
-    about: tuple[Any, Any], wanted: Iterator[DeviceCaps], no_tune: bool, options: dict[str, Any]
-) -> Iterator[tuple[str, list[Plan]]]:
-    from ..engine.planning import plans
-
-    for caps in wanted:
-        yield caps.name, plans(*about, caps, tuning=_tuning(caps, no_tune), **options)
-
-
-def _wgsl(kernel: str, number: int | None, made: Iterator[tuple[str, list[Plan]]]) -> str:
+def _wgsl(kernel: str, number: int | None, plans_by_target: Iterator[tuple[str, list[Plan]]]) -> str:
     """The text of a kernel for the first of these that uses it."""
     from ..compile.plan_wgsl import kernels_of, labelled, variants_of
     from ..errors import InputError
 
     names: set[str] = set()
     tried: list[str] = []
-    for target, found in made:
-        variants = variants_of(found, kernel)
+    for target, plans in plans_by_target:
+        variants = variants_of(plans, kernel)
         if variants and (number or 1) > len(variants):
             raise InputError(f"--variant {number}: {kernel} has {len(variants)} for {target}")
         if variants:
             return labelled(kernel, target, variants, number or 1)
-        names.update(kernels_of(found))
+        names.update(kernels_of(plans))
         tried.append(target)
     raise InputError(f"no kernel {kernel!r} in the plans for {', '.join(tried)}; there are {', '.join(sorted(names))}")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ..version import __version__
-from .loading import spoken
-from .models import described, name_with_format, opened
-from .options import backend_option, model_argument, one_model, precision_option, tune_option
+from .loading import console, spoken
+from .models import described, load_any, name_with_format
+from .options import adapter_option, backend_option, model_argument, precision_option, tune_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from ..profile.files import Profile
     from ..profile.measure import Event, Phase
     from ..runtime.gpu_runner import GpuRunner
-
-PLAIN_WIDTH = 120  # of tables in a pipe, which has no width of its own
 
 _file = click.Path(dir_okay=False, path_type=Path)
 
@@ -42,19 +39,18 @@ _file = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("-d", "--n-depth", "depth", type=click.IntRange(0), default=0, help="Tokens already in the cache.")
 @click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=3, show_default=True, help="Of the prompt.")
-@click.option("--device", default=None, help="Adapter: a kind, a number or part of a name (default: the best one).")
+@adapter_option
 @backend_option
 @precision_option
 @tune_option
 @click.option("--unfused", multiple=True, metavar="FUSION", help="Leave out a fusion, or `all`. May be repeated.")
-@click.option("--json", "saved", type=_file, help="Write the profile there, for --compare.")
-@click.option("--trace", "traced", type=_file, help="Write a trace for ui.perfetto.dev or chrome://tracing.")
-@click.option("--html", "page", type=_file, help="Write a page with plots, to look at in a browser.")
+@click.option("--json", type=_file, help="Write the profile there, for --compare.")
+@click.option("--trace", type=_file, help="Write a trace for ui.perfetto.dev or chrome://tracing.")
+@click.option("--html", type=_file, help="Write a page with plots, to look at in a browser.")
 @click.option("--compare", nargs=2, type=_file, metavar="A.json B.json", help="Compare two profiles; runs nothing.")
 @click.pass_context
 def profile(
     ctx: click.Context,
-    given: tuple[str, ...],
     model: str | None,
     prompt: int,
     generated: int,
@@ -65,9 +61,9 @@ def profile(
     precision: str,
     no_tune: bool,
     unfused: tuple[str, ...],
-    saved: Path | None,
-    traced: Path | None,
-    page: Path | None,
+    json: Path | None,
+    trace: Path | None,
+    html: Path | None,
     compare: tuple[Path, Path] | None,
 ) -> None:
     """Time every dispatch of a prefill and of decoding.
@@ -75,33 +71,29 @@ def profile(
     MODEL is a path or a name (default: smollm2-135m), or synthetic:SHAPE:FORMAT, random weights of that shape, as for
     `bench`.
     """
-    from rich.console import Console
-
     from ..engine.planning import open_adapter
     from ..errors import InputError
     from ..profile.measure import check
     from ..runtime.gpu_runner import GpuRunner
 
-    # A pipe has no width: do not fold the tables to 80 columns.
-    out = Console(width=None if Console().is_terminal else PLAIN_WIDTH, soft_wrap=False)
+    out = console(120)
     if compare is not None:
         _refuse_others(ctx)
         _print_comparison(out, *compare)
         return
     if not prompt and not generated:
         raise InputError("nothing to profile: -p and -n are both 0")
-    fusions = _kept(unfused)
-    wanted = [path for path in (saved, traced, page) if path is not None]
-    _check_files(wanted)
-    named = one_model(given, model)
-    check(described(named)[1].context, prompt, generated, depth)
+    fusions = _fusions_without(unfused)
+    files = {"json": json, "trace": trace, "html": html}
+    _check_files([path for path in files.values() if path is not None])
+    check(described(model)[1].context, prompt, generated, depth)
     adapter = open_adapter(device, "profiling", backend)
-    with opened(named, adapter, fusions=fusions, precision=precision, tune=not no_tune) as loaded:
-        assert isinstance(loaded.runner, GpuRunner), "an open device was given"
+    with load_any(model, adapter, fusions=fusions, precision=precision, tune=not no_tune) as loaded:
+        assert isinstance(loaded.runner, GpuRunner), "an open device runs it"
         counts = (prompt, generated, depth, repetitions)
-        found, events, interrupted = _measured(loaded.runner, name_with_format(loaded), *counts, unfused)
-    _write(found, events, saved, traced, page)  # first: who reads what is printed may go away
-    _print(out, found)
+        measured, events, interrupted = _measure(loaded.runner, name_with_format(loaded), *counts, unfused)
+    _write(measured, events, files)  # first: who reads what is printed may go away
+    _print(out, measured)
     if interrupted:
         print("interrupted; what was measured is above", file=sys.stderr)
         sys.exit(130)
@@ -116,7 +108,7 @@ def _refuse_others(ctx: click.Context) -> None:
         raise click.UsageError("--compare takes two saved profiles and nothing else", ctx)
 
 
-def _kept(unfused: Sequence[str]) -> list[str] | None:
+def _fusions_without(unfused: Sequence[str]) -> list[str] | None:
     from ..errors import InputError
     from ..graph.fuse import FUSIONS
 
@@ -137,14 +129,8 @@ def _check_files(paths: Sequence[Path]) -> None:
         check_writable(path)
 
 
-def _measured(
-    runner: GpuRunner,
-    name: str,
-    prompt: int,
-    generated: int,
-    depth: int,
-    repetitions: int,
-    unfused: Sequence[str],
+def _measure(
+    runner: GpuRunner, name: str, prompt: int, generated: int, depth: int, repetitions: int, unfused: Sequence[str]
 ) -> tuple[Profile, list[tuple[str, list[Event]]], bool]:
     from ..compile.roofline import measure_roofline
     from ..profile.files import Profile
@@ -162,10 +148,10 @@ def _measured(
         roofline = measure_roofline(runner.device)
         # Phases report by themselves that they were interrupted; here between them.
         with suppress(KeyboardInterrupt):
-            for found in measure(runner, prompt, generated, depth, repetitions, roofline.timestamp_us, say):
-                phase, traced, interrupted = found
+            counts = (prompt, generated, depth, repetitions)
+            for phase, spans, interrupted in measure(runner, *counts, roofline.timestamp_us, say):  # noqa: B007
                 phases.append(phase)
-                events.append((phase.name, traced))
+                events.append((phase.name, spans))
     result = Profile(
         model=name,
         device=caps.name,
@@ -208,13 +194,13 @@ def _notes(runner: GpuRunner, prompt: int, unfused: Sequence[str]) -> Iterator[s
         )
 
 
-def _print(out: Console, found: Profile) -> None:
+def _print(out: Console, measured: Profile) -> None:
     from ..profile.report import head, summary, tables
 
-    print("\n".join(head(found)))
-    for phase in found.phases:
-        print("\n" + "\n".join(summary(phase, found.roofline)), flush=True)
-        for table in tables(phase, found.roofline):
+    print("\n".join(head(measured)))
+    for phase in measured.phases:
+        print("\n" + "\n".join(summary(phase, measured.roofline)), flush=True)
+        for table in tables(phase, measured.roofline):
             out.print()
             out.print(table)
 
@@ -227,25 +213,21 @@ def _print_comparison(out: Console, before: Path, after: Path) -> None:
         print(part) if isinstance(part, str) else out.print(part)
 
 
-def _write(
-    found: Profile,
-    events: Sequence[tuple[str, list[Event]]],
-    saved: Path | None,
-    traced: Path | None,
-    page: Path | None,
-) -> None:
+def _write(measured: Profile, events: Sequence[tuple[str, list[Event]]], files: Mapping[str, Path | None]) -> None:
+    import json
+
     from ..files import write_named
     from ..profile.files import trace
-    from ..profile.page import page as page_of
+    from ..profile.page import page
 
-    if not found.phases:
+    if not measured.phases:
         return
-    texts: tuple[tuple[Path | None, Callable[[], str]], ...] = (
-        (saved, lambda: json.dumps(found.record(), indent=1)),
-        (traced, lambda: json.dumps(trace(events))),
-        (page, lambda: page_of(found.record())),
-    )
-    for path, text in texts:
+    texts: Mapping[str, Callable[[], str]] = {
+        "json": lambda: json.dumps(measured.record(), indent=1),
+        "trace": lambda: json.dumps(trace(events)),
+        "html": lambda: page(measured.record()),
+    }
+    for form, path in files.items():
         if path is not None:
-            write_named(path, text())
+            write_named(path, texts[form]())
             print(f"wrote {path}", file=sys.stderr)

@@ -10,13 +10,13 @@ import click
 from ..errors import InputError
 
 
-def prompt_text(given: str | None, file: str | None, name: str = "PROMPT") -> str:
+def prompt_text(argument: str | None, file: str | None, name: str = "PROMPT") -> str:
     """The text of the argument of this name and of FILE, with an empty line between them if there are both."""
-    if given is None and file is None:
+    if argument is None and file is None:
         raise click.UsageError(f"Missing argument '{name}', or -f FILE.")
-    if given == file == "-":
+    if argument == file == "-":
         raise click.UsageError(f"{name} and -f FILE cannot both be standard input.")
-    texts = [] if given is None else [read_text("-") if given == "-" else given]
+    texts = [] if argument is None else [read_text("-") if argument == "-" else argument]
     text = "\n\n".join(texts if file is None else [*texts, read_text(file)])
     if not text:
         raise InputError(f"the {name.lower()} is empty; give at least one word")

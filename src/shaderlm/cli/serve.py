@@ -15,10 +15,11 @@ import click
 from click.core import ParameterSource
 
 from ..errors import InputError, ModelError
-from .loading import leave_line, load_model, progress_bar, status
-from .models import described, is_synthetic
+from .loading import leave_line, status
+from .models import described, is_synthetic, load_any
 from .options import backend_option, ignore_key_option, precision_option, quantize_option, tune_option
 from .prompts import read_text
+from .streaming import tell
 
 if TYPE_CHECKING:
     from ..engine import LanguageModel
@@ -27,28 +28,27 @@ if TYPE_CHECKING:
     from ..server.served import ServedModel
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_NEEDED = ("starlette", "uvicorn", "msgspec", "prometheus_client")
 
 
-def _bytes(ctx: click.Context, param: click.Parameter, given: str | None) -> int | None:
+def _bytes(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
     """A size such as 512M or 8GiB."""
-    if given is None:
+    if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", given.strip().lower())
-    if found is None or float(found[1]) <= 0:
-        raise click.BadParameter(f"{given!r} must be a size such as 512M or 8G", ctx, param)
-    return int(float(found[1]) * _UNITS[found[2]])
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if size is None or float(size[1]) <= 0:
+        raise click.BadParameter(f"{text!r} must be a size such as 512M or 8G", ctx, param)
+    return int(float(size[1]) * _UNITS[size[2]])
 
 
-def _many(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def _many(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Repeated, or separated by commas."""
-    return tuple(each.strip() for text in given for each in text.split(",") if each.strip())
+    return tuple(each.strip() for text in texts for each in text.split(",") if each.strip())
 
 
-def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """As `_many`. A key that is empty, such as a variable that is not set, would leave the server open."""
-    keys = _many(ctx, param, given)
-    if any(not each.strip() for text in given for each in text.split(",")):
+    keys = _many(ctx, param, texts)
+    if any(not each.strip() for text in texts for each in text.split(",")):
         raise click.BadParameter("a key must not be empty", ctx, param)
     try:
         ",".join(keys).encode()
@@ -81,7 +81,7 @@ def _given_keys(ctx: click.Context, param: click.Parameter, given: tuple[str, ..
     help="Requests with different keys share cached prompts, too. Then a client can find out whether others sent one.",
 )
 @click.option(
-    "--api-key", "api_keys", multiple=True, callback=_given_keys, metavar="KEY", help="A key. May be repeated."
+    "--api-key", "api_keys", multiple=True, callback=_many_keys, metavar="KEY", help="A key. May be repeated."
 )
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Keys, one on each line.")
 @click.option(
@@ -148,7 +148,7 @@ def serve(
     ignore_keys: tuple[str, ...],
     quantize: str | None,
     ctx_size: int | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Answer OpenAI's, Anthropic's and llama-server's HTTP APIs.
 
@@ -165,73 +165,76 @@ def serve(
     from ..server.service import Service
     from ..server.web import Export
 
-    keys = _keys(given["api_keys"], given["api_key_file"])
-    template = _template(given["chat_template"], given["chat_template_file"])
-    if (given["ssl_cert_file"] is None) != (given["ssl_key_file"] is None):
+    keys = _keys(options["api_keys"], options["api_key_file"])
+    template = _template(options["chat_template"], options["chat_template_file"])
+    if (options["ssl_cert_file"] is None) != (options["ssl_key_file"] is None):
         raise click.UsageError("--ssl-cert-file and --ssl-key-file belong together; give both.")
-    web = None if given["web"] is None else Export(Path(given["web"]))
+    web = None if options["web"] is None else Export(Path(options["web"]))
     hosts_only = web is not None and model is None
     if hosts_only:
         _refuse_model_options()
-    if given["n_predict"] == 0:
+    if options["n_predict"] == 0:
         raise click.UsageError("--n-predict must be −1 (until the end) or at least 1, got 0.")
     if model is not None and is_synthetic(model):
         described(model)  # a wrong name ends the server at its start
-        given["aliases"] = given["aliases"] or (model,)  # there is no file whose name it could have
+        options["aliases"] = options["aliases"] or (model,)  # there is no file whose name it could have
         if ignore_keys:
             raise click.UsageError(f"{model} has no metadata; leave out --ignore-key.")
         if quantize:
             raise click.UsageError(f"{model} has random weights; its name may say their format, leave out --quantize.")
-    origins = Origins(given["cors_origins"] or ("localhost",))
-    limits = limits_of(given["limits"])
+    origins = Origins(options["cors_origins"] or ("localhost",))
+    limits = limits_of(options["limits"])
     _log_to_stderr()
-    host = given["host"]
-    if web is not None and not is_loopback(host) and given["ssl_cert_file"] is None:
+    host = options["host"]
+    if web is not None and not is_loopback(host) and options["ssl_cert_file"] is None:
         only = "only here" if host in _ANY_HOST else "nowhere"
-        print(f"shaderlm: {_INSECURE} {only}", file=sys.stderr)
+        tell(f"shaderlm: {_INSECURE} {only}")
     if not hosts_only and not keys and not is_loopback(host):
-        print(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it", file=sys.stderr)
+        tell(f"shaderlm: anyone who reaches {host} may use this server; --api-key protects it")
 
     def load() -> ServedModel:
-        deterministic = given["deterministic"]
-        if model is not None and is_synthetic(model):
-            made = _synthetic(model, device, backend, ctx_size, precision, not no_tune, deterministic)
-        else:
-            options = {"deterministic": deterministic}
-            made = load_model(
-                model, device, backend, ctx_size, precision, not no_tune, ignore_keys, quantize, **options
-            )
-        return _served(made, model or DEFAULT_MODEL, template, limits, given)
+        loaded = load_any(
+            model,
+            device,
+            backend=backend,
+            context=ctx_size,
+            precision=precision,
+            tune=not no_tune,
+            ignore_keys=ignore_keys,
+            quantize=quantize,
+            deterministic=options["deterministic"],
+        )
+        return _served(loaded, model or DEFAULT_MODEL, template, limits, options)
 
     address = ""
 
-    def listening(found: str) -> None:
+    def listening(url: str) -> None:
         nonlocal address
-        address = found
-        _tell(f"listening on {address}")
+        address = url
+        tell(f"listening on {address}")
         if web is not None:
             where = _page_address(address)
-            _tell(f"{where}/web/ runs {web.name} in browsers" if where else "browsers cannot run /web/ without HTTPS")
+            tell(f"{where}/web/ runs {web.name} in browsers" if where else "browsers cannot run /web/ without HTTPS")
 
-    def loaded(served: ServedModel) -> None:
+    def on_loaded(served: ServedModel) -> None:
         where = f"{address} has a chat, {address}/v1 is for OpenAI's clients"
-        _tell(f"{served.name} is ready on {served.model.report.device}: {where}")
+        tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 
     allow_connections()
-    service = Service(None if hosts_only else load, metrics=given["metrics"], slots=given["slots"], limits=limits)
-    log = RequestLog(given["log_file"], given["log_format"], verbose=given["verbose"])
+    service = Service(None if hosts_only else load, metrics=options["metrics"], slots=options["slots"], limits=limits)
+    log = RequestLog(options["log_file"], options["log_format"], verbose=options["verbose"])
     server = make_server(
         make_app(service, keys=keys, origins=origins, host=host, web=web, log=log),
         service,
         host=host,
-        port=given["port"],
-        drain=given["drain"],
+        port=options["port"],
+        drain=options["drain"],
         ready=listening,
-        ssl_cert_file=given["ssl_cert_file"],
-        ssl_key_file=given["ssl_key_file"],
+        ssl_cert_file=options["ssl_cert_file"],
+        ssl_key_file=options["ssl_key_file"],
     )
-    service.on_loaded = loaded
-    server.on_drain = lambda requests: _tell_drain(requests, given["drain"])
+    service.on_loaded = on_loaded
+    server.on_drain = lambda requests: _tell_drain(requests, options["drain"])
     try:
         server.run()
     finally:
@@ -256,8 +259,8 @@ def _refuse_model_options() -> None:
     """What would have no effect is a mistake: --api-key, for example, protects nothing of an export."""
     context = click.get_current_context()
     for param in context.command.params:
-        given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-        if given and param.name not in _WITHOUT_MODEL:
+        on_command_line = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        if on_command_line and param.name not in _WITHOUT_MODEL:
             raise click.UsageError(f"{param.opts[-1]} is for a model that this server runs; give -m with it, too.")
 
 
@@ -277,40 +280,28 @@ def _reachable(address: str) -> str:
     scheme, _, port = address.rpartition(":")
     if scheme.rpartition("/")[2] not in _ANY_HOST:
         return address
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
-        found.connect(("192.0.2.1", 9))  # an address for documents: nothing is sent, but a route is chosen
-        return f"{scheme.partition('/')[0]}//{found.getsockname()[0]}:{port}"
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # an address for documents: nothing is sent, but a route is chosen
+        return f"{scheme.partition('/')[0]}//{probe.getsockname()[0]}:{port}"
     return address
-
-
-def _synthetic(
-    model: str, device: str, backend: Backend, context: int | None, precision: str, tune: bool, deterministic: bool
-) -> LanguageModel:
-    """Random weights, for `bench serve`."""
-    from ..bench.synthetic import load_synthetic_model
-
-    options: dict[str, Any] = {"context": context, "precision": precision, "tune": tune}
-    with progress_bar() as progress:
-        return load_synthetic_model(
-            model, device, backend=backend, progress=progress, deterministic=deterministic, **options
-        )
 
 
 def _check_packages() -> None:
     from importlib.util import find_spec
 
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in ("starlette", "uvicorn", "msgspec", "prometheus_client") if find_spec(name) is None]
     if missing:
         names = ", ".join(missing).replace("_", "-")
         raise InputError(f"serve needs packages that are not installed ({names}): pip install 'shaderlm[serve]'")
 
 
-def _keys(given: tuple[str, ...], path: str | None) -> list[str]:
-    lines = [] if path is None else read_text(path).splitlines()
-    keys = [*given, *(line.strip() for line in lines if line.strip())]
-    if path is not None and len(keys) == len(given):
+def _keys(keys: tuple[str, ...], path: str | None) -> list[str]:
+    if path is None:
+        return [*keys]
+    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    if not lines:
         raise InputError(f"--api-key-file {path} has no key; write one on each line")
-    return keys
+    return [*keys, *lines]
 
 
 def _template(text: str | None, path: str | None) -> str | None:
@@ -320,7 +311,7 @@ def _template(text: str | None, path: str | None) -> str | None:
 
 
 def _served(
-    model: LanguageModel, source: str, template: str | None, limits: Limits, given: dict[str, Any]
+    model: LanguageModel, source: str, template: str | None, limits: Limits, options: dict[str, Any]
 ) -> ServedModel:
     """The model with the server's options. One that does not take them is closed again."""
     from ..engine import EngineOptions
@@ -335,16 +326,16 @@ def _served(
             model.use_chat_template(template)
             assert model.chat_template is not None
             model.chat_template.compile()  # a broken one ends the server at its start
-        memory = given["kv_memory"]
+        memory = options["kv_memory"]
         tokens = None if memory is None else model.engine.tokens_for(memory)
         if tokens == 0:
             raise InputError(f"--kv-memory must hold at least one page of the cache, got {memory:,} bytes")
-        shared = given["share_prefixes"]
-        model.engine.configure(EngineOptions(given["parallel"], given["queue"], tokens, share_prefixes=shared))
+        shared = options["share_prefixes"]
+        model.engine.configure(EngineOptions(options["parallel"], options["queue"], tokens, share_prefixes=shared))
         if model.has_chat_template:  # what the first request would wait for: the template is compiled
             with suppress(InputError, ModelError):
                 model.chat_request([{"role": "user", "content": "Hello"}], max_tokens=1)
-        if given["warmup"]:
+        if options["warmup"]:
             with status("compiling kernels"):
                 model.runner.warm_up()
             with suppress(InputError):  # without llguidance, requests that need it are told so
@@ -352,14 +343,14 @@ def _served(
     except BaseException:
         model.close()
         raise
-    n_predict = given["n_predict"]
+    n_predict = options["n_predict"]
     return ServedModel(
         model,
-        names=given["aliases"],
+        names=options["aliases"],
         n_predict=None if n_predict is None or n_predict < 0 else n_predict,
-        seed=given["seed"],
-        reasoning=given["reasoning_format"],
-        embedding=given["embedding"],
+        seed=options["seed"],
+        reasoning=options["reasoning_format"],
+        embedding=options["embedding"],
         limits=limits,
         source=source,
     )
@@ -367,13 +358,9 @@ def _served(
 
 def _tell_drain(requests: int, seconds: float) -> None:
     if sys.stderr.isatty():
-        _tell("")  # after ^C
+        tell("")  # after ^C
     what = "a request" if requests == 1 else f"{requests:,} requests"
-    _tell(f"waiting up to {seconds:g} s for {what}; Ctrl-C once more does not wait")
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    tell(f"waiting up to {seconds:g} s for {what}; Ctrl-C once more does not wait")
 
 
 def _log_to_stderr() -> None:

@@ -43,9 +43,9 @@ def change_setting(conversation: ChatSession, name: str, value: str) -> None:
 def _values(conversation: ChatSession) -> dict[str, Any]:
     from ..engine.options import OPTION_NAMES
 
-    given: Any = conversation.options
-    options = {name: given[name] for name in OPTION_NAMES if name in given and name not in _LEFT_OUT}
-    return options | {"verbose": conversation.verbose}
+    options: Any = conversation.options
+    names = (name for name in OPTION_NAMES if name in options and name not in _LEFT_OUT)
+    return {name: options[name] for name in names} | {"verbose": conversation.verbose}
 
 
 def _named(values: dict[str, Any], name: str) -> str:
@@ -76,6 +76,4 @@ def _stop(value: str) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, (list, tuple)):
-        return json.dumps(value, ensure_ascii=False) if value else "none"
-    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+    return "none" if value in (None, [], ()) else json.dumps(value, ensure_ascii=False)

@@ -16,50 +16,60 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..version import __version__
-from .models import check_device, described, is_synthetic, name_with_format, opened
-from .options import backend_option, ignore_key_option, precision_option, tune_option
+from .loading import count_bar
+from .models import check_device, described, is_synthetic, load_any, name_with_format
+from .options import apply_options, backend_option, ignore_key_option, precision_option, tune_option
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ..bench.regression import Speed
     from ..bench.speed import Trial
-    from ..bench.tables import Subject
     from ..engine import LanguageModel
     from ..gpu import Backend, DeviceCaps
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-FORMATS = ("md", "csv", "json", "jsonl", "sql")
+FORMATS = ("md", "json", "jsonl")
 THRESHOLD = 5.0
 _REDRAW_SECONDS = 0.1
 _CLOCK_SECONDS = 1.0
 _SLOW_SECONDS = 5.0  # of a warm-up: from here on, a bar that is redrawn once a second takes no time that counts
 
 
-def numbers(ctx: click.Context, param: click.Parameter, given: str) -> tuple[int, ...]:
+def numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
     """1,128,512"""
     try:
-        found = tuple(int(word) for word in given.split(","))
+        counts = tuple(int(word) for word in text.split(","))
     except ValueError:
-        found = (-1,)
-    if any(number < 0 for number in found):
-        raise click.BadParameter(f"{given!r} must be whole numbers with commas between them", ctx, param)
-    return found
+        counts = (-1,)
+    if min(counts) < 0:
+        raise click.BadParameter(f"{text!r} must be whole numbers with commas between them", ctx, param)
+    return counts
 
 
-def _pairs(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> tuple[tuple[int, int], ...]:
+def numbers_above_0(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """1,128,512; none where nothing is said."""
+    counts = () if text is None else numbers(ctx, param, text)
+    if 0 in counts:
+        raise click.BadParameter(f"{text!r} must be numbers above 0", ctx, param)
+    return counts
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """512,128"""
-    found = [numbers(ctx, param, text) for text in given]
-    wrong = [text for text, pair in zip(given, found, strict=True) if len(pair) != 2 or min(pair) < 1]
-    if wrong:
-        raise click.BadParameter(f"{wrong[0]!r} must be two numbers above 0, prompt,generated", ctx, param)
-    return tuple((pair[0], pair[1]) for pair in found)
+    pairs = []
+    for text in texts:
+        pair = numbers(ctx, param, text)
+        if len(pair) != 2 or min(pair) < 1:
+            raise click.BadParameter(f"{text!r} must be two numbers above 0, prompt,generated", ctx, param)
+        pairs.append(pair)
+    return tuple(pairs)
 
 
-def _percent(ctx: click.Context, param: click.Parameter, given: float | None) -> float | None:
-    if given is not None and not 0 <= given < 100:  # nor NaN, with which every run would pass
-        raise click.BadParameter(f"{given:g} must be at least 0 and below 100", ctx, param)
-    return given
+def _percent(ctx: click.Context, param: click.Parameter, percent: float | None) -> float | None:
+    if percent is not None and not 0 <= percent < 100:  # nor NaN, with which every run would pass
+        raise click.BadParameter(f"{percent:g} must be at least 0 and below 100", ctx, param)
+    return percent
 
 
 def speed_options(command: Command) -> Command:
@@ -92,9 +102,7 @@ def speed_options(command: Command) -> Command:
         click.option("--against", type=file, metavar="FILE", help=against),
         click.option("--threshold", type=float, metavar="PERCENT", callback=_percent, help=slower),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return apply_options(options, command)
 
 
 def measure_models(
@@ -132,8 +140,8 @@ def measure_models(
     except KeyboardInterrupt:
         interrupted = True
     finally:  # also what there is before an error
-        if save and rows.found:
-            regression.save(save, rows.found)
+        if save and rows.records:
+            regression.save(save, rows.records)
         rows.end()
     if interrupted:
         undone = ", nothing was compared" if against else ""
@@ -193,22 +201,21 @@ def _check(
 
 
 class _Rows:
-    """Rows as they are found: printed at once, and kept."""
+    """Rows as they are measured: printed at once, and kept."""
 
     def __init__(self, output: str, parallel: bool) -> None:
-        from ..bench.tables import formats
-
-        self.for_people = output == "md"
-        self.found: list[dict[str, Any]] = []
-        self._table = formats(parallel=parallel)[output]
+        self.output, self._parallel = output, parallel
+        self.records: list[dict[str, Any]] = []
 
     def add(self, row: dict[str, Any]) -> None:
-        self.found.append(row)  # before it is printed, which may fail
-        print(self._table.row(row, len(self.found) - 1), end="", flush=True)
+        from ..bench.tables import printed
+
+        self.records.append(row)  # before it is printed, which may fail
+        print(printed(self.output, row, len(self.records) - 1, parallel=self._parallel), end="", flush=True)
 
     def end(self) -> None:
-        if self.found:
-            print(self._table.end, end="", flush=True)
+        if self.records and self.output == "json":
+            print("\n]", flush=True)
 
 
 def _measure(
@@ -230,20 +237,20 @@ def _measure(
     done = itertools.count(0, repetitions)
     for name, device in subjects:
         options: dict[str, Any] = {"precision": precision, "tune": not no_tune, "ignore_keys": ignore_keys}
-        with opened(name, device, backend=backend, **options) as loaded:
+        with load_any(name, device, backend=backend, **options) as loaded:
             subject = _subject(loaded)
             check(loaded.config.context, trials)  # a device may hold less than the model's
             _warn_if_long(loaded, trials, repetitions + (not no_warmup))
             for trial in trials:
-                result = None
+                samples: tuple[int, ...] = ()
                 try:
                     with _bar(trial.name, next(done), total, started, warming=not no_warmup) as repeated:
-                        for result in run(loaded, trial, repetitions, not no_warmup):
-                            repeated(len(result.samples_ns))
+                        for samples in run(loaded, trial, repetitions, not no_warmup):
+                            repeated(len(samples))
                 finally:  # also what there is of a trial that was interrupted
-                    if result is not None and result.samples_ns:
+                    if samples:
                         when = datetime.now(UTC).isoformat(timespec="seconds")
-                        rows.add(record(subject, result, when))
+                        rows.add(record(subject, trial, samples, when))
 
 
 def _compare(saved: Sequence[Speed], rows: _Rows, percent: float) -> None:
@@ -251,10 +258,11 @@ def _compare(saved: Sequence[Speed], rows: _Rows, percent: float) -> None:
     from ..bench import regression
     from ..bench.tables import compared
 
-    now = [regression.speed(row, "this run") for row in rows.found]
+    now = [regression.speed(row, "this run") for row in rows.records]
     comparison = regression.compare(saved, now, percent)
-    lines = ["", *compared(comparison)] if rows.for_people else compared(comparison)
-    print("\n".join(lines), file=sys.stdout if rows.for_people else sys.stderr, flush=True)
+    for_people = rows.output == "md"
+    lines = ["", *compared(comparison)] if for_people else compared(comparison)
+    print("\n".join(lines), file=sys.stdout if for_people else sys.stderr, flush=True)
     if comparison.slower:
         sys.exit(1)
 
@@ -293,12 +301,7 @@ def _bar(name: str, before: int, total: int, started: float, *, warming: bool) -
     if not sys.stderr.isatty():
         yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    quiet: dict[str, bool] = {"auto_refresh": False, "transient": True, "redirect_stdout": False}
-    bars = Progress(*columns, console=Console(stderr=True), get_time=time.monotonic, **quiet)
+    bars = count_bar(get_time=time.monotonic, auto_refresh=False)
     task = bars.add_task(f"{name}: warming up" if warming else name, completed=before, total=total)
     bars.tasks[0].start_time = started
     began, drawn = time.monotonic(), -math.inf
@@ -331,26 +334,27 @@ def _redraw(bars: Progress, over: threading.Event) -> None:
         bars.refresh()
 
 
-def _subject(loaded: LanguageModel) -> Subject:
-    from ..bench.tables import Subject
+def _subject(loaded: LanguageModel) -> dict[str, Any]:
+    """The keys of a row that say what was measured."""
     from ..runtime.gpu_runner import GpuRunner
     from .build import commit
 
     runner, report = loaded.runner, loaded.report
     caps = runner.device.caps if isinstance(runner, GpuRunner) else None
-    return Subject(
-        model_filename=str(report.path),
-        model_type=name_with_format(loaded),
-        model_size=report.tensor_bytes,
-        model_n_params=report.parameters,
-        backend=_backend(caps) if caps else "CPU",
-        device=caps.name if caps else "NumPy",
-        driver=caps.driver if caps else "",
-        version=__version__,
-        commit=commit(),
-        cache=report.cache,
-        precision=report.precision,
-    )
+    return {
+        "build_commit": commit(),
+        "build_number": __version__,
+        "backends": _backend(caps) if caps else "CPU",
+        "gpu_info": caps.name if caps else "NumPy",
+        "driver": caps.driver if caps else "",
+        "model_filename": str(report.path),
+        "model_type": name_with_format(loaded),
+        "model_size": report.tensor_bytes,
+        "model_n_params": report.parameters,
+        "type_k": report.cache,
+        "type_v": report.cache,
+        "precision": report.precision,
+    }
 
 
 def _backend(caps: DeviceCaps) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import InputError
 from .loading import progress_bar
+from .options import model_option
 from .prompts import prompt_text
 
 if TYPE_CHECKING:
@@ -25,11 +27,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Read the text from FILE; - is standard input. TEXT goes first, if there is one.",
 )
-@click.option(
-    "-m",
-    "--model",
-    help="A .gguf file, a Hugging Face folder, hf:ORG/REPO[/FILE.gguf], or a name.  [default: smollm2-135m]",
-)
+@model_option
 @click.option("--ids", is_flag=True, help="TEXT or FILE has token ids; print their text.")
 @click.option("--no-bos", is_flag=True, help="Leave out the first token that the model wants before a text.")
 @click.option(
@@ -55,16 +53,16 @@ def tokenize(
     """
     if text is None and file is None and not sys.stdin.isatty():
         text = "-"
-    given = prompt_text(text, file, "TEXT")
-    tokens = _token_ids(given) if ids else None
+    text = prompt_text(text, file, "TEXT")
+    tokens = _token_ids(text) if ids else []
     tokenizer = _tokenizer(model)
-    if tokens is not None:
+    if ids:
         content = b"".join(map(tokenizer.piece, tokens)).decode(errors="replace")
         if tokenizer.vocabulary.add_space_prefix:
             content = content.removeprefix(" ")  # it was put there when the text was encoded
         print(json.dumps({"content": content}, ensure_ascii=False) if as_json else content, flush=True)
         return
-    tokens = tokenizer.encode(given, parse_special=parse_special)
+    tokens = tokenizer.encode(text, parse_special=parse_special)
     bos = tokenizer.vocabulary.bos
     if tokenizer.vocabulary.add_bos and bos is not None and not no_bos and tokens[:1] != [bos]:
         tokens.insert(0, bos)
@@ -89,19 +87,16 @@ def _tokenizer(model: str | None) -> Tokenizer:
     return Tokenizer.from_file(path)
 
 
-def _token_ids(given: str) -> list[int]:
+def _token_ids(text: str) -> list[int]:
     """Numbers between spaces, commas or brackets; or what --json prints."""
-    found: Any = None
-    if given.lstrip().startswith("{"):
-        try:
-            listed = json.loads(given)["tokens"]
-            found = [each["id"] if isinstance(each, dict) else each for each in listed]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            found = None
-    elif re.fullmatch(r"[\s\d,\[\]]+", given):
-        listed = re.findall(r"\d+", given)
-        found = list(map(int, listed)) if max(map(len, listed), default=0) < 20 else None
-    if not found or not all(type(each) is int for each in found):
-        shown = given if len(given) <= 40 else given[:40] + "…"
+    ids: list[Any] = []
+    if text.lstrip().startswith("{"):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            ids = [each["id"] if isinstance(each, dict) else each for each in json.loads(text)["tokens"]]
+    elif re.fullmatch(r"[\s\d,\[\]]+", text):
+        digits = re.findall(r"\d+", text)
+        ids = list(map(int, digits)) if max(map(len, digits), default=0) < 20 else []
+    if not ids or not all(type(each) is int for each in ids):
+        shown = text if len(text) <= 40 else text[:40] + "…"
         raise InputError(f"--ids takes token ids such as 504 2365, or what --json prints; got {shown!r}")
-    return list(found)
+    return ids

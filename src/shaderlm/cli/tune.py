@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .loading import spoken
+from .loading import console, spoken
 from .models import described
-from .options import backend_option, model_argument, one_model, precision_option
+from .options import adapter_option, backend_option, model_argument, precision_option
 
 if TYPE_CHECKING:
     from ..compile.tuning import Entry
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_argument
-@click.option("--device", default=None, help="Adapter: a kind, a number or part of a name (default: the best one).")
+@adapter_option
 @backend_option
 @precision_option
 @click.option("--again", is_flag=True, help="Also what was tuned before.")
-def tune(
-    given: tuple[str, ...], model: str | None, device: str | None, backend: Backend, precision: str, again: bool
-) -> None:
+def tune(model: str | None, device: str | None, backend: Backend, precision: str, again: bool) -> None:
     """Find the fastest kernels for a model on this device.
 
     Times the routes and tile sizes of each matmul of MODEL (default: smollm2-135m). No weight is loaded.
@@ -33,41 +31,38 @@ def tune(
     them. Where wgpu and Dawn both have the device, and --backend is auto, they are timed first, and auto takes the
     faster one from then on.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from ..engine import planning
 
-    named = one_model(given, model)
-    opened = planning.open_adapter(device, "tuning", backend)
-    about = described(named)
+    target = planning.open_adapter(device, "tuning", backend)
+    architecture, config = described(model)
     explicit = not planning.is_auto(device)
-    if explicit and not opened.caps.policy.tune:
+    if explicit and not target.caps.policy.tune:
         print("shaderlm: nothing is gained by tuning a software adapter; it is done all the same", file=sys.stderr)
-    found: list[tuple[str, Entry | None]] = []
-    kept: Path | None = None
-    interrupted, taken = False, None
+    entries: list[tuple[str, Entry | None]] = []
+    saved_to: Path | None = None
+    interrupted, choice = False, None
     with spoken() as say:
         try:
-            if backend == "auto" and (explicit or opened.caps.policy.tune):
-                taken = planning.measure_backends(device, again, say)
+            if backend == "auto" and (explicit or target.caps.policy.tune):
+                choice = planning.measure_backends(device, again, say)
             options: dict[str, Any] = {"precision": precision, "again": again, "say": say}
-            options["backend"] = backend if taken is None else taken.implementation
-            for key, entry, path in planning.tune(*about, device=device, **options):
-                found.append((key, entry))
-                kept = path or kept
+            options["backend"] = backend if choice is None else choice.implementation
+            for key, entry, path in planning.tune(architecture, config, device=device, **options):
+                entries.append((key, entry))
+                saved_to = path or saved_to
         except KeyboardInterrupt:
             interrupted = True
-    if taken is not None:
-        print(f"backend {taken.implementation} ({taken.reason})")
+    if choice is not None:
+        print(f"backend {choice.implementation} ({choice.reason})")
     table = Table("matmul", "winner", "µs", "built-in", "µs", "gain", header_style="bold")
-    for key, entry in found:
+    for key, entry in entries:
         table.add_row(key, *(_row(entry) if entry else ("could not be timed",)))
-    if found:
-        out = Console(width=None if Console().is_terminal else 160)
-        out.print(table)
-        if kept is not None:
-            print(f"kept in {kept}")
+    if entries:
+        console(160).print(table)
+        if saved_to is not None:
+            print(f"kept in {saved_to}")
     if interrupted:
         print("interrupted; what was timed is kept", file=sys.stderr)
         sys.exit(130)

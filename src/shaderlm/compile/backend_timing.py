@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from ..errors import DeviceError, KernelError, RouteError
@@ -37,22 +38,25 @@ IN_SOFTWARE = Work(rows=8, steps=2, products=4, width=256, repeated=1)
 
 def seconds_by(adapters: Mapping[Implementation, Adapter]) -> dict[Implementation, float]:
     """Seconds of the work by each implementation; one that cannot run it is left out."""
-    found: dict[Implementation, float] = {}
+    seconds: dict[Implementation, float] = {}
     for implementation, adapter in adapters.items():
         try:
             with Device(adapter) as device:
-                found[implementation] = _seconds(device)
+                seconds[implementation] = _seconds(device)
         except (DeviceError, KernelError, RouteError):
             continue
-    return found
+    return seconds
 
 
 def _seconds(device: Device) -> float:
     work = IN_SOFTWARE if device.caps.policy.short_measurements else ON_GPU
-    fill, clock = Filler(), Clock(device)
-    operands = {rows: Operands(device, fill, work.products) for rows in (work.rows, 1)}
-    try:
-        prompt, step = (_products(device, operands[rows], work, rows) for rows in (work.rows, 1))
+    fill = Filler()
+    with ExitStack() as buffers:
+        clock = buffers.enter_context(closing(Clock(device)))
+        prompt, step = (
+            _products(device, buffers.enter_context(closing(Operands(device, fill, work.products))), work, rows)
+            for rows in (work.rows, 1)
+        )
         best = float("inf")
         for again in range(1 + work.repeated):
             clock.warm(0.1)
@@ -62,10 +66,6 @@ def _seconds(device: Device) -> float:
             if again:  # the first time is for caches and clocks
                 best = min(best, time.perf_counter() - started)
         return best
-    finally:
-        clock.close()
-        for each in operands.values():
-            each.close()
 
 
 def _products(device: Device, operands: Operands, work: Work, rows: int) -> list[BoundProgram]:

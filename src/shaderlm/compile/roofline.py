@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +76,6 @@ def matrix_dims(caps: DeviceCaps) -> Dims:
 def measure_roofline(device: Device) -> Roofline:
     """A second or so of copies, multiply-adds, products of matrices and empty dispatches."""
     fill = Filler()
-    clock = Clock(device)
     short = device.caps.policy.short_measurements
     count, rounds = (SHORT_FMA_VALUES, SHORT_FMA_ROUNDS) if short else (FMA_VALUES, FMA_ROUNDS)
     chain = resolve("fma_chain", {"count": count, "rounds": rounds})
@@ -83,11 +83,9 @@ def measure_roofline(device: Device) -> Roofline:
     works = [RoutedOp("copy", "vec4", small), RoutedOp("fma_chain", "vec4", chain)]
     if units_unsupported_reason(device.caps) is None:
         works.append(RoutedOp("matrix_chain", "matrix", matrix_dims(device.caps)))
-    try:
+    with closing(Clock(device)) as clock:
         bandwidth = copy_bandwidth(clock, fill)
         launched, *chained = time_in_turns(clock, [(work,) for work in works], fill)
-    finally:
-        clock.close()
     peaks = [OPS[work.op].flops(work.dims, 0) / seconds for work, seconds in zip(works[1:], chained, strict=True)]
     timestamp_us = _timestamp_us(device, small, launched * 1e6)
     return Roofline(bandwidth, peaks[0], launched * 1e6, timestamp_us, *peaks[1:])

@@ -26,6 +26,7 @@ WARM_UP_SECONDS = 0.03
 WARM_UP_BYTES = 64 << 20  # copied at a time
 FIRST_SECONDS = 0.36  # of that before the first sample
 SAMPLED = (0.8, 40, 0.95, 0.05)  # temperature, top_k, top_p and min_p: every limit has work to do
+SHORT_ROUNDS = 3  # of samples on a software adapter
 MAX_DISPATCHES = 3000  # per sample: recording one costs the host about 10 µs
 
 Sets = list[list[BoundProgram]]  # programs that run one after the other, over each set of operands
@@ -60,20 +61,14 @@ class Filler:
             return np.array(records, OUTPUT).view(np.uint8)
         if kind == "ids" and "experts" in dims:  # every row chooses different experts
             experts = np.tile(np.arange(dims["experts"], dtype=np.uint32), (dims["tokens"], 1))
-            return (
-                np.ascontiguousarray(self._generator.permuted(experts, axis=1)[:, : dims["used"]])
-                .reshape(-1)
-                .view(np.uint8)
-            )
+            chosen = self._generator.permuted(experts, axis=1)[:, : dims["used"]]
+            return np.ascontiguousarray(chosen).reshape(-1).view(np.uint8)
         if kind == "weight" and "K" in dims:
-            pool = self._random_bytes
-        elif (kind == "scales" and dims.get("scales", "f16") == "f16") or (
-            kind in CACHES and dims.get("cache") == "f16"
-        ):
-            pool = self._small_f16
-        else:
-            pool = self._floats
-        return np.resize(pool, nbytes)
+            return np.resize(self._random_bytes, nbytes)
+        is_f16 = (
+            dims.get("scales", "f16") == "f16" if kind == "scales" else kind in CACHES and dims.get("cache") == "f16"
+        )
+        return np.resize(self._small_f16 if is_f16 else self._floats, nbytes)
 
 
 def inputs_of(op: str, program: Program) -> frozenset[str]:
@@ -95,38 +90,38 @@ class Operands:
 
     def __init__(self, device: Device, fill: Filler, count: int) -> None:
         self._device, self._fill, self._count = device, fill, count
-        self._made: dict[tuple[int, str], Any] = {}
+        self._buffers: dict[tuple[int, str], Any] = {}
 
     def bind(
         self, program: Program, dims: Dims, inputs: frozenset[str], keys: Mapping[str, str] | None = None
     ) -> list[BoundProgram]:
         """The program over each set. Programs share buffers that have the same key (default: the buffer's name)."""
-        found = []
+        programs = []
         for i in range(self._count):
             buffers = {}
             for name, contents in program.buffers.items():
                 key = keys.get(name, name) if keys else name
                 buffers[name] = self._buffer(i if name in inputs else 0, key, name, contents, dims)
-            found.append(self._device.bind(program, buffers))
-        return found
+            programs.append(self._device.bind(program, buffers))
+        return programs
 
     def _buffer(self, i: int, key: str, name: str, contents: Array | int, dims: Dims) -> Any:
-        if (i, key) not in self._made:
+        if (i, key) not in self._buffers:
             nbytes = contents if isinstance(contents, int) else contents.nbytes
             if i and nbytes >= COPIED_BYTES:
                 native = self._device.buffer(nbytes)
-                self._device.copy(Copy(self._made[0, key], native, native.size))
+                self._device.copy(Copy(self._buffers[0, key], native, native.size))
             else:
                 data = self._fill(name, contents, dims) if isinstance(contents, int) else contents
                 native = self._device.buffer(data if nbytes else 16)
-            self._made[i, key] = native
-        return self._made[i, key]
+            self._buffers[i, key] = native
+        return self._buffers[i, key]
 
     def close(self) -> None:
         """Free all buffers."""
-        for native in self._made.values():
+        for native in self._buffers.values():
             native.destroy()
-        self._made.clear()
+        self._buffers.clear()
 
 
 class Clock:
@@ -182,6 +177,19 @@ def sample_in_turns(clock: Clock, works: Sequence[tuple[Sets, int]], rounds: int
     """Median seconds per call of works (sets, calls per sample), sampled in turns so that all see the same clocks."""
     samples: list[list[float]] = [[] for _ in works]
     for _ in range(rounds):
-        for (sets, calls), kept in zip(works, samples, strict=True):
-            kept.append(clock(queue_of(sets, calls)) / calls)
-    return [statistics.median(kept) for kept in samples]
+        for (sets, calls), of_work in zip(works, samples, strict=True):
+            of_work.append(clock(queue_of(sets, calls)) / calls)
+    return [statistics.median(of_work) for of_work in samples]
+
+
+def time_sets(clock: Clock, works: Sequence[Sets], seconds: float, rounds: int) -> list[float]:
+    """Median seconds per call of works, in turns; a sample has calls for `seconds`. Both shorter in software."""
+    if clock.device.caps.policy.short_measurements:
+        for sets in works:
+            clock(queue_of(sets, 2))  # touches everything
+        return sample_in_turns(clock, [(sets, 2) for sets in works], SHORT_ROUNDS)
+    sampled = []
+    for sets in works:
+        clock(queue_of(sets, 2))  # touches everything
+        sampled.append((sets, calls_for(sets, clock(queue_of(sets, 4)) / 4, seconds, 2)))
+    return sample_in_turns(clock, sampled, rounds)

@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from ..errors import KernelError
@@ -50,8 +50,8 @@ def product_of(node: Node) -> Node:
     """The product of a fused op, which runs by itself in longer contexts; others as they are."""
     if node.op != "rms_norm_rope_attention_linear":
         return node
-    kept = {name: node.dims[name] for name in ("tokens", "K", "N", "format", "bias", "epilogue")}
-    return Node("linear", resolve("linear", kept), node.inputs, node.outputs, node.layer)
+    dims = {name: node.dims[name] for name in ("tokens", "K", "N", "format", "bias", "epilogue")}
+    return Node("linear", resolve("linear", dims), node.inputs, node.outputs, node.layer)
 
 
 def tunable(node: Node, caps: DeviceCaps, precision: str) -> bool:
@@ -73,8 +73,8 @@ def shapes_of(graphs: Sequence[Graph], caps: DeviceCaps, precision: str) -> list
         launch_list = choose(node.op, node.dims, caps, None, precision).launch_list(node.dims, caps)
         return _weight_bytes(node.op, node.dims, launch_list)
 
-    found = [(key, node) for key, node in first.items() if tunable(node, caps, precision)]
-    return [node for _, node in sorted(found, key=lambda each: -counts[each[0]] * nbytes(each[1]))]
+    shapes = [(key, node) for key, node in first.items() if tunable(node, caps, precision)]
+    return [node for _, node in sorted(shapes, key=lambda each: -counts[each[0]] * nbytes(each[1]))]
 
 
 def _weight_bytes(op: str, dims: Dims, launch_list: LaunchList) -> int:
@@ -90,13 +90,7 @@ def _is_weight(buffer: str) -> bool:
 class Tuner:
     """Times the candidates of shapes on a device. Close it to give its memory back."""
 
-    def __init__(
-        self,
-        device: Device,
-        precision: str,
-        effort: Effort = THOROUGH,
-        seconds: float | None = None,
-    ) -> None:
+    def __init__(self, device: Device, precision: str, effort: Effort = THOROUGH, seconds: float | None = None) -> None:
         self._device, self._precision, self._effort = device, precision, effort
         self._end = None if seconds is None else _now() + seconds
         self._longest = 0.0  # of a batch so far
@@ -107,24 +101,21 @@ class Tuner:
         """The entry of a shape, or None if there was no time for it."""
         if self._late():
             return None
-        found = options(op, dims, self._device.caps, self._precision)
-        streamed = _weight_bytes(op, dims, found[0].launch_list)
-        operands = Operands(self._device, self._fill, sets_for(self._device, streamed, self._effort.sets))
-        try:
-            bound, looks, calls = self._look(op, dims, found, operands)
-            built_in = found[0].name
+        candidates = options(op, dims, self._device.caps, self._precision)
+        built_in, streamed = candidates[0].name, _weight_bytes(op, dims, candidates[0].launch_list)
+        count = sets_for(self._device, streamed, self._effort.sets)
+        with closing(Operands(self._device, self._fill, count)) as operands:
+            bound, looks, calls = self._look(op, dims, candidates, operands)
             if built_in not in looks or not all(seconds > 0 for seconds in looks.values()):
                 return None  # no time, or a clock that cannot be trusted
             best = min(looks.values())
-            kept = sorted((name for name in looks if looks[name] <= HOPELESS * best), key=lambda name: looks[name])
-            kept = list(dict.fromkeys([built_in, *kept[: self._effort.finalists]]))
-            times = sample_in_turns(self._clock, [(bound[name], calls) for name in kept], self._effort.rounds)
-        finally:
-            operands.close()
+            fast = sorted((name for name in looks if looks[name] <= HOPELESS * best), key=lambda name: looks[name])
+            finalists = list(dict.fromkeys([built_in, *fast[: self._effort.finalists]]))
+            times = sample_in_turns(self._clock, [(bound[name], calls) for name in finalists], self._effort.rounds)
         if not all(seconds > 0 for seconds in times):
             return None
-        final = dict(zip(kept, times, strict=True))
-        winner = min(kept, key=lambda name: final[name])
+        final = dict(zip(finalists, times, strict=True))
+        winner = min(finalists, key=lambda name: final[name])
         if final[winner] > (1 - LEAST_GAIN) * final[built_in]:
             winner = built_in
         microseconds = {name: seconds * 1e6 for name, seconds in (looks | final).items()}
@@ -135,7 +126,7 @@ class Tuner:
         self._clock.close()
 
     def _look(
-        self, op: str, dims: Dims, found: Sequence[Option], operands: Operands
+        self, op: str, dims: Dims, candidates: Sequence[Option], operands: Operands
     ) -> tuple[dict[str, Sets], dict[str, float], int]:
         """Each candidate over all operands, seconds per call at a first look, and the calls of a sample."""
         device, effort = self._device, self._effort
@@ -143,7 +134,7 @@ class Tuner:
         looks: dict[str, float] = {}
         calls, sampled = 1, 1
         least = 1 if device.caps.policy.short_measurements else 2
-        for batch in self._batches(found):
+        for batch in self._batches(candidates):
             programs = self._compiled({option.name: _program(option, dims, device.caps) for option in batch})
             self._clock.warm(effort.warm_seconds)
             for name, program in programs.items():
@@ -166,28 +157,28 @@ class Tuner:
             self._device.compile(step for program in programs.values() for step in program.steps)
             return programs
         except KernelError:
-            found = {}
+            compiled = {}
             for name, program in programs.items():
                 with suppress(KernelError):
                     self._device.compile(program.steps)
-                    found[name] = program
-            return found
+                    compiled[name] = program
+            return compiled
 
     def _late(self) -> bool:
         """Would another batch take longer than there is time?"""
         return self._end is not None and _now() + self._longest + _SAMPLING_SECONDS > self._end
 
-    def _batches(self, found: Sequence[Option]) -> Iterator[Sequence[Option]]:
+    def _batches(self, candidates: Sequence[Option]) -> Iterator[Sequence[Option]]:
         """Candidates to compile together: all at once, or as many as there is time for."""
         if self._end is None:
-            yield found
+            yield candidates
             return
         size = max(4, 2 * (os.cpu_count() or 1))
-        for first in range(0, len(found), size):
+        for first in range(0, len(candidates), size):
             if self._late():
                 return
             started = _now()
-            yield found[first : first + size]
+            yield candidates[first : first + size]
             self._longest = max(self._longest, _now() - started)
 
 
@@ -199,12 +190,9 @@ def tune_shapes(
     device: Device, nodes: Iterable[Node], precision: str, effort: Effort = THOROUGH, seconds: float | None = None
 ) -> Iterator[tuple[Node, Entry | None]]:
     """The entry of each shape as it is found; None where the time did not suffice."""
-    tuner = Tuner(device, precision, effort, seconds)
-    try:
+    with closing(Tuner(device, precision, effort, seconds)) as tuner:
         for node in nodes:
             yield node, tuner.tune(node.op, node.dims)
-    finally:
-        tuner.close()
 
 
 def tuned(device: Device, graphs: Sequence[Graph], precision: str) -> Tuning:
@@ -216,19 +204,18 @@ def tuned(device: Device, graphs: Sequence[Graph], precision: str) -> Tuning:
     if not device.caps.policy.tune or BUDGET_SECONDS <= 0:
         return tuning
     started = _now()
-    found: dict[tuple[str, str], Entry] = {}
+    entries: dict[tuple[str, str], Entry] = {}
     try:
         shapes = shapes_of(graphs, device.caps, precision)
         missing = [node for node in shapes if tuning.entry(node.op, node.dims, precision) is None]
         if not missing:
             return tuning
-        left = BUDGET_SECONDS - (_now() - started)
-        for node, entry in tune_shapes(device, missing, precision, QUICK, left):
+        for node, entry in tune_shapes(device, missing, precision, QUICK, BUDGET_SECONDS - (_now() - started)):
             if entry is not None:
-                found[precision, key_of(node.op, node.dims)] = entry
+                entries[precision, key_of(node.op, node.dims)] = entry
     except Exception as problem:  # drivers have errors of their own; a model can be run without this
         _log.warning("kernels could not be timed, the built-in order is taken: %s", problem)
-    if found:
-        save(device.caps, found)
-        tuning.entries.update(found)
+    if entries:
+        save(device.caps, entries)
+        tuning.entries.update(entries)
     return tuning

@@ -90,11 +90,11 @@ class Tuning:
 def kernels_version() -> str:
     """A short hash over the kernels and their declarations: what was measured of others says nothing of these."""
     root = Path(kernels.__file__).parent
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".wgsl")):
-        found.update(path.relative_to(root).as_posix().encode() + b"\0")
-        found.update(path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
-    return found.hexdigest()[:12]
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def path_of(caps: DeviceCaps) -> Path:
@@ -133,18 +133,18 @@ class _UselessError(ValueError):
 
 
 def _parse(raw: bytes, caps: DeviceCaps) -> dict[tuple[str, str], Entry]:
-    found = json.loads(raw.decode())
-    if not isinstance(found, dict) or not isinstance(found.get("entries"), dict):
+    record = json.loads(raw.decode())
+    if not isinstance(record, dict) or not isinstance(record.get("entries"), dict):
         raise _UselessError("it is damaged")
-    for name, wanted in _stamp(caps).items():
-        if found.get(name) != wanted:
-            raise _UselessError(f"it is stale, {name} is {str(found.get(name))[:60]!r} there and {wanted!r} here")
+    for name, expected in _stamp(caps).items():
+        if record.get(name) != expected:
+            raise _UselessError(f"it is stale, {name} is {str(record.get(name))[:60]!r} there and {expected!r} here")
     entries = {}
-    for precision, shapes in found["entries"].items():
+    for precision, shapes in record["entries"].items():
         if not isinstance(shapes, dict):
             raise _UselessError("it is damaged")
-        for key, record in shapes.items():
-            entries[precision, key] = _entry(key, record)
+        for key, entry in shapes.items():
+            entries[precision, key] = _entry(key, entry)
     return entries
 
 

@@ -6,6 +6,7 @@ What `bench kernels` compares and the roofs of `profile` are measured here. Know
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,11 +14,10 @@ from ..gpu import Device, DeviceCaps, Program
 from ..graph import resolve
 from ..kernels import choose
 from .execute import lower
-from .timing import Clock, Filler, Operands, Sets, calls_for, inputs_of, queue_of, sample_in_turns, sets_for
+from .timing import Clock, Filler, Operands, Sets, inputs_of, sets_for, time_sets
 
 SAMPLE_SECONDS = 0.02  # queued work per sample
 SAMPLES = 5
-SHORT_SAMPLES = 3
 COPY_BYTES = 256 << 20
 SHORT_COPY_BYTES = 4 << 20
 SOFTWARE_WARNING = (
@@ -42,21 +42,9 @@ Workload = tuple[RoutedOp, ...]
 
 def time_in_turns(clock: Clock, workloads: Sequence[Workload], fill: Filler) -> list[float]:
     """Median seconds per call of workloads, sampled in turns."""
-    short = clock.device.caps.policy.short_measurements
-    loaded: list[tuple[Sets, int]] = []
-    owned: list[Operands] = []
-    try:
-        for workload in workloads:
-            sets, operands = _bound(clock.device, workload, fill)
-            owned.append(operands)
-            guess = clock(queue_of(sets, 2)) / 2  # also touches everything
-            if not short:
-                guess = clock(queue_of(sets, 4)) / 4
-            loaded.append((sets, 2 if short else calls_for(sets, guess, SAMPLE_SECONDS, 2)))
-        return sample_in_turns(clock, loaded, SHORT_SAMPLES if short else SAMPLES)
-    finally:
-        for operands in owned:
-            operands.close()
+    with ExitStack() as buffers:
+        bound = [_bind(clock.device, workload, fill, buffers) for workload in workloads]
+        return time_sets(clock, bound, SAMPLE_SECONDS, SAMPLES)
 
 
 def copy_bandwidth(clock: Clock, fill: Filler) -> float:
@@ -70,13 +58,13 @@ def copy_bandwidth(clock: Clock, fill: Filler) -> float:
 def program_of(routed: RoutedOp, caps: DeviceCaps) -> Program:
     """What is timed of an op on a device. A RouteError where its route does not apply."""
     program = lower(choose(routed.op, routed.dims, caps, routed.route), routed.dims, caps, {})
-    kept = tuple(step for step in program.steps if step.label.startswith(routed.only))
-    used = {slot.buffer for step in kept for slot in step.slots}
-    return replace(program, steps=kept, buffers={n: c for n, c in program.buffers.items() if n in used})
+    steps = tuple(step for step in program.steps if step.label.startswith(routed.only))
+    used = {slot.buffer for step in steps for slot in step.slots}
+    return replace(program, steps=steps, buffers={n: c for n, c in program.buffers.items() if n in used})
 
 
-def _bound(device: Device, workload: Workload, fill: Filler) -> tuple[Sets, Operands]:
-    """The programs of a workload over several sets of inputs, and their buffers."""
+def _bind(device: Device, workload: Workload, fill: Filler, buffers: ExitStack) -> Sets:
+    """The programs of a workload over several sets of inputs, which live as long as `buffers`."""
     programs: list[tuple[RoutedOp, Program, frozenset[str]]] = []
     streamed = 0
     for routed in workload:
@@ -84,13 +72,9 @@ def _bound(device: Device, workload: Workload, fill: Filler) -> tuple[Sets, Oper
         inputs = inputs_of(routed.op, program) - set(routed.alias)
         streamed += sum(size for n in inputs if isinstance(size := program.buffers[n], int))
         programs.append((routed, program, inputs))
-    operands = Operands(device, fill, sets_for(device, streamed))
-    try:
-        bound = []
-        for i, (routed, program, inputs) in enumerate(programs):
-            keys = {name: routed.alias.get(name, f"{i}.{name}") for name in program.buffers}
-            bound.append(operands.bind(program, routed.dims, inputs, keys))
-    except BaseException:
-        operands.close()
-        raise
-    return [list(each) for each in zip(*bound, strict=True)], operands
+    operands = buffers.enter_context(closing(Operands(device, fill, sets_for(device, streamed))))
+    bound = []
+    for i, (routed, program, inputs) in enumerate(programs):
+        keys = {name: routed.alias.get(name, f"{i}.{name}") for name in program.buffers}
+        bound.append(operands.bind(program, routed.dims, inputs, keys))
+    return [list(each) for each in zip(*bound, strict=True)]

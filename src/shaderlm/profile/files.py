@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from ..compile.roofline import Roofline
 from ..errors import InputError
-from .measure import Event, Phase, Timed
+from .measure import Event, Phase
 
 KIND, VERSION = "shaderlm-profile", 3
 
@@ -46,72 +47,62 @@ def read(path: Path) -> Profile:
     except (OSError, UnicodeDecodeError) as problem:
         raise InputError(f"{path} cannot be read: {problem}") from problem
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise InputError(f"{path} is not JSON: {problem}") from problem
-    if not isinstance(found, dict) or found.get("kind") != KIND:
+    if not isinstance(record, dict) or record.pop("kind", None) != KIND:
         raise InputError(f"{path} is JSON, but not a profile; `shaderlm profile --json FILE` writes one")
-    if found.get("version") != VERSION:
-        raise InputError(
-            f"{path} is a profile of version {found.get('version')!r}; this program reads {VERSION}. Profile again"
-        )
+    version = record.pop("version", None)
+    if version != VERSION:
+        raise InputError(f"{path} is a profile of version {version!r}; this program reads {VERSION}. Profile again")
     try:
-        return _profile(found)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
+        profile: Profile = _parse(Profile, record)
+        _check_roofs(profile)
+    except (OverflowError, TypeError, ValueError) as problem:
         raise InputError(f"{path} is a damaged profile: {type(problem).__name__} {problem}") from problem
+    return profile
 
 
-def _profile(found: Mapping[str, Any]) -> Profile:
-    fields = {key: value for key, value in found.items() if key not in ("kind", "version")}
-    roofs = {key: value for key, value in found["roofline"].items() if value is not None}
-    roofline = Roofline(**{key: _number(value) for key, value in roofs.items()})
-    if not roofline.bytes_per_second or not roofline.flops_per_second or roofline.matrix_flops_per_second == 0:
+def _parse(kind: Any, value: Any) -> Any:
+    """A value of JSON as a type of the fields here. Numbers are at least 0."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if NoneType in parts:
+        return None if value is None else _parse(parts[0], value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_parse(parts[0], each) for each in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _parse(parts[1], each) for key, each in value.items()}
+    if is_dataclass(kind) and isinstance(value, dict):
+        fields, record_type = get_type_hints(kind), cast(Any, kind)
+        if fields.keys() != value.keys():
+            raise ValueError(f"the fields must be {', '.join(fields)}; got {', '.join(value)}")
+        return record_type(**{name: _parse(fields[name], value[name]) for name in fields})
+    if kind in (int, float) and type(value) in (int, kind) and 0 <= float(value) < math.inf:
+        return kind(value)
+    if kind is Any or (kind in (str, bool) and type(value) is kind) or (origin is Literal and value in parts):
+        return value
+    raise ValueError(f"expected {getattr(kind, '__name__', kind)}, got {value!r}")
+
+
+def _check_roofs(profile: Profile) -> None:
+    roofs = profile.roofline
+    if 0 in (roofs.bytes_per_second, roofs.flops_per_second, roofs.matrix_flops_per_second):
         raise ValueError("a roof of 0")
-    phases = tuple(_phase(phase) for phase in found["phases"])
-    by_units = any(timed.matrix_units for phase in phases for timed in phase.dispatches)
-    if by_units and roofline.matrix_flops_per_second is None:
+    by_units = any(timed.matrix_units for phase in profile.phases for timed in phase.dispatches)
+    if by_units and roofs.matrix_flops_per_second is None:
         raise ValueError("dispatches by matrix units, but no roof of these")
-    return Profile(**{**fields, "notes": tuple(found["notes"]), "roofline": roofline, "phases": phases})
 
 
-def _phase(found: Mapping[str, Any]) -> Phase:
-    for key in ("wall_us", "scale"):
-        _number(found[key])
-    for key in ("gpu_us", "gap_us", "timestamped_us", "traced_wall_us"):
-        if found[key] is not None:
-            _number(found[key])
-    for us in (*found["host_us"].values(), *found["ahead_us"].values()):
-        _number(us)
-    dispatches = tuple(_timed(timed) for timed in found["dispatches"])
-    return Phase(**{**found, "dispatches": dispatches, "timeline": tuple(found["timeline"])})
-
-
-def _timed(found: Mapping[str, Any]) -> Timed:
-    wrong = [key for key in ("layer", "op", "route", "kernel") if not isinstance(found[key], str)]
-    if wrong:
-        raise ValueError(f"{wrong[0]} must be text, got {found[wrong[0]]!r}")
-    if not isinstance(found["matrix_units"], bool):
-        raise ValueError(f"matrix_units must be true or false, got {found['matrix_units']!r}")
-    counts = {key: int(_number(found[key])) for key in ("workgroups", "bytes", "flops")}
-    return Timed(**{**found, **counts, "operands": tuple(found["operands"]), "us": _number(found["us"])})
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"expected a number of at least 0, got {value!r}")
-    return float(value)
-
-
-def trace(named: Sequence[tuple[str, Iterable[Event]]]) -> dict[str, Any]:
+def trace(phases: Sequence[tuple[str, Iterable[Event]]]) -> dict[str, Any]:
     """Chrome's trace format: a process per phase, in it the host and the GPU as threads, times in microseconds."""
     tracks = {"host": 1, "GPU": 2}
     events: list[dict[str, Any]] = []
-    for process, (name, found) in enumerate(named, 1):
+    for process, (name, spans) in enumerate(phases, 1):
         events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
         for track, thread in tracks.items():
             about = {"ph": "M", "pid": process, "tid": thread}
             events.append({**about, "name": "thread_name", "args": {"name": track}})
-        for event in found:
+        for event in spans:
             where = {"pid": process, "tid": tracks[event.track], "cat": event.track}
             when = {"ts": round(event.start, 3), "dur": round(event.duration, 3)}
             events.append({"ph": "X", "name": event.name, **where, **when, "args": event.details})

@@ -8,11 +8,13 @@ each, and what remains is scaled so that the dispatches add up to the GPU time o
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +26,7 @@ from ..gpu.tracer import WALL, Grain, Submission
 from ..graph.ops import label
 from ..runtime.gpu_runner import GpuRunner
 from ..runtime.pages import KvSequence
-from ..runtime.runner import DecodeBatch, StepResult, Tokens
+from ..runtime.runner import StepResult, Tokens
 from ..runtime.sampler_settings import GREEDY
 
 Host = list[tuple[str, float, float]]  # what, from, to
@@ -97,14 +99,14 @@ class _Step:
         """Parts in order; what lies between the named ones is preparation."""
         named = [(name, *span) for s in self.submissions for name, span in s.host.items()]
         named += [("wait", *span) for span in self.waits]
-        found: Host = []
+        parts: Host = []
         at = self.begin
         for name, begin, end in sorted(named, key=lambda part: part[1]):
             if begin > at:
-                found.append(("prepare", at, begin))
-            found.append((name, begin, end))
+                parts.append(("prepare", at, begin))
+            parts.append((name, begin, end))
             at = end
-        return [*found, ("prepare", at, self.end)] if self.end > at else found
+        return [*parts, ("prepare", at, self.end)] if self.end > at else parts
 
 
 @dataclass
@@ -139,89 +141,84 @@ def profile(
     """Each phase as it is measured, with its trace, and whether it was interrupted; the last one then."""
     check(model.config.context, prompt, generated, depth)
     sequence = model.add()
+    prefill = _Work("prefill", model, prompt, depth, partial(_run_prefill, model, sequence, depth, prompt, repetitions))
+    decode = _Work("decode", model, 1, depth, partial(_run_decode, model, sequence, depth, generated))
     try:
         if depth:
             say("filling the cache")
             model.feed(sequence, _random(model, depth))
-        for name, count in (("prefill", prompt), ("decode", generated)):
+        for work, count in ((prefill, prompt), (decode, generated)):
             if count:
-                work = _Prefill(model, sequence, depth, prompt, repetitions) if name == "prefill" else None
-                found = _measure(work or _DecodeTrial(model, sequence, depth, generated), timestamp_us, say)
-                if found is not None:
-                    yield found
-                if found is None or found[2]:
+                measured = _measure(work, timestamp_us, say)
+                if measured is not None:
+                    yield measured
+                if measured is None or measured[2]:
                     return
     finally:
         model.free(sequence)
 
 
 def _random(model: GpuRunner, count: int) -> list[int]:
-    found: list[int] = np.random.default_rng(1).integers(0, model.config.vocabulary, count).tolist()
-    return found
+    ids: list[int] = np.random.default_rng(1).integers(0, model.config.vocabulary, count).tolist()
+    return ids
 
 
-class _Prefill:
-    """A prompt again and again at the same depth."""
+@dataclass(frozen=True)
+class _Work:
+    """What a phase does: `run` adds its steps to a list."""
 
-    name: Literal["prefill", "decode"] = "prefill"
-
-    def __init__(self, model: GpuRunner, sequence: KvSequence, depth: int, prompt: int, repetitions: int) -> None:
-        self.model, self.sequence, self.depth, self.rows = model, sequence, depth, prompt
-        self.ids, self.repetitions = _random(model, prompt), repetitions
-
-    def run(self) -> _Run:
-        """All repetitions, each waited for."""
-        steps: list[_Step] = []
-        try:
-            self._sample(self.ids[:1]).wait()  # from here on the GPU waits for the first step
-            for _ in range(self.repetitions):
-                begin = time.perf_counter_ns()
-                result = self._sample(self.ids)
-                waiting = time.perf_counter_ns()
-                result.wait()
-                end = time.perf_counter_ns()
-                steps.append(_Step(begin, [], [(waiting, end)], end))
-        except KeyboardInterrupt:
-            return _Run(steps, True)
-        return _Run(steps, False)
-
-    def _sample(self, ids: Sequence[int]) -> StepResult:
-        self.model.truncate(self.sequence, self.depth)
-        return self.model.feed(self.sequence, ids, "token")
+    name: Literal["prefill", "decode"]
+    model: GpuRunner
+    rows: int
+    depth: int
+    run: Callable[[list[_Step]], None]
 
 
-class _DecodeTrial:
-    """Tokens one after the other, as many under way as in `generate`.
+def _run(work: _Work) -> _Run:
+    steps: list[_Step] = []
+    try:
+        work.run(steps)
+    except KeyboardInterrupt:
+        return _Run(steps, True)
+    return _Run(steps, False)
+
+
+def _run_prefill(
+    model: GpuRunner, sequence: KvSequence, depth: int, prompt: int, repetitions: int, steps: list[_Step]
+) -> None:
+    """A prompt again and again at the same depth, each waited for."""
+    ids = _random(model, prompt)
+
+    def sample(ids: Sequence[int]) -> StepResult:
+        model.truncate(sequence, depth)
+        return model.feed(sequence, ids, "token")
+
+    sample(ids[:1]).wait()  # from here on the GPU waits for the first step
+    for _ in range(repetitions):
+        begin = time.perf_counter_ns()
+        result = sample(ids)
+        waiting = time.perf_counter_ns()
+        result.wait()
+        end = time.perf_counter_ns()
+        steps.append(_Step(begin, [], [(waiting, end)], end))
+
+
+def _run_decode(model: GpuRunner, sequence: KvSequence, depth: int, count: int, steps: list[_Step]) -> None:
+    """Tokens one after the other, as many under way as in `generate`. The last wait belongs to the last step.
 
     A step before the first makes whatever is made once: the pool of command buffers, for each kind of tracing.
     """
-
-    name: Literal["prefill", "decode"] = "decode"
-
-    def __init__(self, model: GpuRunner, sequence: KvSequence, depth: int, count: int) -> None:
-        self.model, self.sequence, self.depth, self.rows, self.count = model, sequence, depth, 1, count
-
-    def run(self) -> _Run:
-        """All tokens; the last wait belongs to the last step."""
-        model, sequence, steps = self.model, self.sequence, list[_Step]()
-        try:
-            model.truncate(sequence, max(0, self.depth - 1))
-            model.feed(sequence, [1], "token").wait()
-            with closing(model.decode_batch([sequence], [GREEDY])) as batch:
-                batch.step().wait()
-                model.truncate(sequence, sequence.length - 1)
-                self._steps(batch, steps)
-        except KeyboardInterrupt:
-            return _Run(steps, True)
-        return _Run(steps, False)
-
-    def _steps(self, batch: DecodeBatch, steps: list[_Step]) -> None:
-        pending = deque[Tokens]()
-        for _ in range(self.count):
+    model.truncate(sequence, max(0, depth - 1))
+    model.feed(sequence, [1], "token").wait()
+    pending = deque[Tokens]()
+    with closing(model.decode_batch([sequence], [GREEDY])) as batch:
+        batch.step().wait()
+        model.truncate(sequence, sequence.length - 1)
+        for _ in range(count):
             begin = time.perf_counter_ns()
             pending.append(batch.step())
             waiting = end = time.perf_counter_ns()
-            if len(pending) > self.model.steps_ahead:
+            if len(pending) > model.steps_ahead:
                 pending.popleft().wait()
                 end = time.perf_counter_ns()
             steps.append(_Step(begin, [], [(waiting, end)], end))
@@ -231,28 +228,22 @@ class _DecodeTrial:
         steps[-1].waits.append((end, steps[-1].end))
 
 
-def _measure(
-    work: _Prefill | _DecodeTrial, timestamp_us: float, say: Callable[[str], None]
-) -> tuple[Phase, list[Event], bool] | None:
+def _measure(work: _Work, timestamp_us: float, say: Callable[[str], None]) -> tuple[Phase, list[Event], bool] | None:
     """None if Ctrl-C left nothing to report."""
     device = work.model.device
     say(f"{work.name}: warming up")
     warm = time.perf_counter() + device.caps.policy.warm_up_seconds
     while True:
-        if work.run().interrupted:
+        if _run(work).interrupted:
             return None
         if time.perf_counter() > warm:
             break
     runs: list[_Run] = []
-    grains: tuple[tuple[Grain, str], ...] = (
-        ("host", "wall time"),
-        ("submission", "GPU time"),
-        ("dispatch", "dispatches"),
-    )
-    for grain, words in grains:
+    grains: dict[Grain, str] = {"host": "wall time", "submission": "GPU time", "dispatch": "dispatches"}
+    for grain, words in grains.items():
         say(f"{work.name}: {words}")
         with device.traced(grain) as tracer:
-            runs.append(work.run())
+            runs.append(_run(work))
         _assign(runs[-1], tracer.collect())
         if runs[-1].interrupted:
             break
@@ -289,19 +280,19 @@ def _without_timestamps(
     if busy is None or not dispatches:
         return dispatches, 1.0
     # Something must remain of a dispatch that happened to be shorter than a timestamp takes.
-    left = [max(timed.us - timestamp_us, timed.us / 20) for timed in dispatches]
-    scale = busy / (sum(left) or 1)
-    return tuple(replace(timed, us=us * scale) for timed, us in zip(dispatches, left, strict=True)), scale
+    remaining = [max(timed.us - timestamp_us, timed.us / 20) for timed in dispatches]
+    scale = busy / (sum(remaining) or 1)
+    return tuple(replace(timed, us=us * scale) for timed, us in zip(dispatches, remaining, strict=True)), scale
 
 
 def _assign(run: _Run, seen: Sequence[Submission]) -> None:
     """Submissions to the step in which they were made; those that led up to the first step belong to none."""
     for submission in seen:
-        made = next(iter(submission.host.values()))[0]
-        owner = [step for step in run.steps if step.begin <= made <= step.end]
-        if owner:
-            owner[0].submissions.append(submission)
-        elif run.steps and made < run.steps[0].begin:
+        begin = next(iter(submission.host.values()))[0]
+        owner = next((step for step in run.steps if step.begin <= begin <= step.end), None)
+        if owner is not None:
+            owner.submissions.append(submission)
+        elif run.steps and begin < run.steps[0].begin:
             run.before = submission
 
 
@@ -338,35 +329,36 @@ def _programs(step: _Step) -> list[Program]:
 
 def _alike(run: _Run) -> list[_Step]:
     """The steps that run what the middle one runs: a longer context may take other kernels."""
-    wanted = _programs(run.steps[len(run.steps) // 2])
-    return [step for step in run.steps if _programs(step) == wanted]
+    programs = _programs(run.steps[len(run.steps) // 2])
+    return [step for step in run.steps if _programs(step) == programs]
 
 
-def _dispatches(work: _Prefill | _DecodeTrial, run: _Run) -> tuple[Timed, ...]:
+def _dispatches(work: _Work, run: _Run) -> tuple[Timed, ...]:
     steps = _alike(run)
     times = np.array([np.concatenate([np.diff(s.ends) for s in step.submissions]) for step in steps])
     means = iter((times.mean(0) / 1e3).tolist())
     position = work.depth + (len(run.steps) // 2 if work.name == "decode" else 0)
-    found = []
+    dispatches = []
     for program in _programs(steps[0]):
         plan, rows, launches = work.model.launches(program)
         for launch in launches:
             nbytes, operations = launch.work(position)
-            grid = launch.step.grid
-            op = label(launch.op, launch.dims)
-            about = (launch.layer, op, launch.route, launch.step.label, grid[0] * grid[1] * grid[2])
-            found.append(
+            dispatches.append(
                 Timed(
-                    *about,
-                    tuple(dict.fromkeys(launch.buffers)),
-                    next(means),
-                    nbytes,
-                    operations,
-                    uses_matrix_units(launch.step),
+                    layer=launch.layer,
+                    op=label(launch.op, launch.dims),
+                    route=launch.route,
+                    kernel=launch.step.label,
+                    workgroups=math.prod(launch.step.grid),
+                    operands=tuple(dict.fromkeys(launch.buffers)),
+                    us=next(means),
+                    bytes=nbytes,
+                    flops=operations,
+                    matrix_units=uses_matrix_units(launch.step),
                 )
             )
         position += rows if plan == "prefill" else 0
-    return tuple(found)
+    return tuple(dispatches)
 
 
 def _offset(run: _Run, clock: str) -> float:
@@ -386,23 +378,23 @@ def _timeline(run: _Run, clock: str) -> tuple[dict[str, Any], ...]:
     def us(nanoseconds: float) -> float:
         return (nanoseconds - zero) / 1e3
 
-    found = []
+    timeline = []
     for step in shown:
         ends = [s.ends + offset for s in step.submissions if s.ends.size]
         gpu = [us(float(ends[0][0])), us(float(ends[-1][-1]))] if ends else None
-        found.append({"host": [[name, us(begin), us(end)] for name, begin, end in step.host()], "gpu": gpu})
-    return tuple(found)
+        timeline.append({"host": [[name, us(begin), us(end)] for name, begin, end in step.host()], "gpu": gpu})
+    return tuple(timeline)
 
 
 def _events(run: _Run, dispatches: Sequence[Timed], clock: str) -> list[Event]:
     offset, zero = _offset(run, clock), run.steps[0].begin
-    found = []
+    events = []
     for step in _alike(run):
         for name, begin, end in step.host():
-            found.append(Event("host", name, (begin - zero) / 1e3, (end - begin) / 1e3, {}))
+            events.append(Event("host", name, (begin - zero) / 1e3, (end - begin) / 1e3, {}))
         ends = [(s.ends + offset - zero) / 1e3 for s in step.submissions]
         spans = [span for times in ends for span in zip(times[:-1].tolist(), times[1:].tolist(), strict=True)]
         for timed, (begin, end) in zip(dispatches, spans, strict=True):
             details = {key: getattr(timed, key) for key in ("layer", "op", "route", "workgroups", "bytes", "flops")}
-            found.append(Event("GPU", timed.kernel, begin, end - begin, details))
-    return found
+            events.append(Event("GPU", timed.kernel, begin, end - begin, details))
+    return events

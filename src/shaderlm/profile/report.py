@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,21 +35,21 @@ class Group:
         return 100 * self.floor_us / self.us if self.us else 0.0
 
 
-def grouped(dispatches: Sequence[Timed], roofline: Roofline, key: Callable[[Timed], str]) -> list[Group]:
-    """In the order in which each group first comes."""
+def grouped(dispatches: Sequence[Timed], roofline: Roofline, key: str) -> list[Group]:
+    """By the attribute `key`, in the order in which each group first comes."""
     members: dict[str, list[Timed]] = {}
     for timed in dispatches:
-        members.setdefault(key(timed), []).append(timed)
+        members.setdefault(getattr(timed, key), []).append(timed)
     return [
         Group(
             name,
-            len(found),
-            sum(timed.us for timed in found),
-            sum(timed.bytes for timed in found),
-            sum(timed.flops for timed in found),
-            sum(roofline.floor_us(timed.bytes, timed.flops, timed.matrix_units) for timed in found),
+            len(group),
+            sum(timed.us for timed in group),
+            sum(timed.bytes for timed in group),
+            sum(timed.flops for timed in group),
+            sum(roofline.floor_us(timed.bytes, timed.flops, timed.matrix_units) for timed in group),
         )
-        for name, found in members.items()
+        for name, group in members.items()
     ]
 
 
@@ -66,43 +66,43 @@ def head(profile: Profile) -> list[str]:
 def summary(phase: Phase, roofline: Roofline) -> list[str]:
     """One step of a phase in a few lines."""
     rows = f"{phase.rows} token{'s' if phase.rows > 1 else ''} per step"
-    found = [
+    lines = [
         f"{phase.name}: {rows}, {phase.depth:,} in the cache before, {phase.steps} steps",
         f"  wall    {duration(phase.wall_us)} per step, {phase.rows * 1e6 / phase.wall_us:,.1f} tokens/s",
     ]
     if phase.gpu_us is not None and phase.gap_us is not None and phase.traced_wall_us:
         busy = 100 * phase.gpu_us / phase.traced_wall_us
-        found.append(
+        lines.append(
             f"  GPU     {duration(phase.gpu_us)} busy + {duration(phase.gap_us)} idle; busy for {busy:.1f} % of the "
             f"{duration(phase.traced_wall_us)} per step of that run"
         )
         if abs(phase.traced_wall_us / phase.wall_us - 1) > WALLS_DIFFER:
-            found.append("          its wall time differs: the machine had other work to do, or its clocks changed")
+            lines.append("          its wall time differs: the machine had other work to do, or its clocks changed")
     if phase.host_us:
         each = phase.host_us_per_dispatch
         outside = f"; without waiting {duration(each)} per dispatch" if each is not None else ""
-        found.append(f"  host    {_parts(phase.host_us)}{outside}")
+        lines.append(f"  host    {_parts(phase.host_us)}{outside}")
     if phase.ahead_us:
-        found.append(
+        lines.append(
             f"  ahead   recorded ahead by other threads: {_parts(phase.ahead_us)}, "
             f"together {duration(sum(phase.ahead_us.values()))} per step"
         )
     if phase.dispatches:
         count = len(phase.dispatches)
         launching = count * roofline.dispatch_us
-        found.append(
+        lines.append(
             f"  launch  {count} dispatches × {duration(roofline.dispatch_us)} = {duration(launching)}, "
             "which only fewer dispatches would save"
         )
     if phase.timestamped_us is not None and phase.gpu_us:
-        found.append(
+        lines.append(
             f"  traced  with a timestamp after each dispatch {duration(phase.timestamped_us)}; "
             f"{duration(roofline.timestamp_us)} are taken off each, and the rest is scaled by {phase.scale:.2f} to the "
             "GPU time above"
         )
     if not phase.dispatches:
-        found.append("  interrupted before single dispatches were timed")
-    return found
+        lines.append("  interrupted before single dispatches were timed")
+    return lines
 
 
 def _parts(times: Mapping[str, float]) -> str:
@@ -112,33 +112,22 @@ def _parts(times: Mapping[str, float]) -> str:
 def tables(phase: Phase, roofline: Roofline) -> Iterator[Table]:
     """By kernel, by op and by layer."""
     if phase.dispatches:
-        yield _table(
-            f"{phase.name} by kernel", "kernel", phase, roofline, lambda timed: timed.kernel, largest_first=True
-        )
-        yield _table(f"{phase.name} by op", "op", phase, roofline, lambda timed: timed.op, largest_first=True)
-        yield _table(f"{phase.name} by layer", "layer", phase, roofline, lambda timed: timed.layer)
+        for key in ("kernel", "op", "layer"):
+            yield _table(phase, roofline, key)
 
 
-def _table(
-    title: str,
-    first: str,
-    phase: Phase,
-    roofline: Roofline,
-    key: Callable[[Timed], str],
-    *,
-    largest_first: bool = False,
-) -> Table:
+def _table(phase: Phase, roofline: Roofline, key: str) -> Table:
     from rich.text import Text
 
     groups = grouped(phase.dispatches, roofline, key)
-    if largest_first:
+    if key != "layer":  # layers stay in their order
         groups.sort(key=lambda group: -group.us)
     total = sum(group.us for group in groups)
     whole, each = unit_of(max(group.us for group in groups)), unit_of(max(group.us / group.calls for group in groups))
     times = (whole.name, "share", f"{each.name} each")
     fastest = max(group.flops / group.us if group.us else 0.0 for group in groups)  # per µs
     unit, flops_per_us, digits = ("TFLOP/s", 1e6, 2) if fastest >= 1e6 else ("GFLOP/s", 1e3, 1)
-    table = new_table(title, first, "calls", *times, "GB/s", unit, "% of roof")
+    table = new_table(f"{phase.name} by {key}", key, "calls", *times, "GB/s", unit, "% of roof")
     for group in groups:
         table.add_row(
             Text(group.name),  # names come from files: no markup
@@ -211,8 +200,8 @@ def comparison(before: Profile, after: Profile) -> Iterator[Table | str]:
 def _compared(before: Profile, after: Profile, old: Phase, new: Phase) -> Table:
     from rich.text import Text
 
-    olds = {g.name: g for g in grouped(old.dispatches, before.roofline, lambda timed: timed.op)}
-    news = {g.name: g for g in grouped(new.dispatches, after.roofline, lambda timed: timed.op)}
+    olds = {g.name: g for g in grouped(old.dispatches, before.roofline, "op")}
+    news = {g.name: g for g in grouped(new.dispatches, after.roofline, "op")}
     sums = sum(g.us for g in olds.values()), sum(g.us for g in news.values())
     calls = ("calls", "calls after")
     unit = unit_of(max(old.wall_us, new.wall_us))
@@ -243,8 +232,6 @@ def _compared(before: Profile, after: Profile, old: Phase, new: Phase) -> Table:
 
 def change(before: float | None, after: float | None) -> str:
     """In percent; "new" and "gone" where one of them is not there."""
-    if before is None or after is None:
-        return (
-            "gone" if after is None and before is not None else "new" if before is None and after is not None else "–"
-        )
-    return f"{100 * (after / before - 1):+.1f} %" if before else "–"
+    if before is not None and after is not None:
+        return f"{100 * (after / before - 1):+.1f} %" if before else "–"
+    return "gone" if before is not None else "new" if after is not None else "–"
