@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,16 @@ from ..graph.batch import CONTEXTS, PAGE, RUN_ROWS, context_class
 from ..graph.graph import Graph
 from ..graph.sampling import ADJUSTMENT
 from ..models.architecture import Architecture, Config, StepSpec
-from .adjusted import REPORT, LogitAdjustments, LogprobRequest, Logprobs, read_report
+from .adjusted import REPORT, LogitAdjustments, LogprobRequest
 from .pages import MAX_SEQUENCES, Reserved
 from .runner import (
     F32,
     U32,
+    DecodeBatch,
     Runner,
     SequenceChunk,
     StepResult,
+    Tokens,
     bucket,
     head_kind,
     one_row_each,
@@ -61,37 +63,6 @@ from .weights import Progress, Source, upload
 # Compiled while weights are uploaded, with that of decoding: a short question in a chat template takes 33 to 64 tokens,
 # and most kernels serve other buckets too.
 _FIRST_BUCKET = 64
-
-
-@dataclass
-class GpuTokens:
-    """Tokens on their way from the GPU. Waited for once; kept for those who ask again."""
-
-    pending: PendingReadBack
-    wanted: tuple[LogprobRequest, ...] | None = None  # of every output, where log probabilities come back too
-    found: U32 | None = None
-    reports: dict[int, Logprobs] = field(default_factory=dict)
-
-    def wait(self) -> U32:
-        """Tokens by sequence slot."""
-        if self.found is None:
-            words = self.pending.wait().view(np.uint32)
-            if self.wanted is not None:
-                words, self.reports = read_report(words, self.wanted)
-            self.found = words
-        return self.found
-
-    def logprobs(self, slot: int) -> Logprobs | None:
-        """What the settings of a sequence ask for, by its slot."""
-        self.wait()
-        return self.reports.get(slot)
-
-
-class RecordsAhead(Protocol):
-    """Has command buffers that are not submitted yet, over buffers that may be replaced."""
-
-    def drop_pool(self) -> None:
-        """Nothing is recorded ahead any more, until the next step."""
 
 
 class GpuSteps(Runner):
@@ -131,7 +102,7 @@ class GpuSteps(Runner):
         self._planning = threading.RLock()
         self._background: threading.Thread | None = None
         self._bound: dict[StepSpec | Head, BoundProgram] = {}
-        self._decodes: weakref.WeakSet[RecordsAhead] = weakref.WeakSet()
+        self._decodes: weakref.WeakSet[DecodeBatch] = weakref.WeakSet()
         self._buffers: dict[str, Any] = {}  # inputs, pools, tables, scratch and parameters, by the names in plans
         self.plans_made = 0
         if tune:  # while nothing else keeps the GPU busy
@@ -267,7 +238,7 @@ class GpuSteps(Runner):
     def _replace(self, buffers: Mapping[str, Any]) -> None:
         """Other buffers under known names. What was bound to the old ones is bound again when it is wanted."""
         for decode in list(self._decodes):
-            decode.drop_pool()
+            decode.close()
         self._bound.clear()
         old = [self._buffers[name] for name in buffers if name in self._buffers]
         self._buffers.update(buffers)
@@ -313,10 +284,10 @@ class GpuSteps(Runner):
             self.device.copy(Copy(known, grown, known.size))
         self._replace({"counts": grown})
 
-    def reserve_adjusted(self, made: LogitAdjustments, slots: Iterable[int]) -> None:
+    def reserve_adjusted(self, changes: LogitAdjustments, slots: Iterable[int]) -> None:
         """Buffers for what is done with logits. They are made when they are first wanted, and grow."""
         sizes = {"adjustments": ADJUSTMENT.itemsize * self.max_outputs}
-        sizes |= {"biases": made.biases.nbytes, "masks": made.masks.nbytes}
+        sizes |= {"biases": changes.biases.nbytes, "masks": changes.masks.nbytes}
         small = {name: size for name, size in sizes.items() if self._size(name) < size}
         for name, size in small.items():
             self._replace({name: self.device.buffer(bucket(size))})
@@ -348,29 +319,32 @@ class GpuSteps(Runner):
     # steps -----------------------------------------------------------------------------------------------
 
     def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
-        decode = one_row_each(parts)
+        decode, kind, gives = one_row_each(parts), head_kind(parts), {part.gives for part in parts}
         step, rows = self.step_of(len(records), keys, decode), self.step_rows(len(outputs), decode)
-        tokens, wanted = step.tokens, list[StepSpec | Head]([step])
-        given, kind, made = {part.gives for part in parts}, head_kind(parts), None
-        if "hidden" in given:  # first: a sampler moves the records on
-            wanted.append(self.head(rows, tokens, "hidden"))
-        if given - {"nothing", "hidden"}:
-            wanted.append(self.head(rows, tokens, kind))
-        if kind == "adjusted":
-            made = self._adjusted(parts)
-            self.reserve_adjusted(made, outputs["slot"].tolist())
-        programs = self.bound_all(wanted)
+        plans: list[StepSpec | Head] = [step]
+        if "hidden" in gives:  # first: a sampler moves the records on
+            plans.append(self.head(rows, step.tokens, "hidden"))
+        if gives - {"nothing", "hidden"}:
+            plans.append(self.head(rows, step.tokens, kind))
+        changes = self._adjusted(parts) if kind == "adjusted" else None
+        if changes is not None:
+            self.reserve_adjusted(changes, outputs["slot"].tolist())
+        programs = self.bound_all(plans)
         self.written_by = None
-        self.write_batch(padded_batch(records, tokens, len(outputs)), outputs, made)
-        reports = made.wanted if made is not None else None
-        if given == {"nothing"}:  # something must come back for who waits
+        self.write_batch(padded_batch(records, step.tokens, len(outputs)), outputs, changes)
+        if gives == {"nothing"}:  # something must come back for who waits
             done = self.device.submit(programs, (self._buffers["tokens"], 4))
             return StepResult(wait_for_rows=None if done is None else done.wait)
-        pending = self.device.submit(programs, self.token_region(reports) if "token" in given else None)
-        found = GpuTokens(pending, reports) if pending is not None else None
+        requests = None if changes is None else changes.requests
+        pending = self.device.submit(programs, self.token_region(requests) if "token" in gives else None)
+        tokens = None if pending is None else self.tokens(pending, requests)
         # Copied before any later step writes others; waited for by whoever asks, without the lock.
-        logits = self._rows_of("logits", outputs) if given & {"logits", "all logits"} else None
-        return StepResult(found, logits, self._rows_of("states", outputs) if "hidden" in given else None)
+        logits = self._rows_of("logits", outputs) if gives & {"logits", "all logits"} else None
+        return StepResult(tokens, logits, self._rows_of("states", outputs) if "hidden" in gives else None)
+
+    def tokens(self, pending: PendingReadBack, requests: Sequence[LogprobRequest] | None) -> Tokens:
+        """What is read back from `token_region`."""
+        return Tokens(lambda: pending.wait().view(np.uint32), requests)
 
     def step_of(self, rows: int, keys: int, decode: bool, paged: bool = True) -> StepSpec:
         """The step of so many rows of which the longest sees so many keys. `decode`: each is of another sequence."""
@@ -396,30 +370,30 @@ class GpuSteps(Runner):
         assert pending is not None
         return lambda: pending.wait().view(np.float32).reshape(rows, width)
 
-    def write_batch(self, batch: U32, outputs: NDArray[Any], made: LogitAdjustments | None = None) -> None:
+    def write_batch(self, batch: U32, outputs: NDArray[Any], changes: LogitAdjustments | None) -> None:
         """The records of a step, in the order of submissions."""
         self.device.write(self._buffers["batch"], batch)
         if len(outputs):
             self.device.write(self._buffers["outputs"], outputs.view(np.uint32))
-        if made is not None:
-            for name, array in (("adjustments", made.records), ("biases", made.biases), ("masks", made.masks)):
+        if changes is not None:
+            for name, array in (("adjustments", changes.records), ("biases", changes.biases), ("masks", changes.masks)):
                 self.device.write(self._buffers[name], array.view(np.uint32))
 
-    def token_region(self, reports: Sequence[LogprobRequest] | None = None) -> tuple[Buffer, int]:
+    def token_region(self, requests: Sequence[LogprobRequest] | None) -> tuple[Buffer, int]:
         """Where the tokens of a step lie: a buffer, and how many of its bytes.
 
         The last token of every sequence slot; where outputs report log probabilities, the tokens come with these.
         """
-        if reports is None:
+        if requests is None:
             return self._buffers["tokens"], 4 * MAX_SEQUENCES
-        return self._buffers["logprobs"], REPORT * bucket(len(reports))  # the same for all counts of a bucket
+        return self._buffers["logprobs"], REPORT * bucket(len(requests))  # the same for all counts of a bucket
 
     def close(self) -> None:
         """Give all memory back."""
         with self.lock:
             self.closed = True
             for decode in list(self._decodes):
-                decode.drop_pool()
+                decode.close()
         if self._background is not None:
             self._background.join()
         with self.lock:

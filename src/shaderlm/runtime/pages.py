@@ -1,7 +1,7 @@
 """Pages of the KV cache: which are free, who uses them, and what must be copied before it is written.
 
-A pool of pages of `PAGE` positions serves all sequences. A fork shares its parent's pages; a page that is shared is
-copied before one of them writes to it. Knows neither GPU nor arrays.
+A pool of pages of `PAGE` positions serves all sequences. Sequences share pages; a page that is shared is copied
+before one of them writes to it. Knows neither GPU nor arrays.
 """
 
 from __future__ import annotations
@@ -102,10 +102,6 @@ class PagePool:
         if not self._slots:
             raise InputError(f"there are {MAX_SEQUENCES} sequences already, which is the most; free one first")
         return KvSequence(heapq.heappop(self._slots))
-
-    def fork(self, parent: KvSequence) -> tuple[KvSequence, Reserved]:
-        """A sequence that begins with all of another, and shares its pages."""
-        return self.share(parent.pages, parent.length)
 
     def share(self, pages: Sequence[int], length: int) -> tuple[KvSequence, Reserved]:
         """A sequence whose first `length` positions are in pages that others use too."""

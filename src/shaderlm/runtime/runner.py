@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from ..graph.ops import resolve
 from ..graph.reference import rope_table
 from ..graph.sampling import OUTPUT
 from ..models.architecture import Architecture, Config, StepSpec
-from .adjusted import LogitAdjustments, Logprobs, adjusted, check_settings
+from .adjusted import LogitAdjustments, LogprobRequest, Logprobs, adjusted, check_settings, read_report
 from .pages import KvSequence, PagePool, Reserved
 from .sampler_settings import GREEDY, SamplerSettings
 from .weights import Source
@@ -55,16 +55,30 @@ class SequenceChunk(NamedTuple):
         return 1 if self.ids is None else len(self.ids)
 
 
-class Tokens(Protocol):
-    """The tokens of a step, on their way: by sequence slot. What nobody refers to any more is not read back."""
+def decode_chunks(sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> list[SequenceChunk]:
+    """The last token of each, from which the next one is sampled."""
+    return [SequenceChunk(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)]
+
+
+@dataclass
+class Tokens:
+    """The tokens of a step, on their way. What nobody refers to any more is not read back."""
+
+    wait_for_words: Callable[[], U32]  # the last tokens of all sequence slots; with `requests`, a report
+    requests: Sequence[LogprobRequest] | None = None  # of every output, where log probabilities come with the tokens
+
+    @cached_property
+    def _report(self) -> tuple[U32, dict[int, Logprobs]]:
+        words = self.wait_for_words()
+        return (words, {}) if self.requests is None else read_report(words, self.requests)
 
     def wait(self) -> U32:
         """Tokens by sequence slot, of the sequences that got one in this step. May be called again."""
-        ...
+        return self._report[0]
 
     def logprobs(self, slot: int) -> Logprobs | None:
         """What the settings of a sequence ask for, by its slot; None: nothing."""
-        ...
+        return self._report[1].get(slot)
 
 
 @dataclass(frozen=True)
@@ -219,31 +233,22 @@ class Runner(ABC):
             self._check_open()
             return self.pool.add()
 
-    def fork(self, sequence: KvSequence) -> KvSequence:
-        """A sequence that begins with all of another. Pages are shared until one of them writes.
+    def share(self, pages: Sequence[int], length: int) -> KvSequence:
+        """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache.
 
-        Its history, which penalties read, is not the other's: `set_history` gives it one.
+        Pages are shared until one of them writes. Its history, which penalties read, is not the other's.
         """
         with self.lock:
             self._check_open()
-            self._check_not_freed(sequence)
-            return self._shared(*self.pool.fork(sequence))
-
-    def share(self, pages: Sequence[int], length: int) -> KvSequence:
-        """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache."""
-        with self.lock:
-            self._check_open()
-            return self._shared(*self.pool.share(pages, length))
-
-    def _shared(self, child: KvSequence, changed: Reserved) -> KvSequence:
-        if changed.entries:
-            try:
-                self._apply([changed])
-            except BaseException:
-                self.pool.remove(child)
-                raise
-        self.written_by = None  # what the device would write next may be shared now
-        return child
+            child, changed = self.pool.share(pages, length)
+            if changed.entries:
+                try:
+                    self._apply([changed])
+                except BaseException:
+                    self.pool.remove(child)
+                    raise
+            self.written_by = None  # what the device would write next may be shared now
+            return child
 
     def reserve_pages(self, pages: int) -> None:
         """Memory for so many pages in all, at once: for those who know how many there will be."""
@@ -270,7 +275,7 @@ class Runner(ABC):
         """Penalties of a sequence count these tokens, and those that are sampled with penalties from now on.
 
         Tokens that are only run are not counted: give all that is to count when a generation starts. A sequence that
-        is new, forked or truncated has no history, and one loses it that gives anything without penalties.
+        is new, shares pages or is truncated has no history, and one loses it that gives anything without penalties.
         """
         with self.lock:
             self._check_open()
