@@ -528,7 +528,7 @@ def test_a_fault_within_a_generation_is_logged(
     def broken(request: Any) -> Handle:
         handle = Handle(server.model.engine, request, 0)
         handle.submitted_at = 1.0
-        handle.fail(ModelError("weights are missing"))
+        handle.finish("error", ModelError("weights are missing"))
         return handle
 
     monkeypatch.setattr(server.model.engine, "submit", broken)

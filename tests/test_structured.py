@@ -786,11 +786,11 @@ def test_few_grammars_are_kept(model: LanguageModel, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(constraints, "_MAX_PASSED", 5)
     for i in range(9):
         compiler.of_structure(Structure("regex", "regex", f"a{{{i + 1}}}"))
-        assert len(compiler._kept) == min(i + 1, 3)
+        assert len(compiler._grammars) == min(i + 1, 3)
         assert len(compiler._passed) <= 5
-    monkeypatch.setattr(constraints, "_MAX_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(constraints, "_MAX_COMPILE_SECONDS", 0.0)
     compiler.of_structure(Structure("regex", "regex", "b"))
-    assert len(compiler._kept) == 1, "the newest stays"
+    assert len(compiler._grammars) == 1, "the newest stays"
 
 
 def test_a_call_that_a_stop_string_cuts_says_so(model: LanguageModel) -> None:

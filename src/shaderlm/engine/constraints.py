@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _MAX_GRAMMARS, _MAX_PASSED = 64, 1024  # that are kept: compiled ones, and what has passed a trial
 # What it took to compile all that are kept. Their memory goes with it: up to 150 MB for a second were seen.
-_MAX_KEPT_SECONDS = 4.0
+_MAX_COMPILE_SECONDS = 4.0
 _MAX_LARK_BYTES = 16 << 20
 _LONGEST_REASON = 500  # characters of llguidance's own words
 
@@ -167,7 +167,7 @@ class GrammarCompiler:
         self.limits = GrammarLimits()
         self._lock, self._making = threading.Lock(), threading.Lock()
         # By a hash: texts may have megabytes. With the seconds that it took to compile.
-        self._kept: OrderedDict[bytes, tuple[Grammar, float]] = OrderedDict()
+        self._grammars: OrderedDict[bytes, tuple[Grammar, float]] = OrderedDict()
         self._passed: OrderedDict[bytes, None] = OrderedDict()
 
     def prepare(self) -> None:
@@ -237,7 +237,7 @@ class GrammarCompiler:
         """Refuse what cannot be compiled in time."""
         key = _key(text)
         with self._lock:
-            if key in self._kept or key in self._passed:
+            if key in self._grammars or key in self._passed:
                 return
         reason = trials.refusal(option, text)
         if reason is not None:
@@ -250,18 +250,19 @@ class GrammarCompiler:
     def _compiled(self, option: str, text: str, refused: Callable[[str], str], trials: _Trials) -> Grammar:
         key = _key(text)
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key][0]
+            if key in self._grammars:
+                self._grammars.move_to_end(key)
+                return self._grammars[key][0]
         self._check(option, text, refused, trials)
         started = time.monotonic()
         made = self._made(text, refused)
         with self._lock:
-            self._kept[key] = made, time.monotonic() - started
-            while len(self._kept) > 1 and (
-                len(self._kept) > _MAX_GRAMMARS or sum(took for _, took in self._kept.values()) > _MAX_KEPT_SECONDS
+            self._grammars[key] = made, time.monotonic() - started
+            while len(self._grammars) > 1 and (
+                len(self._grammars) > _MAX_GRAMMARS
+                or sum(seconds for _, seconds in self._grammars.values()) > _MAX_COMPILE_SECONDS
             ):
-                self._kept.popitem(last=False)
+                self._grammars.popitem(last=False)
         return made
 
     def _made(self, text: str, refused: Callable[[str], str]) -> Grammar:

@@ -19,7 +19,7 @@ from ..models.architecture import Config
 from ..runtime.runner import Runner
 from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
 from ..text.chat_output import END_OF_THINK, THINK
-from .completion import AsyncStream, Completion, Stream
+from .completion import Completion
 from .constraints import GrammarCompiler, GrammarLimits
 from .driver import Engine
 from .options import (
@@ -32,6 +32,7 @@ from .options import (
 )
 from .report import LoadReport
 from .request import Request
+from .stream import AsyncStream, Stream
 
 Messages = Sequence[Mapping[str, Any]]
 

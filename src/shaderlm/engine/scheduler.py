@@ -42,6 +42,7 @@ class SequenceState:
     needs_host_token: bool = False  # a row can be made only when the token before it is known
     mask_pending: bool = False  # no token can be sampled yet: its mask is being computed
     all_outputs: bool = False  # every row of the prompt gives something, not the last one alone
+    over: bool = False  # it has left the batch, or never joins
     owner: Any = None
     sequence: KvSequence | None = None
     in_flight: int = 0
@@ -98,6 +99,7 @@ class SchedulerLimits:
     fixed_chunk: int = 0  # 0: chunks end anywhere
     shares_prefixes: bool = False  # among all clients, in whole pages
     max_outputs: int = MAX_SEQUENCES  # rows of a step that give something; at least `max_running`
+    max_pages: int = 1 << 31  # of the pool, if the device has the memory
 
 
 @dataclass
@@ -121,6 +123,21 @@ class Scheduler:
     _claimed: int = 0  # pages that the batch in the making takes
     _chunk_was_last: bool = False
 
+    def numbers(self) -> dict[str, Any]:
+        """What `EngineStats` says of sequences and their pages."""
+        pool, cache = self.pool, self.cache
+        return {
+            "running": len(self.running),
+            "preemptions": self.preemptions,
+            "pages": pool.pages,
+            "max_pages": pool.max_pages,
+            "pages_used": pool.pages - pool.free - len(pool.idle),
+            "pages_cached": len(pool.idle),
+            "prefix_queries": cache.queries,
+            "prefix_hits": cache.hits,
+            "evicted_pages": cache.evicted,
+        }
+
     # who is there ----------------------------------------------------------------------------------------
 
     def add(self, state: SequenceState) -> None:
@@ -129,21 +146,27 @@ class Scheduler:
         self._steady, self._blocked = None, False
 
     def finish(self, state: SequenceState, keep: bool = True) -> None:
-        """A request is over. Its pages stay in the prefix cache, if they may."""
-        if state.sequence is None:
+        """A request is over, perhaps before it was added. Its pages stay in the prefix cache, if they may."""
+        if state.sequence is not None:
+            if keep:
+                self._insert(state, whole=False)
+            self._release(state)
+        elif state in self.waiting:
             self.waiting.remove(state)
             self._steady, self._blocked = None, False
-            return
-        if keep:
-            self._insert(state, whole=False)
-        self._release(state)
 
-    def forget(self, states: Sequence[SequenceState]) -> None:
-        """After an error: nothing runs, and these do not wait any more either. Their owner frees their pages."""
-        gone = set(states)
+    def reset(self, failed: Sequence[SequenceState]) -> None:
+        """After an error nobody knows what is in the cache: nothing runs, and these do not wait any more either."""
+        for state in failed:
+            state.over = True
+            if state.sequence is not None:
+                self.free(state.sequence)
+                state.sequence = None
+        gone = set(failed)
         self.waiting = [state for state in self.waiting if state not in gone]
         self.running = []
         self._steady, self._blocked = None, False
+        self.cache.clear()
 
     def preempt(self, state: SequenceState) -> None:
         """Take the pages of a running sequence away. It goes on later."""
@@ -416,7 +439,8 @@ class Scheduler:
         if state.cached_tokens is None:
             state.cached_tokens = length
             if state.cached:
-                self.cache.count(state.prompt_tokens, length)
+                self.cache.queries += state.prompt_tokens
+                self.cache.hits += length
         insort(self.running, state, key=lambda each: each.order)
         return state
 
