@@ -90,10 +90,10 @@ def test_who_goes_away_is_cancelled_and_nobody_else(
             steps.setdefault("cancelled", server.model.engine.stats().steps)
         cancel(handle)
 
-    def finished(handle: Handle, reason: str) -> None:
+    def finished(handle: Handle, reason: str, error: BaseException | None) -> None:
         if reason == "closed":
             steps.setdefault("finished", server.model.engine.stats().steps)
-        finish(handle, reason)
+        finish(handle, reason, error)
 
     monkeypatch.setattr(Handle, "cancel", cancelled)
     monkeypatch.setattr(Handle, "finish", finished)
