@@ -43,9 +43,9 @@ class Slow(Allowed):
         assert not self.used.locked()
         return super().accept(token)
 
-    def is_complete(self, dropped: int, kept: bytes) -> bool:
+    def is_complete(self, dropped: int, prefix: bytes) -> bool:
         assert not self.used.locked()
-        return super().is_complete(dropped, kept)
+        return super().is_complete(dropped, prefix)
 
 
 @pytest.fixture(autouse=True)

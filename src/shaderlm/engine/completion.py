@@ -55,19 +55,3 @@ class Completion(str):
         if "tool_calls" in message:
             message["tool_calls"] = [{"id": f"call_{i}", **call} for i, call in enumerate(message["tool_calls"])]
         return message
-
-    @classmethod
-    def of(
-        cls,
-        text: str,
-        ids: list[int],
-        prompt_ids: list[int],
-        finish_reason: str,
-        logprobs: list[TokenLogprob] | None,
-        timing: Timing,
-    ) -> Completion:
-        """Text with everything that belongs to it."""
-        completion = cls(text)
-        completion.ids, completion.prompt_ids, completion.finish_reason = ids, prompt_ids, finish_reason
-        completion.logprobs, completion.timing = logprobs, timing
-        return completion

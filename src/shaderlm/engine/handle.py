@@ -363,10 +363,11 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             self._items.append(_Item(text, None, None))
         self._ended = time.perf_counter()
         if reason != "error" and self.submitted_at and self.request.generates:
-            prompt = self.sequence.tokens[: self.sequence.prompt_tokens]
-            whole = "".join(self._texts)
-            self.completion = Completion.of(whole, self._ids, prompt, reason, self._logprobs, self.timing)
-            self.completion.chat = self.request.chat
+            completion = Completion("".join(self._texts))
+            completion.ids, completion.logprobs, completion.finish_reason = self._ids, self._logprobs, reason
+            completion.prompt_ids = self.sequence.tokens[: self.sequence.prompt_tokens]
+            completion.timing, completion.chat = self.timing, self.request.chat
+            self.completion = completion
         self._error, self._traceback = error, error.__traceback__ if error is not None else None
         self.finish_reason = reason
         self.sequence.owner = None  # which refers to this

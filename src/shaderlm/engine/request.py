@@ -36,7 +36,7 @@ class Constraint(Protocol):
         """This token came. False: the text is complete. None: the next mask says whether it is."""
         ...
 
-    def is_complete(self, dropped: int, kept: bytes) -> bool:
+    def is_complete(self, dropped: int, prefix: bytes) -> bool:
         """Is the text complete without its last `dropped` tokens, but with these bytes of them? Asked last of all."""
         ...
 

@@ -103,7 +103,7 @@ class StepCore:
             assert self._decode is not None
             return InFlightStep(*self._steady[1:], self._decode.step())
         states = [rows.state for rows in batch.rows]
-        sampled = [(rows.state, kv_sequence(rows.state).slot) for rows in batch.rows if rows.samples]
+        sampled = [(rows.state, rows.state.kv_sequence.slot) for rows in batch.rows if rows.samples]
         if batch.decode:
             tokens = self._decode_step(states)
             fixed = all(used is state.owner.settings for used, state in zip(self._settings, states, strict=True))
@@ -116,7 +116,7 @@ class StepCore:
 
     def _decode_step(self, states: list[SequenceState]) -> Tokens:
         settings = [state.owner.next_settings() for state in states]
-        sequences = [kv_sequence(state) for state in states]
+        sequences = [state.kv_sequence for state in states]
         batch = self._decode
         if batch is None or sequences != self._members or any(map(is_not, settings, self._settings)):
             self._members, self._settings = [], settings
@@ -128,7 +128,7 @@ class StepCore:
         return batch.step()
 
     def _chunk(self, rows: Rows) -> SequenceChunk:
-        state, sequence = rows.state, kv_sequence(rows.state)
+        state, sequence = rows.state, rows.state.kv_sequence
         gives = _GIVES[state.owner.request.output]
         if gives == "all logits" or not rows.samples:
             return SequenceChunk(sequence, rows.ids, gives if gives == "all logits" else "nothing")
@@ -142,7 +142,7 @@ class StepCore:
         pool, context = self._runner.pool, self._runner.config.context
         needed = []
         for rows in batch.rows:
-            sequence = kv_sequence(rows.state)
+            sequence = rows.state.kv_sequence
             # A decode batch reserves the position after the next, too.
             needed.append((sequence, min(2, context - sequence.length) if batch.decode else len(rows.ids or (0,))))
         if not self._runner.usable or pool.missing(needed) == 0 or pool.max_pages == pool.pages:
@@ -172,12 +172,6 @@ class StepCore:
         if self._decode is not None:
             self._decode.close()
             self._decode = None
-
-
-def kv_sequence(state: SequenceState) -> KvSequence:
-    """The cache of a sequence that runs."""
-    assert state.sequence is not None
-    return state.sequence
 
 
 def _outputs(states: list[SequenceState], chunks: list[SequenceChunk]) -> dict[SequenceState, OutputRows]:

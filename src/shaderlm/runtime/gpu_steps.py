@@ -25,7 +25,6 @@ from ..compile.tuner import tuned
 from ..errors import DeviceError, KernelError, ShaderlmError
 from ..gpu import BoundProgram, Buffer, Copy, Device, PendingReadBack, Program
 from ..graph.batch import CONTEXTS, PAGE, RUN_ROWS, context_class
-from ..graph.graph import Graph
 from ..graph.sampling import ADJUSTMENT
 from ..models.architecture import Architecture, Config, StepSpec
 from .adjusted import REPORT, LogitAdjustments, LogprobRequest
@@ -39,6 +38,7 @@ from .runner import (
     StepResult,
     Tokens,
     bucket,
+    buckets,
     head_kind,
     one_row_each,
     padded_batch,
@@ -104,9 +104,9 @@ class GpuSteps(Runner):
         self._bound: dict[StepSpec | Head, BoundProgram] = {}
         self._decodes: weakref.WeakSet[DecodeBatch] = weakref.WeakSet()
         self._buffers: dict[str, Any] = {}  # inputs, pools, tables, scratch and parameters, by the names in plans
-        self.plans_made = 0
         if tune:  # while nothing else keeps the GPU busy
-            self._lowering.tuning = tuned(device, self._decode_graphs(), precision)
+            decode_graphs = [self.graph(StepSpec(1, CONTEXTS[0], self.cache))[0], self.head_graph(1, 1)[0]]
+            self._lowering.tuning = tuned(device, decode_graphs, precision)
         self._weights: dict[str, Any] = {}
         first, reserve = min(_FIRST_BUCKET, self.max_tokens), min(reserve, self.config.context)
         keys: list[StepSpec | Head] = [StepSpec(1, CONTEXTS[0], self.cache), self.head(1, 1, "greedy", paged=False)]
@@ -128,9 +128,6 @@ class GpuSteps(Runner):
                 wait(compiled)
                 self.close()
                 raise
-
-    def _decode_graphs(self) -> list[Graph]:
-        return [self.graph(StepSpec(1, CONTEXTS[0], self.cache))[0], self.head_graph(1, 1)[0]]
 
     def _make_inputs(self, reserve: int) -> None:
         for name, size in input_sizes(self.config, self.device.caps).items():
@@ -158,27 +155,26 @@ class GpuSteps(Runner):
             if key not in self._plans:
                 if isinstance(key, StepSpec):
                     graph, rejected = self.graph(key)
-                    made = body_plan(self._lowering, graph, rejected, key, self.config)
+                    plan = body_plan(self._lowering, graph, rejected, key, self.config)
                 else:
                     graph, rejected = self.head_graph(key.rows, key.tokens, logits=key.kind != "hidden")
-                    made = head_plan(self._lowering, graph, rejected, key, self.config)
-                self._plans[key] = made
-                self.plans_made += 1
+                    plan = head_plan(self._lowering, graph, rejected, key, self.config)
+                self._plans[key] = plan
             return self._plans[key]
 
     def warm_up(self) -> None:
         """Make and compile every plan that any step can want. Takes seconds: for servers and tests."""
-        buckets = [1 << i for i in range(self.max_tokens.bit_length())]
-        steps = [StepSpec(tokens, context, self.cache, True) for tokens in reversed(buckets) for context in CONTEXTS]
+        tokens_of = buckets(self.max_tokens)
+        steps = [StepSpec(tokens, context, self.cache, True) for tokens in reversed(tokens_of) for context in CONTEXTS]
         steps += [StepSpec(1, context, self.cache) for context in CONTEXTS]
-        decoded = [tokens for tokens in buckets if self._has_decode_plan(tokens)]
+        decoded = [tokens for tokens in tokens_of if self._has_decode_plan(tokens)]
         steps += [StepSpec(tokens, context, self.cache, True, True) for tokens in decoded for context in CONTEXTS]
         kinds = ("greedy", "sample", "adjusted", "logits", "hidden")
-        rows = [1 << i for i in range(self.max_outputs.bit_length())]
+        rows = buckets(self.max_outputs)
         heads = [self.head(count, 2, kind) for kind in kinds for count in rows]
         heads += [self.head(1, 1, kind, paged) for kind in kinds for paged in (False, True)]
-        wanted: list[StepSpec | Head] = [*steps, *heads]
-        for key in wanted:
+        keys: list[StepSpec | Head] = [*steps, *heads]
+        for key in keys:
             self.device.compile([launch.step for launch in self.plan(key).launches])
 
     def head(self, rows: int, tokens: int, kind: str, paged: bool = True) -> Head:
@@ -213,12 +209,11 @@ class GpuSteps(Runner):
             self._bound[key] = self.device.bind(plan.program, buffers)
         return self._bound[key]
 
-    def bound_all(self, keys: Iterable[StepSpec | Head]) -> list[BoundProgram]:
+    def bound_all(self, keys: Sequence[StepSpec | Head]) -> list[BoundProgram]:
         """Several plans with their buffers. Binding one may replace a buffer of another, which is then bound again."""
-        wanted = list(keys)
-        for key in wanted:
+        for key in keys:
             self.bound(key)
-        return [self.bound(key) for key in wanted]
+        return [self.bound(key) for key in keys]
 
     def _buffer(self, name: str, spec: BufferSpec) -> Any:
         if spec.role == "weight":
@@ -244,12 +239,6 @@ class GpuSteps(Runner):
         self._buffers.update(buffers)
         for buffer in old:
             buffer.destroy()
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page: the keys and values of all layers."""
-        states = self.plan(StepSpec(1, CONTEXTS[0], self.cache)).of_role("state")
-        return sum(spec.nbytes for spec in states.values()) * PAGE
 
     def _grow(self, pages: int) -> None:
         plan = self.plan(StepSpec(1, CONTEXTS[0], self.cache))
@@ -300,8 +289,8 @@ class GpuSteps(Runner):
     def _reserve_positions(self, positions: int) -> None:
         ropes = self.config.ropes.items()
         if any(self._size(name) < positions * 4 * rope.rotary for name, rope in ropes):
-            wanted = min(self.config.context, max(FIRST_POSITIONS, 2 * positions))
-            self._replace({name: self.device.buffer(table) for name, table in self.rope_tables(wanted).items()})
+            count = min(self.config.context, max(FIRST_POSITIONS, 2 * positions))
+            self._replace({name: self.device.buffer(table) for name, table in self.rope_tables(count).items()})
 
     def _apply(self, changed: Sequence[Reserved]) -> None:
         plan = self.plan(StepSpec(1, CONTEXTS[0], self.cache))
@@ -398,18 +387,18 @@ class GpuSteps(Runner):
             self._background.join()
         with self.lock:
             self._bound.clear()
-            for kept in (self._weights, self._buffers):
-                for buffer in kept.values():
+            for buffers in (self._weights, self._buffers):
+                for buffer in buffers.values():
                     buffer.destroy()
-                kept.clear()
+                buffers.clear()
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
         caps = self.device.caps
-        held = sum(buffer.size for buffer in self._weights.values())
+        nbytes = sum(buffer.size for buffer in self._weights.values())
         return {
             "device": f"{caps.name} ({caps.backend})",
-            "weight_bytes": held,
+            "weight_bytes": nbytes,
             "cache": self.cache,
             "precision": self._lowering.precision if caps.policy.round_inputs else "exact",
         }
@@ -417,10 +406,10 @@ class GpuSteps(Runner):
 
 def _together(entries: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
     """Entries with neighbouring indices as (first index, values)."""
-    found: list[tuple[int, list[int]]] = []
+    groups: list[tuple[int, list[int]]] = []
     for index, value in entries:
-        if found and found[-1][0] + len(found[-1][1]) == index:
-            found[-1][1].append(value)
+        if groups and groups[-1][0] + len(groups[-1][1]) == index:
+            groups[-1][1].append(value)
         else:
-            found.append((index, [value]))
-    return found
+            groups.append((index, [value]))
+    return groups

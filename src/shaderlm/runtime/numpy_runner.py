@@ -105,12 +105,6 @@ class NumpyRunner(Runner):
             self._graphs[key] = make()
         return self._graphs[key]
 
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page: the keys and values of all layers."""
-        widths = {"f16": 2, "f32": 4}
-        return sum(widths[each.format] * int(np.prod(each.shape[1:])) for each in self._states.values()) * PAGE
-
     def _grow(self, pages: int) -> None:
         pools = {}
         for name, tensor in self._states.items():

@@ -134,6 +134,7 @@ class Runner(ABC):
     max_tokens: int  # rows of a step
     max_outputs: int  # rows of logits of a step
     max_pages: int  # of the pool, on this device
+    cache: str  # the format of keys and values
     runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
     steps_ahead: int  # steps worth submitting before the first of them is waited for
     warm_up_seconds = 0.0  # that the device works before its clocks are up
@@ -211,19 +212,19 @@ class Runner(ABC):
 
     def head_graph(self, rows: int, tokens: int, *, logits: bool = True) -> tuple[Graph, tuple[RejectedFusion, ...]]:
         """The fused graph from the hidden states of `tokens` rows to the logits of `rows` of them, or to the norm."""
-        made = self._architecture.head(self.config, rows, tokens, logits=logits)
-        return fuse(made, self._fusions, self._unsupported_reason)
+        graph = self._architecture.head(self.config, rows, tokens, logits=logits)
+        return fuse(graph, self._fusions, self._unsupported_reason)
 
     def rope_tables(self, positions: int) -> dict[str, F32]:
         """(cos, sin) [positions, rotary / 2, 2] of every table."""
-        found = {}
+        tables = {}
         for name, rope in self.config.ropes.items():
             where = np.arange(positions, dtype=np.float64) / rope.linear_scale
             named = rope.factors_for(self.config.context)
             factors = self._factors[named] if named else None
             table = rope_table(where, rope.rotary, rope.theta, factors, rope.yarn, rope.magnitude)
-            found[name] = table.astype(np.float32)
-        return found
+            tables[name] = table.astype(np.float32)
+        return tables
 
     # sequences -------------------------------------------------------------------------------------------
 
@@ -261,9 +262,10 @@ class Runner(ABC):
                 self._grow(pages)
 
     @property
-    @abstractmethod
     def page_bytes(self) -> int:
         """Bytes of a page: the keys and values of all layers."""
+        tensors = self._architecture.build(self.config, StepSpec(1, cache=self.cache)).tensors.values()
+        return sum(each.nbytes for each in tensors if each.role == "state") * PAGE
 
     def truncate(self, sequence: KvSequence, length: int) -> None:
         """Forget what comes after the first `length` positions of a sequence."""
@@ -387,16 +389,16 @@ class Runner(ABC):
                 "were given. Shorten the prompt, or load the model with a longer context"
             )
 
-    def _reserve(self, wanted: Sequence[tuple[KvSequence, int]]) -> None:
+    def _reserve(self, counts: Sequence[tuple[KvSequence, int]]) -> None:
         """Pages for what a step writes. All or nothing: the pool grows first."""
         needed = self.pool.needed
-        taking = [each for each in wanted if needed(*each)]
+        taking = [each for each in counts if needed(*each)]
         pool = self.pool
         if pages := pool.missing(taking):
             most = max(pool.pages, min(pool.max_pages, self.max_pages))
-            kept = min(most, pool.pages_worth_keeping(pages))
-            if self.reclaim is not None and pool.pages + pages > kept:
-                self.reclaim(pool.pages + pages - kept)
+            limit = min(most, pool.pages_worth_keeping(pages))
+            if self.reclaim is not None and pool.pages + pages > limit:
+                self.reclaim(pool.pages + pages - limit)
                 pages = pool.missing(taking)
         if pages:
             pages += pool.pages
@@ -404,9 +406,9 @@ class Runner(ABC):
                 holds = f"{most * PAGE:,} tokens of all sequences"
                 raise DeviceError(f"the cache holds {holds} on this device, and it is full. Free a sequence first")
             # Twice as many, so that growing is rare; but no more than the sequences can ever fill, or the cache keeps.
-            useful = max(kept if pool.idle else 0, pool.sequences * pool.pages_per_sequence)
+            useful = max(limit if pool.idle else 0, pool.sequences * pool.pages_per_sequence)
             self._grow(min(most, max(pages, min(2 * pool.pages, useful), FIRST_PAGES)))
-        self._reserve_positions(max(sequence.length + count for sequence, count in wanted))
+        self._reserve_positions(max(sequence.length + count for sequence, count in counts))
         if not taking:  # most decode rows stay in their pages
             return
         changed = [self.pool.reserve(sequence, count) for sequence, count in taking]
@@ -442,12 +444,12 @@ class Runner(ABC):
 
     def _outputs(self, parts: Sequence[SequenceChunk]) -> NDArray[Any]:
         """The records of a step's outputs."""
-        found, at = [], 0
+        outputs, at = [], 0
         for part in parts:
             rows = range(at, at + part.rows) if part.gives == "all logits" else [at + part.rows - 1]
-            found += [output_record(row, part.sequence, part.settings) for row in rows if part.gives != "nothing"]
+            outputs += [output_record(row, part.sequence, part.settings) for row in rows if part.gives != "nothing"]
             at += part.rows
-        return np.array(found, OUTPUT)
+        return np.array(outputs, OUTPUT)
 
     def _adjusted(self, parts: Sequence[SequenceChunk]) -> LogitAdjustments:
         """What is done with the logits of a step's outputs beside sampling."""
@@ -513,6 +515,11 @@ def one_row_each(parts: Sequence[SequenceChunk]) -> bool:
 def bucket(rows: int) -> int:
     """The number of rows that a plan is made for: the next power of two."""
     return 1 << (rows - 1).bit_length()
+
+
+def buckets(most: int) -> list[int]:
+    """1, 2, 4, … up to `most`."""
+    return [1 << i for i in range(most.bit_length())]
 
 
 def padded_batch(records: U32, tokens: int, outputs: int) -> U32:
