@@ -689,7 +689,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
 def test_a_lost_device_is_a_503_and_the_model_comes_back(path: Path) -> None:
     with running(loader(path)) as server, server.client() as http:
         first = server.model
-        first.engine.lost = DeviceError("the device is gone")
+        first.engine._inbox.lost = DeviceError("the device is gone")
         found = http.post("/v1/chat/completions", json=LONG)
         assert (found.status_code, found.json()["error"]["type"]) == (503, "unavailable_error")
         until(lambda: http.get("/health").status_code == 200)
