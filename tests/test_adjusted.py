@@ -173,7 +173,7 @@ def test_histories_belong_to_generations(runner: Runner) -> None:
     runner.set_history(parent, ids)
     token = token_of(runner.step([SequenceChunk(parent, ids, "token", how)]), parent).wait()
     assert token == first[0][0]
-    child = runner.share(parent.pages, parent.length)
+    child = runner.fork(parent)
     with pytest.raises(InputError, match="set_history"):
         runner.step([SequenceChunk(child, None, "token", how)])
     runner.set_history(child, [*ids, token])

@@ -120,7 +120,7 @@ def test_forks_share_pages_until_they_write(runner: Runner, oracle: Callable[...
     runner.step([SequenceChunk(parent, shared[:100], "nothing")])
     runner.step([SequenceChunk(parent, shared[100:], "nothing")])
     free = runner.pool.free
-    child = runner.share(parent.pages, parent.length)
+    child = runner.fork(parent)
     assert runner.pool.free == free, "a fork takes no page"
     mine, yours = random_ids(rng, runner, 3), random_ids(rng, runner, 4)
     found = runner.step([SequenceChunk(child, mine, "logits"), SequenceChunk(parent, yours, "logits")])
@@ -164,7 +164,7 @@ def test_random_schedules(seed: int, runner: Runner, oracle: Callable[..., F32])
         elif action == "fork" and sequences:
             parent = sequences[rng.integers(len(sequences))]
             if len(known) < 6:
-                known[runner.share(parent.pages, parent.length)] = list(known[parent])
+                known[runner.fork(parent)] = list(known[parent])
         elif action == "truncate" and sequences:
             sequence = sequences[rng.integers(len(sequences))]
             kept = int(rng.integers(0, len(known[sequence]) + 1))

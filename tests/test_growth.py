@@ -176,7 +176,7 @@ def test_pages_that_cannot_be_copied_stay_shared(runner: GpuRunner, monkeypatch:
     ids = some_ids(PAGE + 9)
     parent = runner.add()
     run(runner, parent, ids)
-    child = runner.share(parent.pages, parent.length)
+    child = runner.fork(parent)
     pages, free = list(child.pages), runner.pool.free
     other = runner.add()
     runner.step([SequenceChunk(other, [1, 2], "all logits")])  # what a step of two rows needs is there
@@ -264,7 +264,7 @@ def test_a_freed_sequence_is_refused(either: Runner) -> None:
     for _ in range(2):
         batch.step().wait()
     either.free(sequence)
-    for use in (batch.step, lambda: either.step([SequenceChunk(sequence, [1])])):
+    for use in (batch.step, lambda: either.fork(sequence), lambda: either.step([SequenceChunk(sequence, [1])])):
         with pytest.raises(InputError, match="this sequence was freed"):
             use()
     batch.close()

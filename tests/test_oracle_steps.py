@@ -124,7 +124,7 @@ def test_forks_and_what_is_forgotten(model: Loaded) -> None:
     parent = runner.add()
     for first in (0, 100):
         runner.step([SequenceChunk(parent, case.prompt[first : first + 100], "nothing")])
-    child = runner.share(parent.pages, parent.length)
+    child = runner.fork(parent)
     found = model.logits(SequenceChunk(child, case.prompt[200:260], "logits"), SequenceChunk(parent, other, "logits"))
     assert_logits(found[0], alone[259], "the fork")
     assert_logits(found[1], model.whole([*case.prompt[:200], *other])[-1], "its parent")
@@ -167,7 +167,7 @@ def test_checkpoints_without_an_oracle(
         step((first, ids[:3], alone[2]), (second, short[:1], other[0]))
         step((second, short[1:], other[4]), (first, ids[3:4], alone[3]))
         step((first, ids[4:12], alone[11]))
-        third = runner.share(first.pages, first.length)
+        third = runner.fork(first)
         step((third, short, forked[-1]), (first, ids[12:39], alone[38]))
         runner.truncate(third, 10)
         step((first, ids[39:], alone[39]), (third, ids[10:30], alone[29]))

@@ -153,7 +153,7 @@ def test_no_batch_makes_a_plan(runner: GpuRunner) -> None:
     while sequences[0].length < 320:
         runner.step([SequenceChunk(sequences[0], some_ids(rng, min(16, 320 - sequences[0].length)), "nothing")])
     runner.free(sequences[1])
-    sequences[1] = runner.share(sequences[0].pages, sequences[0].length)
+    sequences[1] = runner.fork(sequences[0])
     for count in (2,) if slow(runner) else (1, 2, 3, 4):
         decode(count)
         if not slow(runner):

@@ -234,11 +234,17 @@ class Runner(ABC):
             self._check_open()
             return self.pool.add()
 
-    def share(self, pages: Sequence[int], length: int) -> KvSequence:
-        """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache.
+    def fork(self, sequence: KvSequence) -> KvSequence:
+        """A sequence that begins with all of another. Pages are shared until one of them writes.
 
-        Pages are shared until one of them writes. Its history, which penalties read, is not the other's.
+        Its history, which penalties read, is not the other's: `set_history` gives it one.
         """
+        with self.lock:
+            self._check_not_freed(sequence)
+            return self.share(sequence.pages, sequence.length)
+
+    def share(self, pages: Sequence[int], length: int) -> KvSequence:
+        """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache."""
         with self.lock:
             self._check_open()
             child, changed = self.pool.share(pages, length)
@@ -277,7 +283,7 @@ class Runner(ABC):
         """Penalties of a sequence count these tokens, and those that are sampled with penalties from now on.
 
         Tokens that are only run are not counted: give all that is to count when a generation starts. A sequence that
-        is new, shares pages or is truncated has no history, and one loses it that gives anything without penalties.
+        is new, forked or truncated has no history, and one loses it that gives anything without penalties.
         """
         with self.lock:
             self._check_open()
