@@ -17,7 +17,7 @@ from shaderlm.engine.report import LoadReport
 from shaderlm.graph.batch import LAST, PAGE, RUN
 from shaderlm.runtime.adjusted import Logprobs
 from shaderlm.runtime.pages import MAX_SEQUENCES, KvSequence, Reserved
-from shaderlm.runtime.runner import U32, DecodeBatch, Runner, SequenceChunk, StepResult
+from shaderlm.runtime.runner import U32, DecodeBatch, Runner, SequenceChunk, StepResult, Tokens
 from shaderlm.runtime.sampler_settings import SamplerSettings
 from shaderlm.text import Tokenizer, Vocabulary
 
@@ -46,7 +46,7 @@ def continued(ids: Sequence[int], token: NextToken, count: int) -> list[int]:
     return found[len(ids) :]
 
 
-class FakeTokens:
+class FakeTokens(Tokens):
     """The tokens of a step, under way; what became of them is kept."""
 
     def __init__(self, runner: FakeRunner, tokens: U32) -> None:

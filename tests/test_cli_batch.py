@@ -395,7 +395,7 @@ def test_a_lost_device_is_no_result(tiny: Path, tmp_path: Path, monkeypatch: pyt
 
     def lost(*given: Any) -> None:
         finish(*given)
-        loaded[0].engine.lost = DeviceError("the device is lost")
+        loaded[0].engine._inbox.lost = DeviceError("the device is lost")
 
     with monkeypatch.context() as patched:
         patched.setattr(batch_module, "_finish", lost)

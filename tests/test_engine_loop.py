@@ -513,7 +513,7 @@ def test_a_wrong_request_does_not_reach_the_others(model: LanguageModel) -> None
         def accept(self, token: int) -> bool:
             return True
 
-        def is_complete(self, dropped: int, kept: bytes) -> bool:
+        def is_complete(self, dropped: int, prefix: bytes) -> bool:
             return True
 
     running = model.engine.submit(request([5], 60))
@@ -553,14 +553,14 @@ class Allowed:
         self.seen.append(token)
         return len(self.seen) < self.tokens or not self.ends
 
-    def is_complete(self, dropped: int, kept: bytes) -> bool:
+    def is_complete(self, dropped: int, prefix: bytes) -> bool:
         return len(self.seen) - dropped >= self.tokens
 
 
 class Unknown(Allowed):
     """A constraint that cannot say whether a text is complete."""
 
-    def is_complete(self, dropped: int, kept: bytes) -> bool:
+    def is_complete(self, dropped: int, prefix: bytes) -> bool:
         raise ZeroDivisionError("nobody knows")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shaderlm.engine import EngineOptions, Handle, LanguageModel, mask_queue, masks
+from shaderlm.engine import EngineOptions, Handle, LanguageModel, mask_queue
 from shaderlm.errors import UnavailableError
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.runner import FIRST_PAGES
@@ -43,9 +43,9 @@ class Slow(Allowed):
         assert not self.used.locked()
         return super().accept(token)
 
-    def is_complete(self, dropped: int, kept: bytes) -> bool:
+    def is_complete(self, dropped: int, prefix: bytes) -> bool:
         assert not self.used.locked()
-        return super().is_complete(dropped, kept)
+        return super().is_complete(dropped, prefix)
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +160,7 @@ def test_a_constraint_that_closes_its_model(model: LanguageModel) -> None:
 
     with pytest.raises(UnavailableError, match="this model is closed"):
         list(model.engine.submit(request([6], constraint=Closes(7))))
-    wait_until(lambda: not model.engine._masks.threads.has_threads)
+    wait_until(lambda: not model.engine._masks.has_threads)
 
 
 @pytest.mark.parametrize("problem", [ZeroDivisionError("no mask"), SystemExit(1)])
@@ -280,14 +280,14 @@ def test_a_thread_for_masks_that_cannot_be_started(model: LanguageModel, monkeyp
 
 def during_wait(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
     """Do this when whoever steps is about to wait for a mask, in its thread, as a signal handler would."""
-    wait = model.engine._masks.threads.wait
+    wait = model.engine._masks.await_mask
 
     def interrupted(seconds: float | None) -> Any:
-        monkeypatch.setattr(model.engine._masks.threads, "wait", wait)
+        monkeypatch.setattr(model.engine._masks, "await_mask", wait)
         work()
         return wait(seconds)
 
-    monkeypatch.setattr(model.engine._masks.threads, "wait", interrupted)
+    monkeypatch.setattr(model.engine._masks, "await_mask", interrupted)
     monkeypatch.setattr(model.engine._masks, "in_place", lambda handle, active: False)
 
 
@@ -306,7 +306,7 @@ def test_a_request_that_comes_while_a_turn_begins_to_wait_for_masks(
         fill(ahead)
 
     monkeypatch.setattr(model.engine, "_fill", filled)
-    model.engine._masks.threads.wake()  # a turn begins
+    model.engine._masks.wake()  # a turn begins
     wait_until(lambda: bool(came) and came[0].finish_reason is not None)
     assert ids_of(came[0]) == expected([7], 5)
     slow.go_on.set()
@@ -315,9 +315,9 @@ def test_a_request_that_comes_while_a_turn_begins_to_wait_for_masks(
 @pytest.mark.parametrize("end", ["close", "cancel"])
 def test_masks_that_nobody_wants_any_more_are_not_computed(end: str) -> None:
     model, _ = made()
-    slow = [Slow(at=0) for _ in range(3 * masks._MAX_THREADS)]
+    slow = [Slow(at=0) for _ in range(3 * mask_queue._MAX_THREADS)]
     handles = [model.engine.submit(request([6], 9, constraint=each)) for each in slow]
-    wait_until(lambda: sum(each.asked.is_set() for each in slow) == masks._MAX_THREADS)
+    wait_until(lambda: sum(each.asked.is_set() for each in slow) == mask_queue._MAX_THREADS)
 
     def go_on() -> None:
         for each in slow:
@@ -332,10 +332,10 @@ def test_masks_that_nobody_wants_any_more_are_not_computed(end: str) -> None:
             handle.cancel()
         wait_until(lambda: not model.engine.stats().running)
         going_on.start()
-        wait_until(lambda: not model.engine._masks.threads.has_threads)
+        wait_until(lambda: not model.engine._masks.has_threads)
         model.close()
     going_on.join()
-    assert sum(each.asked.is_set() for each in slow) == masks._MAX_THREADS
+    assert sum(each.asked.is_set() for each in slow) == mask_queue._MAX_THREADS
 
 
 def test_a_signal_handler_while_masks_are_awaited(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

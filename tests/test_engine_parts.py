@@ -12,9 +12,10 @@ from shaderlm.engine.completion import Timing
 from shaderlm.engine.counters import Counters
 from shaderlm.engine.inbox import Inbox
 from shaderlm.engine.mask_queue import MaskQueue
-from shaderlm.engine.recovery import failed_handles
-from shaderlm.engine.scheduler import Batch, Rows
+from shaderlm.engine.recovery import Recovery
+from shaderlm.engine.scheduler import Batch, Rows, Scheduler, SchedulerLimits
 from shaderlm.engine.step_core import StepCore
+from shaderlm.runtime.prefix_cache import PrefixCache
 
 from .fake_runner import FakeRunner, continued, hashed
 from .test_engine_loop import VOCABULARY, Allowed, made
@@ -182,30 +183,41 @@ def test_masks_of_several_are_computed_by_threads() -> None:
     assert found >= {given[0].id, given[2].id}
     assert queue.wait(None, lambda: False) == [], "nothing is awaited, so nobody waits"
     queue.release()
-    queue.threads.join()
-    assert not queue.threads.has_threads
+    queue.join()
+    assert not queue.has_threads
 
 
 # Recovery -----------------------------------------------------------------------------------------------------
 
 
+def recovery(runner: FakeRunner, waiting: list[Handle], new: list[Handle]) -> Recovery:
+    """Of an engine in which these requests wait, or are new."""
+    cache = PrefixCache(runner.pool)
+    scheduler = Scheduler(runner.pool, cache, SchedulerLimits(64, 16, 64), runner.share, runner.free)
+    inbox = Inbox()
+    for handle in waiting:
+        scheduler.add(handle.sequence)
+    inbox.new.extend(new)
+    return Recovery(runner, StepCore(runner), scheduler, inbox, MaskQueue(VOCABULARY))
+
+
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_who_fails_with_a_step(interrupted: bool) -> None:
-    masks = MaskQueue(VOCABULARY)
+def test_who_fails_with_a_step(runner: FakeRunner, interrupted: bool) -> None:
     constrained = Request([1], constraint=Allowed(5))
     ran, waits, new, raising = handles(*[Request([1])] * 4)
     masked, unmasked, new_masked = handles(*[constrained] * 3)
-    masks.add(masked)
-    active = [ran, waits, new, raising, masked, unmasked, new_masked]
-    waiting = [handle.sequence for handle in (waits, raising, masked, unmasked)]
-    failed = failed_handles(active, raising, waiting, [new, new_masked], masks, interrupted)
+    parts = recovery(runner, [waits, raising, masked, unmasked], [new, new_masked])
+    parts.masks.add(masked)
+    parts.inbox.active = dict(enumerate((ran, waits, new, raising, masked, unmasked, new_masked)))
+    failed = parts.failed_handles(raising, interrupted)
     assert failed == [ran, raising, *([masked] if interrupted else []), unmasked]
 
 
-def test_a_turn_that_fails_without_any_step_takes_all() -> None:
+def test_a_turn_that_fails_without_any_step_takes_all(runner: FakeRunner) -> None:
     given = handles(*[Request([1])] * 2)
-    waiting = [handle.sequence for handle in given]
-    assert failed_handles(given, None, waiting, [], MaskQueue(VOCABULARY), False) == given
+    parts = recovery(runner, given, [])
+    parts.inbox.active = dict(enumerate(given))
+    assert parts.failed_handles(None, False) == given
 
 
 # Counters -----------------------------------------------------------------------------------------------------

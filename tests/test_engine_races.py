@@ -282,9 +282,9 @@ def test_draining_ends_after_the_last_text(monkeypatch: pytest.MonkeyPatch) -> N
     handle = model.engine.submit(request([5], 3))
     finish = handle.finish
 
-    def slow(reason: str) -> None:
+    def slow(reason: str, error: BaseException | None) -> None:
         time.sleep(0.05)
-        finish(reason)
+        finish(reason, error)
 
     monkeypatch.setattr(handle, "finish", slow)
     go_on.set()
@@ -361,14 +361,14 @@ def test_ctrl_c_is_for_the_thread_that_got_it(monkeypatch: pytest.MonkeyPatch) -
 def test_ctrl_c_twice_leaves_the_engine_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one comes while the first is being dealt with."""
     model, runner = made()
-    forget = model.engine._scheduler.forget
+    reset = model.engine._scheduler.reset
 
     def interrupted(states: Any) -> None:
-        monkeypatch.setattr(model.engine._scheduler, "forget", forget)
+        monkeypatch.setattr(model.engine._scheduler, "reset", reset)
         raise KeyboardInterrupt
 
     fail_once(runner, KeyboardInterrupt())
-    monkeypatch.setattr(model.engine._scheduler, "forget", interrupted)
+    monkeypatch.setattr(model.engine._scheduler, "reset", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.generate([5], max_tokens=9)
     assert model.engine.sequences() == []
@@ -401,7 +401,7 @@ def test_an_engine_that_cannot_recover_ends_every_request(monkeypatch: pytest.Mo
     go_on = held(runner)
     handles = [model.engine.submit(request([i], 30)) for i in range(3)]
     wait_until(lambda: len(runner.steps) >= 2)
-    monkeypatch.setattr(model.engine._scheduler, "forget", lambda states: 1 // 0)
+    monkeypatch.setattr(model.engine._scheduler, "reset", lambda states: 1 // 0)
     fail_once(runner, ValueError("a bug"))
     go_on.set()
     for handle in handles:

@@ -30,8 +30,8 @@ LOG = np.log(f32(0.1, 0.3, 0.2, 0.1, 0.3))
 
 
 def test_greedy_takes_the_lowest_of_the_largest() -> None:
-    assert SamplingParams().greedy
-    assert not SamplingParams(temperature=1e-9).greedy
+    assert settings_of(SamplingParams()).greedy
+    assert not settings_of(SamplingParams(temperature=1e-9)).greedy
     assert sampled(f32(np.nan, 1, 3, 3, -np.inf), SamplingParams(top_k=5, top_p=0.1)) == 2
     assert sampled(f32(0, 5, 4), SamplingParams(logit_bias={1: -2})) == 2
     assert sampled(f32(0, 5, 4), SamplingParams(presence_penalty=2), [1]) == 2

@@ -108,11 +108,11 @@ def test_growth_makes_no_plan_and_compiles_nothing(runner: GpuRunner) -> None:
     sequences = [runner.add() for _ in range(3)]
     for sequence in sequences[:2]:
         run(runner, sequence, some_ids(64))
-    made, compiled = runner.plans_made, len(runner.device._pipelines)
+    made, compiled = len(runner._plans), len(runner.device._pipelines)
     for sequence in sequences:
         run(runner, sequence, some_ids(FIRST - 64))
     assert runner.pool.pages >= 2 * FIRST_PAGES
-    assert (runner.plans_made, len(runner.device._pipelines)) == (made, compiled)
+    assert (len(runner._plans), len(runner.device._pipelines)) == (made, compiled)
 
 
 @pytest.mark.parametrize("left", [0, 1])

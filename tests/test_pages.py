@@ -71,7 +71,7 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda self: 0 < len(self.expected) < 6)
     def fork(self, parent: KvSequence) -> KvSequence:
         free = self.pool.free
-        child, reserved = self.pool.fork(parent)
+        child, reserved = self.pool.share(parent.pages, parent.length)
         assert reserved.copies == ()
         assert self.pool.free == free, "a fork takes no page"
         self.apply(reserved)
@@ -189,7 +189,7 @@ def test_only_what_is_written_is_copied() -> None:
     """Of three shared pages the last is copied, and only for the first who writes to it."""
     pool = PagePool(CONTEXT)
     parent = filled(pool, 2 * PAGE + 5)
-    child, reserved = pool.fork(parent)
+    child, reserved = pool.share(parent.pages, parent.length)
     assert reserved == Reserved((), tuple((pool.table_index(child) + i, page) for i, page in enumerate(parent.pages)))
     assert pool.missing([(child, 1), (parent, 1)]) == 2
     pool.grow(8)
@@ -208,6 +208,6 @@ def test_mistakes_are_refused() -> None:
     with pytest.raises(InputError, match=f"{MAX_SEQUENCES} sequences already"):
         pool.add()
     with pytest.raises(InputError, match=f"{MAX_SEQUENCES} sequences already"):
-        pool.fork(sequence)
+        pool.share(sequence.pages, sequence.length)
     pool.remove(more[3])
     assert pool.add().slot == more[3].slot

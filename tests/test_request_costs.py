@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 from shaderlm.engine import EngineOptions
-from shaderlm.engine.constraints import GrammarLimits
 from shaderlm.server.errors import ApiError
 from shaderlm.server.limits import Limits, check_limits
 from shaderlm.server.prepare import decode
@@ -59,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     def limited() -> ServedModel:
         made = load()
         made.model.use_chat_template(TEMPLATE)
-        made.model.limit(RenderLimits(LIMITS.template_seconds, LIMITS.template_bytes), GrammarLimits())
+        made.model.limit(RenderLimits(LIMITS.template_seconds, LIMITS.template_bytes), 2.0)
         return made
 
     with running(limited, limits=LIMITS) as made:

@@ -90,10 +90,10 @@ def test_who_goes_away_is_cancelled_and_nobody_else(
             steps.setdefault("cancelled", server.model.engine.stats().steps)
         cancel(handle)
 
-    def finished(handle: Handle, reason: str) -> None:
+    def finished(handle: Handle, reason: str, error: BaseException | None) -> None:
         if reason == "closed":
             steps.setdefault("finished", server.model.engine.stats().steps)
-        finish(handle, reason)
+        finish(handle, reason, error)
 
     monkeypatch.setattr(Handle, "cancel", cancelled)
     monkeypatch.setattr(Handle, "finish", finished)
@@ -528,7 +528,7 @@ def test_a_fault_within_a_generation_is_logged(
     def broken(request: Any) -> Handle:
         handle = Handle(server.model.engine, request, 0)
         handle.submitted_at = 1.0
-        handle.fail(ModelError("weights are missing"))
+        handle.finish("error", ModelError("weights are missing"))
         return handle
 
     monkeypatch.setattr(server.model.engine, "submit", broken)
@@ -689,7 +689,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
 def test_a_lost_device_is_a_503_and_the_model_comes_back(path: Path) -> None:
     with running(loader(path)) as server, server.client() as http:
         first = server.model
-        first.engine.lost = DeviceError("the device is gone")
+        first.engine._inbox.lost = DeviceError("the device is gone")
         found = http.post("/v1/chat/completions", json=LONG)
         assert (found.status_code, found.json()["error"]["type"]) == (503, "unavailable_error")
         until(lambda: http.get("/health").status_code == 200)

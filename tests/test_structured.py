@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import shaderlm
 from shaderlm.engine import Completion, Constraint, EngineOptions, LanguageModel, constraints, load, mask_queue
-from shaderlm.engine.constraints import Grammar, GrammarCompiler, GrammarLimits
+from shaderlm.engine.constraints import Grammar, GrammarCompiler
 from shaderlm.engine.structured import Structure, structure_of
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
@@ -760,7 +760,7 @@ def test_grammars_cost_what_they_may(
     model: LanguageModel, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a limit the first takes minutes and gigabytes."""
-    monkeypatch.setattr(model._grammars, "limits", GrammarLimits(0.5))
+    monkeypatch.setattr(model._grammars, "seconds", 0.5)
     with pytest.raises(InputError, match=r"takes (more than 0\.5 s|too much memory) to compile.*; make it simpler"):
         model.request("a", **options)
     assert model.request("a", regex="a+").constraint is not None
@@ -786,11 +786,11 @@ def test_few_grammars_are_kept(model: LanguageModel, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(constraints, "_MAX_PASSED", 5)
     for i in range(9):
         compiler.of_structure(Structure("regex", "regex", f"a{{{i + 1}}}"))
-        assert len(compiler._kept) == min(i + 1, 3)
+        assert len(compiler._grammars) == min(i + 1, 3)
         assert len(compiler._passed) <= 5
-    monkeypatch.setattr(constraints, "_MAX_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(constraints, "_MAX_COMPILE_SECONDS", 0.0)
     compiler.of_structure(Structure("regex", "regex", "b"))
-    assert len(compiler._kept) == 1, "the newest stays"
+    assert len(compiler._grammars) == 1, "the newest stays"
 
 
 def test_a_call_that_a_stop_string_cuts_says_so(model: LanguageModel) -> None:

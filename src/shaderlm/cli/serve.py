@@ -315,13 +315,11 @@ def _served(
 ) -> ServedModel:
     """The model with the server's options. One that does not take them is closed again."""
     from ..engine import EngineOptions
-    from ..engine.constraints import GrammarLimits
     from ..server.served import ServedModel
     from ..text import RenderLimits
 
     try:
-        rendering = RenderLimits(limits.template_seconds, limits.template_bytes)
-        model.limit(rendering, GrammarLimits(limits.grammar_seconds))
+        model.limit(RenderLimits(limits.template_seconds, limits.template_bytes), limits.grammar_seconds)
         if template is not None:
             model.use_chat_template(template)
             assert model.chat_template is not None

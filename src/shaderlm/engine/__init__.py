@@ -1,6 +1,6 @@
 """Loading, prefill, decode, sampling, stopping: the Python API. Knows no HTTP."""
 
-from .completion import AsyncStream, Completion, Stream, Timing, TokenLogprob
+from .completion import Completion, Timing, TokenLogprob
 from .driver import Engine
 from .handle import Handle
 from .histogram import Histogram
@@ -9,6 +9,7 @@ from .loading import load
 from .options import ChatOptions, GenerationOptions
 from .request import Constraint, ConstraintFactory, Delta, EngineOptions, EngineStats, Request, SequenceInfo, Usage
 from .sampling import SamplingParams
+from .stream import AsyncStream, Stream
 
 __all__ = [
     "AsyncStream",

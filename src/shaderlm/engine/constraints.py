@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 _MAX_GRAMMARS, _MAX_PASSED = 64, 1024  # that are kept: compiled ones, and what has passed a trial
 # What it took to compile all that are kept. Their memory goes with it: up to 150 MB for a second were seen.
-_MAX_KEPT_SECONDS = 4.0
+_MAX_COMPILE_SECONDS = 4.0
 _MAX_LARK_BYTES = 16 << 20
 _LONGEST_REASON = 500  # characters of llguidance's own words
 
@@ -50,18 +49,11 @@ _trials = LimitedProgram(
 )
 
 
-@dataclass(frozen=True)
-class GrammarLimits:
-    """What the schemas, grammars and tools of a request may cost together."""
-
-    seconds: float = 2.0
-
-
 class _Trials:
     """Compiles the grammars of one request in a limited process, within its seconds."""
 
-    def __init__(self, limits: GrammarLimits, vocabulary: int, special: Mapping[str, int]) -> None:
-        self._seconds, self._left = limits.seconds, limits.seconds
+    def __init__(self, seconds: float, vocabulary: int, special: Mapping[str, int]) -> None:
+        self._seconds = self._remaining = seconds
         self._tokens = {"vocabulary": vocabulary, "special": special}
 
     def lark(self, gbnf: str) -> str:
@@ -77,11 +69,11 @@ class _Trials:
         answer = self._ask(option, {"grammar": grammar, **self._tokens})
         return None if answer.kind == "passed" else _reason(answer.text)
 
-    def _ask(self, option: str, asked: dict[str, Any]) -> Answer:
+    def _ask(self, option: str, question: dict[str, Any]) -> Answer:
         answer = Answer("time", "", 0.0)
-        if self._left > 0:
-            answer = _trials.ask(asked, self._left, _MAX_LARK_BYTES)
-        self._left -= answer.seconds
+        if self._remaining > 0:
+            answer = _trials.ask(question, self._remaining, _MAX_LARK_BYTES)
+        self._remaining -= answer.seconds
         problems = {
             "time": f"takes more than {self._seconds:g} s to compile, which is the most",
             "memory": "takes too much memory to compile",
@@ -149,12 +141,12 @@ class GrammarConstraint:
         self._may_be_complete = bool(matcher.is_accepting())
         return None if self._may_be_complete else True
 
-    def is_complete(self, dropped: int, kept: bytes) -> bool:
+    def is_complete(self, dropped: int, prefix: bytes) -> bool:
         """Is the text complete without its last `dropped` tokens, but with these bytes of them? No token may follow."""
         matcher = self._matcher
         if dropped and not matcher.rollback(dropped):
             return False
-        if kept and not matcher.consume_tokens(self._tokenizer.tokenize_bytes(kept)):
+        if prefix and not matcher.consume_tokens(self._tokenizer.tokenize_bytes(prefix)):
             return False
         return bool(matcher.is_accepting())
 
@@ -164,15 +156,15 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
-        self.limits = GrammarLimits()
+        self.seconds = 2.0  # that the schemas, grammars and tools of a request may take together
         self._lock, self._making = threading.Lock(), threading.Lock()
         # By a hash: texts may have megabytes. With the seconds that it took to compile.
-        self._kept: OrderedDict[bytes, tuple[Grammar, float]] = OrderedDict()
+        self._grammars: OrderedDict[bytes, tuple[Grammar, float]] = OrderedDict()
         self._passed: OrderedDict[bytes, None] = OrderedDict()
 
     def prepare(self) -> None:
         """Make the tables of the vocabulary now, and the process for trials. Python runs nothing else meanwhile."""
-        self._made_guidance()
+        self._shared_guidance()
         self._new_trials().refusal("this grammar", whole_grammar({"lark_grammar": "start: /a/"}))
 
     def of_structure(self, structure: Structure) -> Grammar:
@@ -196,8 +188,8 @@ class GrammarCompiler:
         return self._compiled(option, text, lambda reason: f"the answer's form cannot be honoured: {reason}", trials)
 
     def _new_trials(self) -> _Trials:
-        self._made_guidance()  # says so where llguidance is missing
-        return _Trials(self.limits, self._vocabulary, self._tokenizer.special_tokens)
+        self._shared_guidance()  # says so where llguidance is missing
+        return _Trials(self.seconds, self._vocabulary, self._tokenizer.special_tokens)
 
     def _structure(self, structure: Structure, trials: _Trials) -> dict[str, Any]:
         """As a grammar that compiles by itself."""
@@ -237,7 +229,7 @@ class GrammarCompiler:
         """Refuse what cannot be compiled in time."""
         key = _key(text)
         with self._lock:
-            if key in self._kept or key in self._passed:
+            if key in self._grammars or key in self._passed:
                 return
         reason = trials.refusal(option, text)
         if reason is not None:
@@ -250,22 +242,23 @@ class GrammarCompiler:
     def _compiled(self, option: str, text: str, refused: Callable[[str], str], trials: _Trials) -> Grammar:
         key = _key(text)
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key][0]
+            if key in self._grammars:
+                self._grammars.move_to_end(key)
+                return self._grammars[key][0]
         self._check(option, text, refused, trials)
         started = time.monotonic()
-        made = self._made(text, refused)
+        grammar = self._compile(text, refused)
         with self._lock:
-            self._kept[key] = made, time.monotonic() - started
-            while len(self._kept) > 1 and (
-                len(self._kept) > _MAX_GRAMMARS or sum(took for _, took in self._kept.values()) > _MAX_KEPT_SECONDS
+            self._grammars[key] = grammar, time.monotonic() - started
+            while len(self._grammars) > 1 and (
+                len(self._grammars) > _MAX_GRAMMARS
+                or sum(seconds for _, seconds in self._grammars.values()) > _MAX_COMPILE_SECONDS
             ):
-                self._kept.popitem(last=False)
-        return made
+                self._grammars.popitem(last=False)
+        return grammar
 
-    def _made(self, text: str, refused: Callable[[str], str]) -> Grammar:
-        guidance = self._made_guidance()
+    def _compile(self, text: str, refused: Callable[[str], str]) -> Grammar:
+        guidance = self._shared_guidance()
         import llguidance
 
         limits = llguidance.LLParserLimits(verbose_errors=False)
@@ -277,7 +270,7 @@ class GrammarCompiler:
             raise InputError(refused(_reason(matcher.get_error())))
         return Grammar(matcher, guidance, first)
 
-    def _made_guidance(self) -> _Guidance:
+    def _shared_guidance(self) -> _Guidance:
         with self._making:
             return self._guidance
 
@@ -354,8 +347,8 @@ _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.S)
 def _without_escapes(grammar: str) -> str:
     r"""GBNF's \uXXXX and \UXXXXXXXX of characters beyond ASCII as these characters: the conversion cuts them short."""
 
-    def character(found: re.Match[str]) -> str:
-        code = int(found[1] or found[2] or "0", 16)
-        return chr(code) if 0xA0 <= code < 0x110000 and not 0xD800 <= code < 0xE000 else found[0]
+    def character(match: re.Match[str]) -> str:
+        code = int(match[1] or match[2] or "0", 16)
+        return chr(code) if 0xA0 <= code < 0x110000 and not 0xD800 <= code < 0xE000 else match[0]
 
     return _ESCAPE.sub(character, grammar)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from .completion import Timing
 from .histogram import Histogram
@@ -28,6 +29,10 @@ class Counters:
     def seconds_per_request(self) -> float:
         """Of those that ended."""
         return (self.prompt_seconds + self.decode_seconds) / max(1, self.finished.total())
+
+    def numbers(self) -> dict[str, Any]:
+        """All of them by name, as they are now."""
+        return {**vars(self), "finished": dict(self.finished), "token_gaps": self.token_gaps.copy()}
 
     def finish(self, timing: Timing, reason: str) -> None:
         """One more request has ended."""

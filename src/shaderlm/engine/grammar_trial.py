@@ -20,17 +20,17 @@ def make() -> Callable[[dict[str, Any]], tuple[str, str]]:
     return _answer
 
 
-def _answer(asked: dict[str, Any]) -> tuple[str, str]:
-    if "gbnf" in asked:
+def _answer(question: dict[str, Any]) -> tuple[str, str]:
+    if "gbnf" in question:
         try:
-            return "lark", any_to_lark(asked["gbnf"])
+            return "lark", any_to_lark(question["gbnf"])
         except MemoryError:
             raise
         except Exception as problem:  # it raises what it likes
             return "refused", str(problem)
     limits = llguidance.LLParserLimits(verbose_errors=False)
-    tokenizer = _tokenizer(asked["vocabulary"], json.dumps(asked["special"]))
-    matcher = llguidance.LLMatcher(tokenizer, asked["grammar"], log_level=0, limits=limits)
+    tokenizer = _tokenizer(question["vocabulary"], json.dumps(question["special"]))
+    matcher = llguidance.LLMatcher(tokenizer, question["grammar"], log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
     return ("refused", matcher.get_error()) if matcher.is_error() else ("passed", "")

@@ -17,7 +17,8 @@ from ..runtime.runner import StepResult
 from ..runtime.sampler_settings import SamplerSettings
 from ..text import TextStream
 from .completion import Completion, Timing, TokenLogprob
-from .request import Delta, Request, Usage
+from .masks import Mask
+from .request import Delta, Request, SequenceInfo, Usage
 from .sampling import settings_of
 from .scheduler import SequenceState
 from .step_core import OutputRows
@@ -80,7 +81,6 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         self.mask_seconds: float | None = None  # that its masks take, the slow ones among the last; None: unknown
         self.submitted_at = self.started = self.first = self.last = self._ended = 0.0
         self.cancelled = False
-        self.ending: str | None = None  # the reason, where its last token came and its text is not made yet
         prompt = list(request.prompt_ids)
         all_outputs = request.output == "logits"
         cached = request.cache_prompt and not all_outputs  # what is cached gives nothing
@@ -118,10 +118,10 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
     def __next__(self) -> Delta:
         with self._reading:
             self._wait_for_items()
-            found = self._taken()
-        if found is None:
+            delta = self._next_delta()
+        if delta is None:
             raise StopIteration
-        return found
+        return delta
 
     def next_text(self) -> str | None:
         """More text; None after the last. What tokens bring no text of their own is skipped."""
@@ -170,10 +170,10 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
                     await waiter
             finally:
                 self.waiters.remove(waiter)
-        found = self._taken()
-        if found is None:
+        delta = self._next_delta()
+        if delta is None:
             raise StopAsyncIteration
-        return found
+        return delta
 
     async def anext_text(self) -> str | None:
         """More text, in asyncio; None after the last."""
@@ -182,16 +182,15 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
                 return delta.text
         return None
 
-    def _taken(self) -> Delta | None:
+    def _next_delta(self) -> Delta | None:
         """All that there is, as one delta."""
-        items = self._items
+        items = [self._items.popleft() for _ in range(len(self._items))]
         if not items:
             self._raise_error()
             return None
-        found = [items.popleft() for _ in range(len(items))]
-        ids = tuple(each.token for each in found if each.token is not None)
-        logprobs = tuple(each.logprob for each in found if each.logprob is not None)
-        return Delta("".join(each.text for each in found), ids, logprobs, self.last)
+        ids = tuple(each.token for each in items if each.token is not None)
+        logprobs = tuple(each.logprob for each in items if each.logprob is not None)
+        return Delta("".join(each.text for each in items), ids, logprobs, self.last)
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None
@@ -219,18 +218,6 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         if not self.cancelled and self.finish_reason is None:
             self.cancelled = True
             self._engine.cancel(self)
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cancel()
-
-    async def __aenter__(self) -> Handle:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.cancel()
 
     # Numbers -------------------------------------------------------------------------------------------------
 
@@ -265,6 +252,23 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
         decoded = max(0, len(self._ids) - 1)
         return Timing(self.first - self.started, self.last - self.first, decoded, self.started - self.submitted_at)
 
+    @property
+    def info(self) -> SequenceInfo:
+        """What it does now."""
+        usage, request = self.usage, self.request
+        return SequenceInfo(
+            id=self.id,
+            state=self.state,
+            prompt_tokens=usage.prompt_tokens,
+            prompt_done=self.prompt_progress[0],
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            seconds=time.perf_counter() - self.submitted_at,
+            request=request,
+        )
+
     # What the engine does ------------------------------------------------------------------------------------
 
     def take_token(self, token: int, logprob: TokenLogprob | None) -> bool:
@@ -295,6 +299,21 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             self.logits = np.empty((self.sequence.prompt_tokens, logits.shape[1]), np.float32)
         self.logits[rows.position : rows.position + len(logits)] = logits
 
+    def take_mask(self, mask: Mask) -> str | None:
+        """Its next token can be sampled, or nothing can follow: then the reason why it ends."""
+        state = self.sequence
+        state.mask_pending = False
+        if mask.error is not None:
+            return "error"
+        if len(state.tokens) > state.prompt_tokens:  # the first is often there already, and says nothing of the others
+            self.mask_seconds = max(mask.seconds, 0.8 * (self.mask_seconds or 0.0))
+        if mask.settings is None:
+            return "stop"
+        if not state.remaining:
+            return "length"
+        self.masked = mask.settings
+        return None
+
     def next_settings(self) -> SamplerSettings:
         """How its next token is sampled."""
         if self.constraint is None:
@@ -309,7 +328,7 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             return self.early_settings
         return self.settings
 
-    def dropped(self) -> tuple[int, bytes]:
+    def _dropped(self) -> tuple[int, bytes]:
         """How many of the last tokens a stop string touches, and the bytes of them that come before it."""
         if self._text is None:
             return 0, b""
@@ -322,26 +341,34 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             cut -= len(raw)
         return tokens, b""
 
-    def finish(self, reason: str) -> None:
-        """The end."""
-        text = "" if self._text is None else self._text.finish()
+    def stop_reason(self) -> str:
+        """Why it ends where a stop id or a stop string ends it. A form that is not complete is cut."""
+        try:
+            return "stop" if self.constraint is None or self.constraint.is_complete(*self._dropped()) else "length"
+        except Exception:  # of this request alone: nobody says that it is complete
+            return "length"
+
+    def note_start(self) -> int:
+        """The first of its rows are submitted. Tokens of the prompt, where this is new."""
+        if self.started:
+            return 0
+        self.started = self.first = self.last = time.perf_counter()
+        return self.sequence.prompt_tokens
+
+    def finish(self, reason: str, error: BaseException | None = None) -> None:
+        """The end. An error is raised after what came before it is read; None: it is raised elsewhere."""
+        text = "" if self._text is None or reason == "error" else self._text.finish()
         if text:
             self._texts.append(text)
             self._items.append(_Item(text, None, None))
         self._ended = time.perf_counter()
-        if self.submitted_at and self.request.output in ("text", "tokens"):
-            prompt = self.sequence.tokens[: self.sequence.prompt_tokens]
-            whole = "".join(self._texts)
-            self.completion = Completion.of(whole, self._ids, prompt, reason, self._logprobs, self.timing)
-            self.completion.chat = self.request.chat
-        self._set_over(reason)
-
-    def fail(self, error: BaseException | None) -> None:
-        """The end, by an error. It is raised after what came before it is read; None: it is raised elsewhere."""
+        if reason != "error" and self.submitted_at and self.request.generates:
+            completion = Completion("".join(self._texts))
+            completion.ids, completion.logprobs, completion.finish_reason = self._ids, self._logprobs, reason
+            completion.prompt_ids = self.sequence.tokens[: self.sequence.prompt_tokens]
+            completion.timing, completion.chat = self.timing, self.request.chat
+            self.completion = completion
         self._error, self._traceback = error, error.__traceback__ if error is not None else None
-        self._set_over("error")
-
-    def _set_over(self, reason: str) -> None:
         self.finish_reason = reason
         self.sequence.owner = None  # which refers to this
         self._event.set()

@@ -19,14 +19,14 @@ class Histogram:
 
     def copy(self) -> Histogram:
         """As it is now. Any thread."""
-        made = Histogram(self._bounds)
-        made._counts, made._sum = self._counts.copy(), self._sum
-        return made
+        copied = Histogram(self._bounds)
+        copied._counts, copied._sum = self._counts.copy(), self._sum
+        return copied
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
         """Cumulative counts by bound, and the sum of all values."""
-        total, found = 0.0, []
+        total, cumulative = 0.0, []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
-            found.append((bound, total))
-        return found, self._sum
+            cumulative.append((bound, total))
+        return cumulative, self._sum

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 
+from ..errors import DeviceError, UnavailableError
 from .handle import Handle
 
 
@@ -22,8 +23,19 @@ class Inbox:
         self.active: dict[int, Handle] = {}
         self.new: deque[Handle] = deque()
         self.cancels: deque[Handle] = deque()
+        self.closed = self.draining = False
+        self.lost: DeviceError | None = None  # the device is, or nobody knows what is in the cache
         self._idle = threading.Condition(self.lock)
         self._deadlines: list[tuple[float, int]] = []  # with ids; a heap
+
+    def check_open(self) -> None:
+        """May there be more requests?"""
+        if self.closed:
+            raise UnavailableError("this model is closed; load it again")
+        if self.draining:
+            raise UnavailableError("this model takes no more requests: it is about to end")
+        if self.lost is not None:
+            raise self.lost
 
     def add(self, handle: Handle) -> None:
         """A new request. With `lock` held."""
@@ -40,6 +52,8 @@ class Inbox:
     def remove(self, handle: Handle) -> bool:
         """A request is over. Was it the last one? With `lock` held."""
         self.active.pop(handle.id, None)
+        if handle in self.new:
+            self.new.remove(handle)
         if self.active:
             return False
         self._idle.notify_all()

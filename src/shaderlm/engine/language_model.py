@@ -19,8 +19,8 @@ from ..models.architecture import Config
 from ..runtime.runner import Runner
 from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
 from ..text.chat_output import END_OF_THINK, THINK
-from .completion import AsyncStream, Completion, Stream
-from .constraints import GrammarCompiler, GrammarLimits
+from .completion import Completion
+from .constraints import GrammarCompiler
 from .driver import Engine
 from .options import (
     ChatOptions,
@@ -32,6 +32,7 @@ from .options import (
 )
 from .report import LoadReport
 from .request import Request
+from .stream import AsyncStream, Stream
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -75,12 +76,13 @@ class LanguageModel:
     def use_chat_template(self, source: object) -> None:
         """Another template than the one in the file: the text of a Jinja template."""
         vocabulary = self.tokenizer.vocabulary
-        texts = {key: "" if i is None else vocabulary.tokens[i] for key, i in _special(self.tokenizer).items()}
+        special = {"bos": vocabulary.bos, "eos": vocabulary.eos}
+        texts = {key: "" if i is None else vocabulary.tokens[i] for key, i in special.items()}
         self._template = ChatTemplate(source, **texts, limits=self._render_limits)
 
-    def limit(self, templates: RenderLimits, grammars: GrammarLimits) -> None:
-        """What the chat template may cost, and the schemas, grammars and tools of a request."""
-        self._render_limits, self._grammars.limits = templates, grammars
+    def limit(self, templates: RenderLimits, grammar_seconds: float) -> None:
+        """What the chat template may cost, and how long the schemas, grammars and tools of a request may take."""
+        self._render_limits, self._grammars.seconds = templates, grammar_seconds
         if self._template is not None:
             self.use_chat_template(self._template.source)
 
@@ -118,10 +120,10 @@ class LanguageModel:
             ids = self.tokenize(prompt, parse_special=params.parse_special)
         else:
             ids = token_ids("prompt", prompt, "a str or a list of token ids (whole numbers)")
-        made = self._request(ids, params)
+        request = self._request(ids, params)
         if params.structure is None:
-            return made
-        return replace(made, constraint=self._grammars.of_structure(params.structure))
+            return request
+        return replace(request, constraint=self._grammars.of_structure(params.structure))
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
         """Answer a conversation: messages with "role" (system, user, assistant) and "content". Options as `generate`.
@@ -144,22 +146,23 @@ class LanguageModel:
 
     def chat_request(self, messages: Messages, **options: Unpack[ChatOptions]) -> Request:
         """What `chat` asks of the engine, checked. Its `chat` takes the answer apart."""
-        own, params = chat_params(options)
+        chat, params = chat_params(options)
         template = self._chat_template()
-        choice = read_tools(own.tools, own.tool_choice, own.parallel_tool_calls)
-        tools = None if choice is None else own.tools
-        asked = {"tools": tools, "kwargs": own.template_kwargs, "continue_final_message": own.continue_final_message}
-        text, ids = self._rendered(template, messages, params.parse_special, asked)
+        choice = read_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+        tools = None if choice is None else chat.tools
+        final, kwargs = chat.continue_final_message, chat.template_kwargs
+        rendering = {"tools": tools, "kwargs": kwargs, "continue_final_message": final}
+        text, ids = self._rendered(template, messages, params.parse_special, rendering)
         source = str(template.source)
         calls = None if choice is None else call_format(source, knows_tools=template.knows_tools)
         thinks = END_OF_THINK in source
         # Some templates begin to think for the model, or end that at once.
         begun = text.rstrip().endswith(THINK)
-        if own.continue_final_message:
+        if final:
             last = str(messages[-1].get("content"))
             begun = begun or last.rfind(THINK) > last.rfind(END_OF_THINK)
         names = frozenset[str]() if choice is None else frozenset(tool.name for tool in choice.tools)
-        output = ChatFormat(calls, names, reasoning=thinks and own.reasoning, thinking=begun)
+        output = ChatFormat(calls, names, reasoning=thinks and chat.reasoning, thinking=begun)
         may_think = not text.rstrip().endswith(END_OF_THINK)
         grammar = self._grammars.of_chat(output, choice, params.structure, may_think=may_think)
         tags = [*([calls.begin, calls.end] if calls else []), *([THINK, END_OF_THINK] if thinks else [])]
@@ -180,8 +183,8 @@ class LanguageModel:
 
         There may be more of them than the context holds.
         """
-        asked = {"tools": tools, "kwargs": template_kwargs, "continue_final_message": continue_final_message}
-        return self._rendered(self._chat_template(), messages, parse_special, asked, may_be_long=True)[1]
+        rendering = {"tools": tools, "kwargs": template_kwargs, "continue_final_message": continue_final_message}
+        return self._rendered(self._chat_template(), messages, parse_special, rendering, may_be_long=True)[1]
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
@@ -193,16 +196,16 @@ class LanguageModel:
         template: ChatTemplate,
         messages: Messages,
         parse_special: bool,
-        asked: Mapping[str, Any],
+        rendering: Mapping[str, Any],
         *,
         may_be_long: bool = False,
     ) -> tuple[str, list[int]]:
         """The prompt of a conversation, as text and as token ids. A text that cannot fit is not tokenised."""
         mark = ""
         if parse_special:
-            text = template.render(messages, **asked)
+            text = template.render(messages, **rendering)
         else:
-            text, mark = template.render_marked(messages, self.tokenizer.special_tokens, **asked)
+            text, mark = template.render_marked(messages, self.tokenizer.special_tokens, **rendering)
         if not may_be_long:
             self._check_tokens(self.tokenizer.min_tokens(text.replace(mark, "") if mark else text), "at least ")
         return text, self._with_bos(self.tokenizer.encode_marked(text, mark)) if mark else self.tokenize(text)
@@ -253,13 +256,13 @@ class LanguageModel:
             raise InputError("the prompt is empty; give at least one word")
         self._check_tokens(len(ids))
         params.sampling.check_vocabulary(self.config.vocabulary)
-        own = frozenset[int]() if params.ignore_eos else self.tokenizer.stop_ids
+        ends = frozenset[int]() if params.ignore_eos else self.tokenizer.stop_ids
         return Request(
             prompt_ids=ids,
             sampling=params.sampling,
             max_tokens=params.max_tokens,
             stop=params.stop,
-            stop_ids=own.union(params.stop_token_ids),
+            stop_ids=ends.union(params.stop_token_ids),
             min_tokens=params.min_tokens,
             priority=params.priority,
             timeout=params.timeout,
@@ -277,23 +280,19 @@ class LanguageModel:
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         vocabulary = self.tokenizer.vocabulary
-        wanted = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []
-        return ids if not wanted or ids[:1] == wanted else [*wanted, *ids]
+        bos = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []
+        return ids if not bos or ids[:1] == bos else [*bos, *ids]
 
 
-def token_ids(name: str, given: Any, expected: str = "a list of token ids (whole numbers)") -> list[int]:
+def token_ids(name: str, ids: Any, expected: str = "a list of token ids (whole numbers)") -> list[int]:
     """Whole numbers from a list, a tuple or an array."""
-    if isinstance(given, (str, bytes, bytearray)):
-        hint = "; tokenize() makes token ids of a text" if isinstance(given, str) else ""
-        raise InputError(f"{name} must be {expected}, got {reprlib.repr(given)}{hint}")
+    if isinstance(ids, (str, bytes, bytearray)):
+        hint = "; tokenize() makes token ids of a text" if isinstance(ids, str) else ""
+        raise InputError(f"{name} must be {expected}, got {reprlib.repr(ids)}{hint}")
     try:
-        return [operator.index(i) for i in given]
+        return [operator.index(i) for i in ids]
     except TypeError:
-        raise InputError(f"{name} must be {expected}, got {reprlib.repr(given)}") from None
-
-
-def _special(tokenizer: Tokenizer) -> dict[str, int | None]:
-    return {"bos": tokenizer.vocabulary.bos, "eos": tokenizer.vocabulary.eos}
+        raise InputError(f"{name} must be {expected}, got {reprlib.repr(ids)}") from None
 
 
 def _finished(stream: Stream) -> Completion:

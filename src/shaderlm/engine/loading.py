@@ -123,8 +123,8 @@ def load_with(
         vocabulary = Vocabulary.from_metadata(file.metadata)
         check_vocabulary(vocabulary)  # before weights are copied
         building = pool.submit(Tokenizer, vocabulary)
-        own = read_config(kind, file, ignore_keys).context
-        check_context(context, own)
+        model_context = read_config(kind, file, ignore_keys).context
+        check_context(context, model_context)
         target = opening.result()
         config = config_of_file(kind, file, context, dense=target is None, ignore_keys=ignore_keys)
         moved = (lambda done, total: progress("loading weights", done, total)) if progress else None
@@ -141,11 +141,11 @@ def load_with(
         except BaseException:
             runner.close()
             raise
-        limit = own
+        limit = model_context
         if runner.config.context < config.context:
             limit = runner.config.context
-            given = f"from {config.context:,} to {limit:,} tokens"
-            _log.warning("the context is reduced %s: a longer cache does not fit one binding of this device", given)
+            change = f"from {config.context:,} to {limit:,} tokens"
+            _log.warning("the context is reduced %s: a longer cache does not fit one binding of this device", change)
         report = _report(file, runner.config, runner.report(), backend_of(target), limit, time.perf_counter() - started)
     return LanguageModel(runner, tokenizer, report)
 
@@ -158,10 +158,10 @@ def quantized(path: Path, kind: str, progress: Progress | None, ignore_keys: Col
         return quantized_copy(file, kind, progress)
 
 
-def check_precision(given: str) -> None:
+def check_precision(precision: str) -> None:
     """It must be one of PRECISIONS."""
-    if given not in PRECISIONS:
-        raise InputError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {given!r}")
+    if precision not in PRECISIONS:
+        raise InputError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
 
 
 def choose_device(device: str | int | Device | None, backend: Backend = "auto") -> Device | None:
@@ -174,19 +174,19 @@ def choose_device(device: str | int | Device | None, backend: Backend = "auto") 
     if word not in (None, "auto"):
         return open_device(device, backend=backend)
     try:
-        found = preferred_adapter(backend)
+        adapter = preferred_adapter(backend)
     except DeviceError as problem:
         if backend != "auto":
             raise
         _log.warning("no GPU can be used (%s); computing on the CPU with NumPy", problem)
         return None
-    if found and not found.caps.software:
-        return open_device(found)
-    if not found:
+    if adapter and not adapter.caps.software:
+        return open_device(adapter)
+    if not adapter:
         _log.warning("no GPU was found; computing on the CPU with NumPy. `shaderlm devices` lists what to install")
         return None
-    adapter = found.caps.name.lower()
-    word = next((known for known in ("swiftshader", "llvmpipe") if known in adapter), "software")
+    name = adapter.caps.name.lower()
+    word = next((known for known in ("swiftshader", "llvmpipe") if known in name), "software")
     _log.warning(
         'no GPU was found; computing on the CPU with NumPy. device="%s" runs the WGSL kernels in software', word
     )
@@ -228,12 +228,12 @@ def config_of_file(
     return replace(config, context=int(context))
 
 
-def check_context(given: Any, limit: int) -> None:
+def check_context(context: Any, limit: int) -> None:
     """None, or a whole number up to the model's own context."""
-    if given is None:
+    if context is None:
         return
-    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or not 1 <= given <= limit:
-        raise InputError(f"context must be a whole number from 1 to the model's {limit:,}, got {given!r}")
+    if isinstance(context, bool) or not isinstance(context, (int, np.integer)) or not 1 <= context <= limit:
+        raise InputError(f"context must be a whole number from 1 to the model's {limit:,}, got {context!r}")
 
 
 def _report(file: Checkpoint, config: Config, ran: Any, backend: str, max_context: int, seconds: float) -> LoadReport:

@@ -154,29 +154,29 @@ class ChatParams:
             raise InputError(f"template_kwargs must be a mapping, got {type(self.template_kwargs).__name__}")
 
 
-def _whole(name: str, given: Any, least: int | None) -> int:
+def _whole(name: str, number: Any, least: int | None) -> int:
     at_least = "" if least is None else f" of at least {least}"
-    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or (least is not None and given < least):
-        raise InputError(f"{name} must be a whole number{at_least}, got {given!r}")
-    return int(given)
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or (least is not None and number < least):
+        raise InputError(f"{name} must be a whole number{at_least}, got {number!r}")
+    return int(number)
 
 
-def _seconds(name: str, given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float, np.number)) or not 0 < float(given) < 1e9:
-        raise InputError(f"{name} must be None or a number of seconds above 0, got {given!r}")
-    return float(given)
+def _seconds(name: str, seconds: Any) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float, np.number)) or not 0 < float(seconds) < 1e9:
+        raise InputError(f"{name} must be None or a number of seconds above 0, got {seconds!r}")
+    return float(seconds)
 
 
-def _token_ids(given: Any) -> tuple[int, ...]:
-    if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple, set, frozenset, np.ndarray)):
-        raise InputError(f"stop_token_ids must be a list of token ids (whole numbers), got {given!r}")
-    return tuple(_whole("a token of stop_token_ids", each, 0) for each in given)
+def _token_ids(ids: Any) -> tuple[int, ...]:
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, (list, tuple, set, frozenset, np.ndarray)):
+        raise InputError(f"stop_token_ids must be a list of token ids (whole numbers), got {ids!r}")
+    return tuple(_whole("a token of stop_token_ids", each, 0) for each in ids)
 
 
-def _stop_strings(given: Any) -> tuple[str, ...]:
-    strings = [given] if isinstance(given, str) else [] if given is None else given
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(strings, (list, tuple)) or any(not isinstance(text, str) for text in strings):
-        raise InputError(f"stop must be a str or a list of them, got {given!r}")
+        raise InputError(f"stop must be a str or a list of them, got {stop!r}")
     return tuple(strings)
 
 
@@ -213,12 +213,12 @@ def generation_params(options: Mapping[str, Any]) -> GenerationParams:
 def show_options(method: Any, *, chat: bool = False) -> None:
     """Show the options, with their defaults, in `help()` and in editors that ask the running program."""
     signature = inspect.signature(method)
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=field.type)
         for name, field in {**_OWN, **_SAMPLING, **(_CHAT if chat else {})}.items()
     ]
-    method.__signature__ = signature.replace(parameters=[*own, *options])
+    method.__signature__ = signature.replace(parameters=[*parameters, *options])
 
 
 def _default(field: Any) -> Any:

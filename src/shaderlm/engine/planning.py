@@ -34,7 +34,7 @@ from ..graph.fuse import fuse
 from ..graph.graph import Graph, Node
 from ..models.architecture import Architecture, Config, StepSpec
 from ..models.checkpoint import architecture_of
-from ..runtime.runner import bucket
+from ..runtime.runner import bucket, buckets
 from ..runtime.sizes import Memory, cache_format, max_outputs, max_tokens, memory_of, pages_of
 from .loading import Progress, check_context, check_precision, config_of_file
 
@@ -85,17 +85,17 @@ def measure_backends(
     """
     if backend_missing("dawn") is not None:
         return None
-    found: dict[Implementation, Adapter] = {}
+    adapters: dict[Implementation, Adapter] = {}
     for name in backends.PACKAGES:
         with suppress(DeviceError):  # Dawn has no OpenGL
-            found[name] = choose_adapter(device, name)
-    if len({adapter.caps.name for adapter in found.values()}) != 1 or len(found) < len(backends.PACKAGES):
+            adapters[name] = choose_adapter(device, name)
+    if len({adapter.caps.name for adapter in adapters.values()}) != 1 or len(adapters) < len(backends.PACKAGES):
         return None
-    caps = found["dawn"].caps
+    caps = adapters["dawn"].caps
     if again or backends.read(caps) is None:
         say("implementations of WebGPU")
-        seconds = seconds_by(found)
-        if len(seconds) < len(found):
+        seconds = seconds_by(adapters)
+        if len(seconds) < len(adapters):
             return None
         backends.save(caps, seconds)
     return backends.choice(caps)
@@ -133,11 +133,11 @@ def plans(
         )
     lowering = Lowering(caps, precision, tuning)
 
-    def made(rows: int, keys: int, paged: bool) -> Plan:
+    def plan_of(rows: int, keys: int, paged: bool) -> Plan:
         step = StepSpec(rows, context_class(keys, config.head_width), cache_format(caps), paged)
         return step_plan(lowering, kind, config, step, Head(1, rows, "greedy", paged), fusions)
 
-    return [made(bucket(tokens), depth + tokens, True), made(1, depth + 1, False)]
+    return [plan_of(bucket(tokens), depth + tokens, True), plan_of(1, depth + 1, False)]
 
 
 def memory(kind: Architecture, config: Config, caps: DeviceCaps, context: int, *, precision: str = "fast") -> Memory:
@@ -150,8 +150,8 @@ def memory(kind: Architecture, config: Config, caps: DeviceCaps, context: int, *
         head = Head(1, tokens, "greedy", tokens > 1)
         body = fuse(kind.build(config, step), None, lowering.unsupported_reason)
         bodies.append(body_plan(lowering, *body, step, config))
-        made = fuse(kind.head(config, 1, tokens), None, lowering.unsupported_reason)
-        heads.append(head_plan(lowering, *made, head, config))
+        fused_head = fuse(kind.head(config, 1, tokens), None, lowering.unsupported_reason)
+        heads.append(head_plan(lowering, *fused_head, head, config))
     return memory_of(bodies, heads, config, caps, context)
 
 
@@ -173,16 +173,11 @@ def step_graph(
     return fuse(kind.build(config, step), None, unsupported_reason)[0]
 
 
-def _buckets(largest: int) -> list[int]:
-    """1, 2, 4, … largest"""
-    return [1 << i for i in range(largest.bit_length())]
-
-
 def tunable_nodes(kind: Architecture, config: Config, caps: DeviceCaps, precision: str) -> list[Node]:
     """One matmul of each shape that `tune` times: of layers for every bucket, of heads for every bucket of outputs."""
     unsupported_reason = Lowering(caps, precision).unsupported_reason
-    graphs = [step_graph(kind, config, caps, rows, unsupported_reason) for rows in _buckets(max_tokens(config, caps))]
-    heads = [kind.head(config, rows, rows) for rows in _buckets(max_outputs(config, caps))]
+    graphs = [step_graph(kind, config, caps, rows, unsupported_reason) for rows in buckets(max_tokens(config, caps))]
+    heads = [kind.head(config, rows, rows) for rows in buckets(max_outputs(config, caps))]
     graphs += [fuse(graph, None, unsupported_reason)[0] for graph in heads]
     return shapes_of(graphs, caps, precision)
 

@@ -36,7 +36,7 @@ class LoadReport:
     def lines(self) -> list[str]:
         """The report in a few lines."""
         types = ", ".join(f"{count} {kind}" for kind, count in self.types.items())
-        found = [
+        lines = [
             f"model    {self.name} ({self.architecture}, {counted(self.parameters)} parameters)",
             f"file     {self.path} ({self.file_bytes / 1e6:.1f} MB; tensors: {types})",
             f"device   {self.device}; weights {self.weight_bytes / 1e6:.1f} MB, cache {self.cache}, {self.precision}",
@@ -44,5 +44,5 @@ class LoadReport:
             f"loaded   in {self.seconds:.2f} s",
         ]
         if self.backend:
-            found.insert(3, f"backend  {self.backend}")
-        return found
+            lines.insert(3, f"backend  {self.backend}")
+        return lines

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from ..errors import InputError
 from ..text import ChatFormat
 from .completion import TokenLogprob
 from .histogram import Histogram
@@ -35,7 +36,7 @@ class Constraint(Protocol):
         """This token came. False: the text is complete. None: the next mask says whether it is."""
         ...
 
-    def is_complete(self, dropped: int, kept: bytes) -> bool:
+    def is_complete(self, dropped: int, prefix: bytes) -> bool:
         """Is the text complete without its last `dropped` tokens, but with these bytes of them? Asked last of all."""
         ...
 
@@ -68,6 +69,11 @@ class Request:
     shown_ids: frozenset[int] = frozenset()  # special tokens whose names are part of the text
     chat: ChatFormat | None = None  # how to take the text apart; the engine does not
 
+    @property
+    def generates(self) -> bool:
+        """Are tokens sampled for it?"""
+        return self.output in ("text", "tokens")
+
 
 class Delta(NamedTuple):
     """What came since the last one. Text is whole characters, without any part of a stop string."""
@@ -96,6 +102,12 @@ class EngineOptions:
     cache_tokens: int | None = None  # positions of the cache, allocated at once; None: it grows when it must
     chunk_tokens: int | None = None  # rows of prompts in a step with decode rows; None: what is left of the step
     share_prefixes: bool = False  # among all clients, in whole pages; otherwise each finds its own, to the token
+
+    def __post_init__(self) -> None:
+        for name, least in (("parallel", 1), ("cache_tokens", 1), ("chunk_tokens", 1), ("queue", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} must be None or a whole number of at least {least}, got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ def _whole(name: str, value: Any, minimum: int, maximum: int, expected: str) -> 
     return int(value)
 
 
-def _biases(given: Any) -> Mapping[int, float]:
-    if not isinstance(given, Mapping):
-        raise InputError(f"logit_bias must be a mapping from token ids to numbers, got {type(given).__name__}")
+def _biases(logit_bias: Any) -> Mapping[int, float]:
+    if not isinstance(logit_bias, Mapping):
+        raise InputError(f"logit_bias must be a mapping from token ids to numbers, got {type(logit_bias).__name__}")
     checked = {}
-    for token, value in given.items():
+    for token, value in logit_bias.items():
         key = _whole("a token id of logit_bias", token, 0, MAX_U32, "a whole number of at least 0")
         banned = isinstance(value, Real) and float(value) == -math.inf
         name, expected = f"logit_bias[{key}]", "a number in −100 … 100, or −inf"
@@ -87,14 +87,9 @@ class SamplingParams:
 
     def with_seed(self, seed: int) -> SamplingParams:
         """The same with another seed. Nothing is checked again: that takes long where there are many biases."""
-        made = copy.copy(self)
-        object.__setattr__(made, "seed", seed % (1 << 64))
-        return made
-
-    @property
-    def greedy(self) -> bool:
-        """Is the token with the largest logit taken, without randomness?"""
-        return self.temperature == 0
+        params = copy.copy(self)
+        object.__setattr__(params, "seed", seed % (1 << 64))
+        return params
 
     def check_vocabulary(self, size: int) -> None:
         """logit_bias must name tokens of this vocabulary, and leave at least one of them."""

@@ -42,6 +42,7 @@ class SequenceState:
     needs_host_token: bool = False  # a row can be made only when the token before it is known
     mask_pending: bool = False  # no token can be sampled yet: its mask is being computed
     all_outputs: bool = False  # every row of the prompt gives something, not the last one alone
+    over: bool = False  # it has left the batch, or never joins
     owner: Any = None
     sequence: KvSequence | None = None
     in_flight: int = 0
@@ -54,6 +55,12 @@ class SequenceState:
     def order(self) -> tuple[int, int]:
         """Who goes first: the smaller one."""
         return self.priority, self.number
+
+    @property
+    def kv_sequence(self) -> KvSequence:
+        """Its cache, while it runs."""
+        assert self.sequence is not None
+        return self.sequence
 
     @property
     def running(self) -> bool:
@@ -98,6 +105,7 @@ class SchedulerLimits:
     fixed_chunk: int = 0  # 0: chunks end anywhere
     shares_prefixes: bool = False  # among all clients, in whole pages
     max_outputs: int = MAX_SEQUENCES  # rows of a step that give something; at least `max_running`
+    max_pages: int = 1 << 31  # of the pool, if the device has the memory
 
 
 @dataclass
@@ -121,6 +129,21 @@ class Scheduler:
     _claimed: int = 0  # pages that the batch in the making takes
     _chunk_was_last: bool = False
 
+    def numbers(self) -> dict[str, Any]:
+        """What `EngineStats` says of sequences and their pages."""
+        pool, cache = self.pool, self.cache
+        return {
+            "running": len(self.running),
+            "preemptions": self.preemptions,
+            "pages": pool.pages,
+            "max_pages": pool.max_pages,
+            "pages_used": pool.pages - pool.free - len(pool.idle),
+            "pages_cached": len(pool.idle),
+            "prefix_queries": cache.queries,
+            "prefix_hits": cache.hits,
+            "evicted_pages": cache.evicted,
+        }
+
     # who is there ----------------------------------------------------------------------------------------
 
     def add(self, state: SequenceState) -> None:
@@ -129,21 +152,27 @@ class Scheduler:
         self._steady, self._blocked = None, False
 
     def finish(self, state: SequenceState, keep: bool = True) -> None:
-        """A request is over. Its pages stay in the prefix cache, if they may."""
-        if state.sequence is None:
+        """A request is over, perhaps before it was added. Its pages stay in the prefix cache, if they may."""
+        if state.sequence is not None:
+            if keep:
+                self._insert(state, whole=False)
+            self._release(state)
+        elif state in self.waiting:
             self.waiting.remove(state)
             self._steady, self._blocked = None, False
-            return
-        if keep:
-            self._insert(state, whole=False)
-        self._release(state)
 
-    def forget(self, states: Sequence[SequenceState]) -> None:
-        """After an error: nothing runs, and these do not wait any more either. Their owner frees their pages."""
-        gone = set(states)
+    def reset(self, failed: Sequence[SequenceState]) -> None:
+        """After an error nobody knows what is in the cache: nothing runs, and these do not wait any more either."""
+        for state in failed:
+            state.over = True
+            if state.sequence is not None:
+                self.free(state.sequence)
+                state.sequence = None
+        gone = set(failed)
         self.waiting = [state for state in self.waiting if state not in gone]
         self.running = []
         self._steady, self._blocked = None, False
+        self.cache.clear()
 
     def preempt(self, state: SequenceState) -> None:
         """Take the pages of a running sequence away. It goes on later."""
@@ -154,10 +183,9 @@ class Scheduler:
         self.add(state)
 
     def _release(self, state: SequenceState) -> None:
-        assert state.sequence is not None
         self._steady, self._blocked = None, False
         self.running.remove(state)
-        self.free(state.sequence)
+        self.free(state.kv_sequence)
         state.sequence = None
         state.remaining += state.in_flight
         state.in_flight = state.published_tokens = 0
@@ -165,8 +193,7 @@ class Scheduler:
 
     def _insert(self, state: SequenceState, *, whole: bool) -> None:
         """Keep the pages of known tokens. Of fixed chunks, those of the prompt that are whole: bits differ."""
-        sequence, fixed_chunk = state.sequence, self.limits.fixed_chunk
-        assert sequence is not None
+        sequence, fixed_chunk = state.kv_sequence, self.limits.fixed_chunk
         known = min(sequence.length, len(state.tokens))
         if fixed_chunk:
             known = min(known, state.prompt_tokens) // max(fixed_chunk, PAGE) * max(fixed_chunk, PAGE)
@@ -177,19 +204,17 @@ class Scheduler:
 
     def _insert_prompt(self, state: SequenceState) -> None:
         """Pages of the prompt that are full can be shared before the request is over."""
-        assert state.sequence is not None
         unit = max(self.limits.fixed_chunk, PAGE)
-        full = min(state.sequence.length, state.prompt_tokens) // unit * unit
+        full = min(state.kv_sequence.length, state.prompt_tokens) // unit * unit
         if state.cache_on_finish and full > state.published_tokens:
             self._put(state, full)
             state.published_tokens = full
 
     def _put(self, state: SequenceState, length: int) -> None:
         """The first tokens of a sequence into the cache, from where it ended the last time."""
-        assert state.sequence is not None
         client = None if self.limits.shares_prefixes else state.client
         after = state.last_published_node
-        state.last_published_node = self.cache.insert(state.tokens, state.sequence.pages, length, client, after)
+        state.last_published_node = self.cache.insert(state.tokens, state.kv_sequence.pages, length, client, after)
 
     # pages -----------------------------------------------------------------------------------------------
 
@@ -224,29 +249,29 @@ class Scheduler:
                     break
             else:
                 return self._steady
-        found = self._schedule()
+        batch = self._schedule()
         full = not self.waiting or self._blocked or len(self.running) >= self._max_running
-        steady = full and found is not None and found.decode and len(found.rows) == len(self.running)
-        self._steady = found if steady and not any(state.needs_host_token for state in self.running) else None
-        return found
+        steady = full and batch is not None and batch.decode and len(batch.rows) == len(self.running)
+        self._steady = batch if steady and not any(state.needs_host_token for state in self.running) else None
+        return batch
 
     def _schedule(self) -> Batch | None:
         self._claimed = 0
         limits = self.limits
         if limits.fixed_chunk:
             return self._schedule_fixed()
-        found = self._decode_rows()
-        decode = all(rows.ids is None for rows in found)
-        budget = limits.max_rows - len(found)
-        if found:
+        rows_of_step = self._decode_rows()
+        decode = all(rows.ids is None for rows in rows_of_step)
+        budget = limits.max_rows - len(rows_of_step)
+        if rows_of_step:
             budget = min(budget, limits.chunk)
         if (self.waiting and not self._blocked) or any(self._is_prefilling(state) for state in self.running):
-            chunks = self._chunks(budget, limits.max_outputs - len(found))
+            chunks = self._chunks(budget, limits.max_outputs - len(rows_of_step))
             decode = decode and not chunks
-            found += chunks
-        if not found and self._is_stuck:
+            rows_of_step += chunks
+        if not rows_of_step and self._is_stuck:
             return self._make_progress()
-        return Batch(tuple(found), decode) if found else None
+        return Batch(tuple(rows_of_step), decode) if rows_of_step else None
 
     def submitted(self, batch: Batch) -> None:
         """What was scheduled is on its way to the device. Nothing may be scheduled in between."""
@@ -262,14 +287,14 @@ class Scheduler:
     def _schedule_fixed(self) -> Batch | None:
         """One chunk alone, or decode rows alone; where there are both, in turns."""
         chunk = list[Rows]() if self._chunk_was_last else self._chunks(self.limits.fixed_chunk, self.limits.max_outputs)
-        found = [] if chunk else self._decode_rows()
-        if not chunk and not found:
+        decode_rows = [] if chunk else self._decode_rows()
+        if not chunk and not decode_rows:
             chunk = self._chunks(self.limits.fixed_chunk, self.limits.max_outputs)
         self._chunk_was_last = bool(chunk)
         if chunk:
             return Batch(tuple(chunk), decode=False)
-        if found:
-            return Batch(tuple(found), all(rows.ids is None for rows in found))
+        if decode_rows:
+            return Batch(tuple(decode_rows), all(rows.ids is None for rows in decode_rows))
         return self._make_progress() if self._is_stuck else None
 
     @property
@@ -286,21 +311,19 @@ class Scheduler:
 
     def _is_prefilling(self, state: SequenceState) -> bool:
         """Does it have more than one known token to run?"""
-        assert state.sequence is not None
         if state.in_flight:
             return False
-        length = state.sequence.length
+        length = state.kv_sequence.length
         return length < (state.prompt_tokens if self.limits.fixed_chunk else len(state.tokens) - 1)
 
     def _decode_rows(self) -> list[Rows]:
         """One row of every sequence that is not reading. The youngest give way where pages are missing."""
-        found: list[Rows] = []
+        decode_rows: list[Rows] = []
         running, at = self.running, 0
         while at < len(running):
             state = running[at]
             at += 1
-            sequence = state.sequence
-            assert sequence is not None
+            sequence = state.kv_sequence
             if (state.in_flight and (state.needs_host_token or not state.remaining)) or self._is_prefilling(state):
                 continue
             replayed = None if state.on_device else state.tokens[sequence.length : sequence.length + 1]
@@ -311,21 +334,21 @@ class Scheduler:
             if not state.on_device or sequence.length + 2 > len(sequence.pages) * PAGE:
                 while not self._claim(self._needed(state, 2)):
                     if len(running) == 1 and state.in_flight:
-                        return found
+                        return decode_rows
                     if len(running) == 1:
                         raise DoesNotFitError(state, self.pool.max_pages)
                     self.preempt(running[-1])  # never one that has its row already: those are older
                     if not state.running:
-                        return found
-            found.append(Rows(state, replayed, samples))
-            if len(found) == self.limits.max_rows:
+                        return decode_rows
+            decode_rows.append(Rows(state, replayed, samples))
+            if len(decode_rows) == self.limits.max_rows:
                 break
-        return found
+        return decode_rows
 
     def _needed(self, state: SequenceState, count: int) -> int:
-        assert state.sequence is not None
-        last = self.pool.pages_per_sequence * PAGE - state.sequence.length
-        return self.pool.needed(state.sequence, min(count, last))
+        sequence = state.kv_sequence
+        last = self.pool.pages_per_sequence * PAGE - sequence.length
+        return self.pool.needed(sequence, min(count, last))
 
     def _clear_the_way(self, state: SequenceState, pages: Sequence[int], length: int) -> None:
         """Cached pages give way to a sequence that is alone: its own lie in one piece, from the first page on."""
@@ -336,8 +359,7 @@ class Scheduler:
 
     def _needed_in_all(self, state: SequenceState) -> int:
         """Pages that it takes to run all of its known tokens, and one more."""
-        assert state.sequence is not None
-        return self._needed(state, len(state.tokens) + 1 - state.sequence.length)
+        return self._needed(state, len(state.tokens) + 1 - state.kv_sequence.length)
 
     def _chunks(self, budget: int, outputs: int) -> list[Rows]:
         """Rows of prompts: of those that are being read, then of those that wait, as many as there is room for.
@@ -345,9 +367,9 @@ class Scheduler:
         At most `budget` rows, of which `outputs` give something. A quarter of the rows is left to others where several
         are to be read: a short prompt passes a long one.
         """
-        found: list[Rows] = []
+        chunks: list[Rows] = []
         readers = [state for state in self.running if self._is_prefilling(state)]
-        while budget > 0 and outputs > 0 and len(found) < self.limits.max_running:
+        while budget > 0 and outputs > 0 and len(chunks) < self.limits.max_running:
             if readers:
                 state = readers.pop(0)
             elif (started := self._start()) is not None:
@@ -355,24 +377,23 @@ class Scheduler:
             else:
                 break
             others = bool(readers) or bool(self.waiting and len(self.running) < self.limits.max_running)
-            limit = budget * 3 // 4 if others and not found and budget >= 8 else budget
+            limit = budget * 3 // 4 if others and not chunks and budget >= 8 else budget
             end = self._chunk_end(state, min(limit, outputs) if state.all_outputs else limit)
             if state.mask_pending and end == len(state.tokens):
                 continue
             rows = self._chunk(state, end)
             if rows is None:
                 break
-            found.append(rows)
+            chunks.append(rows)
             budget -= len(rows.ids or ())
             outputs -= len(rows.ids or ()) if state.all_outputs else rows.samples
             if self.limits.fixed_chunk:
                 break
-        return found
+        return chunks
 
     def _chunk_end(self, state: SequenceState, budget: int) -> int:
         """Where the next tokens of a prompt end that fit the budget."""
-        assert state.sequence is not None
-        first, fixed_chunk = state.sequence.length, self.limits.fixed_chunk
+        first, fixed_chunk = state.kv_sequence.length, self.limits.fixed_chunk
         if fixed_chunk:
             unit = min(fixed_chunk, self.limits.max_outputs) if state.all_outputs else fixed_chunk
             return min(state.prompt_tokens, (first // unit + 1) * unit)
@@ -380,8 +401,7 @@ class Scheduler:
 
     def _chunk(self, state: SequenceState, end: int) -> Rows | None:
         """The next tokens of a prompt, if they fit the pool."""
-        assert state.sequence is not None
-        first = state.sequence.length
+        first = state.kv_sequence.length
         if not self._claim(self._needed(state, end - first + 1)):
             return None
         return Rows(state, state.tokens[first:end], end == len(state.tokens))
@@ -416,7 +436,8 @@ class Scheduler:
         if state.cached_tokens is None:
             state.cached_tokens = length
             if state.cached:
-                self.cache.count(state.prompt_tokens, length)
+                self.cache.queries += state.prompt_tokens
+                self.cache.hits += length
         insort(self.running, state, key=lambda each: each.order)
         return state
 
@@ -433,6 +454,6 @@ class Scheduler:
         promised = sum(map(self._needed_in_all, readers)) + bool(self.running)
         # A page that is shared in part is copied. Pages that nobody uses cannot be given up any more.
         positions = min(len(state.tokens) + 1, self.pool.pages_per_sequence * PAGE)
-        own = pages_for(positions) - match.length // PAGE
-        taken = sum(self.pool.users(page) == 1 for page in match.pages)
-        return self._fits(own + taken + promised)
+        new_pages = pages_for(positions) - match.length // PAGE
+        idle_pages = sum(self.pool.users(page) == 1 for page in match.pages)
+        return self._fits(new_pages + idle_pages + promised)

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from operator import is_not
 from typing import NamedTuple
 
-from ..runtime.pages import KvSequence
+from ..errors import DeviceError
+from ..runtime.pages import KvSequence, pages_for
 from ..runtime.runner import U32, DecodeBatch, OutputKind, Runner, SequenceChunk, StepResult, Tokens
 from ..runtime.sampler_settings import SamplerSettings
-from .request import Output
-from .scheduler import Batch, Rows, SequenceState
+from .completion import TokenLogprob
+from .request import EngineOptions, Output
+from .scheduler import Batch, Rows, SchedulerLimits, SequenceState
 
 # What the last row of a prompt gives; every row, where all logits are asked for.
 _GIVES: dict[Output, OutputKind] = {"text": "token", "tokens": "token", "hidden": "hidden", "logits": "all logits"}
@@ -46,6 +48,11 @@ class InFlightStep:
             self.result.wait()
         return None if self.tokens is None else self.tokens.wait()
 
+    def logprob(self, token: int, slot: int) -> TokenLogprob | None:
+        """What the settings of the sequence with this slot ask for; `token` was sampled for it."""
+        report = None if self.tokens is None else self.tokens.logprobs(slot)
+        return None if report is None else TokenLogprob(token, *report)
+
     def remove(self, state: SequenceState) -> None:
         """Nobody waits for what a sequence gets."""
         self.states = [each for each in self.states if each is not state]
@@ -59,6 +66,7 @@ class StepCore:
     def __init__(self, runner: Runner) -> None:
         self.in_flight: deque[InFlightStep] = deque()
         self.steps = self.rows = 0  # submitted so far
+        self.growth_error: Exception | None = None  # why the pool could not grow
         self._runner = runner
         self._decode: DecodeBatch | None = None
         self._members: list[KvSequence] = []  # of the decode batch
@@ -66,18 +74,36 @@ class StepCore:
         # The last batch, if the next step may be the same.
         self._steady: tuple[Batch | None, list[SequenceState], list[tuple[SequenceState, int]]] = (None, [], [])
 
-    def submit(self, batch: Batch) -> None:
-        """One more step on its way."""
-        self.in_flight.append(self._submitted(batch))
+    def limits(self, options: EngineOptions) -> SchedulerLimits:
+        """What a step may hold."""
+        runner = self._runner
+        rows, outputs = runner.max_tokens, min(runner.max_outputs, runner.max_tokens)
+        running = outputs if options.parallel is None else min(options.parallel, outputs)
+        chunk = options.chunk_tokens or rows
+        pages = runner.max_pages
+        if options.cache_tokens is not None:
+            pages = min(pages_for(options.cache_tokens), pages)
+        return SchedulerLimits(rows, running, chunk, runner.fixed_chunk, options.share_prefixes, outputs, pages)
+
+    def submit(self, batch: Batch) -> bool:
+        """One more step on its way; False: the pool cannot grow for it, which is known now. Then its pages must do."""
+        try:
+            self.in_flight.append(self._submitted(batch))
+        except (DeviceError, MemoryError) as problem:
+            if not self.could_not_grow(batch):
+                raise
+            self.growth_error = problem
+            return False
         self.steps += 1
         self.rows += len(batch.rows) if batch.decode else sum(len(rows.ids or (0,)) for rows in batch.rows)
+        return True
 
     def _submitted(self, batch: Batch) -> InFlightStep:
         if batch is self._steady[0]:  # nothing changed since the last step
             assert self._decode is not None
             return InFlightStep(*self._steady[1:], self._decode.step())
         states = [rows.state for rows in batch.rows]
-        sampled = [(rows.state, kv_sequence(rows.state).slot) for rows in batch.rows if rows.samples]
+        sampled = [(rows.state, rows.state.kv_sequence.slot) for rows in batch.rows if rows.samples]
         if batch.decode:
             tokens = self._decode_step(states)
             fixed = all(used is state.owner.settings for used, state in zip(self._settings, states, strict=True))
@@ -90,7 +116,7 @@ class StepCore:
 
     def _decode_step(self, states: list[SequenceState]) -> Tokens:
         settings = [state.owner.next_settings() for state in states]
-        sequences = [kv_sequence(state) for state in states]
+        sequences = [state.kv_sequence for state in states]
         batch = self._decode
         if batch is None or sequences != self._members or any(map(is_not, settings, self._settings)):
             self._members, self._settings = [], settings
@@ -102,7 +128,7 @@ class StepCore:
         return batch.step()
 
     def _chunk(self, rows: Rows) -> SequenceChunk:
-        state, sequence = rows.state, kv_sequence(rows.state)
+        state, sequence = rows.state, rows.state.kv_sequence
         gives = _GIVES[state.owner.request.output]
         if gives == "all logits" or not rows.samples:
             return SequenceChunk(sequence, rows.ids, gives if gives == "all logits" else "nothing")
@@ -116,7 +142,7 @@ class StepCore:
         pool, context = self._runner.pool, self._runner.config.context
         needed = []
         for rows in batch.rows:
-            sequence = kv_sequence(rows.state)
+            sequence = rows.state.kv_sequence
             # A decode batch reserves the position after the next, too.
             needed.append((sequence, min(2, context - sequence.length) if batch.decode else len(rows.ids or (0,))))
         if not self._runner.usable or pool.missing(needed) == 0 or pool.max_pages == pool.pages:
@@ -139,19 +165,13 @@ class StepCore:
 
     def release(self) -> None:
         """Keep nothing of the last steps: their states and settings refer to much."""
-        self._members, self._steady = [], (None, [], [])
+        self._members, self._steady, self.growth_error = [], (None, [], []), None
 
     def close(self) -> None:
         """Nothing is recorded ahead any more."""
         if self._decode is not None:
             self._decode.close()
             self._decode = None
-
-
-def kv_sequence(state: SequenceState) -> KvSequence:
-    """The cache of a sequence that runs."""
-    assert state.sequence is not None
-    return state.sequence
 
 
 def _outputs(states: list[SequenceState], chunks: list[SequenceChunk]) -> dict[SequenceState, OutputRows]:

@@ -32,14 +32,14 @@ class Structure:
     text: str
 
 
-def structure_of(given: Mapping[str, Any]) -> Structure | None:
+def structure_of(options: Mapping[str, Any]) -> Structure | None:
     """Of the options above, the one that is not None."""
-    named = [name for name in OPTIONS if given.get(name) is not None]
+    named = [name for name in OPTIONS if options.get(name) is not None]
     if not named:
         return None
     if len(named) > 1:
         raise InputError(f"give one of {', '.join(OPTIONS)}; got {' and '.join(named)}")
-    name, value = named[0], given[named[0]]
+    name, value = named[0], options[named[0]]
     if name == "response_format":
         return _response_format(value)
     if name == "json_schema":
@@ -55,37 +55,36 @@ def structure_of(given: Mapping[str, Any]) -> Structure | None:
     return Structure(name, "grammar" if name == "grammar" else "regex", value)
 
 
-def _response_format(given: Any) -> Structure | None:
-    kind = given.get("type") if isinstance(given, Mapping) else None
+def _response_format(response_format: Any) -> Structure | None:
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
     if kind == "text":
         return None
     if kind == "json_object":
-        schema = given.get("schema")
+        schema = response_format.get("schema")
         return _schema("response_format.schema", {"type": "object"} if schema is None else schema)
     if kind == "json_schema":
-        inner = given.get("json_schema", given)
+        inner = response_format.get("json_schema", response_format)
         schema = inner.get("schema") if isinstance(inner, Mapping) else None
         if schema is None:
             raise InputError(f"response_format.json_schema must have a schema, got {reprlib.repr(inner)}")
         return _schema("response_format.json_schema.schema", schema)
     expected = "{'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', 'json_schema': {'schema': …}}"
-    raise InputError(f"response_format must be {expected}, got {reprlib.repr(given)}")
+    raise InputError(f"response_format must be {expected}, got {reprlib.repr(response_format)}")
 
 
-def _schema(option: str, given: Any) -> Structure:
-    if not isinstance(given, (Mapping, bool)):
-        raise InputError(f"{option} must be a JSON schema (a mapping), got {reprlib.repr(given)}")
-    return Structure(option, "json_schema", json_text(option, given))
+def _schema(option: str, schema: Any) -> Structure:
+    if not isinstance(schema, (Mapping, bool)):
+        raise InputError(f"{option} must be a JSON schema (a mapping), got {reprlib.repr(schema)}")
+    return Structure(option, "json_schema", json_text(option, schema))
 
 
 def json_text(option: str, value: Any) -> str:
     """A value as JSON, if it can be written so."""
     check_json_size(option, value)
     try:
-        made = json.dumps(value, ensure_ascii=True, allow_nan=False, default=dict)
+        return json.dumps(value, ensure_ascii=True, allow_nan=False, default=dict)
     except (TypeError, ValueError, RecursionError) as problem:
         raise InputError(f"{option} must be JSON; {' '.join(str(problem).split())}") from None
-    return made
 
 
 # JSON schemas ----------------------------------------------------------------------------------------------------
@@ -161,21 +160,21 @@ def unsupported_place(schema: Any, unsupported_reason: Callable[[Any], str | Non
     `unsupported_reason` says why a schema is refused; `reason` is why the whole is.
     """
     definitions = {key: schema[key] for key in _DEFINITIONS if isinstance(schema, Mapping) and key in schema}
-    place, left, inner, seen = "#", _MAX_PLACES, schema, set[str]()
+    place, attempts, inner, seen = "#", _MAX_PLACES, schema, set[str]()
     while isinstance(inner, Mapping):
         for step, each in _inner(inner, place, schema):
-            left -= 1
-            found = (
-                unsupported_reason({**definitions, **each}) if isinstance(each, Mapping) and step not in seen else None
-            )
-            if found is not None or left < 0:
+            attempts -= 1
+            if attempts < 0:
+                return place, reason
+            refusal = None
+            if isinstance(each, Mapping) and step not in seen:
+                refusal = unsupported_reason({**definitions, **each})
+            if refusal is not None:
+                place, reason, inner = step, refusal, each
+                seen.add(step)
                 break
         else:
             break
-        if left < 0 or found is None:
-            break
-        place, reason, inner = step, found, each
-        seen.add(step)
     return place, reason
 
 
@@ -208,12 +207,12 @@ def structure_grammar(structure: Structure, lark: Callable[[str], str]) -> dict[
 def _slashes(regex: str) -> str:
     """A regular expression as it is written between slashes: a line end is not allowed there, nor is a slash."""
     written = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
-    return re.sub(r"\\?[\s\S]", lambda found: written.get(found[0], found[0]), regex)
+    return re.sub(r"\\?[\s\S]", lambda match: written.get(match[0], match[0]), regex)
 
 
 def _literal(text: str) -> str:
     """A text in quotes. Lark takes JSON's escapes, and no control characters, of which JSON escapes only the first."""
-    return re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
+    return re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def whole_grammar(structure: Mapping[str, Any]) -> str:

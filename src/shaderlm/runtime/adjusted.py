@@ -34,7 +34,7 @@ class LogitAdjustments(NamedTuple):
     records: NDArray[Any]  # [outputs], of `graph.sampling.ADJUSTMENT`
     biases: NDArray[Any]  # of `graph.sampling.BIAS`, one at least
     masks: U32  # [masks, words], one at least
-    wanted: tuple[LogprobRequest, ...] | None  # None: no output reports log probabilities
+    requests: tuple[LogprobRequest, ...] | None  # None: no output reports log probabilities
 
 
 def mask_words(vocabulary: int) -> int:
@@ -64,20 +64,20 @@ def adjusted(settings: Sequence[SamplerSettings], slots: Sequence[int], vocabula
             record["mask"] = len(masks)
             masks.append(np.frombuffer(each.mask, np.uint32))
     counts = [None if each.logprobs is None else min(each.logprobs, vocabulary) for each in settings]
-    wanted = tuple(map(LogprobRequest, slots, counts)) if reports else None
+    requests = tuple(map(LogprobRequest, slots, counts)) if reports else None
     biases = np.array(pairs or [(0, 0.0)], BIAS)
-    return LogitAdjustments(records, biases, np.stack(masks or [np.zeros(mask_words(vocabulary), np.uint32)]), wanted)
+    return LogitAdjustments(records, biases, np.stack(masks or [np.zeros(mask_words(vocabulary), np.uint32)]), requests)
 
 
-def read_report(words: U32, wanted: Sequence[LogprobRequest]) -> tuple[U32, dict[int, Logprobs]]:
+def read_report(words: U32, requests: Sequence[LogprobRequest]) -> tuple[U32, dict[int, Logprobs]]:
     """What the op logprobs wrote, as tokens by sequence slot, and log probabilities by slot for those who want them."""
-    tokens, found = np.zeros(MAX_SEQUENCES, np.uint32), {}
-    for row, (slot, count) in zip(words.reshape(-1, 1 + MAX_LOGPROBS, 2), wanted, strict=False):
+    tokens, logprobs = np.zeros(MAX_SEQUENCES, np.uint32), dict[int, Logprobs]()
+    for row, (slot, count) in zip(words.reshape(-1, 1 + MAX_LOGPROBS, 2), requests, strict=False):
         tokens[slot] = row[0, 0]
         if count is not None:
             ids, values = row[: 1 + count, 0].tolist(), row[: 1 + count, 1].view(np.float32).tolist()
-            found[slot] = (values[0], list(zip(ids[1:], values[1:], strict=True)))
-    return tokens, found
+            logprobs[slot] = (values[0], list(zip(ids[1:], values[1:], strict=True)))
+    return tokens, logprobs
 
 
 def check_settings(settings: SamplerSettings, vocabulary: int, has_history: bool) -> None:

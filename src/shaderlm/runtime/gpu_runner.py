@@ -15,9 +15,9 @@ from ..gpu import BoundProgram, Buffer, CommandBuffer, CommandBufferPool, Pendin
 from ..graph.batch import CONTEXTS, PAGE, last_key
 from ..models.architecture import StepSpec
 from .adjusted import LogitAdjustments, LogprobRequest
-from .gpu_steps import GpuSteps, GpuTokens
+from .gpu_steps import GpuSteps
 from .pages import KvSequence
-from .runner import DecodeBatch, SequenceChunk, head_kind, padded_batch
+from .runner import DecodeBatch, Tokens, decode_chunks, head_kind, padded_batch
 from .sampler_settings import SamplerSettings
 
 _NEVER = 1 << 31
@@ -35,12 +35,11 @@ class _Recorded(NamedTuple):
 class GpuDecode(DecodeBatch):
     """Made by `GpuRunner.decode_batch`."""
 
-    def __init__(self, runner: GpuSteps, parts: Sequence[SequenceChunk]) -> None:
+    def __init__(self, runner: GpuSteps, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> None:
         self._runner = runner
-        self._take(parts)
+        self.replace(sequences, settings)
         self._adjusted: LogitAdjustments | None = None
-        self._reports: tuple[LogprobRequest, ...] | None = None  # where log probabilities come back with the tokens
-        self._lengths: list[int] = []  # as the records on the device have them
+        self._requests: tuple[LogprobRequest, ...] | None = None  # where log probabilities come back with the tokens
         self._keys: tuple[StepSpec, Head] | None = None
         self._programs: list[BoundProgram] = []
         self._last_key = 0  # of the context class
@@ -48,22 +47,18 @@ class GpuDecode(DecodeBatch):
         self._pool: CommandBufferPool[CommandBuffer] | None = None
         self._region: tuple[Buffer, int] | None = None  # what its command buffers read back
         # What is recorded and not submitted is never freed by wgpu: 0.6 MB each on an H200. So it is kept for later.
-        self._kept: dict[tuple[StepSpec, Head], _Recorded] = {}
-
-    def _take(self, parts: Sequence[SequenceChunk]) -> None:
-        self._parts = tuple(parts)
-        self._sequences = [part.sequence for part in parts]
-        self._kind = head_kind(parts)
+        self._recorded: dict[tuple[StepSpec, Head], _Recorded] = {}
 
     def replace(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> None:
         """Other sequences or settings from now on. The pool of command buffers is kept if it runs the same plans."""
         with self._runner.lock:
             if self._runner.written_by is self:
                 self._runner.written_by = None
-            self._lengths = []
-            self._take([SequenceChunk(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)])
+            self._lengths: list[int] = []  # as the records on the device have them
+            self._sequences, self._parts = list(sequences), decode_chunks(sequences, settings)
+            self._kind = head_kind(self._parts)
 
-    def step(self) -> GpuTokens:
+    def step(self) -> Tokens:
         """Run one step without waiting for it."""
         runner = self._runner
         with runner.lock:
@@ -85,7 +80,7 @@ class GpuDecode(DecodeBatch):
             for sequence in self._sequences:
                 sequence.length += 1
             self._lengths = [length + 1 for length in lengths]
-            return GpuTokens(pending, self._reports)
+            return runner.tokens(pending, self._requests)
 
     def _pages_end(self, lengths: Sequence[int]) -> bool:
         """Does a sequence lack the page of the position after the next? The sampler looks it up for the next record.
@@ -99,10 +94,10 @@ class GpuDecode(DecodeBatch):
     def _extend(self) -> None:
         context = self._runner.config.context
         self._runner._reserve([(each, min(2, context - each.length)) for each in self._sequences])
-        self._adjusted = self._reports = None
+        self._adjusted = self._requests = None
         if self._kind == "adjusted":
             self._adjusted = self._runner._adjusted(self._parts)
-            self._reports = self._adjusted.wanted
+            self._requests = self._adjusted.requests
             self._runner.reserve_adjusted(self._adjusted, [each.slot for each in self._sequences])
 
     def _write(self) -> None:
@@ -122,15 +117,15 @@ class GpuDecode(DecodeBatch):
         keys, rows = max(sequence.length for sequence in self._sequences) + 1, len(self._parts)
         paged = runner.step_rows(rows, decode=True) > 1 or not self._sequences[0].contiguous
         step = runner.step_of(rows, keys, decode=True, paged=paged)
-        wanted = (step, runner.head(step.tokens, step.tokens, self._kind, paged))
-        programs = runner.bound_all(wanted)
-        region = runner.token_region(self._reports)
-        same = wanted == self._keys and all(map(is_, programs, self._programs))
+        plans = (step, runner.head(step.tokens, step.tokens, self._kind, paged))
+        programs = runner.bound_all(plans)
+        region = runner.token_region(self._requests)
+        same = plans == self._keys and all(map(is_, programs, self._programs))
         if not same or (self._pool is not None and self._region != region):
-            found = self._kept.pop(wanted, None)
+            recorded = self._recorded.pop(plans, None)
             self._put_aside()
-            self._take_up(found, programs, region)
-        self._keys, self._programs = wanted, programs
+            self._take_up(recorded, programs, region)
+        self._keys, self._programs = plans, programs
         self._last_key = last_key(step.context, width)
         # A quarter of the class is left then: a tenth of a second, which is what making and compiling a plan takes. It
         # takes the recording threads' time, so that generations that end before do without.
@@ -144,21 +139,21 @@ class GpuDecode(DecodeBatch):
             return
         assert self._keys is not None
         assert self._region is not None
-        other = self._kept.pop(self._keys, None)
-        self._kept[self._keys] = _Recorded(self._programs, self._region, pool)
-        if other is None and len(self._kept) > _KEPT_POOLS:
-            other = self._kept.pop(next(iter(self._kept)))
+        other = self._recorded.pop(self._keys, None)
+        self._recorded[self._keys] = _Recorded(self._programs, self._region, pool)
+        if other is None and len(self._recorded) > _KEPT_POOLS:
+            other = self._recorded.pop(next(iter(self._recorded)))
         if other is not None:
             other.pool.close()
 
-    def _take_up(self, found: _Recorded | None, programs: list[BoundProgram], region: tuple[Buffer, int]) -> None:
+    def _take_up(self, recorded: _Recorded | None, programs: list[BoundProgram], region: tuple[Buffer, int]) -> None:
         """Go on with what was recorded for these plans, if it is what would be recorded now."""
-        if found is None:
+        if recorded is None:
             return
-        if not found.pool.closed and found.region == region and all(map(is_, programs, found.programs)):
-            self._pool, self._region = found.pool, region
+        if not recorded.pool.closed and recorded.region == region and all(map(is_, programs, recorded.programs)):
+            self._pool, self._region = recorded.pool, region
         else:
-            found.pool.close()
+            recorded.pool.close()
 
     def _prepare_next(self) -> None:
         self._prepare_at = _NEVER
@@ -172,7 +167,7 @@ class GpuDecode(DecodeBatch):
         runner = self._runner
         device = runner.device
         if self._pool is None or self._pool.closed:
-            region = self._region = runner.token_region(self._reports)
+            region = self._region = runner.token_region(self._requests)
             self._pool = device.command_pool(self._programs, region)
             if self._pool is None:
                 pending = device.submit(self._programs, region)
@@ -183,25 +178,20 @@ class GpuDecode(DecodeBatch):
             assert pending is not None
             return pending
         except BaseException:  # Ctrl-C too: the pool may be one short
-            self.drop_pool()
+            self.close()
             raise
 
-    def drop_pool(self) -> None:
-        """Nothing is recorded ahead any more, until the next step."""
-        pool, self._pool = self._pool, None
-        kept, self._kept = self._kept, {}
-        self._keys = None
-        for each in (pool, *(recorded.pool for recorded in kept.values())):
-            if each is not None:
-                each.close()
-
     def close(self) -> None:
-        """Nothing is recorded ahead any more."""
+        """Nothing is recorded ahead any more, until the next step."""
         with self._runner.lock:
-            self.drop_pool()
-            self._programs = []
+            pool, self._pool = self._pool, None
+            recorded, self._recorded = self._recorded, {}
+            self._keys, self._programs = None, []
             if self._runner.written_by is self:
                 self._runner.written_by = None
+            for each in (pool, *(other.pool for other in recorded.values())):
+                if each is not None:
+                    each.close()
 
 
 class GpuRunner(GpuSteps):
@@ -209,8 +199,6 @@ class GpuRunner(GpuSteps):
 
     def decode_batch(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> DecodeBatch:
         """Sequences to decode together."""
-        made = GpuDecode(
-            self, [SequenceChunk(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)]
-        )
-        self._decodes.add(made)
-        return made
+        batch = GpuDecode(self, sequences, settings)
+        self._decodes.add(batch)
+        return batch

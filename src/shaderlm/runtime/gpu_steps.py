@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +25,20 @@ from ..compile.tuner import tuned
 from ..errors import DeviceError, KernelError, ShaderlmError
 from ..gpu import BoundProgram, Buffer, Copy, Device, PendingReadBack, Program
 from ..graph.batch import CONTEXTS, PAGE, RUN_ROWS, context_class
-from ..graph.graph import Graph
 from ..graph.sampling import ADJUSTMENT
 from ..models.architecture import Architecture, Config, StepSpec
-from .adjusted import REPORT, LogitAdjustments, LogprobRequest, Logprobs, read_report
+from .adjusted import REPORT, LogitAdjustments, LogprobRequest
 from .pages import MAX_SEQUENCES, Reserved
 from .runner import (
     F32,
     U32,
+    DecodeBatch,
     Runner,
     SequenceChunk,
     StepResult,
+    Tokens,
     bucket,
+    buckets,
     head_kind,
     one_row_each,
     padded_batch,
@@ -61,37 +63,6 @@ from .weights import Progress, Source, upload
 # Compiled while weights are uploaded, with that of decoding: a short question in a chat template takes 33 to 64 tokens,
 # and most kernels serve other buckets too.
 _FIRST_BUCKET = 64
-
-
-@dataclass
-class GpuTokens:
-    """Tokens on their way from the GPU. Waited for once; kept for those who ask again."""
-
-    pending: PendingReadBack
-    wanted: tuple[LogprobRequest, ...] | None = None  # of every output, where log probabilities come back too
-    found: U32 | None = None
-    reports: dict[int, Logprobs] = field(default_factory=dict)
-
-    def wait(self) -> U32:
-        """Tokens by sequence slot."""
-        if self.found is None:
-            words = self.pending.wait().view(np.uint32)
-            if self.wanted is not None:
-                words, self.reports = read_report(words, self.wanted)
-            self.found = words
-        return self.found
-
-    def logprobs(self, slot: int) -> Logprobs | None:
-        """What the settings of a sequence ask for, by its slot."""
-        self.wait()
-        return self.reports.get(slot)
-
-
-class RecordsAhead(Protocol):
-    """Has command buffers that are not submitted yet, over buffers that may be replaced."""
-
-    def drop_pool(self) -> None:
-        """Nothing is recorded ahead any more, until the next step."""
 
 
 class GpuSteps(Runner):
@@ -131,11 +102,11 @@ class GpuSteps(Runner):
         self._planning = threading.RLock()
         self._background: threading.Thread | None = None
         self._bound: dict[StepSpec | Head, BoundProgram] = {}
-        self._decodes: weakref.WeakSet[RecordsAhead] = weakref.WeakSet()
+        self._decodes: weakref.WeakSet[DecodeBatch] = weakref.WeakSet()
         self._buffers: dict[str, Any] = {}  # inputs, pools, tables, scratch and parameters, by the names in plans
-        self.plans_made = 0
         if tune:  # while nothing else keeps the GPU busy
-            self._lowering.tuning = tuned(device, self._decode_graphs(), precision)
+            decode_graphs = [self.graph(StepSpec(1, CONTEXTS[0], self.cache))[0], self.head_graph(1, 1)[0]]
+            self._lowering.tuning = tuned(device, decode_graphs, precision)
         self._weights: dict[str, Any] = {}
         first, reserve = min(_FIRST_BUCKET, self.max_tokens), min(reserve, self.config.context)
         keys: list[StepSpec | Head] = [StepSpec(1, CONTEXTS[0], self.cache), self.head(1, 1, "greedy", paged=False)]
@@ -157,9 +128,6 @@ class GpuSteps(Runner):
                 wait(compiled)
                 self.close()
                 raise
-
-    def _decode_graphs(self) -> list[Graph]:
-        return [self.graph(StepSpec(1, CONTEXTS[0], self.cache))[0], self.head_graph(1, 1)[0]]
 
     def _make_inputs(self, reserve: int) -> None:
         for name, size in input_sizes(self.config, self.device.caps).items():
@@ -187,27 +155,26 @@ class GpuSteps(Runner):
             if key not in self._plans:
                 if isinstance(key, StepSpec):
                     graph, rejected = self.graph(key)
-                    made = body_plan(self._lowering, graph, rejected, key, self.config)
+                    plan = body_plan(self._lowering, graph, rejected, key, self.config)
                 else:
                     graph, rejected = self.head_graph(key.rows, key.tokens, logits=key.kind != "hidden")
-                    made = head_plan(self._lowering, graph, rejected, key, self.config)
-                self._plans[key] = made
-                self.plans_made += 1
+                    plan = head_plan(self._lowering, graph, rejected, key, self.config)
+                self._plans[key] = plan
             return self._plans[key]
 
     def warm_up(self) -> None:
         """Make and compile every plan that any step can want. Takes seconds: for servers and tests."""
-        buckets = [1 << i for i in range(self.max_tokens.bit_length())]
-        steps = [StepSpec(tokens, context, self.cache, True) for tokens in reversed(buckets) for context in CONTEXTS]
+        tokens_of = buckets(self.max_tokens)
+        steps = [StepSpec(tokens, context, self.cache, True) for tokens in reversed(tokens_of) for context in CONTEXTS]
         steps += [StepSpec(1, context, self.cache) for context in CONTEXTS]
-        decoded = [tokens for tokens in buckets if self._has_decode_plan(tokens)]
+        decoded = [tokens for tokens in tokens_of if self._has_decode_plan(tokens)]
         steps += [StepSpec(tokens, context, self.cache, True, True) for tokens in decoded for context in CONTEXTS]
         kinds = ("greedy", "sample", "adjusted", "logits", "hidden")
-        rows = [1 << i for i in range(self.max_outputs.bit_length())]
+        rows = buckets(self.max_outputs)
         heads = [self.head(count, 2, kind) for kind in kinds for count in rows]
         heads += [self.head(1, 1, kind, paged) for kind in kinds for paged in (False, True)]
-        wanted: list[StepSpec | Head] = [*steps, *heads]
-        for key in wanted:
+        keys: list[StepSpec | Head] = [*steps, *heads]
+        for key in keys:
             self.device.compile([launch.step for launch in self.plan(key).launches])
 
     def head(self, rows: int, tokens: int, kind: str, paged: bool = True) -> Head:
@@ -242,12 +209,11 @@ class GpuSteps(Runner):
             self._bound[key] = self.device.bind(plan.program, buffers)
         return self._bound[key]
 
-    def bound_all(self, keys: Iterable[StepSpec | Head]) -> list[BoundProgram]:
+    def bound_all(self, keys: Sequence[StepSpec | Head]) -> list[BoundProgram]:
         """Several plans with their buffers. Binding one may replace a buffer of another, which is then bound again."""
-        wanted = list(keys)
-        for key in wanted:
+        for key in keys:
             self.bound(key)
-        return [self.bound(key) for key in wanted]
+        return [self.bound(key) for key in keys]
 
     def _buffer(self, name: str, spec: BufferSpec) -> Any:
         if spec.role == "weight":
@@ -267,18 +233,12 @@ class GpuSteps(Runner):
     def _replace(self, buffers: Mapping[str, Any]) -> None:
         """Other buffers under known names. What was bound to the old ones is bound again when it is wanted."""
         for decode in list(self._decodes):
-            decode.drop_pool()
+            decode.close()
         self._bound.clear()
         old = [self._buffers[name] for name in buffers if name in self._buffers]
         self._buffers.update(buffers)
         for buffer in old:
             buffer.destroy()
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page: the keys and values of all layers."""
-        states = self.plan(StepSpec(1, CONTEXTS[0], self.cache)).of_role("state")
-        return sum(spec.nbytes for spec in states.values()) * PAGE
 
     def _grow(self, pages: int) -> None:
         plan = self.plan(StepSpec(1, CONTEXTS[0], self.cache))
@@ -313,10 +273,10 @@ class GpuSteps(Runner):
             self.device.copy(Copy(known, grown, known.size))
         self._replace({"counts": grown})
 
-    def reserve_adjusted(self, made: LogitAdjustments, slots: Iterable[int]) -> None:
+    def reserve_adjusted(self, changes: LogitAdjustments, slots: Iterable[int]) -> None:
         """Buffers for what is done with logits. They are made when they are first wanted, and grow."""
         sizes = {"adjustments": ADJUSTMENT.itemsize * self.max_outputs}
-        sizes |= {"biases": made.biases.nbytes, "masks": made.masks.nbytes}
+        sizes |= {"biases": changes.biases.nbytes, "masks": changes.masks.nbytes}
         small = {name: size for name, size in sizes.items() if self._size(name) < size}
         for name, size in small.items():
             self._replace({name: self.device.buffer(bucket(size))})
@@ -329,8 +289,8 @@ class GpuSteps(Runner):
     def _reserve_positions(self, positions: int) -> None:
         ropes = self.config.ropes.items()
         if any(self._size(name) < positions * 4 * rope.rotary for name, rope in ropes):
-            wanted = min(self.config.context, max(FIRST_POSITIONS, 2 * positions))
-            self._replace({name: self.device.buffer(table) for name, table in self.rope_tables(wanted).items()})
+            count = min(self.config.context, max(FIRST_POSITIONS, 2 * positions))
+            self._replace({name: self.device.buffer(table) for name, table in self.rope_tables(count).items()})
 
     def _apply(self, changed: Sequence[Reserved]) -> None:
         plan = self.plan(StepSpec(1, CONTEXTS[0], self.cache))
@@ -348,29 +308,32 @@ class GpuSteps(Runner):
     # steps -----------------------------------------------------------------------------------------------
 
     def _run(self, records: U32, outputs: NDArray[Any], keys: int, parts: Sequence[SequenceChunk]) -> StepResult:
-        decode = one_row_each(parts)
+        decode, kind, gives = one_row_each(parts), head_kind(parts), {part.gives for part in parts}
         step, rows = self.step_of(len(records), keys, decode), self.step_rows(len(outputs), decode)
-        tokens, wanted = step.tokens, list[StepSpec | Head]([step])
-        given, kind, made = {part.gives for part in parts}, head_kind(parts), None
-        if "hidden" in given:  # first: a sampler moves the records on
-            wanted.append(self.head(rows, tokens, "hidden"))
-        if given - {"nothing", "hidden"}:
-            wanted.append(self.head(rows, tokens, kind))
-        if kind == "adjusted":
-            made = self._adjusted(parts)
-            self.reserve_adjusted(made, outputs["slot"].tolist())
-        programs = self.bound_all(wanted)
+        plans: list[StepSpec | Head] = [step]
+        if "hidden" in gives:  # first: a sampler moves the records on
+            plans.append(self.head(rows, step.tokens, "hidden"))
+        if gives - {"nothing", "hidden"}:
+            plans.append(self.head(rows, step.tokens, kind))
+        changes = self._adjusted(parts) if kind == "adjusted" else None
+        if changes is not None:
+            self.reserve_adjusted(changes, outputs["slot"].tolist())
+        programs = self.bound_all(plans)
         self.written_by = None
-        self.write_batch(padded_batch(records, tokens, len(outputs)), outputs, made)
-        reports = made.wanted if made is not None else None
-        if given == {"nothing"}:  # something must come back for who waits
+        self.write_batch(padded_batch(records, step.tokens, len(outputs)), outputs, changes)
+        if gives == {"nothing"}:  # something must come back for who waits
             done = self.device.submit(programs, (self._buffers["tokens"], 4))
             return StepResult(wait_for_rows=None if done is None else done.wait)
-        pending = self.device.submit(programs, self.token_region(reports) if "token" in given else None)
-        found = GpuTokens(pending, reports) if pending is not None else None
+        requests = None if changes is None else changes.requests
+        pending = self.device.submit(programs, self.token_region(requests) if "token" in gives else None)
+        tokens = None if pending is None else self.tokens(pending, requests)
         # Copied before any later step writes others; waited for by whoever asks, without the lock.
-        logits = self._rows_of("logits", outputs) if given & {"logits", "all logits"} else None
-        return StepResult(found, logits, self._rows_of("states", outputs) if "hidden" in given else None)
+        logits = self._rows_of("logits", outputs) if gives & {"logits", "all logits"} else None
+        return StepResult(tokens, logits, self._rows_of("states", outputs) if "hidden" in gives else None)
+
+    def tokens(self, pending: PendingReadBack, requests: Sequence[LogprobRequest] | None) -> Tokens:
+        """What is read back from `token_region`."""
+        return Tokens(lambda: pending.wait().view(np.uint32), requests)
 
     def step_of(self, rows: int, keys: int, decode: bool, paged: bool = True) -> StepSpec:
         """The step of so many rows of which the longest sees so many keys. `decode`: each is of another sequence."""
@@ -396,46 +359,46 @@ class GpuSteps(Runner):
         assert pending is not None
         return lambda: pending.wait().view(np.float32).reshape(rows, width)
 
-    def write_batch(self, batch: U32, outputs: NDArray[Any], made: LogitAdjustments | None = None) -> None:
+    def write_batch(self, batch: U32, outputs: NDArray[Any], changes: LogitAdjustments | None) -> None:
         """The records of a step, in the order of submissions."""
         self.device.write(self._buffers["batch"], batch)
         if len(outputs):
             self.device.write(self._buffers["outputs"], outputs.view(np.uint32))
-        if made is not None:
-            for name, array in (("adjustments", made.records), ("biases", made.biases), ("masks", made.masks)):
+        if changes is not None:
+            for name, array in (("adjustments", changes.records), ("biases", changes.biases), ("masks", changes.masks)):
                 self.device.write(self._buffers[name], array.view(np.uint32))
 
-    def token_region(self, reports: Sequence[LogprobRequest] | None = None) -> tuple[Buffer, int]:
+    def token_region(self, requests: Sequence[LogprobRequest] | None) -> tuple[Buffer, int]:
         """Where the tokens of a step lie: a buffer, and how many of its bytes.
 
         The last token of every sequence slot; where outputs report log probabilities, the tokens come with these.
         """
-        if reports is None:
+        if requests is None:
             return self._buffers["tokens"], 4 * MAX_SEQUENCES
-        return self._buffers["logprobs"], REPORT * bucket(len(reports))  # the same for all counts of a bucket
+        return self._buffers["logprobs"], REPORT * bucket(len(requests))  # the same for all counts of a bucket
 
     def close(self) -> None:
         """Give all memory back."""
         with self.lock:
             self.closed = True
             for decode in list(self._decodes):
-                decode.drop_pool()
+                decode.close()
         if self._background is not None:
             self._background.join()
         with self.lock:
             self._bound.clear()
-            for kept in (self._weights, self._buffers):
-                for buffer in kept.values():
+            for buffers in (self._weights, self._buffers):
+                for buffer in buffers.values():
                     buffer.destroy()
-                kept.clear()
+                buffers.clear()
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
         caps = self.device.caps
-        held = sum(buffer.size for buffer in self._weights.values())
+        nbytes = sum(buffer.size for buffer in self._weights.values())
         return {
             "device": f"{caps.name} ({caps.backend})",
-            "weight_bytes": held,
+            "weight_bytes": nbytes,
             "cache": self.cache,
             "precision": self._lowering.precision if caps.policy.round_inputs else "exact",
         }
@@ -443,10 +406,10 @@ class GpuSteps(Runner):
 
 def _together(entries: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
     """Entries with neighbouring indices as (first index, values)."""
-    found: list[tuple[int, list[int]]] = []
+    groups: list[tuple[int, list[int]]] = []
     for index, value in entries:
-        if found and found[-1][0] + len(found[-1][1]) == index:
-            found[-1][1].append(value)
+        if groups and groups[-1][0] + len(groups[-1][1]) == index:
+            groups[-1][1].append(value)
         else:
-            found.append((index, [value]))
-    return found
+            groups.append((index, [value]))
+    return groups

@@ -6,7 +6,6 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from ..graph.batch import PAGE
 from ..graph.graph import Graph
 from ..graph.sampling import MAX_LOGPROBS, adjust_logits, logprobs, sample
 from ..models.architecture import Architecture, Config, StepSpec
-from .adjusted import Logprobs, read_report
 from .pages import MAX_SEQUENCES, KvSequence, Reserved
 from .runner import (
     F32,
@@ -28,6 +26,8 @@ from .runner import (
     Runner,
     SequenceChunk,
     StepResult,
+    Tokens,
+    decode_chunks,
     head_kind,
     one_row_each,
     padded_batch,
@@ -55,22 +55,6 @@ def one_blas_thread() -> Iterator[None]:
     """
     with _blas_lock, _blas().limit(limits=1, user_api="blas"):
         yield
-
-
-@dataclass(frozen=True)
-class Here:
-    """Tokens that are already here."""
-
-    tokens: U32
-    reports: Mapping[int, Logprobs] = field(default_factory=dict)
-
-    def wait(self) -> U32:
-        """The last token of every sequence slot."""
-        return self.tokens
-
-    def logprobs(self, slot: int) -> Logprobs | None:
-        """What the settings of a sequence ask for, by its slot."""
-        return self.reports.get(slot)
 
 
 class NumpyRunner(Runner):
@@ -108,24 +92,18 @@ class NumpyRunner(Runner):
 
     def graph_of(self, tokens: int) -> Graph:
         """The fused graph of so many rows, kept for the next time; a few of them."""
-        return self._kept(("step", tokens), lambda: self.graph(StepSpec(tokens, cache=self.cache, paged=True))[0])
+        return self._graph(("step", tokens), lambda: self.graph(StepSpec(tokens, cache=self.cache, paged=True))[0])
 
     def head_of(self, rows: int, tokens: int, *, logits: bool = True) -> Graph:
         """The fused graph from hidden states to logits, or to the output norm; kept too."""
-        return self._kept(("head", rows, tokens, logits), lambda: self.head_graph(rows, tokens, logits=logits)[0])
+        return self._graph(("head", rows, tokens, logits), lambda: self.head_graph(rows, tokens, logits=logits)[0])
 
-    def _kept(self, key: tuple[Any, ...], make: Any) -> Graph:
+    def _graph(self, key: tuple[Any, ...], make: Any) -> Graph:
         if key not in self._graphs:
             while len(self._graphs) >= _KEPT_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = make()
         return self._graphs[key]
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page: the keys and values of all layers."""
-        widths = {"f16": 2, "f32": 4}
-        return sum(widths[each.format] * int(np.prod(each.shape[1:])) for each in self._states.values()) * PAGE
 
     def _grow(self, pages: int) -> None:
         pools = {}
@@ -160,19 +138,19 @@ class NumpyRunner(Runner):
             **self._tables,
             "outputs": outputs,
         }
-        given = {part.gives for part in parts}
+        gives = {part.gives for part in parts}
         # A BLAS adds up in another order for another number of rows: rows that must not depend on others run alone.
         alone = self.deterministic and one_row_each(parts)
         with one_blas_thread() if rows <= _FEW_ROWS or alone else nullcontext():
             values["hidden"] = self._hidden(values, rows, 1 if alone else rows)
-            states = self._head(values, outputs, "states", alone) if "hidden" in given else None
-            logits = self._head(values, outputs, "logits", alone) if given - {"nothing", "hidden"} else None
-        found = None
-        if "token" in given:
+            states = self._head(values, outputs, "states", alone) if "hidden" in gives else None
+            logits = self._head(values, outputs, "logits", alone) if gives - {"nothing", "hidden"} else None
+        tokens = None
+        if "token" in gives:
             assert logits is not None
-            found = self._sampled(logits, outputs, values["batch"], parts)
+            tokens = self._sampled(logits, outputs, values["batch"], parts)
         wait_for_logits = (lambda: logits) if logits is not None else None
-        return StepResult(found, wait_for_logits, (lambda: states) if states is not None else None)
+        return StepResult(tokens, wait_for_logits, (lambda: states) if states is not None else None)
 
     def _hidden(self, values: dict[str, Any], rows: int, together: int) -> F32:
         """Hidden states of all rows, so many at a time."""
@@ -191,19 +169,19 @@ class NumpyRunner(Runner):
         graph = self.head_of(len(outputs), len(values["hidden"]), logits=name == "logits")
         return np.asarray(interpret.run(graph, dict(values))[name])
 
-    def _sampled(self, logits: F32, outputs: NDArray[Any], batch: U32, parts: Sequence[SequenceChunk]) -> Here:
-        self._tokens = self._tokens.copy()  # who has the old ones keeps them
+    def _sampled(self, logits: F32, outputs: NDArray[Any], batch: U32, parts: Sequence[SequenceChunk]) -> Tokens:
+        tokens = self._tokens = self._tokens.copy()  # who has the old ones keeps them
         if head_kind(parts) != "adjusted":
-            sample(logits, outputs, batch, self._tokens)
-            return Here(self._tokens)
-        made, counts = self._adjusted(parts), self._all_counts()
-        adjusted = adjust_logits(logits, outputs, made.records, counts, made.biases, made.masks)
-        sample(adjusted, outputs, batch, self._tokens, counts=counts)
-        if made.wanted is None:
-            return Here(self._tokens)
+            sample(logits, outputs, batch, tokens)
+            return Tokens(lambda: tokens)
+        changes, counts = self._adjusted(parts), self._all_counts()
+        adjusted = adjust_logits(logits, outputs, changes.records, counts, changes.biases, changes.masks)
+        sample(adjusted, outputs, batch, tokens, counts=counts)
+        if changes.requests is None:
+            return Tokens(lambda: tokens)
         words = np.zeros((len(outputs), 1 + MAX_LOGPROBS, 2), np.uint32)
-        logprobs(logits, outputs, made.records, self._tokens, words)
-        return Here(self._tokens, read_report(words, made.wanted)[1])
+        logprobs(logits, outputs, changes.records, tokens, words)
+        return Tokens(lambda: words, changes.requests)
 
     def _all_counts(self) -> U32:
         if self._counts is None:
@@ -215,7 +193,7 @@ class NumpyRunner(Runner):
 
     def decode_batch(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> DecodeBatch:
         """Sequences to decode together."""
-        return _NumpyDecode(self, _decode_parts(sequences, settings))
+        return _NumpyDecode(self, decode_chunks(sequences, settings))
 
     def close(self) -> None:
         """Let go of weights and cache."""
@@ -224,25 +202,21 @@ class NumpyRunner(Runner):
 
     def report(self) -> Mapping[str, Any]:
         """Where it runs, and how much memory its weights take."""
-        held = sum(array.nbytes for array in self.weights.values())
-        return {"device": "cpu (NumPy)", "weight_bytes": held, "cache": self.cache, "precision": "exact"}
+        nbytes = sum(array.nbytes for array in self.weights.values())
+        return {"device": "cpu (NumPy)", "weight_bytes": nbytes, "cache": self.cache, "precision": "exact"}
 
 
 class _NumpyDecode(DecodeBatch):
     def __init__(self, runner: NumpyRunner, parts: Sequence[SequenceChunk]) -> None:
         self._runner, self._parts = runner, parts
 
-    def step(self) -> Here:
-        found = self._runner.step(self._parts).tokens
-        assert isinstance(found, Here)
-        return found
+    def step(self) -> Tokens:
+        tokens = self._runner.step(self._parts).tokens
+        assert tokens is not None
+        return tokens
 
     def replace(self, sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> None:
-        self._parts = _decode_parts(sequences, settings)
+        self._parts = decode_chunks(sequences, settings)
 
     def close(self) -> None:
         pass
-
-
-def _decode_parts(sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> list[SequenceChunk]:
-    return [SequenceChunk(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)]

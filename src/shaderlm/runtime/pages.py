@@ -1,7 +1,7 @@
 """Pages of the KV cache: which are free, who uses them, and what must be copied before it is written.
 
-A pool of pages of `PAGE` positions serves all sequences. A fork shares its parent's pages; a page that is shared is
-copied before one of them writes to it. Knows neither GPU nor arrays.
+A pool of pages of `PAGE` positions serves all sequences. Sequences share pages; a page that is shared is copied
+before one of them writes to it. Knows neither GPU nor arrays.
 """
 
 from __future__ import annotations
@@ -103,10 +103,6 @@ class PagePool:
             raise InputError(f"there are {MAX_SEQUENCES} sequences already, which is the most; free one first")
         return KvSequence(heapq.heappop(self._slots))
 
-    def fork(self, parent: KvSequence) -> tuple[KvSequence, Reserved]:
-        """A sequence that begins with all of another, and shares its pages."""
-        return self.share(parent.pages, parent.length)
-
     def share(self, pages: Sequence[int], length: int) -> tuple[KvSequence, Reserved]:
         """A sequence whose first `length` positions are in pages that others use too."""
         child = self.add()
@@ -130,9 +126,9 @@ class PagePool:
         if not 0 <= length <= sequence.length:
             raise InputError(f"a sequence of {sequence.length} positions cannot be truncated to {length}")
         sequence.length = length
-        kept = pages_for(length)
-        self.release(reversed(sequence.pages[kept:]))
-        del sequence.pages[kept:]
+        count = pages_for(length)
+        self.release(reversed(sequence.pages[count:]))
+        del sequence.pages[count:]
 
     def remove(self, sequence: KvSequence) -> None:
         """Give all pages of a sequence back. Twice does no harm."""
@@ -169,15 +165,15 @@ class PagePool:
     def needed(self, sequence: KvSequence, count: int) -> int:
         """How many pages it takes to write so many positions to a sequence."""
         pages, length = sequence.pages, sequence.length
-        first, end, held = length // PAGE, -(-(length + count) // PAGE), len(pages)
-        needed = max(0, end - held)
-        for i in range(first, min(end, held)):
+        first, end, allocated = length // PAGE, -(-(length + count) // PAGE), len(pages)
+        needed = max(0, end - allocated)
+        for i in range(first, min(end, allocated)):
             needed += self._users[pages[i]] > 1
         return needed
 
-    def missing(self, wanted: Iterable[tuple[KvSequence, int]]) -> int:
+    def missing(self, counts: Iterable[tuple[KvSequence, int]]) -> int:
         """How many pages more than are free it takes to write so many positions to each sequence."""
-        return max(0, sum(self.needed(sequence, count) for sequence, count in wanted) - self.free)
+        return max(0, sum(self.needed(sequence, count) for sequence, count in counts) - self.free)
 
     def reserve(self, sequence: KvSequence, count: int) -> Reserved:
         """Pages of its own for the next `count` positions of a sequence. Call `missing` and `grow` first."""
@@ -196,9 +192,9 @@ class PagePool:
 
     def revert(self, sequence: KvSequence, reserved: Reserved) -> None:
         """Undo a reservation that nothing was written to yet. Of several, the last one first."""
-        first, kept = self.table_index(sequence), len(sequence.pages) + len(reserved.copies) - len(reserved.entries)
-        self.release(sequence.pages[kept:])
-        del sequence.pages[kept:]
+        first, count = self.table_index(sequence), len(sequence.pages) + len(reserved.copies) - len(reserved.entries)
+        self.release(sequence.pages[count:])
+        del sequence.pages[count:]
         for (shared, page), (index, _) in zip(reserved.copies, reserved.entries, strict=False):
             sequence.pages[index - first] = shared
             self.retain((shared,))

@@ -48,11 +48,6 @@ class PrefixCache:
         self._nodes: dict[int, PrefixNode] = {}  # by page
         self.queries = self.hits = self.evicted = 0  # tokens that were looked up and found; pages given back
 
-    @property
-    def pages(self) -> int:
-        """How many pages are kept."""
-        return len(self._nodes)
-
     def match(self, ids: Sequence[int], multiple: int = 1, client: Hashable = None) -> Match:
         """The longest cached prefix of a client's prompt: a multiple of so many tokens, and less than the whole prompt.
 
@@ -62,32 +57,27 @@ class PrefixCache:
         if node is None:
             return Match()
         limit = (len(ids) - 1) // multiple * multiple
-        found, length = list[PrefixNode](), 0
+        nodes, length = list[PrefixNode](), 0
         while length + PAGE <= limit:
             child = node.children.get(tuple(ids[length : length + PAGE]))
             if child is None:
                 break
             node = child
-            found.append(node)
+            nodes.append(node)
             length += PAGE
         best, common = None, 0
         if multiple < PAGE:
-            wanted = tuple(ids[length : min(limit, length + PAGE)])
+            following = tuple(ids[length : min(limit, length + PAGE)])
             for child in list(reversed(node.children.values()))[:_COMPARED]:
-                shared = _common(child.ids, wanted) // multiple * multiple
+                shared = _common(child.ids, following) // multiple * multiple
                 if shared > common:
                     best, common = child, shared
         if best is not None:
-            found.append(best)
+            nodes.append(best)
         length = (length + common) // multiple * multiple
-        del found[pages_for(length) :]
-        self._touch(found)
-        return Match(tuple(node.page for node in found), length)
-
-    def count(self, queries: int, hits: int) -> None:
-        """A prompt of so many tokens was looked up, and so many of them need not be computed."""
-        self.queries += queries
-        self.hits += hits
+        del nodes[pages_for(length) :]
+        self._touch(nodes)
+        return Match(tuple(node.page for node in nodes), length)
 
     def insert(
         self,
@@ -139,10 +129,10 @@ class PrefixCache:
         """Let go of pages, and of all that comes after them. Who uses them keeps them, and may write to them."""
         for page in pages:
             first = self._nodes.get(page)
-            left = [first] if first is not None else []
-            while left:
-                node = left.pop()
-                left += node.children.values()
+            subtree = [first] if first is not None else []
+            while subtree:
+                node = subtree.pop()
+                subtree += node.children.values()
                 self._remove(node)
 
     def evict(self) -> bool:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from ..graph.ops import resolve
 from ..graph.reference import rope_table
 from ..graph.sampling import OUTPUT
 from ..models.architecture import Architecture, Config, StepSpec
-from .adjusted import LogitAdjustments, Logprobs, adjusted, check_settings
+from .adjusted import LogitAdjustments, LogprobRequest, Logprobs, adjusted, check_settings, read_report
 from .pages import KvSequence, PagePool, Reserved
 from .sampler_settings import GREEDY, SamplerSettings
 from .weights import Source
@@ -55,16 +55,30 @@ class SequenceChunk(NamedTuple):
         return 1 if self.ids is None else len(self.ids)
 
 
-class Tokens(Protocol):
-    """The tokens of a step, on their way: by sequence slot. What nobody refers to any more is not read back."""
+def decode_chunks(sequences: Sequence[KvSequence], settings: Sequence[SamplerSettings]) -> list[SequenceChunk]:
+    """The last token of each, from which the next one is sampled."""
+    return [SequenceChunk(each, None, "token", how) for each, how in zip(sequences, settings, strict=True)]
+
+
+@dataclass
+class Tokens:
+    """The tokens of a step, on their way. What nobody refers to any more is not read back."""
+
+    wait_for_words: Callable[[], U32]  # the last tokens of all sequence slots; with `requests`, a report
+    requests: Sequence[LogprobRequest] | None = None  # of every output, where log probabilities come with the tokens
+
+    @cached_property
+    def _report(self) -> tuple[U32, dict[int, Logprobs]]:
+        words = self.wait_for_words()
+        return (words, {}) if self.requests is None else read_report(words, self.requests)
 
     def wait(self) -> U32:
         """Tokens by sequence slot, of the sequences that got one in this step. May be called again."""
-        ...
+        return self._report[0]
 
     def logprobs(self, slot: int) -> Logprobs | None:
         """What the settings of a sequence ask for, by its slot; None: nothing."""
-        ...
+        return self._report[1].get(slot)
 
 
 @dataclass(frozen=True)
@@ -120,6 +134,7 @@ class Runner(ABC):
     max_tokens: int  # rows of a step
     max_outputs: int  # rows of logits of a step
     max_pages: int  # of the pool, on this device
+    cache: str  # the format of keys and values
     runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
     steps_ahead: int  # steps worth submitting before the first of them is waited for
     warm_up_seconds = 0.0  # that the device works before its clocks are up
@@ -197,19 +212,19 @@ class Runner(ABC):
 
     def head_graph(self, rows: int, tokens: int, *, logits: bool = True) -> tuple[Graph, tuple[RejectedFusion, ...]]:
         """The fused graph from the hidden states of `tokens` rows to the logits of `rows` of them, or to the norm."""
-        made = self._architecture.head(self.config, rows, tokens, logits=logits)
-        return fuse(made, self._fusions, self._unsupported_reason)
+        graph = self._architecture.head(self.config, rows, tokens, logits=logits)
+        return fuse(graph, self._fusions, self._unsupported_reason)
 
     def rope_tables(self, positions: int) -> dict[str, F32]:
         """(cos, sin) [positions, rotary / 2, 2] of every table."""
-        found = {}
+        tables = {}
         for name, rope in self.config.ropes.items():
             where = np.arange(positions, dtype=np.float64) / rope.linear_scale
             named = rope.factors_for(self.config.context)
             factors = self._factors[named] if named else None
             table = rope_table(where, rope.rotary, rope.theta, factors, rope.yarn, rope.magnitude)
-            found[name] = table.astype(np.float32)
-        return found
+            tables[name] = table.astype(np.float32)
+        return tables
 
     # sequences -------------------------------------------------------------------------------------------
 
@@ -225,25 +240,22 @@ class Runner(ABC):
         Its history, which penalties read, is not the other's: `set_history` gives it one.
         """
         with self.lock:
-            self._check_open()
             self._check_not_freed(sequence)
-            return self._shared(*self.pool.fork(sequence))
+            return self.share(sequence.pages, sequence.length)
 
     def share(self, pages: Sequence[int], length: int) -> KvSequence:
         """A sequence whose first `length` positions are in pages that are in use, by another or by a prefix cache."""
         with self.lock:
             self._check_open()
-            return self._shared(*self.pool.share(pages, length))
-
-    def _shared(self, child: KvSequence, changed: Reserved) -> KvSequence:
-        if changed.entries:
-            try:
-                self._apply([changed])
-            except BaseException:
-                self.pool.remove(child)
-                raise
-        self.written_by = None  # what the device would write next may be shared now
-        return child
+            child, changed = self.pool.share(pages, length)
+            if changed.entries:
+                try:
+                    self._apply([changed])
+                except BaseException:
+                    self.pool.remove(child)
+                    raise
+            self.written_by = None  # what the device would write next may be shared now
+            return child
 
     def reserve_pages(self, pages: int) -> None:
         """Memory for so many pages in all, at once: for those who know how many there will be."""
@@ -256,9 +268,10 @@ class Runner(ABC):
                 self._grow(pages)
 
     @property
-    @abstractmethod
     def page_bytes(self) -> int:
         """Bytes of a page: the keys and values of all layers."""
+        tensors = self._architecture.build(self.config, StepSpec(1, cache=self.cache)).tensors.values()
+        return sum(each.nbytes for each in tensors if each.role == "state") * PAGE
 
     def truncate(self, sequence: KvSequence, length: int) -> None:
         """Forget what comes after the first `length` positions of a sequence."""
@@ -382,16 +395,16 @@ class Runner(ABC):
                 "were given. Shorten the prompt, or load the model with a longer context"
             )
 
-    def _reserve(self, wanted: Sequence[tuple[KvSequence, int]]) -> None:
+    def _reserve(self, counts: Sequence[tuple[KvSequence, int]]) -> None:
         """Pages for what a step writes. All or nothing: the pool grows first."""
         needed = self.pool.needed
-        taking = [each for each in wanted if needed(*each)]
+        taking = [each for each in counts if needed(*each)]
         pool = self.pool
         if pages := pool.missing(taking):
             most = max(pool.pages, min(pool.max_pages, self.max_pages))
-            kept = min(most, pool.pages_worth_keeping(pages))
-            if self.reclaim is not None and pool.pages + pages > kept:
-                self.reclaim(pool.pages + pages - kept)
+            limit = min(most, pool.pages_worth_keeping(pages))
+            if self.reclaim is not None and pool.pages + pages > limit:
+                self.reclaim(pool.pages + pages - limit)
                 pages = pool.missing(taking)
         if pages:
             pages += pool.pages
@@ -399,9 +412,9 @@ class Runner(ABC):
                 holds = f"{most * PAGE:,} tokens of all sequences"
                 raise DeviceError(f"the cache holds {holds} on this device, and it is full. Free a sequence first")
             # Twice as many, so that growing is rare; but no more than the sequences can ever fill, or the cache keeps.
-            useful = max(kept if pool.idle else 0, pool.sequences * pool.pages_per_sequence)
+            useful = max(limit if pool.idle else 0, pool.sequences * pool.pages_per_sequence)
             self._grow(min(most, max(pages, min(2 * pool.pages, useful), FIRST_PAGES)))
-        self._reserve_positions(max(sequence.length + count for sequence, count in wanted))
+        self._reserve_positions(max(sequence.length + count for sequence, count in counts))
         if not taking:  # most decode rows stay in their pages
             return
         changed = [self.pool.reserve(sequence, count) for sequence, count in taking]
@@ -437,12 +450,12 @@ class Runner(ABC):
 
     def _outputs(self, parts: Sequence[SequenceChunk]) -> NDArray[Any]:
         """The records of a step's outputs."""
-        found, at = [], 0
+        outputs, at = [], 0
         for part in parts:
             rows = range(at, at + part.rows) if part.gives == "all logits" else [at + part.rows - 1]
-            found += [output_record(row, part.sequence, part.settings) for row in rows if part.gives != "nothing"]
+            outputs += [output_record(row, part.sequence, part.settings) for row in rows if part.gives != "nothing"]
             at += part.rows
-        return np.array(found, OUTPUT)
+        return np.array(outputs, OUTPUT)
 
     def _adjusted(self, parts: Sequence[SequenceChunk]) -> LogitAdjustments:
         """What is done with the logits of a step's outputs beside sampling."""
@@ -508,6 +521,11 @@ def one_row_each(parts: Sequence[SequenceChunk]) -> bool:
 def bucket(rows: int) -> int:
     """The number of rows that a plan is made for: the next power of two."""
     return 1 << (rows - 1).bit_length()
+
+
+def buckets(most: int) -> list[int]:
+    """1, 2, 4, … up to `most`."""
+    return [1 << i for i in range(most.bit_length())]
 
 
 def padded_batch(records: U32, tokens: int, outputs: int) -> U32:

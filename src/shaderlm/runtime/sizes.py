@@ -90,22 +90,22 @@ def memory_of(bodies: Iterable[Plan], heads: Iterable[Plan], config: Config, cap
     bodies = list(bodies)
     plans = [*bodies, *heads]
     rows = {name: spec.nbytes for plan in bodies for name, spec in plan.of_role("state").items()}
-    kept = input_sizes(config, caps)
+    sizes = input_sizes(config, caps)
     for plan in plans:
         for name, spec in plan.buffers.items():
             if spec.role in ("scratch", "output"):
-                kept[name] = max(kept.get(name, 0), spec.nbytes)
+                sizes[name] = max(sizes.get(name, 0), spec.nbytes)
     positions = min(config.context, max(FIRST_POSITIONS, 2 * tokens))
-    scratch = sum(kept.values()) + positions * sum(4 * rope.rotary for rope in config.ropes.values())
+    scratch = sum(sizes.values()) + positions * sum(4 * rope.rotary for rope in config.ropes.values())
     weights = sum(spec.nbytes for spec in weights_of(plans).values())
     return Memory(weights, sum(rows.values()) * PAGE * pages_of(tokens), scratch)
 
 
-def check_memory(wanted: Memory, tokens: int, caps: DeviceCaps) -> None:
+def check_memory(needed: Memory, tokens: int, caps: DeviceCaps) -> None:
     """Refuse what cannot fit, where the size of the device's memory is known."""
-    if caps.heap and wanted.total > caps.heap:
-        parts = f"weights {size(wanted.weights)}, cache {size(wanted.cache)}, scratch {size(wanted.scratch)}"
+    if caps.heap and needed.total > caps.heap:
+        parts = f"weights {size(needed.weights)}, cache {size(needed.cache)}, scratch {size(needed.scratch)}"
         raise DeviceError(
-            f"{tokens:,} tokens of context need {size(wanted.total)} ({parts}); {caps.name} has {size(caps.heap)}. "
+            f"{tokens:,} tokens of context need {size(needed.total)} ({parts}); {caps.name} has {size(caps.heap)}. "
             "Ask for a shorter context, or take a smaller model"
         )

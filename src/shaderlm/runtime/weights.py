@@ -77,8 +77,8 @@ def _vector_piece(name: str, about: Mapping[str, Any], source: Source) -> list[U
 def _vector(about: Mapping[str, Any], source: Source) -> Array:
     # Biases of experts are a matrix in the file.
     parts = [_ordered(part, source.vector(part.name).reshape(-1)[part.first :][: part.rows]) for part in _parts(about)]
-    joined = np.stack(parts, axis=1) if about["interleaved"] else np.concatenate(parts)
-    return np.ascontiguousarray(joined.reshape(-1), np.float32)
+    vector = np.stack(parts, axis=1) if about["interleaved"] else np.concatenate(parts)
+    return np.ascontiguousarray(vector.reshape(-1), np.float32)
 
 
 Packed = Callable[[Mapping[str, Any], int, int, Source, int], tuple[Array, Array]]
@@ -91,13 +91,13 @@ def _packed(about: Mapping[str, Any], first: int, end: int, source: Source, row_
 
 def _packed_once() -> Packed:
     """The same for a source that repeats: rows of the same kind are packed once."""
-    kept: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+    packed_rows: dict[tuple[Any, ...], tuple[Array, Array]] = {}
 
     def packed(about: Mapping[str, Any], first: int, end: int, source: Source, row_bytes: int) -> tuple[Array, Array]:
         key = (str(about["layout"]), row_bytes, end - first)
-        if key not in kept:
-            kept[key] = _packed(about, first, end, source, row_bytes)
-        return kept[key]
+        if key not in packed_rows:
+            packed_rows[key] = _packed(about, first, end, source, row_bytes)
+        return packed_rows[key]
 
     return packed
 
@@ -115,17 +115,17 @@ def _matrix(
 
     def packed(first: int, end: int) -> list[UploadChunk]:
         words, beside_words = pack(about, first, end, source, row_bytes)
-        found = [UploadChunk(name, (first - start) * row_bytes, words)]
+        chunks = [UploadChunk(name, (first - start) * row_bytes, words)]
         if beside is not None:
-            found.append(UploadChunk(scales, (first - start) * scale_bytes, beside_words))
-        return found
+            chunks.append(UploadChunk(scales, (first - start) * scale_bytes, beside_words))
+        return chunks
 
     for first in range(start, stop, step):
         yield partial(packed, first, min(first + step, stop))
 
 
 def _parts(about: Mapping[str, Any]) -> list[TensorSlice]:
-    return [TensorSlice(*given) for given in about["tensors"]]
+    return [TensorSlice(*fields) for fields in about["tensors"]]
 
 
 def _ordered(part: TensorSlice, heads: Array) -> Array:
@@ -151,13 +151,13 @@ def rows_of(about: Mapping[str, Any], first: int, end: int, source: Source) -> A
         count = len(parts)
         each = [_part_rows(part, kind, first // count, end // count, source) for part in parts]
         return np.stack(each, axis=1).reshape(end - first, -1)
-    found, at = [], 0
+    rows, at = [], 0
     for part in parts:
         a, b = max(first, at), min(end, at + part.rows)
         if a < b:
-            found.append(_part_rows(part, kind, a - at, b - at, source))
+            rows.append(_part_rows(part, kind, a - at, b - at, source))
         at += part.rows
-    return np.concatenate(found)
+    return np.concatenate(rows)
 
 
 def upload(
@@ -165,12 +165,12 @@ def upload(
 ) -> dict[str, Any]:
     """Weights into buffers on the device. What was already made is given back if anything fails."""
     total, done, waiting = sum(spec.nbytes for spec in buffers.values()), 0, 0
-    made: dict[str, Any] = {}
+    buffers_by_name: dict[str, Any] = {}
     try:
         for name, spec in buffers.items():
-            made[name] = device.buffer(spec.nbytes)
+            buffers_by_name[name] = device.buffer(spec.nbytes)
         for piece in pieces(buffers, source):
-            device.write(made[piece.buffer], piece.data, piece.offset)
+            device.write(buffers_by_name[piece.buffer], piece.data, piece.offset)
             done, waiting = done + piece.data.nbytes, waiting + piece.data.nbytes
             if waiting >= FLUSH_BYTES:  # what is written lies in host memory until the queue has run
                 device.flush()
@@ -179,10 +179,10 @@ def upload(
                 progress(done, total)
         device.flush()
     except BaseException:
-        for buffer in made.values():
+        for buffer in buffers_by_name.values():
             buffer.destroy()
         raise
-    return made
+    return buffers_by_name
 
 
 def pieces(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[UploadChunk]:
@@ -192,9 +192,9 @@ def pieces(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Upload
         running = deque(pool.submit(job) for job in islice(todo, THREADS))
         try:
             while running:
-                found = running.popleft().result()
+                chunks = running.popleft().result()
                 running.extend(pool.submit(job) for job in islice(todo, 1))
-                yield from found
+                yield from chunks
         finally:
             for future in running:
                 future.cancel()
@@ -203,17 +203,17 @@ def pieces(buffers: Mapping[str, BufferSpec], source: Source) -> Iterator[Upload
 def dense(weights: Iterable[Tensor], source: Source, progress: Progress | None = None) -> dict[str, Array]:
     """Weights as f32 arrays in memory, for the interpreter. They must all be of the format f32."""
     known = {tensor.name: tensor for tensor in weights}
-    found: dict[str, Array] = {name: np.empty(tensor.shape, np.float32) for name, tensor in known.items()}
+    arrays: dict[str, Array] = {name: np.empty(tensor.shape, np.float32) for name, tensor in known.items()}
     total, done = sum(4 * tensor.size for tensor in known.values()), 0
 
     def fill(piece: tuple[Tensor, int, int]) -> int:
         tensor, first, end = piece
         about = {"tensors": tensor.parts, "interleaved": tensor.interleaved, "format": "f32"}
         if len(tensor.shape) == 1:
-            found[tensor.name][:] = _vector(about, source)
+            arrays[tensor.name][:] = _vector(about, source)
         else:
-            found[tensor.name][first:end] = rows_of(about, first, end, source)
-        return found[tensor.name][first:end].nbytes
+            arrays[tensor.name][first:end] = rows_of(about, first, end, source)
+        return arrays[tensor.name][first:end].nbytes
 
     # Pieces that stay in a core's cache, on all cores: NumPy lets go of Python's lock while it computes.
     with ThreadPoolExecutor() as pool:
@@ -221,7 +221,7 @@ def dense(weights: Iterable[Tensor], source: Source, progress: Progress | None =
             done += nbytes
             if progress:
                 progress(done, total)
-    return found
+    return arrays
 
 
 def _small_pieces(tensor: Tensor) -> Iterator[tuple[Tensor, int, int]]:
