@@ -6,18 +6,17 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .conversation import Conversation
+from .conversation import Conversation, function_tool, join_text, named_tool
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, options_of
 from .output import OutputParser, finish_of, new_id, output_of
+from .routes import ApiRoute, Prepared, Writer, sse
 from .served import ServedModel
 from .types.anthropic import (
     AnthropicMessage,
-    AnthropicTool,
+    AnthropicToolChoice,
     AnthropicUsage,
     BlockDelta,
     BlockStart,
@@ -33,9 +32,6 @@ from .types.anthropic import (
     MessageStart,
     MessageStop,
     ResponseBlock,
-    ResponseText,
-    ResponseThinking,
-    ResponseToolUse,
     StopReason,
     TextBlock,
     TextDelta,
@@ -45,27 +41,24 @@ from .types.anthropic import (
     ToolUseBlock,
 )
 
-_encode = msgspec.json.Encoder().encode
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # Anthropic's words → OpenAI's
 
 
-class Messages:
+class Messages(Prepared):
     """A message that is asked for, checked and tokenised."""
 
-    return_progress = False
+    route = ApiRoute("/v1/messages", "Answer a conversation", "Anthropic", MessagesRequest, MessageResponse, (Event,))
+    body: MessagesRequest
 
     def __init__(self, served: ServedModel, body: MessagesRequest) -> None:
-        served.check_name(body.model)
-        self.served, self.stream = served, bool(body.stream)
+        super().__init__(served, body, "msg_")
         options = options_of(body, served, OPENAI_DEFAULTS)
         options["max_tokens"] = body.max_tokens
         if body.stop_sequences:
             options["stop"] = body.stop_sequences
         if body.output_config is not None and body.output_config.format is not None:
-            schema = {"type": "json_schema", "schema": body.output_config.format.schema}
-            options["response_format"] = schema
+            options["response_format"] = {"type": "json_schema", "schema": body.output_config.format.schema}
         self.requests = [conversation_of(body).request(served, options)]
-        self.id = new_id("msg_")
 
     def message(self, handle: Handle, content: list[ResponseBlock], called: bool | None = None) -> MessageResponse:
         """The message with this content. `called` is None before its end."""
@@ -86,10 +79,10 @@ class Messages:
         answer = output_of(handle, parser)
         content: list[ResponseBlock] = []
         if answer.reasoning:
-            content.append(ResponseThinking(answer.reasoning))
+            content.append(ThinkingBlock(answer.reasoning, ""))
         if answer.content or not answer.calls:
-            content.append(ResponseText(answer.content))
-        content += [ResponseToolUse(new_id("toolu_"), call.name, _object(call.arguments)) for call in answer.calls]
+            content.append(TextBlock(answer.content))
+        content += [ToolUseBlock(new_id("toolu_"), call.name, _object(call.arguments)) for call in answer.calls]
         return self.message(handle, content, parser.called)
 
     def writer(self, handles: Sequence[Handle]) -> MessagesWriter:
@@ -97,7 +90,7 @@ class Messages:
         return MessagesWriter(self, handles[0])
 
 
-class MessagesWriter:
+class MessagesWriter(Writer):
     """Writes events: a block begins where the kind of what is generated changes."""
 
     def __init__(self, messages: Messages, handle: Handle) -> None:
@@ -116,20 +109,20 @@ class MessagesWriter:
         """Events for what came."""
         return self._begin() + b"".join(map(_event, self._events(self._parser.push(delta.text))))
 
-    def _events(self, found: Sequence[ChatDelta]) -> Iterator[Event]:
-        for each in found:
-            if isinstance(each, ContentDelta):
-                yield from self._open("text", ResponseText(""))
-                yield BlockDelta(self._index, TextDelta(each.text))
-            elif isinstance(each, ReasoningDelta):
-                yield from self._open("thinking", ResponseThinking(""))
-                yield BlockDelta(self._index, ThinkingDelta(each.text))
+    def _events(self, parts: Sequence[ChatDelta]) -> Iterator[Event]:
+        for part in parts:
+            if isinstance(part, ContentDelta):
+                yield from self._open("text", TextBlock(""))
+                yield BlockDelta(self._index, TextDelta(part.text))
+            elif isinstance(part, ReasoningDelta):
+                yield from self._open("thinking", ThinkingBlock("", ""))
+                yield BlockDelta(self._index, ThinkingDelta(part.text))
             else:
-                yield from self._call(each)
+                yield from self._call(part)
 
     def _call(self, call: CallDelta) -> Iterator[Event]:
         if call.name is not None:
-            yield from self._open(f"call {call.index}", ResponseToolUse(new_id("toolu_"), call.name, {}))
+            yield from self._open(f"call {call.index}", ToolUseBlock(new_id("toolu_"), call.name, {}))
         if call.arguments:
             yield BlockDelta(self._index, InputJsonDelta(call.arguments))
 
@@ -146,32 +139,23 @@ class MessagesWriter:
             yield BlockStop(self._index)
         self._kind = ""
 
-    def progress(self, index: int) -> bytes:
-        """Nothing: these streams do not say how much of a prompt is read."""
-        return b""
-
     def finish(self, index: int) -> bytes:
         """The end of the last block and of the message."""
         events = [*self._events(self._parser.finish(self._handle))]
         if self._index < 0:
-            events += self._open("text", ResponseText(""))  # nothing came: the text is empty
+            events += self._open("text", TextBlock(""))  # nothing came: the text is empty
         events += self._close()
         reason, sequence = stop_of(self._handle, self._parser.called)
         events += [MessageDelta(MessageEnd(reason, sequence), usage_of(self._handle)), MessageStop()]
         return self._begin() + b"".join(map(_event, events))
 
-    def end(self) -> bytes:
-        """Nothing: there is one message in a stream."""
-        return b""
-
     def error(self, problem: ApiError) -> bytes:
         """An error event."""
-        return b"event: error\ndata: %b\n\n" % _encode(problem.anthropic_body())
+        return sse(problem.anthropic_body(), "error")
 
 
 def _event(event: Event) -> bytes:
-    name = type(event).__struct_config__.tag
-    return b"event: %b\ndata: %b\n\n" % (str(name).encode(), _encode(event))
+    return sse(event, str(type(event).__struct_config__.tag))
 
 
 def stop_of(handle: Handle, called: bool) -> tuple[StopReason, str | None]:
@@ -189,10 +173,10 @@ def usage_of(handle: Handle) -> AnthropicUsage:
 def _object(arguments: str) -> dict[str, Any]:
     """Arguments as an object. Where an answer was cut they may be a part of one: then there are none."""
     try:
-        found = json.loads(arguments or "{}")
+        value = json.loads(arguments or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 # Requests ------------------------------------------------------------------------------------------------
@@ -208,7 +192,7 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
     """Blocks as messages for a template. A last message of the assistant is continued."""
     messages: list[dict[str, Any]] = []
     if body.system:
-        messages.append({"role": "system", "content": _text(body.system)})
+        messages.append({"role": "system", "content": join_text(body.system)})
     for i, message in enumerate(body.messages):
         messages += _messages(i, message)
     kwargs = dict(body.chat_template_kwargs or {})
@@ -221,16 +205,17 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
     choice = body.tool_choice
     return Conversation(
         messages,
-        tools=[_tool(tool) for tool in body.tools] if body.tools else None,
-        tool_choice=_choice(body),
+        tools=[
+            function_tool(
+                name=tool.name, parameters=tool.input_schema, description=tool.description, strict=tool.strict
+            )
+            for tool in body.tools or ()
+        ],
+        tool_choice=None if choice is None else _tool_choice(choice),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         template_kwargs=kwargs,
         continue_final_message=body.messages[-1].role == "assistant",
     )
-
-
-def _text(given: str | Sequence[TextBlock]) -> str:
-    return given if isinstance(given, str) else "\n".join(block.text for block in given)
 
 
 def _messages(i: int, message: AnthropicMessage) -> list[dict[str, Any]]:
@@ -243,7 +228,7 @@ def _messages(i: int, message: AnthropicMessage) -> list[dict[str, Any]]:
         if isinstance(block, TextBlock):
             texts.append(block.text)
         elif isinstance(block, ToolResultBlock) and message.role == "user":
-            content = "" if block.content is None else _text(block.content)
+            content = join_text(block.content or "")
             if block.is_error:  # templates have no field for it
                 content = f"Error: {content}"
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
@@ -256,29 +241,19 @@ def _messages(i: int, message: AnthropicMessage) -> list[dict[str, Any]]:
             kind = type(block).__struct_config__.tag
             where = f"messages[{i}].content"
             raise ApiError(400, f"{where}: a message of the {message.role} has no {kind} block", param=where)
-    made: dict[str, Any] = {"role": message.role, "content": "\n".join(texts) if texts or not calls else None}
+    if results and not texts:
+        return results
+    rest: dict[str, Any] = {"role": message.role, "content": "\n".join(texts) if texts or not calls else None}
     if thoughts:
-        made["reasoning_content"] = "\n".join(thoughts)
+        rest["reasoning_content"] = "\n".join(thoughts)
     if calls:
-        made["tool_calls"] = calls
-    return results if results and not texts else [*results, made]
+        rest["tool_calls"] = calls
+    return [*results, rest]
 
 
-def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
-
-
-def _choice(body: CountTokensRequest) -> str | dict[str, Any] | None:
-    given = body.tool_choice
-    if given is None:
-        return None
-    if given.type != "tool":
-        return _CHOICES[given.type]
-    if not given.name:
+def _tool_choice(choice: AnthropicToolChoice) -> str | dict[str, Any]:
+    if choice.type != "tool":
+        return _CHOICES[choice.type]
+    if not choice.name:
         raise ApiError(400, "tool_choice of the type tool must have a name", param="tool_choice.name")
-    return {"type": "function", "function": {"name": given.name}}
+    return named_tool(choice.name)

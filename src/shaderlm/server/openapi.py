@@ -26,9 +26,9 @@ class Endpoint:
     path: str
     summary: str
     handler: Handler
-    tag: str
     body: Any = None  # the type of the request's body
     response: Any = None  # of a whole answer; None: text
+    tag: str = "llama-server"  # the API that the route is of
     events: tuple[Any, ...] = ()  # of a stream's events; none: it has no stream
     done: bool = False  # does a stream end with [DONE]?
     errors: tuple[int, ...] = ()  # beside those that every route has
@@ -100,17 +100,17 @@ def _operation(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": answers}}
     for status in _statuses(each):
         responses[str(status)] = {"description": _MEANINGS[status], "content": content(each.error)}
-    made: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": f"{each.method.lower()}{each.path.replace('/', '_').replace('{', '').replace('}', '')}",
         "summary": each.summary,
         "tags": [each.tag],
         "responses": responses,
     }
     if each.body is not None:
-        made["requestBody"] = {"required": True, "content": content(each.body)}
+        operation["requestBody"] = {"required": True, "content": content(each.body)}
     if each.parameters:
-        made["parameters"] = [_PARAMETERS[name] for name in each.parameters]
-    return made
+        operation["parameters"] = [_PARAMETERS[name] for name in each.parameters]
+    return operation
 
 
 def _event(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:

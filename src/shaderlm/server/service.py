@@ -151,9 +151,9 @@ class Service:
         if self._ending:
             raise ApiError(503, ENDING, headers={"Retry-After": str(RETRY_SECONDS)})
 
-    async def prepared(self, work: Callable[..., Value], *given: Any) -> Value:
+    async def prepare(self, work: Callable[..., Value], *args: Any) -> Value:
         """What a thread makes of a body."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *given)
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *args)
 
     # Requests ------------------------------------------------------------------------------------------------
 

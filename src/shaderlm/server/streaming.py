@@ -20,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 from ..engine import Delta, Handle
 from .access import CLIENT
 from .errors import ApiError, api_error
-from .generation import Prepared
 from .request_log import HANDLES
+from .routes import Prepared
 from .service import Service
 
 SILENT_SECONDS = 15.0
