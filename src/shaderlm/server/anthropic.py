@@ -12,7 +12,7 @@ from .conversation import Conversation, function_tool, join_text, named_tool
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, options_of
 from .output import OutputParser, finish_of, new_id, output_of
-from .routes import ApiRoute, Prepared, Writer, sse
+from .routes import Endpoint, Prepared, Writer, sse
 from .served import ServedModel
 from .types.anthropic import (
     AnthropicMessage,
@@ -47,7 +47,15 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # Anthropic's wo
 class Messages(Prepared):
     """A message that is asked for, checked and tokenised."""
 
-    route = ApiRoute("/v1/messages", "Answer a conversation", "Anthropic", MessagesRequest, MessageResponse, (Event,))
+    route = Endpoint(
+        "/v1/messages",
+        "Answer a conversation",
+        MessagesRequest,
+        MessageResponse,
+        (Event,),
+        api="Anthropic",
+        errors=(404, 429),
+    )
     body: MessagesRequest
 
     def __init__(self, served: ServedModel, body: MessagesRequest) -> None:

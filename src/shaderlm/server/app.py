@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,12 +27,12 @@ from .embeddings import Embeddings
 from .errors import ApiError, api_error
 from .limits import Limits
 from .metrics import CONTENT_TYPE
-from .openapi import Endpoint, Handler, document
+from .openapi import document
 from .page import asset
 from .prepare import read
 from .request_log import ROUTE, Logged, RequestLog
 from .responses import Responses
-from .routes import Prepared
+from .routes import Endpoint, Prepared
 from .served import ServedModel
 from .service import Service
 from .streaming import respond
@@ -60,6 +61,7 @@ _SLOW_FIELDS = (
 
 
 Value = TypeVar("Value")
+Handler = Callable[[Service, Request], Awaitable[Response]]
 _log = logging.getLogger("shaderlm.server")
 
 
@@ -214,58 +216,53 @@ def _static_routes(service: Service, web: Export | None) -> list[Route]:
     return routes
 
 
-GENERATING: tuple[type[Prepared], ...] = (
+_GENERATING: tuple[type[Prepared], ...] = (
     *(Chat, Completions, Embeddings, Responses, anthropic.Messages, llama_server.LlamaCompletions),
 )
-
-
-def _generates(kind: type[Prepared]) -> Endpoint:
-    route = kind.route
-    handler = _generating(kind)
-    options: dict[str, Any] = {"tag": route.api, "events": route.events, "done": route.done, "errors": route.errors}
-    return Endpoint("POST", route.path, route.summary, handler, route.body, route.response, **options)
-
-
-def _computes(
-    path: str, summary: str, body: Any, compute: Callable[[ServedModel, Any], Any], response: Any, **options: Any
-) -> Endpoint:
-    return Endpoint("POST", path, summary, _computing(body, compute), body, response, **options)
-
-
+_get = partial(Endpoint, method="GET")
 ENDPOINTS: list[Endpoint] = [
-    *map(_generates, GENERATING),
-    Endpoint("GET", "/v1/models", "The models that are served", _models, response=ModelList, tag="OpenAI"),
-    Endpoint(
-        *("GET", "/v1/models/{model}", "One model", _one_model),
+    *(replace(kind.route, handler=_generating(kind)) for kind in _GENERATING),
+    _get("/v1/models", "The models that are served", response=ModelList, api="OpenAI", handler=_models),
+    _get(
+        *("/v1/models/{model}", "One model"),
         response=Model,
-        tag="OpenAI",
+        api="OpenAI",
         errors=(404,),
         parameters=("model",),
+        handler=_one_model,
     ),
-    _computes(
-        "/v1/messages/count_tokens",
-        "Count the tokens of a prompt",
-        CountTokensRequest,
-        anthropic.count_tokens,
-        CountTokensResponse,
-        tag="Anthropic",
-        errors=(404,),
-    ),
-    _computes("/tokenize", "Token ids of a text", TokenizeRequest, llama_server.tokenize, TokenizeResponse),
-    _computes("/detokenize", "The text of token ids", DetokenizeRequest, llama_server.detokenize, DetokenizeResponse),
-    _computes("/apply-template", "The prompt of a conversation", ChatRequest, _apply_template, ApplyTemplateResponse),
-    Endpoint("GET", "/props", "What is served, and how", _props, response=Props),
     Endpoint(
-        *("GET", "/slots", "What runs and waits", _slots),
+        *("/v1/messages/count_tokens", "Count the tokens of a prompt", CountTokensRequest, CountTokensResponse),
+        api="Anthropic",
+        errors=(404,),
+        handler=_computing(CountTokensRequest, anthropic.count_tokens),
+    ),
+    Endpoint(
+        *("/tokenize", "Token ids of a text", TokenizeRequest, TokenizeResponse),
+        handler=_computing(TokenizeRequest, llama_server.tokenize),
+    ),
+    Endpoint(
+        *("/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeResponse),
+        handler=_computing(DetokenizeRequest, llama_server.detokenize),
+    ),
+    Endpoint(
+        *("/apply-template", "The prompt of a conversation", ChatRequest, ApplyTemplateResponse),
+        handler=_computing(ChatRequest, _apply_template),
+    ),
+    _get("/props", "What is served, and how", response=Props, handler=_props),
+    _get(
+        *("/slots", "What runs and waits"),
         response=list[Slot],
         errors=(501,),
         parameters=("fail_on_no_slot",),
+        handler=_slots,
     ),
-    Endpoint("GET", "/health", "Is the model loaded?", _health, response=Health),
-    Endpoint(
-        *("GET", "/metrics", "Numbers for Prometheus", _metrics),
+    _get("/health", "Is the model loaded?", response=Health, handler=_health),
+    _get(
+        *("/metrics", "Numbers for Prometheus"),
         errors=(501,),
         media_type=CONTENT_TYPE.partition(";")[0],
+        handler=_metrics,
     ),
 ]
 
@@ -276,7 +273,8 @@ ENDPOINTS: list[Endpoint] = [
 def _route(service: Service, endpoint: Endpoint) -> Route:
     async def answer(request: Request) -> Response:
         request.scope[ROUTE] = endpoint.path
-        return await endpoint.handler(service, request)
+        response: Response = await endpoint.handler(service, request)
+        return response
 
     path = endpoint.path.replace("{model}", "{model:path}")  # names may have slashes
     return Route(path, answer, methods=[endpoint.method])

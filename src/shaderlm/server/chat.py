@@ -15,7 +15,7 @@ from .errors import ApiError, unsupported
 from .generation import openai_options, repeated, timings_of, usage_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, output_of, thinking_tokens
-from .routes import ApiRoute, ChunkWriter, Prepared, encode
+from .routes import ChunkWriter, Endpoint, Prepared, encode
 from .served import ServedModel
 from .types.common import Usage
 from .types.openai import (
@@ -38,8 +38,15 @@ from .types.openai import (
 class Chat(Prepared):
     """A chat completion that is checked and tokenised."""
 
-    route = ApiRoute(
-        "/v1/chat/completions", "Answer a conversation", "OpenAI", ChatRequest, ChatResponse, (ChatChunk,), done=True
+    route = Endpoint(
+        "/v1/chat/completions",
+        "Answer a conversation",
+        ChatRequest,
+        ChatResponse,
+        (ChatChunk,),
+        api="OpenAI",
+        done=True,
+        errors=(404, 429),
     )
     body: ChatRequest
 

@@ -10,7 +10,7 @@ from .errors import ApiError, unsupported
 from .generation import openai_options, repeated, timings_of, usage_of
 from .logprobs import CompletionLogprobsWriter
 from .output import finish_of
-from .routes import ApiRoute, ChunkWriter, Prepared
+from .routes import ChunkWriter, Endpoint, Prepared
 from .served import ServedModel
 from .types.common import MAX_PROMPTS, Usage
 from .types.openai import CompletionChoice, CompletionRequest, CompletionResponse
@@ -21,10 +21,15 @@ DEFAULT_TOKENS = 16  # OpenAI's
 class Completions(Prepared):
     """A completion that is checked and tokenised."""
 
-    route = ApiRoute(
-        *("/v1/completions", "Continue texts", "OpenAI"),
-        *(CompletionRequest, CompletionResponse, (CompletionResponse,)),
+    route = Endpoint(
+        "/v1/completions",
+        "Continue texts",
+        CompletionRequest,
+        CompletionResponse,
+        (CompletionResponse,),
+        api="OpenAI",
         done=True,
+        errors=(404, 429),
     )
     body: CompletionRequest
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..engine import Handle
 from .completions import read_prompts
 from .errors import ApiError
-from .routes import ApiRoute, Prepared
+from .routes import Endpoint, Prepared
 from .served import ServedModel
 from .types.openai import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
 
@@ -19,8 +19,12 @@ from .types.openai import Embedding, EmbeddingRequest, EmbeddingResponse, Embedd
 class Embeddings(Prepared):
     """Inputs that are checked and tokenised."""
 
-    route = ApiRoute(
-        *("/v1/embeddings", "Embed texts", "OpenAI", EmbeddingRequest, EmbeddingResponse),
+    route = Endpoint(
+        "/v1/embeddings",
+        "Embed texts",
+        EmbeddingRequest,
+        EmbeddingResponse,
+        api="OpenAI",
         errors=(404, 429, 501),
     )
     stream = return_progress = False

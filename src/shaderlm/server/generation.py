@@ -127,11 +127,11 @@ def timings_of(handle: Handle) -> Timings:
         cache_n=usage.cached_tokens,
         prompt_n=read,
         prompt_ms=prompt_ms,
-        prompt_per_token_ms=_ratio(prompt_ms, read),
-        prompt_per_second=_ratio(read, timing.prompt_seconds),
+        prompt_per_token_ms=ratio(prompt_ms, read),
+        prompt_per_second=ratio(read, timing.prompt_seconds),
         predicted_n=usage.completion_tokens,
         predicted_ms=decode_ms,
-        predicted_per_token_ms=_ratio(decode_ms, timing.decoded),
+        predicted_per_token_ms=ratio(decode_ms, timing.decoded),
         predicted_per_second=timing.tokens_per_second,
     )
 
@@ -143,5 +143,6 @@ def progress_of(handle: Handle) -> PromptProgress:
     return PromptProgress(total, cached, done, int(handle.timing.prompt_seconds * 1e3))
 
 
-def _ratio(a: float, b: float) -> float:
+def ratio(a: float, b: float) -> float:
+    """a / b, or 0 where nothing was counted yet."""
     return a / b if b > 0 else 0.0

@@ -13,7 +13,7 @@ from .errors import ApiError
 from .generation import LLAMA_DEFAULTS, max_tokens, options_of, progress_of, timings_of
 from .logprobs import finite
 from .output import finish_of
-from .routes import ApiRoute, Prepared, Writer, sse
+from .routes import Endpoint, Prepared, Writer, sse
 from .served import FINGERPRINT, ServedModel
 from .types.llama_server import (
     CompletionProbability,
@@ -37,9 +37,13 @@ from .types.llama_server import (
 class LlamaCompletions(Prepared):
     """A completion that is checked and tokenised. n_predict 0 reads the prompt into the cache and generates nothing."""
 
-    route = ApiRoute(
-        *("/completion", "Continue a text", "llama-server"),
-        *(LlamaCompletionRequest, LlamaCompletion, (LlamaDelta, LlamaCompletion)),
+    route = Endpoint(
+        "/completion",
+        "Continue a text",
+        LlamaCompletionRequest,
+        LlamaCompletion,
+        (LlamaDelta, LlamaCompletion),
+        errors=(404, 429),
     )
     body: LlamaCompletionRequest
 
@@ -73,12 +77,11 @@ class LlamaCompletions(Prepared):
             raw = tokenizer.piece(token)
             return token, raw.decode(errors="replace"), list(raw), finite(logprob)
 
-        return [
-            CompletionProbability(
-                *fields(each.id, each.logprob), [TokenProbability(*fields(*pair)) for pair in each.top]
-            )
-            for each in logprobs
-        ]
+        probabilities = []
+        for each in logprobs:
+            top = [TokenProbability(*fields(*pair)) for pair in each.top]
+            probabilities.append(CompletionProbability(*fields(each.id, each.logprob), top))
+        return probabilities
 
     def last(self, handle: Handle, content: str, tokens: list[int], probabilities: Any) -> LlamaCompletion:
         """The whole answer, or what a stream ends with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -14,12 +14,11 @@ from .errors import ApiError
 from .generation import OPENAI_DEFAULTS, check_supported, max_tokens, options_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, thinking_tokens
-from .routes import ApiRoute, Prepared, Writer, sse
+from .routes import Endpoint, Prepared, Writer, sse
 from .served import ServedModel
 from .types.common import CompletionTokensDetails, PromptTokensDetails
 from .types.openai import ChatLogprob
 from .types.responses import (
-    EVENTS,
     ArgumentsDelta,
     ArgumentsDone,
     CallItem,
@@ -52,7 +51,15 @@ _LOGPROBS = "message.output_text.logprobs"
 class Responses(Prepared):
     """A response that is asked for, checked and tokenised."""
 
-    route = ApiRoute("/v1/responses", "Answer text or items", "OpenAI", ResponsesRequest, Response, EVENTS)
+    route = Endpoint(
+        "/v1/responses",
+        "Answer text or items",
+        ResponsesRequest,
+        Response,
+        get_args(ResponseEvent),
+        api="OpenAI",
+        errors=(404, 429),
+    )
     body: ResponsesRequest
 
     def __init__(self, served: ServedModel, body: ResponsesRequest) -> None:

@@ -52,17 +52,21 @@ class Writer(ABC):
 
 
 @dataclass(frozen=True)
-class ApiRoute:
-    """Where requests of a kind are sent, and the types of bodies and events."""
+class Endpoint:
+    """One route: what answers it, and what the OpenAPI document says about it."""
 
     path: str
     summary: str
-    api: str
-    body: Any
-    response: Any
-    events: tuple[Any, ...] = ()  # of a stream; none: there are no streams
+    body: Any = None  # the type of the request's body
+    response: Any = None  # of a whole answer; None: text
+    events: tuple[Any, ...] = ()  # of a stream's events; none: it has no stream
+    method: str = "POST"
+    api: str = "llama-server"
     done: bool = False  # does a stream end with [DONE]?
-    errors: tuple[int, ...] = (404, 429)
+    errors: tuple[int, ...] = ()  # beside those that every route has
+    media_type: str = "application/json"
+    parameters: tuple[str, ...] = ()
+    handler: Any = None  # a function of the service and the HTTP request
 
 
 class Prepared(ABC):
@@ -71,7 +75,7 @@ class Prepared(ABC):
     stream: is the answer a stream? return_progress: does it say how much of the prompt is read?
     """
 
-    route: ClassVar[ApiRoute]
+    route: ClassVar[Endpoint]
     body: Any
     requests: Sequence[Request]
 

@@ -35,18 +35,17 @@ class Export:
         for file in plan["files"]:
             size = (folder / file["name"]).stat().st_size
             if size != file["bytes"]:
-                found = f"{file['name']} has {size:,} bytes, plan.json says {file['bytes']:,}"
-                raise InputError(f"--web {folder} is not a whole export: {found}; {_AGAIN}")
+                sizes = f"{file['name']} has {size:,} bytes, plan.json says {file['bytes']:,}"
+                raise InputError(f"--web {folder} is not a whole export: {sizes}; {_AGAIN}")
 
     def _plan(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.folder / "plan.json").read_bytes())
+            plan = _dict(json.loads((self.folder / "plan.json").read_bytes()))
         except (OSError, ValueError):
-            found = None
-        files = _dict(found).get("files")
+            plan = {}
+        files = plan.get("files")
         if not isinstance(files, list) or not all(_is_file(each) for each in files):
             raise InputError(f"--web {self.folder} is not an export: it has no plan.json of one; {_AGAIN}")
-        plan: dict[str, Any] = found
         return plan
 
     def _listed(self, plan: dict[str, Any]) -> frozenset[str]:
@@ -83,8 +82,8 @@ class Export:
         response = FileResponse(path, media_type=TYPES[path.suffix[1:]], headers=HEADERS, stat_result=path.stat())
         known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
         if response.headers["etag"] in known or known == ["*"]:
-            kept = {name: response.headers[name] for name in ("etag", "last-modified", "cache-control")}
-            return Response(status_code=304, headers=kept)
+            headers = {name: response.headers[name] for name in ("etag", "last-modified", "cache-control")}
+            return Response(status_code=304, headers=headers)
         return response
 
 

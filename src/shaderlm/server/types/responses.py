@@ -297,5 +297,4 @@ class ErrorEvent(Struct, kw_only=True):
     param: str | None
 
 
-EVENTS = (StatusEvent, ItemEvent, PartEvent, TextDelta, TextDone, ArgumentsDelta, ArgumentsDone, ErrorEvent)
 ResponseEvent = StatusEvent | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone | ErrorEvent
