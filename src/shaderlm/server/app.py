@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -123,15 +123,6 @@ def _generating(kind: type[Prepared]) -> Handler:
     return handler
 
 
-def _computing(body_type: Any, compute: Callable[[ServedModel, Any], Any]) -> Handler:
-    """A route that computes its answer from the body alone."""
-
-    async def handler(service: Service, request: Request) -> Response:
-        return await _compute(service, request, body_type, lambda served, body: _json(compute(served, body)))
-
-    return handler
-
-
 # Routes without a body -----------------------------------------------------------------------------------
 
 
@@ -219,51 +210,38 @@ def _static_routes(service: Service, web: Export | None) -> list[Route]:
 _GENERATING: tuple[type[Prepared], ...] = (
     *(Chat, Completions, Embeddings, Responses, anthropic.Messages, llama_server.LlamaCompletions),
 )
-_get = partial(Endpoint, method="GET")
+
+
+def _get(path: str, summary: str, handler: Handler, response: Any = None, **options: Any) -> Endpoint:
+    return Endpoint(path, summary, response=response, method="GET", handler=handler, **options)
+
+
+def _post(path: str, summary: str, body: Any, response: Any, compute: Any, **options: Any) -> Endpoint:
+    """A route that computes its answer from the body alone."""
+
+    async def handler(service: Service, request: Request) -> Response:
+        return await _compute(service, request, body, lambda served, body: _json(compute(served, body)))
+
+    return Endpoint(path, summary, body, response, handler=handler, **options)
+
+
 ENDPOINTS: list[Endpoint] = [
-    *(replace(kind.route, handler=_generating(kind)) for kind in _GENERATING),
-    _get("/v1/models", "The models that are served", response=ModelList, api="OpenAI", handler=_models),
-    _get(
-        *("/v1/models/{model}", "One model"),
-        response=Model,
-        api="OpenAI",
-        errors=(404,),
-        parameters=("model",),
-        handler=_one_model,
-    ),
-    Endpoint(
+    *(replace(kind.route, handler=_generating(kind), errors=(404, 429, *kind.route.errors)) for kind in _GENERATING),
+    _get("/v1/models", "The models that are served", _models, ModelList, api="OpenAI"),
+    _get("/v1/models/{model}", "One model", _one_model, Model, api="OpenAI", errors=(404,), parameters=("model",)),
+    _post(
         *("/v1/messages/count_tokens", "Count the tokens of a prompt", CountTokensRequest, CountTokensResponse),
+        compute=anthropic.count_tokens,
         api="Anthropic",
         errors=(404,),
-        handler=_computing(CountTokensRequest, anthropic.count_tokens),
     ),
-    Endpoint(
-        *("/tokenize", "Token ids of a text", TokenizeRequest, TokenizeResponse),
-        handler=_computing(TokenizeRequest, llama_server.tokenize),
-    ),
-    Endpoint(
-        *("/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeResponse),
-        handler=_computing(DetokenizeRequest, llama_server.detokenize),
-    ),
-    Endpoint(
-        *("/apply-template", "The prompt of a conversation", ChatRequest, ApplyTemplateResponse),
-        handler=_computing(ChatRequest, _apply_template),
-    ),
-    _get("/props", "What is served, and how", response=Props, handler=_props),
-    _get(
-        *("/slots", "What runs and waits"),
-        response=list[Slot],
-        errors=(501,),
-        parameters=("fail_on_no_slot",),
-        handler=_slots,
-    ),
-    _get("/health", "Is the model loaded?", response=Health, handler=_health),
-    _get(
-        *("/metrics", "Numbers for Prometheus"),
-        errors=(501,),
-        media_type=CONTENT_TYPE.partition(";")[0],
-        handler=_metrics,
-    ),
+    _post("/tokenize", "Token ids of a text", TokenizeRequest, TokenizeResponse, llama_server.tokenize),
+    _post("/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeResponse, llama_server.detokenize),
+    _post("/apply-template", "The prompt of a conversation", ChatRequest, ApplyTemplateResponse, _apply_template),
+    _get("/props", "What is served, and how", _props, Props),
+    _get("/slots", "What runs and waits", _slots, list[Slot], errors=(501,), parameters=("fail_on_no_slot",)),
+    _get("/health", "Is the model loaded?", _health, Health),
+    _get("/metrics", "Numbers for Prometheus", _metrics, errors=(501,), media_type=CONTENT_TYPE.partition(";")[0]),
 ]
 
 

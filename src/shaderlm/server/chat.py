@@ -9,7 +9,8 @@ import msgspec
 from msgspec import UNSET
 
 from ..engine import Delta, Handle
-from ..text.chat_output import CallDelta, ContentDelta, ReasoningDelta
+from ..text.chat_output import ChatDelta as Part
+from ..text.chat_output import ContentDelta, ReasoningDelta
 from .conversation import Conversation, function_tool, join_text, named_tool, template_kwargs
 from .errors import ApiError, unsupported
 from .generation import openai_options, repeated, timings_of, usage_of
@@ -17,40 +18,21 @@ from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, output_of, thinking_tokens
 from .routes import ChunkWriter, Endpoint, Prepared, encode
 from .served import ServedModel
+from .types import openai as types
 from .types.common import Usage
-from .types.openai import (
-    AssistantMessage,
-    ChatChoice,
-    ChatChunk,
-    ChatDelta,
-    ChatRequest,
-    ChatResponse,
-    ChunkChoice,
-    DeltaFunction,
-    FunctionCall,
-    Message,
-    NamedTool,
-    ToolCall,
-    ToolCallDelta,
-)
 
 
 class Chat(Prepared):
     """A chat completion that is checked and tokenised."""
 
     route = Endpoint(
-        "/v1/chat/completions",
-        "Answer a conversation",
-        ChatRequest,
-        ChatResponse,
-        (ChatChunk,),
+        *("/v1/chat/completions", "Answer a conversation", types.ChatRequest, types.ChatResponse, (types.ChatChunk,)),
         api="OpenAI",
         done=True,
-        errors=(404, 429),
     )
-    body: ChatRequest
+    body: types.ChatRequest
 
-    def __init__(self, served: ServedModel, body: ChatRequest) -> None:
+    def __init__(self, served: ServedModel, body: types.ChatRequest) -> None:
         super().__init__(served, body, "chatcmpl-")
         options = openai_options(served, body, body.max_completion_tokens, body.max_tokens)
         options["logprobs"] = _alternatives(body)
@@ -59,30 +41,31 @@ class Chat(Prepared):
         request = conversation_of(body).request(served, options, reasoning=body.reasoning_format != "none")
         self.requests = repeated(request, body.n or 1)
 
-    def response(self, handles: Sequence[Handle]) -> ChatResponse:
+    def response(self, handles: Sequence[Handle]) -> types.ChatResponse:
         """The whole answer."""
         parsers = [OutputParser(handle.request) for handle in handles]
         choices = [self._choice(i, *each) for i, each in enumerate(zip(handles, parsers, strict=True))]
         usage = self.usage(handles, parsers)
-        return ChatResponse(**self.identity(), choices=choices, usage=usage, timings=timings_of(handles[0]))
+        return types.ChatResponse(**self.identity(), choices=choices, usage=usage, timings=timings_of(handles[0]))
 
     def usage(self, handles: Sequence[Handle], parsers: Sequence[OutputParser]) -> Usage:
         """Tokens of all choices."""
         return usage_of(handles, len(handles), thinking_tokens(handles, parsers, self.served.model.tokenizer))
 
-    def _choice(self, index: int, handle: Handle, parser: OutputParser) -> ChatChoice:
+    def _choice(self, index: int, handle: Handle, parser: OutputParser) -> types.ChatChoice:
         answer = output_of(handle, parser)
         calls = [
-            ToolCall(id=new_id("call_"), function=FunctionCall(call.name, call.arguments)) for call in answer.calls
+            types.ToolCall(id=new_id("call_"), function=types.FunctionCall(call.name, call.arguments))
+            for call in answer.calls
         ]
-        message = AssistantMessage(
+        message = types.AssistantMessage(
             content=answer.content if answer.content or not calls else None,
             reasoning_content=answer.reasoning if parser.reasoned else UNSET,
             tool_calls=calls or UNSET,
         )
         reported = handle.completion.logprobs if handle.completion is not None else None
         logprobs = None if reported is None else chat_logprobs(self.served.model.tokenizer, reported)
-        return ChatChoice(index, message, logprobs, finish_of(handle, parser.called).openai)
+        return types.ChatChoice(index, message, logprobs, finish_of(handle, parser.called).openai)
 
     def writer(self, handles: Sequence[Handle]) -> ChatWriter:
         """What writes the stream."""
@@ -93,7 +76,7 @@ class ChatWriter(ChunkWriter):
     """Writes chunks."""
 
     def __init__(self, chat: Chat, handles: Sequence[Handle]) -> None:
-        super().__init__(chat, handles, ChatChunk)
+        super().__init__(chat, handles, types.ChatChunk)
         self._chat = chat
         self._parsers = [OutputParser(handle.request) for handle in handles]
         self._begun = [False] * len(handles)
@@ -103,7 +86,7 @@ class ChatWriter(ChunkWriter):
         if self._begun[index]:
             return b""
         self._begun[index] = True
-        return self._chunk([ChunkChoice(index=index, delta=ChatDelta(role="assistant", content=None))])
+        return self._chunk([types.ChunkChoice(index=index, delta=types.ChatDelta(role="assistant", content=None))])
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """A chunk with what is new."""
@@ -119,37 +102,25 @@ class ChatWriter(ChunkWriter):
         before, _, after = self._chunks(index, [ContentDelta(mark)]).partition(encode(mark))
         return before, after
 
-    def _chunks(self, index: int, parts: Sequence[Any], delta: Delta | None = None) -> bytes:
+    def _chunks(self, index: int, parts: Sequence[Part], delta: Delta | None = None) -> bytes:
         logprobs = None
         if delta is not None and delta.logprobs:
             logprobs = chat_logprobs(self._chat.served.model.tokenizer, delta.logprobs)
-        if not parts and logprobs is None:
-            return b""
-        deltas = [ChatDelta()]
-        for part in parts:
-            if isinstance(part, ContentDelta):
-                deltas[-1].content = (deltas[-1].content or "") + part.text
-            elif isinstance(part, ReasoningDelta):
-                deltas[-1].reasoning_content = (deltas[-1].reasoning_content or "") + part.text
-            else:
-                calls = deltas[-1].tool_calls or []
-                if any(call.index == part.index for call in calls):  # a chunk has a call once
-                    deltas.append(ChatDelta())
-                    calls = []
-                deltas[-1].tool_calls = [*calls, _call_delta(part)]
-        if not parts:
-            deltas[0].content = ""  # tokens whose text is held back
+            parts = parts or [ContentDelta("")]  # tokens whose text is held back
         timings = {"timings": timings_of(self._handles[index])} if self._with_timings else {}
-        choices = [ChunkChoice(index=index, delta=each) for each in deltas]
-        choices[0].logprobs = logprobs
-        return b"".join(self._chunk([choice], **timings) for choice in choices)
+        chunks = b""
+        for part in parts:
+            choice = types.ChunkChoice(index=index, delta=_chat_delta(part), logprobs=logprobs)
+            chunks += self._chunk([choice], **timings)
+            logprobs = None  # the first chunk has them
+        return chunks
 
     def finish(self, index: int) -> bytes:
         """The last chunk of a choice."""
         parser, handle = self._parsers[index], self._handles[index]
         rest = self._begin(index) + self._chunks(index, parser.finish(handle))
         reason = finish_of(handle, parser.called).openai
-        choice = ChunkChoice(index=index, delta=ChatDelta(), finish_reason=reason)
+        choice = types.ChunkChoice(index=index, delta=types.ChatDelta(), finish_reason=reason)
         return rest + self._chunk([choice], timings=timings_of(handle))
 
     def usage(self) -> Usage:
@@ -157,15 +128,19 @@ class ChatWriter(ChunkWriter):
         return self._chat.usage(self._handles, self._parsers)
 
 
-def _call_delta(call: CallDelta) -> ToolCallDelta:
-    """The first one of a call has an id, a type and a name; later ones only arguments."""
-    if call.name is None:
-        return ToolCallDelta(index=call.index, function=DeltaFunction(call.arguments))
-    function = DeltaFunction(call.arguments, call.name)
-    return ToolCallDelta(index=call.index, id=new_id("call_"), type="function", function=function)
+def _chat_delta(part: Part) -> types.ChatDelta:
+    """A part of an answer. The first one of a call has an id, a type and a name; later ones only arguments."""
+    if isinstance(part, ContentDelta):
+        return types.ChatDelta(content=part.text)
+    if isinstance(part, ReasoningDelta):
+        return types.ChatDelta(reasoning_content=part.text)
+    call = types.ToolCallDelta(index=part.index, function=types.DeltaFunction(part.arguments))
+    if part.name is not None:
+        call.id, call.type, call.function.name = new_id("call_"), "function", part.name
+    return types.ChatDelta(tool_calls=[call])
 
 
-def _alternatives(body: ChatRequest) -> int | None:
+def _alternatives(body: types.ChatRequest) -> int | None:
     """How many alternatives are reported for each token; None: no report."""
     if body.logprobs:
         return body.top_logprobs or 0
@@ -174,7 +149,7 @@ def _alternatives(body: ChatRequest) -> int | None:
     return body.n_probs or None
 
 
-def conversation_of(body: ChatRequest) -> Conversation:
+def conversation_of(body: types.ChatRequest) -> Conversation:
     """The messages, tools and variables for the template."""
     if body.continue_final_message and body.add_generation_prompt:
         raise ApiError(
@@ -190,14 +165,14 @@ def conversation_of(body: ChatRequest) -> Conversation:
     return Conversation(
         [template_message(i, message) for i, message in enumerate(body.messages)],
         tools=[function_tool(**msgspec.structs.asdict(tool.function)) for tool in body.tools or ()],
-        tool_choice=named_tool(choice.function.name) if isinstance(choice, NamedTool) else choice,
+        tool_choice=named_tool(choice.function.name) if isinstance(choice, types.NamedTool) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         template_kwargs=template_kwargs(body, body.reasoning_effort),
         continue_final_message=bool(body.continue_final_message),
     )
 
 
-def template_message(i: int, message: Message) -> dict[str, Any]:
+def template_message(i: int, message: types.Message) -> dict[str, Any]:
     """A message as templates read it."""
     role = "system" if message.role == "developer" else message.role
     content = None if message.content is None else join_text(message.content)

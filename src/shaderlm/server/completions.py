@@ -22,14 +22,9 @@ class Completions(Prepared):
     """A completion that is checked and tokenised."""
 
     route = Endpoint(
-        "/v1/completions",
-        "Continue texts",
-        CompletionRequest,
-        CompletionResponse,
-        (CompletionResponse,),
+        *("/v1/completions", "Continue texts", CompletionRequest, CompletionResponse, (CompletionResponse,)),
         api="OpenAI",
         done=True,
-        errors=(404, 429),
     )
     body: CompletionRequest
 

@@ -39,29 +39,20 @@ class Conversation:
             **options,
         )
 
-    def _shown_tools(self) -> list[dict[str, Any]] | None:
-        return None if self.tool_choice == "none" else self.tools or None
+    def _rendering(self) -> dict[str, Any]:
+        tools = None if self.tool_choice == "none" else self.tools or None
+        return {"tools": tools, "continue_final_message": self.continue_final_message}
 
     def ids(self, model: LanguageModel) -> list[int]:
         """Its tokens."""
-        return model.chat_ids(
-            self.messages,
-            tools=self._shown_tools(),
-            continue_final_message=self.continue_final_message,
-            template_kwargs=self.template_kwargs,
-        )
+        return model.chat_ids(self.messages, template_kwargs=self.template_kwargs, **self._rendering())
 
     def text(self, model: LanguageModel) -> str:
         """Its text, for whoever wants to see it."""
         template = model.chat_template
         if template is None:
             raise unsupported("messages", "this model has no chat template; use /v1/completions")
-        return template.render(
-            self.messages,
-            tools=self._shown_tools(),
-            continue_final_message=self.continue_final_message,
-            kwargs=self.template_kwargs,
-        )
+        return template.render(self.messages, kwargs=self.template_kwargs, **self._rendering())
 
 
 def function_tool(**fields: Any) -> dict[str, Any]:

@@ -19,14 +19,7 @@ from .types.openai import Embedding, EmbeddingRequest, EmbeddingResponse, Embedd
 class Embeddings(Prepared):
     """Inputs that are checked and tokenised."""
 
-    route = Endpoint(
-        "/v1/embeddings",
-        "Embed texts",
-        EmbeddingRequest,
-        EmbeddingResponse,
-        api="OpenAI",
-        errors=(404, 429, 501),
-    )
+    route = Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, EmbeddingResponse, api="OpenAI", errors=(501,))
     stream = return_progress = False
 
     def __init__(self, served: ServedModel, body: EmbeddingRequest) -> None:

@@ -15,39 +15,19 @@ from .logprobs import finite
 from .output import finish_of
 from .routes import Endpoint, Prepared, Writer, sse
 from .served import FINGERPRINT, ServedModel
-from .types.llama_server import (
-    CompletionProbability,
-    DefaultSettings,
-    DetokenizeRequest,
-    DetokenizeResponse,
-    GenerationSettings,
-    LlamaCompletion,
-    LlamaCompletionRequest,
-    LlamaDelta,
-    Props,
-    Slot,
-    SlotToken,
-    TokenizeRequest,
-    TokenizeResponse,
-    TokenPiece,
-    TokenProbability,
-)
+from .types import llama_server as types
 
 
 class LlamaCompletions(Prepared):
     """A completion that is checked and tokenised. n_predict 0 reads the prompt into the cache and generates nothing."""
 
     route = Endpoint(
-        "/completion",
-        "Continue a text",
-        LlamaCompletionRequest,
-        LlamaCompletion,
-        (LlamaDelta, LlamaCompletion),
-        errors=(404, 429),
+        *("/completion", "Continue a text", types.LlamaCompletionRequest, types.LlamaCompletion),
+        events=(types.LlamaDelta, types.LlamaCompletion),
     )
-    body: LlamaCompletionRequest
+    body: types.LlamaCompletionRequest
 
-    def __init__(self, served: ServedModel, body: LlamaCompletionRequest) -> None:
+    def __init__(self, served: ServedModel, body: types.LlamaCompletionRequest) -> None:
         super().__init__(served, body)
         options = options_of(body, served, LLAMA_DEFAULTS)
         limit = max_tokens(served, body.n_predict)
@@ -59,7 +39,7 @@ class LlamaCompletions(Prepared):
         self.requests = [request if limit else replace(request, output="hidden")]
         self.prompt = prompt if isinstance(prompt, str) else served.model.detokenize(prompt)
 
-    def response(self, handles: Sequence[Handle]) -> LlamaCompletion:
+    def response(self, handles: Sequence[Handle]) -> types.LlamaCompletion:
         """The whole answer."""
         handle = handles[0]
         completion = handle.completion
@@ -67,7 +47,7 @@ class LlamaCompletions(Prepared):
         logprobs = completion.logprobs if completion is not None else None
         return self.last(handle, str(completion or ""), tokens, self.probabilities(logprobs))
 
-    def probabilities(self, logprobs: Iterable[TokenLogprob] | None) -> list[CompletionProbability] | UnsetType:
+    def probabilities(self, logprobs: Iterable[TokenLogprob] | None) -> list[types.CompletionProbability] | UnsetType:
         """Those of tokens, if they are asked for."""
         if not logprobs or not self.body.n_probs:
             return UNSET
@@ -79,16 +59,16 @@ class LlamaCompletions(Prepared):
 
         probabilities = []
         for each in logprobs:
-            top = [TokenProbability(*fields(*pair)) for pair in each.top]
-            probabilities.append(CompletionProbability(*fields(each.id, each.logprob), top))
+            top = [types.TokenProbability(*fields(*pair)) for pair in each.top]
+            probabilities.append(types.CompletionProbability(*fields(each.id, each.logprob), top))
         return probabilities
 
-    def last(self, handle: Handle, content: str, tokens: list[int], probabilities: Any) -> LlamaCompletion:
+    def last(self, handle: Handle, content: str, tokens: list[int], probabilities: Any) -> types.LlamaCompletion:
         """The whole answer, or what a stream ends with."""
         usage = handle.usage
         whole = str(handle.completion or "")
         kind = finish_of(handle).llama
-        return LlamaCompletion(
+        return types.LlamaCompletion(
             index=0,
             content=content,
             tokens=tokens,
@@ -120,7 +100,7 @@ class LlamaWriter(Writer):
     def _part(self, content: str = "", tokens: Sequence[int] = (), **fields: Any) -> bytes:
         usage = self._handle.usage
         return sse(
-            LlamaDelta(
+            types.LlamaDelta(
                 index=0,
                 content=content,
                 tokens=list(tokens),
@@ -163,10 +143,10 @@ def _prompt(served: ServedModel, prompt: str | list[Any]) -> str | list[int]:
     return ids
 
 
-def settings_of(request: Request) -> GenerationSettings:
+def settings_of(request: Request) -> types.GenerationSettings:
     """What a request is run with, as llama-server writes it."""
     sampling = request.sampling
-    return GenerationSettings(
+    return types.GenerationSettings(
         n_predict=request.max_tokens if request.output == "text" else 0,
         seed=sampling.seed,
         temperature=sampling.temperature,
@@ -186,32 +166,34 @@ def settings_of(request: Request) -> GenerationSettings:
 # About the model -----------------------------------------------------------------------------------------
 
 
-def tokenize(served: ServedModel, body: TokenizeRequest) -> TokenizeResponse:
+def tokenize(served: ServedModel, body: types.TokenizeRequest) -> types.TokenizeResponse:
     """Token ids of a text, with their texts if they are asked for."""
     parse_special = body.parse_special is not False
     ids = served.model.tokenize(body.content, add_special=bool(body.add_special), parse_special=parse_special)
     if not body.with_pieces:
-        return TokenizeResponse(list(ids))
-    return TokenizeResponse([TokenPiece(token, served.model.tokenizer.text_or_bytes(token)) for token in ids])
+        return types.TokenizeResponse(list(ids))
+    return types.TokenizeResponse(
+        [types.TokenPiece(token, served.model.tokenizer.text_or_bytes(token)) for token in ids]
+    )
 
 
-def detokenize(served: ServedModel, body: DetokenizeRequest) -> DetokenizeResponse:
+def detokenize(served: ServedModel, body: types.DetokenizeRequest) -> types.DetokenizeResponse:
     """The text of token ids, special tokens included."""
     model = served.model
     if body.tokens:
         model.runner.check_ids(body.tokens)
     raw = b"".join(model.tokenizer.piece(token) for token in body.tokens)
-    return DetokenizeResponse(raw.decode(errors="replace"))
+    return types.DetokenizeResponse(raw.decode(errors="replace"))
 
 
-def props(served: ServedModel) -> Props:
+def props(served: ServedModel) -> types.Props:
     """What is served, and how."""
     model = served.model
     vocabulary, template = model.tokenizer.vocabulary, model.chat_template
     special = ["" if token is None else vocabulary.tokens[token] for token in (vocabulary.bos, vocabulary.eos)]
     default = model.request([0], max_tokens=max_tokens(served), **LLAMA_DEFAULTS)
-    return Props(
-        default_generation_settings=DefaultSettings(served.context, settings_of(default)),
+    return types.Props(
+        default_generation_settings=types.DefaultSettings(served.context, settings_of(default)),
         total_slots=slot_count(served),
         model_alias=served.name,
         model_path=str(model.report.path),
@@ -231,10 +213,10 @@ def slot_count(served: ServedModel) -> int:
     return min(model.engine.options.parallel or outputs, outputs)
 
 
-def slots(served: ServedModel, client: str | None = None) -> list[Slot]:
+def slots(served: ServedModel, client: str | None = None) -> list[types.Slot]:
     """The sequences that run, then those that wait, then free places. Of those of other clients only their sizes."""
     busy = [
-        Slot(
+        types.Slot(
             id=i,
             id_task=each.id,
             n_ctx=served.context,
@@ -243,10 +225,10 @@ def slots(served: ServedModel, client: str | None = None) -> list[Slot]:
             n_prompt_tokens=each.prompt_tokens,
             n_prompt_tokens_processed=each.prompt_done,
             n_prompt_tokens_cache=each.cached_tokens if each.request.client == client else 0,
-            next_token=SlotToken(each.completion_tokens, max(0, each.max_tokens - each.completion_tokens)),
+            next_token=types.SlotToken(each.completion_tokens, max(0, each.max_tokens - each.completion_tokens)),
             params=settings_of(each.request) if each.request.client == client else None,
         )
         for i, each in enumerate(served.model.engine.sequences())
     ]
     free = range(len(busy), max(len(busy), slot_count(served)))
-    return busy + [Slot(i, -1, served.context, False, "idle", 0, 0, 0, SlotToken(0, 0), None) for i in free]
+    return busy + [types.Slot(i, -1, served.context, False, "idle", 0, 0, 0, types.SlotToken(0, 0), None) for i in free]

@@ -5,45 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
-import msgspec
-
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ReasoningDelta
 from .conversation import Conversation, function_tool, join_text, named_tool, template_kwargs
 from .errors import ApiError
-from .generation import OPENAI_DEFAULTS, check_supported, max_tokens, options_of
+from .generation import OPENAI_DEFAULTS, check_supported, max_tokens, options_of, usage_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, thinking_tokens
 from .routes import Endpoint, Prepared, Writer, sse
 from .served import ServedModel
-from .types.common import CompletionTokensDetails, PromptTokensDetails
+from .types import responses as types
 from .types.openai import ChatLogprob
-from .types.responses import (
-    ArgumentsDelta,
-    ArgumentsDone,
-    CallItem,
-    ErrorEvent,
-    Incomplete,
-    InputItem,
-    Item,
-    ItemEvent,
-    MessageItem,
-    OutputText,
-    PartEvent,
-    ReasoningItem,
-    ReasoningOptions,
-    ReasoningText,
-    Response,
-    ResponseEvent,
-    ResponsesError,
-    ResponsesNamedTool,
-    ResponsesRequest,
-    ResponsesUsage,
-    StatusEvent,
-    TextDelta,
-    TextDone,
-    TextOptions,
-)
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -52,17 +24,13 @@ class Responses(Prepared):
     """A response that is asked for, checked and tokenised."""
 
     route = Endpoint(
-        "/v1/responses",
-        "Answer text or items",
-        ResponsesRequest,
-        Response,
-        get_args(ResponseEvent),
+        *("/v1/responses", "Answer text or items", types.ResponsesRequest, types.Response),
+        events=get_args(types.ResponseEvent),
         api="OpenAI",
-        errors=(404, 429),
     )
-    body: ResponsesRequest
+    body: types.ResponsesRequest
 
-    def __init__(self, served: ServedModel, body: ResponsesRequest) -> None:
+    def __init__(self, served: ServedModel, body: types.ResponsesRequest) -> None:
         super().__init__(served, body, "resp_")
         for name in body.include or ():
             if name not in (_LOGPROBS, "reasoning.encrypted_content"):
@@ -78,27 +46,27 @@ class Responses(Prepared):
     def snapshot(
         self,
         status: Literal["in_progress", "completed", "incomplete", "failed"],
-        output: list[Item],
-        usage: ResponsesUsage | None = None,
-        error: ResponsesError | None = None,
-    ) -> Response:
+        output: list[types.Item],
+        usage: types.ResponsesUsage | None = None,
+        error: types.ResponsesError | None = None,
+    ) -> types.Response:
         """The response as far as it is."""
         body, sampling = self.body, self.requests[0].sampling
-        return Response(
+        return types.Response(
             id=self.id,
             created_at=self.created,
             status=status,
             error=error,
-            incomplete_details=Incomplete("max_output_tokens") if status == "incomplete" else None,
+            incomplete_details=types.Incomplete("max_output_tokens") if status == "incomplete" else None,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             metadata=body.metadata or {},
             model=self.served.name,
             output=output,
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            reasoning=body.reasoning or ReasoningOptions(),
+            reasoning=body.reasoning or types.ReasoningOptions(),
             temperature=sampling.temperature,
-            text=body.text or TextOptions(),
+            text=body.text or types.TextOptions(),
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
             top_p=sampling.top_p,
@@ -106,11 +74,16 @@ class Responses(Prepared):
             user=body.user,
         )
 
-    def whole(self, handle: Handle, output: Output) -> Response:
+    def whole(self, handle: Handle, output: Output) -> types.Response:
         """The response, after its last item."""
-        return self.snapshot(finish_of(handle).responses, output.items, usage_of(self.served, handle, output.parser))
+        thinking = thinking_tokens([handle], [output.parser], self.served.model.tokenizer)
+        usage = usage_of([handle], reasoning_tokens=thinking)
+        input_tokens = usage.prompt_tokens, usage.prompt_tokens_details
+        output_tokens = usage.completion_tokens, usage.completion_tokens_details
+        counts = types.ResponsesUsage(*input_tokens, *output_tokens, usage.total_tokens)
+        return self.snapshot(finish_of(handle).responses, output.items, counts)
 
-    def response(self, handles: Sequence[Handle]) -> Response:
+    def response(self, handles: Sequence[Handle]) -> types.Response:
         """The whole response."""
         handle, output = handles[0], Output(handles[0])
         completion = handle.completion
@@ -126,15 +99,15 @@ class Responses(Prepared):
 
 
 class Output:
-    """The items of a response, as they grow; each change is an event. Events are numbered when they are written."""
+    """The items of a response, as they grow; each change is an event, to be written before the next one is made."""
 
     def __init__(self, handle: Handle) -> None:
-        self.items: list[Item] = []
+        self.items: list[types.Item] = []
         self.parser = OutputParser(handle.request)
         self._handle = handle
         self._logprobs: list[ChatLogprob] = []  # of tokens whose text comes later, and of thoughts
 
-    def add(self, parts: Sequence[ChatDelta], logprobs: list[ChatLogprob]) -> Iterator[ResponseEvent]:
+    def add(self, parts: Sequence[ChatDelta], logprobs: list[ChatLogprob]) -> Iterator[types.ResponseEvent]:
         """What came next."""
         self._logprobs += logprobs
         for part in parts:
@@ -145,11 +118,11 @@ class Output:
             else:
                 yield from self._text(part.text)
 
-    def finish(self) -> Iterator[ResponseEvent]:
+    def finish(self) -> Iterator[types.ResponseEvent]:
         """What was held back, and the end of the last item."""
         yield from self.add(self.parser.finish(self._handle), [])
         for item in reversed(self.items):  # tokens without text after the last one
-            if isinstance(item, MessageItem):
+            if isinstance(item, types.MessageItem):
                 item.content[0].logprobs += self._logprobs
                 break
         if not self.items:
@@ -157,69 +130,66 @@ class Output:
         yield from self._close(finish_of(self._handle).responses)
 
     @property
-    def _last(self) -> Item | None:
+    def _last(self) -> types.Item | None:
         return self.items[-1] if self.items and self.items[-1].status == "in_progress" else None
 
-    def _open(self, item: Item) -> Iterator[ResponseEvent]:
+    def _open(self, item: types.Item) -> Iterator[types.ResponseEvent]:
         yield from self._close("completed")
         self.items.append(item)
-        yield ItemEvent(type="response.output_item.added", output_index=len(self.items) - 1, item=_copy(item))
-        if not isinstance(item, CallItem):
-            yield PartEvent(type="response.content_part.added", part=_copy(item.content[0]), **self._place())
+        yield types.ItemEvent(type="response.output_item.added", output_index=len(self.items) - 1, item=item)
+        if not isinstance(item, types.CallItem):
+            yield types.PartEvent(type="response.content_part.added", part=item.content[0], **self._place())
 
     def _place(self) -> dict[str, Any]:
         return {"output_index": len(self.items) - 1, "item_id": self.items[-1].id}
 
-    def _text(self, text: str) -> Iterator[ResponseEvent]:
+    def _text(self, text: str) -> Iterator[types.ResponseEvent]:
         item = self._last
-        if not isinstance(item, MessageItem):
-            item = MessageItem(id=new_id("msg_"), status="in_progress", content=[OutputText(text="")])
+        if not isinstance(item, types.MessageItem):
+            item = types.MessageItem(id=new_id("msg_"), status="in_progress", content=[types.OutputText(text="")])
             yield from self._open(item)
         logprobs, self._logprobs = self._logprobs, []
         item.content[0].text += text
         item.content[0].logprobs += logprobs
-        yield TextDelta(type="response.output_text.delta", delta=text, logprobs=logprobs, **self._place())
+        yield types.TextDelta(type="response.output_text.delta", delta=text, logprobs=logprobs, **self._place())
 
-    def _reasoning(self, text: str) -> Iterator[ResponseEvent]:
+    def _reasoning(self, text: str) -> Iterator[types.ResponseEvent]:
         item = self._last
-        if not isinstance(item, ReasoningItem):
-            item = ReasoningItem(id=new_id("rs_"), status="in_progress", content=[ReasoningText(text="")])
+        if not isinstance(item, types.ReasoningItem):
+            item = types.ReasoningItem(id=new_id("rs_"), status="in_progress", content=[types.ReasoningText(text="")])
             yield from self._open(item)
         item.content[0].text += text
-        yield TextDelta(type="response.reasoning_text.delta", delta=text, **self._place())
+        yield types.TextDelta(type="response.reasoning_text.delta", delta=text, **self._place())
 
-    def _call(self, call: CallDelta) -> Iterator[ResponseEvent]:
+    def _call(self, call: CallDelta) -> Iterator[types.ResponseEvent]:
         if call.name is not None:
             yield from self._open(
-                CallItem(id=new_id("fc_"), call_id=new_id("call_"), name=call.name, arguments="", status="in_progress")
+                types.CallItem(
+                    id=new_id("fc_"), call_id=new_id("call_"), name=call.name, arguments="", status="in_progress"
+                )
             )
         item = self._last
-        assert isinstance(item, CallItem)
+        assert isinstance(item, types.CallItem)
         item.arguments += call.arguments
         if call.arguments:
-            yield ArgumentsDelta(delta=call.arguments, **self._place())
+            yield types.ArgumentsDelta(delta=call.arguments, **self._place())
 
-    def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[ResponseEvent]:
+    def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[types.ResponseEvent]:
         item = self._last
         if item is None:
             return
         item.status = status
         place = self._place()
-        if isinstance(item, CallItem):
-            yield ArgumentsDone(name=item.name, arguments=item.arguments, **place)
+        if isinstance(item, types.CallItem):
+            yield types.ArgumentsDone(name=item.name, arguments=item.arguments, **place)
         else:
             part = item.content[0]
-            if isinstance(part, OutputText):
-                yield TextDone(type="response.output_text.done", text=part.text, logprobs=part.logprobs, **place)
+            if isinstance(part, types.OutputText):
+                yield types.TextDone(type="response.output_text.done", text=part.text, logprobs=part.logprobs, **place)
             else:
-                yield TextDone(type="response.reasoning_text.done", text=part.text, **place)
-            yield PartEvent(type="response.content_part.done", part=part, **place)
-        yield ItemEvent(type="response.output_item.done", output_index=len(self.items) - 1, item=item)
-
-
-def _copy(struct: Any) -> Any:
-    """As it is now: an item grows after the event of its beginning is made."""
-    return msgspec.convert(msgspec.to_builtins(struct), type(struct))
+                yield types.TextDone(type="response.reasoning_text.done", text=part.text, **place)
+            yield types.PartEvent(type="response.content_part.done", part=part, **place)
+        yield types.ItemEvent(type="response.output_item.done", output_index=len(self.items) - 1, item=item)
 
 
 class ResponsesWriter(Writer):
@@ -231,7 +201,7 @@ class ResponsesWriter(Writer):
         self._number = 0
         self._tokenizer = responses.served.model.tokenizer
 
-    def _event(self, event: ResponseEvent) -> bytes:
+    def _event(self, event: types.ResponseEvent) -> bytes:
         event.sequence_number, self._number = self._number, self._number + 1
         return sse(event, event.type)
 
@@ -239,8 +209,8 @@ class ResponsesWriter(Writer):
         if self._number:
             return b""
         response = self._responses.snapshot("in_progress", [])
-        created = self._event(StatusEvent(type="response.created", response=response))
-        return created + self._event(StatusEvent(type="response.in_progress", response=response))
+        created = self._event(types.StatusEvent(type="response.created", response=response))
+        return created + self._event(types.StatusEvent(type="response.in_progress", response=response))
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """Events for what came."""
@@ -253,34 +223,21 @@ class ResponsesWriter(Writer):
         events = self._begin() + b"".join(map(self._event, self._output.finish()))
         whole = self._responses.whole(self._handle, self._output)
         kind: Any = f"response.{whole.status}"
-        return events + self._event(StatusEvent(type=kind, response=whole))
+        return events + self._event(types.StatusEvent(type=kind, response=whole))
 
     def error(self, problem: ApiError) -> bytes:
         """An error event, and the end of the response."""
         begun = self._begin()
-        event = ErrorEvent(code=problem.type, message=str(problem), param=problem.param)
-        reason = ResponsesError(problem.type, str(problem))
+        event = types.ErrorEvent(code=problem.type, message=str(problem), param=problem.param)
+        reason = types.ResponsesError(problem.type, str(problem))
         failed = self._responses.snapshot("failed", self._output.items, error=reason)
-        return begun + self._event(event) + self._event(StatusEvent(type="response.failed", response=failed))
-
-
-def usage_of(served: ServedModel, handle: Handle, parser: OutputParser) -> ResponsesUsage:
-    """Tokens of a response."""
-    usage = handle.usage
-    thinking = thinking_tokens([handle], [parser], served.model.tokenizer)
-    return ResponsesUsage(
-        usage.prompt_tokens,
-        PromptTokensDetails(usage.cached_tokens),
-        usage.completion_tokens,
-        CompletionTokensDetails(thinking),
-        usage.prompt_tokens + usage.completion_tokens,
-    )
+        return begun + self._event(event) + self._event(types.StatusEvent(type="response.failed", response=failed))
 
 
 # Requests ------------------------------------------------------------------------------------------------
 
 
-def _response_format(text: TextOptions | None) -> dict[str, Any]:
+def _response_format(text: types.TextOptions | None) -> dict[str, Any]:
     """The form of the text as an option of the engine, if it asks for anything."""
     if text is None:
         return {}
@@ -294,7 +251,7 @@ def _response_format(text: TextOptions | None) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": text.format.schema}}}
 
 
-def conversation_of(body: ResponsesRequest) -> Conversation:
+def conversation_of(body: types.ResponsesRequest) -> Conversation:
     """Items as messages for a template."""
     messages: list[dict[str, Any]] = []
     if body.instructions:
@@ -314,13 +271,13 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
             function_tool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
             for tool in body.tools or ()
         ],
-        tool_choice=named_tool(choice.name) if isinstance(choice, ResponsesNamedTool) else choice,
+        tool_choice=named_tool(choice.name) if isinstance(choice, types.ResponsesNamedTool) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         template_kwargs=template_kwargs(body, body.reasoning.effort if body.reasoning is not None else None),
     )
 
 
-def _add(messages: list[dict[str, Any]], where: str, item: InputItem) -> None:
+def _add(messages: list[dict[str, Any]], where: str, item: types.InputItem) -> None:
     """One item. Calls and thoughts belong to the message of the assistant that they come with."""
     kind = item.type or "message"
     if kind == "function_call_output":

@@ -8,14 +8,12 @@ import os
 import signal
 import socket
 import ssl
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -109,33 +107,21 @@ def listen(host: str, port: int) -> list[socket.socket]:
     sockets = list[socket.socket]()
     absent: OSError | None = None
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
+        for family, _, _, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
             try:
-                sockets.append(socket.socket(family, kind, protocol))
-            except OSError as problem:  # a machine without IPv6, whose list of hosts has such an address
-                absent = problem
-                continue
-            if sys.platform != "win32":  # where it would share a port that is taken
-                sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sockets[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                sockets[-1].bind(address)
-            except OSError as problem:
+                sockets.append(socket.create_server(address, family=family))
+            except OSError as problem:  # also of a machine without IPv6, whose list of hosts has such an address
                 if problem.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 absent = problem
-                sockets.pop().close()
-                continue
-            sockets[-1].listen()  # SO_REUSEADDR lets two bind, and one listen
         if not sockets and absent is not None:
             raise absent
     except OSError as problem:
         for each in sockets:
             each.close()
-        reason = (problem.strerror or str(problem)).lower()
+        reason = (problem.strerror or str(problem)).partition(" (while")[0].lower()
         raise OSError(f"cannot listen on {host}, port {port}: {reason}; give another --host or --port") from None
     return sockets
 
@@ -194,7 +180,6 @@ def make_server(
 ) -> Server:
     """A server that is not running yet. httptools and uvloop are used where they are installed."""
     limits = service.limits
-    options: dict[str, Any] = {"ssl_certfile": ssl_cert_file, "ssl_keyfile": ssl_key_file}
     config = uvicorn.Config(
         app,
         host=host,
@@ -208,7 +193,8 @@ def make_server(
         log_config=None,
         server_header=False,
         backlog=2048,
-        **options,
+        ssl_certfile=ssl_cert_file,
+        ssl_keyfile=ssl_key_file,
     )
     if ssl_cert_file is not None and ssl_key_file is not None:
         check_certificate(ssl_cert_file, ssl_key_file)

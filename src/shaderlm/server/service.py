@@ -6,8 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..engine import Engine, Handle, Request
@@ -240,22 +239,14 @@ def _cancel_result(work: asyncio.Future[list[Handle]]) -> None:
 
 async def _in_a_thread(work: Callable[[], Value]) -> Value:
     """Like `asyncio.to_thread`, but it waits for no other thread, and the end of the program does not wait for it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Value] = loop.create_future()
-
-    def tell(report: Callable[[Any], None], value: Any) -> None:
-        if not done.done():
-            report(value)
+    future = Future[Value]()
+    future.set_running_or_notify_cancel()  # nothing can cancel it
 
     def run() -> None:
-        report: Callable[[Any], None] = done.set_result
-        value: Any = None
         try:
-            value = work()
+            future.set_result(work())
         except BaseException as problem:
-            report, value = done.set_exception, problem
-        with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(tell, report, value)
+            future.set_exception(problem)
 
     threading.Thread(target=run, name="model", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(future)

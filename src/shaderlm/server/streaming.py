@@ -102,7 +102,9 @@ class EventStream(Response):
             try:
                 async for events in self._events():
                     if events:
-                        self._count_stream()
+                        # It writes, and does not wait in the queue any more.
+                        self._service.coalescing.streams += not self._is_streaming
+                        self._is_streaming = True
                         await self._write(send, events)
             except Exception as problem:
                 error = _error_of(problem)
@@ -115,11 +117,6 @@ class EventStream(Response):
         finally:
             self._service.coalescing.streams -= self._is_streaming
             await _leave(self._service, self._handles, listening)
-
-    def _count_stream(self) -> None:
-        """It writes, and does not wait in the queue any more."""
-        self._service.coalescing.streams += not self._is_streaming
-        self._is_streaming = True
 
     async def _write(self, send: Send, events: bytes) -> None:
         async with self._lock:

@@ -7,24 +7,24 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ..graph.batch import PAGE
 from ..models.architecture import Config
-from ..page import service_worker
+from ..page import export_files, service_worker
 from ..runtime.runner import rope_factors
 from ..version import __version__
 from .document import FORMAT, Shaders, distinct, probes, tables, variant_entry
 from .folder import check, new_folder
 from .model import Progress, WebModel
 from .plans import variants, web_config
-from .static import static_files
 from .text import text_entry, tokenizer_json
 from .weights import layout, write_weights
 
 PLAN, TOKENIZER, TEMPLATE, WORKER = "plan.json", "tokenizer.json", "chat_template.jinja", "sw.js"
-_READ_BYTES = 1 << 20
 _ROOM = 16 << 20  # for plan.json, the tokenizer and the page, before they are made
 
 
@@ -37,8 +37,8 @@ def export(model: WebModel, folder: Path, *, force: bool = False, progress: Prog
     places, total = layout(weights)
     with new_folder(folder, _known_names(), PLAN, total + _ROOM, force) as partial:
         write_progress = (lambda done, of: progress("writing weights", done, of)) if progress else None
-        files = write_weights(partial, weights, model.source, write_progress)
-        files += [_write(partial / name, content) for name, content in texts.items()]
+        paths = write_weights(partial, weights, model.source, write_progress)
+        paths += [_write(partial / name, content) for name, content in texts.items()]
         static = static_files()
         for name, content in static.items():
             (partial / name).parent.mkdir(exist_ok=True)
@@ -51,7 +51,7 @@ def export(model: WebModel, folder: Path, *, force: bool = False, progress: Prog
             "generator": f"shaderlm {__version__}",
             "model": _about(model, config, total),
             "text": _text(model, texts),
-            "files": _hashed(files, progress),
+            "files": _hashed(paths, progress),
             "weights": {name: list(place) for name, place in places.items()},
             "tables": tables(devices, config, rope_factors(config, model.source)),
             "page": PAGE,
@@ -80,6 +80,13 @@ def check_folder(folder: Path, force: bool) -> None:
     check(Path(os.path.realpath(folder)), _known_names(), force)
 
 
+@cache
+def static_files() -> dict[str, bytes]:
+    """Files that every export has: path → bytes, of the runtime with what it imports, and of the page."""
+    folder = files(__package__) / "assets"
+    return {**{file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}, **export_files()}
+
+
 def _known_names() -> set[str]:
     """What the folder of an export has, beside weights."""
     return {PLAN, TOKENIZER, TEMPLATE, WORKER, *(path.partition("/")[0] for path in static_files())}
@@ -101,9 +108,9 @@ def _texts(model: WebModel) -> Mapping[str, bytes]:
     """The files that text is read and written with."""
     if model.tokenizer is None:
         return {}
-    files = {TOKENIZER: tokenizer_json(model.tokenizer).encode()}
+    texts = {TOKENIZER: tokenizer_json(model.tokenizer).encode()}
     template = model.tokenizer.vocabulary.chat_template
-    return files | ({TEMPLATE: template.encode()} if isinstance(template, str) else {})
+    return texts | ({TEMPLATE: template.encode()} if isinstance(template, str) else {})
 
 
 def _write(path: Path, content: bytes) -> Path:
@@ -119,13 +126,11 @@ def _hashed(paths: list[Path], progress: Progress | None) -> list[dict[str, Any]
     """The entries of "files". They are on the disk afterwards."""
     total, done, entries = sum(path.stat().st_size for path in paths), 0, []
     for path in paths:
-        digest = hashlib.sha256()
-        with path.open("r+b", buffering=0) as file:
-            while data := file.read(_READ_BYTES):
-                digest.update(data)
-                done += len(data)
-                if progress:
-                    progress("hashing", done, total)
+        with path.open("r+b") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            done += file.tell()
             os.fsync(file.fileno())
-        entries.append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()})
+        if progress:
+            progress("hashing", done, total)
+        entries.append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest})
     return entries

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from .common import CompletionTokensDetails, ConversationFields, Count, NonEmpty, PromptTokensDetails, only
-from .openai import ChatLogprob
+from .common import CompletionTokensDetails, ConversationFields, Count, JsonSchemaSpec, PromptTokensDetails, only
+from .openai import ChatLogprob, Function, FunctionName
 
 # Requests ------------------------------------------------------------------------------------------------
 
@@ -37,31 +37,22 @@ class InputItem(Struct, kw_only=True):
     status: str | None = None
 
 
-class ResponsesTool(Struct, kw_only=True):
+class ResponsesTool(Function, kw_only=True):
     """A function that the model may call. Tools that OpenAI runs itself are not there."""
 
     type: Literal["function"]
-    name: NonEmpty
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
-class ResponsesNamedTool(Struct):
+class ResponsesNamedTool(FunctionName, kw_only=True):
     """The one tool that must be called."""
 
     type: Literal["function"]
-    name: NonEmpty
 
 
-class TextFormat(Struct, kw_only=True):
+class TextFormat(JsonSchemaSpec, kw_only=True):
     """The form of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema: dict[str, Any] | bool | None = None
-    strict: bool | None = None
 
 
 class TextOptions(Struct, kw_only=True):
