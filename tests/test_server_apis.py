@@ -14,8 +14,8 @@ import pytest
 from shaderlm.engine import Delta, Handle, Request, TokenLogprob
 from shaderlm.server.anthropic import conversation_of
 from shaderlm.server.chat import Chat
-from shaderlm.server.generation import Prepared
 from shaderlm.server.responses import Responses
+from shaderlm.server.routes import Prepared
 from shaderlm.server.served import ServedModel
 from shaderlm.server.types.anthropic import CountTokensRequest, MessagesRequest
 from shaderlm.server.types.openai import ChatRequest, CompletionRequest, EmbeddingRequest, Message

@@ -25,7 +25,8 @@ from schemathesis.specs.openapi.checks import (
 from shaderlm.cli.serve import serve
 from shaderlm.server.app import ENDPOINTS
 from shaderlm.server.errors import TYPES
-from shaderlm.server.openapi import Endpoint, document
+from shaderlm.server.openapi import document
+from shaderlm.server.routes import Endpoint
 
 from .serving import Running, loader, running
 from .tiny_models import write_tiny_llama

@@ -23,7 +23,7 @@ from .streaming import tell
 
 if TYPE_CHECKING:
     from ..engine import Engine, Handle
-    from ..server.generation import Prepared
+    from ..server.routes import Prepared
     from ..server.served import ServedModel
 
 # How often handles are looked at. Nobody waits for their tokens, so no thread is woken for each of them.

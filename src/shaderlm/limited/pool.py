@@ -51,14 +51,14 @@ class LimitedProgram:
         self._changed = threading.Condition()
         self._idle, self._count = list[_Process](), 0
 
-    def ask(self, asked: Mapping[str, Any], seconds: float, most: int) -> Answer:
+    def ask(self, question: Mapping[str, Any], seconds: float, most: int) -> Answer:
         """What the program says, in at most so many bytes; or one of these words.
 
         time: it took more than these seconds. memory: it needed too much. ended: the process did, whatever the reason.
         How long one waits for a process does not count.
         """
         try:
-            request = {"seconds": seconds, "memory": self._memory, "asked": asked}
+            request = {"seconds": seconds, "memory": self._memory, "question": question}
             frame = json.dumps(request, default=_plain).encode()
         except (TypeError, ValueError, RecursionError) as problem:
             raise InputError(f"values must be JSON; {problem}") from None
@@ -76,23 +76,23 @@ class LimitedProgram:
         """One that is idle, or a new one; waits where there are enough. One that is interrupted is not used again."""
         with self._changed:
             self._changed.wait_for(lambda: self._idle or self._count < self._most)
-            found = self._idle.pop() if self._idle else None
-            self._count += found is None
+            process = self._idle.pop() if self._idle else None
+            self._count += process is None
         try:
-            if found is not None and found.has_ended():
-                found.end()
-                found = None
-            if found is None:
-                found = _Process(self._path, self._packages)
-            yield found
+            if process is not None and process.has_ended():
+                process.end()
+                process = None
+            if process is None:
+                process = _Process(self._path, self._packages)
+            yield process
         except BaseException:
-            if found is not None:
-                found.end()
+            if process is not None:
+                process.end()
             raise
         finally:
             with self._changed:
-                if found is not None and found.is_alive:
-                    self._idle.append(found)
+                if process is not None and process.is_alive:
+                    self._idle.append(process)
                 else:
                     self._count -= 1
                 self._changed.notify()
@@ -110,14 +110,14 @@ class _Process:
     """A process that answers one request at a time."""
 
     def __init__(self, path: str, packages: Sequence[str]) -> None:
-        found = [find_spec(name) for name in packages]
-        folders = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin)
+        specs = map(find_spec, packages)
+        folders = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec is not None and spec.origin)
         # -I and -S: it imports nothing that the environment or a folder brings.
         command = [sys.executable, "-I", "-S", process.__file__, path, *folders]
-        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         try:
-            self._process = subprocess.Popen(command, env=kept, **pipes)
+            self._process = subprocess.Popen(command, env=environment, **pipes)
         except OSError as problem:
             raise ShaderlmError(f"a process could not be started ({' '.join(command)}): {problem}") from None
         self.is_alive = True
@@ -134,20 +134,20 @@ class _Process:
         assert self._process.stdin is not None
         try:
             write_frame(self._process.stdin, frame)
-            found = self._read(most)
-        except OSError:  # it ended while it was told
-            found = None
-        word = b"" if found is None else found[: found.find(b"\n")]
+            answer = self._read(most)
+        except OSError:  # it ended while it read
+            answer = None
+        word = b"" if answer is None else answer[: answer.find(b"\n")]
         if word in (b"", MEMORY.encode()) or word.endswith(GROWN.encode()) or len(frame) > _LARGE_BYTES:
             self.end()
-        return found
+        return answer
 
     def _read(self, most: int) -> bytes | None:
         assert self._process.stdout is not None
-        found = read_frame(self._process.stdout, most)
-        if found is None:
+        frame = read_frame(self._process.stdout, most)
+        if frame is None:
             self.end()
-        return found
+        return frame
 
     def has_ended(self) -> bool:
         """Did it end by itself? The system may end processes where memory is short."""

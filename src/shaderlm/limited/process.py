@@ -34,8 +34,8 @@ def read_frame(stream: IO[bytes], most: int = 1 << 31) -> bytes | None:
     size = int.from_bytes(head, "little")
     if len(head) < 4 or size > most:
         return None
-    found = stream.read(size)
-    return found if len(found) == size else None
+    frame = stream.read(size)
+    return frame if len(frame) == size else None
 
 
 def write_frame(stream: IO[bytes], *parts: bytes) -> None:
@@ -87,15 +87,15 @@ def _run(answer: Answer, requests: IO[bytes], answers: IO[bytes]) -> None:
                 size = _BYTES_PER_BYTE * len(frame)
                 memory.limit(_READ_BYTES + size)
                 request = json.loads(frame)
-                own = request["memory"]
-                memory.limit(own + size)
+                most = request["memory"]
+                memory.limit(most + size)
                 del frame
                 # Ends the process from a thread that does not wait for the interpreter.
                 faulthandler.dump_traceback_later(request["seconds"], exit=True, file=nowhere)
-                kind, text = answer(request["asked"])
+                kind, text = answer(request["question"])
                 faulthandler.cancel_dump_traceback_later()
                 del request
-                _write_answer(answers, kind + (GROWN if memory.has_grown(own // 2) else ""), text)
+                _write_answer(answers, kind + (GROWN if memory.has_grown(most // 2) else ""), text)
             except MemoryError:
                 _write_answer(answers, MEMORY)
             memory.limit(_READ_BYTES)
@@ -108,8 +108,8 @@ def _answer_of(path: str) -> Answer:
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    made: Answer = module.make()
-    return made
+    answer: Answer = module.make()
+    return answer
 
 
 if __name__ == "__main__":

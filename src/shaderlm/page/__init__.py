@@ -42,15 +42,10 @@ def assets() -> dict[str, bytes]:
 
 def export_files() -> dict[str, bytes]:
     """The page of an export: path in its folder → bytes. The service worker is made last: see `service_worker`."""
-    found = {f"assets/{name}": content for name, content in assets().items() if name != "index.html"}
-    return {"index.html": _local(assets()["index.html"]), **dict(sorted(found.items()))}
-
-
-def _local(page: bytes) -> bytes:
-    """The page with another source of answers."""
-    served, local = b'data-source="server"', b'data-source="local"'
-    assert page.count(served) == 1
-    return page.replace(served, local)
+    page, source = assets()["index.html"], b'data-source="server"'
+    assert page.count(source) == 1
+    rest = {f"assets/{name}": content for name, content in sorted(assets().items()) if name != "index.html"}
+    return {"index.html": page.replace(source, b'data-source="local"'), **rest}
 
 
 def service_worker(hashes: Mapping[str, str]) -> bytes:
@@ -69,9 +64,9 @@ def service_worker(hashes: Mapping[str, str]) -> bytes:
 
 def listed_files(worker: str) -> dict[str, str]:
     """The list that a service worker of an export has; empty if it is no such thing."""
-    found = re.search(r"^const FILES = (\{.*?\});$", worker, re.M | re.S)
+    match = re.search(r"^const FILES = (\{.*?\});$", worker, re.M | re.S)
     try:
-        listed = json.loads(found[1]) if found else {}
+        listed = json.loads(match[1]) if match else {}
     except ValueError:
         return {}
     return {name: digest for name, digest in listed.items() if isinstance(digest, str)}

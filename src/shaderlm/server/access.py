@@ -25,31 +25,26 @@ CLIENT = "shaderlm.client"  # in the scope of a request: who asks, by the number
 def origin_of(text: str) -> tuple[str, str, int | None] | None:
     """Scheme, host and port of an origin; None if it is no such thing ("null", for example)."""
     try:
-        found = urlsplit(text)
-        port = found.port
+        url = urlsplit(text)
+        port = url.port
     except ValueError:
         return None
-    if found.scheme not in ("http", "https") or not found.hostname or found.path or found.query or found.username:
+    if url.scheme not in ("http", "https") or not url.hostname or url.path or url.query or url.username:
         return None
-    return found.scheme, found.hostname, port or {"http": 80, "https": 443}[found.scheme]
+    return url.scheme, url.hostname, port or {"http": 80, "https": 443}[url.scheme]
+
+
+def _address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
 
 
 def is_loopback(host: str) -> bool:
     """Is it this machine, for programs on it alone?"""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    address = _address_of(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 class Origins:
@@ -59,14 +54,12 @@ class Origins:
         self.all = "*" in allowed
         self._local = "localhost" in allowed
         self._exact = set()
-        for text in allowed:
-            if text in ("*", "localhost"):
-                continue
-            found = origin_of(text.rstrip("/"))
-            if found is None:
+        for text in set(allowed) - {"*", "localhost"}:
+            origin = origin_of(text.rstrip("/"))
+            if origin is None:
                 expected = "*, localhost or origins such as https://chat.example.com"
                 raise InputError(f"--cors-origins must be {expected}, got {text!r}")
-            self._exact.add(found)
+            self._exact.add(origin)
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -75,10 +68,9 @@ class Origins:
 
     def admits(self, origin: str) -> bool:
         """May pages of this origin use the server?"""
-        if self.all:
-            return True
-        found = origin_of(origin)
-        return found is not None and (found in self._exact or (self._local and is_loopback(found[1])))
+        parts = origin_of(origin)
+        local = self._local and parts is not None and is_loopback(parts[1])
+        return self.all or local or parts in self._exact
 
 
 class Access:
@@ -96,31 +88,24 @@ class Access:
             return
         headers = Headers(scope=scope)
         public = scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDERS)
-        if not public and not self._keys and not self._is_own(headers.get("host", "")):
-            name = headers.get("host", "")
-            allowed = f"use its address, or start it with --api-key or --cors-origins http://{name}"
-            await self._refuse(ApiError(403, f"this server is not known as {name}; {allowed}"), scope, receive, send)
-            return
-        origin = headers.get("origin")
-        if origin is not None and not self._admits(origin, headers.get("host", "")):
-            problem = ApiError(403, f"pages of {origin} may not use this server; --cors-origins {origin} allows it")
-            await self._refuse(problem, scope, receive, send)
-            return
-        if origin is not None:
-            send = _with_cors(send, origin)
-        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await _preflight(headers)(scope, receive, send)
-            return
-        key = self._key(headers) if self._keys else None
-        if self._keys and not public and key is None:
-            given = "a wrong key" if headers.get("authorization") or headers.get("x-api-key") else "no key"
-            expected = "send `Authorization: Bearer KEY` or `x-api-key: KEY`"
-            problem = ApiError(401, f"this server needs a key and got {given}; {expected}")
-            problem.headers["WWW-Authenticate"] = "Bearer"
-            await self._refuse(problem, scope, receive, send)
-            return
-        scope[CLIENT] = None if key is None else str(key)
-        await self._app(scope, receive, send)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        app = self._app
+        try:
+            if not public and not self._keys and not self._is_own(host):
+                allowed = f"use its address, or start it with --api-key or --cors-origins http://{host}"
+                raise ApiError(403, f"this server is not known as {host}; {allowed}")
+            if origin is not None:
+                if not self._admits(origin, host):
+                    message = f"pages of {origin} may not use this server; --cors-origins {origin} allows it"
+                    raise ApiError(403, message)
+                send = _with_cors(send, origin)
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                app = _preflight(headers)
+            else:
+                scope[CLIENT] = self._client(headers, public)
+        except ApiError as problem:
+            app = error_response(problem, scope["path"])
+        await app(scope, receive, send)
 
     def _is_own(self, host: str) -> bool:
         """Is it a name of this server? A page may give its own name this machine's address, and is then the same
@@ -128,34 +113,38 @@ class Access:
         """
         if self._origins.all or not host:  # browsers always send one
             return True
-        found = origin_of(f"http://{host}")
-        return found is not None and (found[1] in self._hosts or _is_address(found[1]))
+        parts = origin_of(f"http://{host}")
+        return parts is not None and (parts[1] in self._hosts or _address_of(parts[1]) is not None)
 
     def _admits(self, origin: str, host: str) -> bool:
         """Pages of this server itself may, too. By a name that only looks like this machine's, they may not."""
         if self._origins.admits(origin):
             return True
-        found = origin_of(origin)
-        if found is None or found != origin_of(f"{found[0]}://{host}"):
+        parts = origin_of(origin)
+        if parts is None or parts != origin_of(f"{parts[0]}://{host}"):
             return False
-        return self._open or is_loopback(found[1])
+        return self._open or is_loopback(parts[1])
 
-    def _key(self, headers: Headers) -> int | None:
-        """Which key a request has, by its number."""
+    def _client(self, headers: Headers, public: bool) -> str | None:
+        """Who asks: the number of the key, if there are keys."""
+        if not self._keys:
+            return None
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [bearer.strip()] if scheme.lower() == "bearer" else []
-        given.append(headers.get("x-api-key", ""))
+        sent = [bearer.strip()] if scheme.lower() == "bearer" else []
+        sent.append(headers.get("x-api-key", ""))
         # All are compared, each in constant time: how long it takes says nothing about the keys.
-        found = [
+        matches = [
             i
-            for each in given
+            for text in sent
             for i, key in enumerate(self._keys)
-            if hmac.compare_digest(each.encode("latin-1"), key) and each
+            if hmac.compare_digest(text.encode("latin-1"), key) and text
         ]
-        return found[0] if found else None
-
-    async def _refuse(self, problem: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        await error_response(problem, scope["path"])(scope, receive, send)
+        if matches or public:
+            return str(matches[0]) if matches else None
+        got = "a wrong key" if headers.get("authorization") or headers.get("x-api-key") else "no key"
+        expected = "send `Authorization: Bearer KEY` or `x-api-key: KEY`"
+        message = f"this server needs a key and got {got}; {expected}"
+        raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})
 
 
 def error_response(problem: ApiError, path: str) -> Response:

@@ -6,71 +6,44 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from ..engine import Delta, Handle
 from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .conversation import Conversation
+from .conversation import Conversation, function_tool, join_text, named_tool
 from .errors import ApiError, unsupported
 from .generation import OPENAI_DEFAULTS, options_of
 from .output import OutputParser, finish_of, new_id, output_of
+from .routes import Endpoint, Prepared, Writer, sse
 from .served import ServedModel
-from .types.anthropic import (
-    AnthropicMessage,
-    AnthropicTool,
-    AnthropicUsage,
-    BlockDelta,
-    BlockStart,
-    BlockStop,
-    CountTokensRequest,
-    CountTokensResponse,
-    Event,
-    InputJsonDelta,
-    MessageDelta,
-    MessageEnd,
-    MessageResponse,
-    MessagesRequest,
-    MessageStart,
-    MessageStop,
-    ResponseBlock,
-    ResponseText,
-    ResponseThinking,
-    ResponseToolUse,
-    StopReason,
-    TextBlock,
-    TextDelta,
-    ThinkingBlock,
-    ThinkingDelta,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from .types import anthropic as types
 
-_encode = msgspec.json.Encoder().encode
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # Anthropic's words → OpenAI's
 
 
-class Messages:
+class Messages(Prepared):
     """A message that is asked for, checked and tokenised."""
 
-    return_progress = False
+    route = Endpoint(
+        *("/v1/messages", "Answer a conversation", types.MessagesRequest, types.MessageResponse, (types.Event,)),
+        api="Anthropic",
+    )
+    body: types.MessagesRequest
 
-    def __init__(self, served: ServedModel, body: MessagesRequest) -> None:
-        served.check_name(body.model)
-        self.served, self.stream = served, bool(body.stream)
+    def __init__(self, served: ServedModel, body: types.MessagesRequest) -> None:
+        super().__init__(served, body, "msg_")
         options = options_of(body, served, OPENAI_DEFAULTS)
         options["max_tokens"] = body.max_tokens
         if body.stop_sequences:
             options["stop"] = body.stop_sequences
         if body.output_config is not None and body.output_config.format is not None:
-            schema = {"type": "json_schema", "schema": body.output_config.format.schema}
-            options["response_format"] = schema
+            options["response_format"] = {"type": "json_schema", "schema": body.output_config.format.schema}
         self.requests = [conversation_of(body).request(served, options)]
-        self.id = new_id("msg_")
 
-    def message(self, handle: Handle, content: list[ResponseBlock], called: bool | None = None) -> MessageResponse:
+    def message(
+        self, handle: Handle, content: list[types.ResponseBlock], called: bool | None = None
+    ) -> types.MessageResponse:
         """The message with this content. `called` is None before its end."""
         reason, sequence = (None, None) if called is None else stop_of(handle, called)
-        return MessageResponse(
+        return types.MessageResponse(
             id=self.id,
             model=self.served.name,
             content=content,
@@ -79,17 +52,17 @@ class Messages:
             usage=usage_of(handle),
         )
 
-    def response(self, handles: Sequence[Handle]) -> MessageResponse:
+    def response(self, handles: Sequence[Handle]) -> types.MessageResponse:
         """The whole message."""
         handle = handles[0]
         parser = OutputParser(handle.request)
         answer = output_of(handle, parser)
-        content: list[ResponseBlock] = []
+        content: list[types.ResponseBlock] = []
         if answer.reasoning:
-            content.append(ResponseThinking(answer.reasoning))
+            content.append(types.ThinkingBlock(answer.reasoning, ""))
         if answer.content or not answer.calls:
-            content.append(ResponseText(answer.content))
-        content += [ResponseToolUse(new_id("toolu_"), call.name, _object(call.arguments)) for call in answer.calls]
+            content.append(types.TextBlock(answer.content))
+        content += [types.ToolUseBlock(new_id("toolu_"), call.name, _object(call.arguments)) for call in answer.calls]
         return self.message(handle, content, parser.called)
 
     def writer(self, handles: Sequence[Handle]) -> MessagesWriter:
@@ -97,7 +70,7 @@ class Messages:
         return MessagesWriter(self, handles[0])
 
 
-class MessagesWriter:
+class MessagesWriter(Writer):
     """Writes events: a block begins where the kind of what is generated changes."""
 
     def __init__(self, messages: Messages, handle: Handle) -> None:
@@ -110,105 +83,96 @@ class MessagesWriter:
         if self._begun:
             return b""
         self._begun = True
-        return _event(MessageStart(self._messages.message(self._handle, [])))
+        return _event(types.MessageStart(self._messages.message(self._handle, [])))
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """Events for what came."""
         return self._begin() + b"".join(map(_event, self._events(self._parser.push(delta.text))))
 
-    def _events(self, found: Sequence[ChatDelta]) -> Iterator[Event]:
-        for each in found:
-            if isinstance(each, ContentDelta):
-                yield from self._open("text", ResponseText(""))
-                yield BlockDelta(self._index, TextDelta(each.text))
-            elif isinstance(each, ReasoningDelta):
-                yield from self._open("thinking", ResponseThinking(""))
-                yield BlockDelta(self._index, ThinkingDelta(each.text))
+    def _events(self, parts: Sequence[ChatDelta]) -> Iterator[types.Event]:
+        for part in parts:
+            if isinstance(part, ContentDelta):
+                yield from self._open("text", types.TextBlock(""))
+                yield types.BlockDelta(self._index, types.TextDelta(part.text))
+            elif isinstance(part, ReasoningDelta):
+                yield from self._open("thinking", types.ThinkingBlock("", ""))
+                yield types.BlockDelta(self._index, types.ThinkingDelta(part.text))
             else:
-                yield from self._call(each)
+                yield from self._call(part)
 
-    def _call(self, call: CallDelta) -> Iterator[Event]:
+    def _call(self, call: CallDelta) -> Iterator[types.Event]:
         if call.name is not None:
-            yield from self._open(f"call {call.index}", ResponseToolUse(new_id("toolu_"), call.name, {}))
+            yield from self._open(f"call {call.index}", types.ToolUseBlock(new_id("toolu_"), call.name, {}))
         if call.arguments:
-            yield BlockDelta(self._index, InputJsonDelta(call.arguments))
+            yield types.BlockDelta(self._index, types.InputJsonDelta(call.arguments))
 
-    def _open(self, kind: str, block: ResponseBlock) -> Iterator[Event]:
+    def _open(self, kind: str, block: types.ResponseBlock) -> Iterator[types.Event]:
         """Begin a block, unless it is there already; the one before it ends."""
         if kind == self._kind:
             return
         yield from self._close()
         self._index, self._kind = self._index + 1, kind
-        yield BlockStart(self._index, block)
+        yield types.BlockStart(self._index, block)
 
-    def _close(self) -> Iterator[Event]:
+    def _close(self) -> Iterator[types.Event]:
         if self._kind:
-            yield BlockStop(self._index)
+            yield types.BlockStop(self._index)
         self._kind = ""
-
-    def progress(self, index: int) -> bytes:
-        """Nothing: these streams do not say how much of a prompt is read."""
-        return b""
 
     def finish(self, index: int) -> bytes:
         """The end of the last block and of the message."""
         events = [*self._events(self._parser.finish(self._handle))]
         if self._index < 0:
-            events += self._open("text", ResponseText(""))  # nothing came: the text is empty
+            events += self._open("text", types.TextBlock(""))  # nothing came: the text is empty
         events += self._close()
         reason, sequence = stop_of(self._handle, self._parser.called)
-        events += [MessageDelta(MessageEnd(reason, sequence), usage_of(self._handle)), MessageStop()]
+        events += [types.MessageDelta(types.MessageEnd(reason, sequence), usage_of(self._handle)), types.MessageStop()]
         return self._begin() + b"".join(map(_event, events))
-
-    def end(self) -> bytes:
-        """Nothing: there is one message in a stream."""
-        return b""
 
     def error(self, problem: ApiError) -> bytes:
         """An error event."""
-        return b"event: error\ndata: %b\n\n" % _encode(problem.anthropic_body())
+        return sse(problem.anthropic_body(), "error")
 
 
-def _event(event: Event) -> bytes:
-    name = type(event).__struct_config__.tag
-    return b"event: %b\ndata: %b\n\n" % (str(name).encode(), _encode(event))
+def _event(event: types.Event) -> bytes:
+    return sse(event, str(type(event).__struct_config__.tag))
 
 
-def stop_of(handle: Handle, called: bool) -> tuple[StopReason, str | None]:
+def stop_of(handle: Handle, called: bool) -> tuple[types.StopReason, str | None]:
     """Why a message ended, and the stop sequence that ended it."""
     reason = finish_of(handle, called).anthropic
     return reason, str(handle.stop_match) if reason == "stop_sequence" else None
 
 
-def usage_of(handle: Handle) -> AnthropicUsage:
+def usage_of(handle: Handle) -> types.AnthropicUsage:
     """Tokens. Those that were in the cache are counted apart."""
     usage = handle.usage
-    return AnthropicUsage(usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens, usage.cached_tokens)
+    return types.AnthropicUsage(usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens, usage.cached_tokens)
 
 
 def _object(arguments: str) -> dict[str, Any]:
     """Arguments as an object. Where an answer was cut they may be a part of one: then there are none."""
     try:
-        found = json.loads(arguments or "{}")
+        value = json.loads(arguments or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 # Requests ------------------------------------------------------------------------------------------------
 
 
-def count_tokens(served: ServedModel, body: CountTokensRequest) -> CountTokensResponse:
+def count_tokens(served: ServedModel, body: types.CountTokensRequest) -> types.CountTokensResponse:
     """Tokens of the prompt that a message would have."""
     served.check_name(body.model)
-    return CountTokensResponse(len(conversation_of(body).ids(served.model)))
+    return types.CountTokensResponse(len(conversation_of(body).ids(served.model)))
 
 
-def conversation_of(body: CountTokensRequest) -> Conversation:
+def conversation_of(body: types.CountTokensRequest) -> Conversation:
     """Blocks as messages for a template. A last message of the assistant is continued."""
     messages: list[dict[str, Any]] = []
     if body.system:
-        messages.append({"role": "system", "content": _text(body.system)})
+        messages.append({"role": "system", "content": join_text(body.system)})
     for i, message in enumerate(body.messages):
         messages += _messages(i, message)
     kwargs = dict(body.chat_template_kwargs or {})
@@ -221,64 +185,55 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
     choice = body.tool_choice
     return Conversation(
         messages,
-        tools=[_tool(tool) for tool in body.tools] if body.tools else None,
-        tool_choice=_choice(body),
+        tools=[
+            function_tool(
+                name=tool.name, parameters=tool.input_schema, description=tool.description, strict=tool.strict
+            )
+            for tool in body.tools or ()
+        ],
+        tool_choice=None if choice is None else _tool_choice(choice),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         template_kwargs=kwargs,
         continue_final_message=body.messages[-1].role == "assistant",
     )
 
 
-def _text(given: str | Sequence[TextBlock]) -> str:
-    return given if isinstance(given, str) else "\n".join(block.text for block in given)
-
-
-def _messages(i: int, message: AnthropicMessage) -> list[dict[str, Any]]:
+def _messages(i: int, message: types.AnthropicMessage) -> list[dict[str, Any]]:
     """One message of blocks as one or several: results of tools are messages of their own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts, thoughts = list[str](), list[str]()
     calls, results = list[dict[str, Any]](), list[dict[str, Any]]()
     for block in message.content:
-        if isinstance(block, TextBlock):
+        if isinstance(block, types.TextBlock):
             texts.append(block.text)
-        elif isinstance(block, ToolResultBlock) and message.role == "user":
-            content = "" if block.content is None else _text(block.content)
+        elif isinstance(block, types.ToolResultBlock) and message.role == "user":
+            content = join_text(block.content or "")
             if block.is_error:  # templates have no field for it
                 content = f"Error: {content}"
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
-        elif isinstance(block, ToolUseBlock) and message.role == "assistant":
+        elif isinstance(block, types.ToolUseBlock) and message.role == "assistant":
             function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
             calls.append({"id": block.id, "type": "function", "function": function})
-        elif isinstance(block, ThinkingBlock) and message.role == "assistant":
+        elif isinstance(block, types.ThinkingBlock) and message.role == "assistant":
             thoughts.append(block.thinking)
         else:
             kind = type(block).__struct_config__.tag
             where = f"messages[{i}].content"
             raise ApiError(400, f"{where}: a message of the {message.role} has no {kind} block", param=where)
-    made: dict[str, Any] = {"role": message.role, "content": "\n".join(texts) if texts or not calls else None}
+    if results and not texts:
+        return results
+    rest: dict[str, Any] = {"role": message.role, "content": "\n".join(texts) if texts or not calls else None}
     if thoughts:
-        made["reasoning_content"] = "\n".join(thoughts)
+        rest["reasoning_content"] = "\n".join(thoughts)
     if calls:
-        made["tool_calls"] = calls
-    return results if results and not texts else [*results, made]
+        rest["tool_calls"] = calls
+    return [*results, rest]
 
 
-def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
-
-
-def _choice(body: CountTokensRequest) -> str | dict[str, Any] | None:
-    given = body.tool_choice
-    if given is None:
-        return None
-    if given.type != "tool":
-        return _CHOICES[given.type]
-    if not given.name:
+def _tool_choice(choice: types.AnthropicToolChoice) -> str | dict[str, Any]:
+    if choice.type != "tool":
+        return _CHOICES[choice.type]
+    if not choice.name:
         raise ApiError(400, "tool_choice of the type tool must have a name", param="tool_choice.name")
-    return {"type": "function", "function": {"name": given.name}}
+    return named_tool(choice.name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -26,42 +27,27 @@ from .embeddings import Embeddings
 from .errors import ApiError, api_error
 from .limits import Limits
 from .metrics import CONTENT_TYPE
-from .openapi import Endpoint, Handler, document
+from .openapi import document
 from .page import asset
-from .prepare import checked
+from .prepare import read
 from .request_log import ROUTE, Logged, RequestLog
 from .responses import Responses
+from .routes import Endpoint, Prepared
 from .served import ServedModel
 from .service import Service
 from .streaming import respond
-from .types.anthropic import CountTokensRequest, CountTokensResponse, Event, MessageResponse, MessagesRequest
+from .types.anthropic import CountTokensRequest, CountTokensResponse
 from .types.llama_server import (
     ApplyTemplateResponse,
     DetokenizeRequest,
     DetokenizeResponse,
     Health,
-    LlamaCompletion,
-    LlamaCompletionRequest,
-    LlamaDelta,
     Props,
     Slot,
     TokenizeRequest,
     TokenizeResponse,
 )
-from .types.openai import (
-    ChatChunk,
-    ChatRequest,
-    ChatResponse,
-    CompletionRequest,
-    CompletionResponse,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    Model,
-    ModelList,
-    ModelMeta,
-)
-from .types.responses import Response as OpenAIResponse
-from .types.responses import ResponseEvent, ResponsesRequest
+from .types.openai import ChatRequest, Model, ModelList, ModelMeta
 from .web import Export
 
 LARGE_BODY_BYTES = 1 << 20
@@ -75,6 +61,7 @@ _SLOW_FIELDS = (
 
 
 Value = TypeVar("Value")
+Handler = Callable[[Service, Request], Awaitable[Response]]
 _log = logging.getLogger("shaderlm.server")
 
 
@@ -102,24 +89,24 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return b"".join(parts)
 
 
-async def _computed(service: Service, request: Request, compute: Callable[[ServedModel, bytes], Value]) -> Value:
+async def _compute(
+    service: Service, request: Request, body_type: Any, compute: Callable[[ServedModel, Any], Value]
+) -> Value:
     """What a thread makes of a body. Few large bodies are in memory at the same time."""
     served, length = service.served, request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) <= LARGE_BODY_BYTES:
+    is_small = length.isdecimal() and int(length) <= LARGE_BODY_BYTES
+    async with nullcontext() if is_small else service.large_bodies:
         raw = await read_body(request, service.limits)
-        return await service.prepared(compute, served, raw)
-    async with service.large_bodies:
-        raw = await read_body(request, service.limits)
-        return await service.prepared(compute, served, raw)
+        return await service.prepare(lambda: compute(served, read(served, raw, body_type)))
 
 
 def is_quick(body: Any) -> bool:
     """Is a small body prepared at once? Templates are not, nor are several prompts or choices."""
-    asked = (getattr(body, name, None) for name in _SLOW_FIELDS)
-    return isinstance(getattr(body, "prompt", None), str) and all(value is None for value in asked)
+    slow = any(getattr(body, name, None) is not None for name in _SLOW_FIELDS)
+    return isinstance(getattr(body, "prompt", None), str) and not slow
 
 
-def _generating(kind: Any, make: Any) -> Handler:
+def _generating(kind: type[Prepared]) -> Handler:
     """A route that runs the engine. Decoding, templates and tokenising are done in a thread, unless they are short."""
 
     async def handler(service: Service, request: Request) -> Response:
@@ -127,24 +114,11 @@ def _generating(kind: Any, make: Any) -> Handler:
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) <= SMALL_BODY_BYTES:
             served = service.served
-            body = checked(served, await read_body(request, service.limits), kind)
-            quick = is_quick(body)
-            prepared = make(served, body) if quick else await service.prepared(make, served, body)
+            body = read(served, await read_body(request, service.limits), kind.route.body)
+            prepared = kind(served, body) if is_quick(body) else await service.prepare(kind, served, body)
         else:
-            prepared = await _computed(service, request, lambda served, raw: make(served, checked(served, raw, kind)))
+            prepared = await _compute(service, request, kind.route.body, kind)
         return await respond(service, prepared, request)
-
-    return handler
-
-
-def _computing(kind: Any, compute: Callable[[ServedModel, Any], Any]) -> Handler:
-    """A route that computes its answer from the body alone."""
-
-    async def handler(service: Service, request: Request) -> Response:
-        def computed(served: ServedModel, raw: bytes) -> Response:
-            return _json(compute(served, checked(served, raw, kind)))
-
-        return await _computed(service, request, computed)
 
     return handler
 
@@ -183,10 +157,10 @@ async def _props(service: Service, request: Request) -> Response:
 async def _slots(service: Service, request: Request) -> Response:
     if not service.has_slots:
         raise ApiError(501, "/slots is off; start the server with --slots")
-    found = llama_server.slots(service.served, request.scope[CLIENT])
-    if request.query_params.get("fail_on_no_slot") == "1" and all(slot.is_processing for slot in found):
+    slots = llama_server.slots(service.served, request.scope[CLIENT])
+    if request.query_params.get("fail_on_no_slot") == "1" and all(slot.is_processing for slot in slots):
         raise ApiError(503, "all slots are busy")
-    return _json(found)
+    return _json(slots)
 
 
 async def _metrics(service: Service, request: Request) -> Response:
@@ -216,165 +190,58 @@ async def _to_web(request: Request) -> Response:
     return RedirectResponse("web/")  # relative: the server may be behind a proxy, below any path
 
 
-def _own_routes(service: Service, web: Export | None) -> list[Route]:
+def _static_routes(service: Service, web: Export | None) -> list[Route]:
     """What is no API: its description, the page, and an export. Without a model the export is all there is."""
 
     async def hosted(request: Request) -> Response:
         assert web is not None
         return web.response(request.path_params["path"], request)
 
-    found = [Route("/openapi.json", _openapi, methods=["GET"]), Route("/assets/{name}", _page, methods=["GET"])]
-    found.append(Route("/", _page if service.has_model else _to_web, methods=["GET"]))
+    routes = [
+        Route("/openapi.json", _openapi),
+        Route("/assets/{name}", _page),
+        Route("/", _page if service.has_model else _to_web),
+    ]
     if web is not None:
-        found.append(Route("/web", _to_web, methods=["GET"]))
-        found.append(Route("/web/{path:path}", hosted, methods=["GET"]))
-    return found
+        routes += [Route("/web", _to_web), Route("/web/{path:path}", hosted)]
+    return routes
 
 
-_CHAT = _generating(ChatRequest, Chat)
-_COMPLETIONS = _generating(CompletionRequest, Completions)
-_EMBEDDINGS = _generating(EmbeddingRequest, Embeddings)
-_RESPONSES = _generating(ResponsesRequest, Responses)
-_MESSAGES = _generating(MessagesRequest, anthropic.Messages)
-_LLAMA = _generating(LlamaCompletionRequest, llama_server.LlamaCompletions)
+_GENERATING: tuple[type[Prepared], ...] = (
+    *(Chat, Completions, Embeddings, Responses, anthropic.Messages, llama_server.LlamaCompletions),
+)
+
+
+def _get(path: str, summary: str, handler: Handler, response: Any = None, **options: Any) -> Endpoint:
+    return Endpoint(path, summary, response=response, method="GET", handler=handler, **options)
+
+
+def _post(path: str, summary: str, body: Any, response: Any, compute: Any, **options: Any) -> Endpoint:
+    """A route that computes its answer from the body alone."""
+
+    async def handler(service: Service, request: Request) -> Response:
+        return await _compute(service, request, body, lambda served, body: _json(compute(served, body)))
+
+    return Endpoint(path, summary, body, response, handler=handler, **options)
+
 
 ENDPOINTS: list[Endpoint] = [
-    Endpoint("GET", "/v1/models", "The models that are served", _models, "OpenAI", response=ModelList),
-    Endpoint(
-        "GET",
-        "/v1/models/{model}",
-        "One model",
-        _one_model,
-        "OpenAI",
-        response=Model,
-        errors=(404,),
-        parameters=("model",),
-    ),
-    Endpoint(
-        "POST",
-        "/v1/chat/completions",
-        "Answer a conversation",
-        _CHAT,
-        "OpenAI",
-        ChatRequest,
-        ChatResponse,
-        (ChatChunk,),
-        done=True,
-        errors=(404, 429),
-    ),
-    Endpoint(
-        "POST",
-        "/v1/completions",
-        "Continue texts",
-        _COMPLETIONS,
-        "OpenAI",
-        CompletionRequest,
-        CompletionResponse,
-        (CompletionResponse,),
-        done=True,
-        errors=(404, 429),
-    ),
-    Endpoint(
-        "POST",
-        "/v1/embeddings",
-        "Embed texts",
-        _EMBEDDINGS,
-        "OpenAI",
-        EmbeddingRequest,
-        EmbeddingResponse,
-        errors=(404, 429, 501),
-    ),
-    Endpoint(
-        "POST",
-        "/v1/responses",
-        "Answer text or items",
-        _RESPONSES,
-        "OpenAI",
-        ResponsesRequest,
-        OpenAIResponse,
-        (ResponseEvent,),
-        errors=(404, 429),
-    ),
-    Endpoint(
-        "POST",
-        "/v1/messages",
-        "Answer a conversation",
-        _MESSAGES,
-        "Anthropic",
-        MessagesRequest,
-        MessageResponse,
-        (Event,),
-        errors=(404, 429),
-    ),
-    Endpoint(
-        "POST",
-        "/v1/messages/count_tokens",
-        "Count the tokens of a prompt",
-        _computing(CountTokensRequest, anthropic.count_tokens),
-        "Anthropic",
-        CountTokensRequest,
-        CountTokensResponse,
+    *(replace(kind.route, handler=_generating(kind), errors=(404, 429, *kind.route.errors)) for kind in _GENERATING),
+    _get("/v1/models", "The models that are served", _models, ModelList, api="OpenAI"),
+    _get("/v1/models/{model}", "One model", _one_model, Model, api="OpenAI", errors=(404,), parameters=("model",)),
+    _post(
+        *("/v1/messages/count_tokens", "Count the tokens of a prompt", CountTokensRequest, CountTokensResponse),
+        compute=anthropic.count_tokens,
+        api="Anthropic",
         errors=(404,),
     ),
-    Endpoint(
-        "POST",
-        "/completion",
-        "Continue a text",
-        _LLAMA,
-        "llama-server",
-        LlamaCompletionRequest,
-        LlamaCompletion,
-        (LlamaDelta, LlamaCompletion),
-        errors=(404, 429),
-    ),
-    Endpoint(
-        "POST",
-        "/tokenize",
-        "Token ids of a text",
-        _computing(TokenizeRequest, llama_server.tokenize),
-        "llama-server",
-        TokenizeRequest,
-        TokenizeResponse,
-    ),
-    Endpoint(
-        "POST",
-        "/detokenize",
-        "The text of token ids",
-        _computing(DetokenizeRequest, llama_server.detokenize),
-        "llama-server",
-        DetokenizeRequest,
-        DetokenizeResponse,
-    ),
-    Endpoint(
-        "POST",
-        "/apply-template",
-        "The prompt of a conversation",
-        _computing(ChatRequest, _apply_template),
-        "llama-server",
-        ChatRequest,
-        ApplyTemplateResponse,
-    ),
-    Endpoint("GET", "/props", "What is served, and how", _props, "llama-server", response=Props),
-    Endpoint(
-        "GET",
-        "/slots",
-        "What runs and waits",
-        _slots,
-        "llama-server",
-        response=list[Slot],
-        errors=(501,),
-        parameters=("fail_on_no_slot",),
-    ),
-    Endpoint("GET", "/health", "Is the model loaded?", _health, "llama-server", response=Health),
-    Endpoint(
-        "GET",
-        "/metrics",
-        "Numbers for Prometheus",
-        _metrics,
-        "llama-server",
-        errors=(501,),
-        media_type=CONTENT_TYPE.partition(";")[0],
-    ),
+    _post("/tokenize", "Token ids of a text", TokenizeRequest, TokenizeResponse, llama_server.tokenize),
+    _post("/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeResponse, llama_server.detokenize),
+    _post("/apply-template", "The prompt of a conversation", ChatRequest, ApplyTemplateResponse, _apply_template),
+    _get("/props", "What is served, and how", _props, Props),
+    _get("/slots", "What runs and waits", _slots, list[Slot], errors=(501,), parameters=("fail_on_no_slot",)),
+    _get("/health", "Is the model loaded?", _health, Health),
+    _get("/metrics", "Numbers for Prometheus", _metrics, errors=(501,), media_type=CONTENT_TYPE.partition(";")[0]),
 ]
 
 
@@ -384,7 +251,8 @@ ENDPOINTS: list[Endpoint] = [
 def _route(service: Service, endpoint: Endpoint) -> Route:
     async def answer(request: Request) -> Response:
         request.scope[ROUTE] = endpoint.path
-        return await endpoint.handler(service, request)
+        response: Response = await endpoint.handler(service, request)
+        return response
 
     path = endpoint.path.replace("{model}", "{model:path}")  # names may have slashes
     return Route(path, answer, methods=[endpoint.method])
@@ -428,7 +296,7 @@ def make_app(
 
     expected = (ApiError, ShaderlmError, RecursionError, HTTPException, ClientDisconnect)
     app = Starlette(
-        routes=[*(_route(service, endpoint) for endpoint in ENDPOINTS), *_own_routes(service, web)],
+        routes=[*(_route(service, endpoint) for endpoint in ENDPOINTS), *_static_routes(service, web)],
         lifespan=lifespan,
         exception_handlers=dict.fromkeys((*expected, Exception), _on_error),
     )

@@ -58,8 +58,8 @@ class _Head(asyncio.Protocol):
         if self._answers:  # the head of the next request, which has time until then
             self._begin_head()
             return
-        given = f"the head of the request took more than {self.head_seconds:g} s to arrive"
-        self._refuse(ApiError(408, f"{given}; send it faster"))
+        message = f"the head of the request took more than {self.head_seconds:g} s to arrive; send it faster"
+        self._refuse(ApiError(408, message))
 
     @property
     def _answers(self) -> bool:

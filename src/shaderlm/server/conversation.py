@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine import LanguageModel, Request
 from .errors import unsupported
 from .served import ServedModel
+from .types.anthropic import TextBlock
+from .types.common import ConversationFields
+from .types.openai import TextPart
+from .types.responses import InputPart
 
 
 @dataclass
@@ -16,7 +20,7 @@ class Conversation:
     """What a chat template renders. Tools and their choice are in OpenAI's form."""
 
     messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -26,7 +30,7 @@ class Conversation:
         """What the engine runs. It says how its answer is told apart, too."""
         return served.model.chat_request(
             self.messages,
-            tools=self.tools,
+            tools=self.tools or None,
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning=reasoning and served.reasoning == "auto",
@@ -35,26 +39,37 @@ class Conversation:
             **options,
         )
 
-    def _shown_tools(self) -> list[dict[str, Any]] | None:
-        return None if self.tool_choice == "none" else self.tools or None
+    def _rendering(self) -> dict[str, Any]:
+        tools = None if self.tool_choice == "none" else self.tools or None
+        return {"tools": tools, "continue_final_message": self.continue_final_message}
 
     def ids(self, model: LanguageModel) -> list[int]:
         """Its tokens."""
-        return model.chat_ids(
-            self.messages,
-            tools=self._shown_tools(),
-            continue_final_message=self.continue_final_message,
-            template_kwargs=self.template_kwargs,
-        )
+        return model.chat_ids(self.messages, template_kwargs=self.template_kwargs, **self._rendering())
 
     def text(self, model: LanguageModel) -> str:
         """Its text, for whoever wants to see it."""
         template = model.chat_template
         if template is None:
             raise unsupported("messages", "this model has no chat template; use /v1/completions")
-        return template.render(
-            self.messages,
-            tools=self._shown_tools(),
-            continue_final_message=self.continue_final_message,
-            kwargs=self.template_kwargs,
-        )
+        return template.render(self.messages, kwargs=self.template_kwargs, **self._rendering())
+
+
+def function_tool(**fields: Any) -> dict[str, Any]:
+    """A tool as templates read it: a function with the fields that it has."""
+    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
+
+
+def named_tool(name: str) -> dict[str, Any]:
+    """The choice of one tool, which must be called."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def join_text(content: str | Sequence[TextPart | InputPart | TextBlock]) -> str:
+    """The text of a content that may come in parts."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def template_kwargs(body: ConversationFields, effort: str | None) -> dict[str, Any]:
+    """Variables for the template. `effort`: how much the model thinks, unless they say it, too."""
+    return ({} if effort is None else {"reasoning_effort": effort}) | (body.chat_template_kwargs or {})

@@ -9,16 +9,17 @@ from dataclasses import replace
 import numpy as np
 
 from ..engine import Handle
-from .completions import prompts
+from .completions import read_prompts
 from .errors import ApiError
-from .generation import Writer
+from .routes import Endpoint, Prepared
 from .served import ServedModel
 from .types.openai import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
 
 
-class Embeddings:
+class Embeddings(Prepared):
     """Inputs that are checked and tokenised."""
 
+    route = Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, EmbeddingResponse, api="OpenAI", errors=(501,))
     stream = return_progress = False
 
     def __init__(self, served: ServedModel, body: EmbeddingRequest) -> None:
@@ -31,8 +32,8 @@ class Embeddings:
                 400, f"dimensions must be the model's {width:,}, got {body.dimensions:,}", param="dimensions"
             )
         self.served, self.base64 = served, body.encoding_format == "base64"
-        found = prompts("input", body.input)
-        self.requests = [replace(served.model.request(each, max_tokens=1), output="hidden") for each in found]
+        inputs = read_prompts("input", body.input)
+        self.requests = [replace(served.model.request(each, max_tokens=1), output="hidden") for each in inputs]
 
     def response(self, handles: Sequence[Handle]) -> EmbeddingResponse:
         """One embedding for each handle."""
@@ -45,7 +46,3 @@ class Embeddings:
         state = handle.hidden.astype("<f4")
         state = state / max(float(np.linalg.norm(state)), 1e-12)
         return base64.b64encode(state.tobytes()).decode() if self.base64 else [float(value) for value in state]
-
-    def writer(self, handles: Sequence[Handle]) -> Writer:
-        """There are no streams of embeddings."""
-        raise NotImplementedError

@@ -49,12 +49,11 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.param, self.type = status, param, kind or TYPES[status]
-        self.code = status
         self.prompt_tokens, self.context, self.headers = prompt_tokens, context, headers or {}
 
     def body(self) -> ErrorResponse:
         """OpenAI's shape."""
-        return ErrorResponse(ErrorBody(str(self), self.type, self.param, self.code, self.prompt_tokens, self.context))
+        return ErrorResponse(ErrorBody(str(self), self.type, self.param, self.status, self.prompt_tokens, self.context))
 
     def anthropic_body(self) -> AnthropicErrorResponse:
         """Anthropic's shape."""
@@ -65,6 +64,11 @@ class ApiError(Exception):
 def unsupported(param: str, instead: str) -> ApiError:
     """A field that is known and cannot be honoured."""
     return ApiError(400, f"{param} is not supported; {instead}", param=param)
+
+
+def unavailable(message: str) -> ApiError:
+    """What works again a little later."""
+    return ApiError(503, message, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 # Which field of a route is the prompt, where it is not `prompt`.
@@ -83,31 +87,26 @@ def api_error(
     if isinstance(problem, ApiError):
         return problem
     if isinstance(problem, ContextSizeError):
-        return exceeds_context(problem.prompt_tokens, problem.context, _PROMPT_FIELDS.get(path, "prompt"))
+        return ApiError(
+            400,
+            f"the prompt has {problem.prompt_tokens:,} tokens, the context holds {problem.context:,}; shorten the "
+            "prompt, or start the server with a larger --ctx-size",
+            kind="exceed_context_size_error",
+            param=_PROMPT_FIELDS.get(path, "prompt"),
+            prompt_tokens=problem.prompt_tokens,
+            context=problem.context,
+        )
     if isinstance(problem, UnavailableError):  # it speaks to Python's users
-        return ApiError(503, ENDING, headers={"Retry-After": str(RETRY_SECONDS)})
+        return unavailable(ENDING)
     if isinstance(problem, QueueFullError):
         return ApiError(429, str(problem), headers={"Retry-After": str(math.ceil(problem.retry_after))})
     if isinstance(problem, DeviceError):
-        return ApiError(503, f"the device failed: {problem}", headers={"Retry-After": str(RETRY_SECONDS)})
+        return unavailable(f"the device failed: {problem}")
     if isinstance(problem, RecursionError):
         return ApiError(400, "the request is nested too deeply; use fewer levels of lists and objects")
     if isinstance(problem, InputError) or (phase == "request" and isinstance(problem, ModelError)):
         return ApiError(400, str(problem), param=_field(str(problem)))
     return ApiError(500, "the server failed while it answered; its log has the reason")
-
-
-def exceeds_context(tokens: int, context: int, param: str) -> ApiError:
-    """A prompt that does not fit."""
-    return ApiError(
-        400,
-        f"the prompt has {tokens:,} tokens, the context holds {context:,}; shorten the prompt, or start the server "
-        "with a larger --ctx-size",
-        kind="exceed_context_size_error",
-        param=param,
-        prompt_tokens=tokens,
-        context=context,
-    )
 
 
 _FIELD = re.compile(r"(?:a token(?: id)? of )?([a-z]+(?:_[a-z]+)*)\b")
@@ -118,8 +117,8 @@ def _field(message: str) -> str | None:
     """The option that an InputError of the engine begins with."""
     if message.startswith("the schema of the parameters"):
         return "tools"
-    found = _FIELD.match(message)
-    return found[1] if found and found[1] in _FIELDS else None
+    match = _FIELD.match(message)
+    return match[1] if match and match[1] in _FIELDS else None
 
 
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
@@ -142,18 +141,18 @@ def undecodable(problem: Exception) -> ApiError:
     if isinstance(problem, RecursionError):
         return api_error(problem)
     message = str(problem)
-    if isinstance(problem, msgspec.ValidationError):
-        place = _PLACE.search(message)
-        param = place[1] if place and place[1] else None
-        missing = _MISSING.match(message)
-        if missing is not None:
-            param = f"{param}.{missing[1]}" if param else missing[1]
-            return ApiError(400, f"{param} is missing; this route needs it", param=param)
-        said = _PLACE.sub("", message).replace("`", "")
-        kind = _WRONG_KIND.match(message)
-        if kind is not None and kind[1] in _MEDIA and param is not None and param.endswith("].type"):
-            return ApiError(400, f"this model does not take {_MEDIA[kind[1]]}; send text alone", param=param)
-        if param is None:
-            return ApiError(400, f"the body is not what this route takes: {said}")
-        return ApiError(400, f"{param}: {said[0].lower()}{said[1:]}", param=param)
-    return ApiError(400, f"the body must be JSON in UTF-8: {message}")
+    if not isinstance(problem, msgspec.ValidationError):
+        return ApiError(400, f"the body must be JSON in UTF-8: {message}")
+    place = _PLACE.search(message)
+    param = place[1] if place and place[1] else None
+    missing = _MISSING.match(message)
+    if missing is not None:
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return ApiError(400, f"{param} is missing; this route needs it", param=param)
+    reason = _PLACE.sub("", message).replace("`", "")
+    kind = _WRONG_KIND.match(message)
+    if kind is not None and kind[1] in _MEDIA and param is not None and param.endswith("].type"):
+        return ApiError(400, f"this model does not take {_MEDIA[kind[1]]}; send text alone", param=param)
+    if param is None:
+        return ApiError(400, f"the body is not what this route takes: {reason}")
+    return ApiError(400, f"{param}: {reason[0].lower()}{reason[1:]}", param=param)

@@ -34,11 +34,11 @@ class Limits:
 _MOST = {"logprobs": MAX_LOGPROBS, "grammar_bytes": MAX_CHARACTERS}
 
 
-def limits_of(given: Iterable[str]) -> Limits:
+def limits_of(assignments: Iterable[str]) -> Limits:
     """Limits from texts such as body_bytes=33554432."""
     kinds = {each.name: type(getattr(Limits, each.name)) for each in fields(Limits)}
     values = dict[str, float]()
-    for text in given:
+    for text in assignments:
         name, _, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if name not in kinds:
@@ -65,10 +65,10 @@ def check_limits(body: Any, limits: Limits) -> None:
     """A body that asks for more than it may is an ApiError."""
     for name, limit in (*_COUNTS.items(), *_LISTS.items()):
         value, most = getattr(body, name, None), getattr(limits, limit)
-        given = len(value) if name in _LISTS and isinstance(value, list) else value
-        if isinstance(given, int) and not isinstance(given, bool) and given > most:
-            what = f"{name} has {given:,} items" if name in _LISTS else f"{name} is {given:,}"
-            raise ApiError(400, f"{what}; this server takes at most {most:,}", param=name)
+        count = len(value) if name in _LISTS and isinstance(value, list) else value
+        if isinstance(count, int) and not isinstance(count, bool) and count > most:
+            excess = f"{name} has {count:,} items" if name in _LISTS else f"{name} is {count:,}"
+            raise ApiError(400, f"{excess}; this server takes at most {most:,}", param=name)
     for name in _GRAMMARS:
         try:
             check_json_size(name, _values(getattr(body, name, None)), limits.grammar_bytes)

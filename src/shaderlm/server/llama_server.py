@@ -6,45 +6,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ..engine import Delta, Handle, Request, TokenLogprob
-from ..text import Tokenizer
-from .chat import error_event, progress_of
 from .errors import ApiError
-from .generation import LLAMA_DEFAULTS, max_tokens, options_of, timings_of
+from .generation import LLAMA_DEFAULTS, max_tokens, options_of, progress_of, timings_of
 from .logprobs import finite
 from .output import finish_of
+from .routes import Endpoint, Prepared, Writer, sse
 from .served import FINGERPRINT, ServedModel
-from .types.llama_server import (
-    CompletionProbability,
-    DefaultSettings,
-    DetokenizeRequest,
-    DetokenizeResponse,
-    GenerationSettings,
-    LlamaCompletion,
-    LlamaCompletionRequest,
-    LlamaDelta,
-    Props,
-    Slot,
-    SlotToken,
-    TokenizeRequest,
-    TokenizeResponse,
-    TokenPiece,
-    TokenProbability,
-)
-
-_encode = msgspec.json.Encoder().encode
+from .types import llama_server as types
 
 
-class LlamaCompletions:
+class LlamaCompletions(Prepared):
     """A completion that is checked and tokenised. n_predict 0 reads the prompt into the cache and generates nothing."""
 
-    def __init__(self, served: ServedModel, body: LlamaCompletionRequest) -> None:
-        served.check_name(body.model)
-        self.served, self.body = served, body
-        self.stream, self.return_progress = bool(body.stream), bool(body.return_progress)
+    route = Endpoint(
+        *("/completion", "Continue a text", types.LlamaCompletionRequest, types.LlamaCompletion),
+        events=(types.LlamaDelta, types.LlamaCompletion),
+    )
+    body: types.LlamaCompletionRequest
+
+    def __init__(self, served: ServedModel, body: types.LlamaCompletionRequest) -> None:
+        super().__init__(served, body)
         options = options_of(body, served, LLAMA_DEFAULTS)
         limit = max_tokens(served, body.n_predict)
         options |= {"max_tokens": max(limit, 1), "logprobs": body.n_probs or None}
@@ -55,24 +39,36 @@ class LlamaCompletions:
         self.requests = [request if limit else replace(request, output="hidden")]
         self.prompt = prompt if isinstance(prompt, str) else served.model.detokenize(prompt)
 
-    def response(self, handles: Sequence[Handle]) -> LlamaCompletion:
+    def response(self, handles: Sequence[Handle]) -> types.LlamaCompletion:
         """The whole answer."""
         handle = handles[0]
         completion = handle.completion
-        found = completion.logprobs if completion is not None else None
         tokens = completion.ids if completion is not None and self.body.return_tokens else []
-        return self.last(handle, str(completion or ""), tokens, self.probabilities(found))
+        logprobs = completion.logprobs if completion is not None else None
+        return self.last(handle, str(completion or ""), tokens, self.probabilities(logprobs))
 
-    def probabilities(self, found: Iterable[TokenLogprob] | None) -> Any:
+    def probabilities(self, logprobs: Iterable[TokenLogprob] | None) -> list[types.CompletionProbability] | UnsetType:
         """Those of tokens, if they are asked for."""
-        return _probabilities(self.served.model.tokenizer, found) if found and self.body.n_probs else UNSET
+        if not logprobs or not self.body.n_probs:
+            return UNSET
+        tokenizer = self.served.model.tokenizer
 
-    def last(self, handle: Handle, content: str, tokens: list[int], probabilities: Any) -> LlamaCompletion:
+        def fields(token: int, logprob: float) -> tuple[int, str, list[int], float]:
+            raw = tokenizer.piece(token)
+            return token, raw.decode(errors="replace"), list(raw), finite(logprob)
+
+        probabilities = []
+        for each in logprobs:
+            top = [types.TokenProbability(*fields(*pair)) for pair in each.top]
+            probabilities.append(types.CompletionProbability(*fields(each.id, each.logprob), top))
+        return probabilities
+
+    def last(self, handle: Handle, content: str, tokens: list[int], probabilities: Any) -> types.LlamaCompletion:
         """The whole answer, or what a stream ends with."""
         usage = handle.usage
         whole = str(handle.completion or "")
         kind = finish_of(handle).llama
-        return LlamaCompletion(
+        return types.LlamaCompletion(
             index=0,
             content=content,
             tokens=tokens,
@@ -95,26 +91,34 @@ class LlamaCompletions:
         return LlamaWriter(self, handles[0])
 
 
-class LlamaWriter:
+class LlamaWriter(Writer):
     """Writes parts of a text. The last one has everything that a whole answer has, but the text."""
 
     def __init__(self, completions: LlamaCompletions, handle: Handle) -> None:
         self._completions, self._handle = completions, handle
 
-    def _part(self, **more: Any) -> bytes:
+    def _part(self, content: str = "", tokens: Sequence[int] = (), **fields: Any) -> bytes:
         usage = self._handle.usage
-        made: dict[str, Any] = {"content": "", "tokens": [], "tokens_predicted": usage.completion_tokens}
-        made |= {"tokens_evaluated": usage.prompt_tokens, **more}
-        return b"data: %b\n\n" % _encode(LlamaDelta(index=0, id_slot=-1, **made))
+        return sse(
+            types.LlamaDelta(
+                index=0,
+                content=content,
+                tokens=list(tokens),
+                id_slot=-1,
+                tokens_predicted=usage.completion_tokens,
+                tokens_evaluated=usage.prompt_tokens,
+                **fields,
+            )
+        )
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """An event with more text."""
         if not delta.text and not delta.ids:
             return b""
         body = self._completions.body
-        more: dict[str, Any] = {"timings": timings_of(self._handle)} if body.timings_per_token else {}
+        timings = timings_of(self._handle) if body.timings_per_token else UNSET
         probabilities = self._completions.probabilities(delta.logprobs)
-        return self._part(content=delta.text, tokens=delta.ids, completion_probabilities=probabilities, **more)
+        return self._part(content=delta.text, tokens=delta.ids, completion_probabilities=probabilities, timings=timings)
 
     def progress(self, index: int) -> bytes:
         """An event that says how much of the prompt is read."""
@@ -122,48 +126,27 @@ class LlamaWriter:
 
     def finish(self, index: int) -> bytes:
         """The last event."""
-        return b"data: %b\n\n" % _encode(self._completions.last(self._handle, "", [], UNSET))
-
-    def end(self) -> bytes:
-        """Nothing: llama-server's streams have no mark of their end."""
-        return b""
-
-    def error(self, problem: ApiError) -> bytes:
-        """An error event."""
-        return error_event(problem)
+        return sse(self._completions.last(self._handle, "", [], UNSET))
 
 
-def _prompt(served: ServedModel, given: str | list[Any]) -> str | list[int]:
+def _prompt(served: ServedModel, prompt: str | list[Any]) -> str | list[int]:
     """Text, token ids, or both in turn. The beginning is a text's beginning; later texts have no BOS."""
-    if isinstance(given, str):
-        return given
-    if len(given) > 1 and all(isinstance(each, str) for each in given):
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) > 1 and all(isinstance(each, str) for each in prompt):
         expected = "send one request for each, or use /v1/completions"
-        raise ApiError(400, f"prompt: {len(given):,} texts are several prompts; {expected}", param="prompt")
+        raise ApiError(400, f"prompt: {len(prompt):,} texts are several prompts; {expected}", param="prompt")
     ids: list[int] = []
-    for i, each in enumerate(given):
+    for i, each in enumerate(prompt):
         ids += served.model.tokenize(each, add_special=i == 0) if isinstance(each, str) else [each]
     served.model.runner.check_ids(ids)
     return ids
 
 
-def _probabilities(tokenizer: Tokenizer, found: Iterable[TokenLogprob]) -> list[CompletionProbability]:
-    def one(token: int, logprob: float) -> TokenProbability:
-        raw = tokenizer.piece(token)
-        return TokenProbability(token, raw.decode(errors="replace"), list(raw), finite(logprob))
-
-    made = []
-    for each in found:
-        own = one(each.id, each.logprob)
-        top = [one(*pair) for pair in each.top]
-        made.append(CompletionProbability(own.id, own.token, own.bytes, own.logprob, top))
-    return made
-
-
-def settings_of(request: Request) -> GenerationSettings:
+def settings_of(request: Request) -> types.GenerationSettings:
     """What a request is run with, as llama-server writes it."""
     sampling = request.sampling
-    return GenerationSettings(
+    return types.GenerationSettings(
         n_predict=request.max_tokens if request.output == "text" else 0,
         seed=sampling.seed,
         temperature=sampling.temperature,
@@ -183,32 +166,34 @@ def settings_of(request: Request) -> GenerationSettings:
 # About the model -----------------------------------------------------------------------------------------
 
 
-def tokenize(served: ServedModel, body: TokenizeRequest) -> TokenizeResponse:
+def tokenize(served: ServedModel, body: types.TokenizeRequest) -> types.TokenizeResponse:
     """Token ids of a text, with their texts if they are asked for."""
     parse_special = body.parse_special is not False
     ids = served.model.tokenize(body.content, add_special=bool(body.add_special), parse_special=parse_special)
     if not body.with_pieces:
-        return TokenizeResponse(list(ids))
-    return TokenizeResponse([TokenPiece(token, served.model.tokenizer.text_or_bytes(token)) for token in ids])
+        return types.TokenizeResponse(list(ids))
+    return types.TokenizeResponse(
+        [types.TokenPiece(token, served.model.tokenizer.text_or_bytes(token)) for token in ids]
+    )
 
 
-def detokenize(served: ServedModel, body: DetokenizeRequest) -> DetokenizeResponse:
+def detokenize(served: ServedModel, body: types.DetokenizeRequest) -> types.DetokenizeResponse:
     """The text of token ids, special tokens included."""
     model = served.model
     if body.tokens:
         model.runner.check_ids(body.tokens)
     raw = b"".join(model.tokenizer.piece(token) for token in body.tokens)
-    return DetokenizeResponse(raw.decode(errors="replace"))
+    return types.DetokenizeResponse(raw.decode(errors="replace"))
 
 
-def props(served: ServedModel) -> Props:
+def props(served: ServedModel) -> types.Props:
     """What is served, and how."""
     model = served.model
     vocabulary, template = model.tokenizer.vocabulary, model.chat_template
     special = ["" if token is None else vocabulary.tokens[token] for token in (vocabulary.bos, vocabulary.eos)]
     default = model.request([0], max_tokens=max_tokens(served), **LLAMA_DEFAULTS)
-    return Props(
-        default_generation_settings=DefaultSettings(served.context, settings_of(default)),
+    return types.Props(
+        default_generation_settings=types.DefaultSettings(served.context, settings_of(default)),
         total_slots=slot_count(served),
         model_alias=served.name,
         model_path=str(model.report.path),
@@ -228,11 +213,10 @@ def slot_count(served: ServedModel) -> int:
     return min(model.engine.options.parallel or outputs, outputs)
 
 
-def slots(served: ServedModel, client: str | None = None) -> list[Slot]:
+def slots(served: ServedModel, client: str | None = None) -> list[types.Slot]:
     """The sequences that run, then those that wait, then free places. Of those of other clients only their sizes."""
-    found = served.model.engine.sequences()
-    made = [
-        Slot(
+    busy = [
+        types.Slot(
             id=i,
             id_task=each.id,
             n_ctx=served.context,
@@ -241,10 +225,10 @@ def slots(served: ServedModel, client: str | None = None) -> list[Slot]:
             n_prompt_tokens=each.prompt_tokens,
             n_prompt_tokens_processed=each.prompt_done,
             n_prompt_tokens_cache=each.cached_tokens if each.request.client == client else 0,
-            next_token=SlotToken(each.completion_tokens, max(0, each.max_tokens - each.completion_tokens)),
+            next_token=types.SlotToken(each.completion_tokens, max(0, each.max_tokens - each.completion_tokens)),
             params=settings_of(each.request) if each.request.client == client else None,
         )
-        for i, each in enumerate(found)
+        for i, each in enumerate(served.model.engine.sequences())
     ]
-    free = range(len(made), max(len(made), slot_count(served)))
-    return made + [Slot(i, -1, served.context, False, "idle", 0, 0, 0, SlotToken(0, 0), None) for i in free]
+    free = range(len(busy), max(len(busy), slot_count(served)))
+    return busy + [types.Slot(i, -1, served.context, False, "idle", 0, 0, 0, types.SlotToken(0, 0), None) for i in free]

@@ -18,25 +18,17 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _IMPOSSIBLE
 
 
-def text_of(raw: bytes) -> str:
-    """A token's text; one that is a part of a character is written as its bytes."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def chat_logprobs(tokenizer: Tokenizer, found: Iterable[TokenLogprob]) -> ChatLogprobs:
+def chat_logprobs(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob]) -> ChatLogprobs:
     """The form of chat completions."""
 
-    def top(token: int, logprob: float) -> TopLogprob:
+    def fields(token: int, logprob: float) -> tuple[str, float, list[int]]:
         raw = tokenizer.piece(token)
-        return TopLogprob(raw.decode(errors="replace"), finite(logprob), list(raw))
+        return raw.decode(errors="replace"), finite(logprob), list(raw)
 
     content = []
-    for each in found:
-        own = top(each.id, each.logprob)
-        content.append(ChatLogprob(own.token, own.logprob, own.bytes, [top(*pair) for pair in each.top]))
+    for each in logprobs:
+        top = [TopLogprob(*fields(*pair)) for pair in each.top]
+        content.append(ChatLogprob(*fields(each.id, each.logprob), top))
     return ChatLogprobs(content)
 
 
@@ -47,15 +39,23 @@ class CompletionLogprobsWriter:
         self._tokenizer, self._alternatives, self._offset = tokenizer, alternatives, offset
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
 
-    def write(self, found: Iterable[TokenLogprob]) -> CompletionLogprobs:
+    def write(self, logprobs: Iterable[TokenLogprob]) -> CompletionLogprobs:
         """The next tokens."""
-        tokens, logprobs, offsets = list[str](), list[float](), list[int]()
-        tops = list[dict[str, float]]()
-        for each in found:
-            tokens.append(text_of(self._tokenizer.piece(each.id)))
-            logprobs.append(finite(each.logprob))
-            offsets.append(self._offset)
-            pairs = {each.id: each.logprob} | dict(each.top)
-            tops.append({text_of(self._tokenizer.piece(token)): finite(value) for token, value in pairs.items()})
+        lists = CompletionLogprobs([], [], [] if self._alternatives else None, [])
+        for each in logprobs:
+            lists.tokens.append(self._text(each.id))
+            lists.token_logprobs.append(finite(each.logprob))
+            lists.text_offset.append(self._offset)
+            if lists.top_logprobs is not None:
+                pairs = {each.id: each.logprob} | dict(each.top)
+                lists.top_logprobs.append({self._text(token): finite(logprob) for token, logprob in pairs.items()})
             self._offset += len(self._decode(self._tokenizer.bytes_by_token[each.id]))
-        return CompletionLogprobs(tokens, logprobs, tops if self._alternatives else None, offsets)
+        return lists
+
+    def _text(self, token: int) -> str:
+        """A token's text; one that is a part of a character is written as its bytes."""
+        raw = self._tokenizer.piece(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

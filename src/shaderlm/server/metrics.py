@@ -6,14 +6,10 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from ..engine import EngineStats, Handle, Histogram
+from .generation import ratio
 from .output import FINISHES
 from .served import ServedModel
 
@@ -66,23 +62,19 @@ class _Collector:
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
         name = self._served.name
         usage = stats.pages_used / stats.max_pages if stats.max_pages else 0.0
-        for stem, words, value in (
-            ("num_requests_running", "Requests that run", stats.running),
-            ("num_requests_waiting", "Requests that wait", stats.waiting),
-            ("kv_cache_usage_perc", "Part of the KV cache that running requests use, 1: all of it", usage),
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        for family, stem, words, value in (
+            (gauge, "num_requests_running", "Requests that run", stats.running),
+            (gauge, "num_requests_waiting", "Requests that wait", stats.waiting),
+            (gauge, "kv_cache_usage_perc", "Part of the KV cache that running requests use, 1: all of it", usage),
+            (counter, "prefix_cache_queries", "Tokens of prompts, looked up in the prefix cache", stats.prefix_queries),
+            (counter, "prefix_cache_hits", "Tokens of prompts, found in the prefix cache", stats.prefix_hits),
+            (counter, "prompt_tokens", "Tokens of prompts", stats.prompt_tokens),
+            (counter, "generation_tokens", "Tokens that were generated", stats.generation_tokens),
         ):
-            gauge = GaugeMetricFamily(f"shaderlm:{stem}", words, labels=["model_name"])
-            gauge.add_metric([name], value)
-            yield gauge
-        for stem, words, value in (
-            ("prefix_cache_queries", "Tokens of prompts that were looked up in the prefix cache", stats.prefix_queries),
-            ("prefix_cache_hits", "Tokens of prompts that were found in the prefix cache", stats.prefix_hits),
-            ("prompt_tokens", "Tokens of prompts", stats.prompt_tokens),
-            ("generation_tokens", "Tokens that were generated", stats.generation_tokens),
-        ):
-            counter = CounterMetricFamily(f"shaderlm:{stem}", words, labels=["model_name"])
-            counter.add_metric([name], value)
-            yield counter
+            metric = family(f"shaderlm:{stem}", words, labels=["model_name"])
+            metric.add_metric([name], value)
+            yield metric
         reasons = dict.fromkeys((each.metrics for each in FINISHES.values()), 0)
         for reason, count in stats.finished.items():
             reasons[FINISHES[reason].metrics] += count
@@ -110,9 +102,9 @@ class _Collector:
 def _llama(stats: EngineStats, metrics: Metrics) -> Iterator[Metric]:
     yield CounterMetricFamily("llamacpp:prompt_tokens", "Tokens of prompts", stats.prompt_tokens)
     yield CounterMetricFamily("llamacpp:tokens_predicted", "Tokens that were generated", stats.generation_tokens)
-    read = metrics.prompt_tokens / metrics.prompt_seconds if metrics.prompt_seconds > 0 else 0.0
-    made = metrics.decoded_tokens / metrics.decode_seconds if metrics.decode_seconds > 0 else 0.0
-    yield GaugeMetricFamily("llamacpp:prompt_tokens_seconds", "Prompt tokens per second of a request", read)
-    yield GaugeMetricFamily("llamacpp:predicted_tokens_seconds", "Generated tokens per second of a request", made)
+    prefill = ratio(metrics.prompt_tokens, metrics.prompt_seconds)
+    decode = ratio(metrics.decoded_tokens, metrics.decode_seconds)
+    yield GaugeMetricFamily("llamacpp:prompt_tokens_seconds", "Prompt tokens per second of a request", prefill)
+    yield GaugeMetricFamily("llamacpp:predicted_tokens_seconds", "Generated tokens per second of a request", decode)
     yield GaugeMetricFamily("llamacpp:requests_processing", "Requests that run", stats.running)
     yield GaugeMetricFamily("llamacpp:requests_deferred", "Requests that wait", stats.waiting)

@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ..version import __version__
-from .service import Service
+from .routes import Endpoint
 from .types.anthropic import AnthropicErrorResponse
 from .types.common import ErrorResponse
-
-Handler = Callable[[Service, Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """One route: what answers it, and what the document says about it."""
-
-    method: str
-    path: str
-    summary: str
-    handler: Handler
-    tag: str
-    body: Any = None  # the type of the request's body
-    response: Any = None  # of a whole answer; None: text
-    events: tuple[Any, ...] = ()  # of a stream's events; none: it has no stream
-    done: bool = False  # does a stream end with [DONE]?
-    errors: tuple[int, ...] = ()  # beside those that every route has
-    media_type: str = "application/json"
-    parameters: tuple[str, ...] = ()
-
-    @property
-    def error(self) -> Any:
-        """The type of an error's body."""
-        return AnthropicErrorResponse if self.tag == "Anthropic" else ErrorResponse
-
 
 _MEANINGS = {
     400: "The request is wrong: the message says where",
@@ -68,7 +39,7 @@ _PARAMETERS = {
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """OpenAPI 3.2, the first version that describes the events of streams: every route, every field, every status."""
-    named = [kind for each in endpoints for kind in (each.body, each.response, *each.events, each.error)]
+    named = [kind for each in endpoints for kind in (each.body, each.response, *each.events, _error(each))]
     types = [kind for kind in named if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(str, types), schemas, strict=True))
@@ -99,23 +70,23 @@ def _operation(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
         answers["text/event-stream"] = {"itemSchema": _event(each, schema_of)}
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": answers}}
     for status in _statuses(each):
-        responses[str(status)] = {"description": _MEANINGS[status], "content": content(each.error)}
-    made: dict[str, Any] = {
+        responses[str(status)] = {"description": _MEANINGS[status], "content": content(_error(each))}
+    operation: dict[str, Any] = {
         "operationId": f"{each.method.lower()}{each.path.replace('/', '_').replace('{', '').replace('}', '')}",
         "summary": each.summary,
-        "tags": [each.tag],
+        "tags": [each.api],
         "responses": responses,
     }
     if each.body is not None:
-        made["requestBody"] = {"required": True, "content": content(each.body)}
+        operation["requestBody"] = {"required": True, "content": content(each.body)}
     if each.parameters:
-        made["parameters"] = [_PARAMETERS[name] for name in each.parameters]
-    return made
+        operation["parameters"] = [_PARAMETERS[name] for name in each.parameters]
+    return operation
 
 
 def _event(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
     """An event as the document sees it: its data is text, which is JSON."""
-    kinds = [schema_of[str(kind)] for kind in (*each.events, each.error)]
+    kinds = [schema_of[str(kind)] for kind in (*each.events, _error(each))]
     data: dict[str, Any] = {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
     if each.done:
         data = {"anyOf": [{"const": "[DONE]"}, data]}
@@ -124,6 +95,11 @@ def _event(each: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
         "properties": {"event": {"type": "string"}, "data": {"type": "string", **data}},
         "required": ["data"],
     }
+
+
+def _error(each: Endpoint) -> type[msgspec.Struct]:
+    """The type of an error's body."""
+    return AnthropicErrorResponse if each.api == "Anthropic" else ErrorResponse
 
 
 def _statuses(each: Endpoint) -> Iterable[int]:

@@ -30,25 +30,25 @@ class OutputParser:
         """More text: what is certain of it."""
         if self._parser is None:
             return (ContentDelta(text),) if text else ()
-        return self._seen(self._parser.push(text))
+        return self._note_kinds(self._parser.push(text))
 
     def finish(self, handle: Handle) -> Sequence[ChatDelta]:
         """What was held back until the end."""
-        return () if self._parser is None else self._seen(self._parser.finish(handle.finish_reason or "error"))
+        return () if self._parser is None else self._note_kinds(self._parser.finish(handle.finish_reason or "error"))
 
-    def _seen(self, found: Sequence[ChatDelta]) -> Sequence[ChatDelta]:
-        for each in found:
-            self.reasoned = self.reasoned or isinstance(each, ReasoningDelta)
-            self.called = self.called or isinstance(each, CallDelta)
-        return found
+    def _note_kinds(self, parts: Sequence[ChatDelta]) -> Sequence[ChatDelta]:
+        for part in parts:
+            self.reasoned = self.reasoned or isinstance(part, ReasoningDelta)
+            self.called = self.called or isinstance(part, CallDelta)
+        return parts
 
 
 def output_of(handle: Handle, parser: OutputParser) -> ChatOutput:
     """The whole answer of a handle that is finished."""
-    made = ChatOutput()
-    made.add(parser.push(str(handle.completion or "")))
-    made.add(parser.finish(handle))
-    return made
+    answer = ChatOutput()
+    answer.add(parser.push(str(handle.completion or "")))
+    answer.add(parser.finish(handle))
+    return answer
 
 
 @dataclass(frozen=True)

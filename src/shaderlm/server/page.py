@@ -12,7 +12,7 @@ HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff
 
 def asset(name: str) -> Response:
     """One of the files of the page, by its name."""
-    found = assets().get(name)
-    if found is None:
+    content = assets().get(name)
+    if content is None:
         raise ApiError(404, f"there is no file {name!r} of the page")
-    return Response(found, media_type=TYPES[name.rpartition(".")[2]], headers=HEADERS)
+    return Response(content, media_type=TYPES[name.rpartition(".")[2]], headers=HEADERS)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -11,43 +10,38 @@ from .chat import Chat
 from .completions import Completions
 from .embeddings import Embeddings
 from .errors import ApiError, api_error, undecodable
-from .generation import Prepared
 from .limits import check_limits
+from .routes import Prepared
 from .served import ServedModel
-from .types.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 
 Body = TypeVar("Body")
 
-# Route → the type of its body, and what prepares it. OpenAI's routes: those of batch files.
-ROUTES: dict[str, tuple[Any, Callable[[ServedModel, Any], Prepared]]] = {
-    "/v1/chat/completions": (ChatRequest, Chat),
-    "/v1/completions": (CompletionRequest, Completions),
-    "/v1/embeddings": (EmbeddingRequest, Embeddings),
-}
+# OpenAI's routes: those of batch files.
+ROUTES: dict[str, type[Prepared]] = {kind.route.path: kind for kind in (Chat, Completions, Embeddings)}
 
 
-def decode(body: bytes, kind: type[Body]) -> Body:
+def decode(raw: bytes, kind: type[Body]) -> Body:
     """A body as a struct. What is wrong with it is an ApiError."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         raise undecodable(problem) from None
 
 
-def checked(served: ServedModel, body: bytes, kind: type[Body]) -> Body:
+def read(served: ServedModel, raw: bytes, kind: type[Body]) -> Body:
     """The same, within the limits of the server."""
-    found = decode(body, kind)
-    check_limits(found, served.limits)
-    return found
+    body = decode(raw, kind)
+    check_limits(body, served.limits)
+    return body
 
 
-def prepare(served: ServedModel, url: str, body: bytes) -> Prepared:
+def prepare(served: ServedModel, url: str, raw: bytes) -> Prepared:
     """Decode, check and tokenise the body of a request. What is wrong with it is an ApiError."""
     if url not in ROUTES:
         raise ApiError(404, f"there is no {url!r}; there are {', '.join(ROUTES)}", param="url")
-    kind, make = ROUTES[url]
+    kind = ROUTES[url]
     try:
-        return make(served, checked(served, body, kind))
+        return kind(served, read(served, raw, kind.route.body))
     except Exception as problem:
         error = api_error(problem, "request", url)
         if error.status == 500:

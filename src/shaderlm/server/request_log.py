@@ -48,9 +48,9 @@ class RequestLog:
         self._thread = threading.Thread(target=self._write, name="request log", daemon=True)
         self._thread.start()
 
-    def add(self, found: dict[str, Any]) -> None:
+    def add(self, entry: dict[str, Any]) -> None:
         """One request."""
-        line = json.dumps(found) if self._form == "json" else _text(found)
+        line = json.dumps(entry) if self._form == "json" else _text(entry)
         try:
             self._lines.put_nowait(line)
         except queue.Full:

@@ -2,104 +2,71 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import msgspec
+from typing import Any, Literal, get_args
 
 from ..engine import Delta, Handle
-from ..text.chat_output import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from .conversation import Conversation
+from ..text.chat_output import CallDelta, ChatDelta, ReasoningDelta
+from .conversation import Conversation, function_tool, join_text, named_tool, template_kwargs
 from .errors import ApiError
-from .generation import OPENAI_DEFAULTS, check_supported, max_tokens, options_of
+from .generation import OPENAI_DEFAULTS, check_supported, max_tokens, options_of, usage_of
 from .logprobs import chat_logprobs
 from .output import OutputParser, finish_of, new_id, thinking_tokens
+from .routes import Endpoint, Prepared, Writer, sse
 from .served import ServedModel
+from .types import responses as types
 from .types.openai import ChatLogprob
-from .types.responses import (
-    ArgumentsDelta,
-    ArgumentsDone,
-    CallItem,
-    ErrorEvent,
-    Incomplete,
-    InputItem,
-    InputPart,
-    InputTokensDetails,
-    Item,
-    ItemAdded,
-    ItemDone,
-    MessageItem,
-    OutputText,
-    OutputTextDelta,
-    OutputTextDone,
-    OutputTokensDetails,
-    PartAdded,
-    PartDone,
-    ReasoningItem,
-    ReasoningOptions,
-    ReasoningText,
-    ReasoningTextDelta,
-    ReasoningTextDone,
-    Response,
-    ResponseCompleted,
-    ResponseCreated,
-    ResponseEvent,
-    ResponseFailed,
-    ResponseIncomplete,
-    ResponseInProgress,
-    ResponsesError,
-    ResponsesNamedTool,
-    ResponsesRequest,
-    ResponsesTool,
-    ResponsesUsage,
-    TextOptions,
-)
 
-_encode = msgspec.json.Encoder().encode
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class Responses:
+class Responses(Prepared):
     """A response that is asked for, checked and tokenised."""
 
-    return_progress = False
+    route = Endpoint(
+        *("/v1/responses", "Answer text or items", types.ResponsesRequest, types.Response),
+        events=get_args(types.ResponseEvent),
+        api="OpenAI",
+    )
+    body: types.ResponsesRequest
 
-    def __init__(self, served: ServedModel, body: ResponsesRequest) -> None:
-        served.check_name(body.model)
+    def __init__(self, served: ServedModel, body: types.ResponsesRequest) -> None:
+        super().__init__(served, body, "resp_")
         for name in body.include or ():
             if name not in (_LOGPROBS, "reasoning.encrypted_content"):
                 raise ApiError(400, f"include: {name!r} is not supported; there is {_LOGPROBS!r}", param="include")
-        self.served, self.body, self.stream = served, body, bool(body.stream)
         self.logprobs = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
         options = options_of(body, served, OPENAI_DEFAULTS)
         options["max_tokens"] = max_tokens(served, body.max_output_tokens)
         if self.logprobs:
             options["logprobs"] = body.top_logprobs or 0
-        options |= _form(body.text)
+        options |= _response_format(body.text)
         self.requests = [conversation_of(body).request(served, options)]
-        self.id, self.created = new_id("resp_"), int(time.time())
 
-    def made(
-        self, status: str, output: list[Item], usage: ResponsesUsage | None = None, error: ResponsesError | None = None
-    ) -> Response:
+    def snapshot(
+        self,
+        status: Literal["in_progress", "completed", "incomplete", "failed"],
+        output: list[types.Item],
+        usage: types.ResponsesUsage | None = None,
+        error: types.ResponsesError | None = None,
+    ) -> types.Response:
         """The response as far as it is."""
         body, sampling = self.body, self.requests[0].sampling
-        return Response(
+        return types.Response(
             id=self.id,
             created_at=self.created,
-            status=status,  # type: ignore[arg-type]
+            status=status,
             error=error,
-            incomplete_details=Incomplete("max_output_tokens") if status == "incomplete" else None,
+            incomplete_details=types.Incomplete("max_output_tokens") if status == "incomplete" else None,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             metadata=body.metadata or {},
             model=self.served.name,
             output=output,
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            reasoning=body.reasoning or ReasoningOptions(),
+            reasoning=body.reasoning or types.ReasoningOptions(),
             temperature=sampling.temperature,
-            text=body.text or TextOptions(),
+            text=body.text or types.TextOptions(),
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
             top_p=sampling.top_p,
@@ -107,20 +74,23 @@ class Responses:
             user=body.user,
         )
 
-    def whole(self, handle: Handle, output: Output) -> Response:
+    def whole(self, handle: Handle, output: Output) -> types.Response:
         """The response, after its last item."""
-        return self.made(finish_of(handle).responses, output.items, usage_of(self.served, handle, output.parser))
+        thinking = thinking_tokens([handle], [output.parser], self.served.model.tokenizer)
+        usage = usage_of([handle], reasoning_tokens=thinking)
+        input_tokens = usage.prompt_tokens, usage.prompt_tokens_details
+        output_tokens = usage.completion_tokens, usage.completion_tokens_details
+        counts = types.ResponsesUsage(*input_tokens, *output_tokens, usage.total_tokens)
+        return self.snapshot(finish_of(handle).responses, output.items, counts)
 
-    def response(self, handles: Sequence[Handle]) -> Response:
+    def response(self, handles: Sequence[Handle]) -> types.Response:
         """The whole response."""
         handle, output = handles[0], Output(handles[0])
         completion = handle.completion
-        found = completion.logprobs if completion is not None else None
-        logprobs = chat_logprobs(self.served.model.tokenizer, found).content if found else []
-        for _ in output.take(output.parser.push(str(completion or "")), logprobs):
-            pass
-        for _ in output.finish():
-            pass
+        reported = completion.logprobs if completion is not None else None
+        logprobs = chat_logprobs(self.served.model.tokenizer, reported).content if reported else []
+        for _ in (*output.add(output.parser.push(str(completion or "")), logprobs), *output.finish()):
+            pass  # the events of a stream
         return self.whole(handle, output)
 
     def writer(self, handles: Sequence[Handle]) -> ResponsesWriter:
@@ -129,104 +99,100 @@ class Responses:
 
 
 class Output:
-    """The items of a response, as they grow; each change is an event. Events are numbered when they are written."""
+    """The items of a response, as they grow; each change is an event, to be written before the next one is made."""
 
     def __init__(self, handle: Handle) -> None:
-        self.items: list[Item] = []
+        self.items: list[types.Item] = []
         self.parser = OutputParser(handle.request)
         self._handle = handle
         self._logprobs: list[ChatLogprob] = []  # of tokens whose text comes later, and of thoughts
 
-    def take(self, found: Sequence[ChatDelta], logprobs: list[ChatLogprob]) -> Iterator[ResponseEvent]:
+    def add(self, parts: Sequence[ChatDelta], logprobs: list[ChatLogprob]) -> Iterator[types.ResponseEvent]:
         """What came next."""
         self._logprobs += logprobs
-        for each in found:
-            if isinstance(each, CallDelta):
-                yield from self._call(each)
-            elif isinstance(each, ReasoningDelta):
-                yield from self._reasoning(each.text)
+        for part in parts:
+            if isinstance(part, CallDelta):
+                yield from self._call(part)
+            elif isinstance(part, ReasoningDelta):
+                yield from self._reasoning(part.text)
             else:
-                yield from self._text(each)
+                yield from self._text(part.text)
 
-    def finish(self) -> Iterator[ResponseEvent]:
+    def finish(self) -> Iterator[types.ResponseEvent]:
         """What was held back, and the end of the last item."""
-        yield from self.take(self.parser.finish(self._handle), [])
+        yield from self.add(self.parser.finish(self._handle), [])
         for item in reversed(self.items):  # tokens without text after the last one
-            if isinstance(item, MessageItem):
+            if isinstance(item, types.MessageItem):
                 item.content[0].logprobs += self._logprobs
                 break
         if not self.items:
-            yield from self._text(ContentDelta(""))
+            yield from self._text("")
         yield from self._close(finish_of(self._handle).responses)
 
     @property
-    def _last(self) -> Item | None:
+    def _last(self) -> types.Item | None:
         return self.items[-1] if self.items and self.items[-1].status == "in_progress" else None
 
-    def _open(self, item: Item) -> Iterator[ResponseEvent]:
+    def _open(self, item: types.Item) -> Iterator[types.ResponseEvent]:
         yield from self._close("completed")
         self.items.append(item)
-        at = len(self.items) - 1
-        yield ItemAdded(sequence_number=0, output_index=at, item=_copy(item))
-        if not isinstance(item, CallItem):
-            place: dict[str, Any] = {"output_index": at, "content_index": 0, "item_id": item.id}
-            yield PartAdded(sequence_number=0, part=_copy(item.content[0]), **place)
+        yield types.ItemEvent(type="response.output_item.added", output_index=len(self.items) - 1, item=item)
+        if not isinstance(item, types.CallItem):
+            yield types.PartEvent(type="response.content_part.added", part=item.content[0], **self._place())
 
     def _place(self) -> dict[str, Any]:
-        return {"sequence_number": 0, "output_index": len(self.items) - 1, "item_id": self.items[-1].id}
+        return {"output_index": len(self.items) - 1, "item_id": self.items[-1].id}
 
-    def _text(self, delta: ContentDelta) -> Iterator[ResponseEvent]:
+    def _text(self, text: str) -> Iterator[types.ResponseEvent]:
         item = self._last
-        if not isinstance(item, MessageItem):
-            item = MessageItem(id=new_id("msg_"), status="in_progress", content=[OutputText(text="")])
+        if not isinstance(item, types.MessageItem):
+            item = types.MessageItem(id=new_id("msg_"), status="in_progress", content=[types.OutputText(text="")])
             yield from self._open(item)
         logprobs, self._logprobs = self._logprobs, []
-        item.content[0].text += delta.text
+        item.content[0].text += text
         item.content[0].logprobs += logprobs
-        yield OutputTextDelta(content_index=0, delta=delta.text, logprobs=logprobs, **self._place())
+        yield types.TextDelta(type="response.output_text.delta", delta=text, logprobs=logprobs, **self._place())
 
-    def _reasoning(self, text: str) -> Iterator[ResponseEvent]:
+    def _reasoning(self, text: str) -> Iterator[types.ResponseEvent]:
         item = self._last
-        if not isinstance(item, ReasoningItem):
-            item = ReasoningItem(id=new_id("rs_"), status="in_progress", content=[ReasoningText(text="")])
+        if not isinstance(item, types.ReasoningItem):
+            item = types.ReasoningItem(id=new_id("rs_"), status="in_progress", content=[types.ReasoningText(text="")])
             yield from self._open(item)
         item.content[0].text += text
-        yield ReasoningTextDelta(content_index=0, delta=text, **self._place())
+        yield types.TextDelta(type="response.reasoning_text.delta", delta=text, **self._place())
 
-    def _call(self, call: CallDelta) -> Iterator[ResponseEvent]:
+    def _call(self, call: CallDelta) -> Iterator[types.ResponseEvent]:
         if call.name is not None:
             yield from self._open(
-                CallItem(id=new_id("fc_"), call_id=new_id("call_"), name=call.name, arguments="", status="in_progress")
+                types.CallItem(
+                    id=new_id("fc_"), call_id=new_id("call_"), name=call.name, arguments="", status="in_progress"
+                )
             )
         item = self._last
-        assert isinstance(item, CallItem)
+        assert isinstance(item, types.CallItem)
         item.arguments += call.arguments
         if call.arguments:
-            yield ArgumentsDelta(delta=call.arguments, **self._place())
+            yield types.ArgumentsDelta(delta=call.arguments, **self._place())
 
-    def _close(self, status: Any) -> Iterator[ResponseEvent]:
+    def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[types.ResponseEvent]:
         item = self._last
         if item is None:
             return
         item.status = status
-        if isinstance(item, CallItem):
-            yield ArgumentsDone(name=item.name, arguments=item.arguments, **self._place())
+        place = self._place()
+        if isinstance(item, types.CallItem):
+            yield types.ArgumentsDone(name=item.name, arguments=item.arguments, **place)
         else:
             part = item.content[0]
-            if isinstance(part, OutputText):
-                yield OutputTextDone(content_index=0, text=part.text, logprobs=part.logprobs, **self._place())
+            if isinstance(part, types.OutputText):
+                yield types.TextDone(type="response.output_text.done", text=part.text, logprobs=part.logprobs, **place)
             else:
-                yield ReasoningTextDone(content_index=0, text=part.text, **self._place())
-            yield PartDone(content_index=0, part=part, **self._place())
-        yield ItemDone(sequence_number=0, output_index=len(self.items) - 1, item=item)
+                yield types.TextDone(type="response.reasoning_text.done", text=part.text, **place)
+            yield types.PartEvent(type="response.content_part.done", part=part, **place)
+        yield types.ItemEvent(type="response.output_item.done", output_index=len(self.items) - 1, item=item)
 
 
-def _copy(value: Any) -> Any:
-    """As it is now: an item grows after the event of its beginning is made."""
-    return msgspec.convert(msgspec.to_builtins(value), type(value))
-
-
-class ResponsesWriter:
+class ResponsesWriter(Writer):
     """Writes events with their numbers."""
 
     def __init__(self, responses: Responses, handle: Handle) -> None:
@@ -235,64 +201,43 @@ class ResponsesWriter:
         self._number = 0
         self._tokenizer = responses.served.model.tokenizer
 
-    def _event(self, event: ResponseEvent) -> bytes:
+    def _event(self, event: types.ResponseEvent) -> bytes:
         event.sequence_number, self._number = self._number, self._number + 1
-        name = type(event).__struct_config__.tag
-        return b"event: %b\ndata: %b\n\n" % (str(name).encode(), _encode(event))
+        return sse(event, event.type)
 
     def _begin(self) -> bytes:
         if self._number:
             return b""
-        now = self._responses.made("in_progress", [])
-        created = self._event(ResponseCreated(sequence_number=0, response=now))
-        return created + self._event(ResponseInProgress(sequence_number=0, response=now))
+        response = self._responses.snapshot("in_progress", [])
+        created = self._event(types.StatusEvent(type="response.created", response=response))
+        return created + self._event(types.StatusEvent(type="response.in_progress", response=response))
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """Events for what came."""
         logprobs = chat_logprobs(self._tokenizer, delta.logprobs).content if delta.logprobs else []
         output = self._output
-        return self._begin() + b"".join(map(self._event, output.take(output.parser.push(delta.text), logprobs)))
-
-    def progress(self, index: int) -> bytes:
-        """Nothing: these streams do not say how much of a prompt is read."""
-        return b""
+        return self._begin() + b"".join(map(self._event, output.add(output.parser.push(delta.text), logprobs)))
 
     def finish(self, index: int) -> bytes:
         """The end of the last item and of the response."""
-        written = self._begin() + b"".join(map(self._event, self._output.finish()))
+        events = self._begin() + b"".join(map(self._event, self._output.finish()))
         whole = self._responses.whole(self._handle, self._output)
-        kind = ResponseCompleted if whole.status == "completed" else ResponseIncomplete
-        return written + self._event(kind(sequence_number=0, response=whole))
-
-    def end(self) -> bytes:
-        """Nothing: there is one response in a stream."""
-        return b""
+        kind: Any = f"response.{whole.status}"
+        return events + self._event(types.StatusEvent(type=kind, response=whole))
 
     def error(self, problem: ApiError) -> bytes:
         """An error event, and the end of the response."""
         begun = self._begin()
-        event = ErrorEvent(sequence_number=0, code=problem.type, message=str(problem), param=problem.param)
-        failed = self._responses.made("failed", self._output.items, error=ResponsesError(problem.type, str(problem)))
-        return begun + self._event(event) + self._event(ResponseFailed(sequence_number=0, response=failed))
-
-
-def usage_of(served: ServedModel, handle: Handle, parser: OutputParser) -> ResponsesUsage:
-    """Tokens of a response."""
-    usage = handle.usage
-    thinking = thinking_tokens([handle], [parser], served.model.tokenizer)
-    return ResponsesUsage(
-        usage.prompt_tokens,
-        InputTokensDetails(usage.cached_tokens),
-        usage.completion_tokens,
-        OutputTokensDetails(thinking),
-        usage.prompt_tokens + usage.completion_tokens,
-    )
+        event = types.ErrorEvent(code=problem.type, message=str(problem), param=problem.param)
+        reason = types.ResponsesError(problem.type, str(problem))
+        failed = self._responses.snapshot("failed", self._output.items, error=reason)
+        return begun + self._event(event) + self._event(types.StatusEvent(type="response.failed", response=failed))
 
 
 # Requests ------------------------------------------------------------------------------------------------
 
 
-def _form(text: TextOptions | None) -> dict[str, Any]:
+def _response_format(text: types.TextOptions | None) -> dict[str, Any]:
     """The form of the text as an option of the engine, if it asks for anything."""
     if text is None:
         return {}
@@ -306,7 +251,7 @@ def _form(text: TextOptions | None) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": text.format.schema}}}
 
 
-def conversation_of(body: ResponsesRequest) -> Conversation:
+def conversation_of(body: types.ResponsesRequest) -> Conversation:
     """Items as messages for a template."""
     messages: list[dict[str, Any]] = []
     if body.instructions:
@@ -319,43 +264,38 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
     for message in messages:
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""  # thoughts without an answer
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning.effort)
-    choice: Any = body.tool_choice
-    if isinstance(choice, ResponsesNamedTool):
-        choice = {"type": "function", "function": {"name": choice.name}}
+    choice = body.tool_choice
     return Conversation(
         messages,
-        tools=[_tool(tool) for tool in body.tools] if body.tools else None,
-        tool_choice=choice,
+        tools=[
+            function_tool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+            for tool in body.tools or ()
+        ],
+        tool_choice=named_tool(choice.name) if isinstance(choice, types.ResponsesNamedTool) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        template_kwargs=kwargs,
+        template_kwargs=template_kwargs(body, body.reasoning.effort if body.reasoning is not None else None),
     )
 
 
-def _add(messages: list[dict[str, Any]], where: str, item: InputItem) -> None:
+def _add(messages: list[dict[str, Any]], where: str, item: types.InputItem) -> None:
     """One item. Calls and thoughts belong to the message of the assistant that they come with."""
     kind = item.type or "message"
     if kind == "function_call_output":
-        needed: dict[str, Any] = {"call_id": item.call_id, "output": item.output}
-        _check(where, kind, needed)
-        output = item.output if isinstance(item.output, str) else _join_text(item.output or [])
-        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
+        _check(where, kind, {"call_id": item.call_id, "output": item.output})
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": join_text(item.output or "")})
     elif kind == "function_call":
         _check(where, kind, {"name": item.name, "arguments": item.arguments})
-        call = {"id": item.call_id or item.id, "type": "function"}
-        call["function"] = {"name": item.name, "arguments": item.arguments}  # type: ignore[assignment]
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id or item.id, "type": "function", "function": function}
         _assistant(messages).setdefault("tool_calls", []).append(call)
     elif kind == "reasoning":
         parts = item.content if isinstance(item.content, list) else []
-        text = _join_text([*parts, *(item.summary or [])])
+        text = join_text([*parts, *(item.summary or [])])
         if text:
             messages.append({"role": "assistant", "content": None, "reasoning_content": text})
     else:
         _check(where, kind, {"role": item.role, "content": item.content})
-        assert item.content is not None
-        text = item.content if isinstance(item.content, str) else _join_text(item.content)
+        text = join_text(item.content or "")
         if item.role == "assistant":
             message = _assistant(messages)
             message["content"] = text if message["content"] is None else f"{message['content']}\n{text}"
@@ -376,12 +316,3 @@ def _check(where: str, kind: str, needed: dict[str, Any]) -> None:
         if value is None:
             place = f"{where}.{name}"
             raise ApiError(400, f"{place} is missing: an item of the type {kind} has it", param=place)
-
-
-def _join_text(parts: Sequence[InputPart]) -> str:
-    return "\n".join(part.text for part in parts)
-
-
-def _tool(tool: ResponsesTool) -> dict[str, Any]:
-    found = {name: getattr(tool, name) for name in ("name", "description", "parameters", "strict")}
-    return {"type": "function", "function": {name: value for name, value in found.items() if value is not None}}

@@ -8,14 +8,12 @@ import os
 import signal
 import socket
 import ssl
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -96,48 +94,36 @@ class Server(uvicorn.Server):
             elif self._signals > 2:
                 os._exit(130)  # the device, or a client, does not come to an end
 
-        kept = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
+        previous = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            for each, handler in kept.items():
+            for each, handler in previous.items():
                 signal.signal(each, handler)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
     """A socket for each address of a host. One that this machine does not have is left out, if there is another."""
-    made = list[socket.socket]()
+    sockets = list[socket.socket]()
     absent: OSError | None = None
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
+        for family, _, _, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
             try:
-                made.append(socket.socket(family, kind, protocol))
-            except OSError as problem:  # a machine without IPv6, whose list of hosts has such an address
-                absent = problem
-                continue
-            if sys.platform != "win32":  # where it would share a port that is taken
-                made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                made[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                made[-1].bind(address)
-            except OSError as problem:
+                sockets.append(socket.create_server(address, family=family))
+            except OSError as problem:  # also of a machine without IPv6, whose list of hosts has such an address
                 if problem.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 absent = problem
-                made.pop().close()
-                continue
-            made[-1].listen()  # SO_REUSEADDR lets two bind, and one listen
-        if not made and absent is not None:
+        if not sockets and absent is not None:
             raise absent
     except OSError as problem:
-        for each in made:
+        for each in sockets:
             each.close()
-        reason = (problem.strerror or str(problem)).lower()
+        reason = (problem.strerror or str(problem)).partition(" (while")[0].lower()
         raise OSError(f"cannot listen on {host}, port {port}: {reason}; give another --host or --port") from None
-    return made
+    return sockets
 
 
 def _address(servers: Sequence[asyncio.Server]) -> str:
@@ -151,9 +137,9 @@ def allow_connections() -> None:
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def check_certificate(cert_file: str, key_file: str) -> None:
@@ -194,7 +180,6 @@ def make_server(
 ) -> Server:
     """A server that is not running yet. httptools and uvloop are used where they are installed."""
     limits = service.limits
-    options: dict[str, Any] = {"ssl_certfile": ssl_cert_file, "ssl_keyfile": ssl_key_file}
     config = uvicorn.Config(
         app,
         host=host,
@@ -208,7 +193,8 @@ def make_server(
         log_config=None,
         server_header=False,
         backlog=2048,
-        **options,
+        ssl_certfile=ssl_cert_file,
+        ssl_keyfile=ssl_key_file,
     )
     if ssl_cert_file is not None and ssl_key_file is not None:
         check_certificate(ssl_cert_file, ssl_key_file)

@@ -34,12 +34,12 @@ class ServedModel:
         """What responses and the list of models say."""
         return self.names[0] if self.names else _file_name(self.model.report)
 
-    def check_name(self, given: str | None) -> None:
+    def check_name(self, name: str | None) -> None:
         """A request for another model is a 404. A request that names none is for this one."""
         report = self.model.report
         known = self.names or (_file_name(report), report.path.name, str(report.path), report.name, self.source)
-        if given is not None and given not in known:
-            raise ApiError(404, f"the model {given!r} is not served here; there is {self.name!r}", param="model")
+        if name is not None and name not in known:
+            raise ApiError(404, f"the model {name!r} is not served here; there is {self.name!r}", param="model")
 
     @property
     def context(self) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..engine import Engine, Handle, Request
-from .errors import ENDING, RETRY_SECONDS, ApiError
+from .errors import ENDING, ApiError, unavailable
 from .limits import Limits
 from .metrics import Metrics
 from .served import ServedModel
@@ -101,13 +100,13 @@ class Service:
         try:
             if lost is not None:
                 await _in_a_thread(lost.model.close)
-            found = await _in_a_thread(self._load)
+            served = await _in_a_thread(self._load)
         except Exception as problem:
             self.failure = problem
             self.on_failure()
             return
-        self._served = found
-        self.on_loaded(found)
+        self._served = served
+        self.on_loaded(served)
         if self._ending:
             await self.stop()
 
@@ -128,13 +127,11 @@ class Service:
             raise ApiError(501, "this server computes nothing, it only hosts /web/; start it with -m MODEL for its API")
         if self._served is None:
             self.check_ending()
-            wait = {"Retry-After": str(RETRY_SECONDS)}
-            raise ApiError(503, "the model is being loaded; try again in a few seconds", headers=wait)
+            raise unavailable("the model is being loaded; try again in a few seconds")
         lost = self._served.model.engine.lost
         if lost is not None:
             self._recover()
-            wait = {"Retry-After": str(RETRY_SECONDS)}
-            raise ApiError(503, f"the device is lost, and the model is loaded again: {lost}", headers=wait)
+            raise unavailable(f"the device is lost, and the model is loaded again: {lost}")
         return self._served
 
     def _recover(self) -> None:
@@ -149,11 +146,11 @@ class Service:
     def check_ending(self) -> None:
         """A 503 if the server is about to end."""
         if self._ending:
-            raise ApiError(503, ENDING, headers={"Retry-After": str(RETRY_SECONDS)})
+            raise unavailable(ENDING)
 
-    async def prepared(self, work: Callable[..., Value], *given: Any) -> Value:
+    async def prepare(self, work: Callable[..., Value], *args: Any) -> Value:
         """What a thread makes of a body."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *given)
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *args)
 
     # Requests ------------------------------------------------------------------------------------------------
 
@@ -167,15 +164,16 @@ class Service:
         engine = self.served.model.engine
         limit = engine.max_requests
         if limit is not None and len(requests) > limit:
-            given = f"the request asks for {len(requests):,} generations, this server runs and queues {limit:,} at most"
-            raise ApiError(400, f"{given}; send several requests, or start it with a larger --queue")
+            count = f"the request asks for {len(requests):,} generations"
+            message = f"{count}, this server runs and queues {limit:,} at most"
+            raise ApiError(400, f"{message}; send several requests, or start it with a larger --queue")
         if sum(len(request.prompt_ids) for request in requests) < _FEW_TOKENS and len(requests) < _FEW_REQUESTS:
             return _submitted(engine, requests)
         work = asyncio.ensure_future(asyncio.to_thread(_submitted, engine, requests))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            work.add_done_callback(_cancel_all)
+            work.add_done_callback(_cancel_result)
             raise
 
     def finished(self, handles: Sequence[Handle]) -> None:
@@ -194,7 +192,7 @@ class Service:
         if served is not None and not await served.model.engine.adrain(seconds):
             if seconds:
                 _log.warning("requests that are not over after %g s end now", seconds)
-            await _in_a_thread(served.model.engine.close)
+            await self.end_requests()
 
     @property
     def requests(self) -> int:
@@ -222,37 +220,33 @@ def _submitted(engine: Engine, requests: Sequence[Request]) -> list[Handle]:
         for request in requests:
             handles.append(engine.submit(request))
     except BaseException:
-        for handle in handles:
-            handle.cancel()
+        cancel(handles)
         raise
     return handles
 
 
-def _cancel_all(work: asyncio.Future[list[Handle]]) -> None:
+def cancel(handles: Iterable[Handle]) -> None:
+    """Does nothing to those that are finished."""
+    for handle in handles:
+        handle.cancel()
+
+
+def _cancel_result(work: asyncio.Future[list[Handle]]) -> None:
     """Nobody waits for them any more."""
     if not work.cancelled() and work.exception() is None:
-        for handle in work.result():
-            handle.cancel()
+        cancel(work.result())
 
 
 async def _in_a_thread(work: Callable[[], Value]) -> Value:
     """Like `asyncio.to_thread`, but it waits for no other thread, and the end of the program does not wait for it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Value] = loop.create_future()
-
-    def tell(report: Callable[[Any], None], value: Any) -> None:
-        if not done.done():
-            report(value)
+    future = Future[Value]()
+    future.set_running_or_notify_cancel()  # nothing can cancel it
 
     def run() -> None:
-        report: Callable[[Any], None] = done.set_result
-        value: Any = None
         try:
-            value = work()
+            future.set_result(work())
         except BaseException as problem:
-            report, value = done.set_exception, problem
-        with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(tell, report, value)
+            future.set_exception(problem)
 
     threading.Thread(target=run, name="model", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(future)

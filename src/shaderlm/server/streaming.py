@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -20,15 +19,14 @@ from starlette.types import Receive, Scope, Send
 from ..engine import Delta, Handle
 from .access import CLIENT
 from .errors import ApiError, api_error
-from .generation import Prepared
 from .request_log import HANDLES
-from .service import Service
+from .routes import Prepared, encode
+from .service import Service, cancel
 
 SILENT_SECONDS = 15.0
 PROGRESS_SECONDS = 0.1  # between two reports of how much of a prompt is read
 _GONE = 499  # nobody reads it
 _log = logging.getLogger("shaderlm.server")
-_encode = msgspec.json.Encoder().encode
 
 
 async def respond(service: Service, prepared: Prepared, request: Request) -> Response:
@@ -40,8 +38,7 @@ async def respond(service: Service, prepared: Prepared, request: Request) -> Res
         try:
             return EventStream(service, prepared, handles)
         except BaseException:
-            for handle in handles:
-                handle.cancel()
+            cancel(handles)
             raise
     listening = asyncio.create_task(_listen(request.receive, handles))
     try:
@@ -53,7 +50,7 @@ async def respond(service: Service, prepared: Prepared, request: Request) -> Res
         if any(handle.cancelled for handle in handles):
             return Response(status_code=_GONE)
         # In a thread: a long answer with log probabilities takes seconds.
-        body = await asyncio.to_thread(lambda: _encode(prepared.response(handles)))
+        body = await asyncio.to_thread(lambda: encode(prepared.response(handles)))
         return Response(body, media_type="application/json")
     finally:
         await _leave(service, handles, listening)
@@ -70,14 +67,12 @@ def _error_of(problem: Exception) -> ApiError:
 async def _listen(receive: Receive, handles: Sequence[Handle]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    for handle in handles:
-        handle.cancel()
+    cancel(handles)
 
 
 async def _leave(service: Service, handles: Sequence[Handle], listening: asyncio.Task[None]) -> None:
     """Nothing stays behind."""
-    for handle in handles:
-        handle.cancel()  # does nothing to one that is finished
+    cancel(handles)
     service.finished(handles)
     listening.cancel()
     with suppress(asyncio.CancelledError):
@@ -107,7 +102,9 @@ class EventStream(Response):
             try:
                 async for events in self._events():
                     if events:
-                        self._count()
+                        # It writes, and does not wait in the queue any more.
+                        self._service.coalescing.streams += not self._is_streaming
+                        self._is_streaming = True
                         await self._write(send, events)
             except Exception as problem:
                 error = _error_of(problem)
@@ -120,11 +117,6 @@ class EventStream(Response):
         finally:
             self._service.coalescing.streams -= self._is_streaming
             await _leave(self._service, self._handles, listening)
-
-    def _count(self) -> None:
-        """It writes, and does not wait in the queue any more."""
-        self._service.coalescing.streams += not self._is_streaming
-        self._is_streaming = True
 
     async def _write(self, send: Send, events: bytes) -> None:
         async with self._lock:
@@ -149,8 +141,7 @@ class EventStream(Response):
                     self._last_write = loop.time()
                 elif loop.time() - self._last_write >= SILENT_SECONDS:
                     await self._write(send, b": waiting\n\n")
-        for handle in self._handles:
-            handle.cancel()
+        cancel(self._handles)
 
     async def _events(self) -> AsyncIterator[bytes]:
         writer, handles = self._writer, self._handles
@@ -158,31 +149,31 @@ class EventStream(Response):
             if self._reports_progress:
                 async for events in self._reading(handles[0]):
                     yield events
-            async for delta in handles[0]:
-                yield writer.delta(0, delta)
+            async for part in handles[0]:
+                yield writer.delta(0, part)
                 if self._service.coalescing.is_busy:
                     await self._service.coalescing.next_write(handles[0])
             yield writer.finish(0) + writer.end()
             return
-        async for index, found in _merged(handles):
-            yield writer.finish(index) if found is None else writer.delta(index, found)
+        async for index, delta in _merged(handles):
+            yield writer.finish(index) if delta is None else writer.delta(index, delta)
         yield writer.end()
 
     async def _reading(self, handle: Handle) -> AsyncIterator[bytes]:
         """Reports until the prompt is read, and what came with its end."""
-        told = (-1, -1)
+        reported = (-1, -1)
         while True:
             try:
                 async with asyncio.timeout(PROGRESS_SECONDS):
-                    found = await anext(handle, None)
+                    delta = await anext(handle, None)
                 break
             except TimeoutError:
-                if handle.prompt_progress != told and handle.state != "waiting":
-                    told = handle.prompt_progress
+                if handle.prompt_progress != reported and handle.state != "waiting":
+                    reported = handle.prompt_progress
                     yield self._writer.progress(0)
         yield self._writer.progress(0)
-        if found is not None:
-            yield self._writer.delta(0, found)
+        if delta is not None:
+            yield self._writer.delta(0, delta)
 
 
 async def _merged(handles: Sequence[Handle]) -> AsyncIterator[tuple[int, Delta | None]]:
@@ -199,13 +190,13 @@ async def _merged(handles: Sequence[Handle]) -> AsyncIterator[tuple[int, Delta |
 
     tasks = [asyncio.create_task(read(i, handle)) for i, handle in enumerate(handles)]
     try:
-        left = len(handles)
-        while left:
-            index, found = await queue.get()
-            if isinstance(found, Exception):
-                raise found
-            left -= found is None
-            yield index, found
+        running = len(handles)
+        while running:
+            index, delta = await queue.get()
+            if isinstance(delta, Exception):
+                raise delta
+            running -= delta is None
+            yield index, delta
     finally:
         for task in tasks:
             task.cancel()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
+import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
@@ -17,6 +17,22 @@ from .page import HEADERS
 _AGAIN = "make it with: shaderlm export-web MODEL DIR"
 
 
+class _File(Struct):
+    name: str
+    bytes: int
+
+
+class _Model(Struct):
+    name: str = "a model"
+
+
+class _Plan(Struct):
+    """What is read of plan.json."""
+
+    files: list[_File]
+    model: _Model = msgspec.field(default_factory=_Model)
+
+
 class Export:
     """The folder of an export. It may be replaced by a newer one while the server runs."""
 
@@ -25,37 +41,33 @@ class Export:
         self._seen: tuple[tuple[int, int], ...] = ()
         self._names: frozenset[str] = frozenset()
         plan = self._plan()
-        self.name = str(_dict(plan.get("model")).get("name", "a model"))
+        self.name = plan.model.name
         listed = self._listed(plan)
         if "index.html" not in listed and (folder / "sw.js").is_file():
             raise InputError(f"--web {folder} is not a whole export: sw.js does not list the page; {_AGAIN}")
         for name in sorted(listed):
             if self._path(name) is None:
                 raise InputError(f"--web {folder} is not a whole export: {name} is missing; {_AGAIN}")
-        for file in plan["files"]:
-            size = (folder / file["name"]).stat().st_size
-            if size != file["bytes"]:
-                found = f"{file['name']} has {size:,} bytes, plan.json says {file['bytes']:,}"
-                raise InputError(f"--web {folder} is not a whole export: {found}; {_AGAIN}")
+        for file in plan.files:
+            size = (folder / file.name).stat().st_size
+            if size != file.bytes:
+                sizes = f"{file.name} has {size:,} bytes, plan.json says {file.bytes:,}"
+                raise InputError(f"--web {folder} is not a whole export: {sizes}; {_AGAIN}")
 
-    def _plan(self) -> dict[str, Any]:
+    def _plan(self) -> _Plan:
         try:
-            found = json.loads((self.folder / "plan.json").read_bytes())
+            return msgspec.json.decode((self.folder / "plan.json").read_bytes(), type=_Plan)
         except (OSError, ValueError):
-            found = None
-        files = _dict(found).get("files")
-        if not isinstance(files, list) or not all(_is_file(each) for each in files):
-            raise InputError(f"--web {self.folder} is not an export: it has no plan.json of one; {_AGAIN}")
-        plan: dict[str, Any] = found
-        return plan
+            message = f"--web {self.folder} is not an export: it has no plan.json of one; {_AGAIN}"
+            raise InputError(message) from None
 
-    def _listed(self, plan: dict[str, Any]) -> frozenset[str]:
+    def _listed(self, plan: _Plan) -> frozenset[str]:
         """What the plan and the service worker name."""
         try:
             worker = (self.folder / "sw.js").read_text(encoding="utf-8")
         except (OSError, ValueError):
             worker = ""
-        return frozenset((*listed_files(worker), *(file["name"] for file in plan["files"]), "plan.json", "sw.js"))
+        return frozenset((*listed_files(worker), *(file.name for file in plan.files), "plan.json", "sw.js"))
 
     def _current_names(self) -> frozenset[str]:
         """Read again when the export is another one."""
@@ -83,15 +95,6 @@ class Export:
         response = FileResponse(path, media_type=TYPES[path.suffix[1:]], headers=HEADERS, stat_result=path.stat())
         known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
         if response.headers["etag"] in known or known == ["*"]:
-            kept = {name: response.headers[name] for name in ("etag", "last-modified", "cache-control")}
-            return Response(status_code=304, headers=kept)
+            headers = {name: response.headers[name] for name in ("etag", "last-modified", "cache-control")}
+            return Response(status_code=304, headers=headers)
         return response
-
-
-def _is_file(entry: Any) -> bool:
-    """Is it an entry of `files` of plan.json?"""
-    return isinstance(_dict(entry).get("name"), str) and isinstance(_dict(entry).get("bytes"), int)
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -69,7 +69,7 @@ def variant_entry(variant: DeviceVariant, config: Config, shaders: Shaders) -> d
         for head, plan in variant.heads.items()
     ]
     used = {row[0] for each in (*bodies, *heads) for row in each["dispatches"]}
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "name": variant.caps.name,
         "software": variant.caps.software,
         "features": sorted(FEATURES[name] for name in variant.features),
@@ -77,10 +77,10 @@ def variant_entry(variant: DeviceVariant, config: Config, shaders: Shaders) -> d
         "limits": _limits(variant, buffers),
     }
     if "subgroup_matrix" in variant.features:
-        found["matrix"] = [asdict(shape) for shape in variant.caps.matrix_shapes]
+        entry["matrix"] = [asdict(shape) for shape in variant.caps.matrix_shapes]
     if "subgroups" in variant.features and variant.caps.same_subgroup_size:
-        found["subgroup_size"] = variant.caps.same_subgroup_size  # plans rely on it, with or without matrices
-    return found | {
+        entry["subgroup_size"] = variant.caps.same_subgroup_size  # plans rely on it, with or without matrices
+    return entry | {
         "run_rows": RUN_ROWS if variant.caps.subgroups else None,
         "states": buffers.states,
         "first_pages": FIRST_PAGES,
@@ -98,12 +98,11 @@ def language_features(sources: Iterable[str]) -> list[str]:
 
 def distinct(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without variants that are the same as the next one for other devices: they would never be of use."""
-    found = []
-    for at, entry in enumerate(entries):
-        rest = entries[at + 1 :]
-        if not any({**entry, "name": other["name"]} == other for other in rest):
-            found.append(entry)
-    return found
+    return [
+        entry
+        for i, entry in enumerate(entries)
+        if not any({**entry, "name": other["name"]} == other for other in entries[i + 1 :])
+    ]
 
 
 def probes(shaders: Shaders) -> list[list[Any]]:
@@ -118,14 +117,14 @@ def _limits(variant: DeviceVariant, buffers: _Buffers) -> dict[str, int]:
 
 
 def _dispatches(plan: Plan, buffers: _Buffers, shaders: Shaders) -> list[list[Any]]:
-    found = []
+    dispatches = []
     for launch in plan.launches:
         slots = launch.step.slots
         assert all(not slot.offset and slot.size is None for slot in slots), "bindings are whole buffers"
         name = shaders.add(launch.step.source, tuple(slot.access for slot in slots))
         bound = [buffers.number(slot.buffer, plan.buffers[slot.buffer]) for slot in slots]
-        found.append([name, *launch.step.grid, *bound])
-    return found
+        dispatches.append([name, *launch.step.grid, *bound])
+    return dispatches
 
 
 class _Buffers:
@@ -142,16 +141,16 @@ class _Buffers:
             "page_table": 4 * max(FIRST_PAGES, pages_for(config.context)),
             "biases": BIAS.itemsize * MAX_BIASES,
         }
-        found: dict[str, tuple[str, int]] = {}
+        roles: dict[str, tuple[str, int]] = {}
         for plan in variant.plans:
             for name, spec in plan.buffers.items():
                 if spec.role == "params":
                     continue
                 role, nbytes = self._role(name, spec), max(spec.nbytes, sizes.get(name, 0))
-                known = found.get(name, (role, 0))
-                found[name] = (known[0] if known[0] == "output" else role, max(nbytes, known[1]))
+                known_role, known_bytes = roles.get(name, (role, 0))
+                roles[name] = ("output" if known_role == "output" else role, max(nbytes, known_bytes))
         order = ("weight", "table", "state", "input", "output", "scratch")
-        items = sorted(found.items(), key=lambda item: (order.index(item[1][0]), item[0]))
+        items = sorted(roles.items(), key=lambda item: (order.index(item[1][0]), item[0]))
         self.listed: list[list[Any]] = [[name, role, nbytes] for name, (role, nbytes) in items]
         self._numbers: dict[Any, int] = {name: i for i, (name, _) in enumerate(items)}
         per_position = [nbytes for _, role, nbytes in self.listed if role in ("state", "table")]
@@ -179,15 +178,15 @@ def tables(variants: Iterable[DeviceVariant], config: Config, factors: Mapping[s
     Only of those that plans bind: a model may have numbers of rope, and no layer that rotates positions.
     """
     bound = {name for variant in variants for plan in variant.plans for name in plan.of_role("table")}
-    found = {}
+    entries = {}
     for name, rope in config.ropes.items():
         if name not in bound:
             continue
-        named = rope.factors_for(config.context)
-        own = rope_frequencies(rope.rotary, rope.theta, factors[named] if named else None, rope.yarn)
-        found[name] = {
+        factor = rope.factors_for(config.context)
+        frequencies = rope_frequencies(rope.rotary, rope.theta, factors[factor] if factor else None, rope.yarn)
+        entries[name] = {
             "formula": "rope",
-            "frequencies": (own / rope.linear_scale).tolist(),
+            "frequencies": (frequencies / rope.linear_scale).tolist(),
             "magnitude": rope.magnitude,
         }
-    return found
+    return entries

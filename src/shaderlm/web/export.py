@@ -7,24 +7,24 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ..graph.batch import PAGE
 from ..models.architecture import Config
-from ..page import service_worker
+from ..page import export_files, service_worker
 from ..runtime.runner import rope_factors
 from ..version import __version__
 from .document import FORMAT, Shaders, distinct, probes, tables, variant_entry
 from .folder import check, new_folder
 from .model import Progress, WebModel
-from .plans import DeviceVariant, variants, web_config
-from .static import static_files
+from .plans import variants, web_config
 from .text import text_entry, tokenizer_json
 from .weights import layout, write_weights
 
 PLAN, TOKENIZER, TEMPLATE, WORKER = "plan.json", "tokenizer.json", "chat_template.jinja", "sw.js"
-_READ_BYTES = 1 << 20
 _ROOM = 16 << 20  # for plan.json, the tokenizer and the page, before they are made
 
 
@@ -33,33 +33,38 @@ def export(model: WebModel, folder: Path, *, force: bool = False, progress: Prog
     check_folder(folder, force)  # before plans are made, which takes seconds
     config = web_config(model.config)
     texts = _texts(model)  # before anything is written: they may be refused
-    found, weights = variants(model.architecture, config)
+    devices, weights = variants(model.architecture, config)
     places, total = layout(weights)
-    with new_folder(folder, _own(), PLAN, total + _ROOM, force) as made:
-        moved = (lambda done, of: progress("writing weights", done, of)) if progress else None
-        files = write_weights(made, weights, model.source, moved)
-        files += [_written(made / name, content) for name, content in texts.items()]
+    with new_folder(folder, _known_names(), PLAN, total + _ROOM, force) as partial:
+        write_progress = (lambda done, of: progress("writing weights", done, of)) if progress else None
+        paths = write_weights(partial, weights, model.source, write_progress)
+        paths += [_write(partial / name, content) for name, content in texts.items()]
         static = static_files()
         for name, content in static.items():
-            (made / name).parent.mkdir(exist_ok=True)
-            _written(made / name, content)
+            (partial / name).parent.mkdir(exist_ok=True)
+            _write(partial / name, content)
+        shaders = Shaders()
+        entries = distinct([variant_entry(each, config, shaders) for each in devices])
+        lanes = probes(shaders)
         document = {
             "format": FORMAT,
             "generator": f"shaderlm {__version__}",
             "model": _about(model, config, total),
             "text": _text(model, texts),
-            "files": _hashed(files, progress),
+            "files": _hashed(paths, progress),
             "weights": {name: list(place) for name, place in places.items()},
-            "tables": tables(found, config, rope_factors(config, model.source)),
+            "tables": tables(devices, config, rope_factors(config, model.source)),
             "page": PAGE,
             "max_sequences": 1,
-            **_plans(found, config),
+            "probes": lanes,
+            "variants": entries,
+            "shaders": shaders.used_by(entries, lanes),
         }
         plan = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-        kept = {**static, PLAN: plan}  # the runtime keeps the others
-        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in kept.items()}
-        _written(made / WORKER, service_worker(hashes))
-        _written(made / PLAN, plan)
+        # The runtime keeps the others.
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in {**static, PLAN: plan}.items()}
+        _write(partial / WORKER, service_worker(hashes))
+        _write(partial / PLAN, plan)
     return document
 
 
@@ -72,19 +77,19 @@ def _text(model: WebModel, texts: Mapping[str, bytes]) -> dict[str, Any] | None:
 
 def check_folder(folder: Path, force: bool) -> None:
     """Refuse a folder that an export cannot be written to."""
-    check(Path(os.path.realpath(folder)), _own(), force)
+    check(Path(os.path.realpath(folder)), _known_names(), force)
 
 
-def _own() -> set[str]:
+@cache
+def static_files() -> dict[str, bytes]:
+    """Files that every export has: path → bytes, of the runtime with what it imports, and of the page."""
+    folder = files(__package__) / "assets"
+    return {**{file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}, **export_files()}
+
+
+def _known_names() -> set[str]:
     """What the folder of an export has, beside weights."""
     return {PLAN, TOKENIZER, TEMPLATE, WORKER, *(path.partition("/")[0] for path in static_files())}
-
-
-def _plans(found: list[DeviceVariant], config: Config) -> dict[str, Any]:
-    shaders = Shaders()
-    entries = distinct([variant_entry(each, config, shaders) for each in found])
-    lanes = probes(shaders)
-    return {"probes": lanes, "variants": entries, "shaders": shaders.used_by(entries, lanes)}
 
 
 def _about(model: WebModel, config: Config, weight_bytes: int) -> dict[str, Any]:
@@ -103,12 +108,12 @@ def _texts(model: WebModel) -> Mapping[str, bytes]:
     """The files that text is read and written with."""
     if model.tokenizer is None:
         return {}
-    found = {TOKENIZER: tokenizer_json(model.tokenizer).encode()}
+    texts = {TOKENIZER: tokenizer_json(model.tokenizer).encode()}
     template = model.tokenizer.vocabulary.chat_template
-    return found | ({TEMPLATE: template.encode()} if isinstance(template, str) else {})
+    return texts | ({TEMPLATE: template.encode()} if isinstance(template, str) else {})
 
 
-def _written(path: Path, content: bytes) -> Path:
+def _write(path: Path, content: bytes) -> Path:
     """A file that is on the disk afterwards."""
     with path.open("wb") as file:
         file.write(content)
@@ -119,15 +124,13 @@ def _written(path: Path, content: bytes) -> Path:
 
 def _hashed(paths: list[Path], progress: Progress | None) -> list[dict[str, Any]]:
     """The entries of "files". They are on the disk afterwards."""
-    total, done, found = sum(path.stat().st_size for path in paths), 0, []
+    total, done, entries = sum(path.stat().st_size for path in paths), 0, []
     for path in paths:
-        seen = hashlib.sha256()
-        with path.open("r+b", buffering=0) as file:
-            while data := file.read(_READ_BYTES):
-                seen.update(data)
-                done += len(data)
-                if progress:
-                    progress("hashing", done, total)
+        with path.open("r+b") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            done += file.tell()
             os.fsync(file.fileno())
-        found.append({"name": path.name, "bytes": path.stat().st_size, "sha256": seen.hexdigest()})
-    return found
+        if progress:
+            progress("hashing", done, total)
+        entries.append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest})
+    return entries

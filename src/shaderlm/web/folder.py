@@ -18,52 +18,54 @@ _PARTIAL = re.compile(r"\.(.+)\.(\d+)\.partial", re.S)
 
 
 @contextmanager
-def new_folder(folder: Path, own: Collection[str], last: str, nbytes: int, force: bool) -> Iterator[Path]:
+def new_folder(folder: Path, known: Collection[str], last: str, nbytes: int, force: bool) -> Iterator[Path]:
     """A folder that takes the place of `folder` at the end. Where anything fails, nothing is left of it.
 
     A process that is killed leaves its folder: the next export to the same place removes it.
 
-    own: names that an export has, beside its weights. A folder with others is never replaced; an export is, if `force`.
+    known: names that an export has, beside its weights. A folder with others is never replaced; an export is, if
+    `force`.
     last: the file that makes an export of a folder. nbytes: what will be written, about.
     """
     folder = Path(os.path.realpath(folder))
-    check(folder, own, force)
-    for left in (*_left_over(folder, folder.name), *_left_over(folder.parent, folder.name)):
-        shutil.rmtree(left, ignore_errors=True)
+    check(folder, known, force)
+    for path in (*_left_over(folder, folder.name), *_left_over(folder.parent, folder.name)):
+        shutil.rmtree(path, ignore_errors=True)
     # An empty folder stays the same one: it may be a mount point, or where a shell is.
-    inside = _is_empty(folder)
+    inside = folder.is_dir() and not any(folder.iterdir())
     name = f".{folder.name[:_NAME_LENGTH]}.{os.getpid()}.partial"
-    made = folder / name if inside else folder.with_name(name)
+    partial = folder / name if inside else folder.with_name(name)
     try:
-        free = shutil.disk_usage(made.parent).free
+        free = shutil.disk_usage(partial.parent).free
         if free < nbytes:
             raise InputError(f"cannot write {folder}: it takes {size(nbytes)}, and {size(free)} are free there")
-        made.mkdir()
-        yield made
+        partial.mkdir()
+        yield partial
         if inside:
-            others = sorted(path.name for path in folder.iterdir() if path != made)
+            others = sorted(path.name for path in folder.iterdir() if path != partial)
             if others:
                 raise InputError(f"{folder} has got other files meanwhile ({', '.join(others[:3])}); try again")
-            _move_up(made, last)
+            _move_up(partial, last)
         else:
-            check(folder, own, force)  # again: others may have written there meanwhile
-            _replace(made, folder)
+            check(folder, known, force)  # again: others may have written there meanwhile
+            _replace(partial, folder)
     except OSError as problem:
         raise InputError(f"cannot write {folder}: {problem.strerror or problem}") from problem
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _left_over(place: Path, name: str) -> list[Path]:
     """Partial folders of exports to `name` whose processes are gone. An export that one has replaced stays."""
-    found = []
-    for path in place.iterdir() if place.is_dir() else ():
-        match = _PARTIAL.fullmatch(path.name)
-        if not match or match[1] != name[:_NAME_LENGTH] or _is_running(int(match[2])):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            found.append(path)
-    return found
+    return [
+        path
+        for path in (place.iterdir() if place.is_dir() else ())
+        if (match := _PARTIAL.fullmatch(path.name))
+        and match[1] == name[:_NAME_LENGTH]
+        and not _is_running(int(match[2]))
+        and path.is_dir()
+        and not path.is_symlink()
+    ]
 
 
 def _is_running(process: int) -> bool:
@@ -78,11 +80,7 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
-
-
-def check(folder: Path, own: Collection[str], force: bool) -> None:
+def check(folder: Path, known: Collection[str], force: bool) -> None:
     """Refuse what cannot be written to: a file, a folder with other files, an export unless `force`."""
     if not folder.parent.is_dir():
         raise InputError(f"cannot write {folder}: there is no folder {folder.parent}; make it first")
@@ -90,22 +88,22 @@ def check(folder: Path, own: Collection[str], force: bool) -> None:
         return
     if not folder.is_dir():
         raise InputError(f"cannot write {folder}: it is a file; give a folder")
-    left = _left_over(folder, folder.name)
-    there = sorted(path.name for path in folder.iterdir() if path not in left)
-    others = [name for name in there if name not in own and not _WEIGHTS.fullmatch(name)]
+    partial = _left_over(folder, folder.name)
+    names = sorted(path.name for path in folder.iterdir() if path not in partial)
+    others = [name for name in names if name not in known and not _WEIGHTS.fullmatch(name)]
     if others:
         more = " …" if len(others) > 3 else ""
         raise InputError(f"{folder} has other files ({', '.join(others[:3])}{more}); give a new or an empty folder")
-    if there and not force:
+    if names and not force:
         raise InputError(f"{folder} holds an export; --force replaces it")
 
 
-def _move_up(made: Path, last: str) -> None:
+def _move_up(partial: Path, last: str) -> None:
     """What a folder holds into the one that it is in."""
     moved: list[Path] = []
     try:
-        for path in sorted(made.iterdir(), key=lambda each: (each.name == last, each.name)):
-            moved.append(path.rename(made.parent / path.name))
+        for path in sorted(partial.iterdir(), key=lambda each: (each.name == last, each.name)):
+            moved.append(path.rename(partial.parent / path.name))
     except BaseException:
         for path in reversed(moved):
             if path.is_dir():
@@ -115,13 +113,13 @@ def _move_up(made: Path, last: str) -> None:
         raise
 
 
-def _replace(made: Path, folder: Path) -> None:
+def _replace(partial: Path, folder: Path) -> None:
     """A folder cannot be replaced at once: the old one goes aside first, and comes back if the new one cannot come."""
-    old = made.with_name(f"{made.name}.old")
+    old = partial.with_name(f"{partial.name}.old")
     if folder.exists():
         folder.rename(old)
     try:
-        made.rename(folder)
+        partial.rename(folder)
     except BaseException:
         if old.exists():
             with suppress(OSError):

@@ -50,25 +50,25 @@ def web_config(config: Config) -> Config:
 
 def variants(kind: Architecture, config: Config) -> tuple[list[DeviceVariant], dict[str, BufferSpec]]:
     """The plans of all variants, and the weight buffers that all of them bind."""
-    found = []
+    all_variants = []
     for caps in VARIANTS:
         try:
-            found.append(_variant(kind, config, caps))
+            all_variants.append(_variant(kind, config, caps))
         except (ModelError, RouteError) as problem:
             raise ModelError(f"this model cannot run in a browser, variant {caps.name}: {problem}") from problem
-    return found, _shared_weights(found)
+    return all_variants, _shared_weights(all_variants)
 
 
-def _shared_weights(found: Sequence[DeviceVariant]) -> dict[str, BufferSpec]:
+def _shared_weights(variants: Sequence[DeviceVariant]) -> dict[str, BufferSpec]:
     """Weights by name. That all variants bind the same, and in the same layout, is what makes one export of them."""
-    shared = weights_of(found[0].plans)
-    for variant in found:
-        own = [plan.of_role("weight") for plan in variant.plans]
-        bound = set[str]().union(*own)
-        others = {name for each in own for name, spec in each.items() if shared.get(name) != spec}
+    shared = weights_of(variants[0].plans)
+    for variant in variants:
+        weights = [plan.of_role("weight") for plan in variant.plans]
+        bound = set[str]().union(*weights)
+        others = {name for each in weights for name, spec in each.items() if shared.get(name) != spec}
         if others or bound != set(shared):
             names = ", ".join(sorted(others | (bound ^ set(shared)))[:3])
-            both = f"the variants {found[0].caps.name} and {variant.caps.name}"
+            both = f"the variants {variants[0].caps.name} and {variant.caps.name}"
             raise ModelError(f"{both} of this model want different weights: {names}")
     return shared
 

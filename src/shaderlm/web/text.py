@@ -26,27 +26,27 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
 
     Merges are written as texts "a b" where no token has a space: two thirds of the bytes of pairs.
     """
-    found = _checked(json.loads(tokenizer.encoder_json()))
-    model = found["model"]
+    encoder = _checked(json.loads(tokenizer.encoder_json()))
+    model = encoder["model"]
     if not any(" " in part for pair in model["merges"] for part in pair):
         model["merges"] = [" ".join(pair) for pair in model["merges"]]
-    for token in found["added_tokens"]:
+    for token in encoder["added_tokens"]:
         token["special"] = token["content"] in tokenizer.special_tokens
-    found["decoder"] = _decoder(tokenizer)
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    encoder["decoder"] = _decoder(tokenizer)
+    return json.dumps(encoder, ensure_ascii=False, separators=(",", ":"))
 
 
-def _checked(found: dict[str, Any]) -> dict[str, Any]:
+def _checked(encoder: dict[str, Any]) -> dict[str, Any]:
     """The same with rules that the page's tokenizer reads alike."""
-    kind = found["model"]["type"]
+    kind = encoder["model"]["type"]
     if kind != "BPE":
         raise _refused(f"its vocabulary is of the type {kind}; BPE is read")
-    words = [token["content"] for token in found["added_tokens"] if token["single_word"]]
+    words = [token["content"] for token in encoder["added_tokens"] if token["single_word"]]
     if words:
         raise _refused(f"it finds {words[0]!r} as a single word alone")
-    normalizer, pre_tokenizer = found["normalizer"], found["pre_tokenizer"]
+    normalizer, pre_tokenizer = encoder["normalizer"], encoder["pre_tokenizer"]
     return {
-        **found,
+        **encoder,
         "normalizer": normalizer and _rule("normalizer", normalizer, _NORMALIZERS.split()),
         "pre_tokenizer": pre_tokenizer and _rule("pre_tokenizer", pre_tokenizer, _PRE_TOKENIZERS.split()),
     }

@@ -17,12 +17,12 @@ ALIGNMENT = 256  # of a buffer in the stream
 
 def layout(buffers: Mapping[str, BufferSpec]) -> tuple[dict[str, tuple[int, int]], int]:
     """(offset, bytes) of every buffer in the stream, and the bytes of the stream."""
-    found, end = {}, 0
+    places, end = {}, 0
     for name, spec in buffers.items():
         offset = -(-end // ALIGNMENT) * ALIGNMENT
-        found[name] = (offset, spec.nbytes)
+        places[name] = (offset, spec.nbytes)
         end = offset + spec.nbytes
-    return found, end
+    return places, end
 
 
 def write_weights(
@@ -38,13 +38,13 @@ def write_weights(
     for i, path in enumerate(files):
         with path.open("wb") as file:
             file.truncate(min(SHARD_BYTES, total - i * SHARD_BYTES))
-    done, wanted = 0, sum(spec.nbytes for spec in buffers.values())
+    done, weight_bytes = 0, sum(spec.nbytes for spec in buffers.values())
     for piece in pieces(buffers, source):
         data = np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8).data
         _write(files, places[piece.buffer][0] + piece.offset, data)
         done += len(data)
         if progress:
-            progress(done, wanted)
+            progress(done, weight_bytes)
     return files
 
 

@@ -18,7 +18,7 @@ class CacheControl(Struct, kw_only=True):
     ttl: str | None = None
 
 
-class TextBlock(Struct, kw_only=True, tag="text"):
+class TextBlock(Struct, tag="text", omit_defaults=True):
     """Text."""
 
     text: str
@@ -26,14 +26,14 @@ class TextBlock(Struct, kw_only=True, tag="text"):
     citations: list[dict[str, Any]] | None = None
 
 
-class ThinkingBlock(Struct, kw_only=True, tag="thinking"):
-    """What the model thought."""
+class ThinkingBlock(Struct, tag="thinking", omit_defaults=True):
+    """What the model thought. The signature of an answer is empty: there is nothing to sign."""
 
     thinking: str
     signature: str | None = None
 
 
-class ToolUseBlock(Struct, kw_only=True, tag="tool_use"):
+class ToolUseBlock(Struct, tag="tool_use", omit_defaults=True):
     """A call that the model made."""
 
     id: str
@@ -51,14 +51,11 @@ class ToolResultBlock(Struct, kw_only=True, tag="tool_result"):
     cache_control: CacheControl | None = None
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
-
-
 class AnthropicMessage(Struct):
     """One message, of text, thoughts, calls and their results."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]
 
 
 class AnthropicTool(Struct, kw_only=True):
@@ -149,28 +146,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 # Responses -----------------------------------------------------------------------------------------------
 
 
-class ResponseText(Struct, tag="text"):
-    """Text that the model wrote."""
-
-    text: str
-
-
-class ResponseThinking(Struct, tag="thinking"):
-    """What the model thought. There is nothing to sign."""
-
-    thinking: str
-    signature: str = ""
-
-
-class ResponseToolUse(Struct, tag="tool_use"):
-    """A call that the model makes."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-ResponseBlock = ResponseText | ResponseThinking | ResponseToolUse
+ResponseBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class AnthropicUsage(Struct):

@@ -106,6 +106,25 @@ class StreamOptions(Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class ConversationFields(SamplingFields, kw_only=True):
+    """What OpenAI's two routes for conversations have in common."""
+
+    stream_options: StreamOptions | None = None
+    top_logprobs: Alternatives | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+    # Known, and honoured only with the value that changes nothing.
+    store: Annotated[Any, only(False)] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    prompt_cache_retention: Annotated[Any, only("in_memory", "in-memory")] = None
+    prompt_cache_options: Annotated[Any, only({})] = None
+    moderation: Annotated[Any, only()] = None
+
+
 class PromptTokensDetails(Struct):
     """Of the prompt's tokens: those that were in the cache."""
 

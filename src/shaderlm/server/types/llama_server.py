@@ -32,13 +32,9 @@ class TokenProbability(Struct):
     logprob: float
 
 
-class CompletionProbability(Struct):
+class CompletionProbability(TokenProbability):
     """The token that was sampled, and those that were likely."""
 
-    id: int
-    token: str
-    bytes: list[int]
-    logprob: float
     top_logprobs: list[TokenProbability]
 
 

@@ -10,6 +10,7 @@ from .common import (
     MAX_PROMPTS,
     Alternatives,
     Choices,
+    ConversationFields,
     Count,
     NonEmpty,
     PromptProgress,
@@ -71,7 +72,7 @@ class FunctionCall(Struct):
 
 
 class ToolCall(Struct, kw_only=True):
-    """A call that an assistant made."""
+    """A call that an assistant made; those of an answer have an id."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -119,7 +120,7 @@ class NamedTool(Struct):
     function: FunctionName
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(ConversationFields, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -127,34 +128,21 @@ class ChatRequest(SamplingFields, kw_only=True):
     max_tokens: Count | None = None
     n: Choices | None = None
     logprobs: bool | None = None
-    top_logprobs: Alternatives | None = None
-    stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    metadata: dict[str, str] | None = None
     # Known, and honoured only with the value that changes nothing.
     modalities: Annotated[Any, only(["text"])] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    store: Annotated[Any, only(False)] = None
     verbosity: Annotated[Any, only("medium")] = None
     audio: Annotated[Any, only()] = None
     prediction: Annotated[Any, only()] = None
     web_search_options: Annotated[Any, only()] = None
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only()] = None
-    prompt_cache_retention: Annotated[Any, only("in_memory", "in-memory")] = None
-    prompt_cache_options: Annotated[Any, only({})] = None
-    moderation: Annotated[Any, only()] = None
 
 
 # Chat: responses -----------------------------------------------------------------------------------------
@@ -168,12 +156,9 @@ class TopLogprob(Struct):
     bytes: list[int] | None
 
 
-class ChatLogprob(Struct):
+class ChatLogprob(TopLogprob):
     """The token that was sampled, and those that were likely."""
 
-    token: str
-    logprob: float
-    bytes: list[int] | None
     top_logprobs: list[TopLogprob]
 
 
@@ -184,21 +169,13 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
-class ResponseToolCall(Struct):
-    """A call that the model makes."""
-
-    id: str
-    type: Literal["function"]
-    function: FunctionCall
-
-
 class AssistantMessage(Struct, kw_only=True):
     """What the model answers."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ResponseToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
     refusal: None = None
 
 
@@ -214,11 +191,11 @@ class ChatChoice(Struct):
     finish_reason: FinishReason
 
 
-class ChatResponse(Struct):
+class ChatResponse(Struct, kw_only=True):
     """A whole answer."""
 
     id: str
-    object: Literal["chat.completion"]
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     system_fingerprint: str

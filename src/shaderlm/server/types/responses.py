@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from .common import Alternatives, Count, NonEmpty, SamplingFields, StreamOptions, only
-from .openai import ChatLogprob
+from .common import CompletionTokensDetails, ConversationFields, Count, JsonSchemaSpec, PromptTokensDetails, only
+from .openai import ChatLogprob, Function, FunctionName
 
 # Requests ------------------------------------------------------------------------------------------------
 
@@ -37,31 +37,22 @@ class InputItem(Struct, kw_only=True):
     status: str | None = None
 
 
-class ResponsesTool(Struct, kw_only=True):
+class ResponsesTool(Function, kw_only=True):
     """A function that the model may call. Tools that OpenAI runs itself are not there."""
 
     type: Literal["function"]
-    name: NonEmpty
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
-class ResponsesNamedTool(Struct):
+class ResponsesNamedTool(FunctionName, kw_only=True):
     """The one tool that must be called."""
 
     type: Literal["function"]
-    name: NonEmpty
 
 
-class TextFormat(Struct, kw_only=True):
+class TextFormat(JsonSchemaSpec, kw_only=True):
     """The form of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema: dict[str, Any] | bool | None = None
-    strict: bool | None = None
 
 
 class TextOptions(Struct, kw_only=True):
@@ -79,48 +70,38 @@ class ReasoningOptions(Struct, kw_only=True):
     generate_summary: str | None = None
 
 
-class ResponsesRequest(SamplingFields, kw_only=True):
+class ResponsesRequest(ConversationFields, kw_only=True):
     """`POST /v1/responses`."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    stream_options: StreamOptions | None = None
-    top_logprobs: Alternatives | None = None
     text: TextOptions | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
-    parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     # These have other names here, or no place in a response.
     n_predict: Annotated[Any, only()] = None
     n_probs: Annotated[Any, only(0)] = None
     timings_per_token: Annotated[Any, only(False)] = None
     return_progress: Annotated[Any, only(False)] = None
     # Known, and honoured only with the value that changes nothing.
-    store: Annotated[Any, only(False)] = None
     background: Annotated[Any, only(False)] = None
     conversation: Annotated[Any, only()] = None
     previous_response_id: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
     include: list[str] | None = None
     max_tool_calls: Annotated[Any, only()] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
     truncation: Annotated[Any, only("disabled")] = None
-    prompt_cache_retention: Annotated[Any, only("in_memory", "in-memory")] = None
-    prompt_cache_options: Annotated[Any, only({})] = None
     context_management: Annotated[Any, only([])] = None
-    moderation: Annotated[Any, only()] = None
     image: Annotated[Any, only()] = None
     access_programs: Annotated[Any, only([])] = None
 
 
 # Responses -----------------------------------------------------------------------------------------------
+
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(Struct, tag="output_text", kw_only=True):
@@ -142,7 +123,7 @@ class MessageItem(Struct, tag="message", kw_only=True):
 
     id: str
     role: Literal["assistant"] = "assistant"
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
     content: list[OutputText]
 
 
@@ -152,7 +133,7 @@ class ReasoningItem(Struct, tag="reasoning", kw_only=True):
     id: str
     summary: list[dict[str, Any]] = field(default_factory=list)
     content: list[ReasoningText]
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
 
 
 class CallItem(Struct, tag="function_call", kw_only=True):
@@ -162,31 +143,19 @@ class CallItem(Struct, tag="function_call", kw_only=True):
     call_id: str
     name: str
     arguments: str
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
 
 
 Item = MessageItem | ReasoningItem | CallItem
-
-
-class InputTokensDetails(Struct):
-    """Of the prompt's tokens: those that were in the cache."""
-
-    cached_tokens: int
-
-
-class OutputTokensDetails(Struct):
-    """Of the generated tokens: those between thinking tags."""
-
-    reasoning_tokens: int
 
 
 class ResponsesUsage(Struct):
     """Tokens of a response."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: PromptTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
 
@@ -231,165 +200,92 @@ class Response(Struct, kw_only=True):
     user: str | None
 
 
-# Events --------------------------------------------------------------------------------------------------
+# Events: each is numbered when it is written ----------------------------------------------------------------
 
 
-class ResponseCreated(Struct, tag="response.created", kw_only=True):
-    """The first event."""
+class StatusEvent(Struct, kw_only=True):
+    """The first two events, and the last one."""
 
-    sequence_number: int
+    type: Literal[
+        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+    ]
+    sequence_number: int = 0
     response: Response
 
 
-class ResponseInProgress(Struct, tag="response.in_progress", kw_only=True):
-    """The second one."""
+class ItemEvent(Struct, kw_only=True):
+    """An item begins, or is whole."""
 
-    sequence_number: int
-    response: Response
-
-
-class ResponseCompleted(Struct, tag="response.completed", kw_only=True):
-    """The last event."""
-
-    sequence_number: int
-    response: Response
-
-
-class ResponseIncomplete(Struct, tag="response.incomplete", kw_only=True):
-    """The last event of a response that is cut."""
-
-    sequence_number: int
-    response: Response
-
-
-class ResponseFailed(Struct, tag="response.failed", kw_only=True):
-    """The last event of a response that failed."""
-
-    sequence_number: int
-    response: Response
-
-
-class ItemAdded(Struct, tag="response.output_item.added", kw_only=True):
-    """An item begins."""
-
-    sequence_number: int
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    sequence_number: int = 0
     output_index: int
     item: Item
 
 
-class ItemDone(Struct, tag="response.output_item.done", kw_only=True):
-    """An item is whole."""
+class PartEvent(Struct, kw_only=True):
+    """The part of an item begins, or is whole."""
 
-    sequence_number: int
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    sequence_number: int = 0
     output_index: int
-    item: Item
-
-
-class PartAdded(Struct, tag="response.content_part.added", kw_only=True):
-    """A part of an item begins."""
-
-    sequence_number: int
-    output_index: int
-    content_index: int
+    content_index: int = 0
     item_id: str
     part: OutputText | ReasoningText
 
 
-class PartDone(Struct, tag="response.content_part.done", kw_only=True):
-    """A part of an item is whole."""
+class TextDelta(Struct, kw_only=True):
+    """More text, or more thoughts, which have no log probabilities."""
 
-    sequence_number: int
+    type: Literal["response.output_text.delta", "response.reasoning_text.delta"]
+    sequence_number: int = 0
     output_index: int
-    content_index: int
-    item_id: str
-    part: OutputText | ReasoningText
-
-
-class OutputTextDelta(Struct, tag="response.output_text.delta", kw_only=True):
-    """More text."""
-
-    sequence_number: int
-    output_index: int
-    content_index: int
+    content_index: int = 0
     item_id: str
     delta: str
-    logprobs: list[ChatLogprob] = field(default_factory=list)
+    logprobs: list[ChatLogprob] | UnsetType = UNSET
 
 
-class OutputTextDone(Struct, tag="response.output_text.done", kw_only=True):
-    """The whole text."""
+class TextDone(Struct, kw_only=True):
+    """The whole text, or all thoughts."""
 
-    sequence_number: int
+    type: Literal["response.output_text.done", "response.reasoning_text.done"]
+    sequence_number: int = 0
     output_index: int
-    content_index: int
+    content_index: int = 0
     item_id: str
     text: str
-    logprobs: list[ChatLogprob] = field(default_factory=list)
+    logprobs: list[ChatLogprob] | UnsetType = UNSET
 
 
-class ReasoningTextDelta(Struct, tag="response.reasoning_text.delta", kw_only=True):
-    """More thoughts."""
-
-    sequence_number: int
-    output_index: int
-    content_index: int
-    item_id: str
-    delta: str
-
-
-class ReasoningTextDone(Struct, tag="response.reasoning_text.done", kw_only=True):
-    """All thoughts."""
-
-    sequence_number: int
-    output_index: int
-    content_index: int
-    item_id: str
-    text: str
-
-
-class ArgumentsDelta(Struct, tag="response.function_call_arguments.delta", kw_only=True):
+class ArgumentsDelta(Struct, kw_only=True):
     """More of a call's arguments."""
 
-    sequence_number: int
+    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
+    sequence_number: int = 0
     output_index: int
     item_id: str
     delta: str
 
 
-class ArgumentsDone(Struct, tag="response.function_call_arguments.done", kw_only=True):
+class ArgumentsDone(Struct, kw_only=True):
     """All arguments of a call."""
 
-    sequence_number: int
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    sequence_number: int = 0
     output_index: int
     item_id: str
     name: str
     arguments: str
 
 
-class ErrorEvent(Struct, tag="error", kw_only=True):
+class ErrorEvent(Struct, kw_only=True):
     """The stream ends with an error."""
 
-    sequence_number: int
+    type: Literal["error"] = "error"
+    sequence_number: int = 0
     code: str
     message: str
     param: str | None
 
 
-ResponseEvent = (
-    ResponseCreated
-    | ResponseInProgress
-    | ResponseCompleted
-    | ResponseIncomplete
-    | ResponseFailed
-    | ItemAdded
-    | ItemDone
-    | PartAdded
-    | PartDone
-    | OutputTextDelta
-    | OutputTextDone
-    | ReasoningTextDelta
-    | ReasoningTextDone
-    | ArgumentsDelta
-    | ArgumentsDone
-    | ErrorEvent
-)
+ResponseEvent = StatusEvent | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone | ErrorEvent

@@ -1,0 +1,132 @@
+"""Routes that generate: what their requests have in common once they are prepared, and the streams of their answers."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from ..engine import Delta, Handle, Request
+from .errors import ApiError
+from .generation import progress_of
+from .output import new_id
+from .served import FINGERPRINT, ServedModel
+from .types.common import Usage
+from .types.openai import ChatChunk, CompletionResponse
+
+encode = msgspec.json.Encoder().encode
+
+
+def sse(body: Any, name: str = "") -> bytes:
+    """One event."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: %b\n\n" % encode(body)
+
+
+class Writer(ABC):
+    """Writes the events of a stream. Each method gives whole events, or nothing."""
+
+    @abstractmethod
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """What came for one of the handles."""
+
+    def progress(self, index: int) -> bytes:
+        """Its prompt is being read. Not all streams say so."""
+        return b""
+
+    @abstractmethod
+    def finish(self, index: int) -> bytes:
+        """One of the handles is finished."""
+
+    def end(self) -> bytes:
+        """All of them are. Not all streams have a mark of it."""
+        return b""
+
+    def error(self, problem: ApiError) -> bytes:
+        """The stream ends with an error."""
+        return sse(problem.body(), "error")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One route: what answers it, and what the OpenAPI document says about it."""
+
+    path: str
+    summary: str
+    body: Any = None  # the type of the request's body
+    response: Any = None  # of a whole answer; None: text
+    events: tuple[Any, ...] = ()  # of a stream's events; none: it has no stream
+    method: str = "POST"
+    api: str = "llama-server"
+    done: bool = False  # does a stream end with [DONE]?
+    errors: tuple[int, ...] = ()  # beside those that every route has
+    media_type: str = "application/json"
+    parameters: tuple[str, ...] = ()
+    handler: Any = None  # a function of the service and the HTTP request
+
+
+class Prepared(ABC):
+    """A request that is decoded, checked and tokenised. The engine runs `requests`; then there is a response.
+
+    stream: is the answer a stream? return_progress: does it say how much of the prompt is read?
+    """
+
+    route: ClassVar[Endpoint]
+    body: Any
+    requests: Sequence[Request]
+
+    def __init__(self, served: ServedModel, body: Any, id_prefix: str = "") -> None:
+        served.check_name(body.model)
+        self.served, self.body = served, body
+        self.stream, self.return_progress = bool(body.stream), bool(body.return_progress)
+        self.id, self.created = new_id(id_prefix), int(time.time())
+
+    def identity(self) -> dict[str, Any]:
+        """What all of OpenAI's answers, and the chunks of a stream, say of themselves."""
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.served.name,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    @abstractmethod
+    def response(self, handles: Sequence[Handle]) -> Struct:
+        """The whole answer, after every handle is finished."""
+
+    def writer(self, handles: Sequence[Handle]) -> Writer:
+        """What writes the answer as a stream, where there are streams."""
+        raise NotImplementedError
+
+
+class ChunkWriter(Writer):
+    """Chunks with choices, and with usage and timings where they are asked for."""
+
+    def __init__(
+        self, prepared: Prepared, handles: Sequence[Handle], chunk_type: type[ChatChunk | CompletionResponse]
+    ) -> None:
+        self._prepared, self._handles, self._chunk_type = prepared, handles, chunk_type
+        options = prepared.body.stream_options
+        self._with_usage = options is not None and bool(options.include_usage)
+        self._with_timings = bool(prepared.body.timings_per_token)
+
+    def _chunk(self, choices: list[Any], **fields: Any) -> bytes:
+        fields.setdefault("usage", None if self._with_usage else UNSET)
+        return sse(self._chunk_type(**self._prepared.identity(), choices=choices, **fields))
+
+    def progress(self, index: int) -> bytes:
+        """A chunk that says how much of the prompt is read."""
+        return self._chunk([], prompt_progress=progress_of(self._handles[index]))
+
+    def end(self) -> bytes:
+        """Usage, if it is asked for, and the end."""
+        usage = self._chunk([], usage=self.usage()) if self._with_usage else b""
+        return usage + b"data: [DONE]\n\n"
+
+    @abstractmethod
+    def usage(self) -> Usage:
+        """Tokens of all handles, after their end."""
