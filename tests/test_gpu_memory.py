@@ -20,8 +20,8 @@ from shaderlm.gpu import Array, Buffer, Copy, Device, PendingReadBack, Program, 
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.caps import WEBGPU_DEFAULT
 from shaderlm.gpu.lanes import judge
-from shaderlm.gpu.native import NativeError
 from shaderlm.gpu.pipelines import workgroup_size
+from shaderlm.gpu.webgpu_h import NativeError
 from shaderlm.gpu.wgpu_native import library
 from shaderlm.gpu.wgpu_native.bindings import ffi
 
@@ -146,9 +146,9 @@ def test_ctrl_c_in_a_callback_comes_later() -> None:
     ("kind", "arguments"),
     [
         (webgpu_h.NativeHandle, 2),
-        (webgpu_h.CBuffer, 4),
-        (webgpu_h.CPipeline, 3),
-        (webgpu_h.CPass, 2),
+        (webgpu_h.Buffer, 3),
+        (webgpu_h.Pipeline, 3),
+        (webgpu_h.Pass, 2),
         (PendingReadBack, 4),
     ],
 )

@@ -22,7 +22,7 @@ Bytes of copies and writes, and all offsets, are multiples of 4. A `Slot` may bi
 `caps.offset_alignment`. What a GPU refuses is a `DeviceError`; a kernel that does not compile is a `KernelError`. A
 device that was lost says so in every call; the next `open_device` opens a new one.
 
-Lowest first: `program` (plain data), `policy`, `caps`, `native` (the interface of an implementation), `webgpu_h`,
+Lowest first: `program` (plain data), `policy`, `caps`, `webgpu_h` (what an implementation has to have),
 `wgpu_native` and `dawn`, `backends`, `adapters`, `read_back`, `recording`, `queue`,
 `command_pool`, `pipelines`, `tracer`, `lanes`, `device`, `opening`.
 """
@@ -37,9 +37,9 @@ from .backends import BACKENDS, Backend
 from .backends import missing as backend_missing
 from .backends import versions as implementation_versions
 from .caps import WEBGPU_DEFAULT, DeviceCaps, Implementation, MatrixShape
-from .native import Buffer
 from .opening import begin_opening, open_device
 from .policy import DevicePolicy
+from .webgpu_h import Buffer
 
 if TYPE_CHECKING:
     from .command_pool import CommandBufferPool

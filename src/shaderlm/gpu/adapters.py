@@ -10,7 +10,7 @@ from ..errors import DeviceError
 from . import dawn, wgpu_native
 from .backends import UNMEASURED, Backend, any_measured, checked, choice
 from .caps import KINDS, DeviceCaps
-from .native import NativeAdapter
+from .webgpu_h import NativeAdapter
 
 WHAT_TO_INSTALL = """\
   Debian, Ubuntu   apt install libvulkan1 and your GPU's Vulkan driver: mesa-vulkan-drivers (AMD, Intel, and

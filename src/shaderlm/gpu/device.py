@@ -25,13 +25,13 @@ from .caps import DeviceCaps
 from .command_pool import CommandBufferPool
 from .lanes import with_probed_lanes
 from .matrices import with_probed_matrices
-from .native import Buffer, NativeError
 from .pipelines import Pipelines
 from .program import Array, Program, Slot, Step, as_bytes, padded
 from .queue import Queue
 from .read_back import PendingReadBack
 from .recording import BoundProgram, CommandBuffer, ReadBack, encode, recorded
 from .tracer import BY_PASS, IN_PASS, WALL, Grain, Tracer
+from .webgpu_h import Buffer, NativeError
 
 FEATURES = ("f16", "subgroups", "subgroup_matrix", "timestamps", "pass_timestamps")  # that may be switched off
 # That may be lowered.

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..errors import KernelError
 from .caps import DeviceCaps
-from .native import NativeDevice, NativeError
 from .program import Access, Step
+from .webgpu_h import NativeDevice, NativeError
 
 Key = tuple[str, tuple[Access, ...]]
 

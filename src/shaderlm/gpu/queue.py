@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeviceError
-from .native import Encoder, NativeDevice
 from .read_back import PendingReadBack, ReadBackRing
 from .recording import CommandBuffer, ReadBack
+from .webgpu_h import Encoder, NativeDevice
 
 
 class Queue:

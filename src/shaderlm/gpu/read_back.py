@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeviceError
-from .native import Buffer, Encoder, NativeDevice, NativeError
+from .webgpu_h import Buffer, Encoder, NativeDevice, NativeError
 
 KEPT_BYTES = 1 << 20  # larger staging buffers are given back instead of being kept
 

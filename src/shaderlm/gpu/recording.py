@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import DeviceError
-from .native import Buffer, Dispatch, Encoder, NativeDevice, Recorder
 from .program import Program
 from .read_back import ReadBackRing, Region, Staged
+from .webgpu_h import Buffer, Dispatch, Encoder, NativeDevice, Recorder
 
 ReadBack = tuple[Buffer, int] | tuple[Buffer, int, int] | Region
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .native import Encoder, Recorder
 from .queue import Queue
 from .recording import NO_TURNS, BoundProgram, CommandBuffer, ReadBack, encode
+from .webgpu_h import Encoder, Recorder
 
 Grain = Literal["host", "submission", "dispatch"]
 Queries = tuple[int, range]  # which set, and which of its queries
