@@ -16,8 +16,8 @@ EXPERT_GATES = ("silu_mul", "swiglu_clamped")
 def heads_are_grouped(op: str, dims: dict[str, Any]) -> None:
     """Every kv head serves equally many query heads."""
     if not dims["Hkv"] or dims["Hq"] % dims["Hkv"]:
-        given = f"Hq={dims['Hq']}, Hkv={dims['Hkv']}"
-        raise InputError(f"{op}: the query heads must be a multiple of the kv heads, got {given}")
+        heads = f"Hq={dims['Hq']}, Hkv={dims['Hkv']}"
+        raise InputError(f"{op}: the query heads must be a multiple of the kv heads, got {heads}")
 
 
 def rows_see_their_own_keys(op: str, dims: dict[str, Any]) -> None:
@@ -71,21 +71,20 @@ def rows_are_heads(op: str, dims: dict[str, Any]) -> None:
 def rounded_in_blocks(op: str, dims: dict[str, Any]) -> None:
     """What is rounded between two products is one row of whole blocks, which gate and up make."""
     one_row = dims["tokens"] == 1 and not dims["batched"]
-    given = f"tokens={dims['tokens']}, batched={dims['batched']}"
+    rows = f"tokens={dims['tokens']}, batched={dims['batched']}"
     if dims["prologue"] == "rounded" and not (one_row and dims["K"] % 32 == 0):
-        raise InputError(f"{op}: rounded inputs are one token, not batched, with K in 32s, got {given}, K={dims['K']}")
+        raise InputError(f"{op}: rounded inputs are one token, not batched, with K in 32s, got {rows}, K={dims['K']}")
     gated = dims["epilogue"] in ("silu_mul", "gelu_mul")
     if dims["rounded"] and not (one_row and gated and dims["N"] % 64 == 0):
-        given += f", N={dims['N']}, epilogue={dims['epilogue']!r}"
-        raise InputError(f"{op}: rounded results are one token's silu_mul or gelu_mul, with N in 64s, got {given}")
+        shape = f"{rows}, N={dims['N']}, epilogue={dims['epilogue']!r}"
+        raise InputError(f"{op}: rounded results are one token's silu_mul or gelu_mul, with N in 64s, got {shape}")
 
 
 def columns_are_there(op: str, dims: dict[str, Any]) -> None:
     """A slice is inside its tensor."""
     last = dims["first"] + dims["step"] * (dims["count"] - 1)
     if last >= dims["width"]:
-        wanted = f"{dims['first']} … {last}"
-        raise InputError(f"{op}: rows have {dims['width']} columns, asked for {wanted}")
+        raise InputError(f"{op}: rows have {dims['width']} columns, asked for {dims['first']} … {last}")
 
 
 def period_divides(op: str, dims: dict[str, Any]) -> None:
@@ -128,5 +127,5 @@ def experts_prologue(op: str, dims: dict[str, Any]) -> None:
     """A norm is for inputs that the experts of a row share."""
     known = ("none",) if dims["combine"] == "sum" else ("none", "rms_norm")
     if dims["prologue"] not in known:
-        given = f"combine={dims['combine']!r} and prologue={dims['prologue']!r}"
-        raise InputError(f"{op}: the prologue must be {' or '.join(known)}, got {given}")
+        combination = f"combine={dims['combine']!r} and prologue={dims['prologue']!r}"
+        raise InputError(f"{op}: the prologue must be {' or '.join(known)}, got {combination}")

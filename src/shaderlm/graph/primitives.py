@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import conditions, cost, formulas, reference
+import numpy as np
+
+from . import conditions, cost, formulas, reference, sampling
 from .batch import SPLIT_KEYS, context_class
 
 REQUIRED = object()
@@ -249,11 +251,11 @@ _TABLE = (
             conditions=(conditions.rows_are_whole,),
         )
         for name, formula, extra, compute, operations in (
-            ("gelu", "x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))", (), formulas.gelu, 9),
-            ("gelu_erf", "x / 2 · (1 + erf(x / √2))", (), formulas.gelu_erf, 5),
-            ("relu_squared", "max(x, 0)²", (), formulas.relu_squared, 2),
-            ("scale", "factor · x", ("factor",), formulas.scale, 1),
-            ("softcap", "cap · tanh(x / cap)", ("cap",), formulas.softcap, 3),
+            ("gelu", "x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))", (), formulas.unary(reference.gelu), 9),
+            ("gelu_erf", "x / 2 · (1 + erf(x / √2))", (), formulas.unary(reference.gelu_erf), 5),
+            ("relu_squared", "max(x, 0)²", (), formulas.unary(reference.relu_squared), 2),
+            ("scale", "factor · x", ("factor",), formulas.unary(reference.mul, "factor"), 1),
+            ("softcap", "cap · tanh(x / cap)", ("cap",), formulas.unary(reference.softcap, "cap"), 3),
         )
     ),
     Op(
@@ -277,7 +279,7 @@ _TABLE = (
         cost.nothing,
         {"x": cost.ratio("rows", "tokens")},
     ),
-    Op("copy", "x", ("x",), ("out",), {"count": REQUIRED}, formulas.copy, cost.nothing),
+    Op("copy", "x", ("x",), ("out",), {"count": REQUIRED}, formulas.unary(np.asarray), cost.nothing),
     Op(
         "fma_chain",
         "f(f(… f(x))), 8 · rounds times, f(v) = 0.75 v + 0.25",
@@ -302,7 +304,7 @@ _TABLE = (
         ("x",),
         ("out",),
         {"rows": REQUIRED, "width": REQUIRED},
-        formulas.argmax,
+        formulas.unary(sampling.argmax),
         cost.per_value(1, "rows", "width"),
     ),
     Op(

@@ -87,4 +87,5 @@ def run(
 ) -> Array:
     """The result `out` of an op, in this shape."""
     raw = run_op(device_of(device), op, dims, operands, route)
-    return raw["out"].view(dtype).reshape(shape)
+    out: Array = raw["out"].view(dtype).reshape(shape)
+    return out
