@@ -30,8 +30,7 @@ def op_plan(route: Route, dims: Dims, caps: DeviceCaps, launch_list: LaunchList 
     tensors = {key: Tensor(key, (), "input") for key in inputs} | {key: Tensor(key, ()) for key in outputs}
     graph = Graph(tensors, (Node(route.op, dims, inputs, outputs, route.op),), tuple(outputs))
     lowering = Lowering(caps)
-    routed = lowering.routed(route, dims, launches)
-    return lowering.plan_of(route.op, graph, [(graph.nodes[0], routed)])
+    return lowering.plan(route.op, graph, routes=[lowering.routed(route, dims, launches)])
 
 
 def lower(
