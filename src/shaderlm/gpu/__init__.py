@@ -48,20 +48,13 @@ if TYPE_CHECKING:
     from .read_back import PendingReadBack, Region
     from .recording import BoundProgram, CommandBuffer
 
-# Name → module, imported when the name is first used: these import NumPy, and drivers can start meanwhile.
-_MODULES = {
-    "Array": ".program",
-    "BoundProgram": ".recording",
-    "CommandBuffer": ".recording",
-    "CommandBufferPool": ".command_pool",
-    "Copy": ".device",
-    "Device": ".device",
-    "PendingReadBack": ".read_back",
-    "Program": ".program",
-    "Region": ".read_back",
-    "Slot": ".program",
-    "Step": ".program",
-    "as_bytes": ".program",
+# Module → names, imported when one is first used: these import NumPy, and drivers can start meanwhile.
+_LAZY = {
+    ".command_pool": ("CommandBufferPool",),
+    ".device": ("Copy", "Device"),
+    ".program": ("Array", "Program", "Slot", "Step", "as_bytes"),
+    ".read_back": ("PendingReadBack", "Region"),
+    ".recording": ("BoundProgram", "CommandBuffer"),
 }
 
 __all__ = [
@@ -97,6 +90,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name], __name__), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(importlib.import_module(module, __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

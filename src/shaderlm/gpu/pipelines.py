@@ -39,20 +39,20 @@ class Pipelines:
 
     def compile(self, steps: Iterable[Step]) -> None:
         """Compile what is not compiled yet, and wait for what other threads compile."""
-        wanted = {key_of(step): step for step in steps}
+        by_key = {key_of(step): step for step in steps}
         mine: dict[Key, Future[Any]] = {}
         try:
             with self._lock:
-                mine.update({key: Future() for key in wanted if key not in self._futures})
+                mine.update({key: Future() for key in by_key if key not in self._futures})
                 self._futures.update(mine)
-                futures = [self._futures[key] for key in wanted]
+                futures = [self._futures[key] for key in by_key]
             if len(mine) == 1:
                 ((key, future),) = mine.items()
-                future.set_result(self._compile(wanted[key]))
+                future.set_result(self._compile(by_key[key]))
             elif mine:
                 with ThreadPoolExecutor(min(len(mine), os.cpu_count() or 1), "compile") as pool:
-                    made = pool.map(lambda key: self._compile(wanted[key]), mine)
-                    for future, pipeline in zip(mine.values(), made, strict=True):
+                    pipelines = pool.map(lambda key: self._compile(by_key[key]), mine)
+                    for future, pipeline in zip(mine.values(), pipelines, strict=True):
                         future.set_result(pipeline)
         except BaseException as problem:  # those that wait for it are told, and it may be tried again
             with self._lock:
@@ -118,8 +118,8 @@ def explain(label: str, source: str, message: str, caps: DeviceCaps) -> str:
 
 def workgroup_size(source: str) -> str:
     """The size of a kernel's workgroups, x × y × z, with constants looked up as far as they are plain numbers."""
-    found = re.search(r"@workgroup_size\(([^)]*)\)", source)
-    terms = [term.strip() for term in found.group(1).split(",") if term.strip()] if found else []
+    size = re.search(r"@workgroup_size\(([^)]*)\)", source)
+    terms = [term.strip() for term in size.group(1).split(",") if term.strip()] if size else []
     for i, term in enumerate(terms):
         constant = re.search(rf"\bconst\s+{re.escape(term)}\b[^=;]*=\s*(\d+)", source)
         terms[i] = constant.group(1) if constant else term.rstrip("u")

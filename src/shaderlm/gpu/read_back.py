@@ -49,9 +49,9 @@ class PendingReadBack:
         staged = self._staged
         if staged is None:
             raise DeviceError("this result was read back before, or discarded; a pending read-back can be read once")
-        found = self._ring.read(staged, self._submission, self._number)
+        contents = self._ring.read(staged, self._submission, self._number)
         self._staged = None
-        return found
+        return contents
 
     def discard(self) -> None:
         """Nobody wants the bytes."""
@@ -76,9 +76,9 @@ class ReadBackRing:
         """Record the copy of a region; to be followed by `submitted` or `give_back`."""
         buffer, nbytes, offset = Region(*region)
         buffer.check()
-        wanted = _copied(nbytes)
-        staging = self._take(max(16, 1 << (wanted - 1).bit_length()))
-        encoder.copy(buffer, offset, staging, 0, wanted)
+        size = _copied(nbytes)
+        staging = self._take(max(16, 1 << (size - 1).bit_length()))
+        encoder.copy(buffer, offset, staging, 0, size)
         return Staged(staging, nbytes, buffer)
 
     def _take(self, size: int) -> Buffer:
@@ -107,10 +107,9 @@ class ReadBackRing:
         else:
             self._free.setdefault(buffer.size, []).append(buffer)
 
-    def give_back(self, staged: Staged | None) -> None:
+    def give_back(self, staged: Staged) -> None:
         """The buffer of a copy that will never be submitted."""
-        if staged is not None:
-            self._keep(staged.buffer)
+        self._keep(staged.buffer)
 
     def submitted(self, staged: Staged, submission: Any) -> PendingReadBack:
         """The pending read-back of a copy that was just submitted."""
