@@ -191,10 +191,10 @@ def test_lowered_limits_are_enforced(opened: Callable[..., Device]) -> None:
 
 def test_workgroup_memory_is_a_reason_not_to_take_a_route(opened: Callable[..., Device]) -> None:
     """wgpu itself does not check this limit."""
-    small = opened(limits={"max_workgroup_memory": 4096})
+    small = opened(limits={"max_workgroup_memory": 2048})
     verdicts = ops.explain("linear", tokens=5, K=64, N=8, device=small)
     reason = next(verdict.reason for verdict in verdicts if verdict.route == "tile_shared")
-    assert "bytes of workgroup memory, the limit is 4,096" in reason
+    assert "bytes of workgroup memory, the limit is 2,048" in reason
     with pytest.raises(RouteError, match="workgroup memory"):
         ops.linear(floats(0, 5, 64), floats(1, 8, 64), route="tile_shared", device=small)
 

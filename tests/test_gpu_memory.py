@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from shaderlm.errors import DeviceError, KernelError
-from shaderlm.gpu import Array, Buffer, Copy, Device, PendingReadBack, Program, Region, Slot, Step, webgpu_h
+from shaderlm.gpu import Array, Buffer, Copy, Device, PendingReadBack, Program, Slot, Step, webgpu_h
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.caps import WEBGPU_DEFAULT
 from shaderlm.gpu.lanes import judge
@@ -52,7 +52,7 @@ def test_read_backs_have_any_size(nbytes: int, device: Device) -> None:
 
 def test_a_region_is_read_back(device: Device) -> None:
     buffer = device.buffer(np.arange(1000, dtype=np.uint32))
-    pending = device.submit([], Region(buffer, 12, offset=400))
+    pending = device.submit([], (buffer, 12, 400))
     assert pending is not None
     assert pending.wait().view(np.uint32).tolist() == [100, 101, 102]
     assert device.read(buffer, 8, 40).view(np.uint32).tolist() == [10, 11]

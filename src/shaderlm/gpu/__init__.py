@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .command_pool import CommandBufferPool
     from .device import Copy, Device
     from .program import Array, Program, Slot, Step, as_bytes
-    from .read_back import PendingReadBack, Region
+    from .read_back import PendingReadBack
     from .recording import BoundProgram, CommandBuffer
 
 # Module → names, imported when one is first used: these import NumPy, and drivers can start meanwhile.
@@ -53,7 +53,7 @@ _LAZY = {
     ".command_pool": ("CommandBufferPool",),
     ".device": ("Copy", "Device"),
     ".program": ("Array", "Program", "Slot", "Step", "as_bytes"),
-    ".read_back": ("PendingReadBack", "Region"),
+    ".read_back": ("PendingReadBack",),
     ".recording": ("BoundProgram", "CommandBuffer"),
 }
 
@@ -76,7 +76,6 @@ __all__ = [
     "MatrixShape",
     "PendingReadBack",
     "Program",
-    "Region",
     "Slot",
     "Step",
     "adapters",

@@ -246,15 +246,9 @@ class Device:
         `read_back`: (buffer, nbytes); these bytes, as they are afterwards, come back.
         """
         with self._translated("run a plan"):
-            tracer = self._tracer
-            if tracer is None:
-                return self._queue.submit(self._queue.record(programs, read_back))
-            if tracer.one_by_one:
-                tracer.run_one_by_one(programs)
-                return self._queue.submit(self._queue.record((), read_back))
-            commands = tracer.record(programs, read_back)
-            tracer.recorded_here(commands)
-            return tracer.submit(commands)
+            if self._tracer is not None:
+                return self._tracer.run(programs, read_back)
+            return self._queue.submit(self._queue.record(programs, read_back))
 
     # recording ahead -------------------------------------------------------------------------------------
 

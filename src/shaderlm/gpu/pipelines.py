@@ -55,11 +55,12 @@ class Pipelines:
                     for future, pipeline in zip(mine.values(), pipelines, strict=True):
                         future.set_result(pipeline)
         except BaseException as problem:  # those that wait for it are told, and it may be tried again
+            interrupted = KernelError("another thread was interrupted while it compiled this kernel; try again")
             with self._lock:
                 for key, future in mine.items():
                     if not future.done():
                         self._futures.pop(key, None)
-                        future.set_exception(problem if isinstance(problem, KernelError) else _interrupted())
+                        future.set_exception(problem if isinstance(problem, KernelError) else interrupted)
             raise
         for future in futures:
             future.result()
@@ -95,10 +96,6 @@ def check_bindings(step: Step) -> None:
 
 def _listed(bindings: Mapping[int, Access]) -> str:
     return ", ".join(f"{number} {access}" for number, access in sorted(bindings.items())) or "none"
-
-
-def _interrupted() -> KernelError:
-    return KernelError("another thread was interrupted while it compiled this kernel; try again")
 
 
 def explain(label: str, source: str, message: str, caps: DeviceCaps) -> str:

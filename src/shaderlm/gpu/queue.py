@@ -49,7 +49,7 @@ class Queue:
                 bound.check()
             encoder = self.native.create_encoder()
             encode(encoder, programs)
-            staged = self.ring.stage(encoder, read_back) if read_back is not None else None
+            staged = self.ring.stage(encoder, *read_back) if read_back is not None else None
         return CommandBuffer(encoder.finish(), programs, staged)
 
     def discard(self, commands: CommandBuffer) -> None:
@@ -78,7 +78,7 @@ class Queue:
 
     def read(self, encoder: Encoder, region: ReadBack) -> NDArray[np.uint8]:
         """Submit what was recorded, and wait for what a region holds then."""
-        staged = self.ring.stage(encoder, region)
+        staged = self.ring.stage(encoder, *region)
         pending = self.submit(CommandBuffer(encoder.finish(), (), staged))
         assert pending is not None
         return pending.wait()

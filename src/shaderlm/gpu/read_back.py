@@ -19,14 +19,6 @@ from .webgpu_h import Buffer, Encoder, NativeDevice, NativeError
 KEPT_BYTES = 1 << 20  # larger staging buffers are given back instead of being kept
 
 
-class Region(NamedTuple):
-    """Bytes of a buffer. A plain tuple (buffer, nbytes) does as well."""
-
-    buffer: Buffer
-    nbytes: int
-    offset: int = 0
-
-
 class Staged(NamedTuple):
     """A copy that was recorded: where it goes, how many bytes are wanted, and of which buffer."""
 
@@ -72,9 +64,8 @@ class ReadBackRing:
         self._free: dict[int, list[Buffer]] = {}  # by size, which is a power of two
         self._discarded: deque[tuple[Buffer, int]] = deque()  # and the numbers of their mappings
 
-    def stage(self, encoder: Encoder, region: tuple[Buffer, int] | tuple[Buffer, int, int] | Region) -> Staged:
-        """Record the copy of a region; to be followed by `submitted` or `give_back`."""
-        buffer, nbytes, offset = Region(*region)
+    def stage(self, encoder: Encoder, buffer: Buffer, nbytes: int, offset: int = 0) -> Staged:
+        """Record the copy of some bytes; to be followed by `submitted` or `give_back`."""
         buffer.check()
         size = _copied(nbytes)
         staging = self._take(max(16, 1 << (size - 1).bit_length()))

@@ -9,10 +9,10 @@ from typing import Any
 
 from ..errors import DeviceError
 from .program import Program
-from .read_back import Region, Staged
+from .read_back import Staged
 from .webgpu_h import Buffer, Dispatch, Encoder, NativeDevice, Recorder
 
-ReadBack = tuple[Buffer, int] | tuple[Buffer, int, int] | Region
+ReadBack = tuple[Buffer, int] | tuple[Buffer, int, int]  # and the offset, if it is not 0
 
 
 class BoundProgram:

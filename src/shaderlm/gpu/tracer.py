@@ -58,10 +58,15 @@ class Tracer:
     def _add_set(self) -> None:
         self._sets.append((self._native.create_query_set(MAX_QUERIES), 0))
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether every dispatch is submitted by itself, for want of timestamps."""
-        return self._clock == WALL and self._grain == "dispatch"
+    def run(self, programs: Sequence[BoundProgram], read_back: ReadBack | None) -> PendingReadBack | None:
+        """Record and submit; every dispatch by itself where it is to be timed and there are no timestamps."""
+        if self._clock == WALL and self._grain == "dispatch":
+            self._run_one_by_one(programs)
+            return self._queue.submit(self._queue.record((), read_back))
+        commands = self.record(programs, read_back)
+        submission: Submission = commands.traced[0]
+        submission.host, submission.ahead = submission.ahead, {}  # this thread recorded it
+        return self.submit(commands)
 
     def record(
         self,
@@ -77,17 +82,12 @@ class Tracer:
             queries = self._record_timed(encoder, programs) if timed else None
             if queries is None:
                 encode(encoder, programs)
-            staged = self._ring.stage(encoder, read_back) if read_back is not None else None
+            staged = self._ring.stage(encoder, *read_back) if read_back is not None else None
             encoded = time.perf_counter_ns()
         commands = encoder.finish()
         spans = {"encode": (began, encoded), "finish": (encoded, time.perf_counter_ns())}
         submission = Submission(tuple(programs), {}, np.zeros(0), spans)
         return CommandBuffer(commands, programs, staged, (submission, queries))
-
-    def recorded_here(self, commands: CommandBuffer) -> None:
-        """It was recorded by the thread that submits it."""
-        submission: Submission = commands.traced[0]
-        submission.host, submission.ahead = submission.ahead, {}
 
     def note(self, commands: CommandBuffer, name: str, began: int) -> None:
         """The host did something for a command buffer, from then until now."""
@@ -173,7 +173,7 @@ class Tracer:
             compute_pass.end()
         return which, indices
 
-    def run_one_by_one(self, programs: Sequence[BoundProgram]) -> None:
+    def _run_one_by_one(self, programs: Sequence[BoundProgram]) -> None:
         """Without timestamps: every dispatch is submitted alone and waited for. Includes the way there and back."""
         started = time.perf_counter_ns()
         ends = [started]

@@ -62,15 +62,10 @@ _ACCESS = {
     "storage": "WGPUBufferBindingType_Storage",
     "uniform": "WGPUBufferBindingType_Uniform",
 }
-_OUT_OF_MEMORY = 3  # WGPUErrorType_OutOfMemory
 
 
 class NativeError(Exception):
     """What an implementation says when it refuses something."""
-
-
-class OutOfMemoryError(NativeError):
-    """There is no room for a buffer."""
 
 
 def text(ffi: Any, view: Any) -> str:
@@ -133,11 +128,10 @@ class Callbacks:
         def on_error(_: Any, kind: int, message: Any, device: Any, __: Any) -> None:
             state = _states.get(number(ffi, device))
             if state is not None:
-                error = OutOfMemoryError if kind == _OUT_OF_MEMORY else NativeError
                 words = "\n".join(line.rstrip() for line in text(ffi, message).strip().splitlines())
                 if "device is lost" in words and state.lost is None:  # `on_lost` may come later, or not at all
                     state.lost = words.splitlines()[-1].strip()
-                state.errors.setdefault(threading.get_ident(), error(words))
+                state.errors.setdefault(threading.get_ident(), NativeError(words))
 
         @self.declared("WGPUDeviceLostCallback")
         def on_lost(_: Any, reason: int, message: Any, device: Any, __: Any) -> None:
@@ -269,10 +263,8 @@ class Encoder(NativeHandle):
 
     def finish(self) -> NativeHandle:
         """The command buffer; it can be submitted once. What is wrong with what was recorded is raised here."""
-        finished = self._lib.wgpuCommandEncoderFinish(self.handle, self._ffi.NULL)
-        commands = NativeHandle(finished, self._lib.wgpuCommandBufferRelease)
-        self._device.check()
-        return commands
+        commands = self._lib.wgpuCommandEncoderFinish(self.handle, self._ffi.NULL)
+        return self._device.checked(commands, self._lib.wgpuCommandBufferRelease)
 
 
 class NativeDevice(ABC):
@@ -304,6 +296,12 @@ class NativeDevice(ABC):
     def lost(self) -> str | None:
         """Why the device was lost; None as long as it is not known to be."""
         return self.state.lost
+
+    def checked(self, handle: Any, release: Callable[[Any], None]) -> NativeHandle:
+        """What a call made, unless the library refused the call."""
+        owner = NativeHandle(handle, release)
+        self.check()
+        return owner
 
     # buffers ---------------------------------------------------------------------------------------------
 
@@ -343,16 +341,13 @@ class NativeDevice(ABC):
             entries[i].buffer.type = getattr(lib, _ACCESS[access])
         descriptor = ffi.new("WGPUBindGroupLayoutDescriptor *")
         descriptor.entryCount, descriptor.entries = len(accesses), entries
-        layout = NativeHandle(
-            lib.wgpuDeviceCreateBindGroupLayout(self.handle, descriptor), lib.wgpuBindGroupLayoutRelease
-        )
-        self.check()
+        handle = lib.wgpuDeviceCreateBindGroupLayout(self.handle, descriptor)
+        layout = self.checked(handle, lib.wgpuBindGroupLayoutRelease)
         descriptor = ffi.new("WGPUPipelineLayoutDescriptor *")
         groups = ffi.new("WGPUBindGroupLayout[1]", [layout.handle])
         descriptor.bindGroupLayoutCount, descriptor.bindGroupLayouts = 1, groups
-        whole = NativeHandle(lib.wgpuDeviceCreatePipelineLayout(self.handle, descriptor), lib.wgpuPipelineLayoutRelease)
-        self.check()
-        return layout, whole
+        handle = lib.wgpuDeviceCreatePipelineLayout(self.handle, descriptor)
+        return layout, self.checked(handle, lib.wgpuPipelineLayoutRelease)
 
     def shader_descriptor(self, label: str, source: str) -> tuple[Any, Any]:
         """A WGPUShaderModuleDescriptor, and what must be kept as long as it is used."""
@@ -379,9 +374,8 @@ class NativeDevice(ABC):
             entry.binding, entry.buffer, entry.offset, entry.size = i, buffer.handle, offset, size
         descriptor = self.ffi.new("WGPUBindGroupDescriptor *")
         descriptor.layout, descriptor.entryCount, descriptor.entries = pipeline.layout.handle, len(ranges), entries
-        group = NativeHandle(self.lib.wgpuDeviceCreateBindGroup(self.handle, descriptor), self.lib.wgpuBindGroupRelease)
-        self.check()
-        return group
+        group = self.lib.wgpuDeviceCreateBindGroup(self.handle, descriptor)
+        return self.checked(group, self.lib.wgpuBindGroupRelease)
 
     # recording -------------------------------------------------------------------------------------------
 
@@ -413,9 +407,8 @@ class NativeDevice(ABC):
         """Timestamps."""
         descriptor = self.ffi.new("WGPUQuerySetDescriptor *")
         descriptor.type, descriptor.count = self.lib.WGPUQueryType_Timestamp, count
-        queries = NativeHandle(self.lib.wgpuDeviceCreateQuerySet(self.handle, descriptor), self.lib.wgpuQuerySetRelease)
-        self.check()
-        return queries
+        queries = self.lib.wgpuDeviceCreateQuerySet(self.handle, descriptor)
+        return self.checked(queries, self.lib.wgpuQuerySetRelease)
 
     # what is each library's own --------------------------------------------------------------------------
 

@@ -153,12 +153,12 @@ class Chain:
             written |= set(part.gives.values())
         return max(touched, default=1.0)
 
-    def check(self, name: str, dims: dict[str, Any]) -> None:
-        """An InputError, in the name of whoever is asked for, where dims do not go together."""
+    def wrong(self, dims: dict[str, Any]) -> str | None:
+        """Where dims do not go together: those of the chain, else those of a part."""
         for condition in self.conditions:
-            condition(name, dims)
-        for _, op, part_dims in self.of(dims):
-            op.check(name, part_dims)
+            if reason := condition(dims):
+                return reason
+        return next((reason for _, op, part_dims in self.of(dims) if (reason := op.wrong(part_dims))), None)
 
 
 Present = tuple[tuple[Part, Op | Chain, dict[str, Any]], ...]
@@ -328,11 +328,7 @@ _TABLE = (
             "eps": 1e-6,  # of the prologue
             "batched": False,
         },
-        conditions=(
-            conditions.experts_rows_are_pairs,
-            conditions.sums_have_residuals,
-            conditions.experts_prologue,
-        ),
+        conditions=(conditions.rows_are_pairs, conditions.sums_have_residuals, conditions.experts_prologue),
     ),
     Chain(
         "rope_kv_write",

@@ -79,7 +79,8 @@ def _resolve(name: str, dims: Mapping[str, Any]) -> dict[str, Any]:
             values[key] = default(values) if callable(default) else default
     for key, value in values.items():
         _check(name, key, value)
-    OPS[name].check(name, values)
+    if reason := OPS[name].wrong(values):
+        raise InputError(f"{name}: {reason}")
     return {key: values[key] for key in declared}
 
 

@@ -35,9 +35,9 @@ class DawnDevice(NativeDevice):
         lib, native = self.lib, self._native
         layout, pipeline_layout = self.layout(accesses)
         shader, shader_owners = self.shader_descriptor(label, source)
-        module = NativeHandle(lib.wgpuDeviceCreateShaderModule(self.handle, shader), lib.wgpuShaderModuleRelease)
+        handle = lib.wgpuDeviceCreateShaderModule(self.handle, shader)
         try:
-            self.check()
+            module = self.checked(handle, lib.wgpuShaderModuleRelease)
         except NativeError as problem:
             raise NativeError(_with_places(str(problem))) from problem
         descriptor, owners = self.pipeline_descriptor(label, pipeline_layout, module)

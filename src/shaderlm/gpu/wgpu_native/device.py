@@ -45,8 +45,7 @@ class WgpuDevice(NativeDevice):
             handle = lib.wgpuDeviceCreateShaderModule(self.handle, shader)
         else:
             handle = lib.wgpuDeviceCreateShaderModuleTrusted(self.handle, shader, lib.WGPUShaderRuntimeChecks_None)
-        module = NativeHandle(handle, lib.wgpuShaderModuleRelease)
-        self.check()
+        module = self.checked(handle, lib.wgpuShaderModuleRelease)
         descriptor, owners = self.pipeline_descriptor(label, pipeline_layout, module)
         handle = lib.wgpuDeviceCreateComputePipeline(self.handle, descriptor)
         pipeline = Pipeline(handle, lib.wgpuComputePipelineRelease, layout)
