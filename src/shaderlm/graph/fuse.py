@@ -8,6 +8,7 @@ nodes are connected as it wants but cannot be fused, or with None where they are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,13 +25,16 @@ class GraphIndex:
 
     def __init__(self, graph: Graph) -> None:
         self.tensors = graph.tensors
-        self.producers = graph.producers()
-        self.uses = graph.uses()
         self.position = {id(node): i for i, node in enumerate(graph.nodes)}
+        self.producers: dict[str, Node] = {}  # of hidden tensors
         self.readers: dict[str, list[Node]] = {}
         for node in graph.nodes:
+            hidden = [name for name in node.outputs.values() if graph.tensors[name].role == "hidden"]
+            self.producers |= dict.fromkeys(hidden, node)
             for name in set(node.inputs.values()):
                 self.readers.setdefault(name, []).append(node)
+        # How many nodes read a tensor; an output of the graph has one more use.
+        self.uses = Counter(graph.outputs) + Counter({name: len(nodes) for name, nodes in self.readers.items()})
 
     def made_by(self, name: str, op: str) -> Node | None:
         """The node of this op that makes a tensor."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -96,17 +95,6 @@ class Graph:
         if absent:
             raise KernelError(f"no node makes the output {absent}")
         return self
-
-    def uses(self) -> Counter[str]:
-        """How many nodes read a tensor; a wanted output counts as one more."""
-        return Counter(self.outputs) + Counter(name for node in self.nodes for name in set(node.inputs.values()))
-
-    def producers(self) -> dict[str, Node]:
-        """Which node makes a hidden tensor."""
-        return {name: node for node in self.nodes for name in node.outputs.values() if self._hidden(name)}
-
-    def _hidden(self, name: str) -> bool:
-        return self.tensors[name].role == "hidden"
 
     def weights(self) -> list[Tensor]:
         """The weights that nodes read, in the order of their first use."""
