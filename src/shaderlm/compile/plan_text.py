@@ -17,16 +17,12 @@ def describe(plan: Plan) -> str:
     layers = [(name, list(group)) for name, group in groupby(plan.launches, key=lambda launch: launch.layer)]
     rows: list[tuple[str, ...]] = []
     titles: dict[int, str] = {}
-    i = 0
-    while i < len(layers):
-        name, launches = layers[i]
-        end = i + 1
-        while end < len(layers) and _signature(*layers[end]) == _signature(name, launches):
-            end += 1
-        same = f"{name} … {layers[end - 1][0]} ({end - i} layers alike)" if end - i > 1 else name
-        titles[len(rows)] = f"{same}: {len(launches)} dispatch{'es' if len(launches) > 1 else ''}"
+    for _, group in groupby(layers, key=lambda layer: _signature(*layer)):
+        alike = list(group)
+        name, launches = alike[0]
+        names = f"{name} … {alike[-1][0]} ({len(alike)} layers alike)" if len(alike) > 1 else name
+        titles[len(rows)] = f"{names}: {len(launches)} dispatch{'es' if len(launches) > 1 else ''}"
         rows += [_row(launch) for launch in launches]
-        i = end
     scratch = sum(spec.nbytes for spec in plan.of_role("scratch").values())
     head = f"{plan.name}: {plan.tokens} token{'s' if plan.tokens > 1 else ''}, "
     text = [head + f"{len(plan.launches)} dispatches, scratch {scratch / 1e6:.1f} MB"]

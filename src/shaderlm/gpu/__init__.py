@@ -33,7 +33,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .adapters import WHAT_TO_INSTALL, Adapter, adapters, preferred_adapter
-from .backends import BACKENDS, Backend
+from .backends import Backend
 from .backends import missing as backend_missing
 from .backends import versions as implementation_versions
 from .caps import WEBGPU_DEFAULT, DeviceCaps, Implementation, MatrixShape
@@ -58,7 +58,6 @@ _LAZY = {
 }
 
 __all__ = [
-    "BACKENDS",
     "WEBGPU_DEFAULT",
     "WHAT_TO_INSTALL",
     "Adapter",

@@ -95,18 +95,30 @@ class Chain:
             written |= set(part.gives.values())
         return tuple(inputs)
 
-    def of(self, dims: Dims) -> Present:
-        """The parts that are there, what they are, and their dims. Worked out once for a shape: chains are nested."""
-        return self._present(tuple(dims.items()))
+    def of(self, dims: Dims) -> list[PresentPart]:
+        """The parts that are there, what they are, and their dims."""
+        return self._shape(tuple(dims.items()))[0]
 
     @cached_property
-    def _present(self) -> Callable[[tuple[tuple[str, Any], ...]], Present]:
-        @lru_cache(maxsize=64)
-        def present(items: tuple[tuple[str, Any], ...]) -> Present:
-            dims = dict(items)
-            return tuple((part, self.member(part), self.dims_of(part, dims)) for part in self.parts if part.when(dims))
+    def _shape(self) -> Callable[[tuple[tuple[str, Any], ...]], tuple[list[PresentPart], dict[str, list[Touch]]]]:
+        """For dims: `of`, and which parts touch a wire. Worked out once for a shape: chains are nested."""
 
-        return present
+        @lru_cache(maxsize=64)
+        def shape(items: tuple[tuple[str, Any], ...]) -> tuple[list[PresentPart], dict[str, list[Touch]]]:
+            dims = dict(items)
+            parts = [(part, self.member(part), self.dims_of(part, dims)) for part in self.parts if part.when(dims)]
+            touches: dict[str, list[Touch]] = {}
+            written: set[str] = set()
+            for part, op, part_dims in parts:
+                # A wire that is given again is another one, unless it is a state, which parts change in place.
+                pairs = {pair for pair in part.reads.items() if pair[1] not in written or pair[1] in self.outputs}
+                pairs |= {pair for pair in part.gives.items() if pair[1] in self.outputs}
+                for name, wire in pairs:
+                    touches.setdefault(wire, []).append((op, name, part_dims))
+                written |= set(part.gives.values())
+            return parts, touches
+
+        return shape
 
     def member(self, part: Part) -> Op | Chain:
         """What a part is: a chain may be named like its main primitive."""
@@ -143,15 +155,8 @@ class Chain:
 
     def part(self, operand: str, dims: Dims, position: int) -> float:
         """What is touched of an operand, by the part that touches most of it. Of "", which kernels keep, all."""
-        touched, written = list[float](), set[str]()
-        for part, op, part_dims in self.of(dims):
-            # A wire that is given again is another one, unless it is a state, which parts change in place.
-            reads = {} if operand in written and operand not in self.outputs else part.reads
-            gives = part.gives if operand in self.outputs else {}
-            names = [name for name, wire in {**reads, **gives}.items() if wire == operand]
-            touched += [op.part(name, part_dims, position) for name in names]
-            written |= set(part.gives.values())
-        return max(touched, default=1.0)
+        touches = self._shape(tuple(dims.items()))[1].get(operand, ())
+        return max((op.part(name, part_dims, position) for op, name, part_dims in touches), default=1.0)
 
     def wrong(self, dims: dict[str, Any]) -> str | None:
         """Where dims do not go together: those of the chain, else those of a part."""
@@ -161,7 +166,8 @@ class Chain:
         return next((reason for _, op, part_dims in self.of(dims) if (reason := op.wrong(part_dims))), None)
 
 
-Present = tuple[tuple[Part, Op | Chain, dict[str, Any]], ...]
+PresentPart = tuple[Part, Op | Chain, dict[str, Any]]
+Touch = tuple[Op | Chain, str, dict[str, Any]]  # a part's op, its name for a wire, its dims
 
 
 # The chains ------------------------------------------------------------------------------------------------------
