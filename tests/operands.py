@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shaderlm.formats import blocks
-from shaderlm.graph import reference
+from shaderlm.graph import reference, sampling
 from shaderlm.graph.batch import LAST, contiguous_batch, make_batch
 
 from . import attention_operands, sampling_operands
@@ -297,7 +297,7 @@ def _matrix_chain(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Array
 def _argmax(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     x = np.round(_normal(rng, d["rows"], d["width"]) * 2)  # whole numbers: ties everywhere
     x[rng.random(x.shape) < 0.1] = np.nan
-    return {"x": x}, {"out": reference.argmax(x)}
+    return {"x": x}, {"out": sampling.argmax(x)}
 
 
 MAKERS: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {

@@ -20,9 +20,8 @@ from shaderlm.engine import load
 from shaderlm.errors import DeviceError
 from shaderlm.gpu import Buffer, CommandBuffer, CommandBufferPool, Device, command_pool
 from shaderlm.gpu.command_pool import COUNT
-from shaderlm.gpu.native import NativeError
 from shaderlm.gpu.read_back import ReadBackRing, Staged
-from shaderlm.gpu.webgpu_h import CEncoder
+from shaderlm.gpu.webgpu_h import Encoder, NativeError
 from shaderlm.graph.batch import PAGE
 from shaderlm.profile.measure import profile
 from shaderlm.runtime.gpu_runner import GpuDecode, GpuRunner
@@ -257,7 +256,7 @@ def test_a_model_that_is_closed_has_no_threads(model: GpuRunner) -> None:
 
 def test_everything_is_given_back(model: GpuRunner, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closed with two steps under way: no command buffer stays, and staging buffers of what is not read alone."""
-    finished, alive = Spy(monkeypatch, CEncoder, "finish"), list[weakref.ref[Any]]()
+    finished, alive = Spy(monkeypatch, Encoder, "finish"), list[weakref.ref[Any]]()
     ring = ReadBackRing(device._native)
     monkeypatch.setattr(device._queue, "ring", ring)
     stage, staged = ring.stage, list[Buffer]()
@@ -303,7 +302,7 @@ def rejection(session: Session, monkeypatch: pytest.MonkeyPatch) -> str:
 
     session.sample(PROMPT)
     with monkeypatch.context() as broken:
-        broken.setattr(CEncoder, "finish", refused)
+        broken.setattr(Encoder, "finish", refused)
         with pytest.raises(DeviceError) as caught:
             session.advance()
     assert session.length == len(PROMPT)

@@ -16,10 +16,10 @@ from shaderlm import ops
 from shaderlm.errors import DeviceError, InputError, KernelError, RouteError
 from shaderlm.gpu import Adapter, Device, adapters, open_device, opening, preferred_adapter
 from shaderlm.gpu.adapters import choose
-from shaderlm.gpu.dawn import adapter as dawn_adapter
+from shaderlm.gpu.dawn.adapter import DawnAdapter
 from shaderlm.gpu.device import FEATURES
 from shaderlm.gpu.webgpu_h import LIMITS
-from shaderlm.gpu.wgpu_native import adapter as wgpu_adapter
+from shaderlm.gpu.wgpu_native.adapter import WgpuAdapter
 from shaderlm.graph import reference
 from shaderlm.kernels import fold
 
@@ -37,8 +37,7 @@ def floats(seed: int, *shape: int) -> Any:
 def native_features(device: Device) -> set[str]:
     """What the library says of a device."""
     native = cast("Any", device._native)
-    named = {name: f"WGPUFeatureName_{feature}" for name, feature in dawn_adapter._FEATURES.items()}
-    features = named if device.caps.implementation == "dawn" else wgpu_adapter._FEATURES
+    features = (DawnAdapter if device.caps.implementation == "dawn" else WgpuAdapter).FEATURES
     has = native.lib.wgpuDeviceHasFeature
     return {name for name, feature in features.items() if has(native.handle, getattr(native.lib, feature))}
 

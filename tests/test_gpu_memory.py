@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from shaderlm.errors import DeviceError, KernelError
-from shaderlm.gpu import Array, Buffer, Copy, Device, PendingReadBack, Program, Region, Slot, Step, webgpu_h
+from shaderlm.gpu import Array, Buffer, Copy, Device, PendingReadBack, Program, Slot, Step, webgpu_h
 from shaderlm.gpu.adapters import choose
 from shaderlm.gpu.caps import WEBGPU_DEFAULT
 from shaderlm.gpu.lanes import judge
-from shaderlm.gpu.native import NativeError
 from shaderlm.gpu.pipelines import workgroup_size
+from shaderlm.gpu.webgpu_h import NativeError
 from shaderlm.gpu.wgpu_native import library
 from shaderlm.gpu.wgpu_native.bindings import ffi
 
@@ -52,7 +52,7 @@ def test_read_backs_have_any_size(nbytes: int, device: Device) -> None:
 
 def test_a_region_is_read_back(device: Device) -> None:
     buffer = device.buffer(np.arange(1000, dtype=np.uint32))
-    pending = device.submit([], Region(buffer, 12, offset=400))
+    pending = device.submit([], (buffer, 12, 400))
     assert pending is not None
     assert pending.wait().view(np.uint32).tolist() == [100, 101, 102]
     assert device.read(buffer, 8, 40).view(np.uint32).tolist() == [10, 11]
@@ -146,9 +146,9 @@ def test_ctrl_c_in_a_callback_comes_later() -> None:
     ("kind", "arguments"),
     [
         (webgpu_h.NativeHandle, 2),
-        (webgpu_h.CBuffer, 4),
-        (webgpu_h.CPipeline, 3),
-        (webgpu_h.CPass, 2),
+        (webgpu_h.Buffer, 3),
+        (webgpu_h.Pipeline, 3),
+        (webgpu_h.Pass, 2),
         (PendingReadBack, 4),
     ],
 )

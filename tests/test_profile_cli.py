@@ -296,14 +296,14 @@ def test_ctrl_c_between_runs_keeps_the_phase_before(
 CHILD = """
 import signal
 from contextlib import contextmanager
-from shaderlm.gpu.webgpu_h import CEncoder
+from shaderlm.gpu.webgpu_h import Encoder
 from shaderlm.compile import roofline
 from shaderlm.cli import main
 from shaderlm.gpu import Device
 from tests.policies import with_policy
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have tests in the background ignore it
-traced, finish, left = Device.traced, CEncoder.finish, [-1]
+traced, finish, left = Device.traced, Encoder.finish, [-1]
 
 @contextmanager
 def trace(self, grain):
@@ -320,7 +320,7 @@ def interrupted(self, *given, **named):
     return finish(self, *given, **named)
 
 roofline.measure_roofline = lambda device: roofline.Roofline(2e9, 1e10, 30.0, 0.0)
-Device.traced, CEncoder.finish = trace, interrupted
+Device.traced, Encoder.finish = trace, interrupted
 main()
 """
 

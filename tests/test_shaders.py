@@ -16,7 +16,7 @@ import pytest
 
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.gpu import WEBGPU_DEFAULT, Device, DeviceCaps, MatrixShape
-from shaderlm.gpu.native import NativeError
+from shaderlm.gpu.webgpu_h import NativeError
 from shaderlm.kernels import Kernel, LaunchList, Route, compose
 from shaderlm.kernels.route import shader_of
 

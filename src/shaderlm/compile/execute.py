@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,7 @@ def op_plan(route: Route, dims: Dims, caps: DeviceCaps, launch_list: LaunchList 
     tensors = {key: Tensor(key, (), "input") for key in inputs} | {key: Tensor(key, ()) for key in outputs}
     graph = Graph(tensors, (Node(route.op, dims, inputs, outputs, route.op),), tuple(outputs))
     lowering = Lowering(caps)
-    routed = lowering.routed(route, dims, launches)
-    return lowering.plan_of(route.op, graph, [(graph.nodes[0], routed)])
+    return lowering.plan(route.op, graph, routes=[lowering.routed(route, dims, launches)])
 
 
 def lower(
@@ -59,8 +57,9 @@ def lower(
         for key, value in packed.items():
             planned = plan.buffers[key].nbytes if key in plan.buffers else 0
             if value.nbytes < planned or (value.nbytes and not planned):
-                given = f"{key} has {value.nbytes} bytes"
-                raise KernelError(f"{route.op}/{route.name}: {given}, the launch list says {planned}")
+                raise KernelError(
+                    f"{route.op}/{route.name}: {key} has {value.nbytes} bytes, the launch list says {planned}"
+                )
             if planned:
                 contents[key] = value
     return Program(contents, plan.program.steps, plan.outputs)
@@ -79,19 +78,14 @@ def run_op(
 def _computed(op: str, dims: Dims, operands: Operands, route: str | None) -> dict[str, NDArray[np.uint8]]:
     if route is not None:
         raise RouteError(f"the device 'cpu' computes {op} in NumPy and has no routes, got {route!r}; leave route out")
-    given = {name: array for name, array in operands.items() if array is not None}
-    states = {name: given[name].copy() for name in OPS[op].outputs if name in given}
+    arrays = {name: array for name, array in operands.items() if array is not None}
+    states = {name: arrays[name].copy() for name in OPS[op].outputs if name in arrays}
     if "format" in dims:
-        given["weight"] = unpack(given["weight"], dims["format"])
+        arrays["weight"] = unpack(arrays["weight"], dims["format"])
     elif op == "linear_q4gsw":
-        given["weight"] = nibbles_q4gsw(given["weight"])[:, : dims["K"]]
-    found = OPS[op].compute(dims, {**given, **states})
-    values = {name: array if array.dtype.kind in "iu" else array.astype(np.float32) for name, array in found.items()}
-    whole = {name: array.astype(np.uint32) if array.dtype.kind in "iu" else array for name, array in values.items()}
-    return {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in {**whole, **states}.items()}
-
-
-def read_as(raw: NDArray[np.uint8], dtype: Any, shape: tuple[int, ...]) -> Array:
-    """Raw output bytes as an array."""
-    array: Array = raw.view(dtype).reshape(shape)
-    return array
+        arrays["weight"] = nibbles_q4gsw(arrays["weight"])[:, : dims["K"]]
+    computed = OPS[op].compute(dims, {**arrays, **states})
+    outputs = {name: array.astype(np.uint32 if array.dtype.kind in "iu" else "f4") for name, array in computed.items()}
+    return {
+        name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in {**outputs, **states}.items()
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ModelError, RouteError
@@ -42,8 +42,8 @@ class Lowering:
         """The route that was measured to be the fastest for a node, else the first that applies."""
         key = (node.op, tuple(node.dims.items()))
         if key not in self._routes:
-            taken = self.tuning.option(node.op, node.dims, self.caps, self.precision) if self.tuning else None
-            route, config, launch_list = taken or self._first(node)
+            fastest = self.tuning.option(node.op, node.dims, self.caps, self.precision) if self.tuning else None
+            route, config, launch_list = fastest or self._first(node)
             while len(self._routes) >= _MAX_ROUTES:
                 del self._routes[next(iter(self._routes))]
             self._routes[key] = self.routed(route, node.dims, launch_list, config)
@@ -65,10 +65,10 @@ class Lowering:
         """Why no route runs a node here; None if one does."""
         key = (node.op, tuple(node.dims.items()))
         if key not in self._reasons:
-            found = first_of(node.op, node.dims, self.caps, self.precision)
+            route = first_of(node.op, node.dims, self.caps, self.precision)
             if len(self._reasons) >= _MAX_ROUTES:
                 self._reasons.clear()
-            self._reasons[key] = found if isinstance(found, str) else None
+            self._reasons[key] = route if isinstance(route, str) else None
         return self._reasons[key]
 
     def plan(
@@ -78,27 +78,19 @@ class Lowering:
         rejected: tuple[RejectedFusion, ...] = (),
         tokens: int = 1,
         tables: Mapping[str, Mapping[str, Any]] | None = None,
+        routes: Sequence[Routed] | None = None,
     ) -> Plan:
-        """Lower a whole graph. `tables` has the formulas of its tables by name."""
-        check_shapes(graph)
-        routed = [(node, self.route(node)) for node in graph.nodes]
-        return self.plan_of(name, graph, routed, rejected, tokens, tables or {})
-
-    def plan_of(
-        self,
-        name: str,
-        graph: Graph,
-        routed: list[tuple[Node, Routed]],
-        rejected: tuple[RejectedFusion, ...] = (),
-        tokens: int = 1,
-        tables: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> Plan:
-        """The same with routes already chosen."""
-        arena = arena_of(graph, [(node, taken.launch_list.buffers) for node, taken in routed])
-        work = _Work(graph, arena, tables or {})
-        for i, (node, taken) in enumerate(routed):
-            for dispatch, share in zip(taken.launch_list.dispatches, taken.shares, strict=True):
-                work.add(i, node, taken, dispatch, share, self)
+        """Lower a whole graph. `tables` has the formulas of its tables by name; `routes` are those of the nodes, if
+        they are chosen already."""
+        if routes is None:
+            check_shapes(graph)
+            routes = [self.route(node) for node in graph.nodes]
+        nodes = list(zip(graph.nodes, routes, strict=True))
+        arena = arena_of(graph, [(node, routed.launch_list.buffers) for node, routed in nodes])
+        work = _Work(self.caps, graph, arena, tables or {})
+        for i, (node, routed) in enumerate(nodes):
+            for dispatch, share in zip(routed.launch_list.dispatches, routed.shares, strict=True):
+                work.add(i, node, routed, dispatch, share)
         largest = max((spec.nbytes for spec in work.buffers.values()), default=0)
         needs = Needs(tuple(sorted(work.features)), {**work.limits, "max_binding": largest})
         buffers = dict(sorted(work.buffers.items()))
@@ -110,8 +102,8 @@ class Lowering:
 class _Work:
     """A plan in the making."""
 
-    def __init__(self, graph: Graph, arena: Arena, tables: Mapping[str, Mapping[str, Any]]) -> None:
-        self.graph, self.arena, self.tables = graph, arena, tables
+    def __init__(self, caps: DeviceCaps, graph: Graph, arena: Arena, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        self.caps, self.graph, self.arena, self.tables = caps, graph, arena, tables
         self.buffers: dict[str, BufferSpec] = {}
         self.launches: list[Launch] = []
         self.features: set[str] = set()
@@ -119,8 +111,8 @@ class _Work:
         self.limits = dict.fromkeys(names, 0)
         self._params: dict[bytes, str] = {}
 
-    def add(self, index: int, node: Node, taken: Routed, dispatch: Dispatch, share: float, lowering: Lowering) -> None:
-        shader = shader_of(dispatch, lowering.caps.implementation)
+    def add(self, index: int, node: Node, routed: Routed, dispatch: Dispatch, share: float) -> None:
+        shader = shader_of(dispatch, self.caps.implementation)
         slots: dict[str, Slot] = {}
         shown: dict[str, str] = {}
         operands: list[tuple[str, int]] = []
@@ -128,16 +120,16 @@ class _Work:
             if binding == "params":
                 slots[binding] = Slot(self._parameters(shader, dispatch), access)
                 continue
-            wanted = dispatch.bind.get(binding, binding)
-            nbytes = taken.launch_list.buffers[wanted]
-            buffer = self._buffer(index, node, taken, wanted, nbytes)
+            key = dispatch.bind.get(binding, binding)
+            nbytes = routed.launch_list.buffers[key]
+            buffer = self._buffer(index, node, routed, key, nbytes)
             slots[binding] = Slot(buffer, access)
             if buffer != NONE:
-                tensor = self._tensor(node, wanted)
-                operands.append((_operand(node, wanted), _counted(taken.launch_list, dispatch, wanted, tensor, nbytes)))
-                if not wanted.startswith("scales"):
-                    shown[binding] = tensor.name if tensor is not None else f"({wanted})"
-        grid = fold(dispatch.workgroups, lowering.caps.max_workgroups)
+                tensor = self._tensor(node, key)
+                operands.append((_operand(node, key), _counted(routed.launch_list, dispatch, key, tensor, nbytes)))
+                if not key.startswith("scales"):
+                    shown[binding] = tensor.name if tensor is not None else f"({key})"
+        grid = fold(dispatch.workgroups, self.caps.max_workgroups)
         assert grid is not None, "Route.reason refuses grids that do not fold"
         # What is not there stays apart, so that one shader serves products with and without it.
         operand = {
@@ -147,9 +139,9 @@ class _Work:
         self._count(shader, dispatch, max(grid))
         names = [binding for binding, _ in shader.bindings]
         step = Step(dispatch.kernel.name, shader.source, tuple(slots[name] for name in names), grid)
-        about = (node.layer, node.op, taken.route.name, step, tuple(shown[name] for name in names if name in shown))
+        about = (node.layer, node.op, routed.route.name, step, tuple(shown[name] for name in names if name in shown))
         threads = shader.workgroup_size
-        self.launches.append(Launch(*about, node.dims, tuple(operands), share, taken.config, threads))
+        self.launches.append(Launch(*about, node.dims, tuple(operands), share, routed.config, threads))
 
     def _parameters(self, shader: Shader, dispatch: Dispatch) -> str:
         packed = shader.pack_params(dispatch.params)
@@ -164,7 +156,7 @@ class _Work:
         name = node.inputs.get(base) or node.outputs.get(base)
         return self.graph.tensors[name] if name else None
 
-    def _buffer(self, index: int, node: Node, taken: Routed, key: str, nbytes: int) -> str:
+    def _buffer(self, index: int, node: Node, routed: Routed, key: str, nbytes: int) -> str:
         tensor = self._tensor(node, key)
         if nbytes == 0:  # no bias; no scales
             name, spec = NONE, BufferSpec("scratch", 16)
@@ -172,10 +164,9 @@ class _Work:
             name = self.arena.scratch[index, key]
             spec = BufferSpec("scratch", self.arena.sizes[name])
         elif tensor.role == "weight":
-            name, spec = (
-                weight_buffer(tensor, key),
-                BufferSpec("weight", nbytes, _source(tensor, taken.weight_parts, key)),
-            )
+            # Packed weights come as `weight.0`, `scales.0`, `weight.1`, …
+            name = tensor.name if "." not in key else f"{tensor.name}/{key}"
+            spec = BufferSpec("weight", nbytes, _source(tensor, routed.weight_parts, key))
         elif tensor.role in ("state", "table"):
             source = self.tables.get(tensor.name, {}) if tensor.role == "table" else {"format": tensor.format}
             name, spec = tensor.name, BufferSpec(tensor.role, tensor.nbytes, source)
@@ -192,13 +183,13 @@ class _Work:
 
     def _count(self, shader: Shader, dispatch: Dispatch, side: int) -> None:
         self.features |= dispatch.kernel.needs
-        found = {
+        sizes = {
             "max_invocations": shader.workgroup_size,
             "max_workgroup_memory": shader.workgroup_memory,
             "max_storage_buffers": sum(access != "uniform" for _, access in shader.bindings),
             "max_workgroups": side,
         }
-        for name, value in found.items():
+        for name, value in sizes.items():
             self.limits[name] = max(self.limits[name], value)
 
 
@@ -243,11 +234,6 @@ def check_shapes(graph: Graph) -> None:
                 f"{node.layer}: heads have {node.dims['D']} values; on a GPU they must be a multiple of 4. "
                 'device="cpu" runs this model'
             )
-
-
-def weight_buffer(tensor: Tensor, key: str) -> str:
-    """Name of one buffer of a tensor: packed weights come as `weight.0`, `scales.0`, `weight.1`, …"""
-    return tensor.name if "." not in key else f"{tensor.name}/{key}"
 
 
 def _operand(node: Node, key: str) -> str:

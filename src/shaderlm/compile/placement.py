@@ -53,10 +53,10 @@ def arena_of(graph: Graph, nodes: Sequence[tuple[Node, Mapping[str, int]]]) -> A
             if tensor.role == "hidden" and name not in graph.outputs:
                 slots[name] = pool.take(tensor.nbytes)
         operands = {*node.inputs, *node.outputs, "weight", "scales", "bias", "residual"}
-        own = [key for key in buffers if key.split(".")[0] not in operands]
-        for key in own:
+        temporary = [key for key in buffers if key.split(".")[0] not in operands]
+        for key in temporary:
             scratch[i, key] = pool.take(buffers[key])
-        pool.free.extend(scratch[i, key] for key in own)
+        pool.free.extend(scratch[i, key] for key in temporary)
         for name in {*node.inputs.values(), *node.outputs.values()}:
             if last[name] == i and name in slots:
                 pool.free.append(slots[name])

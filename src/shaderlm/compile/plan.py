@@ -50,6 +50,11 @@ class Launch:
     config: str = ""  # launch configuration, where it was measured to be the fastest
     workgroup_size: int = 0  # threads
 
+    @property
+    def candidate(self) -> str:
+        """The route, and its configuration if it has one."""
+        return f"{self.route}/{self.config}" if self.config else self.route
+
     def work(self, position: int) -> tuple[int, int]:
         """(bytes, flops) that this dispatch has to do when the first row has this position."""
         op = OPS[self.op]
@@ -69,9 +74,9 @@ class Needs:
         for name in self.features:
             if not getattr(caps, name):
                 return f"the plan needs the feature {name}, which {caps.name} does not have"
-        for name, wanted in self.limits.items():
-            if getattr(caps, name) < wanted:
-                return f"the plan needs {name} of {wanted:,}; {caps.name} has {getattr(caps, name):,}"
+        for name, least in self.limits.items():
+            if getattr(caps, name) < least:
+                return f"the plan needs {name} of {least:,}; {caps.name} has {getattr(caps, name):,}"
         return None
 
 

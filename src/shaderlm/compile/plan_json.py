@@ -22,11 +22,10 @@ def to_json(plan: Plan) -> str:
         step = launch.step
         if step.source not in shaders:
             shaders[step.source] = len(listed)
-            size = launch.workgroup_size
-            about = {"label": step.label, "entry": "main", "workgroup_size": size, "wgsl": step.source.splitlines()}
-            listed.append(about)
+            size, lines = launch.workgroup_size, step.source.splitlines()
+            listed.append({"label": step.label, "entry": "main", "workgroup_size": size, "wgsl": lines})
         steps.append(_step(launch, shaders[step.source]))
-    found = {
+    document = {
         "format": FORMAT,
         "name": plan.name,
         "tokens": plan.tokens,
@@ -41,7 +40,7 @@ def to_json(plan: Plan) -> str:
         "shaders": listed,
         "rejected": [[each.fusion, each.layer, each.reason] for each in plan.rejected],
     }
-    return json.dumps(found, indent=1)
+    return json.dumps(document, indent=1)
 
 
 def _step(launch: Launch, shader: int) -> dict[str, Any]:
@@ -58,19 +57,19 @@ def _step(launch: Launch, shader: int) -> dict[str, Any]:
 def from_json(text: str) -> Plan:
     """The plan that `to_json` wrote. An InputError where the text is something else."""
     try:
-        found = json.loads(text)
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            given = found.get("format") if isinstance(found, dict) else type(found).__name__
-            raise InputError(f"expected a plan of format {FORMAT}, got {given!r}; write it again with this version")
-        buffers = {name: _buffer(about) for name, about in found["buffers"].items()}
-        launches = tuple(_launch(step, found["shaders"]) for step in found["steps"])
+        document = json.loads(text)
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            other = document.get("format") if isinstance(document, dict) else type(document).__name__
+            raise InputError(f"expected a plan of format {FORMAT}, got {other!r}; write it again with this version")
+        buffers = {name: _buffer(about) for name, about in document["buffers"].items()}
+        launches = tuple(_launch(step, document["shaders"]) for step in document["steps"])
         unknown = {slot.buffer for launch in launches for slot in launch.step.slots} - set(buffers)
         if unknown:
             raise InputError(f"the plan binds buffers that it does not list: {', '.join(sorted(unknown))}")
-        needs = Needs(tuple(found["features"]), found["limits"])
-        rejected = tuple(RejectedFusion(*each) for each in found["rejected"])
-        name, tokens, target = found["name"], found["tokens"], found["target"]
-        return Plan(name, tokens, target, needs, buffers, launches, tuple(found["outputs"]), rejected)
+        needs = Needs(tuple(document["features"]), document["limits"])
+        rejected = tuple(RejectedFusion(*each) for each in document["rejected"])
+        name, tokens, target = document["name"], document["tokens"], document["target"]
+        return Plan(name, tokens, target, needs, buffers, launches, tuple(document["outputs"]), rejected)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as problem:
         if isinstance(problem, InputError):
             raise
@@ -93,7 +92,7 @@ def _launch(step: dict[str, Any], shaders: list[dict[str, Any]]) -> Launch:
     grid = tuple(step["grid"])
     if len(grid) != 3:
         raise InputError(f"a grid has three sides, got {step['grid']}")
-    made = Step(shader["label"], source, slots, grid)
-    about = (step["layer"], step["op"], step["route"], made, tuple(step["names"]), step["dims"])
+    run = Step(shader["label"], source, slots, grid)
+    about = (step["layer"], step["op"], step["route"], run, tuple(step["names"]), step["dims"])
     operands = tuple((name, nbytes) for name, nbytes in step["operands"])
     return Launch(*about, operands, step["share"], step["config"], shader["workgroup_size"])

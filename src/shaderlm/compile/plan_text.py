@@ -17,16 +17,12 @@ def describe(plan: Plan) -> str:
     layers = [(name, list(group)) for name, group in groupby(plan.launches, key=lambda launch: launch.layer)]
     rows: list[tuple[str, ...]] = []
     titles: dict[int, str] = {}
-    i = 0
-    while i < len(layers):
-        name, launches = layers[i]
-        end = i + 1
-        while end < len(layers) and _signature(*layers[end]) == _signature(name, launches):
-            end += 1
-        same = f"{name} … {layers[end - 1][0]} ({end - i} layers alike)" if end - i > 1 else name
-        titles[len(rows)] = f"{same}: {len(launches)} dispatch{'es' if len(launches) > 1 else ''}"
+    for _, group in groupby(layers, key=lambda layer: _signature(*layer)):
+        alike = list(group)
+        name, launches = alike[0]
+        names = f"{name} … {alike[-1][0]} ({len(alike)} layers alike)" if len(alike) > 1 else name
+        titles[len(rows)] = f"{names}: {len(launches)} dispatch{'es' if len(launches) > 1 else ''}"
         rows += [_row(launch) for launch in launches]
-        i = end
     scratch = sum(spec.nbytes for spec in plan.of_role("scratch").values())
     head = f"{plan.name}: {plan.tokens} token{'s' if plan.tokens > 1 else ''}, "
     text = [head + f"{len(plan.launches)} dispatches, scratch {scratch / 1e6:.1f} MB"]
@@ -45,9 +41,8 @@ def describe(plan: Plan) -> str:
 def _row(launch: Launch) -> tuple[str, ...]:
     x, y, _ = launch.step.grid
     grid = str(x) if y == 1 else f"{x} × {y}"
-    own = [name.removeprefix(f"{launch.layer}.") for name in dict.fromkeys(launch.buffers)]
-    route = f"{launch.route}/{launch.config}" if launch.config else launch.route
-    return label(launch.op, launch.dims), route, launch.step.label, grid, ", ".join(own)
+    names = [name.removeprefix(f"{launch.layer}.") for name in dict.fromkeys(launch.buffers)]
+    return label(launch.op, launch.dims), launch.candidate, launch.step.label, grid, ", ".join(names)
 
 
 def _signature(layer: str, launches: Sequence[Launch]) -> list[tuple[str, ...]]:
@@ -68,13 +63,12 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _counted(plan: Plan) -> list[tuple[str, int]]:
-    found: dict[str, int] = {}
-    first: dict[str, str] = {}
-    for rejection in plan.rejected:
-        key = f"{rejection.fusion}: " + rejection.reason.replace(rejection.layer, "blk")
-        found[key] = found.get(key, 0) + 1
-        first.setdefault(key, f"{rejection.fusion} in {rejection.layer}: {rejection.reason}")
-    return [(first[key], count) for key, count in found.items()]
+    """What was refused first for each reason, and how often."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for each in plan.rejected:
+        key = (each.fusion, each.reason.replace(each.layer, "blk"))
+        alike.setdefault(key, []).append(f"{each.fusion} in {each.layer}: {each.reason}")
+    return [(texts[0], len(texts)) for texts in alike.values()]
 
 
 def describe_choices(plan: Plan, tuning: Tuning, precision: str) -> str:
@@ -85,13 +79,12 @@ def describe_choices(plan: Plan, tuning: Tuning, precision: str) -> str:
         if launch.op in ("linear", "linear_experts"):
             shown.setdefault(key_of(launch.op, launch.dims), launch)
     for key, launch in shown.items():
-        taken = f"{launch.route}/{launch.config}" if launch.config else launch.route
         entry = tuning.entry(launch.op, launch.dims, precision)
         text.append(key)
         if entry is None:
-            text.append(f"  {taken}, built-in order: not tuned")
-        elif taken != entry.winner:
-            text.append(f"  {taken}, built-in order: {entry.winner} won, but cannot be taken here")
+            text.append(f"  {launch.candidate}, built-in order: not tuned")
+        elif launch.candidate != entry.winner:
+            text.append(f"  {launch.candidate}, built-in order: {entry.winner} won, but cannot be taken here")
         else:
             text += _contest(entry)
     return "\n".join(text)

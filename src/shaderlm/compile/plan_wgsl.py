@@ -5,6 +5,7 @@ A kernel is specialised for shapes and formats, so one name may stand for severa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,17 +28,15 @@ def kernels_of(plans: Sequence[Plan]) -> list[str]:
 
 def variants_of(plans: Sequence[Plan], kernel: str) -> list[ShaderVariant]:
     """The texts of a kernel in the order of their first dispatch."""
-    found: dict[str, dict[str, int]] = {}
+    texts: dict[str, Counter[str]] = {}
     for plan in plans:
         for launch in plan.launches:
             if launch.step.label == kernel:
-                route = f"{launch.route}/{launch.config}" if launch.config else launch.route
-                use = f"{plan.name} {key_of(launch.op, launch.dims)}, route {route}"
-                counts = found.setdefault(launch.step.source, {})
-                counts[use] = counts.get(use, 0) + 1
+                use = f"{plan.name} {key_of(launch.op, launch.dims)}, route {launch.candidate}"
+                texts.setdefault(launch.step.source, Counter())[use] += 1
     return [
         ShaderVariant(source, tuple(f"{use}, {n} dispatch{'es' if n > 1 else ''}" for use, n in counts.items()))
-        for source, counts in found.items()
+        for source, counts in texts.items()
     ]
 
 
@@ -46,11 +45,7 @@ def labelled(kernel: str, target: str, variants: Sequence[ShaderVariant], number
     which = f"variant {number} of {len(variants)}" if len(variants) > 1 else "the only variant"
     lines = [f"{kernel} for {target}: {which}"]
     for i, variant in enumerate(variants, 1):
-        lines += [f"  {i if first else ' '}  {use}" for first, use in _marked(variant.uses)]
+        lines += [f"  {' ' if n else i}  {use}" for n, use in enumerate(variant.uses)]
     if len(variants) > 1:
         lines.append("--variant N prints another one")
     return "\n".join([*(f"// {line}" for line in lines), "", variants[number - 1].source])
-
-
-def _marked(uses: Sequence[str]) -> list[tuple[bool, str]]:
-    return [(i == 0, use) for i, use in enumerate(uses)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..graph.fuse import RejectedFusion, fuse
@@ -28,7 +29,7 @@ class Head(NamedTuple):
     paged: bool = True
 
 
-def step_name(tokens: int) -> str:
+def _step_name(tokens: int) -> str:
     """What people call a step."""
     return "decode" if tokens == 1 else "prefill"
 
@@ -37,7 +38,7 @@ def body_plan(
     lowering: Lowering, graph: Graph, rejected: tuple[RejectedFusion, ...], step: StepSpec, config: Config
 ) -> Plan:
     """The plan of a step's fused graph."""
-    return lowering.plan(step_name(step.tokens), graph, rejected, step.tokens, rope_tables(config))
+    return lowering.plan(_step_name(step.tokens), graph, rejected, step.tokens, rope_tables(config))
 
 
 def head_plan(
@@ -45,9 +46,9 @@ def head_plan(
 ) -> Plan:
     """The plan of a head's fused graph, with the sampler that its kind asks for."""
     if head.kind == "adjusted":
-        graph = with_logprobs(with_sampler(with_adjustments(graph, head, config), head, config), head, config)
+        graph = _with_logprobs(_with_sampler(_with_adjustments(graph, head, config), head, config), head, config)
     elif head.kind not in ("logits", "hidden"):
-        graph = with_sampler(graph, head, config)
+        graph = _with_sampler(graph, head, config)
     return lowering.plan("head", graph, rejected, head.tokens)
 
 
@@ -62,9 +63,9 @@ def step_plan(
     """The whole plan of a step, from the batch to the tokens, as one."""
     tail = architecture.head(config, head.rows, head.tokens, logits=head.kind != "hidden")
     graphs = (architecture.build(config, step), tail)
-    (body, left), (ending, over) = (fuse(graph, fusions, lowering.unsupported_reason) for graph in graphs)
-    parts = (body_plan(lowering, body, left, step, config), head_plan(lowering, ending, over, head, config))
-    return concat(step_name(step.tokens), parts)
+    body, ending = (fuse(graph, fusions, lowering.unsupported_reason) for graph in graphs)
+    parts = (body_plan(lowering, *body, step, config), head_plan(lowering, *ending, head, config))
+    return concat(_step_name(step.tokens), parts)
 
 
 def rope_tables(config: Config) -> Mapping[str, Mapping[str, Any]]:
@@ -72,7 +73,7 @@ def rope_tables(config: Config) -> Mapping[str, Mapping[str, Any]]:
 
     `yarn` (the fields of `graph.reference.Yarn`) and `magnitude` are there where a model has them.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    tables: dict[str, Mapping[str, Any]] = {}
     for name, rope in config.ropes.items():
         about: dict[str, Any] = {"rotary": rope.rotary, "theta": rope.theta, "linear_scale": rope.linear_scale}
         about["factors"] = rope.factors_for(config.context)
@@ -80,60 +81,60 @@ def rope_tables(config: Config) -> Mapping[str, Mapping[str, Any]]:
             about["yarn"] = rope.yarn._asdict()
         if rope.magnitude != 1:
             about["magnitude"] = rope.magnitude
-        found[name] = {"formula": "rope", **about}
-    return found
+        tables[name] = {"formula": "rope", **about}
+    return tables
 
 
-def with_sampler(graph: Graph, head: Head, config: Config) -> Graph:
+def _with_sampler(graph: Graph, head: Head, config: Config) -> Graph:
     """A head's graph, and tokens sampled from its logits. Records of sampled rows move on to the next position."""
-    tensors = dict(graph.tensors)
-    tensors["batch"] = Tensor("batch", (1 + head.tokens, 4), "state", "u32")
-    tensors["outputs"] = Tensor("outputs", (head.rows, 8), "input", "u32")
-    tensors["tokens"] = Tensor("tokens", (1,), "state", "u32")
-    dims = {"rows": head.rows, "width": config.vocabulary, "greedy": head.kind == "greedy", "advance": True}
-    dims |= {"tokens": head.tokens, "slots": 1, "pages": 1}
     counted = head.kind == "adjusted"
+    dims = {"greedy": head.kind == "greedy", "advance": True, "paged": head.paged, "counted": counted, "pages": 1}
     inputs = {"logits": "adjusted" if counted else "logits", "outputs": "outputs", "batch": "batch", "tokens": "tokens"}
-    if head.paged:
-        tensors["page_table"] = Tensor("page_table", (1,), "input", "u32")
-        inputs["page_table"] = "page_table"
-    dims["paged"] = head.paged
-    outputs = {"tokens": "tokens", "batch": "batch"}
-    if counted:
-        dims["counted"] = True
-        inputs["counts"] = outputs["counts"] = "counts"
-    node = Node("sample", resolve("sample", dims), inputs, outputs, "sample")
-    return Graph(tensors, (*graph.nodes, node), graph.outputs).check()
+    inputs |= {"page_table": "page_table"} if head.paged else {}
+    outputs = {"tokens": "tokens", "batch": "batch"} | ({"counts": "counts"} if counted else {})
+    tokens, page_table = Tensor("tokens", (1,), "state", "u32"), Tensor("page_table", (1,), "input", "u32")
+    tensors = (tokens, page_table) if head.paged else (tokens,)
+    inputs |= {"counts": "counts"} if counted else {}
+    return _with_op(graph, head, config, "sample", dims, inputs, outputs, tensors)
 
 
-def with_adjustments(graph: Graph, head: Head, config: Config) -> Graph:
+def _with_adjustments(graph: Graph, head: Head, config: Config) -> Graph:
     """A head's graph, and its logits after penalties, biases and masks: `adjusted` [rows, vocabulary]."""
-    tensors = {**graph.tensors, **_records(head)}
-    tensors["counts"] = Tensor("counts", (1, config.vocabulary), "state", "u32")
-    tensors["biases"] = Tensor("biases", (1, 2), "input", "u32")
-    tensors["masks"] = Tensor("masks", (1, -(-config.vocabulary // 32)), "input", "u32")
-    tensors["adjusted"] = Tensor("adjusted", (head.rows, config.vocabulary), "hidden")
-    dims = {"rows": head.rows, "width": config.vocabulary, "tokens": head.tokens, "slots": 1}
+    tensors = (
+        Tensor("adjustments", (head.rows, 8), "input", "u32"),
+        Tensor("counts", (1, config.vocabulary), "state", "u32"),
+        Tensor("biases", (1, 2), "input", "u32"),
+        Tensor("masks", (1, -(-config.vocabulary // 32)), "input", "u32"),
+        Tensor("adjusted", (head.rows, config.vocabulary), "hidden"),
+    )
     names = ("logits", "outputs", "adjustments", "batch", "counts", "biases", "masks")
     inputs = dict(zip(names, names, strict=True))
-    node = Node("adjust_logits", resolve("adjust_logits", dims), inputs, {"out": "adjusted"}, "sample")
-    return Graph(tensors, (*graph.nodes, node), graph.outputs).check()
+    return _with_op(graph, head, config, "adjust_logits", {}, inputs, {"out": "adjusted"}, tensors)
 
 
-def with_logprobs(graph: Graph, head: Head, config: Config) -> Graph:
+def _with_logprobs(graph: Graph, head: Head, config: Config) -> Graph:
     """A graph that samples, and log probabilities of the logits as they were: `logprobs` [rows, 1 + 20, 2]."""
-    tensors = {**graph.tensors, "logprobs": Tensor("logprobs", (head.rows, 1 + MAX_LOGPROBS, 2), "hidden", "u32")}
-    dims = {"rows": head.rows, "width": config.vocabulary, "tokens": head.tokens, "slots": 1}
+    out = Tensor("logprobs", (head.rows, 1 + MAX_LOGPROBS, 2), "hidden", "u32")
     names = ("logits", "outputs", "adjustments", "batch", "tokens")
     inputs = dict(zip(names, names, strict=True))
-    node = Node("logprobs", resolve("logprobs", dims), inputs, {"out": "logprobs"}, "sample")
-    return Graph(tensors, (*graph.nodes, node), (*graph.outputs, "logprobs")).check()
+    graph = _with_op(graph, head, config, "logprobs", {}, inputs, {"out": "logprobs"}, (out,))
+    return replace(graph, outputs=(*graph.outputs, "logprobs"))
 
 
-def _records(head: Head) -> dict[str, Tensor]:
-    """What every op of a sampler reads of a step, and the records of adjustments."""
-    return {
-        "batch": Tensor("batch", (1 + head.tokens, 4), "state", "u32"),
-        "outputs": Tensor("outputs", (head.rows, 8), "input", "u32"),
-        "adjustments": Tensor("adjustments", (head.rows, 8), "input", "u32"),
-    }
+def _with_op(
+    graph: Graph,
+    head: Head,
+    config: Config,
+    op: str,
+    dims: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    tensors: Sequence[Tensor],
+) -> Graph:
+    """A graph with one more op of the sampler, which reads records of the step beside tensors of its own."""
+    shape = {"rows": head.rows, "width": config.vocabulary, "tokens": head.tokens, "slots": 1}
+    batch = Tensor("batch", (1 + head.tokens, 4), "state", "u32")
+    records = Tensor("outputs", (head.rows, 8), "input", "u32")
+    node = Node(op, resolve(op, {**shape, **dims}), inputs, outputs, "sample")
+    known = {**graph.tensors, **{tensor.name: tensor for tensor in (batch, records, *tensors)}}
+    return Graph(known, (*graph.nodes, node), graph.outputs).check()

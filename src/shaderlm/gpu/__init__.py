@@ -22,7 +22,7 @@ Bytes of copies and writes, and all offsets, are multiples of 4. A `Slot` may bi
 `caps.offset_alignment`. What a GPU refuses is a `DeviceError`; a kernel that does not compile is a `KernelError`. A
 device that was lost says so in every call; the next `open_device` opens a new one.
 
-Lowest first: `program` (plain data), `policy`, `caps`, `native` (the interface of an implementation), `webgpu_h`,
+Lowest first: `program` (plain data), `policy`, `caps`, `webgpu_h` (what an implementation has to have),
 `wgpu_native` and `dawn`, `backends`, `adapters`, `read_back`, `recording`, `queue`,
 `command_pool`, `pipelines`, `tracer`, `lanes`, `device`, `opening`.
 """
@@ -33,39 +33,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .adapters import WHAT_TO_INSTALL, Adapter, adapters, preferred_adapter
-from .backends import BACKENDS, Backend
+from .backends import Backend
 from .backends import missing as backend_missing
 from .backends import versions as implementation_versions
 from .caps import WEBGPU_DEFAULT, DeviceCaps, Implementation, MatrixShape
-from .native import Buffer
 from .opening import begin_opening, open_device
 from .policy import DevicePolicy
+from .webgpu_h import Buffer
 
 if TYPE_CHECKING:
     from .command_pool import CommandBufferPool
     from .device import Copy, Device
     from .program import Array, Program, Slot, Step, as_bytes
-    from .read_back import PendingReadBack, Region
+    from .read_back import PendingReadBack
     from .recording import BoundProgram, CommandBuffer
 
-# Name → module, imported when the name is first used: these import NumPy, and drivers can start meanwhile.
-_MODULES = {
-    "Array": ".program",
-    "BoundProgram": ".recording",
-    "CommandBuffer": ".recording",
-    "CommandBufferPool": ".command_pool",
-    "Copy": ".device",
-    "Device": ".device",
-    "PendingReadBack": ".read_back",
-    "Program": ".program",
-    "Region": ".read_back",
-    "Slot": ".program",
-    "Step": ".program",
-    "as_bytes": ".program",
+# Module → names, imported when one is first used: these import NumPy, and drivers can start meanwhile.
+_LAZY = {
+    ".command_pool": ("CommandBufferPool",),
+    ".device": ("Copy", "Device"),
+    ".program": ("Array", "Program", "Slot", "Step", "as_bytes"),
+    ".read_back": ("PendingReadBack",),
+    ".recording": ("BoundProgram", "CommandBuffer"),
 }
 
 __all__ = [
-    "BACKENDS",
     "WEBGPU_DEFAULT",
     "WHAT_TO_INSTALL",
     "Adapter",
@@ -83,7 +75,6 @@ __all__ = [
     "MatrixShape",
     "PendingReadBack",
     "Program",
-    "Region",
     "Slot",
     "Step",
     "adapters",
@@ -97,6 +88,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name], __name__), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(importlib.import_module(module, __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

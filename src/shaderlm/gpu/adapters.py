@@ -10,7 +10,7 @@ from ..errors import DeviceError
 from . import dawn, wgpu_native
 from .backends import UNMEASURED, Backend, any_measured, checked, choice
 from .caps import KINDS, DeviceCaps
-from .native import NativeAdapter
+from .webgpu_h import NativeAdapter
 
 WHAT_TO_INSTALL = """\
   Debian, Ubuntu   apt install libvulkan1 and your GPU's Vulkan driver: mesa-vulkan-drivers (AMD, Intel, and
@@ -19,6 +19,7 @@ WHAT_TO_INSTALL = """\
   Arch             pacman -S vulkan-icd-loader and one of vulkan-radeon, vulkan-intel, nvidia-utils, vulkan-swrast
   Windows          the GPU vendor's current driver
   macOS            nothing: Metal is part of the system"""
+_NO_ADAPTER = f"no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}"
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ def _of_wgpu(reason: str = Adapter.reason) -> list[Adapter]:
 def _merged(of_wgpu: Sequence[Adapter], of_dawn: Sequence[Adapter]) -> list[Adapter]:
     """Each adapter once, by the implementation that is to be taken for it; the same name twice is two adapters."""
 
-    def named(found: Sequence[Adapter]) -> dict[tuple[str, str, int], Adapter]:
+    def named(listed: Sequence[Adapter]) -> dict[tuple[str, str, int], Adapter]:
         seen: Counter[tuple[str, str]] = Counter()
         keyed = {}
-        for adapter in found:
+        for adapter in listed:
             name = (adapter.caps.name, adapter.caps.backend)
             keyed[*name, seen[name]] = adapter
             seen[name] += 1
@@ -72,9 +73,9 @@ def _merged(of_wgpu: Sequence[Adapter], of_dawn: Sequence[Adapter]) -> list[Adap
         if key not in merged:
             merged[key] = Adapter(by_dawn.caps, by_dawn.native, "wgpu does not find this adapter")
             continue
-        taken = choice(by_dawn.caps)
-        pair = (by_dawn, merged[key]) if taken.implementation == "dawn" else (merged[key], by_dawn)
-        merged[key] = Adapter(pair[0].caps, pair[0].native, taken.reason, pair[1].caps)
+        fastest = choice(by_dawn.caps)
+        pair = (by_dawn, merged[key]) if fastest.implementation == "dawn" else (merged[key], by_dawn)
+        merged[key] = Adapter(pair[0].caps, pair[0].native, fastest.reason, pair[1].caps)
     return sorted(merged.values(), key=_rank)
 
 
@@ -83,8 +84,10 @@ def _modern(backend: Backend) -> list[Adapter]:
         return _of_dawn()
     if backend == "wgpu":
         return _of_wgpu()
-    found = _of_dawn_if_there()
-    return _of_wgpu(found) if isinstance(found, str) else _merged(_of_wgpu("Dawn does not find this adapter"), found)
+    by_dawn = _of_dawn_if_there()
+    if isinstance(by_dawn, str):
+        return _of_wgpu(by_dawn)
+    return _merged(_of_wgpu("Dawn does not find this adapter"), by_dawn)
 
 
 def adapters(backend: Backend = "auto") -> list[Adapter]:
@@ -103,17 +106,17 @@ def preferred_adapter(backend: Backend = "auto") -> Adapter | None:
     OpenGL takes long where there is a GPU without it, wgpu where Dawn is going to be taken, and Dawn where it is not.
     """
     if checked(backend) == "auto" and not any_measured():
-        found = _of_wgpu(dawn.missing() or UNMEASURED)
-        if found and not found[0].caps.software:
-            return found[0]
+        by_wgpu = _of_wgpu(dawn.missing() or UNMEASURED)
+        if by_wgpu and not by_wgpu[0].caps.software:
+            return by_wgpu[0]
     by_dawn = _of_dawn_if_there() if checked(backend) == "auto" else []
     if by_dawn and not isinstance(by_dawn, str) and not by_dawn[0].caps.software:
-        taken = choice(by_dawn[0].caps)
-        if taken.implementation == "dawn":
-            return Adapter(by_dawn[0].caps, by_dawn[0].native, taken.reason)
-    found = _modern(backend)
-    if found and not found[0].caps.software:
-        return found[0]
+        fastest = choice(by_dawn[0].caps)
+        if fastest.implementation == "dawn":
+            return Adapter(by_dawn[0].caps, by_dawn[0].native, fastest.reason)
+    modern = _modern(backend)
+    if modern and not modern[0].caps.software:
+        return modern[0]
     return next(iter(adapters(backend)), None)
 
 
@@ -125,37 +128,35 @@ def choose(spec: str | int | None, backend: Backend = "auto") -> Adapter:
     if spec is None or spec == "auto":
         best = preferred_adapter(backend)
         if best is None:
-            raise DeviceError(f"no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}")
+            raise DeviceError(_NO_ADAPTER)
         return best
-    wanted = str(spec).strip().lower()
+    word = str(spec).strip().lower()
     modern = _modern(backend)
-    if wanted.isdecimal():  # a number is never part of a name: "16" is not the 16 of "LLVM 16.0.0"
-        # In the whole list they come first.
-        match = _numbered(int(wanted), [adapter for adapter in modern if not adapter.caps.software])
-        match = match or _numbered(int(wanted), adapters(backend))
+    if word.isdecimal():  # a number is never part of a name: "16" is not the 16 of "LLVM 16.0.0"
+        # In the whole list real GPUs come first.
+        match = _numbered(int(word), [adapter for adapter in modern if not adapter.caps.software])
+        match = match or _numbered(int(word), adapters(backend))
     else:
-        match = _named(wanted, modern) or _named(wanted, adapters(backend))
-    return match or _unknown(spec, backend)
-
-
-def _numbered(number: int, found: Sequence[Adapter]) -> Adapter | None:
-    return found[number] if number < len(found) else None
-
-
-def _named(wanted: str, found: Sequence[Adapter]) -> Adapter | None:
-    for adapter in found:
-        caps = adapter.caps
-        if wanted == caps.kind or (wanted and wanted in f"{caps.name} {caps.backend}".lower()):
-            return adapter
-    return None
-
-
-def _unknown(spec: str | int, backend: Backend) -> Adapter:
-    found = adapters(backend)
-    if not found:
-        raise DeviceError(f"no WebGPU adapter was found. Install a GPU driver:\n{WHAT_TO_INSTALL}")
-    listing = "; ".join(f"{i}: {a.caps.name} ({a.caps.kind}, {a.caps.backend})" for i, a in enumerate(found))
+        match = _named(word, modern) or _named(word, adapters(backend))
+    if match is not None:
+        return match
+    listed = adapters(backend)
+    if not listed:
+        raise DeviceError(_NO_ADAPTER)
+    listing = "; ".join(f"{i}: {a.caps.name} ({a.caps.kind}, {a.caps.backend})" for i, a in enumerate(listed))
     raise DeviceError(
         f"no adapter matches {spec!r}. Give auto, cpu, a kind (discrete, integrated, software), a number or part of a "
         f"name. Found: {listing}"
     )
+
+
+def _numbered(number: int, listed: Sequence[Adapter]) -> Adapter | None:
+    return listed[number] if number < len(listed) else None
+
+
+def _named(word: str, listed: Sequence[Adapter]) -> Adapter | None:
+    for adapter in listed:
+        caps = adapter.caps
+        if word == caps.kind or (word and word in f"{caps.name} {caps.backend}".lower()):
+            return adapter
+    return None

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ..errors import DeviceError, ModelError
 from ..files import atomic_write_text, cache_directory
@@ -48,8 +48,7 @@ def checked(backend: Any) -> Backend:
     """One of BACKENDS."""
     if backend not in BACKENDS:
         raise DeviceError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    found: Backend = backend
-    return found
+    return cast("Backend", backend)
 
 
 def versions() -> dict[Implementation, str | None]:
@@ -89,10 +88,10 @@ def _stamp(caps: DeviceCaps) -> dict[str, Any]:
 def read(caps: DeviceCaps) -> dict[Implementation, float] | None:
     """Seconds of the same work by each implementation, if they were measured. `caps` are Dawn's."""
     try:
-        found = json.loads(path_of(caps).read_bytes())
-        if any(found[name] != wanted for name, wanted in _stamp(caps).items()):
+        record = json.loads(path_of(caps).read_bytes())
+        if any(record[name] != current for name, current in _stamp(caps).items()):
             return None
-        seconds: dict[Implementation, float] = {name: float(found["seconds"][name]) for name in PACKAGES}
+        seconds: dict[Implementation, float] = {name: float(record["seconds"][name]) for name in PACKAGES}
     except (OSError, ModelError, ValueError, KeyError, TypeError, RecursionError):
         return None  # there is none, or it is damaged: the fixed rule holds, and `shaderlm tune` measures again
     return seconds if all(math.isfinite(value) and value > 0 for value in seconds.values()) else None

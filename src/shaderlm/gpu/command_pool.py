@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from ..errors import DeviceError
 
-Made = TypeVar("Made")
+Commands = TypeVar("Commands")
 
 COUNT = 6  # command buffers that are ready or being recorded
 # Threads that record. Python's lock lets one of them record at a time; finishing goes on beside it.
@@ -28,21 +28,21 @@ class _ClosedError(DeviceError):
     """Nothing will come any more."""
 
 
-class CommandBufferPool(Generic[Made]):
+class CommandBufferPool(Generic[Commands]):
     """`make` is called ahead of time, by other threads, and what nobody took is given to `discard` in the end.
 
     Workers know the two functions and not the pool: one that is forgotten instead of closed ends them too.
     """
 
-    def __init__(self, make: Callable[[], Made], discard: Callable[[Made], None]) -> None:
+    def __init__(self, make: Callable[[], Commands], discard: Callable[[Commands], None]) -> None:
         self.closed = False
         self._discard = discard
         self._requests: SimpleQueue[bool] = SimpleQueue()
-        self._ready: SimpleQueue[Made | BaseException] = SimpleQueue()
-        self._retired: list[Made] = []  # for a worker to let go of: releasing a command buffer takes 20 µs
-        given = (make, self._requests, self._ready, self._retired)
+        self._ready: SimpleQueue[Commands | BaseException] = SimpleQueue()
+        self._retired: list[Commands] = []  # for a worker to let go of: releasing a command buffer takes 20 µs
+        arguments = (make, self._requests, self._ready, self._retired)
         self._workers = [
-            threading.Thread(target=_work, args=given, name="record-ahead", daemon=True) for _ in range(WORKERS)
+            threading.Thread(target=_work, args=arguments, name="record-ahead", daemon=True) for _ in range(WORKERS)
         ]
         weakref.finalize(self, _dismiss, self._requests, WORKERS).atexit = False
         for worker in self._workers:
@@ -51,15 +51,15 @@ class CommandBufferPool(Generic[Made]):
             self.request()
         _open.add(self)
 
-    def take(self) -> Made:
+    def take(self) -> Commands:
         """The next one; waits until there is one. What went wrong in making it is raised here."""
-        found = self._ready.get()
-        if isinstance(found, _ClosedError):
-            self._ready.put(found)  # for others that wait
-        if isinstance(found, BaseException):
-            raise found
-        self._retired.append(found)
-        return found
+        commands = self._ready.get()
+        if isinstance(commands, _ClosedError):
+            self._ready.put(commands)  # for others that wait
+        if isinstance(commands, BaseException):
+            raise commands
+        self._retired.append(commands)
+        return commands
 
     def request(self) -> None:
         """One more, for one that was taken and is let go of. Last in a step: threads share Python's lock."""
@@ -72,16 +72,19 @@ class CommandBufferPool(Generic[Made]):
         for worker in self._workers:
             worker.join()
         self._retired.clear()
-        for left in _all_of(self._ready):
-            if not isinstance(left, BaseException):
-                self._discard(left)
+        for commands in _all_of(self._ready):
+            if not isinstance(commands, BaseException):
+                self._discard(commands)
         self._ready.put(
             _ClosedError("nothing is recorded ahead any more: the model was closed, or tracing began or ended")
         )
 
 
 def _work(
-    make: Callable[[], Made], requests: SimpleQueue[bool], ready: SimpleQueue[Made | BaseException], retired: list[Made]
+    make: Callable[[], Commands],
+    requests: SimpleQueue[bool],
+    ready: SimpleQueue[Commands | BaseException],
+    retired: list[Commands],
 ) -> None:
     while requests.get():
         retired.clear()
@@ -99,13 +102,13 @@ def _dismiss(requests: SimpleQueue[bool], workers: int) -> None:
         requests.put(False)
 
 
-def _all_of(queue: SimpleQueue[Made]) -> list[Made]:
-    found = []
+def _all_of(queue: SimpleQueue[Commands]) -> list[Commands]:
+    items = []
     try:
         while True:
-            found.append(queue.get_nowait())
+            items.append(queue.get_nowait())
     except Empty:
-        return found
+        return items
 
 
 @atexit.register

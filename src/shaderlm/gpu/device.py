@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,25 +24,16 @@ from .caps import DeviceCaps
 from .command_pool import CommandBufferPool
 from .lanes import with_probed_lanes
 from .matrices import with_probed_matrices
-from .native import Buffer, NativeError
 from .pipelines import Pipelines
 from .processors import with_counted_processors
-from .program import Array, Program, Slot, Step, as_bytes, padded
+from .program import Array, Program, Slot, Step, as_bytes, bytes_of, padded
 from .queue import Queue
 from .read_back import PendingReadBack
-from .recording import BoundProgram, CommandBuffer, ReadBack, encode, recorded
+from .recording import BoundProgram, CommandBuffer, ReadBack, encode
 from .tracer import BY_PASS, IN_PASS, WALL, Grain, Tracer
+from .webgpu_h import LIMITS, Buffer, NativeError
 
 FEATURES = ("f16", "subgroups", "subgroup_matrix", "timestamps", "pass_timestamps")  # that may be switched off
-# That may be lowered.
-LIMITS = (
-    "max_binding",
-    "max_buffer",
-    "max_workgroups",
-    "max_invocations",
-    "max_workgroup_memory",
-    "max_storage_buffers",
-)
 
 
 class Copy(NamedTuple):
@@ -70,7 +60,7 @@ class Device:
         limits: Mapping[str, int] | None = None,
     ) -> None:
         lowered = dict(limits or {})
-        for word, names, known in (("feature", without, FEATURES), ("limit", lowered, LIMITS)):
+        for word, names, known in (("feature", without, FEATURES), ("limit", lowered, tuple(LIMITS))):
             unknown = [name for name in names if name not in known]
             if unknown:
                 raise DeviceError(f"unknown {word} {unknown}; known: {list(known)}")
@@ -78,15 +68,15 @@ class Device:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise DeviceError(f"limit {name} must be a whole number of at least 1, got {value!r}")
         caps = adapter.caps
-        kept = {name: bool(getattr(caps, name)) and name not in without for name in FEATURES}
-        kept["pass_timestamps"] &= kept["timestamps"]  # these are written into the same sets of queries
-        kept["subgroup_matrix"] &= kept["f16"] and kept["subgroups"]
+        features = {name: bool(getattr(caps, name)) and name not in without for name in FEATURES}
+        features["pass_timestamps"] &= features["timestamps"]  # these are written into the same sets of queries
+        features["subgroup_matrix"] &= features["f16"] and features["subgroups"]
         capped = {name: min(value, getattr(caps, name)) for name, value in lowered.items()}
         self.backend_reason = adapter.reason
-        native = adapter.native.open([name for name, on in kept.items() if on], capped, caps.policy.check_bounds)
+        native = adapter.native.open([name for name, on in features.items() if on], capped, caps.policy.check_bounds)
         self._native, self._queue = native, Queue(native)
-        shapes = caps.matrix_shapes if kept.pop("subgroup_matrix") else ()
-        changes: dict[str, Any] = {**kept, **capped, "matrix_shapes": shapes}
+        shapes = caps.matrix_shapes if features.pop("subgroup_matrix") else ()
+        changes: dict[str, Any] = {**features, **capped, "matrix_shapes": shapes}
         self.caps: DeviceCaps = replace(caps, **changes)
         self._pipelines = Pipelines(native, self.caps)
         self._tracer: Tracer | None = None
@@ -130,20 +120,20 @@ class Device:
 
     def buffer(self, contents: Array | int) -> Buffer:
         """A storage buffer with these contents, or zeros of this many bytes."""
-        nbytes = contents if isinstance(contents, int) else contents.nbytes
+        nbytes = bytes_of(contents)
         if padded(nbytes) > self.caps.max_buffer:
             raise DeviceError(
                 f"a buffer of {nbytes:,} bytes was asked for; {self.caps.name} allows {self.caps.max_buffer:,}"
             )
         self._queue.check()
         try:
-            made = self._native.create_buffer(padded(nbytes), "storage")
+            buffer = self._native.create_buffer(padded(nbytes), "storage")
             if not isinstance(contents, int):
-                self._native.write(made, 0, as_bytes(contents))
+                self._native.write(buffer, 0, as_bytes(contents))
         except (NativeError, MemoryError) as problem:
             self._queue.check()
             raise DeviceError(f"{self.caps.name} cannot allocate {nbytes:,} bytes: {problem}") from problem
-        return made
+        return buffer
 
     def read(self, buffer: Buffer, nbytes: int, offset: int = 0) -> NDArray[np.uint8]:
         """Bytes of a buffer. Waits for everything that was submitted before."""
@@ -207,9 +197,10 @@ class Device:
     def bind(self, program: Program, shared: Mapping[str, Buffer] | None = None) -> BoundProgram:
         """Create (or take from `shared`) the buffers of a program, its pipelines and its bind groups."""
         self.compile(program.steps)
-        given = shared or {}
+        shared = shared or {}
         buffers = {
-            name: given[name] if name in given else self.buffer(contents) for name, contents in program.buffers.items()
+            name: shared[name] if name in shared else self.buffer(contents)
+            for name, contents in program.buffers.items()
         }
         dispatches = []
         for step in program.steps:
@@ -247,7 +238,7 @@ class Device:
                 encoder = self._native.create_encoder()
                 encode(encoder, [bound])
                 self._queue.submit(CommandBuffer(encoder.finish()))
-            return {name: self.read(bound.buffers[name], _size(program, name)) for name in program.outputs}
+            return {name: self.read(bound.buffers[name], bytes_of(program.buffers[name])) for name in program.outputs}
         finally:
             bound.release()
 
@@ -257,22 +248,9 @@ class Device:
         `read_back`: (buffer, nbytes); these bytes, as they are afterwards, come back.
         """
         with self._translated("run a plan"):
-            tracer = self._tracer
-            if tracer is None:
-                return self._queue.submit(recorded(self._native, self._queue.ring, programs, read_back))
-            if tracer.one_by_one:
-                tracer.run_one_by_one(programs)
-                return self._queue.submit(recorded(self._native, self._queue.ring, (), read_back))
-            made = tracer.recorded(programs, read_back)
-            tracer.recorded_here(made)
-            return self._traced(tracer, made)
-
-    def _traced(self, tracer: Tracer, made: CommandBuffer) -> PendingReadBack | None:
-        began = time.perf_counter_ns()
-        pending = self._queue.submit(made)
-        tracer.note(made, "submit", began)
-        tracer.submitted(made)
-        return pending
+            if self._tracer is not None:
+                return self._tracer.run(programs, read_back)
+            return self._queue.submit(self._queue.record(programs, read_back))
 
     # recording ahead -------------------------------------------------------------------------------------
 
@@ -283,31 +261,31 @@ class Device:
 
         It serves as long as it is not closed: a tracer that begins or ends closes it too.
         """
-        tracer, ring = self._tracer, self._queue.ring
+        tracer = self._tracer
         if not self.caps.policy.record_ahead or (tracer is not None and not tracer.takes_recorded):
             return None
-        record = partial(recorded, self._native, ring) if tracer is None else tracer.recorded
+        record = self._queue.record if tracer is None else tracer.record
         turn = threading.Lock()
 
         def make() -> CommandBuffer:
             with self._translated("run a plan"):
                 return record(programs, read_back, turn)
 
-        made = CommandBufferPool(make, lambda left: ring.give_back(left.staged))
-        self._pools.add(made)
-        return made
+        pool = CommandBufferPool(make, self._queue.discard)
+        self._pools.add(pool)
+        return pool
 
     def submit_from(self, pool: CommandBufferPool[CommandBuffer]) -> PendingReadBack | None:
         """`submit` of what a pool holds. Where this fails, the pool is one short and of no more use."""
         tracer = self._tracer
         began = time.perf_counter_ns() if tracer is not None else 0
-        made = pool.take()
+        commands = pool.take()
         if tracer is None:
-            pending = self._queue.submit(made)
+            pending = self._queue.submit(commands)
         else:
-            tracer.note(made, "take", began)
-            pending = self._traced(tracer, made)
-        del made  # a worker lets go of it
+            tracer.note(commands, "take", began)
+            pending = tracer.submit(commands)
+        del commands  # a worker lets go of it
         pool.request()
         return pending
 
@@ -366,8 +344,3 @@ class Device:
             start = time.perf_counter()
             self._queue.run(commands)
             return time.perf_counter() - start
-
-
-def _size(program: Program, name: str) -> int:
-    contents = program.buffers[name]
-    return contents if isinstance(contents, int) else contents.nbytes

@@ -36,7 +36,7 @@ fn main(
 
 @dataclass(frozen=True)
 class Lanes:
-    """What was found."""
+    """How the subgroups of a device are."""
 
     smallest: int
     largest: int
@@ -64,10 +64,10 @@ def with_probed_lanes(device: RunsPrograms, adapter: tuple[str, int]) -> DeviceC
     )
 
 
-def _only_size(reported: DeviceCaps, found: Lanes) -> int:
+def _only_size(reported: DeviceCaps, lanes: Lanes) -> int:
     """Lanes of every subgroup; 0 where other kernels than those of the probe may get other sizes."""
-    known = reported.same_subgroup_size == found.smallest or reported.vendor in _ONE_SIZE
-    return found.smallest if known and found.smallest == found.largest else 0
+    known = reported.same_subgroup_size == lanes.smallest or reported.vendor in _ONE_SIZE
+    return lanes.smallest if known and lanes.smallest == lanes.largest else 0
 
 
 def probe(device: RunsPrograms) -> Lanes:
@@ -76,8 +76,8 @@ def probe(device: RunsPrograms) -> Lanes:
     fitting = {f"lanes of {n}": (n, text) for n, text in sources.items() if n <= device.caps.max_invocations}
     steps = tuple(Step("lanes", text, (Slot(name, "storage"),), (1, 1, 1)) for name, (_, text) in fitting.items())
     buffers = {name: 8 * threads for name, (threads, _) in fitting.items()}
-    found = device.run(Program(buffers, steps, tuple(buffers)))
-    return judge([raw.view(np.uint32).reshape(-1, 2) for raw in found.values()])
+    outputs = device.run(Program(buffers, steps, tuple(buffers)))
+    return judge([raw.view(np.uint32).reshape(-1, 2) for raw in outputs.values()])
 
 
 def probe_sources(implementation: Implementation) -> dict[int, str]:

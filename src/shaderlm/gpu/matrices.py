@@ -78,18 +78,18 @@ def _checked(shape: MatrixShape) -> bool:
 def problems(device: RunsPrograms, shapes: Sequence[MatrixShape]) -> dict[MatrixShape, str]:
     """What is wrong with each shape that is wrong."""
     try:
-        found = products(device, shapes)  # together they are compiled in the time of one
+        results = products(device, shapes)  # together they are compiled in the time of one
     except (DeviceError, KernelError) as problem:
         if len(shapes) == 1:
             return {shapes[0]: str(problem)}
         return {shape: reason for each in shapes for shape, reason in problems(device, [each]).items()}
-    return {shape: reason for shape, actual in found.items() if (reason := _difference(shape, actual))}
+    return {shape: reason for shape, actual in results.items() if (reason := _difference(shape, actual))}
 
 
 def _difference(shape: MatrixShape, actual: NDArray[np.float32]) -> str | None:
     """Where a product is not what it must be. All are whole numbers: sums are exact."""
-    left, right = operands(shape)
-    expected = 2 * left.astype(np.float32) @ right.astype(np.float32).T
+    a, b = (side.astype(np.float32) for side in operands(shape))
+    expected = 2 * a @ b.T
     if np.array_equal(actual, expected):
         return None
     row, column = np.argwhere(actual != expected)[0]
@@ -99,8 +99,8 @@ def _difference(shape: MatrixShape, actual: NDArray[np.float32]) -> str | None:
 def operands(shape: MatrixShape) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
     """left [m, k] and right [n, k]: small whole numbers, different in every row and column."""
     rng = np.random.default_rng(0)
-    left, right = (rng.integers(-9, 10, (side, shape.k)).astype(np.float16) for side in (shape.m, shape.n))
-    return left, right
+    a, b = (rng.integers(-9, 10, (side, shape.k)).astype(np.float16) for side in (shape.m, shape.n))
+    return a, b
 
 
 def products(device: RunsPrograms, shapes: Sequence[MatrixShape]) -> dict[MatrixShape, NDArray[np.float32]]:
@@ -108,14 +108,14 @@ def products(device: RunsPrograms, shapes: Sequence[MatrixShape]) -> dict[Matrix
     buffers: dict[str, NDArray[np.float16] | int] = {}
     steps = []
     for shape in shapes:
-        given = np.concatenate([side.reshape(-1) for side in operands(shape)])
-        sizes = {"given": given.size // 8, "found": shape.m * shape.n // 4, "lanes": device.caps.subgroup_max}
+        values = np.concatenate([side.reshape(-1) for side in operands(shape)])
+        sizes = {"given": values.size // 8, "found": shape.m * shape.n // 4, "lanes": device.caps.subgroup_max}
         source = _SOURCE.format(m=shape.m, n=shape.n, k=shape.k, **sizes)
-        buffers |= {f"given {shape}": given, f"found {shape}": 16 * sizes["found"]}
+        buffers |= {f"given {shape}": values, f"found {shape}": 16 * sizes["found"]}
         slots = (Slot(f"given {shape}", "read-only-storage"), Slot(f"found {shape}", "storage"))
         steps.append(Step("matrices", source, slots, (1, 1, 1)))
-    found = device.run(Program(buffers, tuple(steps), tuple(f"found {shape}" for shape in shapes)))
+    outputs = device.run(Program(buffers, tuple(steps), tuple(f"found {shape}" for shape in shapes)))
     return {
-        shape: found[f"found {shape}"].view(np.float32)[: shape.m * shape.n].reshape(shape.m, shape.n)
+        shape: outputs[f"found {shape}"].view(np.float32)[: shape.m * shape.n].reshape(shape.m, shape.n)
         for shape in shapes
     }

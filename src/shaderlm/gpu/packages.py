@@ -9,8 +9,8 @@ from pathlib import Path
 
 def folder_of(package: str) -> Path | None:
     """Where a package is installed; None if it is not."""
-    found = importlib.util.find_spec(package)
-    locations = found.submodule_search_locations if found is not None else None
+    spec = importlib.util.find_spec(package)
+    locations = spec.submodule_search_locations if spec is not None else None
     return Path(locations[0]) if locations else None
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..errors import KernelError
 from .caps import DeviceCaps
-from .native import NativeDevice, NativeError
 from .program import Access, Step
+from .webgpu_h import NativeDevice, NativeError
 
 Key = tuple[str, tuple[Access, ...]]
 
@@ -39,27 +39,28 @@ class Pipelines:
 
     def compile(self, steps: Iterable[Step]) -> None:
         """Compile what is not compiled yet, and wait for what other threads compile."""
-        wanted = {key_of(step): step for step in steps}
+        by_key = {key_of(step): step for step in steps}
         mine: dict[Key, Future[Any]] = {}
         try:
             with self._lock:
-                mine.update({key: Future() for key in wanted if key not in self._futures})
+                mine.update({key: Future() for key in by_key if key not in self._futures})
                 self._futures.update(mine)
-                futures = [self._futures[key] for key in wanted]
+                futures = [self._futures[key] for key in by_key]
             if len(mine) == 1:
                 ((key, future),) = mine.items()
-                future.set_result(self._compile(wanted[key]))
+                future.set_result(self._compile(by_key[key]))
             elif mine:
                 with ThreadPoolExecutor(min(len(mine), os.cpu_count() or 1), "compile") as pool:
-                    made = pool.map(lambda key: self._compile(wanted[key]), mine)
-                    for future, pipeline in zip(mine.values(), made, strict=True):
+                    pipelines = pool.map(lambda key: self._compile(by_key[key]), mine)
+                    for future, pipeline in zip(mine.values(), pipelines, strict=True):
                         future.set_result(pipeline)
         except BaseException as problem:  # those that wait for it are told, and it may be tried again
+            interrupted = KernelError("another thread was interrupted while it compiled this kernel; try again")
             with self._lock:
                 for key, future in mine.items():
                     if not future.done():
                         self._futures.pop(key, None)
-                        future.set_exception(problem if isinstance(problem, KernelError) else _interrupted())
+                        future.set_exception(problem if isinstance(problem, KernelError) else interrupted)
             raise
         for future in futures:
             future.result()
@@ -97,10 +98,6 @@ def _listed(bindings: Mapping[int, Access]) -> str:
     return ", ".join(f"{number} {access}" for number, access in sorted(bindings.items())) or "none"
 
 
-def _interrupted() -> KernelError:
-    return KernelError("another thread was interrupted while it compiled this kernel; try again")
-
-
 def explain(label: str, source: str, message: str, caps: DeviceCaps) -> str:
     """The compiler's message with the numbered WGSL lines around the place it names, or with the sizes it is about."""
     lines = source.splitlines()
@@ -118,8 +115,8 @@ def explain(label: str, source: str, message: str, caps: DeviceCaps) -> str:
 
 def workgroup_size(source: str) -> str:
     """The size of a kernel's workgroups, x × y × z, with constants looked up as far as they are plain numbers."""
-    found = re.search(r"@workgroup_size\(([^)]*)\)", source)
-    terms = [term.strip() for term in found.group(1).split(",") if term.strip()] if found else []
+    size = re.search(r"@workgroup_size\(([^)]*)\)", source)
+    terms = [term.strip() for term in size.group(1).split(",") if term.strip()] if size else []
     for i, term in enumerate(terms):
         constant = re.search(rf"\bconst\s+{re.escape(term)}\b[^=;]*=\s*(\d+)", source)
         terms[i] = constant.group(1) if constant else term.rstrip("u")

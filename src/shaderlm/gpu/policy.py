@@ -68,5 +68,5 @@ def policy_of(kind: str, implementation: str, backend: str) -> DevicePolicy:
     """The policy of a device of this kind (`KINDS` in caps.py) by an implementation of WebGPU over a graphics API."""
     if kind == "software":
         return IN_SOFTWARE
-    found = ON_GPU_BY_DAWN if implementation == "dawn" else ON_GPU
-    return replace(found, large_workgroups=backend == "Vulkan")
+    policy = ON_GPU_BY_DAWN if implementation == "dawn" else ON_GPU
+    return replace(policy, large_workgroups=backend == "Vulkan")

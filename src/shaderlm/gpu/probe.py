@@ -11,11 +11,11 @@ from .adapters import adapters
 def main() -> int:
     """Print the preferred adapter that is not OpenGL; OpenGL misses what the tests need."""
     try:
-        found = [adapter.caps for adapter in adapters()]
+        listed = [adapter.caps for adapter in adapters()]
     except DeviceError as problem:
         print(problem, file=sys.stderr)
         return 3
-    caps = next((caps for caps in found if caps.backend != "OpenGL"), None)
+    caps = next((caps for caps in listed if caps.backend != "OpenGL"), None)
     if caps is None:
         print("no Vulkan, Metal or D3D12 adapter was found", file=sys.stderr)
         return 3

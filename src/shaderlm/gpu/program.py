@@ -1,7 +1,6 @@
 """A list of dispatches over named buffers: what a device runs. Plain data, no wgpu.
 
-The same program runs through wgpu (`Device`), and is written out for a second WebGPU
-implementation by the tests.
+The same program runs on a `Device`, and tests write it out for a browser.
 """
 
 from __future__ import annotations
@@ -56,6 +55,11 @@ class RunsPrograms(Protocol):
 
     def run(self, program: Program) -> dict[str, NDArray[np.uint8]]:
         """The outputs of a program, as bytes."""
+
+
+def bytes_of(contents: Array | int) -> int:
+    """Of what `Program.buffers` says of a buffer."""
+    return contents if isinstance(contents, int) else contents.nbytes
 
 
 def padded(nbytes: int) -> int:

@@ -7,15 +7,19 @@ implementation keeps structures for them. It is held for microseconds, never whi
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeviceError
-from .native import Encoder, NativeDevice
 from .read_back import PendingReadBack, ReadBackRing
-from .recording import CommandBuffer, ReadBack
+from .recording import BoundProgram, CommandBuffer, ReadBack, encode
+from .webgpu_h import Encoder, NativeDevice
+
+NO_TURNS = nullcontext()
 
 
 class Queue:
@@ -33,16 +37,37 @@ class Queue:
         if self.native.lost is not None:
             raise DeviceError(f"the GPU was lost: {self.native.lost}; load the model again")
 
-    def submit(self, made: CommandBuffer) -> PendingReadBack | None:
+    def record(
+        self,
+        programs: Sequence[BoundProgram],
+        read_back: ReadBack | None,
+        turn: AbstractContextManager[Any] = NO_TURNS,
+    ) -> CommandBuffer:
+        """Programs recorded and finished, on any thread; recorded while it is its turn."""
+        with turn:
+            for bound in programs:
+                bound.check()
+            encoder = self.native.create_encoder()
+            encode(encoder, programs)
+            staged = self.ring.stage(encoder, *read_back) if read_back is not None else None
+        return CommandBuffer(encoder.finish(), programs, staged)
+
+    def discard(self, commands: CommandBuffer) -> None:
+        """It will never be submitted."""
+        if commands.staged is not None:
+            self.ring.give_back(commands.staged)
+
+    def submit(self, commands: CommandBuffer) -> PendingReadBack | None:
         """Hand a command buffer over; the pending read-back of the copy that it holds, if any."""
         self.check()
-        for bound in made.programs:
+        staged = commands.staged
+        for bound in commands.programs:
             bound.check()
-        if made.staged is not None:
-            made.staged.source.check()
+        if staged is not None:
+            staged.source.check()
         with self._submitting:
-            submission = self.native.submit(made.commands)
-            return self.ring.submitted(made.staged, submission) if made.staged is not None else None
+            submission = self.native.submit(commands.native)
+            return self.ring.submitted(staged, submission) if staged is not None else None
 
     def run(self, commands: Any) -> None:
         """Hand over what an encoder has finished, and wait until it is done."""
@@ -53,7 +78,7 @@ class Queue:
 
     def read(self, encoder: Encoder, region: ReadBack) -> NDArray[np.uint8]:
         """Submit what was recorded, and wait for what a region holds then."""
-        staged = self.ring.stage(encoder, region)
+        staged = self.ring.stage(encoder, *region)
         pending = self.submit(CommandBuffer(encoder.finish(), (), staged))
         assert pending is not None
         return pending.wait()

@@ -14,17 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeviceError
-from .native import Buffer, Encoder, NativeDevice, NativeError
+from .webgpu_h import Buffer, Encoder, NativeDevice, NativeError
 
 KEPT_BYTES = 1 << 20  # larger staging buffers are given back instead of being kept
-
-
-class Region(NamedTuple):
-    """Bytes of a buffer. A plain tuple (buffer, nbytes) does as well."""
-
-    buffer: Buffer
-    nbytes: int
-    offset: int = 0
 
 
 class Staged(NamedTuple):
@@ -49,9 +41,9 @@ class PendingReadBack:
         staged = self._staged
         if staged is None:
             raise DeviceError("this result was read back before, or discarded; a pending read-back can be read once")
-        found = self._ring.read(staged, self._submission, self._number)
+        contents = self._ring.read(staged, self._submission, self._number)
         self._staged = None
-        return found
+        return contents
 
     def discard(self) -> None:
         """Nobody wants the bytes."""
@@ -72,13 +64,12 @@ class ReadBackRing:
         self._free: dict[int, list[Buffer]] = {}  # by size, which is a power of two
         self._discarded: deque[tuple[Buffer, int]] = deque()  # and the numbers of their mappings
 
-    def stage(self, encoder: Encoder, region: tuple[Buffer, int] | tuple[Buffer, int, int] | Region) -> Staged:
-        """Record the copy of a region; to be followed by `submitted` or `give_back`."""
-        buffer, nbytes, offset = Region(*region)
+    def stage(self, encoder: Encoder, buffer: Buffer, nbytes: int, offset: int = 0) -> Staged:
+        """Record the copy of some bytes; to be followed by `submitted` or `give_back`."""
         buffer.check()
-        wanted = _copied(nbytes)
-        staging = self._take(max(16, 1 << (wanted - 1).bit_length()))
-        encoder.copy(buffer, offset, staging, 0, wanted)
+        size = _copied(nbytes)
+        staging = self._take(max(16, 1 << (size - 1).bit_length()))
+        encoder.copy(buffer, offset, staging, 0, size)
         return Staged(staging, nbytes, buffer)
 
     def _take(self, size: int) -> Buffer:
@@ -107,10 +98,9 @@ class ReadBackRing:
         else:
             self._free.setdefault(buffer.size, []).append(buffer)
 
-    def give_back(self, staged: Staged | None) -> None:
+    def give_back(self, staged: Staged) -> None:
         """The buffer of a copy that will never be submitted."""
-        if staged is not None:
-            self._keep(staged.buffer)
+        self._keep(staged.buffer)
 
     def submitted(self, staged: Staged, submission: Any) -> PendingReadBack:
         """The pending read-back of a copy that was just submitted."""

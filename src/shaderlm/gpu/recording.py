@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..errors import DeviceError
-from .native import Buffer, Dispatch, Encoder, NativeDevice, Recorder
 from .program import Program
-from .read_back import ReadBackRing, Region, Staged
+from .read_back import Staged
+from .webgpu_h import Buffer, Dispatch, Encoder, NativeDevice, Recorder
 
-ReadBack = tuple[Buffer, int] | tuple[Buffer, int, int] | Region
+ReadBack = tuple[Buffer, int] | tuple[Buffer, int, int]  # and the offset, if it is not 0
 
 
 class BoundProgram:
@@ -59,27 +58,7 @@ def encode(encoder: Encoder, programs: Sequence[BoundProgram]) -> None:
 class CommandBuffer:
     """Recorded and finished, good for one submission."""
 
-    commands: Any
+    native: Any
     programs: Sequence[BoundProgram] = ()
     staged: Staged | None = None  # its last copy, which a read-back waits for
     traced: Any = None  # what a tracer wants to know of it once it is submitted
-
-
-NO_TURNS = nullcontext()
-
-
-def recorded(
-    native: NativeDevice,
-    ring: ReadBackRing,
-    programs: Sequence[BoundProgram],
-    read_back: ReadBack | None,
-    turn: AbstractContextManager[Any] = NO_TURNS,
-) -> CommandBuffer:
-    """Programs recorded and finished, on any thread; recorded while it is its turn."""
-    with turn:
-        for bound in programs:
-            bound.check()
-        encoder = native.create_encoder()
-        encode(encoder, programs)
-        staged = ring.stage(encoder, read_back) if read_back is not None else None
-    return CommandBuffer(encoder.finish(), programs, staged)

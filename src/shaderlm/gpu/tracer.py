@@ -15,9 +15,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .native import Encoder, Recorder
-from .queue import Queue
-from .recording import NO_TURNS, BoundProgram, CommandBuffer, ReadBack, encode
+from .queue import NO_TURNS, Queue
+from .read_back import PendingReadBack
+from .recording import BoundProgram, CommandBuffer, ReadBack, encode
+from .webgpu_h import Encoder, Recorder
 
 Grain = Literal["host", "submission", "dispatch"]
 Queries = tuple[int, range]  # which set, and which of its queries
@@ -57,12 +58,17 @@ class Tracer:
     def _add_set(self) -> None:
         self._sets.append((self._native.create_query_set(MAX_QUERIES), 0))
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether every dispatch is submitted by itself, for want of timestamps."""
-        return self._clock == WALL and self._grain == "dispatch"
+    def run(self, programs: Sequence[BoundProgram], read_back: ReadBack | None) -> PendingReadBack | None:
+        """Record and submit; every dispatch by itself where it is to be timed and there are no timestamps."""
+        if self._clock == WALL and self._grain == "dispatch":
+            self._run_one_by_one(programs)
+            return self._queue.submit(self._queue.record((), read_back))
+        commands = self.record(programs, read_back)
+        submission: Submission = commands.traced[0]
+        submission.host, submission.ahead = submission.ahead, {}  # this thread recorded it
+        return self.submit(commands)
 
-    def recorded(
+    def record(
         self,
         programs: Sequence[BoundProgram],
         read_back: ReadBack | None,
@@ -76,41 +82,41 @@ class Tracer:
             queries = self._record_timed(encoder, programs) if timed else None
             if queries is None:
                 encode(encoder, programs)
-            staged = self._ring.stage(encoder, read_back) if read_back is not None else None
+            staged = self._ring.stage(encoder, *read_back) if read_back is not None else None
             encoded = time.perf_counter_ns()
         commands = encoder.finish()
         spans = {"encode": (began, encoded), "finish": (encoded, time.perf_counter_ns())}
         submission = Submission(tuple(programs), {}, np.zeros(0), spans)
         return CommandBuffer(commands, programs, staged, (submission, queries))
 
-    def recorded_here(self, made: CommandBuffer) -> None:
-        """It was recorded by the thread that submits it."""
-        submission: Submission = made.traced[0]
-        submission.host, submission.ahead = submission.ahead, {}
-
-    def note(self, made: CommandBuffer, name: str, began: int) -> None:
+    def note(self, commands: CommandBuffer, name: str, began: int) -> None:
         """The host did something for a command buffer, from then until now."""
-        made.traced[0].host[name] = (began, time.perf_counter_ns())
+        commands.traced[0].host[name] = (began, time.perf_counter_ns())
 
-    def submitted(self, made: CommandBuffer) -> None:
-        """Only now are its queries going to be written: to read one that is not would be to wait for ever."""
-        self._seen.append(made.traced)
+    def submit(self, commands: CommandBuffer) -> PendingReadBack | None:
+        """Submit what was recorded here, and note how long that takes."""
+        began = time.perf_counter_ns()
+        pending = self._queue.submit(commands)
+        self.note(commands, "submit", began)
+        # Only now are its queries going to be written: to read one that is not would be to wait for ever.
+        self._seen.append(commands.traced)
+        return pending
 
     def collect(self) -> list[Submission]:
         """Everything that was submitted, with its times. Waits for the GPU, and forgets what it returns."""
         self._close_pools()  # what is recorded ahead wants the queries that are given back here
         ticks = self._ticks()
         # As a float, a count of nanoseconds since 1970 would be rounded to 256.
-        zero = min((found.min() for found in ticks.values()), default=np.uint64(0))
+        zero = min((each.min() for each in ticks.values()), default=np.uint64(0))
         for submission, queries in self._seen:
             if queries is not None:
-                which, taken = queries
-                submission.ends = (ticks[which, taken.start] - zero).astype(np.float64) * self._native.tick_ns
+                which, indices = queries
+                submission.ends = (ticks[which, indices.start] - zero).astype(np.float64) * self._native.tick_ns
                 if self._clock == BY_PASS and self._grain == "dispatch":  # begin and end of each: keep the ends
                     submission.ends = np.concatenate([submission.ends[:1], submission.ends[1::2]])
-        found = [submission for submission, _ in self._seen]
+        submissions = [submission for submission, _ in self._seen]
         self._seen, self._sets = [], []
-        return found
+        return submissions
 
     # queries ---------------------------------------------------------------------------------------------
 
@@ -120,28 +126,28 @@ class Tracer:
         with self._taking:
             if not self._sets or self._sets[-1][1] + count > MAX_QUERIES:
                 self._add_set()
-            native, taken = self._sets[-1]
-            self._sets[-1] = (native, taken + count)
-            return len(self._sets) - 1, range(taken, taken + count)
+            native, first = self._sets[-1]
+            self._sets[-1] = (native, first + count)
+            return len(self._sets) - 1, range(first, first + count)
 
     def _ticks(self) -> dict[tuple[int, int], NDArray[np.uint64]]:
         """The ticks of every submission, by its set and its first query there. Neighbours are read together."""
-        found = {}
+        ticks_of = {}
         for which, (queries, _) in enumerate(self._sets):
-            taken = sorted((q[1] for _, q in self._seen if q is not None and q[0] == which), key=lambda q: q.start)
-            for run in _runs(taken):
+            ranges = sorted((q[1] for _, q in self._seen if q is not None and q[0] == which), key=lambda q: q.start)
+            for run in _runs(ranges):
                 first = run[0].start
                 ticks = self._resolved(queries, first, run[-1].stop - first)
-                found.update({(which, each.start): ticks[each.start - first : each.stop - first] for each in run})
-        return found
+                ticks_of.update({(which, each.start): ticks[each.start - first : each.stop - first] for each in run})
+        return ticks_of
 
     def _resolved(self, queries: Any, first: int, count: int) -> NDArray[np.uint64]:
-        ticks = self._native.create_buffer(8 * MAX_QUERIES, "timestamps")
+        buffer = self._native.create_buffer(8 * MAX_QUERIES, "timestamps")
         encoder = self._native.create_encoder()
-        encoder.resolve(queries, first, count, ticks)
-        found: NDArray[np.uint64] = self._queue.read(encoder, (ticks, 8 * count)).view(np.uint64)
-        ticks.destroy()
-        return found
+        encoder.resolve(queries, first, count, buffer)
+        ticks: NDArray[np.uint64] = self._queue.read(encoder, (buffer, 8 * count)).view(np.uint64)
+        buffer.destroy()
+        return ticks
 
     # ways to record --------------------------------------------------------------------------------------
 
@@ -151,23 +157,23 @@ class Tracer:
         else:
             each = [_all_of(programs)]
         if self._clock == IN_PASS:
-            which, taken = self._take(1 + len(each))
+            which, indices = self._take(1 + len(each))
             queries = self._sets[which][0]
             compute_pass = encoder.begin_pass()
-            compute_pass.timestamp(queries, taken[0])
-            for record, query in zip(each, taken[1:], strict=True):
+            compute_pass.timestamp(queries, indices[0])
+            for record, query in zip(each, indices[1:], strict=True):
                 record(compute_pass)
                 compute_pass.timestamp(queries, query)
             compute_pass.end()
-            return which, taken
-        which, taken = self._take(2 * len(each))
-        for record, begin in zip(each, taken[::2], strict=True):
+            return which, indices
+        which, indices = self._take(2 * len(each))
+        for record, begin in zip(each, indices[::2], strict=True):
             compute_pass = encoder.begin_pass((self._sets[which][0], begin, begin + 1))
             record(compute_pass)
             compute_pass.end()
-        return which, taken
+        return which, indices
 
-    def run_one_by_one(self, programs: Sequence[BoundProgram]) -> None:
+    def _run_one_by_one(self, programs: Sequence[BoundProgram]) -> None:
         """Without timestamps: every dispatch is submitted alone and waited for. Includes the way there and back."""
         started = time.perf_counter_ns()
         ends = [started]
@@ -185,13 +191,13 @@ class Tracer:
 
 def _runs(ranges: Sequence[range]) -> list[list[range]]:
     """Ranges in order, those together that follow each other without a hole."""
-    found: list[list[range]] = []
+    runs: list[list[range]] = []
     for each in ranges:
-        if found and found[-1][-1].stop == each.start:
-            found[-1].append(each)
+        if runs and runs[-1][-1].stop == each.start:
+            runs[-1].append(each)
         else:
-            found.append([each])
-    return found
+            runs.append([each])
+    return runs
 
 
 def _all_of(programs: Sequence[BoundProgram]) -> Recorder:

@@ -1,23 +1,35 @@
-"""What the libraries that implement webgpu.h have in common: its tables, and devices by native handles.
+"""What the libraries that implement webgpu.h have in common: tables, callbacks, and objects by native handles.
 
-`CDevice` has everything of a `NativeDevice` that is the same C call in each library. A library's own module has the
-rest: shaders, submission and mapping. Both are given as cffi gives them, `ffi` for types and `lib` for functions.
+`NativeAdapter`, `NativeDevice` and what they hand out are all that the rest of this package knows of a library. A
+library's own sub-package (`wgpu_native`, `dawn`) has the rest: finding adapters, shaders, submission and mapping. Both
+are given as cffi gives them, `ffi` for types and `lib` for functions. Pipelines, bind groups, query sets, command
+buffers and submissions are opaque elsewhere: typed `Any` there. What a library refuses is a `NativeError`; `Device`
+puts it into words for people.
 
 Every call that may be refused is followed by `check`. Recording is not: what is wrong with it comes out in `finish`.
 """
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakValueDictionary
 
-from .native import Buffer, Dispatch, NativeError, Recorder, Use
+from ..errors import DeviceError
+from .caps import DeviceCaps
+from .processors import processors_of
 
 if TYPE_CHECKING:
     from .program import Access, Array
+
+Use = Literal["storage", "read_back", "timestamps"]
+Dispatch = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgroups
+Recorder = Callable[["Pass"], None]  # records dispatches into an open compute pass
 
 KIND_OF_TYPE = {1: "discrete", 2: "integrated", 3: "software"}
 BACKENDS = {1: "Null", 2: "WebGPU", 3: "D3D11", 4: "D3D12", 5: "Metal", 6: "Vulkan", 7: "OpenGL", 8: "OpenGLES"}
@@ -50,7 +62,10 @@ _ACCESS = {
     "storage": "WGPUBufferBindingType_Storage",
     "uniform": "WGPUBufferBindingType_Uniform",
 }
-_thread = threading.get_ident
+
+
+class NativeError(Exception):
+    """What an implementation says when it refuses something."""
 
 
 def text(ffi: Any, view: Any) -> str:
@@ -72,22 +87,6 @@ def number(ffi: Any, pointer: Any) -> int:
     return int(ffi.cast("uintptr_t", pointer))
 
 
-def kind_of(adapter_type: int, name: str) -> str:
-    """The kind of an adapter, as `DeviceCaps` has it."""
-    if "llvmpipe" in name or "swiftshader" in name.lower():
-        return "software"
-    return KIND_OF_TYPE.get(adapter_type, "other")
-
-
-def lower_limits(wanted: Any, limits: Any) -> None:
-    """Limits of `DeviceCaps` into a WGPULimits that has all of an adapter's."""
-    for cap, value in limits.items():
-        setattr(wanted, LIMITS[cap], value)
-    for axis in "XYZ":
-        field = f"maxComputeWorkgroupSize{axis}"
-        setattr(wanted, field, min(getattr(wanted, field), wanted.maxComputeInvocationsPerWorkgroup))
-
-
 class State:
     """What callbacks tell about a device. A library calls them in the thread whose call is to blame.
 
@@ -104,22 +103,65 @@ class State:
     def check(self) -> None:
         """Raise what the library said to this thread."""
         if self.errors:
-            problem = self.errors.pop(_thread(), None)
+            problem = self.errors.pop(threading.get_ident(), None)
             if problem is not None:
                 raise problem
 
     def forget(self) -> None:
         """What the library said to this thread is known already."""
-        self.errors.pop(_thread(), None)
+        self.errors.pop(threading.get_ident(), None)
 
 
 _numbers = itertools.count(1)
 _states: WeakValueDictionary[int, State] = WeakValueDictionary()
 
 
-def state_of(number: int) -> State | None:
-    """The state with this number, as long as its device is there."""
-    return _states.get(number)
+class Callbacks:
+    """C functions that a library calls. They are made once for the process, and none is ever freed."""
+
+    def __init__(self, ffi: Any) -> None:
+        self.ffi = ffi
+        self.answers: dict[int, tuple[int, Any, str]] = {}  # status, handle and message, by the number of a request
+        self.on_device = self.answering("WGPURequestDeviceCallback")
+
+        @self.declared("WGPUUncapturedErrorCallback")
+        def on_error(_: Any, kind: int, message: Any, device: Any, __: Any) -> None:
+            state = _states.get(number(ffi, device))
+            if state is not None:
+                words = "\n".join(line.rstrip() for line in text(ffi, message).strip().splitlines())
+                if "device is lost" in words and state.lost is None:  # `on_lost` may come later, or not at all
+                    state.lost = words.splitlines()[-1].strip()
+                state.errors.setdefault(threading.get_ident(), NativeError(words))
+
+        @self.declared("WGPUDeviceLostCallback")
+        def on_lost(_: Any, reason: int, message: Any, device: Any, __: Any) -> None:
+            state = _states.get(number(ffi, device))
+            if state is not None and state.lost is None:
+                state.lost = text(ffi, message).strip() or "no reason was given"
+
+        self.on_error, self.on_lost = on_error, on_lost
+
+    def declared(self, kind: str) -> Callable[[Callable[..., None]], Any]:
+        """A decorator: the C function of this type that calls a Python function."""
+        wrap: Callable[[Callable[..., None]], Any] = self.ffi.callback(kind, onerror=put_off)
+        return wrap
+
+    def answering(self, kind: str) -> Any:
+        """A callback for requests, which puts down what was answered."""
+
+        @self.declared(kind)
+        def on_answer(status: int, handle: Any, message: Any, request: Any, _: Any) -> None:
+            self.answers[number(self.ffi, request)] = (status, handle, text(self.ffi, message))
+
+        return on_answer
+
+
+def put_off(kind: Any, value: Any, trace: Any) -> None:
+    """A callback must not raise. Ctrl-C, which Python may deliver in any line, is delivered again outside of it."""
+    if issubclass(kind, KeyboardInterrupt):
+        _thread.interrupt_main()
+    else:
+        traceback.print_exception(kind, value, trace)
 
 
 class NativeHandle:
@@ -136,22 +178,31 @@ class NativeHandle:
             release(self.handle)
 
 
-class CBuffer(Buffer):
-    """Released when nothing refers to it any more; destroyed or not."""
+class Buffer(NativeHandle):
+    """Memory of a device. It is given back by `destroy`, or when nothing refers to it any more."""
 
-    __slots__ = ("_release",)
+    __slots__ = ("_device", "destroyed", "size")
 
-    def __init__(self, device: Any, handle: Any, size: int, release: Callable[[Any], None]) -> None:
-        super().__init__(device, handle, size)
-        self._release = release
+    def __init__(self, device: NativeDevice, handle: Any, size: int) -> None:
+        super().__init__(handle, device.lib.wgpuBufferRelease)
+        self._device, self.size, self.destroyed = device, size, False
 
-    def __del__(self) -> None:
-        release = getattr(self, "_release", None)  # Ctrl-C may come before it is there
-        if release is not None:
-            release(self.handle)
+    def __repr__(self) -> str:
+        return f"<Buffer of {self.size:,} bytes{', destroyed' if self.destroyed else ''}>"
+
+    def check(self) -> None:
+        """It was not given back. An implementation may end the process where it is used then."""
+        if self.destroyed:
+            raise DeviceError(f"a buffer of {self.size:,} bytes was given back; it cannot be used any more")
+
+    def destroy(self) -> None:
+        """Give the memory back now. What was submitted before still finds it."""
+        if not self.destroyed:
+            self.destroyed = True
+            self._device.destroy_buffer(self.handle)
 
 
-class CPipeline(NativeHandle):
+class Pipeline(NativeHandle):
     """A compiled kernel, with the layout of its bindings."""
 
     __slots__ = ("layout",)
@@ -161,8 +212,8 @@ class CPipeline(NativeHandle):
         self.layout = layout
 
 
-class CPass(NativeHandle):
-    """A compute pass that is open."""
+class Pass(NativeHandle):
+    """A compute pass that is open. Recorders are called with it."""
 
     __slots__ = ("_lib",)
 
@@ -171,7 +222,7 @@ class CPass(NativeHandle):
         self._lib = lib
 
     def timestamp(self, queries: NativeHandle, index: int) -> None:
-        """The GPU's clock here into a query."""
+        """The GPU's clock here, between two dispatches, into a query."""
         self._lib.wgpuComputePassEncoderWriteTimestamp(self.handle, queries.handle, index)
 
     def end(self) -> None:
@@ -179,17 +230,17 @@ class CPass(NativeHandle):
         self._lib.wgpuComputePassEncoderEnd(self.handle)
 
 
-class CEncoder(NativeHandle):
-    """Records a command buffer."""
+class Encoder(NativeHandle):
+    """Records a command buffer. Used by one thread at a time."""
 
     __slots__ = ("_device", "_ffi", "_lib")
 
-    def __init__(self, handle: Any, device: CDevice) -> None:
+    def __init__(self, handle: Any, device: NativeDevice) -> None:
         super().__init__(handle, device.lib.wgpuCommandEncoderRelease)
         self._device, self._ffi, self._lib = device, device.ffi, device.lib
 
-    def begin_pass(self, timestamps: tuple[Any, int, int] | None = None) -> CPass:
-        """Open a compute pass."""
+    def begin_pass(self, timestamps: tuple[Any, int, int] | None = None) -> Pass:
+        """Open a compute pass; `timestamps`: a query set, and its queries for the beginning and the end."""
         descriptor = self._ffi.NULL
         if timestamps is not None:
             queries, begin, end = timestamps
@@ -198,28 +249,31 @@ class CEncoder(NativeHandle):
             writes.beginningOfPassWriteIndex, writes.endOfPassWriteIndex = begin, end
             descriptor = self._ffi.new("WGPUComputePassDescriptor *")
             descriptor.timestampWrites = writes
-        return CPass(self._lib.wgpuCommandEncoderBeginComputePass(self.handle, descriptor), self._lib)
+        return Pass(self._lib.wgpuCommandEncoderBeginComputePass(self.handle, descriptor), self._lib)
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, nbytes: int) -> None:
-        """Bytes of a buffer into another one."""
+        """Bytes of a buffer into another one. Offsets and size are multiples of 4."""
         self._lib.wgpuCommandEncoderCopyBufferToBuffer(
             self.handle, source.handle, source_offset, target.handle, target_offset, nbytes
         )
 
     def resolve(self, queries: NativeHandle, first: int, count: int, target: Buffer) -> None:
-        """Ticks of queries into a buffer."""
+        """Ticks of queries (uint64) to the beginning of a buffer whose use is "timestamps"."""
         self._lib.wgpuCommandEncoderResolveQuerySet(self.handle, queries.handle, first, count, target.handle, 0)
 
     def finish(self) -> NativeHandle:
-        """The command buffer."""
-        finished = self._lib.wgpuCommandEncoderFinish(self.handle, self._ffi.NULL)
-        made = NativeHandle(finished, self._lib.wgpuCommandBufferRelease)
-        self._device.check()
-        return made
+        """The command buffer; it can be submitted once. What is wrong with what was recorded is raised here."""
+        commands = self._lib.wgpuCommandEncoderFinish(self.handle, self._ffi.NULL)
+        return self._device.checked(commands, self._lib.wgpuCommandBufferRelease)
 
 
-class CDevice:
-    """The part of a `NativeDevice` that is the same in each library."""
+class NativeDevice(ABC):
+    """One open device of an implementation. Several threads may use it.
+
+    `submit` and `map` share structures that are kept between calls: `Device` calls these two under one lock.
+    """
+
+    tick_ns: float  # of a timestamp
 
     def __init__(self, handle: Any, state: State, ffi: Any, lib: Any) -> None:
         self.ffi, self.lib, self.state = ffi, lib, state
@@ -228,7 +282,7 @@ class CDevice:
         self.handle = handle
         self._queue_owner = NativeHandle(lib.wgpuDeviceGetQueue(handle), lib.wgpuQueueRelease)
         self.queue = self._queue_owner.handle
-        self.buffers_destroyed = 0
+        self.buffers_destroyed = 0  # changes whenever a buffer is destroyed
         self._layouts: dict[tuple[Access, ...], tuple[NativeHandle, NativeHandle]] = {}
         self._laying_out = threading.Lock()
         copied = lib.WGPUBufferUsage_CopySrc | lib.WGPUBufferUsage_CopyDst
@@ -240,8 +294,14 @@ class CDevice:
 
     @property
     def lost(self) -> str | None:
-        """Why the device was lost."""
+        """Why the device was lost; None as long as it is not known to be."""
         return self.state.lost
+
+    def checked(self, handle: Any, release: Callable[[Any], None]) -> NativeHandle:
+        """What a call made, unless the library refused the call."""
+        owner = NativeHandle(handle, release)
+        self.check()
+        return owner
 
     # buffers ---------------------------------------------------------------------------------------------
 
@@ -250,9 +310,9 @@ class CDevice:
         descriptor = self.ffi.new("WGPUBufferDescriptor *")
         descriptor.size, descriptor.usage = nbytes, self._usage[use]
         handle = self.lib.wgpuDeviceCreateBuffer(self.handle, descriptor)
-        made = CBuffer(self, handle, nbytes, self.lib.wgpuBufferRelease)
+        buffer = Buffer(self, handle, nbytes)
         self.check()
-        return made
+        return buffer
 
     def destroy_buffer(self, handle: Any) -> None:
         """For `Buffer.destroy`."""
@@ -260,7 +320,7 @@ class CDevice:
         self.lib.wgpuBufferDestroy(handle)
 
     def write(self, buffer: Buffer, offset: int, data: Array) -> None:
-        """A contiguous array into a buffer."""
+        """A contiguous array into a buffer, before everything that is submitted later."""
         self.lib.wgpuQueueWriteBuffer(self.queue, buffer.handle, offset, self.ffi.from_buffer(data), data.nbytes)
         self.check()
 
@@ -281,16 +341,13 @@ class CDevice:
             entries[i].buffer.type = getattr(lib, _ACCESS[access])
         descriptor = ffi.new("WGPUBindGroupLayoutDescriptor *")
         descriptor.entryCount, descriptor.entries = len(accesses), entries
-        layout = NativeHandle(
-            lib.wgpuDeviceCreateBindGroupLayout(self.handle, descriptor), lib.wgpuBindGroupLayoutRelease
-        )
-        self.check()
-        wanted = ffi.new("WGPUPipelineLayoutDescriptor *")
-        one = ffi.new("WGPUBindGroupLayout[1]", [layout.handle])
-        wanted.bindGroupLayoutCount, wanted.bindGroupLayouts = 1, one
-        whole = NativeHandle(lib.wgpuDeviceCreatePipelineLayout(self.handle, wanted), lib.wgpuPipelineLayoutRelease)
-        self.check()
-        return layout, whole
+        handle = lib.wgpuDeviceCreateBindGroupLayout(self.handle, descriptor)
+        layout = self.checked(handle, lib.wgpuBindGroupLayoutRelease)
+        descriptor = ffi.new("WGPUPipelineLayoutDescriptor *")
+        groups = ffi.new("WGPUBindGroupLayout[1]", [layout.handle])
+        descriptor.bindGroupLayoutCount, descriptor.bindGroupLayouts = 1, groups
+        handle = lib.wgpuDeviceCreatePipelineLayout(self.handle, descriptor)
+        return layout, self.checked(handle, lib.wgpuPipelineLayoutRelease)
 
     def shader_descriptor(self, label: str, source: str) -> tuple[Any, Any]:
         """A WGPUShaderModuleDescriptor, and what must be kept as long as it is used."""
@@ -310,29 +367,28 @@ class CDevice:
         )
 
     def create_bind_group(self, pipeline: Any, ranges: Sequence[tuple[Buffer, int, int]]) -> Any:
-        """Buffers for the bindings of a pipeline."""
+        """Buffers, offsets and sizes for the bindings of a pipeline."""
         entries = self.ffi.new("WGPUBindGroupEntry[]", len(ranges))
         for i, (buffer, offset, size) in enumerate(ranges):
             entry = entries[i]
             entry.binding, entry.buffer, entry.offset, entry.size = i, buffer.handle, offset, size
         descriptor = self.ffi.new("WGPUBindGroupDescriptor *")
         descriptor.layout, descriptor.entryCount, descriptor.entries = pipeline.layout.handle, len(ranges), entries
-        made = NativeHandle(self.lib.wgpuDeviceCreateBindGroup(self.handle, descriptor), self.lib.wgpuBindGroupRelease)
-        self.check()
-        return made
+        group = self.lib.wgpuDeviceCreateBindGroup(self.handle, descriptor)
+        return self.checked(group, self.lib.wgpuBindGroupRelease)
 
     # recording -------------------------------------------------------------------------------------------
 
     def recorder(self, dispatches: Sequence[Dispatch]) -> Recorder:
-        """Records these dispatches, with handles looked up once: 2 to 3 µs each."""
+        """Records these dispatches as often as it is called, with handles looked up once: 2 to 3 µs each."""
         set_pipeline = self.lib.wgpuComputePassEncoderSetPipeline
         set_group = self.lib.wgpuComputePassEncoderSetBindGroup
         dispatch = self.lib.wgpuComputePassEncoderDispatchWorkgroups
-        kept = tuple(dispatches)  # handles live as long as their owners
-        handles = [(pipeline.handle, group.handle, *grid) for pipeline, group, grid in kept]
+        owners = tuple(dispatches)  # handles live as long as their owners
+        handles = [(pipeline.handle, group.handle, *grid) for pipeline, group, grid in owners]
         nothing = self.ffi.NULL
 
-        def record(compute_pass: CPass, _: Any = kept) -> None:
+        def record(compute_pass: Pass, _: Any = owners) -> None:
             encoder, last = compute_pass.handle, None
             for pipeline, group, x, y, z in handles:
                 if pipeline is not last:
@@ -343,14 +399,146 @@ class CDevice:
 
         return record
 
-    def create_encoder(self) -> CEncoder:
+    def create_encoder(self) -> Encoder:
         """Begin a command buffer."""
-        return CEncoder(self.lib.wgpuDeviceCreateCommandEncoder(self.handle, self.ffi.NULL), self)
+        return Encoder(self.lib.wgpuDeviceCreateCommandEncoder(self.handle, self.ffi.NULL), self)
 
     def create_query_set(self, count: int) -> NativeHandle:
         """Timestamps."""
         descriptor = self.ffi.new("WGPUQuerySetDescriptor *")
         descriptor.type, descriptor.count = self.lib.WGPUQueryType_Timestamp, count
-        made = NativeHandle(self.lib.wgpuDeviceCreateQuerySet(self.handle, descriptor), self.lib.wgpuQuerySetRelease)
-        self.check()
-        return made
+        queries = self.lib.wgpuDeviceCreateQuerySet(self.handle, descriptor)
+        return self.checked(queries, self.lib.wgpuQuerySetRelease)
+
+    # what is each library's own --------------------------------------------------------------------------
+
+    @abstractmethod
+    def create_pipeline(self, label: str, source: str, accesses: tuple[Access, ...]) -> Pipeline:
+        """Compile the function `main` of a WGSL source, with one binding per access."""
+
+    @abstractmethod
+    def submit(self, commands: NativeHandle) -> Any:
+        """Hand a command buffer over; the submission, for `wait` and `read_mapped`."""
+
+    @abstractmethod
+    def wait(self, submission: Any) -> None:
+        """Until a submission, and everything before it, is done. None: everything that was submitted."""
+
+    @abstractmethod
+    def map(self, staging: Buffer, nbytes: int) -> int:
+        """Ask for a buffer to be mapped after what was submitted before; a number for the next two."""
+
+    @abstractmethod
+    def read_mapped(self, staging: Buffer, nbytes: int, submission: Any, number: int) -> bytes:
+        """Wait for a submission; then the bytes of a buffer that it filled, which is unmapped again."""
+
+    @abstractmethod
+    def unmap_if_ready(self, staging: Buffer, number: int) -> bool:
+        """Give up a mapping that nobody wants any more, without waiting; False if the GPU has not come that far."""
+
+    def close(self) -> None:
+        """Wait for the GPU, then give everything back. Nothing may be submitted any more."""
+        if self.state.lost is None:
+            self.wait(None)
+            self.state.lost = "it was closed"
+        self.lib.wgpuDeviceDestroy(self.handle)
+        self.state.errors.clear()
+
+
+class NativeAdapter(ABC):
+    """One adapter that an implementation found, with what it can do."""
+
+    FEATURES: ClassVar[Mapping[str, str]]  # the names of DeviceCaps for what may be switched off, and the library's
+
+    def __init__(self, callbacks: Callbacks, lib: Any, handle: Any, key: tuple[str, int]) -> None:
+        self.ffi, self.lib, self._callbacks = callbacks.ffi, lib, callbacks
+        self._owner, self.handle = NativeHandle(handle, lib.wgpuAdapterRelease), handle
+        self.key = key  # the same for the same adapter, in this process
+        self._limits = self.ffi.new("WGPULimits *")
+        self._limits.nextInChain = self._chained_limits()
+        if lib.wgpuAdapterGetLimits(handle, self._limits) != lib.WGPUStatus_Success:
+            raise DeviceError("an adapter does not tell its limits")
+        self.caps = self._get_caps()
+
+    @abstractmethod
+    def open(self, features: Sequence[str], limits: Mapping[str, int], check_bounds: bool) -> NativeDevice:
+        """A device with these features, and all limits of the adapter but those given here; names of `DeviceCaps`.
+
+        `check_bounds`: compilers keep their checks of array bounds.
+        """
+
+    def _chained_limits(self) -> Any:
+        """Limits that webgpu.h does not have."""
+        return self.ffi.NULL
+
+    def _own_caps(self) -> dict[str, Any]:
+        """What only this implementation tells."""
+        return {}
+
+    def _has(self, feature: str) -> bool:
+        return bool(self.lib.wgpuAdapterHasFeature(self.handle, getattr(self.lib, feature)))
+
+    def _info(self, chained: Any = None) -> Any:
+        info = self.ffi.new("WGPUAdapterInfo *")
+        if chained is not None:
+            info.nextInChain = self.ffi.cast("WGPUChainedStruct *", chained)
+        if self.lib.wgpuAdapterGetInfo(self.handle, info) != self.lib.WGPUStatus_Success:
+            raise DeviceError("an adapter does not tell what it is")
+        return info
+
+    def _get_caps(self) -> DeviceCaps:
+        info = self._info()
+        vendor, name, description = (text(self.ffi, view) for view in (info.vendor, info.device, info.description))
+        self.lib.wgpuAdapterInfoFreeMembers(info[0])
+        name = name or description or "unnamed adapter"
+        backend = BACKENDS.get(info.backendType, "unknown")
+        software = "llvmpipe" in name or "swiftshader" in name.lower()
+        features: dict[str, Any] = {
+            cap: self._has(feature) for cap, feature in self.FEATURES.items() if cap != "subgroup_matrix"
+        }
+        limits: dict[str, Any] = {cap: int(getattr(self._limits, limit)) for cap, limit in LIMITS.items()}
+        return DeviceCaps(
+            name=name,
+            kind="software" if software else KIND_OF_TYPE.get(info.adapterType, "other"),
+            backend=backend,
+            driver=" ".join(word for word in (vendor, description) if word),
+            vendor=VENDORS.get(info.vendorID, ""),
+            processors=processors_of(name),
+            subgroup_min=info.subgroupMinSize,
+            subgroup_max=info.subgroupMaxSize,
+            dot4=backend not in WITHOUT_DOT4,
+            offset_alignment=max(16, self._limits.minStorageBufferOffsetAlignment),
+            **features,
+            **limits,
+            **self._own_caps(),
+        )
+
+    def _request_device(
+        self, features: Sequence[str], limits: Mapping[str, int], chained: Any, mode: int, wait: Callable[[Any], object]
+    ) -> tuple[Any, State]:
+        """A new device and its state. `features` are the library's names; `wait` waits for the answer."""
+        ffi, lib, callbacks, state = self.ffi, self.lib, self._callbacks, State()
+        required = ffi.new("WGPULimits *", self._limits[0])
+        for cap, limit in limits.items():
+            setattr(required, LIMITS[cap], limit)
+        for axis in "XYZ":
+            field = f"maxComputeWorkgroupSize{axis}"
+            setattr(required, field, min(getattr(required, field), required.maxComputeInvocationsPerWorkgroup))
+        names = ffi.new("WGPUFeatureName[]", [getattr(lib, name) for name in features])
+        number = ffi.cast("void *", state.number)
+        descriptor = ffi.new("WGPUDeviceDescriptor *")
+        descriptor.nextInChain = chained
+        descriptor.requiredFeatureCount, descriptor.requiredFeatures = len(names), names
+        descriptor.requiredLimits = required
+        descriptor.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
+        descriptor.deviceLostCallbackInfo.callback = callbacks.on_lost
+        descriptor.deviceLostCallbackInfo.userdata1 = number
+        descriptor.uncapturedErrorCallbackInfo.callback = callbacks.on_error
+        descriptor.uncapturedErrorCallbackInfo.userdata1 = number
+        request = ffi.new("WGPURequestDeviceCallbackInfo *")
+        request.mode, request.callback, request.userdata1 = mode, callbacks.on_device, number
+        wait(lib.wgpuAdapterRequestDevice(self.handle, descriptor, request[0]))
+        status, handle, message = callbacks.answers.pop(state.number, (0, None, "it does not answer"))
+        if status != lib.WGPURequestDeviceStatus_Success:
+            raise DeviceError(f"{self.caps.name} could not be opened: {message}")
+        return handle, state

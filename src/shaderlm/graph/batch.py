@@ -83,8 +83,8 @@ def stretches(batch: U32) -> Sequence[tuple[int, int]]:
         return []
     pages = batch[1 : rows + 1, 3] & ~np.uint32(RUN)
     positions = batch[1 : rows + 1, 1].astype(np.int64)
-    joined = (pages[1:] == pages[:-1]) & (np.diff(positions) == 1)
-    first = np.flatnonzero(np.concatenate([[True], ~joined]))
+    continues = (pages[1:] == pages[:-1]) & (np.diff(positions) == 1)
+    first = np.flatnonzero(np.concatenate([[True], ~continues]))
     return list(zip(first.tolist(), np.diff(np.append(first, rows)).tolist(), strict=True))
 
 

@@ -7,9 +7,9 @@ by the same parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from . import conditions
@@ -88,18 +88,37 @@ class Chain:
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Wires that parts read before one gives them."""
-        found: dict[str, None] = {}
-        given: set[str] = set()
+        inputs: dict[str, None] = {}
+        written: set[str] = set()
         for part in self.parts:
-            found |= dict.fromkeys(wire for wire in part.reads.values() if wire not in given)
-            given |= set(part.gives.values())
-        return tuple(found)
+            inputs |= dict.fromkeys(wire for wire in part.reads.values() if wire not in written)
+            written |= set(part.gives.values())
+        return tuple(inputs)
 
-    def of(self, dims: Dims) -> Iterator[tuple[Part, Op | Chain, dict[str, Any]]]:
+    def of(self, dims: Dims) -> list[PresentPart]:
         """The parts that are there, what they are, and their dims."""
-        for part in self.parts:
-            if part.when(dims):
-                yield part, self.member(part), self.dims_of(part, dims)
+        return self._shape(tuple(dims.items()))[0]
+
+    @cached_property
+    def _shape(self) -> Callable[[tuple[tuple[str, Any], ...]], tuple[list[PresentPart], dict[str, list[Touch]]]]:
+        """For dims: `of`, and which parts touch a wire. Worked out once for a shape: chains are nested."""
+
+        @lru_cache(maxsize=64)
+        def shape(items: tuple[tuple[str, Any], ...]) -> tuple[list[PresentPart], dict[str, list[Touch]]]:
+            dims = dict(items)
+            parts = [(part, self.member(part), self.dims_of(part, dims)) for part in self.parts if part.when(dims)]
+            touches: dict[str, list[Touch]] = {}
+            written: set[str] = set()
+            for part, op, part_dims in parts:
+                # A wire that is given again is another one, unless it is a state, which parts change in place.
+                pairs = {pair for pair in part.reads.items() if pair[1] not in written or pair[1] in self.outputs}
+                pairs |= {pair for pair in part.gives.items() if pair[1] in self.outputs}
+                for name, wire in pairs:
+                    touches.setdefault(wire, []).append((op, name, part_dims))
+                written |= set(part.gives.values())
+            return parts, touches
+
+        return shape
 
     def member(self, part: Part) -> Op | Chain:
         """What a part is: a chain may be named like its main primitive."""
@@ -107,55 +126,48 @@ class Chain:
 
     def dims_of(self, part: Part, dims: Dims) -> dict[str, Any]:
         """The dims of a part, from those of the chain."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, default in self.member(part).dims.items():
             dim = part.dims.get(name, name)
             if isinstance(dim, Is):
-                found[name] = dim.value
+                values[name] = dim.value
             elif callable(dim):
-                found[name] = dim(dims)
+                values[name] = dim(dims)
             elif dim in dims:
-                found[name] = dims[dim]
+                values[name] = dims[dim]
             else:
-                found[name] = default(found) if callable(default) else default
-        return found
+                values[name] = default(values) if callable(default) else default
+        return values
 
     def compute(self, dims: Dims, operands: Operands) -> dict[str, Array]:
         """The parts in NumPy, one after the other."""
-        wires, given = dict(operands), set[str]()
-        for part, op, own in self.of(dims):
-            results = op.compute(own, {name: wires[wire] for name, wire in part.reads.items() if wire in wires})
+        wires, written = dict(operands), set[str]()
+        for part, op, part_dims in self.of(dims):
+            results = op.compute(part_dims, {name: wires[wire] for name, wire in part.reads.items() if wire in wires})
             for name, value in results.items():
                 wires[part.gives[name]] = value
-                given.add(part.gives[name])
-        return {name: wires[name] for name in self.outputs if name in given}
+                written.add(part.gives[name])
+        return {name: wires[name] for name in self.outputs if name in written}
 
     def flops(self, dims: Dims, position: int) -> int:
         """Of all parts."""
-        return sum(op.flops(own, position) for _, op, own in self.of(dims))
+        return sum(op.flops(part_dims, position) for _, op, part_dims in self.of(dims))
 
     def part(self, operand: str, dims: Dims, position: int) -> float:
         """What is touched of an operand, by the part that touches most of it. Of "", which kernels keep, all."""
-        touched, given = list[float](), set[str]()
-        for part in self.parts:
-            if not part.when(dims):
-                continue
-            # A wire that is given again is another one, unless it is a state, which parts change in place.
-            reads = {} if operand in given and operand not in self.outputs else part.reads
-            gives = part.gives if operand in self.outputs else {}
-            names = [name for name, wire in {**reads, **gives}.items() if wire == operand]
-            if names:
-                op, own = self.member(part), self.dims_of(part, dims)
-                touched += [op.part(name, own, position) for name in names]
-            given |= set(part.gives.values())
-        return max(touched, default=1.0)
+        touches = self._shape(tuple(dims.items()))[1].get(operand, ())
+        return max((op.part(name, part_dims, position) for op, name, part_dims in touches), default=1.0)
 
-    def check(self, name: str, dims: dict[str, Any]) -> None:
-        """An InputError, in the name of whoever is asked for, where dims do not go together."""
+    def wrong(self, dims: dict[str, Any]) -> str | None:
+        """Where dims do not go together: those of the chain, else those of a part."""
         for condition in self.conditions:
-            condition(name, dims)
-        for _, op, own in self.of(dims):
-            op.check(name, own)
+            if reason := condition(dims):
+                return reason
+        return next((reason for _, op, part_dims in self.of(dims) if (reason := op.wrong(part_dims))), None)
+
+
+PresentPart = tuple[Part, Op | Chain, dict[str, Any]]
+Touch = tuple[Op | Chain, str, dict[str, Any]]  # a part's op, its name for a wire, its dims
 
 
 # The chains ------------------------------------------------------------------------------------------------------
@@ -322,11 +334,7 @@ _TABLE = (
             "eps": 1e-6,  # of the prologue
             "batched": False,
         },
-        conditions=(
-            conditions.experts_rows_are_pairs,
-            conditions.sums_have_residuals,
-            conditions.experts_prologue,
-        ),
+        conditions=(conditions.rows_are_pairs, conditions.sums_have_residuals, conditions.experts_prologue),
     ),
     Chain(
         "rope_kv_write",

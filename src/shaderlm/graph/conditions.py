@@ -1,132 +1,124 @@
-"""What the dims of an op must satisfy together. Each raises an InputError that says what was given."""
+"""What the dims of an op must satisfy together. Each condition says what is wrong with dims, or None."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import InputError
 from ..formats.weight_formats import WEIGHT_FORMATS
 
-Condition = Callable[[str, dict[str, Any]], None]
+Dims = dict[str, Any]
+Condition = Callable[[Dims], str | None]
 # How an op for experts combines gate and up: pointwise ops.
 EXPERT_GATES = ("silu_mul", "swiglu_clamped")
 
 
-def heads_are_grouped(op: str, dims: dict[str, Any]) -> None:
+def heads_are_grouped(d: Dims) -> str | None:
     """Every kv head serves equally many query heads."""
-    if not dims["Hkv"] or dims["Hq"] % dims["Hkv"]:
-        given = f"Hq={dims['Hq']}, Hkv={dims['Hkv']}"
-        raise InputError(f"{op}: the query heads must be a multiple of the kv heads, got {given}")
+    if d["Hkv"] and d["Hq"] % d["Hkv"] == 0:
+        return None
+    return f"the query heads must be a multiple of the kv heads, got Hq={d['Hq']}, Hkv={d['Hkv']}"
 
 
-def rows_see_their_own_keys(op: str, dims: dict[str, Any]) -> None:
+def rows_see_their_own_keys(d: Dims) -> str | None:
     """Where it is known how many keys the last row sees."""
-    if 0 < dims["keys"] < dims["tokens"]:
-        raise InputError(f"{op}: keys must be 0 (unknown) or at least tokens={dims['tokens']}, got {dims['keys']}")
+    if 0 < d["keys"] < d["tokens"]:
+        return f"keys must be 0 (unknown) or at least tokens={d['tokens']}, got {d['keys']}"
+    return None
 
 
-def rotary_fits(op: str, dims: dict[str, Any]) -> None:
+def rotary_fits(d: Dims) -> str | None:
     """Pairs of a head are rotated."""
-    D, rotary = dims["D"], dims["rotary"]
+    D, rotary = d["D"], d["rotary"]
     if D % 2 or rotary % 2 or rotary > D:
-        raise InputError(f"{op}: D and rotary must be even and rotary at most D, got D={D}, rotary={rotary}")
+        return f"D and rotary must be even and rotary at most D, got D={D}, rotary={rotary}"
+    return None
 
 
-def heads_are_columns(op: str, dims: dict[str, Any]) -> None:
+def heads_are_columns(d: Dims) -> str | None:
     """What attention gives is what a matrix is multiplied with."""
-    if dims["K"] != dims["Hq"] * dims["D"]:
-        raise InputError(f"{op}: K must be Hq · D = {dims['Hq'] * dims['D']}, got {dims['K']}")
+    columns = d["Hq"] * d["D"]
+    return None if d["K"] == columns else f"K must be Hq · D = {columns}, got {d['K']}"
 
 
-def nothing_or_added(op: str, dims: dict[str, Any]) -> None:
+def nothing_or_added(d: Dims) -> str | None:
     """What becomes of sums."""
-    if dims["epilogue"] not in ("none", "add"):
-        raise InputError(f"{op}: the epilogue must be none or add, got {dims['epilogue']!r}")
+    return None if d["epilogue"] in ("none", "add") else f"the epilogue must be none or add, got {d['epilogue']!r}"
 
 
-def blocks_are_whole(op: str, dims: dict[str, Any]) -> None:
+def blocks_are_whole(d: Dims) -> str | None:
     """Rows of a weight consist of whole blocks."""
-    multiple = WEIGHT_FORMATS[dims["format"]].block_weights
-    if dims["K"] % multiple:
-        raise InputError(f"{op}: K must be a multiple of {multiple} for {dims['format']}, got {dims['K']}")
+    multiple = WEIGHT_FORMATS[d["format"]].block_weights
+    return f"K must be a multiple of {multiple} for {d['format']}, got {d['K']}" if d["K"] % multiple else None
 
 
-def rows_are_pairs(op: str, dims: dict[str, Any]) -> None:
-    """Gate and up take turns."""
-    if dims["epilogue"] in ("silu_mul", "gelu_mul") and dims["N"] % 2:
-        raise InputError(f"{op}: N must be even, gate and up in turns; got {dims['N']}")
+def rows_are_pairs(d: Dims) -> str | None:
+    """Gate and up take turns, in the matrix of every expert too."""
+    gated = d.get("epilogue", d.get("combine")) in ("gelu_mul", *EXPERT_GATES)
+    return f"N must be even, gate and up in turns; got {d['N']}" if gated and d["N"] % 2 else None
 
 
-def rows_are_heads(op: str, dims: dict[str, Any]) -> None:
+def rows_are_heads(d: Dims) -> str | None:
     """The rows of the weight are queries, keys and values."""
-    if dims["epilogue"] != "rope_kv_write":
-        return
-    rotary_fits(op, dims)
-    rows = (dims["Hq"] + 2 * dims["Hkv"]) * dims["D"]
-    if dims["N"] != rows:
-        raise InputError(f"{op}: N must be (Hq + 2 Hkv) · D = {rows}, got {dims['N']}")
+    rows = (d["Hq"] + 2 * d["Hkv"]) * d["D"]
+    if d["epilogue"] != "rope_kv_write":
+        return None
+    return rotary_fits(d) or (None if d["N"] == rows else f"N must be (Hq + 2 Hkv) · D = {rows}, got {d['N']}")
 
 
-def rounded_in_blocks(op: str, dims: dict[str, Any]) -> None:
+def rounded_in_blocks(d: Dims) -> str | None:
     """What is rounded between two products is one row of whole blocks, which gate and up make."""
-    one_row = dims["tokens"] == 1 and not dims["batched"]
-    given = f"tokens={dims['tokens']}, batched={dims['batched']}"
-    if dims["prologue"] == "rounded" and not (one_row and dims["K"] % 32 == 0):
-        raise InputError(f"{op}: rounded inputs are one token, not batched, with K in 32s, got {given}, K={dims['K']}")
-    gated = dims["epilogue"] in ("silu_mul", "gelu_mul")
-    if dims["rounded"] and not (one_row and gated and dims["N"] % 64 == 0):
-        given += f", N={dims['N']}, epilogue={dims['epilogue']!r}"
-        raise InputError(f"{op}: rounded results are one token's silu_mul or gelu_mul, with N in 64s, got {given}")
+    one_row = d["tokens"] == 1 and not d["batched"]
+    rows = f"tokens={d['tokens']}, batched={d['batched']}"
+    if d["prologue"] == "rounded" and not (one_row and d["K"] % 32 == 0):
+        return f"rounded inputs are one token, not batched, with K in 32s, got {rows}, K={d['K']}"
+    gated = d["epilogue"] in ("silu_mul", "gelu_mul")
+    if d["rounded"] and not (one_row and gated and d["N"] % 64 == 0):
+        shape = f"{rows}, N={d['N']}, epilogue={d['epilogue']!r}"
+        return f"rounded results are one token's silu_mul or gelu_mul, with N in 64s, got {shape}"
+    return None
 
 
-def columns_are_there(op: str, dims: dict[str, Any]) -> None:
+def columns_are_there(d: Dims) -> str | None:
     """A slice is inside its tensor."""
-    last = dims["first"] + dims["step"] * (dims["count"] - 1)
-    if last >= dims["width"]:
-        wanted = f"{dims['first']} … {last}"
-        raise InputError(f"{op}: rows have {dims['width']} columns, asked for {wanted}")
+    last = d["first"] + d["step"] * (d["count"] - 1)
+    return f"rows have {d['width']} columns, asked for {d['first']} … {last}" if last >= d["width"] else None
 
 
-def period_divides(op: str, dims: dict[str, Any]) -> None:
+def period_divides(d: Dims) -> str | None:
     """Operands that repeat, repeat as a whole."""
-    for name in ("period", "tokens"):
-        if dims["count"] % dims[name]:
-            raise InputError(f"{op}: count must be a multiple of {name}, got {dims['count']} and {dims[name]}")
+    if d["count"] % d["period"]:
+        return f"count must be a multiple of period, got {d['count']} and {d['period']}"
+    return rows_are_whole(d)
 
 
-def rows_are_whole(op: str, dims: dict[str, Any]) -> None:
+def rows_are_whole(d: Dims) -> str | None:
     """Every token has as many values."""
-    if dims["count"] % dims["tokens"]:
-        raise InputError(f"{op}: count must be a multiple of tokens, got {dims['count']} and {dims['tokens']}")
+    return (
+        f"count must be a multiple of tokens, got {d['count']} and {d['tokens']}" if d["count"] % d["tokens"] else None
+    )
 
 
-def one_group_is_enough(op: str, dims: dict[str, Any]) -> None:
+def one_group_is_enough(d: Dims) -> str | None:
     """A group longer than K is one group: keep its length in bounds, and its divisors."""
-    dims["group_size"] = min(dims["group_size"], -(-dims["K"] // 128) * 128)
+    d["group_size"] = min(d["group_size"], -(-d["K"] // 128) * 128)
+    return None
 
 
-def experts_are_there(op: str, dims: dict[str, Any]) -> None:
+def experts_are_there(d: Dims) -> str | None:
     """A row chooses different experts."""
-    if dims["used"] > dims["experts"]:
-        raise InputError(f"{op}: used must be at most experts={dims['experts']}, got {dims['used']}")
+    return f"used must be at most experts={d['experts']}, got {d['used']}" if d["used"] > d["experts"] else None
 
 
-def experts_rows_are_pairs(op: str, dims: dict[str, Any]) -> None:
-    """Gate and up take turns in the matrix of every expert."""
-    if dims["combine"] in EXPERT_GATES and dims["N"] % 2:
-        raise InputError(f"{op}: N must be even, gate and up in turns; got {dims['N']}")
-
-
-def sums_have_residuals(op: str, dims: dict[str, Any]) -> None:
+def sums_have_residuals(d: Dims) -> str | None:
     """What is added to results is added to the sum over the experts."""
-    if dims["residual"] and dims["combine"] != "sum":
-        raise InputError(f"{op}: a residual needs combine='sum', got {dims['combine']!r}")
+    wrong = d["residual"] and d["combine"] != "sum"
+    return f"a residual needs combine='sum', got {d['combine']!r}" if wrong else None
 
 
-def experts_prologue(op: str, dims: dict[str, Any]) -> None:
+def experts_prologue(d: Dims) -> str | None:
     """A norm is for inputs that the experts of a row share."""
-    known = ("none",) if dims["combine"] == "sum" else ("none", "rms_norm")
-    if dims["prologue"] not in known:
-        given = f"combine={dims['combine']!r} and prologue={dims['prologue']!r}"
-        raise InputError(f"{op}: the prologue must be {' or '.join(known)}, got {given}")
+    known = ("none",) if d["combine"] == "sum" else ("none", "rms_norm")
+    if d["prologue"] in known:
+        return None
+    return f"the prologue must be {' or '.join(known)}, got combine={d['combine']!r} and prologue={d['prologue']!r}"

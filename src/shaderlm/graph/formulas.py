@@ -134,29 +134,13 @@ def layer_norm(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": reference.layer_norm(x["x"], x["weight"], x["bias"] if d["bias"] else None, d["eps"])}
 
 
-def gelu(d: Dims, x: Operands) -> dict[str, Array]:
-    """By the hyperbolic tangent."""
-    return {"out": reference.gelu(x["x"])}
+def unary(formula: Callable[..., Array], *names: str) -> Compute:
+    """Of x alone, with dims by these names as further arguments."""
 
+    def compute(d: Dims, x: Operands) -> dict[str, Array]:
+        return {"out": formula(x["x"], *(d[name] for name in names))}
 
-def relu_squared(d: Dims, x: Operands) -> dict[str, Array]:
-    """Negative values become 0, others their square."""
-    return {"out": reference.relu_squared(x["x"])}
-
-
-def gelu_erf(d: Dims, x: Operands) -> dict[str, Array]:
-    """By the error function."""
-    return {"out": reference.gelu_erf(x["x"])}
-
-
-def scale(d: Dims, x: Operands) -> dict[str, Array]:
-    """Times a constant."""
-    return {"out": reference.mul(x["x"], d["factor"])}
-
-
-def softcap(d: Dims, x: Operands) -> dict[str, Array]:
-    """Between −cap and cap."""
-    return {"out": reference.softcap(x["x"], d["cap"])}
+    return compute
 
 
 def linear_q4gsw(d: Dims, x: Operands) -> dict[str, Array]:
@@ -180,11 +164,6 @@ def take_rows(d: Dims, x: Operands) -> dict[str, Array]:
     return {"out": x["x"][x["outputs"].view(sampling.OUTPUT).reshape(-1)["row"]]}
 
 
-def copy(d: Dims, x: Operands) -> dict[str, Array]:
-    """x as it is."""
-    return {"out": x["x"]}
-
-
 def fma_chain(d: Dims, x: Operands) -> dict[str, Array]:
     """8 · rounds times 0.75 v + 0.25."""
     out = x["x"]
@@ -197,8 +176,3 @@ def matrix_chain(d: Dims, x: Operands) -> dict[str, Array]:
     """rounds times the same product of matrices, added up; equal for each of count."""
     product = d["rounds"] * (x["x"][: d["rows"]] @ x["x"][d["rows"] :].T)
     return {"out": np.repeat(product[None], d["count"], 0)}
-
-
-def argmax(d: Dims, x: Operands) -> dict[str, Array]:
-    """The index of the largest value of each row."""
-    return {"out": np.asarray(reference.argmax(x["x"]))}

@@ -8,6 +8,7 @@ nodes are connected as it wants but cannot be fused, or with None where they are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,13 +25,16 @@ class GraphIndex:
 
     def __init__(self, graph: Graph) -> None:
         self.tensors = graph.tensors
-        self.producers = graph.producers()
-        self.uses = graph.uses()
         self.position = {id(node): i for i, node in enumerate(graph.nodes)}
+        self.producers: dict[str, Node] = {}  # of hidden tensors
         self.readers: dict[str, list[Node]] = {}
         for node in graph.nodes:
+            hidden = [name for name in node.outputs.values() if graph.tensors[name].role == "hidden"]
+            self.producers |= dict.fromkeys(hidden, node)
             for name in set(node.inputs.values()):
                 self.readers.setdefault(name, []).append(node)
+        # How many nodes read a tensor; an output of the graph has one more use.
+        self.uses = Counter(graph.outputs) + Counter({name: len(nodes) for name, nodes in self.readers.items()})
 
     def made_by(self, name: str, op: str) -> Node | None:
         """The node of this op that makes a tensor."""
@@ -80,26 +84,27 @@ def fuse(
 
     `unsupported_reason` answers for a node that a fusion would make why it cannot be run, or None if it can.
     """
-    wanted = [fusion.name for fusion in FUSIONS] if fusions is None else list(fusions)
-    unknown = [name for name in wanted if name not in {fusion.name for fusion in FUSIONS}]
+    known = [fusion.name for fusion in FUSIONS]
+    names = known if fusions is None else list(fusions)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise InputError(f"unknown fusion {unknown}; there are {', '.join(fusion.name for fusion in FUSIONS)}")
+        raise InputError(f"unknown fusion {unknown}; there are {', '.join(known)}")
     rejected: list[RejectedFusion] = []
     index = GraphIndex(graph)
     for fusion in FUSIONS:
-        if fusion.name not in wanted:
+        if fusion.name not in names:
             continue
-        rewrites, taken = list[Rewrite](), set[int]()
+        rewrites, rewritten = list[Rewrite](), set[int]()
         for node in graph.nodes:
             if node.op == fusion.anchor:
                 answer = fusion.find(index, node)
                 if isinstance(answer, Rewrite):
-                    answer = _broken(index, answer, taken) or answer
+                    answer = _broken(index, answer, rewritten) or answer
                 if isinstance(answer, Rewrite) and unsupported_reason is not None:
                     answer = next((reason for new in answer.new if (reason := unsupported_reason(new))), answer)
                 if isinstance(answer, Rewrite):
                     rewrites.append(answer)
-                    taken |= {id(each) for each in answer.old}
+                    rewritten |= {id(each) for each in answer.old}
                 reason = answer.left_out if isinstance(answer, Rewrite) else answer
                 if reason is not None:
                     rejected.append(RejectedFusion(fusion.name, node.layer, reason))
@@ -109,23 +114,23 @@ def fuse(
     return graph.check(), tuple(rejected)
 
 
-def _broken(index: GraphIndex, rewrite: Rewrite, taken: set[int]) -> str | None:
-    """Why a rewrite would leave a graph that cannot run. `taken`: nodes of the rewrites before it."""
+def _broken(index: GraphIndex, rewrite: Rewrite, rewritten: set[int]) -> str | None:
+    """Why a rewrite would leave a graph that cannot run. `rewritten`: nodes of the rewrites before it."""
     old = {id(node) for node in rewrite.old}
     if len(old) < len(rewrite.old):
         return "one node is several parts"
-    if old & taken:
+    if old & rewritten:
         return "a part belongs to another chain"
     gone = {name for node in rewrite.old for name in node.outputs.values() if name in index.producers}
     last = max(map(index.position.__getitem__, old))
-    made = {name for node in rewrite.new for name in node.outputs.values()}
+    outputs = {name for node in rewrite.new for name in node.outputs.values()}
     for name in sorted(gone):
         readers = [node for node in index.readers.get(name, ()) if id(node) not in old]
-        if name not in made and (readers or index.uses[name] > len(index.readers.get(name, ()))):
+        if name not in outputs and (readers or index.uses[name] > len(index.readers.get(name, ()))):
             return f"{name} is used by others"
         if not rewrite.in_place and any(index.position[id(node)] < last for node in readers):
             return f"{name} is read before all parts have run"
-    unmade = gone - made if rewrite.in_place else set(gone)
+    unmade = gone - outputs if rewrite.in_place else set(gone)
     for node in rewrite.new:
         if missing := unmade & set(node.inputs.values()):
             return f"{min(missing)} is read and not made"
@@ -177,8 +182,8 @@ def _merge(index: GraphIndex, first: Node) -> Answer:
     for node in alike:
         dims = {"tokens": tokens, "width": width, "first": at, "count": node.dims["N"]}
         dims["batched"] = node.dims["batched"]
-        taken = {"x": wide.name} | ({"batch": node.inputs["batch"]} if node.dims["batched"] else {})
-        nodes.append(Node("slice", resolve("slice", dims), taken, node.outputs, node.layer))
+        columns = {"x": wide.name} | ({"batch": node.inputs["batch"]} if node.dims["batched"] else {})
+        nodes.append(Node("slice", resolve("slice", dims), columns, node.outputs, node.layer))
         at += node.dims["N"]
     return Rewrite(tuple(alike), tuple(nodes), (*tensors, wide), _different(group))
 
@@ -334,21 +339,21 @@ def compose(name: str, *, follows: tuple[str, str] | None = None, only: Mapping[
                 return None
             old.append(node)
             inner.append(tensor)
-            for operand, given in part.gives.items():
-                if given in chain.outputs and given != wire:
-                    match.wire(given, node.outputs[operand])
-                    match.outputs[given] = node.outputs[operand]
-                elif given in chain.outputs and given not in match.outputs:
-                    match.outputs[given] = tensor
+            for operand, output in part.gives.items():
+                if output in chain.outputs and output != wire:
+                    match.wire(output, node.outputs[operand])
+                    match.outputs[output] = node.outputs[operand]
+                elif output in chain.outputs and output not in match.outputs:
+                    match.outputs[output] = tensor
             for operand, read in part.reads.items():
                 if operand in node.inputs:
                     match.wire(read, node.inputs[operand])
         if any(match.dims.get(key) != value for key, value in (only or {}).items()):
             return None
-        made = match.node(anchor.layer)
+        fused = match.node(anchor.layer)
         reasons = (index.used_by_others(tensor) for tensor in inner if tensor not in match.outputs.values())
         reason = next((each for each in reasons if each), None)
-        return made if isinstance(made, str) else reason or Rewrite(tuple(old), (made,))
+        return fused if isinstance(fused, str) else reason or Rewrite(tuple(old), (fused,))
 
     return find
 
@@ -383,12 +388,12 @@ def extend(
             for operand, wire in part.reads.items():
                 if wire != "out" and operand in order.inputs:
                     match.wire(wire, order.inputs[operand])
-            given = {wire: order.outputs[operand] for operand, wire in part.gives.items()}
-            match.outputs = {**base.outputs, **given}
-            made = match.node(anchor.layer, **sets)
-            if isinstance(made, str):
-                return made
-            return index.used_by_others(tensor) or Rewrite((base, anchor), (made,))
+            results = {wire: order.outputs[operand] for operand, wire in part.gives.items()}
+            match.outputs = {**base.outputs, **results}
+            fused = match.node(anchor.layer, **sets)
+            if isinstance(fused, str):
+                return fused
+            return index.used_by_others(tensor) or Rewrite((base, anchor), (fused,))
         return None
 
     return find
@@ -406,7 +411,7 @@ def precede(*names: str, part: str, **sets: Any) -> Find:
         return node.op in parts and wired == ["x"] and _may_have(CHAINS[node.op], node, parts[node.op], sets)
 
     def find(index: GraphIndex, anchor: Node) -> Answer:
-        tensor, made = anchor.out, list[Node]()
+        tensor, rewritten = anchor.out, list[Node]()
         readers = index.readers.get(tensor, [])
         products = [node for node in readers if takes(node, tensor)]
         if not products:
@@ -417,17 +422,17 @@ def precede(*names: str, part: str, **sets: Any) -> Find:
         if others or index.uses[tensor] > len(readers):
             return f"{tensor} is also read by {', '.join(others) or 'the outside'}"
         for node in products:
-            own, match = parts[node.op], _Match(CHAINS[node.op], node.dims)
-            match.wires = {**node.inputs, **{wire: anchor.inputs[operand] for operand, wire in own.reads.items()}}
-            if not match.take(own, anchor, overrides=("eps",)):
+            prologue, match = parts[node.op], _Match(CHAINS[node.op], node.dims)
+            match.wires = {**node.inputs, **{wire: anchor.inputs[operand] for operand, wire in prologue.reads.items()}}
+            if not match.take(prologue, anchor, overrides=("eps",)):
                 return None
-            results = {wire: anchor.outputs[operand] for operand, wire in own.gives.items() if wire != "x"}
+            results = {wire: anchor.outputs[operand] for operand, wire in prologue.gives.items() if wire != "x"}
             match.outputs = {**node.outputs, **results}
             new = match.node(node.layer, **sets)
             if isinstance(new, str):
                 return new
-            made.append(new)
-        return Rewrite((anchor, *products), tuple(made), in_place=len(anchor.outputs) == 1)
+            rewritten.append(new)
+        return Rewrite((anchor, *products), tuple(rewritten), in_place=len(anchor.outputs) == 1)
 
     return find
 
@@ -438,12 +443,12 @@ def _defaults(chain: Chain) -> dict[str, Any]:
 
 def _option(chain: Chain, op: str, sets: Mapping[str, Any]) -> Part:
     """The part of this op that a chain may have, where `sets` says so."""
-    (found,) = (
+    (option,) = (
         part
         for part in chain.parts
         if part.op == op and not part.when(_defaults(chain)) and (not sets or part.when({**_defaults(chain), **sets}))
     )
-    return found
+    return option
 
 
 def _may_have(chain: Chain, node: Node, part: Part, sets: Mapping[str, Any]) -> bool:

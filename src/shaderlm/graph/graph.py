@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -83,30 +82,19 @@ class Graph:
 
     def check(self) -> Graph:
         """Every tensor is made before it is used, and made once. A mistake here is one of ours."""
-        made = {tensor.name for tensor in self.tensors.values() if tensor.role != "hidden"}
+        available = {tensor.name for tensor in self.tensors.values() if tensor.role != "hidden"}
         for node in self.nodes:
-            missing = [name for name in node.inputs.values() if name not in made]
+            missing = [name for name in node.inputs.values() if name not in available]
             if missing:
                 raise KernelError(f"{node.op} of {node.layer} reads {missing} before it is made")
-            again = [n for n in node.outputs.values() if n in made and self.tensors[n].role != "state"]
+            again = [n for n in node.outputs.values() if n in available and self.tensors[n].role != "state"]
             if again:
                 raise KernelError(f"{node.op} of {node.layer} makes {again} a second time")
-            made |= set(node.outputs.values())
-        absent = [name for name in self.outputs if name not in made]
+            available |= set(node.outputs.values())
+        absent = [name for name in self.outputs if name not in available]
         if absent:
             raise KernelError(f"no node makes the output {absent}")
         return self
-
-    def uses(self) -> Counter[str]:
-        """How many nodes read a tensor; a wanted output counts as one more."""
-        return Counter(self.outputs) + Counter(name for node in self.nodes for name in set(node.inputs.values()))
-
-    def producers(self) -> dict[str, Node]:
-        """Which node makes a hidden tensor."""
-        return {name: node for node in self.nodes for name in node.outputs.values() if self._hidden(name)}
-
-    def _hidden(self, name: str) -> bool:
-        return self.tensors[name].role == "hidden"
 
     def weights(self) -> list[Tensor]:
         """The weights that nodes read, in the order of their first use."""
@@ -117,7 +105,7 @@ class Graph:
         """The graph with each rewrite's new nodes where the last of its old ones was, or each in its own place."""
         changes = list(rewrites)
         owner = {id(node): change for change in changes for node in change.old}
-        left = {id(change): len(change.old) for change in changes}
+        remaining = {id(change): len(change.old) for change in changes}
         nodes: list[Node] = []
         for node in self.nodes:
             change = owner.get(id(node))
@@ -127,8 +115,8 @@ class Graph:
             if change.in_place:
                 nodes.extend(new for new in change.new if new.outputs == node.outputs)
                 continue
-            left[id(change)] -= 1
-            if not left[id(change)]:
+            remaining[id(change)] -= 1
+            if not remaining[id(change)]:
                 nodes.extend(change.new)
         known = {**self.tensors, **{tensor.name: tensor for change in changes for tensor in change.tensors}}
         used = {n for node in nodes for n in (*node.inputs.values(), *node.outputs.values())} | set(self.outputs)
@@ -171,11 +159,11 @@ class Builder:
         self, op: str, dims: Mapping[str, Any], inputs: Mapping[str, str | None], layer: str, **outputs: str
     ) -> None:
         """Append a node. Inputs that are None (no bias) are left out."""
-        given = {key: name for key, name in inputs.items() if name is not None}
-        unknown = [key for key in (*given, *outputs) if key not in (*OPS[op].inputs, *OPS[op].outputs)]
+        operands = {key: name for key, name in inputs.items() if name is not None}
+        unknown = [key for key in (*operands, *outputs) if key not in (*OPS[op].inputs, *OPS[op].outputs)]
         if unknown:
             raise KernelError(f"{op} has no operands {unknown}")
-        self.nodes.append(Node(op, resolve(op, dims), given, outputs, layer))
+        self.nodes.append(Node(op, resolve(op, dims), operands, outputs, layer))
 
     def graph(self, *outputs: str) -> Graph:
         """The finished graph."""

@@ -42,22 +42,22 @@ _resolved: dict[Any, dict[str, Any]] = {}
 _MAX_RESOLVED = 4096
 
 
-def resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(name: str, dims: Mapping[str, Any]) -> dict[str, Any]:
     """The full dims of an op's shape: defaults filled in, names matched in any case, values checked."""
     try:
-        key = (name, *((key, type(value), value) for key, value in given.items()))
+        key = (name, *((key, type(value), value) for key, value in dims.items()))
         known = _resolved.get(key)
     except TypeError:  # a value that cannot be hashed is none of ours, and is refused in words
-        return _resolve(name, given)
+        return _resolve(name, dims)
     if known is None:
-        known = _resolve(name, given)
+        known = _resolve(name, dims)
         if len(_resolved) >= _MAX_RESOLVED:
             _resolved.clear()
         _resolved[key] = known
     return dict(known)
 
 
-def _resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _resolve(name: str, dims: Mapping[str, Any]) -> dict[str, Any]:
     if name not in OPS:
         close = difflib.get_close_matches(str(name), OPS, 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -65,7 +65,7 @@ def _resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     declared = OPS[name].dims
     by_lower = {key.lower(): key for key in declared}
     values: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in dims.items():
         if key.lower() not in by_lower:
             raise InputError(f"{name} has no dimension {key!r}; it has {', '.join(declared)}")
         if by_lower[key.lower()] in values:
@@ -79,7 +79,8 @@ def _resolve(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             values[key] = default(values) if callable(default) else default
     for key, value in values.items():
         _check(name, key, value)
-    OPS[name].check(name, values)
+    if reason := OPS[name].wrong(values):
+        raise InputError(f"{name}: {reason}")
     return {key: values[key] for key in declared}
 
 

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import conditions, cost, formulas, reference
+import numpy as np
+
+from . import conditions, cost, formulas, reference, sampling
 from .batch import SPLIT_KEYS, context_class
 
 REQUIRED = object()
@@ -20,28 +22,27 @@ class Op:
 
     `compute` is the formula in NumPy, `flops` the arithmetic that it takes. `touched` says what is touched of an
     operand where that is not all of it; "" is what a kernel keeps for itself between its dispatches. `conditions`
-    raise an InputError for dims that do not go together.
+    say which dims do not go together.
     """
 
     name: str
     formula: str
     inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
     dims: Mapping[str, Any]
     compute: formulas.Compute
     flops: cost.Flops
     touched: Mapping[str, cost.Touched] = field(default_factory=dict)
     conditions: tuple[conditions.Condition, ...] = ()
+    outputs: tuple[str, ...] = ("out",)
 
     def part(self, operand: str, dims: Mapping[str, Any], position: int) -> float:
         """What is touched of an operand: a part, 0 … 1, or rows of a table or cache."""
         rule = self.touched.get(operand)
         return rule(dims, position) if rule else 1.0
 
-    def check(self, name: str, dims: dict[str, Any]) -> None:
-        """An InputError, in the name of whoever is asked for, where dims do not go together."""
-        for condition in self.conditions:
-            condition(name, dims)
+    def wrong(self, dims: dict[str, Any]) -> str | None:
+        """Where dims do not go together."""
+        return next((reason for condition in self.conditions if (reason := condition(dims))), None)
 
 
 def of(name: str) -> Callable[[Mapping[str, Any]], Any]:
@@ -75,7 +76,6 @@ _TABLE = (
         "rms_norm",
         "x / sqrt(mean(x²) + eps)",
         ("x", "batch"),
-        ("out",),
         NORM,
         formulas.rms_norm,
         cost.per_value(3, "tokens", "heads", "width"),
@@ -84,7 +84,6 @@ _TABLE = (
         "layer_norm",
         "weight · (x − mean(x)) / sqrt(mean((x − mean(x))²) + eps) + bias",
         ("x", "weight", "bias", "batch"),
-        ("out",),
         {**NORM, "bias": False},
         formulas.layer_norm,
         cost.per_value(7, "tokens", "heads", "width"),
@@ -93,7 +92,6 @@ _TABLE = (
         "linear_q4gsw",
         "bias[n] + Σ_k x[m, k] · (nibble(n, k) − 8) · scales[k / group_size, n]",
         ("x", "weight", "scales", "bias"),
-        ("out",),
         {"tokens": REQUIRED, "K": REQUIRED, "N": REQUIRED, "group_size": 32, "bias": False, "scales": "f32"},
         formulas.linear_q4gsw,
         cost.per_value(2, "tokens", "N", "K"),
@@ -103,7 +101,6 @@ _TABLE = (
         "linear",
         "bias[n] + Σ_k x[t, k] · w[n, k]",
         ("x", "weight", "bias", "batch"),
-        ("out",),
         LINEAR,
         formulas.linear,
         cost.per_value(2, "tokens", "N", "K"),
@@ -113,7 +110,6 @@ _TABLE = (
         "route_experts",
         "ids[t] = the `used` largest of gating(logits[t]) + bias; factors = scale · gating(logits[t])[ids]",
         ("logits", "bias", "batch"),
-        ("ids", "factors"),
         {
             **dict.fromkeys(("tokens", "experts", "used"), REQUIRED),
             "gating": "softmax",  # over all experts; softmax_used: over those that are chosen
@@ -125,13 +121,13 @@ _TABLE = (
         formulas.route_experts,
         cost.per_value(5, "tokens", "experts"),
         conditions=(conditions.experts_are_there,),
+        outputs=("ids", "factors"),
     ),
     # w is [experts · N, K], expert after expert; x is [tokens, K], or [tokens, used, K] for a sum.
     Op(
         "linear_experts",
         "y[t, j] = x[t] · w[ids[t, j]]ᵀ + bias[ids[t, j]]; combine sum: Σ_j factors[t, j] · y[t, j], y of x[t, j]",
         ("x", "weight", "bias", "ids", "factors", "batch"),
-        ("out",),
         {
             **dict.fromkeys(("tokens", "experts", "used", "K", "N"), REQUIRED),
             "format": "f32",
@@ -148,7 +144,6 @@ _TABLE = (
         "add_gated",
         "a + sigmoid(x[t] · gate) · b",
         ("a", "b", "x", "gate", "batch"),
-        ("out",),
         {**dict.fromkeys(("tokens", "width", "K"), REQUIRED), "batched": False},
         formulas.add_gated,
         cost.gated,
@@ -157,7 +152,6 @@ _TABLE = (
         "embedding",
         "w[id of row t, :]",
         ("batch", "tokens", "weight"),
-        ("out",),
         {"tokens": REQUIRED, "N": REQUIRED, "K": REQUIRED, "format": "f32"},
         formulas.embedding,
         cost.nothing,
@@ -168,7 +162,6 @@ _TABLE = (
         "add_positions",
         "x[t, :] + w[position of row t, :]",
         ("x", "batch", "weight"),
-        ("out",),
         {"tokens": REQUIRED, "N": REQUIRED, "K": REQUIRED, "format": "f32"},
         formulas.add_positions,
         cost.per_value(1, "tokens", "K"),
@@ -181,7 +174,6 @@ _TABLE = (
         "attention",
         "softmax_c(scale · q[t, h] · k_cache[row of c, h / group]) · v_cache, c ≤ position of row t",
         ("q", "k_cache", "v_cache", "batch", "page_table", "sinks"),
-        ("out",),
         {
             **dict.fromkeys(("tokens", "Hq", "Hkv", "D"), REQUIRED),
             "cache": "f32",
@@ -196,17 +188,16 @@ _TABLE = (
         "kv_write",
         "k_cache[slot of row t] = k[t]; v_cache[slot of row t] = v[t]",
         ("k", "v", "batch", "k_cache", "v_cache"),
-        ("k_cache", "v_cache"),
         {**dict.fromkeys(("tokens", "Hkv", "D"), REQUIRED), "cache": "f32"},
         formulas.kv_write,
         cost.nothing,
         dict.fromkeys(cost.CACHES, cost.tokens),
+        outputs=("k_cache", "v_cache"),
     ),
     Op(
         "rope",
         "(u·cos − v·sin, u·sin + v·cos) for each pair of a head, cos and sin of the position of its row",
         ("x", "batch", "table"),
-        ("out",),
         {**dict.fromkeys(("tokens", "H", "D"), REQUIRED), "rotary": of("D"), "interleaved": False},
         formulas.rope,
         cost.per_value(3, "tokens", "H", "rotary"),
@@ -218,7 +209,6 @@ _TABLE = (
             name,
             formula,
             ("a", "b", "batch"),
-            ("out",),
             _POINTWISE,
             formulas.pairwise(compute),
             cost.per_value(operations, "count"),
@@ -242,25 +232,23 @@ _TABLE = (
             name,
             formula,
             ("x", "batch"),
-            ("out",),
             {**_VALUES, **dict.fromkeys(extra, REQUIRED)},
             compute,
             cost.per_value(operations, "count"),
             conditions=(conditions.rows_are_whole,),
         )
         for name, formula, extra, compute, operations in (
-            ("gelu", "x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))", (), formulas.gelu, 9),
-            ("gelu_erf", "x / 2 · (1 + erf(x / √2))", (), formulas.gelu_erf, 5),
-            ("relu_squared", "max(x, 0)²", (), formulas.relu_squared, 2),
-            ("scale", "factor · x", ("factor",), formulas.scale, 1),
-            ("softcap", "cap · tanh(x / cap)", ("cap",), formulas.softcap, 3),
+            ("gelu", "x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))", (), formulas.unary(reference.gelu), 9),
+            ("gelu_erf", "x / 2 · (1 + erf(x / √2))", (), formulas.unary(reference.gelu_erf), 5),
+            ("relu_squared", "max(x, 0)²", (), formulas.unary(reference.relu_squared), 2),
+            ("scale", "factor · x", ("factor",), formulas.unary(reference.mul, "factor"), 1),
+            ("softcap", "cap · tanh(x / cap)", ("cap",), formulas.unary(reference.softcap, "cap"), 3),
         )
     ),
     Op(
         "slice",
         "x[:, first + step · i], i < count",
         ("x", "batch"),
-        ("out",),
         {"tokens": REQUIRED, "width": REQUIRED, "first": 0, "count": REQUIRED, "step": 1, "batched": False},
         formulas.slice_columns,
         cost.nothing,
@@ -271,18 +259,16 @@ _TABLE = (
         "take_rows",
         "x[row of output r, :]",
         ("x", "outputs", "batch"),
-        ("out",),
         {"tokens": REQUIRED, "rows": REQUIRED, "width": REQUIRED},
         formulas.take_rows,
         cost.nothing,
         {"x": cost.ratio("rows", "tokens")},
     ),
-    Op("copy", "x", ("x",), ("out",), {"count": REQUIRED}, formulas.copy, cost.nothing),
+    Op("copy", "x", ("x",), {"count": REQUIRED}, formulas.unary(np.asarray), cost.nothing),
     Op(
         "fma_chain",
         "f(f(… f(x))), 8 · rounds times, f(v) = 0.75 v + 0.25",
         ("x",),
-        ("out",),
         {"count": REQUIRED, "rounds": REQUIRED},
         formulas.fma_chain,
         cost.per_value(16, "count", "rounds"),
@@ -291,7 +277,6 @@ _TABLE = (
         "matrix_chain",
         "rounds · a · bᵀ for each of count, a is the first `rows` rows of x, b the others",
         ("x",),
-        ("out",),
         {"count": REQUIRED, "rounds": REQUIRED, "rows": REQUIRED, "columns": REQUIRED, "K": REQUIRED},
         formulas.matrix_chain,
         cost.per_value(2, "count", "rounds", "rows", "columns", "K"),
@@ -300,9 +285,8 @@ _TABLE = (
         "argmax",
         "lowest i with x[r, i] = max x[r]",
         ("x",),
-        ("out",),
         {"rows": REQUIRED, "width": REQUIRED},
-        formulas.argmax,
+        formulas.unary(sampling.argmax),
         cost.per_value(1, "rows", "width"),
     ),
     Op(
@@ -310,7 +294,6 @@ _TABLE = (
         "tokens[slot of output r] = lowest i with Σ_{j ≤ i} p[j] > u · Σ p, p = softmax(logits[r] / temperature) where "
         "top_k, top_p and min_p keep it, u of seed and position; advance: the row becomes that of the next step",
         ("logits", "outputs", "batch", "page_table", "tokens", "counts"),
-        ("tokens", "batch", "counts"),
         {
             "rows": REQUIRED,  # of logits: the most outputs that a step may have
             "width": REQUIRED,
@@ -324,12 +307,12 @@ _TABLE = (
         formulas.sample,
         cost.sampled,
         {"counts": cost.ratio("rows", "width")},
+        outputs=("tokens", "batch", "counts"),
     ),
     Op(
         "adjust_logits",
         "logits[r] with the penalties, biases and mask of output r",
         ("logits", "outputs", "adjustments", "batch", "counts", "biases", "masks"),
-        ("out",),
         {**dict.fromkeys(("rows", "width"), REQUIRED), **_SIZES, "biases": 1, "masks": 1},
         formulas.adjust_logits,
         cost.per_value(5, "rows", "width"),
@@ -338,7 +321,6 @@ _TABLE = (
         "logprobs",
         "log softmax(logits[r]) of the token of output r, and of the most likely ones that it wants",
         ("logits", "outputs", "adjustments", "batch", "tokens"),
-        ("out",),
         {**dict.fromkeys(("rows", "width"), REQUIRED), **_SIZES},
         formulas.logprobs,
         cost.per_value(3, "rows", "width"),

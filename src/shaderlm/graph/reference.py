@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import sampling
 from .batch import PAGE, RUN, stretches
 
 F64 = NDArray[np.float64]
@@ -153,10 +152,10 @@ def pool_rows(keys: int, page_table: Any, pages: int) -> Any:
     """An index of the pool that gives the first keys of a sequence; a slice where its pages follow each other."""
     if page_table is None:
         return np.s_[:keys]
-    own = np.asarray(page_table[pages : pages - (-keys // PAGE)], np.int64)
-    if (np.diff(own) == 1).all():
-        return np.s_[own[0] * PAGE : own[0] * PAGE + keys]
-    return (own[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[:keys]
+    listed = np.asarray(page_table[pages : pages - (-keys // PAGE)], np.int64)
+    if (np.diff(listed) == 1).all():
+        return np.s_[listed[0] * PAGE : listed[0] * PAGE + keys]
+    return (listed[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[:keys]
 
 
 def _attend(q: Any, keys: Any, values: Any, position: int, how: Scores) -> F64:
@@ -168,8 +167,8 @@ def _attend(q: Any, keys: Any, values: Any, position: int, how: Scores) -> F64:
     scores = queries @ _floats(keys).transpose(1, 2, 0) * (1 / float(np.sqrt(D)) if how.scale is None else how.scale)
     if how.softcap:
         scores = softcap(scores, how.softcap)
-    own, key = position + np.arange(rows)[:, None], np.arange(context)
-    hidden = (key > own) | (key <= own - how.window) if how.window else key > own
+    query, key = position + np.arange(rows)[:, None], np.arange(context)
+    hidden = (key > query) | (key <= query - how.window) if how.window else key > query
     scores = np.where(hidden, -np.inf, scores.reshape(kv_heads, -1, rows, context))
     most = scores.max(axis=-1, keepdims=True)
     if how.sinks is not None:
@@ -207,8 +206,8 @@ class Yarn(NamedTuple):
             low, high = math.floor(low), math.ceil(high)
         first, last = max(0, low), min(rotary - 1, high)
         beyond = (np.arange(rotary // 2, dtype=np.float64) - first) / max(0.001, last - first)
-        kept = (1 - np.clip(beyond, 0, 1)) * self.share
-        return np.asarray(1 / (kept + (1 - kept) / self.factor))
+        unchanged = (1 - np.clip(beyond, 0, 1)) * self.share
+        return np.asarray(1 / (unchanged + (1 - unchanged) / self.factor))
 
 
 def rope_table(
@@ -302,8 +301,3 @@ def add(a: Any, b: Any) -> F64:
 def mul(a: Any, b: Any) -> F64:
     """a · b."""
     return np.asarray(_floats(a) * _floats(b))
-
-
-def argmax(x: Any) -> NDArray[np.int64]:
-    """Index of the largest value of the last axis, the lowest of equals. NaN counts as −inf."""
-    return sampling.argmax(x)

@@ -114,14 +114,14 @@ def sample(logits: Any, outputs: Any, batch: Any, tokens: Any, *, greedy: bool =
 
     batch[0, 1] says how many of the R rows there are.
     """
-    for x, given in zip(logits[: int(batch[0, 1])], outputs.view(OUTPUT).reshape(-1), strict=False):
-        slot = given["slot"]
+    for x, output in zip(logits[: int(batch[0, 1])], outputs.view(OUTPUT).reshape(-1), strict=False):
+        slot = output["slot"]
         if greedy:
             tokens[slot] = argmax(x)
         else:
-            seed = int(given["seed_high"]) << 32 | int(given["seed_low"])
-            u = uniform(seed, int(batch[1 + given["row"], 1]))
-            temperature, top_k, top_p, min_p = (given[n].item() for n in ("temperature", "top_k", "top_p", "min_p"))
+            seed = int(output["seed_high"]) << 32 | int(output["seed_low"])
+            u = uniform(seed, int(batch[1 + output["row"], 1]))
+            temperature, top_k, top_p, min_p = (output[n].item() for n in ("temperature", "top_k", "top_p", "min_p"))
             tokens[slot] = draw(x, temperature, top_k, top_p, min_p, u)
         if counts is not None:
             counts[slot, tokens[slot]] += 1
@@ -132,14 +132,14 @@ def advance(outputs: Any, batch: Any, page_table: Any = None) -> None:
 
     Without a page table a sequence is in the rows of the pool from 0 on.
     """
-    for given in outputs.view(OUTPUT).reshape(-1)[: int(batch[0, 1])]:
-        _, position, _, pages = (int(word) for word in batch[1 + given["row"]])
+    for output in outputs.view(OUTPUT).reshape(-1)[: int(batch[0, 1])]:
+        _, position, _, pages = (int(word) for word in batch[1 + output["row"]])
         pages, position = pages & ~RUN, position + 1
         place = position
         if page_table is not None:
             page = int(page_table[min(pages + position // PAGE, len(page_table) - 1)])
             place = NONE if page == NONE else page * PAGE + position % PAGE
-        batch[1 + given["row"]] = (LAST | int(given["slot"]), position, place, pages)
+        batch[1 + output["row"]] = (LAST | int(output["slot"]), position, place, pages)
 
 
 # What is done with a row of logits beside sampling -------------------------------------------------------------
@@ -184,15 +184,17 @@ def adjust_logits(logits: Any, outputs: Any, records: Any, counts: Any, biases: 
     out = np.array(logits, np.float32)
     slots = np.asarray(outputs).view(OUTPUT).reshape(-1)["slot"]
     with np.errstate(over="ignore", invalid="ignore"):
-        for x, slot, given in zip(out, slots, np.asarray(records).view(ADJUSTMENT).reshape(-1), strict=True):
-            if (given["repetition"], given["presence"], given["frequency"]) != (1, 0, 0):
+        for x, slot, record in zip(out, slots, np.asarray(records).view(ADJUSTMENT).reshape(-1), strict=True):
+            if (record["repetition"], record["presence"], record["frequency"]) != (1, 0, 0):
                 there = np.flatnonzero(counts[slot])
-                penalties = (given[name].item() for name in ("repetition", "presence", "frequency"))
+                penalties = (record[name].item() for name in ("repetition", "presence", "frequency"))
                 x[there] = penalised(x[there], counts[slot][there], *penalties)
-            for token, bias in np.asarray(biases).view(BIAS).reshape(-1)[given["bias_first"] :][: given["bias_count"]]:
+            for token, bias in (
+                np.asarray(biases).view(BIAS).reshape(-1)[record["bias_first"] :][: record["bias_count"]]
+            ):
                 x[token] = bias if np.isinf(bias) else x[token] + bias
-            if given["mask"] != NONE:
-                bits = np.unpackbits(np.asarray(masks)[given["mask"]].view(np.uint8), bitorder="little")
+            if record["mask"] != NONE:
+                bits = np.unpackbits(np.asarray(masks)[record["mask"]].view(np.uint8), bitorder="little")
                 x[bits[: x.size] == 0] = -np.inf
     return out
 
@@ -222,9 +224,9 @@ def logprobs(logits: Any, outputs: Any, records: Any, tokens: Any, out: Any) -> 
     What a row does not want stays as it is.
     """
     slots = np.asarray(outputs).view(OUTPUT).reshape(-1)["slot"]
-    for x, slot, given, row in zip(logits, slots, np.asarray(records).view(ADJUSTMENT).reshape(-1), out, strict=True):
-        if given["logprobs"] != NONE:
-            values, wanted = log_softmax(x), min(int(given["logprobs"]), MAX_LOGPROBS)
-            ids = np.concatenate([tokens[slot : slot + 1], most_likely(x, wanted)])
+    for x, slot, record, row in zip(logits, slots, np.asarray(records).view(ADJUSTMENT).reshape(-1), out, strict=True):
+        if record["logprobs"] != NONE:
+            values, count = log_softmax(x), min(int(record["logprobs"]), MAX_LOGPROBS)
+            ids = np.concatenate([tokens[slot : slot + 1], most_likely(x, count)])
             row[: len(ids), 0] = ids
             row[: len(ids), 1] = values[ids].astype(np.float32).view(np.uint32)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ..compile import run_op
-from ..compile.execute import read_as
 from ..errors import InputError, RouteError
 from ..gpu import Array, Device
 from ..graph import resolve
@@ -18,8 +17,8 @@ from ..kernels import choose
 from . import checks
 
 
-def _cache(op: str, name: str, given: Any, heads: int, width: int) -> Array:
-    cache = checks.array(op, name, given, (np.float32, np.float16), 3, "[C, Hkv, D]")
+def _cache(op: str, name: str, value: Any, heads: int, width: int) -> Array:
+    cache = checks.array(op, name, value, (np.float32, np.float16), 3, "[C, Hkv, D]")
     if cache.shape[1:] != (heads, width):
         raise InputError(f"{op}: {name} must be [C, {heads}, {width}] to match k, got {list(cache.shape)}")
     if not cache.flags.writeable:
@@ -70,8 +69,8 @@ def sdpa_kv(
     if pos + S > C:
         raise InputError(f"{op}: the cache holds C={C} positions; pos={pos} + S={S} needs {pos + S}")
     factor = None if scale is None else checks.number(op, "scale", scale)
-    kept = {"tokens": S, "Hkv": Hkv, "D": D, "cache": "f16" if k_cache.dtype == np.float16 else "f32"}
-    attended = resolve("attention", {**kept, "Hq": Hq, "scale": factor, "keys": pos + S})
+    shape = {"tokens": S, "Hkv": Hkv, "D": D, "cache": "f16" if k_cache.dtype == np.float16 else "f32"}
+    attended = resolve("attention", {**shape, "Hq": Hq, "scale": factor, "keys": pos + S})
     batch, on = contiguous_batch(pos, S), checks.device_of(device)
     caches = {"k_cache": k_cache, "v_cache": v_cache}
     try:
@@ -79,14 +78,15 @@ def sdpa_kv(
             chosen = choose("attention", attended, on.caps, route)
             _fits(caches, chosen.launch_list(attended, on.caps).buffers, on)
             route = chosen.name
-        raw = run_op(on, "kv_write", resolve("kv_write", kept), {"k": k, "v": v, "batch": batch, **caches}, None)
-        written = {name: read_as(raw[name], cache.dtype, (C, Hkv, -1))[..., :D] for name, cache in caches.items()}
-        out = run_op(on, "attention", attended, {"q": q, "batch": batch, **written}, route)["out"]
+        raw = run_op(on, "kv_write", resolve("kv_write", shape), {"k": k, "v": v, "batch": batch, **caches}, None)
+        written = {name: raw[name].view(cache.dtype).reshape(C, Hkv, -1)[..., :D] for name, cache in caches.items()}
+        operands = {"q": q, "batch": batch, **written}
+        out = run_op(on, "attention", attended, operands, route)["out"].view(np.float32).reshape(S, Hq, -1)
     except RouteError as problem:
         raise RouteError(f"{op}: {problem}") from problem
     for name, cache in caches.items():
         cache[pos : pos + S] = written[name][pos : pos + S]
-    return np.ascontiguousarray(read_as(out, np.float32, (S, Hq, -1))[..., :D])
+    return np.ascontiguousarray(out[..., :D])
 
 
 def _fits(caches: Mapping[str, Array], least: Mapping[str, int], device: Device) -> None:
@@ -95,12 +95,6 @@ def _fits(caches: Mapping[str, Array], least: Mapping[str, int], device: Device)
         nbytes, limit = max(cache.nbytes, least[name]), device.caps.max_operand
         if nbytes > limit:
             raise RouteError(f"{name} takes {nbytes:,} bytes, one binding holds {limit:,} on {device.caps.name}")
-
-
-def _flag(op: str, interleaved: Any) -> bool:
-    if not isinstance(interleaved, (bool, np.bool_)):
-        raise InputError(f"{op}: interleaved must be True or False, got {interleaved!r}")
-    return bool(interleaved)
 
 
 def rope(
@@ -125,7 +119,7 @@ def rope(
     positions = checks.ids(op, "positions", positions, 1, 1 << 31, "[T]")
     checks.shape(op, "positions", positions, (T,), "[T]")
     rotary = D if rotary is None else checks.whole(op, "rotary", rotary, 2)
-    dims = resolve(op, {"tokens": T, "H": H, "D": D, "rotary": rotary, "interleaved": _flag(op, interleaved)})
+    dims = resolve(op, {"tokens": T, "H": H, "D": D, "rotary": rotary, "interleaved": interleaved})
     if checks.number(op, "theta", theta) <= 0:
         raise InputError(f"{op}: theta must be above 0, got {theta!r}")
     if factors is not None:
@@ -136,5 +130,4 @@ def rope(
     table = rope_table(positions, rotary, theta, factors).astype(np.float32)
     # A table of the positions that there are: row t is that of x[t].
     operands = {"x": x, "batch": contiguous_batch(0, T), "table": table}
-    raw = run_op(checks.device_of(device), op, dims, operands, route)
-    return read_as(raw["out"], np.float32, x.shape)
+    return checks.run(op, dims, operands, route, device, x.shape)

@@ -1,4 +1,4 @@
-"""Checks at the border: each says what was given and what was expected."""
+"""What every function here does: check its arguments, saying what was given and what was expected, and run its op."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ..compile.execute import Operands, run_op
 from ..errors import InputError
 from ..gpu import Array, Device, open_device
+from ..kernels import Dims
 
 
 def array(op: str, name: str, value: Any, dtypes: tuple[Any, ...], ndim: int | None, layout: str) -> Array:
@@ -24,9 +26,14 @@ def array(op: str, name: str, value: Any, dtypes: tuple[Any, ...], ndim: int | N
     return value
 
 
-def floats(op: str, name: str, value: Any, ndim: int | None, layout: str) -> Array:
-    """A float32 array."""
-    return array(op, name, value, (np.float32,), ndim, layout)
+def floats(
+    op: str, name: str, value: Any, ndim: int | None, layout: str, expected: tuple[int, ...] | None = None
+) -> Array:
+    """A float32 array; of the expected shape, if there is one."""
+    checked = array(op, name, value, (np.float32,), ndim, layout)
+    if expected is not None:
+        shape(op, name, checked, expected, layout)
+    return checked
 
 
 def shape(op: str, name: str, value: Array, expected: tuple[int, ...], layout: str) -> None:
@@ -73,3 +80,12 @@ def device_of(device: Any) -> Device | None:
     if device is None or (isinstance(device, (str, int)) and not isinstance(device, bool)):
         return open_device(device)
     raise InputError(f"device must be None, a name, a number or an open device, got {type(device).__name__}")
+
+
+def run(
+    op: str, dims: Dims, operands: Operands, route: str | None, device: Any, shape: tuple[int, ...], dtype: Any = "f4"
+) -> Array:
+    """The result `out` of an op, in this shape."""
+    raw = run_op(device_of(device), op, dims, operands, route)
+    out: Array = raw["out"].view(dtype).reshape(shape)
+    return out

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ..compile import run_op
-from ..compile.execute import read_as
 from ..errors import InputError, RouteError
 from ..formats.weight_formats import BLOCK_FORMATS, WEIGHT_FORMATS
 from ..gpu import Array
@@ -17,11 +15,7 @@ from . import checks
 
 
 def _bias(op: str, bias: Any, n: int) -> Array | None:
-    if bias is None:
-        return None
-    given = checks.floats(op, "bias", bias, 1, "[N]")
-    checks.shape(op, "bias", given, (n,), "[N]")
-    return given
+    return None if bias is None else checks.floats(op, "bias", bias, 1, "[N]", (n,))
 
 
 def linear_q4gsw(
@@ -45,13 +39,13 @@ def linear_q4gsw(
     scales = checks.array(op, "scales", scales, (np.float32, np.float16), 2, "[K/group_size, N]")
     group_size = checks.whole(op, "group_size", group_size, 1)
     k, n = x.shape[-1], weight.shape[0]
-    padded, given = -(-k // 8) * 4, weight.shape[1]
-    if given not in (padded, -(-k // 2)):
+    padded, width = -(-k // 8) * 4, weight.shape[1]
+    if width not in (padded, -(-k // 2)):
         raise InputError(
             f"{op}: weight must be [N, K/2] = [{n}, {padded}] for K = {k} (K padded to a multiple of 8), "
             f"got {list(weight.shape)}"
         )
-    if given < padded or k % 8:
+    if width < padded or k % 8:
         weight = _zero_past(weight, k, padded)
     groups = -(-k // group_size)
     checks.shape(op, "scales", scales, (groups, n), f"[K/group_size, N] for K = {k}, group_size = {group_size}")
@@ -59,11 +53,10 @@ def linear_q4gsw(
         bad = "only NaN" if np.isnan(scales).all() else "NaN or infinity"
         raise InputError(f"{op}: scales must be finite, got {bad}")
     bias = _bias(op, bias, n)
-    given_dims = {"tokens": x.size // k, "K": k, "N": n, "group_size": group_size, "bias": bias is not None}
-    dims = resolve(op, {**given_dims, "scales": "f16" if scales.dtype == np.float16 else "f32"})
+    shape = {"tokens": x.size // k, "K": k, "N": n, "group_size": group_size, "bias": bias is not None}
+    dims = resolve(op, {**shape, "scales": "f16" if scales.dtype == np.float16 else "f32"})
     operands = {"x": x.reshape(-1, k), "weight": weight, "scales": scales, "bias": bias}
-    raw = run_op(checks.device_of(device), op, dims, operands, route)
-    return read_as(raw["out"], np.float32, (*x.shape[:-1], n))
+    return checks.run(op, dims, operands, route, device, (*x.shape[:-1], n))
 
 
 def _zero_past(weight: Array, k: int, width: int) -> Array:
@@ -80,10 +73,10 @@ def _weight(op: str, weight: Any, kind: str | None) -> tuple[Array, str, int]:
     by_dtype = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
     if kind is None:
         if not isinstance(weight, np.ndarray) or weight.dtype not in by_dtype:
-            given = weight.dtype if isinstance(weight, np.ndarray) else type(weight).__name__
+            actual = weight.dtype if isinstance(weight, np.ndarray) else type(weight).__name__
             raise InputError(
                 f"{op}: weight must be float32 or float16 [N, K], or uint8 GGUF blocks with a format "
-                f"({', '.join(BLOCK_FORMATS)}); got {given}"
+                f"({', '.join(BLOCK_FORMATS)}); got {actual}"
             )
         kind = by_dtype[weight.dtype]
     if kind not in WEIGHT_FORMATS:
@@ -109,21 +102,19 @@ def _linear(
         raise InputError(f"{op}: x must be [..., K] with K = {k} as in weight, got {list(x.shape)}")
     n = weight.shape[0]
     bias = _bias(op, bias, n)
-    given = {"tokens": x.size // k, "K": k, "N": n, "format": kind, "bias": bias is not None}
+    shape = {"tokens": x.size // k, "K": k, "N": n, "format": kind, "bias": bias is not None}
     epilogue = op.removeprefix("linear_") if op != "linear" else "none"
     operands = {"x": x.reshape(-1, k), "weight": weight, "bias": bias}
     if op == "linear_add":
-        residual = checks.floats(op, "residual", residual, None, "[..., N]")
-        checks.shape(op, "residual", residual, (*x.shape[:-1], n), "[..., N]")
+        residual = checks.floats(op, "residual", residual, None, "[..., N]", (*x.shape[:-1], n))
         operands["residual"] = residual.reshape(-1, n)
     try:
-        dims = resolve("linear", {**given, "epilogue": epilogue})
-        raw = run_op(checks.device_of(device), "linear", dims, operands, route)
+        dims = resolve("linear", {**shape, "epilogue": epilogue})
+        return checks.run("linear", dims, operands, route, device, (*x.shape[:-1], -1))
     except (InputError, RouteError) as problem:
         if op == "linear":
             raise
         raise type(problem)(f"{op}: {problem}") from problem  # the name that the caller knows
-    return read_as(raw["out"], np.float32, (*x.shape[:-1], -1))
 
 
 def linear(
@@ -186,5 +177,4 @@ def embedding(
     ids = checks.ids(op, "ids", ids, 1, weight.shape[0], "[T]")
     dims = resolve(op, {"tokens": ids.size, "N": weight.shape[0], "K": k, "format": kind})
     operands = {"batch": contiguous_batch(0, ids.size, ids), "tokens": np.zeros(1, np.uint32), "weight": weight}
-    raw = run_op(checks.device_of(device), op, dims, operands, route)
-    return np.ascontiguousarray(read_as(raw["out"], np.float32, (ids.size, -1))[:, :k])
+    return np.ascontiguousarray(checks.run(op, dims, operands, route, device, (ids.size, -1))[:, :k])

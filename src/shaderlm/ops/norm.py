@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from ..compile import run_op
-from ..compile.execute import read_as
 from ..errors import InputError
 from ..gpu import Array
 from ..graph import resolve
@@ -15,28 +14,18 @@ from . import checks
 
 
 def _dims(called: str, op: str, x: Array, eps: Any) -> dict[str, Any]:
-    given = {
-        "tokens": x.size // x.shape[-1],
-        "width": x.shape[-1],
-        "eps": checks.number(called, "eps", eps, positive=True),
-    }
-    return resolve(op, given)
+    eps = checks.number(called, "eps", eps, positive=True)
+    return resolve(op, {"tokens": x.size // x.shape[-1], "width": x.shape[-1], "eps": eps})
 
 
 def _rows(op: str, name: str, x: Any) -> Array:
     """Rows whose squares add up to a number that f32 holds; above that a norm would be 0."""
-    found = checks.floats(op, name, x, None, "[..., width]")
-    limit = float(np.sqrt(np.finfo(np.float32).max / found.shape[-1]))
-    largest = float(np.abs(found[np.isfinite(found)]).max(initial=0.0))
+    rows = checks.floats(op, name, x, None, "[..., width]")
+    limit = float(np.sqrt(np.finfo(np.float32).max / rows.shape[-1]))
+    largest = float(np.abs(rows[np.isfinite(rows)]).max(initial=0.0))
     if largest > limit:
         raise InputError(f"{op}: the squares of {name} must fit float32: at most {limit:.3g} here, got {largest:.3g}")
-    return found
-
-
-def _weight(op: str, weight: Any, x: Array) -> Array:
-    given = checks.floats(op, "weight", weight, 1, "[width]")
-    checks.shape(op, "weight", given, (x.shape[-1],), "[width]")
-    return given
+    return rows
 
 
 def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6, *, route: str | None = None, device: Any = None) -> Array:
@@ -57,9 +46,11 @@ def _norm(called: str, x: Any, weight: Any, eps: float, route: str | None, devic
     op, operands = "rms_norm", {"x": x}
     if weight is not None:
         op, operands = "rms_norm_mul", {"x": x, "weight": _weight(called, weight, x)}
-    dims = _dims(called, op, x, eps)
-    raw = run_op(checks.device_of(device), op, dims, operands, route)
-    return read_as(raw["out"], np.float32, x.shape)
+    return checks.run(op, _dims(called, op, x, eps), operands, route, device, x.shape)
+
+
+def _weight(op: str, weight: Any, x: Array) -> Array:
+    return checks.floats(op, "weight", weight, 1, "[width]", x.shape[-1:])
 
 
 def add_rms_norm(
@@ -71,4 +62,4 @@ def add_rms_norm(
     checks.shape(op, "b", b, a.shape, "the shape of a")
     operands = {"a": a, "b": b, "weight": _weight(op, weight, a)}
     raw = run_op(checks.device_of(device), op, _dims(op, op, a, eps), operands, route)
-    return read_as(raw["sum"], np.float32, a.shape), read_as(raw["out"], np.float32, a.shape)
+    return raw["sum"].view(np.float32).reshape(a.shape), raw["out"].view(np.float32).reshape(a.shape)

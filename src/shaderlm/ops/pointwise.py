@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compile import run_op
-from ..compile.execute import read_as
 from ..errors import InputError
 from ..gpu import Array
 from ..graph import resolve
@@ -25,8 +23,7 @@ def _pointwise(op: str, a: Any, b: Any, route: str | None, device: Any, names: t
             f"got {list(b.shape)}"
         )
     dims = resolve(op, {"count": a.size, "period": b.size})
-    raw = run_op(checks.device_of(device), op, dims, {"a": a, "b": b}, route)
-    return read_as(raw["out"], np.float32, a.shape)
+    return checks.run(op, dims, {"a": a, "b": b}, route, device, a.shape)
 
 
 def add(a: Any, b: Any, *, route: str | None = None, device: Any = None) -> Array:
@@ -49,5 +46,4 @@ def argmax(x: Any, *, route: str | None = None, device: Any = None) -> NDArray[n
     op = "argmax"
     x = checks.floats(op, "x", x, None, "[..., n]")
     dims = resolve(op, {"rows": x.size // x.shape[-1], "width": x.shape[-1]})
-    raw = run_op(checks.device_of(device), op, dims, {"x": x}, route)
-    return read_as(raw["out"], np.uint32, x.shape[:-1]).astype(np.int64)
+    return checks.run(op, dims, {"x": x}, route, device, x.shape[:-1], np.uint32).astype(np.int64)

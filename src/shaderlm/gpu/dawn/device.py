@@ -6,8 +6,7 @@ import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..native import Buffer, NativeError
-from ..webgpu_h import CDevice, CPipeline, NativeHandle, State
+from ..webgpu_h import Buffer, NativeDevice, NativeError, NativeHandle, Pipeline, State
 from .library import Library
 
 if TYPE_CHECKING:
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 _requests = itertools.count(1 << 32)  # numbers of pipelines; those of devices are smaller
 
 
-class DawnDevice(CDevice):
-    """A `NativeDevice`. A submission has no number of its own: mapping its buffer is what is waited for."""
+class DawnDevice(NativeDevice):
+    """A submission has no number of its own: mapping its buffer is what is waited for."""
 
     tick_ns = 1.0  # Dawn converts
 
@@ -31,27 +30,27 @@ class DawnDevice(CDevice):
         self._request.mode, self._request.callback = lib.WGPUCallbackMode_WaitAnyOnly, native.callbacks.on_mapped
         self._submit, self._map, self._read = lib.wgpuQueueSubmit, lib.wgpuBufferMapAsync, lib.WGPUMapMode_Read
 
-    def create_pipeline(self, label: str, source: str, accesses: tuple[Access, ...]) -> Any:
+    def create_pipeline(self, label: str, source: str, accesses: tuple[Access, ...]) -> Pipeline:
         """Compile a WGSL source. Dawn does most of it in a thread of its own, so that several compile at once."""
         lib, native = self.lib, self._native
         layout, pipeline_layout = self.layout(accesses)
-        shader, kept = self.shader_descriptor(label, source)
-        module = NativeHandle(lib.wgpuDeviceCreateShaderModule(self.handle, shader), lib.wgpuShaderModuleRelease)
+        shader, shader_owners = self.shader_descriptor(label, source)
+        handle = lib.wgpuDeviceCreateShaderModule(self.handle, shader)
         try:
-            self.check()
+            module = self.checked(handle, lib.wgpuShaderModuleRelease)
         except NativeError as problem:
             raise NativeError(_with_places(str(problem))) from problem
-        descriptor, kept = self.pipeline_descriptor(label, pipeline_layout, module)
+        descriptor, owners = self.pipeline_descriptor(label, pipeline_layout, module)
         number = next(_requests)
         request = self.ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
         request.mode, request.callback = lib.WGPUCallbackMode_WaitAnyOnly, native.callbacks.on_pipeline
         request.userdata1 = self.ffi.cast("void *", number)
         native.wait(lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, request[0]))
-        del kept
-        status, handle, message = native.callbacks.made.pop(number, (0, None, "the compiler does not answer"))
+        del shader_owners, owners
+        status, handle, message = native.callbacks.answers.pop(number, (0, None, "the compiler does not answer"))
         if status != lib.WGPUCreatePipelineAsyncStatus_Success:
             raise NativeError(_with_places(message.strip()))
-        return CPipeline(handle, lib.wgpuComputePipelineRelease, layout)
+        return Pipeline(handle, lib.wgpuComputePipelineRelease, layout)
 
     # submission and mapping ------------------------------------------------------------------------------
 
@@ -81,11 +80,11 @@ class DawnDevice(CDevice):
     def read_mapped(self, staging: Buffer, nbytes: int, submission: None, number: int) -> bytes:
         """Wait for a mapping; then the bytes."""
         self._native.wait(self._future(number))
-        found = self.lib.wgpuBufferGetConstMappedRange(staging.handle, 0, nbytes)
-        if found == self.ffi.NULL or self.state.lost is not None:
+        pointer = self.lib.wgpuBufferGetConstMappedRange(staging.handle, 0, nbytes)
+        if pointer == self.ffi.NULL or self.state.lost is not None:
             self.state.forget()
             raise NativeError("its buffer could not be mapped")
-        data: bytes = self.ffi.buffer(found, nbytes)[:]
+        data: bytes = self.ffi.buffer(pointer, nbytes)[:]
         self.lib.wgpuBufferUnmap(staging.handle)
         return data
 
@@ -95,14 +94,6 @@ class DawnDevice(CDevice):
         self.lib.wgpuBufferUnmap(staging.handle)
         self._native.wait(self._future(number), 0)
         return True
-
-    def close(self) -> None:
-        """Wait for the GPU, then give everything back."""
-        if self.state.lost is None:
-            self.wait(None)
-            self.state.lost = "it was closed"
-        self.lib.wgpuDeviceDestroy(self.handle)
-        self.state.errors.clear()
 
 
 def _with_places(message: str) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import _thread
 import importlib.util
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...errors import DeviceError
-from .. import webgpu_h
-from ..native import NativeError, OutOfMemoryError
 from ..packages import folder_of, version_of
 from ..swiftshader import offered_to_vulkan
+from ..webgpu_h import Callbacks
 
 PACKAGE, VERSION = "wgpudawn", "0.32.0.4"  # experimental functions may change with any version
 INSTALL = f"pip install {PACKAGE}=={VERSION}"
@@ -23,10 +20,10 @@ FOREVER = (1 << 64) - 1  # nanoseconds
 
 def missing() -> str | None:
     """Why Dawn cannot be used, in one line; None if it can."""
-    found = version_of(PACKAGE)
-    if found is None:
+    version = version_of(PACKAGE)
+    if version is None:
         return f"the package {PACKAGE} is not installed: {INSTALL}"
-    return None if found == VERSION else f"{PACKAGE} {found} is installed, shaderlm needs {VERSION}: {INSTALL}"
+    return None if version == VERSION else f"{PACKAGE} {version} is installed, shaderlm needs {VERSION}: {INSTALL}"
 
 
 def _module() -> Any:
@@ -51,6 +48,16 @@ def _module() -> Any:
     return module
 
 
+class DawnCallbacks(Callbacks):
+    """The package has some too, which its Python classes set for the whole process."""
+
+    def __init__(self, ffi: Any) -> None:
+        super().__init__(ffi)
+        self.on_pipeline = self.answering("WGPUCreateComputePipelineAsyncCallback")
+        self.on_done = self.declared("WGPUQueueWorkDoneCallback")(lambda *_: None)
+        self.on_mapped = self.declared("WGPUBufferMapCallback")(lambda *_: None)
+
+
 class Library:
     """The library with its callbacks and its instance."""
 
@@ -63,7 +70,7 @@ class Library:
         except ImportError as problem:
             raise DeviceError(f"Dawn cannot be loaded: {problem}. Reinstall it: {INSTALL}") from problem
         self.ffi, self.lib = module.ffi, module.lib
-        self.callbacks = Callbacks(self.ffi, self.lib)
+        self.callbacks = DawnCallbacks(self.ffi)
         self.instance = self._new_instance()
 
     def toggles(self, on: Sequence[str], off: Sequence[str] = ()) -> tuple[Any, Any]:
@@ -79,27 +86,27 @@ class Library:
 
     def _new_instance(self) -> Any:
         lib = self.lib
-        wanted = (lib.WGPUInstanceFeatureName_TimedWaitAny, lib.WGPUInstanceFeatureName_MultipleDevicesPerAdapter)
-        features = self.ffi.new("WGPUInstanceFeatureName[]", wanted)
+        names = (lib.WGPUInstanceFeatureName_TimedWaitAny, lib.WGPUInstanceFeatureName_MultipleDevicesPerAdapter)
+        features = self.ffi.new("WGPUInstanceFeatureName[]", names)
         descriptor = self.ffi.new("WGPUInstanceDescriptor *")
-        descriptor.requiredFeatureCount, descriptor.requiredFeatures = len(wanted), features
-        descriptor.nextInChain, kept = self.toggles(["allow_unsafe_apis"])  # for experimental features
-        made = lib.wgpuCreateInstance(descriptor)
-        del kept
-        if made == self.ffi.NULL:
+        descriptor.requiredFeatureCount, descriptor.requiredFeatures = len(names), features
+        descriptor.nextInChain, owners = self.toggles(["allow_unsafe_apis"])  # for experimental features
+        instance = lib.wgpuCreateInstance(descriptor)
+        del owners
+        if instance == self.ffi.NULL:
             raise DeviceError("Dawn could not start: it made no instance")
-        return made
+        return instance
 
     def adapter_handles(self) -> list[Any]:
         """Every adapter. The first call starts the drivers."""
         options = self.ffi.new("WGPURequestAdapterOptions *")
-        options.nextInChain, kept = self.toggles(["vulkan_enable_f16_on_nvidia"])
+        options.nextInChain, owners = self.toggles(["vulkan_enable_f16_on_nvidia"])
         with offered_to_vulkan():
             count = self.lib.wgpu_dawn_enumerate_adapters(self.instance, options, self.ffi.NULL, 0)
-            found = self.ffi.new("WGPUAdapter[]", count)
-            count = min(count, self.lib.wgpu_dawn_enumerate_adapters(self.instance, options, found, count))
-        del kept
-        return [found[i] for i in range(count)]
+            handles = self.ffi.new("WGPUAdapter[]", count)
+            count = min(count, self.lib.wgpu_dawn_enumerate_adapters(self.instance, options, handles, count))
+        del owners
+        return [handles[i] for i in range(count)]
 
     def wait(self, future: Any, nanoseconds: int = FOREVER) -> bool:
         """Until something is done, without Python's lock. False: it is not, after this time, or was refused."""
@@ -109,10 +116,6 @@ class Library:
         waited.future = future
         self.lib.wgpuInstanceWaitAny(self.instance, 1, waited, nanoseconds)
         return bool(waited.completed)
-
-    def text(self, view: Any) -> str:
-        """A string of the library."""
-        return webgpu_h.text(self.ffi, view)
 
 
 _loading = threading.Lock()
@@ -126,61 +129,3 @@ def library() -> Library:
         if _library is None:
             _library = Library()
         return _library
-
-
-# Callbacks ---------------------------------------------------------------------------------------------------------
-
-
-def _put_off(kind: Any, value: Any, trace: Any) -> None:
-    """A callback must not raise. Ctrl-C, which Python may deliver in any line, is delivered again outside of it."""
-    if issubclass(kind, KeyboardInterrupt):
-        _thread.interrupt_main()
-    else:
-        traceback.print_exception(kind, value, trace)
-
-
-class Callbacks:
-    """C functions that Dawn calls. The package has some too, which its Python classes set for the whole process."""
-
-    def __init__(self, ffi: Any, lib: Any) -> None:
-        self.made: dict[int, tuple[int, Any, str]] = {}  # status, handle and message, by the number of a request
-
-        def callback(kind: str) -> Callable[[Callable[..., None]], Any]:
-            made: Callable[[Callable[..., None]], Any] = ffi.callback(kind, onerror=_put_off)
-            return made
-
-        def number(pointer: Any) -> int:
-            return webgpu_h.number(ffi, pointer)
-
-        @callback("WGPURequestDeviceCallback")
-        def on_device(status: int, device: Any, message: Any, request: Any, _: Any) -> None:
-            self.made[number(request)] = (status, device, webgpu_h.text(ffi, message))
-
-        @callback("WGPUCreateComputePipelineAsyncCallback")
-        def on_pipeline(status: int, pipeline: Any, message: Any, request: Any, _: Any) -> None:
-            self.made[number(request)] = (status, pipeline, webgpu_h.text(ffi, message))
-
-        @callback("WGPUUncapturedErrorCallback")
-        def on_error(_: Any, kind: int, message: Any, device: Any, __: Any) -> None:
-            state = webgpu_h.state_of(number(device))
-            if state is not None:
-                error = OutOfMemoryError if kind == lib.WGPUErrorType_OutOfMemory else NativeError
-                state.errors.setdefault(threading.get_ident(), error(webgpu_h.text(ffi, message).strip()))
-
-        @callback("WGPUDeviceLostCallback")
-        def on_lost(_: Any, reason: int, message: Any, device: Any, __: Any) -> None:
-            state = webgpu_h.state_of(number(device))
-            if state is not None and state.lost is None:
-                state.lost = webgpu_h.text(ffi, message).strip() or "no reason was given"
-
-        @callback("WGPUQueueWorkDoneCallback")
-        def on_done(status: int, *_: Any) -> None:
-            pass
-
-        @callback("WGPUBufferMapCallback")
-        def on_mapped(status: int, *_: Any) -> None:
-            pass
-
-        self.on_device, self.on_pipeline = on_device, on_pipeline
-        self.on_error, self.on_lost = on_error, on_lost
-        self.on_done, self.on_mapped = on_done, on_mapped

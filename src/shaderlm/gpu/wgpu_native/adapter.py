@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from ...errors import DeviceError
-from .. import webgpu_h
-from ..caps import DeviceCaps
-from ..processors import processors_of
+from ..webgpu_h import NativeAdapter
 from . import library as native
 from .bindings import ffi
 from .device import WgpuDevice
 
 Backends = Literal["modern", "opengl"]
-
-# DeviceCaps' names for what may be switched off, and the library's.
-_FEATURES = {
-    "f16": "WGPUFeatureName_ShaderF16",
-    "subgroups": "WGPUNativeFeature_Subgroup",
-    "timestamps": "WGPUFeatureName_TimestampQuery",
-    "pass_timestamps": "WGPUNativeFeature_TimestampQueryInsidePasses",
-}
 
 _lock = threading.Lock()  # one thread at a time looks for adapters
 _opengl: list[WgpuAdapter] = []
@@ -36,93 +25,50 @@ def adapters(backends: Backends) -> list[WgpuAdapter]:
     """
     with _lock:
         if backends == "modern":
-            return _found(backends)
+            return _enumerate(backends)
         if not _opengl:
-            _opengl.extend(_found(backends))
+            _opengl.extend(_enumerate(backends))
         return list(_opengl)
 
 
-def _found(backends: Backends) -> list[WgpuAdapter]:
+def _enumerate(backends: Backends) -> list[WgpuAdapter]:
     lib = native.library()
     modern = lib.WGPUInstanceBackend_Vulkan | lib.WGPUInstanceBackend_Metal | lib.WGPUInstanceBackend_DX12
     instance = native.instance(modern if backends == "modern" else lib.WGPUInstanceBackend_GL)
     count = lib.wgpuInstanceEnumerateAdapters(instance, ffi.NULL, ffi.NULL)
-    found = ffi.new("WGPUAdapter[]", count)
-    lib.wgpuInstanceEnumerateAdapters(instance, ffi.NULL, found)
-    return [WgpuAdapter(instance, handle, (backends, i)) for i, handle in enumerate(found)]
+    handles = ffi.new("WGPUAdapter[]", count)
+    lib.wgpuInstanceEnumerateAdapters(instance, ffi.NULL, handles)
+    return [WgpuAdapter(instance, handle, (backends, i)) for i, handle in enumerate(handles)]
 
 
-class WgpuAdapter:
+class WgpuAdapter(NativeAdapter):
     """One adapter."""
 
+    FEATURES: ClassVar = {
+        "f16": "WGPUFeatureName_ShaderF16",
+        "subgroups": "WGPUNativeFeature_Subgroup",
+        "timestamps": "WGPUFeatureName_TimestampQuery",
+        "pass_timestamps": "WGPUNativeFeature_TimestampQueryInsidePasses",
+    }
+
     def __init__(self, instance: Any, handle: Any, key: tuple[str, int]) -> None:
-        self._lib, self._instance = native.library(), instance
-        self._handle = ffi.gc(handle, self._lib.wgpuAdapterRelease)
-        self.key = key
-        self._limits, self._native_limits = self._get_limits()
-        self.caps = self._get_caps()
+        self._instance = instance
+        super().__init__(native.callbacks, native.library(), handle, key)
+        limits = self._native_limits  # those of features that nobody asks for are left at their defaults
+        limits.maxBindingArrayElementsPerShaderStage = limits.maxBindingArraySamplerElementsPerShaderStage = 0
+        limits.maxMultiviewViewCount = 0
 
-    def _get_limits(self) -> tuple[Any, Any]:
-        more = ffi.new("WGPUNativeLimits *")
-        more.chain.sType = self._lib.WGPUSType_NativeLimits
-        limits = ffi.new("WGPULimits *")
-        limits.nextInChain = ffi.cast("WGPUChainedStruct *", more)
-        if self._lib.wgpuAdapterGetLimits(self._handle, limits) != self._lib.WGPUStatus_Success:
-            raise DeviceError("an adapter does not tell its limits")
-        return limits, more
-
-    def _get_caps(self) -> DeviceCaps:
-        info = ffi.new("WGPUAdapterInfo *")
-        if self._lib.wgpuAdapterGetInfo(self._handle, info) != self._lib.WGPUStatus_Success:
-            raise DeviceError("an adapter does not tell its name")
-        vendor, name, description = (native.text(view) for view in (info.vendor, info.device, info.description))
-        self._lib.wgpuAdapterInfoFreeMembers(info[0])
-        name = name or description or "unnamed adapter"
-        backend = webgpu_h.BACKENDS.get(info.backendType, "unknown")
-        found: dict[str, Any] = {
-            cap: bool(self._lib.wgpuAdapterHasFeature(self._handle, getattr(self._lib, feature)))
-            for cap, feature in _FEATURES.items()
-        }
-        found |= {cap: int(getattr(self._limits, limit)) for cap, limit in webgpu_h.LIMITS.items()}
-        return DeviceCaps(
-            name=name,
-            kind=webgpu_h.kind_of(info.adapterType, name),
-            backend=backend,
-            driver=" ".join(word for word in (vendor, description) if word),
-            vendor=webgpu_h.VENDORS.get(info.vendorID, ""),
-            processors=processors_of(name),
-            subgroup_min=info.subgroupMinSize,
-            subgroup_max=info.subgroupMaxSize,
-            dot4=backend not in webgpu_h.WITHOUT_DOT4,
-            offset_alignment=max(16, self._limits.minStorageBufferOffsetAlignment),
-            **found,
-        )
+    def _chained_limits(self) -> Any:
+        self._native_limits = ffi.new("WGPUNativeLimits *")
+        self._native_limits.chain.sType = self.lib.WGPUSType_NativeLimits
+        return ffi.cast("WGPUChainedStruct *", self._native_limits)
 
     def open(self, features: Sequence[str], limits: Mapping[str, int], check_bounds: bool) -> WgpuDevice:
-        """A device with these features, and all limits of the adapter but those given here."""
-        lib, state = self._lib, webgpu_h.State()
-        wanted = ffi.new("WGPULimits *", self._limits[0])
-        more = ffi.new("WGPUNativeLimits *")
-        more.chain.sType = lib.WGPUSType_NativeLimits
-        more.maxNonSamplerBindings = self._native_limits.maxNonSamplerBindings
-        wanted.nextInChain = ffi.cast("WGPUChainedStruct *", more)
-        webgpu_h.lower_limits(wanted, limits)
-        names = ffi.new("WGPUFeatureName[]", [getattr(lib, _FEATURES[cap]) for cap in features])
-        number = ffi.cast("void *", state.number)
-        descriptor = ffi.new("WGPUDeviceDescriptor *")
-        descriptor.requiredFeatureCount, descriptor.requiredFeatures = len(names), names
-        descriptor.requiredLimits = wanted
-        descriptor.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
-        descriptor.deviceLostCallbackInfo.callback = native.on_lost
-        descriptor.deviceLostCallbackInfo.userdata1 = number
-        descriptor.uncapturedErrorCallbackInfo.callback = native.on_error
-        descriptor.uncapturedErrorCallbackInfo.userdata1 = number
-        request = ffi.new("WGPURequestDeviceCallbackInfo *")
-        request.mode, request.callback = lib.WGPUCallbackMode_AllowProcessEvents, native.on_device
-        request.userdata1 = number
-        lib.wgpuAdapterRequestDevice(self._handle, descriptor, request[0])
-        lib.wgpuInstanceProcessEvents(self._instance)
-        found = native.take_opened(state)
-        if found is None or found[0] != lib.WGPURequestDeviceStatus_Success:
-            raise DeviceError(f"{self.caps.name} could not be opened: {found[2] if found else 'it does not answer'}")
-        return WgpuDevice(found[1], state, check_bounds)
+        """Bounds are checked, or not, by kernel."""
+
+        def wait(_: Any) -> None:
+            self.lib.wgpuInstanceProcessEvents(self._instance)
+
+        names, mode = [self.FEATURES[cap] for cap in features], self.lib.WGPUCallbackMode_AllowProcessEvents
+        handle, state = self._request_device(names, limits, ffi.NULL, mode, wait)
+        return WgpuDevice(handle, state, check_bounds)

@@ -58,14 +58,6 @@ typedef enum {
     WGPUSType_NativeLimits = 0x30002,
     WGPUSType_InstanceExtras = 0x30004
 } WGPUSType;
-typedef enum {
-    WGPULogLevel_Off = 0,
-    WGPULogLevel_Error = 1,
-    WGPULogLevel_Warn = 2,
-    WGPULogLevel_Info = 3,
-    WGPULogLevel_Debug = 4,
-    WGPULogLevel_Trace = 5
-} WGPULogLevel;
 
 typedef WGPUFlags WGPUBufferUsage;
 typedef WGPUFlags WGPUMapMode;
@@ -97,7 +89,6 @@ typedef void (*WGPUBufferMapCallback)(WGPUMapAsyncStatus, WGPUStringView, void*,
 typedef void (*WGPUDeviceLostCallback)(WGPUDevice const *, WGPUDeviceLostReason, WGPUStringView, void*, void*);
 typedef void (*WGPURequestDeviceCallback)(WGPURequestDeviceStatus, WGPUDevice, WGPUStringView, void*, void*);
 typedef void (*WGPUUncapturedErrorCallback)(WGPUDevice const *, WGPUErrorType, WGPUStringView, void*, void*);
-typedef void (*WGPULogCallback)(WGPULogLevel, WGPUStringView, void*);
 
 typedef struct {
     WGPUChainedStruct * nextInChain;
@@ -320,7 +311,6 @@ typedef struct {
 
 // Functions.
 WGPUInstance wgpuCreateInstance(WGPUInstanceDescriptor const *);
-void wgpuInstanceRelease(WGPUInstance);
 void wgpuInstanceProcessEvents(WGPUInstance);
 size_t wgpuInstanceEnumerateAdapters(WGPUInstance, WGPUInstanceEnumerateAdapterOptions const *, WGPUAdapter *);
 WGPUStatus wgpuAdapterGetInfo(WGPUAdapter, WGPUAdapterInfo *);
@@ -378,9 +368,6 @@ void wgpuBindGroupLayoutRelease(WGPUBindGroupLayout);
 void wgpuPipelineLayoutRelease(WGPUPipelineLayout);
 void wgpuShaderModuleRelease(WGPUShaderModule);
 void wgpuComputePipelineRelease(WGPUComputePipeline);
-void wgpuQuerySetDestroy(WGPUQuerySet);
 void wgpuQuerySetRelease(WGPUQuerySet);
 
 uint32_t wgpuGetVersion(void);
-void wgpuSetLogCallback(WGPULogCallback, void *);
-void wgpuSetLogLevel(WGPULogLevel);

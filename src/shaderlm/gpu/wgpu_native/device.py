@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..native import Buffer, NativeError
-from ..webgpu_h import CDevice, CPipeline, NativeHandle, State
+from ..webgpu_h import Buffer, NativeDevice, NativeError, NativeHandle, Pipeline, State
 from . import library as native
 from .bindings import ffi
 
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 LATE_SECONDS = 1.0  # after which a mapping has failed whose submission is done
 
 
-class WgpuDevice(CDevice):
-    """A `NativeDevice`."""
+class WgpuDevice(NativeDevice):
+    """A submission is a number in the queue."""
 
     def __init__(self, handle: Any, state: State, check_bounds: bool) -> None:
         lib = native.library()
@@ -33,7 +32,7 @@ class WgpuDevice(CDevice):
         self._map, self._read, self._mapped_ok = lib.wgpuBufferMapAsync, lib.WGPUMapMode_Read, 1
         assert lib.WGPUMapAsyncStatus_Success == self._mapped_ok
 
-    def create_pipeline(self, label: str, source: str, accesses: tuple[Access, ...]) -> Any:
+    def create_pipeline(self, label: str, source: str, accesses: tuple[Access, ...]) -> Pipeline:
         """Compile a WGSL source.
 
         naga adds checks of array bounds and of endless loops, which is right for shaders from anywhere. Ours are known,
@@ -41,19 +40,18 @@ class WgpuDevice(CDevice):
         """
         lib = self.lib
         layout, pipeline_layout = self.layout(accesses)
-        shader, kept = self.shader_descriptor(label, source)
+        shader, shader_owners = self.shader_descriptor(label, source)
         if self._check_bounds:
             handle = lib.wgpuDeviceCreateShaderModule(self.handle, shader)
         else:
             handle = lib.wgpuDeviceCreateShaderModuleTrusted(self.handle, shader, lib.WGPUShaderRuntimeChecks_None)
-        module = NativeHandle(handle, lib.wgpuShaderModuleRelease)
-        self.check()
-        descriptor, kept = self.pipeline_descriptor(label, pipeline_layout, module)
+        module = self.checked(handle, lib.wgpuShaderModuleRelease)
+        descriptor, owners = self.pipeline_descriptor(label, pipeline_layout, module)
         handle = lib.wgpuDeviceCreateComputePipeline(self.handle, descriptor)
-        made = CPipeline(handle, lib.wgpuComputePipelineRelease, layout)
+        pipeline = Pipeline(handle, lib.wgpuComputePipelineRelease, layout)
         self.check()
-        del kept
-        return made
+        del shader_owners, owners
+        return pipeline
 
     # submission and mapping ------------------------------------------------------------------------------
 
@@ -63,9 +61,9 @@ class WgpuDevice(CDevice):
         submission: int = self._submit(self.queue, 1, self._commands)
         return submission
 
-    def wait(self, submission: int) -> None:
-        """Until a submission is done. Unlike wgpu-py's polling it does not wait for what was submitted after it."""
-        self._poll(self.handle, True, ffi.new(self._index, submission))
+    def wait(self, submission: int | None) -> None:
+        """Unlike wgpu-py's polling it does not wait for what was submitted after it."""
+        self._poll(self.handle, True, ffi.NULL if submission is None else ffi.new(self._index, submission))
 
     def map(self, staging: Buffer, nbytes: int) -> int:
         """Ask for a buffer to be mapped."""
@@ -100,11 +98,3 @@ class WgpuDevice(CDevice):
         if status == self._mapped_ok and self.state.lost is None:
             self.lib.wgpuBufferUnmap(staging.handle)
         return True
-
-    def close(self) -> None:
-        """Wait for the GPU, then give everything back."""
-        if self.state.lost is None:
-            self._poll(self.handle, True, ffi.NULL)
-            self.state.lost = "it was closed"
-        self.lib.wgpuDeviceDestroy(self.handle)
-        self.state.errors.clear()

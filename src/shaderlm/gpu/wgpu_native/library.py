@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import _thread
 import itertools
 import os
 import sys
 import threading
-import traceback
 from typing import Any
 
 from ...errors import DeviceError
-from .. import webgpu_h
-from ..native import NativeError, OutOfMemoryError
 from ..packages import folder_of
 from ..swiftshader import offered_to_vulkan
+from ..webgpu_h import Callbacks, number, put_off
 from .bindings import ffi
 
 VERSION = 29  # of the library; the layouts in declarations.h are this version's
@@ -24,9 +21,9 @@ _FILES = {"win32": "wgpu_native-release.dll", "darwin": "libwgpu_native-release.
 
 def library_path() -> str:
     """The library in the package wgpu, or the one that WGPU_LIB_PATH names. The package is not imported."""
-    given = os.environ.get("WGPU_LIB_PATH", "").strip()
-    if given:
-        return given
+    override = os.environ.get("WGPU_LIB_PATH", "").strip()
+    if override:
+        return override
     folder = folder_of("wgpu")
     if folder is None:
         raise DeviceError(f"the wgpu package cannot be loaded: it is not installed. {_INSTALL}")
@@ -71,74 +68,31 @@ def instance(backends: int) -> Any:
             descriptor = ffi.new("WGPUInstanceDescriptor *")
             descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", extras)
             with offered_to_vulkan():
-                made = lib.wgpuCreateInstance(descriptor)
-            if made == ffi.NULL:
+                created = lib.wgpuCreateInstance(descriptor)
+            if created == ffi.NULL:
                 raise DeviceError("wgpu-native could not start: it made no instance")
-            _instances[backends] = made
+            _instances[backends] = created
         return _instances[backends]
-
-
-def text(view: Any) -> str:
-    """A string of the library."""
-    return webgpu_h.text(ffi, view)
 
 
 # Callbacks ---------------------------------------------------------------------------------------------------------
 
 
+callbacks = Callbacks(ffi)
 # Status of a mapping by its number, from when it is ready (or failed) until it is taken out by who asked for it.
 mapped: dict[int, int] = {}
 mapping_numbers = itertools.count(1)
-_opened: dict[int, tuple[int, Any, str]] = {}  # status, device and message, by the number of the state
-
-
-def _number(pointer: Any) -> int:
-    return webgpu_h.number(ffi, pointer)
 
 
 def _put_off(kind: Any, value: Any, trace: Any) -> None:
-    """A callback must not raise. Ctrl-C, which Python may deliver in any line, is delivered again outside of it."""
+    """The mapping is not forgotten where Ctrl-C comes in its callback."""
     if trace is not None and "mapping" in trace.tb_frame.f_locals:
-        found = trace.tb_frame.f_locals
-        mapped[_number(found["mapping"])] = found["status"]
-    if issubclass(kind, KeyboardInterrupt):
-        _thread.interrupt_main()
-    else:
-        traceback.print_exception(kind, value, trace)
+        arguments = trace.tb_frame.f_locals
+        mapped[number(ffi, arguments["mapping"])] = arguments["status"]
+    put_off(kind, value, trace)
 
 
 @ffi.callback("WGPUBufferMapCallback", onerror=_put_off)  # type: ignore[untyped-decorator]
 def on_mapped(status: int, message: Any, mapping: Any, _: Any) -> None:
     """A buffer is mapped, or cannot be."""
-    mapped[_number(mapping)] = status
-
-
-@ffi.callback("WGPUUncapturedErrorCallback", onerror=_put_off)  # type: ignore[untyped-decorator]
-def on_error(_: Any, kind: int, message: Any, device: Any, __: Any) -> None:
-    """A call was refused."""
-    state = webgpu_h.state_of(_number(device))
-    if state is not None:
-        error = OutOfMemoryError if kind == _library.WGPUErrorType_OutOfMemory else NativeError
-        said = "\n".join(line.rstrip() for line in text(message).splitlines())
-        if "device is lost" in said and state.lost is None:  # `on_lost` may come later, or not at all
-            state.lost = said.splitlines()[-1].strip()
-        state.errors.setdefault(threading.get_ident(), error(said))
-
-
-@ffi.callback("WGPUDeviceLostCallback", onerror=_put_off)  # type: ignore[untyped-decorator]
-def on_lost(_: Any, reason: int, message: Any, device: Any, __: Any) -> None:
-    """A device is gone."""
-    state = webgpu_h.state_of(_number(device))
-    if state is not None and state.lost is None:
-        state.lost = text(message) or "no reason was given"
-
-
-@ffi.callback("WGPURequestDeviceCallback", onerror=_put_off)  # type: ignore[untyped-decorator]
-def on_device(status: int, device: Any, message: Any, number: Any, _: Any) -> None:
-    """A device was opened, or cannot be."""
-    _opened[_number(number)] = (status, device, text(message))
-
-
-def take_opened(state: webgpu_h.State) -> tuple[int, Any, str] | None:
-    """What `on_device` was told for a state; the library calls it before the request returns."""
-    return _opened.pop(state.number, None)
+    mapped[number(ffi, mapping)] = status
