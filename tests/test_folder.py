@@ -19,8 +19,9 @@ from shaderlm.formats.folder_models import MODEL_TYPES, TensorSplit
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.formats.safetensors import Safetensors
 from shaderlm.graph.reference import Yarn
-from shaderlm.models.architecture import StepSpec, architecture
 from shaderlm.models.checkpoint import architecture_of, read_config
+from shaderlm.models.config import StepSpec
+from shaderlm.models.supported import architecture
 from shaderlm.text import Vocabulary
 
 from . import checkpoints

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ..errors import ModelError
 from ..graph.graph import Builder
-from .architecture import Config, Experts, Layer, Metadata
+from .config import Config, Experts, Layer, Metadata
 
 _SHARED_WIDTH = "expert_shared_feed_forward_length"
 
@@ -66,9 +66,9 @@ def with_dense_layers(meta: Metadata, config: Config) -> Config:
         f"blk.{i}.ffn_gate_inp.weight" in config.shapes or f"blk.{i}.ffn_up.weight" not in config.shapes
         for i in range(config.layers)
     )
-    given = meta.get(_LAYERS, list(experts))
-    if given != list(experts):
-        raise meta.wrong(_LAYERS, f"{list(experts)}, by the tensors of the layers", given)
+    folder_says = meta.get(_LAYERS, list(experts))
+    if folder_says != list(experts):
+        raise meta.wrong(_LAYERS, f"{list(experts)}, by the tensors of the layers", folder_says)
     if all(experts):
         return config
     layers = config.per_layer or (Layer(),) * config.layers
@@ -77,24 +77,24 @@ def with_dense_layers(meta: Metadata, config: Config) -> Config:
 
 def expert_matrices(config: Config, experts: Experts) -> dict[str, tuple[int, int]]:
     """The router, and the matrices of the shared network."""
-    found = {"ffn_gate_inp": (experts.count, config.hidden)}
+    matrices = {"ffn_gate_inp": (experts.count, config.hidden)}
     if experts.shared:
-        found |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (experts.shared, config.hidden))
-        found["ffn_down_shexp"] = (config.hidden, experts.shared)
-    return found
+        matrices |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (experts.shared, config.hidden))
+        matrices["ffn_down_shexp"] = (config.hidden, experts.shared)
+    return matrices
 
 
 def expert_tensors(config: Config, experts: Experts, layer: str, biased: Collection[str]) -> dict[str, tuple[int, ...]]:
     """The matrices of all experts of a layer, those in `biased` with biases, and the gate of the shared network."""
     wide, down = (experts.count, experts.ffn, config.hidden), (experts.count, config.hidden, experts.ffn)
-    found: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, tuple[int, ...]] = {}
     for name, shape in (("ffn_gate_exps", wide), ("ffn_up_exps", wide), ("ffn_down_exps", down)):
-        found[f"{layer}.{name}.weight"] = shape
+        tensors[f"{layer}.{name}.weight"] = shape
         if name in biased:
-            found[f"{layer}.{name}.bias"] = shape[:2]
+            tensors[f"{layer}.{name}.bias"] = shape[:2]
     if experts.shared and experts.shared_gate:
-        found[f"{layer}.ffn_gate_inp_shexp.weight"] = (config.hidden,)
-    return found
+        tensors[f"{layer}.ffn_gate_inp_shexp.weight"] = (config.hidden,)
+    return tensors
 
 
 def add_experts(
@@ -116,9 +116,9 @@ def add_experts(
         if has_bias:
             b.tensor(bias, experts.count * shape[-1], role="weight", format=config.formats[bias])
         dims = sizes | {"K": k, "N": shape[-1], "format": config.formats[weight], "combine": combine, "bias": has_bias}
-        given = {**inputs, "weight": weight, "bias": bias if has_bias else None, "ids": ids, **batch}
+        operands = {**inputs, "weight": weight, "bias": bias if has_bias else None, "ids": ids, **batch}
         out = b.tensor(f"{layer}.{name}", *shape)
-        b.add("linear_experts", dims, given, layer, out=out)
+        b.add("linear_experts", dims, operands, layer, out=out)
         return out
 
     wide = (tokens, used, experts.ffn)

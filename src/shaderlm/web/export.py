@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..graph.batch import PAGE
-from ..models.architecture import Config
+from ..models.config import Config
 from ..page import service_worker
 from ..runtime.runner import rope_factors
 from ..version import __version__
