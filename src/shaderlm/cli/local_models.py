@@ -12,10 +12,10 @@ from .loading import progress_bar
 def models() -> None:
     """List the models that are kept here, and the short names."""
     from ..formats.find import EMBEDDED, SHORT_NAMES
-    from ..formats.local_models import interrupted, kept
+    from ..formats.local_models import complete, interrupted
     from ..gpu.caps import size
 
-    found = kept()
+    found = complete()
     for each in found:
         print(f"{printable(each.name):<44} {size(each.nbytes):>12}  {printable(str(each.path))}")
     if not found:

@@ -98,12 +98,8 @@ def part_paths(path: Path, count: int) -> list[Path]:
 
 def first_parts(names: Iterable[str]) -> list[str]:
     """The GGUF files among these, in order; of one in several parts, the first part."""
-    found = []
-    for name in sorted(name for name in names if name.lower().endswith(".gguf")):
-        part = PART_NAME.fullmatch(name.rpartition("/")[2])
-        if part is None or int(part[2]) == 1:
-            found.append(name)
-    return found
+    parts = {name: PART_NAME.fullmatch(name.rpartition("/")[2]) for name in names if name.lower().endswith(".gguf")}
+    return sorted(name for name, part in parts.items() if part is None or int(part[2]) == 1)
 
 
 def _open_part(path: Path) -> Shard:
@@ -133,9 +129,9 @@ def _check_parts(paths: Sequence[Path], parts: Sequence[Shard]) -> None:
             if name in seen:
                 raise ModelError(f"{path}: tensor {name!r:.64} is in {seen[name].name} too; download all parts again")
             seen[name] = path
-    wanted = parts[0].metadata.get("split.tensors.count", len(seen))
-    if wanted != len(seen):
-        raise ModelError(f"{paths[0]} says that there are {wanted!r:.20} tensors, the parts have {len(seen)}")
+    expected = parts[0].metadata.get("split.tensors.count", len(seen))
+    if expected != len(seen):
+        raise ModelError(f"{paths[0]} says that there are {expected!r:.20} tensors, the parts have {len(seen)}")
 
 
 # Other files that users may give: the first bytes, what the file is, what to do.
