@@ -13,12 +13,10 @@ from typing import Any, Literal
 from ..errors import ModelError
 from ..graph.batch import RUN_ROWS
 from ..graph.graph import Builder, Graph, TensorSlice
-from .config import EMBEDDING, OUTPUT, Config, Experts, FfnInput, Metadata, Rope, Shapes, StepSpec, expect
+from .config import EMBEDDING, OUTPUT, Config, Experts, FfnInput, Layer, Metadata, Rope, Shapes, StepSpec, expect
 from .experts import Mixture, add_experts, expert_matrices, expert_tensors, read_experts, with_dense_layers
 from .metadata_keys import check_keys, check_tensors
 from .rope import read_rope
-
-Batch = Mapping[str, str]  # the batch by its name, or nothing
 
 OUTPUT_NORM, OUTPUT_BIAS, POSITIONS = "output_norm", "output.bias", "position_embd.weight"
 # Matrices of the checkpoint that hold the rows of several, one after the other.
@@ -75,14 +73,15 @@ class Architecture:
 
     def build(self, config: Config, step: StepSpec) -> Graph:
         """A batch of tokens → hidden [tokens, hidden]; keys and values go to the cache."""
-        return _Build(self, config, step).graph()
+        # One row is always there; of more, some may be padding.
+        return _Build(self, config, step.tokens, batch=step.tokens > 1).layers(step)
 
     def head(self, config: Config, rows: int, tokens: int, /, *, logits: bool = True) -> Graph:
         """hidden [tokens, hidden] → logits [rows, vocabulary] of the rows in `outputs` (one token: its row).
 
         Without `logits`: the states [rows, hidden] after the output norm.
         """
-        return _head(self, config, rows, tokens, logits)
+        return _Build(self, config, rows, batch=False).head(tokens, logits)
 
     def _config(self, meta: Metadata, shapes: Shapes, formats: Mapping[str, str]) -> Config:
         hidden = meta.whole("embedding_length")
@@ -216,145 +215,128 @@ class Architecture:
         return name, 0
 
 
-def _norm(
-    b: Builder,
-    architecture: Architecture,
-    config: Config,
-    layer: str,
-    out: str,
-    x: str,
-    name: str,
-    shape: tuple[int, ...],
-    batch: Batch,
-) -> str:
-    """x [tokens, width] or [tokens, heads, width], normalised over its last axis. `name` is that of weight and bias."""
-    heads = shape[1] if len(shape) == 3 else 1
-    dims = {"tokens": shape[0], "heads": heads, "width": shape[-1], "eps": config.eps, "batched": bool(batch)}
-    weight, bias = f"{name}.weight", f"{name}.bias"
-    b.tensor(weight, shape[-1], role="weight", format=config.formats[weight])
-    b.tensor(out, *shape)
-    if architecture.norm == "layer_norm":
-        has_bias = bias in config.shapes
-        if has_bias:
-            b.tensor(bias, shape[-1], role="weight", format=config.formats[bias])
-        inputs = {"x": x, "weight": weight, "bias": bias if has_bias else None, **batch}
-        b.add("layer_norm", {**dims, "bias": has_bias}, inputs, layer, out=out)
-        return out
-    plain = b.tensor(f"{out}.plain", *shape)
-    b.add("rms_norm", dims, {"x": x, **batch}, layer, out=plain)
-    dims = {"tokens": shape[0], "count": math.prod(shape), "period": shape[-1], "batched": bool(batch)}
-    b.add("mul", dims, {"a": plain, "b": weight, **batch}, layer, out=out)
-    return out
-
-
-def _of_values(
-    b: Builder, op: str, layer: str, out: str, x: str, shape: tuple[int, int], batch: Batch, **dims: float
-) -> str:
-    """An op that takes every value of x by itself."""
-    sizes = {"tokens": shape[0], "count": math.prod(shape), "batched": bool(batch)}
-    b.add(op, {**sizes, **dims}, {"x": x, **batch}, layer, out=b.tensor(out, *shape))
-    return out
-
-
-def _head(architecture: Architecture, config: Config, rows: int, tokens: int, wants_logits: bool) -> Graph:
-    b = Builder()
-    x = b.tensor("hidden", tokens, config.hidden, role="input")
-    if tokens > 1:
-        b.tensor("batch", 1 + tokens, 4, role="input", format="u32")
-        b.tensor("outputs", rows, 8, role="input", format="u32")
-        dims = {"tokens": tokens, "rows": rows, "width": config.hidden}
-        row_inputs = {"x": x, "outputs": "outputs", "batch": "batch"}
-        x = b.tensor("output.rows", rows, config.hidden)
-        b.add("take_rows", dims, row_inputs, "output", out=x)
-    out = "output.output_norm" if wants_logits else "states"
-    x = _norm(b, architecture, config, "output", out, x, OUTPUT_NORM, (rows, config.hidden), {})
-    if not wants_logits:
-        return b.graph(x)
-    weight = OUTPUT if OUTPUT in config.shapes else EMBEDDING
-    b.tensor(weight, config.vocabulary, config.hidden, role="weight", format=config.formats[weight])
-    # The last of what is done with the logits is called so.
-    todo: list[tuple[str, dict[str, float]]] = []
-    if config.factors.logits != 1:
-        todo.append(("scale", {"factor": config.factors.logits}))
-    if config.factors.logit_cap:
-        todo.append(("softcap", {"cap": config.factors.logit_cap}))
-    logits = b.tensor("output.product" if todo else "logits", rows, config.vocabulary)
-    product = {"tokens": rows, "K": config.hidden, "N": config.vocabulary, "format": config.formats[weight]}
-    inputs: dict[str, str | None] = {"x": x, "weight": weight}
-    if "output" in architecture.biases:
-        inputs["bias"] = b.tensor(OUTPUT_BIAS, config.vocabulary, role="weight", format=config.formats[OUTPUT_BIAS])
-    b.add("linear", {**product, "bias": "output" in architecture.biases}, inputs, "output", out=logits)
-    for i, (op, constant) in enumerate(todo):
-        out = "logits" if i == len(todo) - 1 else f"output.{op}"
-        logits = _of_values(b, op, "output", out, logits, (rows, config.vocabulary), {}, **constant)
-    return b.graph(logits)
-
-
 class _Build:
-    """The graph of the layers, in the making."""
+    """Makes the graph of a step, or of a head, of `tokens` rows at once. In a `batch`, some may be padding."""
 
-    def __init__(self, architecture: Architecture, config: Config, step: StepSpec) -> None:
-        self.architecture, self.config, self.step, self.b = architecture, config, step, Builder()
+    def __init__(self, architecture: Architecture, config: Config, tokens: int, *, batch: bool) -> None:
+        self.architecture, self.config, self.tokens, self.b = architecture, config, tokens, Builder()
+        self.batch = {"batch": "batch"} if batch else {}
+
+    def _stored(self, name: str, *shape: int) -> str:
+        """A tensor of the checkpoint, all of it."""
+        return self.b.tensor(name, *shape, role="weight", format=self.config.formats[name])
+
+    def _add(self, op: str, layer: str, out: str, dims: Mapping[str, Any], inputs: Mapping[str, str | None]) -> str:
+        """A node that does not compute rows of padding."""
+        sizes = {"tokens": self.tokens, **dims, "batched": bool(self.batch)}
+        self.b.add(op, sizes, {**inputs, **self.batch}, layer, out=out)
+        return out
+
+    def _norm(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None, out: str = "") -> str:
+        """x [tokens, hidden], or of another shape, over its last axis. `name` is that of weight and bias."""
+        config, shape = self.config, shape or (self.tokens, self.config.hidden)
+        dims = {"heads": shape[1] if len(shape) == 3 else 1, "width": shape[-1], "eps": config.eps}
+        weight, bias = self._stored(f"{name}.weight", shape[-1]), f"{name}.bias"
+        out = self.b.tensor(out or name, *shape)
+        if self.architecture.norm == "layer_norm":
+            has_bias = bias in config.shapes
+            operands = {"x": x, "weight": weight, "bias": self._stored(bias, shape[-1]) if has_bias else None}
+            return self._add("layer_norm", layer, out, {**dims, "bias": has_bias}, operands)
+        plain = self._add("rms_norm", layer, self.b.tensor(f"{out}.plain", *shape), dims, {"x": x})
+        dims = {"count": math.prod(shape), "period": shape[-1]}
+        return self._add("mul", layer, out, dims, {"a": plain, "b": weight})
+
+    def _pointwise(
+        self, op: str, layer: str, out: str, inputs: Mapping[str, str], width: int = 0, **dims: float
+    ) -> str:
+        """An op that takes every value of [tokens, width] by itself; hidden if there is no width."""
+        width = width or self.config.hidden
+        sizes = {"count": self.tokens * width, **dims}
+        return self._add(op, layer, self.b.tensor(out, self.tokens, width), sizes, inputs)
+
+    def head(self, step_tokens: int, wants_logits: bool) -> Graph:
+        """hidden [step_tokens, hidden] → logits, or the states before them, of `tokens` rows."""
+        config, rows = self.config, self.tokens
+        x = self.b.tensor("hidden", step_tokens, config.hidden, role="input")
+        if step_tokens > 1:
+            self.b.tensor("batch", 1 + step_tokens, 4, role="input", format="u32")
+            self.b.tensor("outputs", rows, 8, role="input", format="u32")
+            inputs = {"x": x, "outputs": "outputs", "batch": "batch"}
+            dims = {"tokens": step_tokens, "rows": rows, "width": config.hidden}
+            x = self.b.tensor("output.rows", rows, config.hidden)
+            self.b.add("take_rows", dims, inputs, "output", out=x)
+        x = self._norm("output", OUTPUT_NORM, x, out="output.output_norm" if wants_logits else "states")
+        if not wants_logits:
+            return self.b.graph(x)
+        weight = self._stored(OUTPUT if OUTPUT in config.shapes else EMBEDDING, config.vocabulary, config.hidden)
+        # The last of what is done with the logits is called so.
+        todo: list[tuple[str, dict[str, float]]] = []
+        if config.factors.logits != 1:
+            todo.append(("scale", {"factor": config.factors.logits}))
+        if config.factors.logit_cap:
+            todo.append(("softcap", {"cap": config.factors.logit_cap}))
+        logits = self.b.tensor("output.product" if todo else "logits", rows, config.vocabulary)
+        bias = self._stored(OUTPUT_BIAS, config.vocabulary) if "output" in self.architecture.biases else None
+        product = {"K": config.hidden, "N": config.vocabulary, "format": config.formats[weight], "bias": bool(bias)}
+        self._add("linear", "output", logits, product, {"x": x, "weight": weight, "bias": bias})
+        for i, (op, constant) in enumerate(todo):
+            out = "logits" if i == len(todo) - 1 else f"output.{op}"
+            logits = self._pointwise(op, "output", out, {"x": logits}, config.vocabulary, **constant)
+        return self.b.graph(logits)
+
+    def layers(self, step: StepSpec) -> Graph:
+        """Tokens → hidden [tokens, hidden]."""
+        config, architecture = self.config, self.architecture
         self.b.tensor("batch", 1 + step.tokens, 4, role="input", format="u32")
         self.b.tensor("tokens", 1, role="input", format="u32")
         self.b.tensor("page_table", 1, role="input", format="u32")
         for name, rope in config.ropes.items():
             self.b.tensor(name, 1, rope.rotary // 2, 2, role="table")
-        # One row is always there; of more, some may be padding.
-        self.batch = {"batch": "batch"} if step.tokens > 1 else {}
-
-    def graph(self) -> Graph:
-        config, architecture = self.config, self.architecture
         x = self._embedded()
         for i in range(config.layers):
             layer = f"blk.{i}"
-            read = self._norm(layer, "attn_norm", x) if architecture.norms_before else x
-            y = self._attention(layer, i, read)
+            read = self._norm(layer, f"{layer}.attn_norm", x) if architecture.norms_before else x
+            y = self._attention(layer, config.layer(i), step, read)
             summed = self._sum(layer, f"{layer}.attn_sum", x, self._added(layer, "post_attention_norm", y))
             if config.ffn_input != "attn_norm":
                 read = summed if config.ffn_input == "sum" else x
-                read = self._norm(layer, architecture.ffn_norm, read) if architecture.norms_before else read
+                if architecture.norms_before:
+                    read = self._norm(layer, f"{layer}.{architecture.ffn_norm}", read)
             y = self._ffn(layer, read, config.experts_of(i))
             out = "hidden" if i == config.layers - 1 else f"{layer}.ffn_sum"
             x = self._sum(layer, out, summed, self._added(layer, "post_ffw_norm", y))
         return self.b.graph(x)
 
     def _embedded(self) -> str:
-        config, tokens = self.config, self.step.tokens
-        self.b.tensor(EMBEDDING, config.vocabulary, config.hidden, role="weight", format=config.formats[EMBEDDING])
-        x = self.b.tensor("embedding", tokens, config.hidden)
-        dims = {"tokens": tokens, "N": config.vocabulary, "K": config.hidden, "format": config.formats[EMBEDDING]}
-        inputs = {"batch": "batch", "tokens": "tokens", "weight": EMBEDDING}
-        self.b.add("embedding", dims, inputs, "embedding", out=x)
+        config = self.config
+        dims: dict[str, Any] = {"tokens": self.tokens, "N": config.vocabulary, "K": config.hidden}
+        weight = self._stored(EMBEDDING, config.vocabulary, config.hidden)
+        x = self.b.tensor("embedding", self.tokens, config.hidden)
+        inputs = {"batch": "batch", "tokens": "tokens", "weight": weight}
+        self.b.add("embedding", {**dims, "format": config.formats[EMBEDDING]}, inputs, "embedding", out=x)
         if config.factors.embedding != 1:
-            x = self._scaled("embedding", "embedding.scaled", x, config.factors.embedding)
+            factor = config.factors.embedding
+            x = self._pointwise("scale", "embedding", "embedding.scaled", {"x": x}, factor=factor)
         if self.architecture.positions == "learned":
             rows = config.shapes[POSITIONS][0]
-            table = self.b.tensor(POSITIONS, rows, config.hidden, role="weight", format=config.formats[POSITIONS])
-            dims = {"tokens": tokens, "N": rows, "K": config.hidden, "format": config.formats[POSITIONS]}
-            placed = self.b.tensor("embedding.placed", tokens, config.hidden)
-            self.b.add("add_positions", dims, {"x": x, "batch": "batch", "weight": table}, "embedding", out=placed)
-            x = placed
+            table = self._stored(POSITIONS, rows, config.hidden)
+            dims |= {"N": rows, "format": config.formats[POSITIONS]}
+            out = self.b.tensor("embedding.placed", self.tokens, config.hidden)
+            self.b.add("add_positions", dims, {"x": x, "batch": "batch", "weight": table}, "embedding", out=out)
+            x = out
         return x
 
     def _added(self, layer: str, norm: str, y: str) -> str:
         """What is added of a result: it may be normalised and scaled before."""
         if self.architecture.norms_after:
-            y = self._norm(layer, norm, y)
+            y = self._norm(layer, f"{layer}.{norm}", y)
         factor = self.config.factors.residual
-        return y if factor == 1 else self._scaled(layer, f"{y}.scaled", y, factor)
+        return y if factor == 1 else self._pointwise("scale", layer, f"{y}.scaled", {"x": y}, factor=factor)
 
-    def _scaled(self, layer: str, out: str, x: str, factor: float) -> str:
-        shape = (self.step.tokens, self.config.hidden)
-        return _of_values(self.b, "scale", layer, out, x, shape, self.batch, factor=factor)
+    def _sum(self, layer: str, out: str, a: str, b: str) -> str:
+        return self._pointwise("add", layer, out, {"a": a, "b": b})
 
-    def _norm(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None) -> str:
-        """Over the last axis of x [tokens, hidden], or of another shape."""
-        shape = shape or (self.step.tokens, self.config.hidden)
-        named = f"{layer}.{name}"
-        return _norm(self.b, self.architecture, self.config, layer, named, x, named, shape, self.batch)
-
-    def _weight(self, layer: str, name: str, part: str, *shape: int, rotary: int = 0) -> str:
+    def _slice(self, layer: str, name: str, part: str, *shape: int, rotary: int = 0) -> str:
         """A matrix or a bias of a layer, which may be some rows of a tensor of the checkpoint."""
         there, first = self.architecture.place(self.config, name)
         named, stored = f"{layer}.{name}.{part}", f"{layer}.{there}.{part}"
@@ -364,17 +346,15 @@ class _Build:
     def _linear(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None, rotary: int = 0) -> str:
         """[tokens, n], or the same values in another shape; `rotary` values of each head in pairs, if given."""
         n, k = self.architecture.matrices(self.config)[name]
-        weight = self._weight(layer, name, "weight", n, k, rotary=rotary)
+        weight = self._slice(layer, name, "weight", n, k, rotary=rotary)
         has_bias = f"{layer}.{self.architecture.place(self.config, name)[0]}.bias" in self.config.shapes
-        bias = self._weight(layer, name, "bias", n, rotary=rotary) if has_bias else None
-        out = self.b.tensor(f"{layer}.{name}", *(shape or (self.step.tokens, n)))
-        dims = {"tokens": self.step.tokens, "K": k, "N": n, "format": self.b.tensors[weight].format, "bias": has_bias}
-        inputs = {"x": x, "weight": weight, "bias": bias, **self.batch}
-        self.b.add("linear", {**dims, "batched": bool(self.batch)}, inputs, layer, out=out)
-        return out
+        bias = self._slice(layer, name, "bias", n, rotary=rotary) if has_bias else None
+        out = self.b.tensor(f"{layer}.{name}", *(shape or (self.tokens, n)))
+        dims = {"K": k, "N": n, "format": self.b.tensors[weight].format, "bias": has_bias}
+        return self._add("linear", layer, out, dims, {"x": x, "weight": weight, "bias": bias})
 
     def _rotated(self, layer: str, name: str, x: str, heads: int, table: str) -> str:
-        config, tokens, rope = self.config, self.step.tokens, self.config.ropes[table]
+        config, tokens, rope = self.config, self.tokens, self.config.ropes[table]
         out = self.b.tensor(f"{layer}.{name}.rotated", tokens, heads, config.head_width)
         dims = {"tokens": tokens, "H": heads, "D": config.head_width, "rotary": rope.rotary}
         inputs = {"x": x, "batch": "batch", "table": table}
@@ -394,15 +374,15 @@ class _Build:
 
     def _projected(self, layer: str, x: str, table: str | None) -> tuple[str, str, str]:
         """q [tokens, heads, width], k and v [tokens, kv heads, width]; q and k are normalised where rows are."""
-        tokens, width, by_heads = self.step.tokens, self.config.head_width, self.architecture.head_norms
+        tokens, width, by_heads = self.tokens, self.config.head_width, self.architecture.head_norms
         queries, keys = (tokens, self.config.heads, width), (tokens, self.config.kv_heads, width)
         rotary = self.config.ropes[table].rotary if table and self._makes_pairs(table) else 0
         q = self._linear(layer, "attn_q", x, queries if by_heads else None, rotary)
         k = self._linear(layer, "attn_k", x, keys if by_heads else None, rotary)
         v = self._linear(layer, "attn_v", x)
         if self.architecture.row_norms:
-            q = self._norm(layer, "attn_q_norm", q, (tokens, self.config.heads * width))
-            k = self._norm(layer, "attn_k_norm", k, (tokens, self.config.kv_heads * width))
+            q = self._norm(layer, f"{layer}.attn_q_norm", q, (tokens, self.config.heads * width))
+            k = self._norm(layer, f"{layer}.attn_k_norm", k, (tokens, self.config.kv_heads * width))
         return q, k, v
 
     def _normed_and_rotated(self, layer: str, q: str, k: str, table: str | None) -> tuple[str, str]:
@@ -410,12 +390,8 @@ class _Build:
         config, architecture = self.config, self.architecture
 
         def norms(q: str, k: str) -> tuple[str, str]:
-            shapes = ((self.step.tokens, heads, config.head_width) for heads in (config.heads, config.kv_heads))
-            q, k = (
-                self._norm(layer, name, y, shape)
-                for name, y, shape in zip(("attn_q_norm", "attn_k_norm"), (q, k), shapes, strict=True)
-            )
-            return q, k
+            q = self._norm(layer, f"{layer}.attn_q_norm", q, (self.tokens, config.heads, config.head_width))
+            return q, self._norm(layer, f"{layer}.attn_k_norm", k, (self.tokens, config.kv_heads, config.head_width))
 
         if architecture.head_norms and not architecture.rope_first:
             q, k = norms(q, k)
@@ -424,10 +400,10 @@ class _Build:
             k = self._rotated(layer, "attn_k", k, config.kv_heads, table)
         return norms(q, k) if architecture.head_norms and architecture.rope_first else (q, k)
 
-    def _attention(self, layer: str, index: int, x: str) -> str:
-        config, step, meta = self.config, self.step, self.config.layer(index)
-        q, k, v = self._projected(layer, x, meta.rope)
-        q, k = self._normed_and_rotated(layer, q, k, meta.rope)
+    def _attention(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
+        config = self.config
+        q, k, v = self._projected(layer, x, variant.rope)
+        q, k = self._normed_and_rotated(layer, q, k, variant.rope)
         caches = {
             key: self.b.tensor(f"{layer}.{key}", 1, config.kv_heads, config.head_width, role="state", format=step.cache)
             for key in ("k_cache", "v_cache")
@@ -436,55 +412,41 @@ class _Build:
         self.b.add("kv_write", sizes, {"k": k, "v": v, "batch": "batch", **caches}, layer, **caches)
         out = self.b.tensor(f"{layer}.attended", step.tokens, config.heads * config.head_width)
         dims = {**sizes, "Hq": config.heads, "context": step.context, "paged": step.paged}
-        dims |= {"scale": config.factors.scores, "window": meta.window, "softcap": config.factors.score_cap}
+        dims |= {"scale": config.factors.scores, "window": variant.window, "softcap": config.factors.score_cap}
         dims["runs"] = step.tokens >= RUN_ROWS and not step.decode
         inputs = {"q": q, **caches, "batch": "batch"} | ({"page_table": "page_table"} if step.paged else {})
         if self.architecture.sinks:
             name, dims["sinks"] = f"{layer}.attn_sinks.weight", True
-            inputs["sinks"] = self.b.tensor(name, config.heads, role="weight", format=config.formats[name])
+            inputs["sinks"] = self._stored(name, config.heads)
         self.b.add("attention", dims, inputs, layer, out=out)
         return self._linear(layer, "attn_output", out)
 
     def _ffn(self, layer: str, x: str, experts: Experts | None) -> str:
-        op, shape = self.config.activation or self.architecture.activation, (self.step.tokens, self.config.ffn)
+        op = self.config.activation or self.architecture.activation
         if not op.endswith("_mul"):
-            up = self._linear(layer, "ffn_up", x)
-            up = _of_values(self.b, op, layer, f"{layer}.{op}", up, shape, self.batch)
-            return self._linear(layer, "ffn_down", up)
+            inputs = {"x": self._linear(layer, "ffn_up", x)}
+            return self._linear(layer, "ffn_down", self._pointwise(op, layer, f"{layer}.{op}", inputs, self.config.ffn))
         if experts:
             return self._mixture(layer, x, experts)
         return self._gated(layer, x, self.config.ffn)
 
     def _gated(self, layer: str, x: str, width: int, suffix: str = "") -> str:
         """A network with a gate: down(activation(gate(x)) · up(x))."""
-        gate, up = (self._linear(layer, f"{name}{suffix}", x) for name in ("ffn_gate", "ffn_up"))
-        out = self.b.tensor(f"{layer}.gated{suffix}", self.step.tokens, width)
-        self._pointwise(self.architecture.activation, layer, gate, up, out, width)
-        return self._linear(layer, f"ffn_down{suffix}", out)
+        inputs = {key: self._linear(layer, f"{name}{suffix}", x) for key, name in (("a", "ffn_gate"), ("b", "ffn_up"))}
+        y = self._pointwise(self.architecture.activation, layer, f"{layer}.gated{suffix}", inputs, width)
+        return self._linear(layer, f"ffn_down{suffix}", y)
 
     def _mixture(self, layer: str, x: str, experts: Experts) -> str:
         """The chosen experts of each row, and the network for all rows, where there is one."""
-        config, tokens = self.config, self.step.tokens
+        hidden = self.config.hidden
         logits = self._linear(layer, "ffn_gate_inp", x)
-        out = add_experts(self.b, config, experts, layer, x, logits, tokens, self.batch)
+        y = add_experts(self.b, self.config, experts, layer, x, logits, self.tokens, self.batch)
         if not experts.shared:
-            return out
-        shared = self._gated(layer, x, experts.shared, "_shexp")
+            return y
+        shared, out = self._gated(layer, x, experts.shared, "_shexp"), f"{layer}.ffn_shared"
         if not experts.shared_gate:
-            return self._sum(layer, f"{layer}.ffn_shared", out, shared)
-        named = f"{layer}.ffn_gate_inp_shexp.weight"
-        gate = self.b.tensor(named, config.hidden, role="weight", format=config.formats[named])
-        summed = self.b.tensor(f"{layer}.ffn_shared", tokens, config.hidden)
-        dims = {"tokens": tokens, "width": config.hidden, "K": config.hidden, "batched": bool(self.batch)}
-        self.b.add("add_gated", dims, {"a": out, "b": shared, "x": x, "gate": gate, **self.batch}, layer, out=summed)
-        return summed
-
-    def _sum(self, layer: str, name: str, x: str, y: str) -> str:
-        out = self.b.tensor(name, self.step.tokens, self.config.hidden)
-        self._pointwise("add", layer, x, y, out, self.config.hidden)
-        return out
-
-    def _pointwise(self, op: str, layer: str, a: str, b: str, out: str, width: int) -> None:
-        tokens = self.step.tokens
-        dims = {"tokens": tokens, "count": tokens * width, "batched": bool(self.batch)}
-        self.b.add(op, dims, {"a": a, "b": b, **self.batch}, layer, out=out)
+            return self._sum(layer, out, y, shared)
+        gate = self._stored(f"{layer}.ffn_gate_inp_shexp.weight", hidden)
+        self.b.tensor(out, self.tokens, hidden)
+        inputs = {"a": y, "b": shared, "x": x, "gate": gate}
+        return self._add("add_gated", layer, out, {"width": hidden, "K": hidden}, inputs)
