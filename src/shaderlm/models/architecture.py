@@ -13,8 +13,21 @@ from typing import Any, Literal
 from ..errors import ModelError
 from ..graph.batch import RUN_ROWS
 from ..graph.graph import Builder, Graph, TensorSlice
-from .config import EMBEDDING, OUTPUT, Config, Experts, FfnInput, Layer, Metadata, Rope, Shapes, StepSpec, expect
-from .experts import Mixture, add_experts, expert_matrices, expert_tensors, read_experts, with_dense_layers
+from .config import (
+    EMBEDDING,
+    OUTPUT,
+    Config,
+    Experts,
+    FfnInput,
+    Layer,
+    Metadata,
+    Mixture,
+    Rope,
+    Shapes,
+    StepSpec,
+    expect,
+)
+from .experts import add_experts, expert_matrices, expert_tensors, read_experts, with_dense_layers
 from .metadata_keys import check_keys, check_tensors
 from .rope import read_rope
 
@@ -444,7 +457,7 @@ class _Build:
         if not experts.shared:
             return y
         shared, out = self._gated(layer, x, experts.shared, "_shexp"), f"{layer}.ffn_shared"
-        if not experts.shared_gate:
+        if experts.mixture.shared != "gated":
             return self._sum(layer, out, y, shared)
         gate = self._stored(f"{layer}.ffn_gate_inp_shexp.weight", hidden)
         self.b.tensor(out, self.tokens, hidden)

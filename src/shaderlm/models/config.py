@@ -64,23 +64,35 @@ class Factors:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """What an architecture says about its experts that no key of its files does.
+
+    `always`: its files have experts. `normalise`: the factors of the chosen experts add up to 1. `own_width`: experts
+    have a width of their own, expert_feed_forward_length. `shared`: a network that all rows pass through: gated by the
+    sigmoid of a dot product, or optional, without a gate, in files that say how wide it is. `gating` is that of the op
+    route_experts, `activation` the op of gate and up.
+    """
+
+    always: bool = True
+    normalise: bool = True
+    own_width: bool = True
+    shared: Literal["none", "gated", "optional"] = "none"
+    gating: str = "softmax"
+    activation: str = "silu_mul"
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture in place of a feed-forward network: `used` of `count` networks of width `ffn`, chosen for each row.
 
-    `gating`, `normalise` and `scale` are those of the op route_experts, `activation` is an op of gate and up. `shared`
-    is the width of a network that all rows pass through; 0 where there is none. Its result counts as it is, or, if
-    `shared_gate`, times the sigmoid of a dot product.
+    `shared` is the width of a network that all rows pass through; 0 where there is none.
     """
 
     count: int
     used: int
     ffn: int
-    gating: str = "softmax"
-    normalise: bool = True
-    scale: float = 1.0
-    shared: int = 0
-    shared_gate: bool = False
-    activation: str = "silu_mul"
+    shared: int
+    mixture: Mixture
 
 
 @dataclass(frozen=True)

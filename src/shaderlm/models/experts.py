@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from ..errors import ModelError
 from ..graph.graph import Builder
-from .config import Config, Experts, Layer, Metadata
+from .config import Config, Experts, Layer, Metadata, Mixture
 
 _SHARED_WIDTH = "expert_shared_feed_forward_length"
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """What an architecture says about its experts that no key of its files does.
-
-    `always`: its files have experts. `normalise`: the factors of the chosen experts add up to 1. `own_width`: experts
-    have a width of their own, expert_feed_forward_length. `shared`: a network that all rows pass through: gated by a
-    sigmoid, or optional, without a gate, in files that say how wide it is. `gating` is that of the op route_experts,
-    `activation` the op of gate and up.
-    """
-
-    always: bool = True
-    normalise: bool = True
-    own_width: bool = True
-    shared: Literal["none", "gated", "optional"] = "none"
-    gating: str = "softmax"
-    activation: str = "silu_mul"
 
 
 def read_experts(mixture: Mixture, meta: Metadata) -> Experts | None:
@@ -44,16 +25,7 @@ def read_experts(mixture: Mixture, meta: Metadata) -> Experts | None:
     shared = 0
     if mixture.shared == "gated" or (mixture.shared == "optional" and meta.get(_SHARED_WIDTH)):
         shared = meta.whole(_SHARED_WIDTH, whole)
-    return Experts(
-        count,
-        used,
-        ffn,
-        mixture.gating,
-        mixture.normalise,
-        shared=shared,
-        shared_gate=mixture.shared == "gated",
-        activation=mixture.activation,
-    )
+    return Experts(count, used, ffn, shared, mixture)
 
 
 # No key of GGUF, whose readers know by the architecture which layers have experts: of folders, a truth value for each.
@@ -92,7 +64,7 @@ def expert_tensors(config: Config, experts: Experts, layer: str, biased: Collect
         tensors[f"{layer}.{name}.weight"] = shape
         if name in biased:
             tensors[f"{layer}.{name}.bias"] = shape[:2]
-    if experts.shared and experts.shared_gate:
+    if experts.mixture.shared == "gated":
         tensors[f"{layer}.ffn_gate_inp_shexp.weight"] = (config.hidden,)
     return tensors
 
@@ -105,7 +77,7 @@ def add_experts(
     ids = b.tensor(f"{layer}.expert_ids", tokens, used, format="u32")
     factors = b.tensor(f"{layer}.expert_factors", tokens, used)
     sizes = {"tokens": tokens, "experts": experts.count, "used": used, "batched": bool(batch)}
-    how = {"gating": experts.gating, "normalise": experts.normalise, "scale": experts.scale}
+    how = {"gating": experts.mixture.gating, "normalise": experts.mixture.normalise, "scale": 1.0}
     b.add("route_experts", sizes | how, {"logits": logits, **batch}, layer, ids=ids, factors=factors)
 
     def product(name: str, inputs: Mapping[str, str], shape: tuple[int, ...], k: int, combine: str = "none") -> str:
@@ -125,6 +97,6 @@ def add_experts(
     gate, up = (product(name, {"x": x}, wide, config.hidden) for name in ("ffn_gate_exps", "ffn_up_exps"))
     gated = b.tensor(f"{layer}.gated_exps", *wide)
     dims = {"tokens": tokens, "count": tokens * used * experts.ffn, "batched": bool(batch)}
-    b.add(experts.activation, dims, {"a": gate, "b": up, **batch}, layer, out=gated)
+    b.add(experts.mixture.activation, dims, {"a": gate, "b": up, **batch}, layer, out=gated)
     inputs = {"x": gated, "factors": factors}
     return product("ffn_down_exps", inputs, (tokens, config.hidden), experts.ffn, "sum")

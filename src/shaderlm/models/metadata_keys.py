@@ -38,7 +38,7 @@ def _is_softmax(value: Any) -> bool:
 
 
 def _gating(config: Config) -> str:
-    return config.experts.gating if config.experts is not None else "none"
+    return config.experts.mixture.gating if config.experts is not None else "none"
 
 
 class Refused(NamedTuple):
@@ -112,7 +112,7 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "expert_weights_norm": Refused(
         "it says whether the factors of the chosen experts add up to 1",
-        lambda value, config: value is (config.experts is not None and config.experts.normalise),
+        lambda value, config: value is (config.experts is not None and config.experts.mixture.normalise),
     ),
     "expert_gating_func": Refused(
         "experts are chosen by another function",

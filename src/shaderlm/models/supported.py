@@ -13,8 +13,7 @@ from typing import Any
 
 from ..errors import ModelError
 from .architecture import GATE_UP, NORMS, QKV, Architecture
-from .config import Config, Factors, Layer, Metadata
-from .experts import Mixture
+from .config import Config, Factors, Layer, Metadata, Mixture
 from .windows import all_layers, local_layers
 
 # Functions of rows: what further keys say -----------------------------------------------------------------
