@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -14,13 +14,22 @@ from .errors import InputError, ModelError
 
 
 def cache_directory() -> Path:
-    """Where caches are kept: $SHADERLM_CACHE, or where the platform keeps them. It need not exist yet."""
-    given = os.environ.get("SHADERLM_CACHE")
+    """Where caches are: $SHADERLM_CACHE, or the platform's place. It need not exist yet."""
+    return _directory("SHADERLM_CACHE", "caches", _platform_caches)
+
+
+def state_directory() -> Path:
+    """Where is kept what no command can make again, such as a history: $SHADERLM_STATE, or the platform's place."""
+    return _directory("SHADERLM_STATE", "a history", _platform_state)
+
+
+def _directory(variable: str, contents: str, of_platform: Callable[[], Path]) -> Path:
+    path = os.environ.get(variable)
     try:
-        return Path(given).expanduser().absolute() if given else _platform_caches() / "shaderlm"
+        return Path(path).expanduser().absolute() if path else of_platform() / "shaderlm"
     except RuntimeError:  # no home directory
-        named = f" as in {given!r}" if given else ""
-        raise ModelError(f"there is no home directory for caches{named}; set SHADERLM_CACHE to a directory") from None
+        named = f" as in {path!r}" if path else ""
+        raise ModelError(f"there is no home directory for {contents}{named}; set {variable} to a directory") from None
 
 
 def _platform_caches() -> Path:
@@ -28,20 +37,7 @@ def _platform_caches() -> Path:
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return given if given.is_absolute() else Path.home() / ".cache"  # the standard: a relative one is ignored
-
-
-def state_directory() -> Path:
-    """Where is kept what no command can make again, such as a history: $SHADERLM_STATE, or the platform's place."""
-    given = os.environ.get("SHADERLM_STATE")
-    try:
-        return Path(given).expanduser().absolute() if given else _platform_state() / "shaderlm"
-    except RuntimeError:  # no home directory
-        named = f" as in {given!r}" if given else ""
-        raise ModelError(
-            f"there is no home directory for a history{named}; set SHADERLM_STATE to a directory"
-        ) from None
+    return _xdg("XDG_CACHE_HOME", ".cache")
 
 
 def _platform_state() -> Path:
@@ -49,8 +45,13 @@ def _platform_state() -> Path:
         return _platform_caches()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support"
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return given if given.is_absolute() else Path.home() / ".local" / "state"
+    return _xdg("XDG_STATE_HOME", ".local/state")
+
+
+def _xdg(variable: str, default: str) -> Path:
+    """By the XDG specification, a relative path is ignored."""
+    path = Path(os.environ.get(variable, ""))
+    return path if path.is_absolute() else Path.home() / default
 
 
 def open_private(path: str | os.PathLike[str], flags: int) -> int:
@@ -66,7 +67,7 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     private: others can not read it.
     """
     target = Path(os.path.realpath(path))  # of a link, the file it points to is replaced
-    temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.{threading.get_ident()}")
+    temporary = _temporary(target)
     try:
         with open(temporary, "wb", opener=open_private if private else None) as file:
             yield file
@@ -76,6 +77,10 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name[:100]}.{os.getpid()}.{threading.get_ident()}")
 
 
 def atomic_write_text(path: Path, text: str, *, private: bool = False) -> None:
@@ -100,7 +105,7 @@ def check_writable(path: Path) -> None:
             raise InputError(f"cannot write {path}: it is not a file")  # a device would be replaced by one
         if target.exists() and not os.access(target, os.W_OK):
             raise InputError(f"cannot write {path}: permission denied")
-        temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.{threading.get_ident()}")
+        temporary = _temporary(target)
         temporary.open("x").close()
         temporary.unlink()
     except OSError as problem:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, ModelError
 from .checkpoint import Checkpoint
 from .gguf_header import TensorInfo, read_header
-from .mapped import map_file, unmap
+from .mapped import map_file, mapped_rows, unmap
 
 __all__ = ["GgufFile", "TensorInfo"]
 
@@ -64,8 +64,7 @@ class GgufFile(Checkpoint):
 
     def _read(self, info: TensorInfo, first: int, end: int) -> NDArray[np.uint8]:
         row_bytes = info.nbytes // math.prod(info.shape[:-1])
-        data, start = self._where[info.name], info.offset + first * row_bytes
-        return np.frombuffer(data, np.uint8, (end - first) * row_bytes, start).reshape(end - first, row_bytes)
+        return mapped_rows(self._where[info.name], info.offset, row_bytes, first, end)
 
     def _release(self) -> None:
         self._where.clear()
@@ -94,6 +93,12 @@ def part_paths(path: Path, count: int) -> list[Path]:
             f"NAME-00001-of-{min(count, _MAX_PARTS):05}.gguf and so on"
         )
     return [path.with_name(f"{named[1]}-{i + 1:05}-of-{count:05}{named[4]}") for i in range(count)]
+
+
+def all_parts(name: str) -> list[str]:
+    """The names of all parts of a checkpoint, from that of one; of a file that is no part, its own."""
+    part = PART_NAME.fullmatch(name.rpartition("/")[2])
+    return [name] if part is None else [path.as_posix() for path in part_paths(Path(name), int(part[3]))]
 
 
 def first_parts(names: Iterable[str]) -> list[str]:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from ..errors import InputError, ModelError, ShaderlmError
 from .default_model import Progress
 from .folder import FILES
-from .gguf import PART_NAME, first_parts, part_paths
+from .gguf import all_parts, first_parts
 from .hub_transfer import ask, folder_of, package_bar, silent_bar, transfer
 from .safetensors import INDEX, SINGLE, weight_map
 
@@ -55,8 +55,7 @@ def fetch(text: str, progress: Progress | None = None) -> Path:
 
 
 def _file(text: str, repo: str, file: str, progress: Progress | None) -> Path:
-    part = PART_NAME.fullmatch(file.rpartition("/")[2])
-    names = [file] if part is None else [path.as_posix() for path in part_paths(Path(file), int(part[3]))]
+    names = all_parts(file)
     if file not in names:
         raise InputError(f"{text}: there is no such part; parts are numbered from 00001 to the number after -of-")
     offline = not _answers()

@@ -17,7 +17,7 @@ from ..errors import ModelError
 from . import default_model, hub, quantize
 from .find import SHORT_NAMES
 from .folder import FILES
-from .gguf import PART_NAME, first_parts, part_paths
+from .gguf import PART_NAME, all_parts, first_parts
 from .hub_transfer import folders, unfinished
 from .safetensors import INDEX
 
@@ -55,7 +55,7 @@ def complete() -> list[LocalModel]:
         if any(_is_safetensors(file.name) for file in files):
             others = [file for file in files if not _is_gguf(file.name)]
             models.append(LocalModel(name, _size(others), folder))
-        for first in dict.fromkeys(first_parts(file.name for file in files)):
+        for first in first_parts(file.name for file in files):
             parts = _parts(files, first)
             models.append(LocalModel(f"{name}/{first}", _size(parts), parts[0].path))
     return sorted(models, key=lambda each: each.name.lower())
@@ -120,8 +120,7 @@ def _remove_checkpoint(folder: Path, name: str) -> int | None:
     """Remove one GGUF checkpoint of a repository, or what there is of its parts; None if it is not there."""
     files = _files(folder)
     if name not in first_parts(file.name for file in files):
-        part = PART_NAME.fullmatch(name)
-        names = [name] if part is None else [path.as_posix() for path in part_paths(Path(name), int(part[3]))]
+        names = all_parts(name)
         rests = [path for path, of in unfinished(folder).items() if of in names]
         return _unlink(rests) if rests else None
     gone = _parts(files, name)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .gguf_header import TensorInfo
 from .json_files import parse_json, read_json
-from .mapped import map_file, unmap
+from .mapped import map_file, mapped_rows, unmap
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -99,10 +99,7 @@ class Safetensors:
         end = rows if end is None else end
         assert 0 <= first <= end <= rows
         row_bytes = info.nbytes // rows if rows else 0
-        start, count = info.offset + first * row_bytes, (end - first) * row_bytes
-        if count == 0:
-            return np.empty((end - first, row_bytes), np.uint8)
-        return np.frombuffer(self._files[self._where[name]], np.uint8, count, start).reshape(end - first, row_bytes)
+        return mapped_rows(self._files[self._where[name]], info.offset, row_bytes, first, end)
 
     def numbers(self, name: str) -> NDArray[Any]:
         """A tensor in its shape, a read-only view. Numbers that NumPy does not have come as whole numbers."""

@@ -37,13 +37,8 @@ class ChatTemplate:
     """
 
     def __init__(self, source: object, *, bos: str = "", eos: str = "", limits: RenderLimits = RenderLimits()) -> None:
-        self._source, self._limits = source, limits
+        self.source, self._limits = source, limits
         self._special = {"bos_token": bos, "eos_token": eos}
-
-    @property
-    def source(self) -> object:
-        """The template as it was given."""
-        return self._source
 
     def render(
         self,
@@ -60,7 +55,15 @@ class ChatTemplate:
         continue_final_message: the prompt ends within the last message, which the model goes on with. kwargs: further
         variables of the template, such as enable_thinking.
         """
-        return self._rendered(messages, (), tools, add_generation_prompt, continue_final_message, kwargs)[0]
+        prompt, _ = self.render_marked(
+            messages,
+            (),
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=kwargs,
+        )
+        return prompt
 
     def render_marked(
         self,
@@ -68,6 +71,7 @@ class ChatTemplate:
         special: Collection[str],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[str, str]:
@@ -75,18 +79,6 @@ class ChatTemplate:
 
         So the template's own special tokens can be told from text of a request (`Tokenizer.encode_marked`).
         """
-        return self._rendered(messages, special, tools, True, continue_final_message, kwargs)
-
-    def _rendered(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        special: Collection[str],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        kwargs: Mapping[str, Any] | None,
-    ) -> tuple[str, str]:
-        """The prompt, and the mark within special tokens of the request."""
         _check(messages)
         reserved = {"messages", "add_generation_prompt", "tools", "documents", *self._special}
         clashes = sorted(reserved & set(kwargs or ()))
@@ -130,12 +122,12 @@ class ChatTemplate:
 
     def _ask(self, variables: Mapping[str, Any] | None) -> str:
         """The prompt with these variables; None: "tools", if there is such a variable."""
-        if not isinstance(self._source, str):
+        if not isinstance(self.source, str):
             raise ModelError(
-                f"tokenizer.chat_template must be a string, the file has a value of type {type(self._source).__name__}"
+                f"tokenizer.chat_template must be a string, the file has a value of type {type(self.source).__name__}"
             )
         limits = self._limits
-        request = {"source": self._source, "variables": variables, "max_bytes": limits.max_bytes}
+        request = {"source": self.source, "variables": variables, "max_bytes": limits.max_bytes}
         kind, text, _ = _jinja.ask(request, limits.seconds, limits.max_bytes + _MAX_PROBLEM_BYTES)
         if kind == "text":
             return text

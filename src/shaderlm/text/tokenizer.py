@@ -32,8 +32,10 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         check_vocabulary(vocabulary)
-        self._bytes = _TokenBytes(vocabulary)
-        self._stop_ids = _stop_ids(vocabulary)
+        # The bytes of every token; special tokens have none.
+        self.bytes_by_token: Sequence[bytes] = _TokenBytes(vocabulary)
+        # Tokens that end a generation: EOS, and the end-of-turn tokens that chat checkpoints use beside it.
+        self.stop_ids = _stop_ids(vocabulary)
         build = {"bpe": _byte_level, "spm": _sentence_piece, "unigram": _unigram}[vocabulary.kind]
         flags: Mapping[str, AddedToken] = {}
         if vocabulary.rules is not None:
@@ -54,20 +56,10 @@ class Tokenizer:
             self._special.add_tokens(self._added)
             self._plain.add_tokens([token for token in self._added if token.content not in self.special_tokens])
 
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Tokens that end a generation: EOS, and the end-of-turn tokens that chat checkpoints use beside it."""
-        return self._stop_ids
-
-    @property
-    def bytes_by_token(self) -> Sequence[bytes]:
-        """The bytes of every token; special tokens have none."""
-        return self._bytes
-
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:
         """Texts of the special tokens and their ids, longest first: GGUF's control tokens, and what ends a turn."""
-        vocabulary, ends = self.vocabulary, self._stop_ids
+        vocabulary, ends = self.vocabulary, self.stop_ids
         special = {
             vocabulary.tokens[i]: i
             for i in vocabulary.not_normal
@@ -156,9 +148,9 @@ class Tokenizer:
             at = operator.index(token)
         except TypeError:
             raise InputError(f"decode: a token id must be a whole number, got {reprlib.repr(token)}") from None
-        if not 0 <= at < len(self._bytes):
-            raise InputError(f"decode: a token id must lie in 0 … {len(self._bytes) - 1}, got {at}")
-        return self._bytes[at]
+        if not 0 <= at < len(self.bytes_by_token):
+            raise InputError(f"decode: a token id must lie in 0 … {len(self.bytes_by_token) - 1}, got {at}")
+        return self.bytes_by_token[at]
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token as they can be shown: those of a special token are its text."""
@@ -212,7 +204,7 @@ def _ids(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
 def check_vocabulary(vocabulary: Vocabulary) -> None:
     """Refuse what no tokenizer can be built for. (Its merges are checked while it is built.)"""
     if vocabulary.kind == "bpe" and vocabulary.rules is None and vocabulary.pre not in SPLITS:
-        known = ", ".join(SPLITS)
+        known = ", ".join(sorted(SPLITS))
         raise ModelError(f"tokenizer.ggml.pre {reprlib.repr(vocabulary.pre)} is not known; it must be one of {known}")
     for i in vocabulary.not_normal:
         text = vocabulary.tokens[i]
