@@ -116,6 +116,11 @@ class ChatOutput:
                 self.calls[each.index].arguments += each.arguments
 
 
+T = TypeVar("T")
+# A reader yields when it needs more text, and returns what it has read. Those of calls are sent single characters.
+_Reader = Generator[None, Any, T]
+
+
 class ChatParser:
     """`push` takes text as it comes and returns what is certain of it; `finish` returns the rest."""
 
@@ -124,17 +129,14 @@ class ChatParser:
         self._pending = ""  # text that nothing is known about yet
         self._deltas: list[ChatDelta] = []
         self._call_text = ""  # of the call that is being read, in case it is none
-        self._calls = _Calls(output.names, lambda delta: self._deltas.append(delta))
-        # Takes from the beginning of what is pending. False: it needs more.
-        self._take: Callable[[], bool] = self._take_start if output.reasoning else self._take_first
-        if output.reasoning and output.thinking:
-            self._take = self._take_first_of_reasoning
+        self._calls = _Calls(output.names, self._emit)
+        self._emit_rest = self._emit_content  # what becomes of pending text at the end
+        self._reader = self._answer()
 
     def push(self, text: str) -> list[ChatDelta]:
         """What is certain now."""
         self._pending += text
-        while self._pending and self._take():
-            pass
+        next(self._reader)
         return self._flush()
 
     def finish(self, finish_reason: str = "stop") -> list[ChatDelta]:
@@ -145,148 +147,124 @@ class ChatParser:
             tags = [self._format.calls.begin] if self._format.calls else []
             tags += [THINK, END_OF_THINK] if self._format.reasoning else []
             rest = "" if begun else rest[: len(rest) - max((overlap(rest, tag) for tag in tags), default=0)]
-        if self._take in (self._take_reasoning, self._take_first_of_reasoning):
-            self._emit_reasoning(rest.rstrip(_SPACE))
-        elif self._take not in (self._take_gap, self._take_end_tag, self._take_broken, self._take_next):
-            self._emit_content(rest)
-        self._take = self._take_rest
+        self._emit_rest(rest)
+        self._reader = self._content()
         return self._flush()
 
     def _flush(self) -> list[ChatDelta]:
         deltas, self._deltas = self._deltas, []
         return _merged(deltas)
 
-    # Reasoning -----------------------------------------------------------------------------------------------
-
-    def _take_start(self) -> bool:
-        """Reasoning, if the first thing is its tag."""
-        text = self._pending.lstrip(_SPACE)
-        if len(text) < len(THINK) and THINK.startswith(text):
-            return False
-        if text.startswith(THINK):
-            self._pending, self._take = text[len(THINK) :], self._take_first_of_reasoning
-        else:
-            self._take = self._take_first
-        return True
-
-    def _take_first_of_reasoning(self) -> bool:
-        self._pending = self._pending.lstrip(_SPACE)
-        self._take = self._take_reasoning if self._pending else self._take
-        return bool(self._pending)
-
-    def _take_reasoning(self) -> bool:
-        text, tag, rest = self._pending.partition(END_OF_THINK)
-        if tag:
-            self._emit_reasoning(text.rstrip(_SPACE))
-            self._pending, self._take = rest, self._take_gap
-            return True
-        certain = text[: len(text) - overlap(text, END_OF_THINK)].rstrip(_SPACE)
-        self._emit_reasoning(certain)
-        self._pending = text[len(certain) :]
-        return False
-
-    def _take_gap(self) -> bool:
-        """Between reasoning and content."""
-        self._pending = self._pending.lstrip(_SPACE)
-        self._take = self._take_first if self._pending else self._take
-        return bool(self._pending)
-
-    # Content -------------------------------------------------------------------------------------------------
-
-    def _take_first(self) -> bool:
-        """The first of the content: may be a call without a tag."""
-        calls = self._format.calls
-        if calls is None:
-            self._take = self._take_rest
-        elif calls.bare:
-            text = self._pending.lstrip(_SPACE)
-            if not text:
-                return False
-            self._take = self._take_call if text[0] == "{" else self._take_content
-        else:
-            self._take = self._take_content
-        return True
-
-    def _take_rest(self) -> bool:
-        self._emit_content(self._pending)
-        self._pending = ""
-        return False
-
-    def _take_content(self) -> bool:
-        calls = self._format.calls
-        assert calls is not None
-        text, tag, rest = self._pending.partition(calls.begin)
-        if tag:
-            self._emit_content(text.rstrip(_SPACE))
-            self._call_text, self._pending, self._take = text[len(text.rstrip(_SPACE)) :] + tag, rest, self._take_call
-            return True
-        # White space may be that before a call.
-        certain = text[: len(text) - overlap(text, calls.begin)].rstrip(_SPACE)
-        self._emit_content(certain)
-        self._pending = text[len(certain) :]
-        return False
-
-    # Calls ---------------------------------------------------------------------------------------------------
-
-    def _take_call(self) -> bool:
-        """One JSON object, or a list of them."""
-        text = self._pending
-        for at, character in enumerate(text):
-            try:
-                over = self._calls.push(character)
-            except _NotACallError:
-                if self._calls.started:
-                    self._pending, self._take = text[at:], self._take_broken
-                else:
-                    self._emit_content(self._call_text + text[: at + 1])
-                    self._pending, self._take = text[at + 1 :], self._take_content
-                self._call_text = ""
-                self._calls.restart()
-                return True
-            if over:
-                self._call_text, self._pending = "", text[at + 1 :]
-                self._calls.restart()
-                assert self._format.calls is not None
-                self._take = self._take_end_tag if self._format.calls.end else self._take_next
-                return True
-        self._call_text, self._pending = "" if self._calls.started else self._call_text + text, ""
-        return False
-
-    def _take_broken(self) -> bool:
-        """What is no JSON any more, after a call that was sent: to the end tag, or to the end."""
-        assert self._format.calls is not None
-        text, tag, rest = self._pending, "", ""
-        if self._format.calls.end:
-            text, tag, rest = self._pending.partition(self._format.calls.end)
-        self._pending = rest if tag else text[len(text) - overlap(text, self._format.calls.end or "\0") :]
-        self._take = self._take_next if tag else self._take
-        return bool(tag)
-
-    def _take_end_tag(self) -> bool:
-        assert self._format.calls is not None
-        text, tag = self._pending.lstrip(_SPACE), self._format.calls.end
-        if len(text) < len(tag) and tag.startswith(text):
-            return False
-        self._pending, self._take = text.removeprefix(tag), self._take_next
-        return True
-
-    def _take_next(self) -> bool:
-        """After a call: another one, or content."""
-        assert self._format.calls is not None
-        text = self._pending.lstrip(_SPACE + (";" if self._format.calls.bare else ""))
-        if not text:
-            return False
-        self._pending = text
-        self._take = self._take_call if self._format.calls.bare and text[0] == "{" else self._take_content
-        return True
+    def _emit(self, delta: ChatDelta) -> None:
+        self._deltas.append(delta)
 
     def _emit_content(self, text: str) -> None:
         if text:
-            self._deltas.append(ContentDelta(text))
+            self._emit(ContentDelta(text))
 
     def _emit_reasoning(self, text: str) -> None:
-        if text:
-            self._deltas.append(ReasoningDelta(text))
+        if text := text.rstrip(_SPACE):
+            self._emit(ReasoningDelta(text))
+
+    def _emit_nothing(self, text: str) -> None:
+        """For text between tags."""
+
+    # Readers take from the beginning of what is pending. They yield when they need more of it.
+
+    def _answer(self) -> Iterator[None]:
+        if self._format.reasoning and (self._format.thinking or (yield from self._take_tag(THINK))):
+            yield from self._reasoning()
+        calls = self._format.calls
+        if calls is None:
+            yield from self._content()
+            return
+        if calls.bare:
+            while not self._pending.lstrip(_SPACE):
+                yield
+        is_call = calls.bare and self._pending.lstrip(_SPACE)[0] == "{"
+        while True:
+            if not is_call:
+                yield from self._content_before(calls.begin)
+            is_call = yield from self._call(calls.end)
+            if is_call:
+                yield from self._skip(_SPACE + (";" if calls.bare else ""))
+                is_call = calls.bare and self._pending[0] == "{"
+
+    def _reasoning(self) -> Iterator[None]:
+        yield from self._skip(_SPACE)
+        self._emit_rest = self._emit_reasoning
+        yield from self._take_before(END_OF_THINK, self._emit_reasoning)
+        yield from self._skip(_SPACE)
+
+    def _content(self) -> Iterator[None]:
+        while True:
+            self._emit_content(self._pending)
+            self._pending = ""
+            yield
+
+    def _content_before(self, tag: str) -> Iterator[None]:
+        """White space before the tag is that of a call."""
+        space = yield from self._take_before(tag, self._emit_content)
+        self._call_text = space + tag
+
+    def _take_before(self, tag: str, emit: Callable[[str], None]) -> _Reader[str]:
+        """Emit what comes before a tag, and take the tag; the white space before it."""
+        while tag not in self._pending:
+            certain = self._pending[: len(self._pending) - overlap(self._pending, tag)].rstrip(_SPACE)
+            emit(certain)
+            self._pending = self._pending[len(certain) :]
+            yield
+        text, _, self._pending = self._pending.partition(tag)
+        emit(text.rstrip(_SPACE))
+        return text[len(text.rstrip(_SPACE)) :]
+
+    def _skip(self, characters: str) -> Iterator[None]:
+        """Leave these out, up to something else, which is content unless more is known of it."""
+        while not (text := self._pending.lstrip(characters)):
+            self._pending = ""
+            yield
+        self._pending, self._emit_rest = text, self._emit_content
+
+    def _take_tag(self, tag: str) -> _Reader[bool]:
+        """Take a tag, and spaces before it, if it comes next."""
+        while len(text := self._pending.lstrip(_SPACE)) < len(tag) and tag.startswith(text):
+            yield
+        if text.startswith(tag):
+            self._pending = text.removeprefix(tag)
+        return text.startswith(tag)
+
+    def _call(self, end: str) -> _Reader[bool]:
+        """One JSON object, or a list of them, and the tag after it. False: it was content."""
+        text, at, over, broken = "", 0, False, False
+        while not over and not broken:
+            if at == len(text):  # all of it is read
+                self._call_text = "" if self._calls.started else self._call_text + text
+                text, at, self._pending = self._pending, 0, ""
+                if not text:
+                    yield
+                continue
+            try:
+                over = self._calls.push(text[at])
+            except _NotACallError:
+                broken = True
+            at += 1
+        started, call_text, self._call_text = self._calls.started, self._call_text, ""
+        self._calls.restart()
+        self._pending = text[at:] + self._pending
+        if broken and not started:
+            self._emit_content(call_text + text[:at])
+            return False
+        self._emit_rest = self._emit_nothing
+        if over:
+            yield from self._take_tag(end)
+        elif end:  # what is no JSON any more, after a call that was sent, is left out
+            self._pending = text[at - 1 :]
+            yield from self._take_before(end, self._emit_nothing)
+        else:
+            while True:
+                self._pending = ""
+                yield
+        return True
 
 
 def _merged(deltas: list[ChatDelta]) -> list[ChatDelta]:
@@ -311,11 +289,6 @@ def _kind(delta: ChatDelta) -> tuple[Any, int, str | None]:
 
 class _NotACallError(Exception):
     """The text is something else."""
-
-
-T = TypeVar("T")
-# A reader takes one character at each `yield`, and returns what it has read.
-_Reader = Generator[None, str, T]
 
 
 class _Calls:
@@ -398,8 +371,9 @@ class _Calls:
 
 def _next_of(allowed: str = "") -> _Reader[str]:
     """The next character that is no space: one of these, or any."""
-    while (character := (yield)) in _SPACE:
-        pass
+    character: str = yield
+    while character in _SPACE:
+        character = yield
     if allowed and character not in allowed:
         raise _NotACallError
     return character

@@ -204,7 +204,7 @@ def _ids(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
 def check_vocabulary(vocabulary: Vocabulary) -> None:
     """Refuse what no tokenizer can be built for. (Its merges are checked while it is built.)"""
     if vocabulary.kind == "bpe" and vocabulary.rules is None and vocabulary.pre not in SPLITS:
-        known = ", ".join(sorted(SPLITS))
+        known = ", ".join(SPLITS)
         raise ModelError(f"tokenizer.ggml.pre {reprlib.repr(vocabulary.pre)} is not known; it must be one of {known}")
     for i in vocabulary.not_normal:
         text = vocabulary.tokens[i]
