@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -15,43 +15,29 @@ from .errors import InputError, ModelError
 
 def cache_directory() -> Path:
     """Where caches are: $SHADERLM_CACHE, or the platform's place. It need not exist yet."""
-    return _directory("SHADERLM_CACHE", "caches", _platform_caches)
+    return _directory("SHADERLM_CACHE", "caches", "Library/Caches", "XDG_CACHE_HOME", ".cache")
 
 
 def state_directory() -> Path:
     """Where is kept what no command can make again, such as a history: $SHADERLM_STATE, or the platform's place."""
-    return _directory("SHADERLM_STATE", "a history", _platform_state)
+    return _directory("SHADERLM_STATE", "a history", "Library/Application Support", "XDG_STATE_HOME", ".local/state")
 
 
-def _directory(variable: str, contents: str, of_platform: Callable[[], Path]) -> Path:
+def _directory(variable: str, contents: str, macos: str, xdg: str, home: str) -> Path:
+    """The one that `variable` names, else the platform's: `macos` and `home` lie below the home directory."""
     path = os.environ.get(variable)
     try:
-        return Path(path).expanduser().absolute() if path else of_platform() / "shaderlm"
+        if path:
+            return Path(path).expanduser().absolute()
+        if sys.platform == "win32":
+            return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "shaderlm"
+        if sys.platform == "darwin":
+            return Path.home() / macos / "shaderlm"
+        place = Path(os.environ.get(xdg, ""))
+        return (place if place.is_absolute() else Path.home() / home) / "shaderlm"  # the standard: no relative ones
     except RuntimeError:  # no home directory
         named = f" as in {path!r}" if path else ""
         raise ModelError(f"there is no home directory for {contents}{named}; set {variable} to a directory") from None
-
-
-def _platform_caches() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return _xdg("XDG_CACHE_HOME", ".cache")
-
-
-def _platform_state() -> Path:
-    if sys.platform == "win32":
-        return _platform_caches()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support"
-    return _xdg("XDG_STATE_HOME", ".local/state")
-
-
-def _xdg(variable: str, default: str) -> Path:
-    """By the XDG specification, a relative path is ignored."""
-    path = Path(os.environ.get(variable, ""))
-    return path if path.is_absolute() else Path.home() / default
 
 
 def open_private(path: str | os.PathLike[str], flags: int) -> int:

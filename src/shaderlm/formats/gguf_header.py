@@ -206,12 +206,7 @@ def _check_version(header: _Header) -> None:
 
 def _alignment(header: _Header, metadata: Mapping[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
-    if (
-        isinstance(alignment, bool)
-        or not isinstance(alignment, int)
-        or not 1 <= alignment <= _MAX_ALIGNMENT
-        or alignment & (alignment - 1)
-    ):
+    if type(alignment) is not int or not 1 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
         raise header.broken(
             f"general.alignment must be a power of two up to 2²⁰, it is {_short(alignment)}; {_DOWNLOAD_AGAIN}"
         )

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -29,13 +29,13 @@ from ..files import atomic_write, cache_directory
 from ..version import __version__
 from .blocks import BLOCK
 from .checkpoint import Checkpoint
+from .default_model import Progress
 from .gguf import GgufFile
 from .gguf_header import TensorInfo
 from .gguf_write import Planned, header, padding, write_tensor
 from .unpack import unpack
 from .weight_formats import QUANTIZED, WEIGHT_FORMATS
 
-Progress = Callable[[str, int, int], None]
 _DENSE = ("f32", "f16", "bf16")
 # Few bytes that decide much: the choice of experts stays as it is, positions are added and not multiplied with.
 _KEPT = re.compile(r"ffn_gate_inp\b|position_embd\b")

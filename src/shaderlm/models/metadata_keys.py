@@ -33,12 +33,10 @@ def _one(value: Any, config: Config) -> bool:
     return not isinstance(value, bool) and value in (0, 1)
 
 
-def _is_softmax(value: Any) -> bool:
-    return value == 1 and not isinstance(value, bool)
-
-
-def _gating(config: Config) -> str:
-    return config.experts.mixture.gating if config.experts is not None else "none"
+def _softmax(value: Any, config: Config) -> bool:
+    """1 says softmax. Files write 0 for "not set"."""
+    is_softmax = config.experts is not None and config.experts.mixture.gating == "softmax"
+    return value == 0 or (value == 1 and not isinstance(value, bool) and is_softmax)
 
 
 class Refused(NamedTuple):
@@ -114,10 +112,7 @@ REFUSED: Mapping[str, Refused] = {
         "it says whether the factors of the chosen experts add up to 1",
         lambda value, config: value is (config.experts is not None and config.experts.mixture.normalise),
     ),
-    "expert_gating_func": Refused(
-        "experts are chosen by another function",
-        lambda value, config: value == 0 or (_is_softmax(value) and _gating(config) == "softmax"),
-    ),
+    "expert_gating_func": Refused("experts are chosen by another function", _softmax),
     **_group(
         _EXPERTS,
         "",

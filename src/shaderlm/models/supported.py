@@ -197,12 +197,7 @@ _ROWS = (
     ),
     # GPT-2: learned positions, layer norms and biases, no gate.
     Architecture(
-        "gpt2",
-        norm="layer_norm",
-        activation="gelu",
-        positions="learned",
-        packed_tensors=QKV,
-        biases=_GPT2_BIASES,
+        "gpt2", norm="layer_norm", activation="gelu", positions="learned", packed_tensors=QKV, biases=_GPT2_BIASES
     ),
     # GPT-NeoX and Pythia: layer norms and biases, a part of each head is rotated, no gate.
     Architecture(
@@ -218,10 +213,7 @@ _ROWS = (
     # Granite with experts, and in some files a network for all rows beside them. The factors of experts are the softmax
     # over the chosen ones: the same as that over all, made to add up to 1.
     Architecture(
-        "granitemoe",
-        interleaved=True,
-        mixture=Mixture(own_width=False, shared="optional"),
-        finalize_config=_granite,
+        "granitemoe", interleaved=True, mixture=Mixture(own_width=False, shared="optional"), finalize_config=_granite
     ),
     # Hunyuan, the dense ones of 2025: heads of queries and keys are rotated, then normalised.
     Architecture("hunyuan-dense", head_norms=True, rope_first=True),
