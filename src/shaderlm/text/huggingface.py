@@ -40,6 +40,7 @@ def encoder(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
         )
     model = {name: value for name, value in model.items() if name != "type"}
     options = {name: model.pop(name, default) for name, default in _OPTIONS[kind].items()}
+    options = {name: value for name, value in options.items() if value is not None}  # the package takes no None
     for name in ("vocab", "merges"):
         model.pop(name, None)  # a GGUF file may have the whole text
     for name, value in model.items():
@@ -49,7 +50,7 @@ def encoder(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     parts = {"normalizer": rules.get("normalizer"), "pre_tokenizer": rules.get("pre_tokenizer"), "model": empty}
     with wrap_tokenizer_errors("tokenizer.json"):
         template = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **parts}))
-        encoder = tokenizers.Tokenizer((_unigram if kind == "Unigram" else _bpe)(vocabulary, _without_none(options)))
+        encoder = tokenizers.Tokenizer((_unigram if kind == "Unigram" else _bpe)(vocabulary, options))
     # Each is None where the file has none, which the package takes in its place.
     encoder.normalizer, encoder.pre_tokenizer = template.normalizer, template.pre_tokenizer
     return encoder
@@ -85,8 +86,3 @@ def _rules(vocabulary: Vocabulary) -> dict[str, Any]:
     if not isinstance(rules, dict):
         raise ModelError(f"tokenizer.huggingface.json must be an object, it is {rules!r:.60}")
     return rules
-
-
-def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The package takes no None for an option that is left out."""
-    return {name: value for name, value in options.items() if value is not None}
