@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shaderlm.models.architecture import Architecture, Config, architecture
+from shaderlm.models.architecture import Architecture
+from shaderlm.models.config import Config
+from shaderlm.models.supported import architecture
 
 SMOLLM2 = (30, 576, 9, 3, 64, 1536, 49152)
 LLAMA_1B = (16, 2048, 32, 8, 64, 8192, 128256)

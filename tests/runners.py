@@ -10,8 +10,8 @@ from shaderlm.formats.checkpoint import Checkpoint
 from shaderlm.formats.convert import device_format, rows_for_device
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Array, Device
-from shaderlm.models.architecture import Config
 from shaderlm.models.checkpoint import architecture_of
+from shaderlm.models.config import Config
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.runtime.runner import Runner

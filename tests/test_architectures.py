@@ -13,8 +13,8 @@ from shaderlm.errors import InputError, ModelError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.graph.fuse import fuse
 from shaderlm.graph.reference import Yarn
-from shaderlm.models.architecture import LOCAL_ROPE, Config, StepSpec
 from shaderlm.models.checkpoint import architecture_of, read_config
+from shaderlm.models.config import LOCAL_ROPE, Config, StepSpec
 
 from . import checkpoints
 from .oracles import Oracle

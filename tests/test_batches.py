@@ -13,7 +13,7 @@ import pytest
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
 from shaderlm.graph.batch import PAGE
-from shaderlm.models.architecture import StepSpec
+from shaderlm.models.config import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.pages import MAX_SEQUENCES, KvSequence
 from shaderlm.runtime.runner import Runner, SequenceChunk, StepResult

@@ -21,8 +21,8 @@ from shaderlm.formats.folder_models import MODEL_TYPES
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import fuse
-from shaderlm.models.architecture import StepSpec
 from shaderlm.models.checkpoint import architecture_of, read_config
+from shaderlm.models.config import StepSpec
 
 from .checkpoints import PROMPTS, kept, names, recorded, tensors_of, write_folder, write_gguf
 from .oracles import ARCHITECTURES as ORACLES

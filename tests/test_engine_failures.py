@@ -18,7 +18,7 @@ from shaderlm.engine import EngineOptions, LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.errors import DeviceError, InputError, KernelError
 from shaderlm.gpu import Device, open_device
-from shaderlm.models.architecture import StepSpec
+from shaderlm.models.config import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.numpy_runner import one_blas_thread
 from shaderlm.runtime.runner import FIRST_PAGES, OutputKind, SequenceChunk

@@ -22,7 +22,9 @@ from shaderlm.kernels.experts.linear_experts import grouped_int16_with, matrix_c
 from shaderlm.kernels.linear.matrix import MATRIX_UNITS, MatrixConfig
 from shaderlm.kernels.linear.rows_int16 import TileConfig
 from shaderlm.kernels.registry import routes_of
-from shaderlm.models.architecture import Architecture, Config, StepSpec, architecture
+from shaderlm.models.architecture import Architecture
+from shaderlm.models.config import Config, StepSpec
+from shaderlm.models.supported import architecture
 
 from .cases import CASES, Case, result
 from .compare import assert_close

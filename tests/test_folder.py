@@ -14,13 +14,14 @@ import shaderlm
 from shaderlm.errors import ModelError
 from shaderlm.formats.folder import Folder
 from shaderlm.formats.folder_config import FolderConfig
-from shaderlm.formats.folder_matrices import part_of, stored, turned
+from shaderlm.formats.folder_matrices import part_of, stored, transposed
 from shaderlm.formats.folder_models import MODEL_TYPES, TensorSplit
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.formats.safetensors import Safetensors
 from shaderlm.graph.reference import Yarn
-from shaderlm.models.architecture import StepSpec, architecture
 from shaderlm.models.checkpoint import architecture_of, read_config
+from shaderlm.models.config import StepSpec
+from shaderlm.models.supported import architecture
 from shaderlm.text import Vocabulary
 
 from . import checkpoints
@@ -184,8 +185,10 @@ def test_parts_and_columns_of_tensors(tmp_path: Path) -> None:
             _same_rows(part_of(stored(files, name), word, bias=False), wanted)
         _same_rows(part_of(stored(files, "bias"), word, bias=True), given["bias"][:, taken])
     for name in ("flat", "deep"):
-        _same_rows(turned(stored(files, name)), given[name].swapaxes(-1, -2))
-        _same_rows(part_of(turned(stored(files, name)), "odd", bias=False), given[name].swapaxes(-1, -2)[..., 1::2, :])
+        _same_rows(transposed(stored(files, name)), given[name].swapaxes(-1, -2))
+        _same_rows(
+            part_of(transposed(stored(files, name)), "odd", bias=False), given[name].swapaxes(-1, -2)[..., 1::2, :]
+        )
     with pytest.raises(ModelError, match="no two halves"):
         part_of(part_of(stored(files, "flat"), "odd", bias=False), "odd", bias=False)
     files.close()

@@ -19,7 +19,7 @@ from shaderlm.graph.graph import Builder, Graph, Node, Rewrite
 from shaderlm.graph.ops import label, resolve
 from shaderlm.graph.reference import rope_table
 from shaderlm.kernels.registry import first_of
-from shaderlm.models.architecture import StepSpec
+from shaderlm.models.config import StepSpec
 
 from .architectures import TINY, llama
 

@@ -19,7 +19,7 @@ from shaderlm.graph.fuse import fuse
 from shaderlm.graph.graph import Builder, Graph
 from shaderlm.graph.ops import label
 from shaderlm.graph.reference import rope_table
-from shaderlm.models.architecture import StepSpec
+from shaderlm.models.config import StepSpec
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.gpu_runner import GpuRunner
 

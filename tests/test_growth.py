@@ -14,7 +14,7 @@ import pytest
 from shaderlm.errors import DeviceError, InputError
 from shaderlm.gpu import Device
 from shaderlm.graph.batch import CONTEXTS, PAGE, single_pass_keys
-from shaderlm.models.architecture import StepSpec
+from shaderlm.models.config import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.numpy_runner import NumpyRunner
 from shaderlm.runtime.runner import FIRST_PAGES, Runner, SequenceChunk

@@ -21,7 +21,7 @@ from shaderlm.graph import reference, resolve
 from shaderlm.graph.ops import label
 from shaderlm.kernels import choose, routes_of
 from shaderlm.kernels.linear import int16
-from shaderlm.models.architecture import StepSpec
+from shaderlm.models.config import StepSpec
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.gpu_runner import GpuRunner
 

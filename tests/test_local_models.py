@@ -39,7 +39,7 @@ def _repository(cache: Path, repo: str, *names: str) -> Path:
 
 
 def _kept() -> list[str]:
-    return [each.name for each in local_models.kept()]
+    return [each.name for each in local_models.complete()]
 
 
 def _interrupted() -> dict[str, int]:

@@ -14,7 +14,7 @@ from gguf.constants import Keys
 import shaderlm
 from shaderlm.engine.tokenizer import Tokenizer
 from shaderlm.errors import InputError, ModelError
-from shaderlm.models.architecture import Metadata
+from shaderlm.models.config import Metadata
 from shaderlm.models.metadata_keys import HARMLESS, REFUSED
 
 from .architectures import model

@@ -12,7 +12,7 @@ import pytest
 import shaderlm
 from shaderlm.compile.plan_json import from_json
 from shaderlm.errors import ModelError
-from shaderlm.models.architecture import architecture
+from shaderlm.models.supported import architecture
 
 from . import checkpoints
 from .command_line import Done

@@ -13,7 +13,7 @@ from shaderlm.engine import EngineOptions, Handle, LanguageModel
 from shaderlm.engine.loading import load_with
 from shaderlm.gpu import Device
 from shaderlm.graph.fuse import FUSIONS
-from shaderlm.models.architecture import StepSpec
+from shaderlm.models.config import StepSpec
 from shaderlm.runtime.pages import KvSequence
 from shaderlm.runtime.runner import F32, Runner, SequenceChunk
 

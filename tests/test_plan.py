@@ -23,7 +23,8 @@ from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import DeviceError, ModelError
 from shaderlm.gpu import WEBGPU_DEFAULT, DeviceCaps, MatrixShape
 from shaderlm.graph.batch import CONTEXTS
-from shaderlm.models.architecture import Architecture, Config, StepSpec
+from shaderlm.models.architecture import Architecture
+from shaderlm.models.config import Config, StepSpec
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.sizes import cache_format, weights_of
 

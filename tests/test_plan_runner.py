@@ -24,8 +24,8 @@ from shaderlm.errors import DeviceError, InputError
 from shaderlm.formats.gguf import GgufFile
 from shaderlm.gpu import Device
 from shaderlm.gpu.swiftshader import offered_to_vulkan
-from shaderlm.models.architecture import StepSpec
 from shaderlm.models.checkpoint import architecture_of
+from shaderlm.models.config import StepSpec
 
 from .runners import FileSource, config_of, runner_of
 from .session import Session

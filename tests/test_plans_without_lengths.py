@@ -20,7 +20,7 @@ from shaderlm.compile.steps import Head, body_plan, head_plan
 from shaderlm.gpu import WEBGPU_DEFAULT, Device, DeviceCaps
 from shaderlm.graph.batch import CONTEXTS, PAGE
 from shaderlm.graph.fuse import fuse
-from shaderlm.models.architecture import Config, StepSpec
+from shaderlm.models.config import Config, StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
 from shaderlm.runtime.runner import FIRST_PAGES, SequenceChunk
 from shaderlm.runtime.sampler_settings import SamplerSettings

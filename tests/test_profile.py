@@ -24,7 +24,7 @@ from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.gpu import Device, MatrixShape, open_device
 from shaderlm.gpu.tracer import BY_PASS, IN_PASS, MAX_QUERIES, WALL
 from shaderlm.graph.ops import label
-from shaderlm.models.architecture import StepSpec
+from shaderlm.models.config import StepSpec
 from shaderlm.profile.files import trace
 from shaderlm.profile.measure import Event, Phase, profile
 from shaderlm.runtime.gpu_runner import GpuRunner

@@ -9,7 +9,7 @@ import pytest
 
 from shaderlm.engine.loading import load_with
 from shaderlm.gpu import Device
-from shaderlm.models.architecture import StepSpec
+from shaderlm.models.config import StepSpec
 from shaderlm.runtime.gpu_runner import GpuRunner
 
 from .session import Session

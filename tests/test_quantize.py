@@ -21,7 +21,7 @@ from shaderlm.formats import gguf_write, quantize
 from shaderlm.formats.find import find
 from shaderlm.formats.folder import Folder
 from shaderlm.formats.gguf import GgufFile
-from shaderlm.formats.local_models import kept, remove
+from shaderlm.formats.local_models import complete, remove
 from shaderlm.formats.opening import open_checkpoint
 from shaderlm.formats.weight_formats import QUANTIZED
 from shaderlm.text import Tokenizer, Vocabulary
@@ -182,7 +182,7 @@ def test_a_model_is_loaded_quantised(folder: Path, kind: str) -> None:
         assert kind in model.report.types
     size = np.abs(whole).max()
     assert 0 < np.abs(found - whole).max() < (0.02 if kind == "q8_0" else 0.4) * size
-    (copy,) = kept()
+    (copy,) = complete()
     assert copy.name.startswith(f"little-{kind}-")
     with shaderlm.load(copy.name, device="cpu") as model:
         assert np.array_equal(model.logits(ids), found)
@@ -247,7 +247,7 @@ def test_files_of_processes_that_were_killed_are_removed(folder: Path) -> None:
     for name, age in names.items():
         (there / name).write_bytes(bytes(100))
         os.utime(there / name, (time.time() - age,) * 2)
-    assert kept() == []
+    assert complete() == []
     assert sorted(path.name[:2] for path in there.iterdir()) == [".b", ".c", ".m"]
 
 
@@ -265,7 +265,7 @@ def test_a_copy_is_whole_or_not_there(folder: Path) -> None:
     with Folder.open(folder) as source, pytest.raises(KeyboardInterrupt):
         quantize.quantized_copy(source, "q8_0", interrupt)
     assert list(quantize.folder().iterdir()) == []
-    assert kept() == []
+    assert complete() == []
 
 
 def test_a_gguf_file_and_what_has_nothing_to_quantise(tmp_path: Path) -> None:
@@ -281,10 +281,10 @@ def test_a_gguf_file_and_what_has_nothing_to_quantise(tmp_path: Path) -> None:
 def test_a_tensor_past_the_end_of_the_file_is_not_quantised(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", "llama")
     path.write_bytes(path.read_bytes()[:-100])
-    before = kept()
+    before = complete()
     with pytest.raises(ModelError, match="are there: the file is truncated"):
         shaderlm.load(path, device="cpu", quantize="q8_0")
-    assert kept() == before
+    assert complete() == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode")
@@ -299,11 +299,11 @@ def test_names_of_files_that_are_not_utf8_or_long(folder: Path) -> None:
 def test_the_command_line(folder: Path) -> None:
     made = command("generate", "-m", folder, "--device", "cpu", "--quantize", "q8_0", "-n", "2", "the")
     assert made.code == 0, made.err
-    (copy,) = kept()
+    (copy,) = complete()
     listed = command("models").out
     assert copy.name in listed
     assert str(find(copy.name)) in listed
     assert f"removed {copy.name}" in command("rm", copy.name).out
-    assert kept() == []
+    assert complete() == []
     with pytest.raises(ModelError, match="there is no model"):
         remove(copy.name)

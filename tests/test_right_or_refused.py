@@ -21,9 +21,10 @@ from shaderlm.errors import ModelError
 from shaderlm.formats.checkpoint import Checkpoint
 from shaderlm.formats.folder import Folder
 from shaderlm.formats.folder_models import MODEL_TYPES
-from shaderlm.models.architecture import EMBEDDING, OUTPUT, Metadata, StepSpec, architectures
 from shaderlm.models.checkpoint import architecture_of, read_config
+from shaderlm.models.config import EMBEDDING, OUTPUT, Metadata, StepSpec
 from shaderlm.models.metadata_keys import HARMLESS
+from shaderlm.models.supported import ARCHITECTURES
 from shaderlm.text import Tokenizer, Vocabulary
 
 from . import checkpoints
@@ -214,7 +215,7 @@ def computed(request: pytest.FixtureRequest) -> Computed:
 
 
 def test_every_architecture_has_a_checkpoint() -> None:
-    assert set(architectures()) == {file.own for file in CHECKPOINTS.values()}
+    assert set(ARCHITECTURES) == {file.own for file in CHECKPOINTS.values()}
 
 
 def test_logits_are_numbers_and_differ_from_token_to_token() -> None:

@@ -133,7 +133,7 @@ def test_imports_point_down() -> None:
         ("graph/ops.py", "shaderlm.gpu"),
         ("graph/ops.py", "shaderlm.formats.gguf.GgufFile"),
         ("kernels/route.py", "shaderlm.gpu.device"),
-        ("kernels/route.py", "shaderlm.models.llama"),
+        ("kernels/route.py", "shaderlm.models.supported"),
         ("bench/measure.py", "shaderlm.cli"),
         ("profile/measure.py", "shaderlm.bench.measure"),
         ("bench/measure.py", "shaderlm.profile.measure"),

@@ -14,43 +14,30 @@ from .errors import InputError, ModelError
 
 
 def cache_directory() -> Path:
-    """Where caches are kept: $SHADERLM_CACHE, or where the platform keeps them. It need not exist yet."""
-    given = os.environ.get("SHADERLM_CACHE")
-    try:
-        return Path(given).expanduser().absolute() if given else _platform_caches() / "shaderlm"
-    except RuntimeError:  # no home directory
-        named = f" as in {given!r}" if given else ""
-        raise ModelError(f"there is no home directory for caches{named}; set SHADERLM_CACHE to a directory") from None
-
-
-def _platform_caches() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return given if given.is_absolute() else Path.home() / ".cache"  # the standard: a relative one is ignored
+    """Where caches are: $SHADERLM_CACHE, or the platform's place. It need not exist yet."""
+    return _directory("SHADERLM_CACHE", "caches", "Library/Caches", "XDG_CACHE_HOME", ".cache")
 
 
 def state_directory() -> Path:
     """Where is kept what no command can make again, such as a history: $SHADERLM_STATE, or the platform's place."""
-    given = os.environ.get("SHADERLM_STATE")
+    return _directory("SHADERLM_STATE", "a history", "Library/Application Support", "XDG_STATE_HOME", ".local/state")
+
+
+def _directory(variable: str, contents: str, macos: str, xdg: str, home: str) -> Path:
+    """The one that `variable` names, else the platform's: `macos` and `home` lie below the home directory."""
+    path = os.environ.get(variable)
     try:
-        return Path(given).expanduser().absolute() if given else _platform_state() / "shaderlm"
+        if path:
+            return Path(path).expanduser().absolute()
+        if sys.platform == "win32":
+            return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "shaderlm"
+        if sys.platform == "darwin":
+            return Path.home() / macos / "shaderlm"
+        place = Path(os.environ.get(xdg, ""))
+        return (place if place.is_absolute() else Path.home() / home) / "shaderlm"  # the standard: no relative ones
     except RuntimeError:  # no home directory
-        named = f" as in {given!r}" if given else ""
-        raise ModelError(
-            f"there is no home directory for a history{named}; set SHADERLM_STATE to a directory"
-        ) from None
-
-
-def _platform_state() -> Path:
-    if sys.platform == "win32":
-        return _platform_caches()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support"
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return given if given.is_absolute() else Path.home() / ".local" / "state"
+        named = f" as in {path!r}" if path else ""
+        raise ModelError(f"there is no home directory for {contents}{named}; set {variable} to a directory") from None
 
 
 def open_private(path: str | os.PathLike[str], flags: int) -> int:
@@ -66,7 +53,7 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     private: others can not read it.
     """
     target = Path(os.path.realpath(path))  # of a link, the file it points to is replaced
-    temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.{threading.get_ident()}")
+    temporary = _temporary(target)
     try:
         with open(temporary, "wb", opener=open_private if private else None) as file:
             yield file
@@ -76,6 +63,10 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name[:100]}.{os.getpid()}.{threading.get_ident()}")
 
 
 def atomic_write_text(path: Path, text: str, *, private: bool = False) -> None:
@@ -100,7 +91,7 @@ def check_writable(path: Path) -> None:
             raise InputError(f"cannot write {path}: it is not a file")  # a device would be replaced by one
         if target.exists() and not os.access(target, os.W_OK):
             raise InputError(f"cannot write {path}: permission denied")
-        temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.{threading.get_ident()}")
+        temporary = _temporary(target)
         temporary.open("x").close()
         temporary.unlink()
     except OSError as problem:

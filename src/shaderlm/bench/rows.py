@@ -24,7 +24,8 @@ from ..gpu import Device, DeviceCaps, Program
 from ..graph.batch import contiguous_batch
 from ..graph.graph import Node
 from ..graph.ops import label
-from ..models.architecture import Architecture, Config
+from ..models.architecture import Architecture
+from ..models.config import Config
 from ..runtime.runner import bucket
 from ..runtime.sizes import max_tokens
 from ..version import __version__

@@ -24,8 +24,10 @@ from ..engine.report import LoadReport
 from ..errors import InputError
 from ..formats.weight_formats import WEIGHT_FORMATS
 from ..gpu import Array, Backend, Device
-from ..models.architecture import Architecture, Config, architecture
+from ..models.architecture import Architecture
+from ..models.config import Config
 from ..models.shapes import SYNTHETIC, ModelShape
+from ..models.supported import architecture
 from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
 from ..text import Tokenizer, Vocabulary

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ..formats.checkpoint import Checkpoint
     from ..formats.gguf_header import TensorInfo
     from ..gpu import Backend
-    from ..models.architecture import Architecture, Config
+    from ..models.architecture import Architecture
+    from ..models.config import Config
 
     _Model = tuple[Architecture, Config]
 
@@ -227,7 +228,7 @@ def _verdict(file: Checkpoint, ignore_keys: Collection[str]) -> tuple[str | None
 def _gpu_reason(model: _Model) -> str | None:
     """Why no GPU can run it, though the CPU can."""
     from ..compile.lowering import check_shapes
-    from ..models.architecture import StepSpec
+    from ..models.config import StepSpec
 
     kind, config = model
     try:

@@ -14,16 +14,16 @@ from .loading import progress_bar
 def models() -> None:
     """List the models that are kept here, and the short names."""
     from ..formats.find import EMBEDDED, SHORT_NAMES
-    from ..formats.local_models import interrupted, kept
+    from ..formats.local_models import complete, interrupted
     from ..gpu.caps import size
 
     def show(model: Any) -> None:
         print(f"{printable(model.name):<44} {size(model.nbytes):>12}  {printable(str(model.path))}")
 
-    complete, partial = kept(), interrupted()
-    for model in complete:
+    whole, partial = complete(), interrupted()
+    for model in whole:
         show(model)
-    if not complete:
+    if not whole:
         print("no model is kept; `shaderlm pull NAME` fetches one")
     if partial:
         print("\ninterrupted downloads; `shaderlm pull NAME` resumes one, `shaderlm rm NAME` removes it:")

@@ -10,7 +10,8 @@ from .loading import progress_bar
 if TYPE_CHECKING:
     from ..engine import LanguageModel
     from ..gpu import Backend, Device
-    from ..models.architecture import Architecture, Config
+    from ..models.architecture import Architecture
+    from ..models.config import Config
 
 
 def is_synthetic(model: str | None) -> bool:

@@ -10,7 +10,8 @@ from ..graph.fuse import RejectedFusion, fuse
 from ..graph.graph import Graph, Node, Tensor
 from ..graph.ops import resolve
 from ..graph.sampling import MAX_LOGPROBS
-from ..models.architecture import Architecture, Config, StepSpec
+from ..models.architecture import Architecture
+from ..models.config import Config, StepSpec
 from .lowering import Lowering
 from .plan import Plan, concat
 

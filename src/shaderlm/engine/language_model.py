@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ContextSizeError, InputError, ModelError
-from ..models.architecture import Config
+from ..models.config import Config
 from ..runtime.runner import Runner
 from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
 from ..text.chat_output import END_OF_THINK, THINK

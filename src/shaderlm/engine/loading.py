@@ -22,8 +22,9 @@ from ..formats.find import find
 from ..formats.opening import open_checkpoint
 from ..formats.quantize import check_kind, quantized_copy
 from ..gpu import Array, Backend, Device, begin_opening, open_device, preferred_adapter
-from ..models.architecture import Architecture, Config
+from ..models.architecture import Architecture
 from ..models.checkpoint import architecture_of, read_config
+from ..models.config import Config
 from ..runtime.gpu_runner import GpuRunner
 from ..runtime.numpy_runner import NumpyRunner
 from ..text import Vocabulary, check_vocabulary

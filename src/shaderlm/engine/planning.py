@@ -32,8 +32,9 @@ from ..gpu.adapters import choose as choose_adapter
 from ..graph.batch import CONTEXTS, PAGE, context_class
 from ..graph.fuse import fuse
 from ..graph.graph import Graph, Node
-from ..models.architecture import Architecture, Config, StepSpec
+from ..models.architecture import Architecture
 from ..models.checkpoint import architecture_of
+from ..models.config import Config, StepSpec
 from ..runtime.runner import bucket, buckets
 from ..runtime.sizes import Memory, cache_format, max_outputs, max_tokens, memory_of, pages_of
 from .loading import Progress, check_context, check_precision, config_of_file

@@ -18,8 +18,8 @@ U8 = NDArray[np.uint8]
 BLOCK = 32
 
 
-def _matrix(given: Any, name: str) -> F32:
-    w: NDArray[Any] = np.asarray(given)
+def _matrix(weights: Any, name: str) -> F32:
+    w: NDArray[Any] = np.asarray(weights)
     if w.ndim != 2 or w.size == 0 or w.dtype not in (np.float32, np.float64, np.float16):
         raise InputError(f"{name}: expected a non-empty float array [N, K], got {w.dtype} {list(w.shape)}")
     with np.errstate(over="ignore"):

@@ -14,9 +14,7 @@ from .weight_formats import WEIGHT_FORMATS
 def device_format(file: Checkpoint, name: str) -> str:
     """The format on a device. Vectors are f32."""
     info = file.info(name)
-    if len(info.shape) == 1:
-        return "f32"
-    return info.kind
+    return info.kind if len(info.shape) > 1 else "f32"
 
 
 def rows_for_device(file: Checkpoint, name: str, kind: str, first: int, end: int) -> NDArray[Any]:

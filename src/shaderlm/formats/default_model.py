@@ -47,9 +47,9 @@ _NO_CONNECTION = re.compile(
 
 def locate(progress: Progress | None = None) -> Path:
     """The path of the default model's file; the first time, it is fetched (98 MB) into the user's cache."""
-    for found in (cache_folder() / FILE, _installed()):
-        if found is not None and _whole(found):
-            return found
+    for file in (cache_folder() / FILE, _installed()):
+        if file is not None and _whole(file):
+            return file
     return _fetch(cache_folder() / FILE, progress or (lambda label, done, total: None))
 
 

@@ -94,11 +94,11 @@ def _in_folder(folder: Path) -> Path:
     """The folder itself if it is one of Hugging Face's, with weights as .safetensors; else its only .gguf file."""
     if any(folder.glob("*.safetensors")):
         return folder
-    found = first_parts(path.name for path in folder.iterdir() if path.is_file())
-    if len(found) == 1:
-        return folder / found[0]
-    if not found:
+    files = first_parts(path.name for path in folder.iterdir() if path.is_file())
+    if len(files) == 1:
+        return folder / files[0]
+    if not files:
         raise ModelError(f"there is no .gguf file in the directory {folder}, and no .safetensors file")
-    names = ", ".join(found[:_LISTED])
-    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    raise ModelError(f"the directory {folder} holds {len(found)} .gguf files, name one of them: {names}{more}")
+    names = ", ".join(files[:_LISTED])
+    more = f" and {len(files) - _LISTED} more" if len(files) > _LISTED else ""
+    raise ModelError(f"the directory {folder} holds {len(files)} .gguf files, name one of them: {names}{more}")

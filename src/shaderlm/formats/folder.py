@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .checkpoint import Checkpoint
 from .folder_config import FolderConfig
-from .folder_matrices import Matrix, by_kind, part_of, stored, turned
+from .folder_matrices import Matrix, by_kind, part_of, stored, transposed
 from .folder_models import ModelType, TensorSplit
 from .folder_quantised import quantised_matrices
 from .folder_tokenizer import FILES as TOKENIZER_FILES
@@ -45,13 +45,13 @@ _VECTORS = ("ffn_gate_inp_shexp",)  # matrices of one row in folders
 class _Source:
     """Where a tensor comes from: matrices, one after the other; how many heads' rows are paired; a sum.
 
-    joined: the matrices are those of experts, and get an axis of their own. flat: one row becomes a vector.
+    experts: the matrices are those of experts, and get an axis of their own. flat: one row becomes a vector.
     """
 
     parts: tuple[Matrix, ...]
     paired_heads: int = 0
     offset: float = 0.0
-    joined: bool = False
+    experts: bool = False
     flat: bool = False
 
 
@@ -64,12 +64,12 @@ class Folder(Checkpoint):
         files: Safetensors,
         metadata: Mapping[str, Any],
         sources: Mapping[str, _Source],
-        made: Mapping[str, NDArray[np.float32]],
+        computed: Mapping[str, NDArray[np.float32]],
     ) -> None:
         tensors = {name: _info(name, source) for name, source in sources.items()}
-        tensors |= {name: TensorInfo(name, array.shape, "f32", 0, array.nbytes) for name, array in made.items()}
+        tensors |= {name: TensorInfo(name, array.shape, "f32", 0, array.nbytes) for name, array in computed.items()}
         super().__init__(path, files.size, metadata, tensors)
-        self._files, self._sources, self._made = files, dict(sources), dict(made)
+        self._files, self._sources, self._computed = files, dict(sources), dict(computed)
 
     @classmethod
     def open(cls, path: Path) -> Folder:
@@ -78,10 +78,10 @@ class Folder(Checkpoint):
         files = Safetensors.open(path)
         try:
             sources = _sources(config, matrices(files, config.quantisation))
-            embedding = sources["token_embd.weight"].parts[0].shape if "token_embd.weight" in sources else ()
-            if embedding and embedding[0] != config.vocabulary:
-                found = f"the embedding matrix is {list(embedding)}"
-                raise ModelError(f"{path / MODEL_CONFIG}: vocab_size is {config.vocabulary:,}, {found}")
+            shape = sources["token_embd.weight"].parts[0].shape if "token_embd.weight" in sources else ()
+            if shape and shape[0] != config.vocabulary:
+                where = path / MODEL_CONFIG
+                raise ModelError(f"{where}: vocab_size is {config.vocabulary:,}, the embedding matrix is {list(shape)}")
             tokens = tokenizer_metadata(path, config.vocabulary)
             name = {"general.name": name_of(path.resolve())}
             return cls(path, files, {**config.metadata, **name, **tokens}, sources, config.tensors)
@@ -94,8 +94,8 @@ class Folder(Checkpoint):
         return sorted([*self._files.paths, *(path for name in FILES if (path := self.path / name).is_file())])
 
     def _read(self, info: TensorInfo, first: int, end: int) -> NDArray[np.uint8]:
-        if info.name in self._made:
-            return self._made[info.name].view(np.uint8).reshape(1, -1)[first:end]
+        if info.name in self._computed:
+            return self._computed[info.name].view(np.uint8).reshape(1, -1)[first:end]
         source = self._sources[info.name]
         width = info.shape[0] // source.paired_heads if source.paired_heads else 0
         if source.paired_heads and len(info.shape) == 1:
@@ -124,12 +124,12 @@ def name_of(path: Path) -> str:
 def _rows(parts: Sequence[Matrix], first: int, end: int) -> NDArray[np.uint8]:
     """Rows of matrices of the same shape, one after the other."""
     each = parts[0].row_count
-    found = []
+    blocks = []
     for i in range(first // each, -(-end // each)):
-        found.append(parts[i].rows(slice(max(first - i * each, 0), min(end - i * each, each))))
-    if not found:
+        blocks.append(parts[i].rows(slice(max(first - i * each, 0), min(end - i * each, each))))
+    if not blocks:
         return parts[0].rows(slice(0, 0))
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
 def _info(name: str, source: _Source) -> TensorInfo:
@@ -140,7 +140,7 @@ def _info(name: str, source: _Source) -> TensorInfo:
         raise ModelError(f"tensor {name} must have dimensions, it is a single number")
     if source.paired_heads and (first.shape[0] % source.paired_heads or first.shape[0] // source.paired_heads % 2):
         raise ModelError(f"tensor {name} must have an even number of rows for each of {source.paired_heads} heads")
-    shape = (len(source.parts), *first.shape) if source.joined else first.shape
+    shape = (len(source.parts), *first.shape) if source.experts else first.shape
     if source.flat and len(shape) == 2 and shape[0] == 1:
         shape = shape[1:]
     if source.offset:
@@ -156,34 +156,34 @@ def _info(name: str, source: _Source) -> TensorInfo:
 def matrices(files: Safetensors, quantisation: Any) -> dict[str, Matrix]:
     """The tensors of the files by their names, without what every program computes again."""
     if quantisation is None:
-        found = {name: stored(files, name) for name in files.tensors}
+        by_name = {name: stored(files, name) for name in files.tensors}
     else:
-        found = quantised_matrices(files, quantisation)
-    return {name: matrix for name, matrix in found.items() if not _COMPUTED.search(name)}
+        by_name = quantised_matrices(files, quantisation)
+    return {name: matrix for name, matrix in by_name.items() if not _COMPUTED.search(name)}
 
 
-def _sources(config: FolderConfig, given: Mapping[str, Matrix]) -> dict[str, _Source]:
+def _sources(config: FolderConfig, tensors: Mapping[str, Matrix]) -> dict[str, _Source]:
     """GGUF's name → tensors of the files. What the tables do not have keeps its name."""
-    found: dict[str, dict[int | None, tuple[str, Matrix]]] = {}
-    for name, matrix in given.items():
+    entries: dict[str, dict[int | None, tuple[str, Matrix]]] = {}
+    for name, matrix in tensors.items():
         if config.row.ignored and re.match(config.row.ignored, name):
             continue
         expert, pieces = _gguf_names(config.row, name)
         for piece in pieces:
-            entry = found.setdefault(piece.name, {})
+            entry = entries.setdefault(piece.name, {})
             if expert in entry:
                 raise ModelError(f"the tensors {entry[expert][0]!r} and {name!r} both are {piece.name}")
             entry[expert] = (name, _piece(matrix, piece, config.get("attention.head_count")))
-    if config.tied is True and "output.weight" in found:
-        _check_same(found.pop("output.weight")[None], found.get("token_embd.weight", {}).get(None))
-    elif config.tied is False and "output.weight" not in found:
+    if config.tied is True and "output.weight" in entries:
+        _check_same(entries.pop("output.weight")[None], entries.get("token_embd.weight", {}).get(None))
+    elif config.tied is False and "output.weight" not in entries:
         raise ModelError("there is no tensor 'lm_head.weight', and tie_word_embeddings is false")
     heads = {name: config.get(f"attention.head_count{kv}") for name, kv in (("attn_q", ""), ("attn_k", "_kv"))}
     heads["attn_k"] = heads["attn_k"] or heads["attn_q"]
-    made = {}
-    for called, entry in found.items():
-        joined = None not in entry
-        if set(entry) != (set(range(len(entry))) if joined else {None}):
+    sources = {}
+    for called, entry in entries.items():
+        experts = None not in entry
+        if set(entry) != (set(range(len(entry))) if experts else {None}):
             numbers = sorted(each for each in entry if each is not None)
             raise ModelError(f"of {called} there are the experts {numbers[:20]}: some are missing")
         stem = called.split(".")[-2] if called.count(".") else ""
@@ -191,9 +191,9 @@ def _sources(config: FolderConfig, given: Mapping[str, Matrix]) -> dict[str, _So
         if not isinstance(paired, int) or isinstance(paired, bool) or paired < 0:
             raise ModelError(f"config.json: the number of heads must be a whole number, it is {paired!r:.60}")
         norm = config.row.norm_offset if stem.endswith("norm") and called.endswith(".weight") else 0.0
-        parts = tuple(entry[i][1] for i in (range(len(entry)) if joined else [None]))
-        made[called] = _Source(parts, paired, norm, joined, flat=stem in _VECTORS)
-    return made
+        parts = tuple(entry[i][1] for i in (range(len(entry)) if experts else [None]))
+        sources[called] = _Source(parts, paired, norm, experts, flat=stem in _VECTORS)
+    return sources
 
 
 _COMPARED_ROWS = 4096
@@ -201,13 +201,14 @@ _COMPARED_ROWS = 4096
 
 def _check_same(output: tuple[str, Matrix], embedding: tuple[str, Matrix] | None) -> None:
     """Is a matrix for the output, beside embeddings that serve as one, the same? Programs differ in which they take."""
-    called, own = output
+    called, matrix = output
     if embedding is not None:
         other = embedding[1]
         ranges = (
-            slice(row, min(row + _COMPARED_ROWS, own.row_count)) for row in range(0, own.row_count, _COMPARED_ROWS)
+            slice(row, min(row + _COMPARED_ROWS, matrix.row_count))
+            for row in range(0, matrix.row_count, _COMPARED_ROWS)
         )
-        if own.shape == other.shape and all(_equal(own, other, each) for each in ranges):
+        if matrix.shape == other.shape and all(_equal(matrix, other, each) for each in ranges):
             return
     raise ModelError(
         f"config.json: tie_word_embeddings is true, but {called!r} differs from the embeddings. Programs differ "
@@ -227,8 +228,8 @@ def _piece(matrix: Matrix, piece: TensorSplit, heads: int) -> Matrix:
         return by_kind(matrix, heads)
     # A quantised tensor has its columns as rows already.
     bias = piece.name.endswith(".bias")
-    if piece.turned and not bias and matrix.values is not None:
-        matrix = turned(matrix)
+    if piece.transposed and not bias and matrix.values is not None:
+        matrix = transposed(matrix)
     return part_of(matrix, piece.part, bias=bias)
 
 

@@ -28,11 +28,11 @@ class FolderConfig:
             known = ", ".join(MODEL_TYPES)
             raise ModelError(f"config.json: model_type is {name!r}; supported in folders: {known}. A GGUF file may run")
         self.row: ModelType = MODEL_TYPES[name]
-        given = _flat(config, self.row.nested)
+        flat = _flat(config, self.row.nested)
         for older, newer in self.row.older.items():
-            if older in given and given.get(newer, given[older]) == given[older]:  # it may have both names
-                given[newer] = given.pop(older)
-        self._left = {**self.row.defaults, **given}
+            if older in flat and flat.get(newer, flat[older]) == flat[older]:  # it may have both names
+                flat[newer] = flat.pop(older)
+        self._unread = {**self.row.defaults, **flat}
         self.vocabulary = self.whole("vocab_size")
         self.tied = self.take("tie_word_embeddings")
         if not isinstance(self.tied, (bool, NoneType)):
@@ -44,7 +44,7 @@ class FolderConfig:
 
     def take(self, key: str, default: Any = None) -> Any:
         """A value, which is then dealt with."""
-        value = self._left.pop(key, default)
+        value = self._unread.pop(key, default)
         return default if value is None else value
 
     def whole(self, key: str) -> int:
@@ -62,7 +62,7 @@ class FolderConfig:
     def _fill(self) -> None:
         self.metadata["general.architecture"] = self.row.architecture
         for key, names in self.row.gguf_keys().items():
-            if key in self.row.keys and self._left.get(key, 0) is None and self.row.defaults.get(key) is not None:
+            if key in self.row.keys and self._unread.get(key, 0) is None and self.row.defaults.get(key) is not None:
                 continue  # switched off by null where GGUF has no "off": it stays, and is refused
             value = self.take(key)
             for name in names if value is not None else ():
@@ -79,7 +79,7 @@ class FolderConfig:
         scalar = self.take("query_pre_attn_scalar")
         if scalar is not None:
             self.set("attention.scale", 1 / math.sqrt(_number("query_pre_attn_scalar", scalar)))
-        for key, value in self._left.items():
+        for key, value in self._unread.items():
             if not self.row.is_harmless(key, value):
                 self.set(f"config.{key}", value)
 
@@ -145,31 +145,31 @@ class FolderConfig:
 
 def _rope(config: FolderConfig) -> None:
     """rope_theta with rope_scaling, or since 2025 rope_parameters, which may have one entry per kind of layer."""
-    given = config.take("rope_parameters", {})
-    if isinstance(given, dict) and set(given) & {_FULL, _SLIDING}:
-        local = given.get(_SLIDING) or {}
+    parameters = config.take("rope_parameters", {})
+    if isinstance(parameters, dict) and set(parameters) & {_FULL, _SLIDING}:
+        local = parameters.get(_SLIDING) or {}
         if not isinstance(local, dict):
             raise ModelError(f"config.json: {_SLIDING} of rope_parameters must be an object, it is {local!r:.60}")
         if local.get("rope_type", "default") != "default":
             raise ModelError(f"config.json: rope_type of {_SLIDING} must be 'default', it is {local['rope_type']!r}")
         unknown = {key: value for key, value in local.items() if key not in ("rope_type", "rope_theta")}
-        unknown |= {key: value for key, value in given.items() if key not in (_FULL, _SLIDING)}
+        unknown |= {key: value for key, value in parameters.items() if key not in (_FULL, _SLIDING)}
         if unknown:
             config.set("config.rope_parameters", unknown)
-        given = given.get(_FULL) or {}
-        theta = given.get("rope_theta") if isinstance(given, dict) else None
+        parameters = parameters.get(_FULL) or {}
+        theta = parameters.get("rope_theta") if isinstance(parameters, dict) else None
         if "rope_theta" in local and (config.row.local_rope or local["rope_theta"] != theta):
             config.set("rope.freq_base_swa", _number("rope_theta", local["rope_theta"]))
-    if not isinstance(given, dict):
-        raise ModelError(f"config.json: rope_parameters must be an object, it is {given!r:.60}")
+    if not isinstance(parameters, dict):
+        raise ModelError(f"config.json: rope_parameters must be an object, it is {parameters!r:.60}")
     older = config.take("rope_scaling", {})
-    if not older and not given and config.row.defaults.get("rope_scaling"):
+    if not older and not parameters and config.row.defaults.get("rope_scaling"):
         raise ModelError("config.json: rope_scaling must be an object, it is null")
     if not isinstance(older, dict) or (
-        older and given and older not in (given, config.row.defaults.get("rope_scaling"))
+        older and parameters and older not in (parameters, config.row.defaults.get("rope_scaling"))
     ):
         raise ModelError(f"config.json: rope_scaling must be an object like rope_parameters, it is {older!r:.60}")
-    scaling = dict(given or older)
+    scaling = dict(parameters or older)
     usual = config.take("rope_theta", config.row.theta)
     theta = _number("rope_theta", scaling.pop("rope_theta", usual))
     config.set("rope.freq_base", theta)
@@ -220,8 +220,8 @@ def _llama3(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary:
 
     GGUF has the divisors as a tensor.
     """
-    wanted = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    factor, low, high, trained = (_number(key, scaling.pop(key, None)) for key in wanted)
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    factor, low, high, trained = (_number(key, scaling.pop(key, None)) for key in keys)
     if high <= low:
         raise ModelError(f"config.json: high_freq_factor must be above low_freq_factor, got {high} and {low}")
     turns = trained / (2 * np.pi * theta ** (np.arange(0, rotary, 2, dtype=np.float64) / rotary))  # within `trained`
@@ -255,14 +255,14 @@ def _yarn_magnitude(config: FolderConfig, scaling: dict[str, Any], factor: float
     def usual(share: float) -> float:
         return 1 + 0.1 * share * math.log(factor) if factor > 1 else 1.0
 
-    above, below, given = (scaling.pop(key, None) for key in ("mscale", "mscale_all_dim", "attention_factor"))
-    wanted = usual(1)
-    if given is not None:
-        wanted = _number("attention_factor", given)
+    above, below, whole = (scaling.pop(key, None) for key in ("mscale", "mscale_all_dim", "attention_factor"))
+    magnitude = usual(1)
+    if whole is not None:
+        magnitude = _number("attention_factor", whole)
     elif above and below:
-        wanted = usual(_number("mscale", above)) / usual(_number("mscale_all_dim", below))
-    if not math.isclose(wanted, usual(1), rel_tol=1e-6):
-        config.set("rope.scaling.yarn_magnitude", wanted)
+        magnitude = usual(_number("mscale", above)) / usual(_number("mscale_all_dim", below))
+    if not math.isclose(magnitude, usual(1), rel_tol=1e-6):
+        config.set("rope.scaling.yarn_magnitude", magnitude)
 
 
 def _longrope(config: FolderConfig, scaling: dict[str, Any], theta: float, rotary: int) -> None:
@@ -276,8 +276,8 @@ def _longrope(config: FolderConfig, scaling: dict[str, Any], theta: float, rotar
     config.set("rope.scaling.original_context_length", trained)
     factor = context / trained
     grown = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
-    given = scaling.pop("attention_factor", None)
-    config.set("rope.scaling.attn_factor", _number("attention_factor", grown if given is None else given))
+    magnitude = scaling.pop("attention_factor", None)
+    config.set("rope.scaling.attn_factor", _number("attention_factor", grown if magnitude is None else magnitude))
     for length in ("long", "short"):
         values = scaling.pop(f"{length}_factor", None)
         if not isinstance(values, list) or len(values) != rotary // 2:
@@ -304,11 +304,11 @@ _SCALINGS: Mapping[str, Callable[[FolderConfig, dict[str, Any], float, int], Non
 
 def _flat(config: Mapping[str, Any], nested: str | None) -> dict[str, Any]:
     """The keys of the text model, where they are in an object of their own, before those beside it."""
-    found = dict(config)
-    inner = found.pop(nested, {}) if nested else {}
+    flat = dict(config)
+    inner = flat.pop(nested, {}) if nested else {}
     if not isinstance(inner, dict):
         raise ModelError(f"config.json: {nested} must be an object, it is {inner!r:.60}")
-    return found | inner
+    return flat | inner
 
 
 # Numbers -------------------------------------------------------------------------------------------------

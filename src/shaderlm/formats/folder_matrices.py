@@ -51,7 +51,7 @@ def stored(files: Safetensors, name: str) -> Matrix:
     return Matrix(info.shape, info.kind, rows, lambda: files.numbers(name))
 
 
-def turned(whole: Matrix) -> Matrix:
+def transposed(whole: Matrix) -> Matrix:
     """The last two axes of a tensor of numbers change places."""
     values = whole.values
     if values is None or len(whole.shape) < 2 or whole.kind not in ("f32", "f16", "bf16"):
@@ -81,10 +81,10 @@ def part_of(whole: Matrix, part: str, *, bias: bool) -> Matrix:
         return whole.rows(at // count * rows + first + at % count * step)
 
     def some_columns(which: Rows) -> U8:
-        found = whole.rows(which)
-        width = found.shape[1] // columns
-        numbers = found.reshape(len(found), columns, width)[:, first : first + count * step : step]
-        return np.ascontiguousarray(numbers).reshape(len(found), count * width)
+        picked = whole.rows(which)
+        width = picked.shape[1] // columns
+        numbers = picked.reshape(len(picked), columns, width)[:, first : first + count * step : step]
+        return np.ascontiguousarray(numbers).reshape(len(picked), count * width)
 
     if bias:
         return Matrix((*outer, rows, count), whole.kind, some_columns)
@@ -102,8 +102,8 @@ def by_kind(whole: Matrix, heads: int) -> Matrix:
     order = np.arange(count).reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1)
 
     def numbers(which: Rows) -> U8:
-        found = whole.rows(which)
-        return np.ascontiguousarray(found.reshape(len(found), count, -1)[:, order]).reshape(found.shape)
+        picked = whole.rows(which)
+        return np.ascontiguousarray(picked.reshape(len(picked), count, -1)[:, order]).reshape(picked.shape)
 
     if len(whole.shape) == 1:
         return Matrix(whole.shape, whole.kind, numbers)

@@ -134,12 +134,12 @@ _MULTIPLIERS: Mapping[str, tuple[str, ...]] = {
 class TensorSplit(NamedTuple):
     """A part of a tensor that GGUF has by itself. `part` is a word of `folder_matrices.part_of`, "" for all of it.
 
-    "by kind": all of it, where q, k and v of a head follow each other. turned: columns become rows.
+    "by kind": all of it, where q, k and v of a head follow each other. transposed: columns become rows.
     """
 
     name: str
     part: str = ""
-    turned: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -273,10 +273,10 @@ _GPT2 = ModelType(
     layer={
         "ln_1": "attn_norm",
         "ln_2": "ffn_norm",
-        "attn.c_attn": (TensorSplit("attn_qkv", turned=True),),
-        "attn.c_proj": (TensorSplit("attn_output", turned=True),),
-        "mlp.c_fc": (TensorSplit("ffn_up", turned=True),),
-        "mlp.c_proj": (TensorSplit("ffn_down", turned=True),),
+        "attn.c_attn": (TensorSplit("attn_qkv", transposed=True),),
+        "attn.c_proj": (TensorSplit("attn_output", transposed=True),),
+        "mlp.c_fc": (TensorSplit("ffn_up", transposed=True),),
+        "mlp.c_proj": (TensorSplit("ffn_down", transposed=True),),
     },
     renames=(
         (r"^(transformer\.)?h\.", "model.layers."),
@@ -614,10 +614,10 @@ MODEL_TYPES: Mapping[str, ModelType] = {
             "self_attn.sinks": "attn_sinks",
             "mlp.router": "ffn_gate_inp",
             "mlp.experts.gate_up_proj": (
-                TensorSplit("ffn_gate_exps", "even", turned=True),
-                TensorSplit("ffn_up_exps", "odd", turned=True),
+                TensorSplit("ffn_gate_exps", "even", transposed=True),
+                TensorSplit("ffn_up_exps", "odd", transposed=True),
             ),
-            "mlp.experts.down_proj": (TensorSplit("ffn_down_exps", turned=True),),
+            "mlp.experts.down_proj": (TensorSplit("ffn_down_exps", transposed=True),),
         },
         renames=(
             (r"(\.experts\.(gate_up|down)_proj)_bias$", r"\1.bias"),

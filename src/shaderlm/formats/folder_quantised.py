@@ -43,15 +43,15 @@ class _Weights(NamedTuple):
     zeros: Callable[[Rows], NDArray[Any]] | None
 
 
-def quantised_matrices(files: Safetensors, given: Any) -> dict[str, Matrix]:
+def quantised_matrices(files: Safetensors, config: Any) -> dict[str, Matrix]:
     """All tensors of the files, those of quantised matrices under the name that the matrix would have."""
     names = dict.fromkeys(files.tensors)
-    method = given.get("quant_method") if isinstance(given, dict) else None
+    method = config.get("quant_method") if isinstance(config, dict) else None
     if not isinstance(method, str) or method not in _METHODS:
         raise _refused(f"quant_method is {method!r:.60}; {', '.join(_METHODS)} are supported")
     about = _METHODS[method]
-    about.check(given)
-    found: dict[str, Matrix] = {}
+    about.check(config)
+    matrices: dict[str, Matrix] = {}
     for name in list(names):
         if not name.endswith(about.ending):
             continue
@@ -59,23 +59,23 @@ def quantised_matrices(files: Safetensors, given: Any) -> dict[str, Matrix]:
         parts = {part: stem + part for part in about.parts if stem + part in names}
         for part in parts.values():
             names.pop(part)
-        found[f"{stem}.weight"] = about.make(files, stem, parts, given)
-    if not found:
+        matrices[f"{stem}.weight"] = about.make(files, stem, parts, config)
+    if not matrices:
         raise _refused(f"quant_method is {method!r}, but there is no tensor whose name ends with {about.ending}")
     for name in names:
-        if name in found:
+        if name in matrices:
             raise ModelError(f"the tensor {name!r} is there twice: as it is, and quantised")
-        found[name] = stored(files, name)
-    return found
+        matrices[name] = stored(files, name)
+    return matrices
 
 
 def _refused(reason: str) -> ModelError:
     return ModelError(f"quantization_config of config.json: {reason}. A GGUF file of this model may run")
 
 
-def _check_keys(given: Mapping[str, Any], known: Mapping[str, tuple[Any, ...] | None]) -> None:
+def _check_keys(config: Mapping[str, Any], known: Mapping[str, tuple[Any, ...] | None]) -> None:
     """Every key must be known and have one of the values that are computed with; None stands for any value."""
-    for key, value in given.items():
+    for key, value in config.items():
         allowed = known.get(key, ())
         if allowed is not None and value not in (None, False, [], {}) and value not in allowed:
             expected = f"; {', '.join(map(repr, allowed))} can be" if allowed else ""
@@ -112,11 +112,11 @@ def _matrix(stem: str, weights: _Weights) -> Matrix:
 
 def _halves(factors: NDArray[Any], stem: str) -> NDArray[np.float16]:
     with np.errstate(over="ignore", invalid="ignore"):
-        found = factors.astype(np.float16)
-        moved = np.abs(found.astype(np.float32) - factors.astype(np.float32))
+        halves = factors.astype(np.float16)
+        moved = np.abs(halves.astype(np.float32) - factors.astype(np.float32))
     if not (moved <= 2.0**-25).all():
         raise _refused(f"a factor of the weights of {stem} is no f16 number")
-    return found
+    return halves
 
 
 def _nibbles(q: U8) -> U8:
@@ -126,20 +126,20 @@ def _nibbles(q: U8) -> U8:
 
 
 def _q4_0(q: U8, factors: NDArray[np.float16], zeros: Any) -> U8:
-    return _joined(factors, _nibbles(q))
+    return _with_factors(factors, _nibbles(q))
 
 
 def _q5_0(q: U8, factors: NDArray[np.float16], zeros: NDArray[np.uint8]) -> U8:
     p = q + np.uint8(16) - zeros[:, :, None]
     high = np.packbits(p >> 4, axis=2, bitorder="little")
-    return _joined(factors, high, _nibbles(p))
+    return _with_factors(factors, high, _nibbles(p))
 
 
 def _q8_0(q: U8, factors: NDArray[np.float16], zeros: Any) -> U8:
-    return _joined(factors, q ^ np.uint8(128))  # q − 128 as an int8
+    return _with_factors(factors, q ^ np.uint8(128))  # q − 128 as an int8
 
 
-def _joined(factors: NDArray[np.float16], *parts: U8) -> U8:
+def _with_factors(factors: NDArray[np.float16], *parts: U8) -> U8:
     head = np.ascontiguousarray(factors)[:, :, None].view(np.uint8)
     return _rows(np.concatenate([head, *parts], axis=2))
 
@@ -154,10 +154,10 @@ _PACK: Mapping[str, Callable[[U8, NDArray[np.float16], Any], U8]] = {"q4_0": _q4
 
 def _unpacked(words: NDArray[Any], bits: int) -> U8:
     """uint8 [rows, numbers] of int32 [rows, words], the lowest bits first."""
-    found = np.ascontiguousarray(words).view(np.uint8)
+    raw = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
-        return found
-    return _rows(np.stack([found & 15, found >> 4], axis=2))
+        return raw
+    return _rows(np.stack([raw & 15, raw >> 4], axis=2))
 
 
 def _all_equal(table: NDArray[Any], number: int, bits: int) -> bool:
@@ -170,8 +170,8 @@ def _all_equal(table: NDArray[Any], number: int, bits: int) -> bool:
 def _picked(words: NDArray[Any], which: Rows, bits: int) -> U8:
     """uint8 [numbers, columns] of int32 [words, columns]: some numbers along the first axis, the lowest bits first."""
     at, each = numbers_of(which), 32 // bits
-    found: U8 = (words[at // each] >> (at % each * bits)[:, None] & (1 << bits) - 1).astype(np.uint8)
-    return found
+    picked: U8 = (words[at // each] >> (at % each * bits)[:, None] & (1 << bits) - 1).astype(np.uint8)
+    return picked
 
 
 def _bits(stem: str, words: int, numbers: int) -> int:
@@ -188,8 +188,8 @@ def _tensor(files: Safetensors, stem: str, parts: Mapping[str, str], part: str, 
         raise ModelError(f"there is no tensor {stem + part!r} beside the quantised weights; download the folder again")
     info = files.tensors[parts[part]]
     if info.kind not in kinds or len(info.shape) != 2:
-        wanted = f"a matrix of {' or '.join(kinds)}"
-        raise ModelError(f"tensor {info.name!r} must be {wanted}, it is {info.kind} {list(info.shape)}")
+        expected = f"a matrix of {' or '.join(kinds)}"
+        raise ModelError(f"tensor {info.name!r} must be {expected}, it is {info.kind} {list(info.shape)}")
     return files.numbers(parts[part])
 
 
@@ -209,27 +209,27 @@ def _in_order(files: Safetensors, name: str | None, stem: str, k: int, groups: i
 # GPTQ ----------------------------------------------------------------------------------------------------
 
 
-def _gptq(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mapping[str, Any]) -> Matrix:
+def _gptq(files: Safetensors, stem: str, parts: Mapping[str, str], config: Mapping[str, Any]) -> Matrix:
     """Word [i, n] of qweight has inputs of output n from its lowest bits on; zeros are one less than they are (v1)."""
     words = _tensor(files, stem, parts, ".qweight", "i32")
     factors = _tensor(files, stem, parts, ".scales", "f16", "f32")
     stored_zeros = _tensor(files, stem, parts, ".qzeros", "i32")
     order = parts.get(".g_idx")
-    if order is None and given.get("desc_act"):
+    if order is None and config.get("desc_act"):
         raise _refused(f"desc_act is set, but there is no tensor {stem}.g_idx")
-    k = files.tensors[order].shape[0] if order else 32 * words.shape[0] // _bits_given(given)
+    k = files.tensors[order].shape[0] if order else 32 * words.shape[0] // _bits_of_config(config)
     bits, n, groups = _bits(stem, words.shape[0], k), words.shape[1], factors.shape[0]
     if factors.shape != (groups, n) or stored_zeros.shape[0] != groups or stored_zeros.shape[1] * 32 // bits != n:
         raise _shapes(stem, words, factors, stored_zeros)
     _in_order(files, order, stem, k, groups)
-    below = int("gptq_v2" not in (given.get("checkpoint_format"), given.get("format")))
+    below = int("gptq_v2" not in (config.get("checkpoint_format"), config.get("format")))
     middle = _all_equal(stored_zeros, (1 << bits - 1) - below, bits)
 
     def zeros(which: Rows) -> U8:
-        found = _picked(stored_zeros.T, which, bits)
-        if below and (found == (1 << bits) - 1).any():
+        picked = _picked(stored_zeros.T, which, bits)
+        if below and (picked == (1 << bits) - 1).any():
             raise _refused(f"{stem} has a zero point that does not fit {bits} bits; programs read it in different ways")
-        return found + np.uint8(below)
+        return picked + np.uint8(below)
 
     return _matrix(
         stem,
@@ -243,15 +243,15 @@ def _gptq(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mappin
     )
 
 
-def _bits_given(given: Mapping[str, Any]) -> int:
-    bits = given.get("bits", given.get("w_bit", 4))
+def _bits_of_config(config: Mapping[str, Any]) -> int:
+    bits = config.get("bits", config.get("w_bit", 4))
     if bits not in (4, 8) or isinstance(bits, bool):
         raise _refused(f"bits is {bits!r:.60}; 4 and 8 are computed with")
     return int(bits)
 
 
-def _shapes(stem: str, *found: NDArray[Any]) -> ModelError:
-    listed = ", ".join(str(list(each.shape)) for each in found)
+def _shapes(stem: str, *arrays: NDArray[Any]) -> ModelError:
+    listed = ", ".join(str(list(each.shape)) for each in arrays)
     return ModelError(f"the tensors of {stem} do not fit each other: weights, factors and zero points are {listed}")
 
 
@@ -270,7 +270,7 @@ _GPTQ_KEYS: Mapping[str, tuple[Any, ...] | None] = {
 # AWQ -----------------------------------------------------------------------------------------------------
 
 
-def _awq(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mapping[str, Any]) -> Matrix:
+def _awq(files: Safetensors, stem: str, parts: Mapping[str, str], config: Mapping[str, Any]) -> Matrix:
     """Word [k, i] of qweight has outputs 8i … 8i + 7 of input k, in the order 0, 2, 4, 6, 1, 3, 5, 7."""
     words = _tensor(files, stem, parts, ".qweight", "i32")
     factors = _tensor(files, stem, parts, ".scales", "f16", "f32")
@@ -311,16 +311,16 @@ _AWQ_KEYS: Mapping[str, tuple[Any, ...] | None] = {
 }
 
 
-def _check_awq(given: Mapping[str, Any]) -> None:
-    _check_keys(given, _AWQ_KEYS)
-    if given.get("zero_point") is not True or given.get("version", "gemm") is None:
+def _check_awq(config: Mapping[str, Any]) -> None:
+    _check_keys(config, _AWQ_KEYS)
+    if config.get("zero_point") is not True or config.get("version", "gemm") is None:
         raise _refused("AWQ must have zero_point true and the version gemm")
 
 
 # compressed-tensors --------------------------------------------------------------------------------------
 
 
-def _packed(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mapping[str, Any]) -> Matrix:
+def _packed(files: Safetensors, stem: str, parts: Mapping[str, str], config: Mapping[str, Any]) -> Matrix:
     """Word [n, i] has inputs of output n, from its lowest bits on. Zero points are packed by outputs, or int8."""
     words = _tensor(files, stem, parts, ".weight_packed", "i32")
     about = files.tensors[parts[".weight_scale"]] if ".weight_scale" in parts else None
@@ -343,10 +343,10 @@ def _packed(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mapp
         def stored_zeros(which: Rows) -> U8:
             if packed:
                 return _picked(table, which, bits)
-            found = table[which].astype(np.int16) + (1 << bits - 1)
-            if found.min(initial=0) < 0 or found.max(initial=0) >= 1 << bits:
+            zeros = table[which].astype(np.int16) + (1 << bits - 1)
+            if zeros.min(initial=0) < 0 or zeros.max(initial=0) >= 1 << bits:
                 raise _refused(f"{stem} has a zero point that does not fit {bits} bits")
-            return found.astype(np.uint8)
+            return zeros.astype(np.uint8)
 
         whole, number = (n // each, 1 << bits - 1) if packed else (n, 0)  # rows of the table without padding
         rest = stored_zeros(slice(whole * each if packed else n, n))
@@ -385,9 +385,9 @@ _WEIGHTS_KEYS: Mapping[str, tuple[Any, ...] | None] = {
 }
 
 
-def _check_packed(given: Mapping[str, Any]) -> None:
-    _check_keys(given, _PACKED_KEYS)
-    groups = given.get("config_groups")
+def _check_packed(config: Mapping[str, Any]) -> None:
+    _check_keys(config, _PACKED_KEYS)
+    groups = config.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else [None]:
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(group, dict) or not isinstance(weights, dict) or weights.get("type", "int") != "int":
@@ -399,7 +399,7 @@ def _check_packed(given: Mapping[str, Any]) -> None:
 # MXFP4 ---------------------------------------------------------------------------------------------------
 
 
-def _mxfp4(files: Safetensors, stem: str, parts: Mapping[str, str], given: Mapping[str, Any]) -> Matrix:
+def _mxfp4(files: Safetensors, stem: str, parts: Mapping[str, str], config: Mapping[str, Any]) -> Matrix:
     """Blocks [..., K / 32, 16] have numbers 2j and 2j + 1 in byte j, GGUF's have j and j + 16."""
     if "_scales" not in parts:
         raise ModelError(f"there is no tensor {stem}_scales beside {stem}_blocks; download the folder again")
@@ -433,7 +433,7 @@ _METHODS: Mapping[str, _Method] = {
     "gptq": _Method(
         ".qweight",
         (".qweight", ".qzeros", ".scales", ".g_idx"),
-        lambda given: _check_keys(given, _GPTQ_KEYS),
+        lambda config: _check_keys(config, _GPTQ_KEYS),
         _gptq,
     ),
     "awq": _Method(".qweight", (".qweight", ".qzeros", ".scales"), _check_awq, _awq),
@@ -446,7 +446,7 @@ _METHODS: Mapping[str, _Method] = {
     "mxfp4": _Method(
         "_blocks",
         ("_blocks", "_scales"),
-        lambda given: _check_keys(given, _any("quant_method modules_to_not_convert dequantize")),
+        lambda config: _check_keys(config, _any("quant_method modules_to_not_convert dequantize")),
         _mxfp4,
     ),
 }

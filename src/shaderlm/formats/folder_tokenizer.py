@@ -46,13 +46,13 @@ def tokenizer_metadata(folder: Path, vocabulary: int) -> dict[str, Any]:
         raise ModelError(f"{folder} has no tokenizer: {JSON} or {MODEL} is needed; {todo}")
     table.add_tokens(_added_by_config(folder / CONFIG, config))
     table.pad(vocabulary)
-    found = table.metadata()
-    found |= _special_ids(folder, config, table)
+    metadata = table.metadata()
+    metadata |= _special_ids(folder, config, table)
     for key in ("add_bos_token", "add_eos_token"):
         if isinstance(config.get(key), bool):
-            found[f"tokenizer.ggml.{key}"] = config[key]
+            metadata[f"tokenizer.ggml.{key}"] = config[key]
     template = _template(folder, config)
-    return found if template is None else {**found, "tokenizer.chat_template": template}
+    return metadata if template is None else {**metadata, "tokenizer.chat_template": template}
 
 
 class _Added(NamedTuple):
@@ -100,18 +100,18 @@ class _Table:
     def metadata(self) -> dict[str, Any]:
         """GGUF's keys."""
         order = range(len(self.texts))
-        found: dict[str, Any] = {
+        listed: dict[str, Any] = {
             "model": self.model,
             "tokens": [self.texts[i] for i in order],
             "token_type": [self.types.get(i, NORMAL) for i in order],
         }
         if self.model != "gpt2":
-            found["scores"] = [self.scores.get(i, 0.0) for i in order]
-        made = {f"tokenizer.ggml.{key}": value for key, value in {**found, **self.more}.items()}
+            listed["scores"] = [self.scores.get(i, 0.0) for i in order]
+        metadata = {f"tokenizer.ggml.{key}": value for key, value in {**listed, **self.more}.items()}
         if self.rules is not None:
-            return {**made, "tokenizer.huggingface.json": self.rules}
+            return {**metadata, "tokenizer.huggingface.json": self.rules}
         strips = {side: sorted(ids) for side, ids in self.strips.items()}
-        return {**made, "tokenizer.stripping": json.dumps(strips)}
+        return {**metadata, "tokenizer.stripping": json.dumps(strips)}
 
 
 # tokenizer.model -----------------------------------------------------------------------------------------
@@ -122,28 +122,28 @@ def _from_pieces(path: Path) -> _Table:
     try:
         if len(data) > _MAX_PIECES:
             raise ModelError(f"{path} has {len(data):,} bytes, at most {_MAX_PIECES:,} can be real; download it again")
-        found = pieces_metadata(data[:])
+        pieces = pieces_metadata(data[:])
     finally:
         unmap(data)
-    table = _Table(path, found.pop("model"))
-    table.texts = dict(enumerate(found.pop("tokens")))
-    table.types = dict(enumerate(found.pop("token_type")))
-    table.scores = dict(enumerate(found.pop("scores")))
-    table.more = {"pre": "default", **found}
+    table = _Table(path, pieces.pop("model"))
+    table.texts = dict(enumerate(pieces.pop("tokens")))
+    table.types = dict(enumerate(pieces.pop("token_type")))
+    table.scores = dict(enumerate(pieces.pop("scores")))
+    table.more = {"pre": "default", **pieces}
     return table
 
 
 # tokenizer.json ------------------------------------------------------------------------------------------
 
 
-def _from_json(path: Path, given: dict[str, Any]) -> _Table:
-    model = given.get("model")
+def _from_json(path: Path, file: dict[str, Any]) -> _Table:
+    model = file.get("model")
     if not isinstance(model, dict):
         raise ModelError(f"{path}: model must be an object, it is {model!r:.60}")
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind not in ("BPE", "Unigram"):
         raise ModelError(f"{path}: the tokenizer is of the type {kind!r:.60}; BPE and Unigram are supported")
-    byte_level = '"ByteLevel"' in json.dumps([given.get("pre_tokenizer"), given.get("decoder")])
+    byte_level = '"ByteLevel"' in json.dumps([file.get("pre_tokenizer"), file.get("decoder")])
     table = _Table(path, "t5" if kind == "Unigram" else "gpt2" if byte_level else "llama")
     vocabulary = model.get("vocab")
     if kind == "Unigram":
@@ -159,11 +159,11 @@ def _from_json(path: Path, given: dict[str, Any]) -> _Table:
             table.types[i] = UNKNOWN
         elif bytes_too and _BYTE_TOKEN.fullmatch(text):
             table.types[i] = BYTE
-    table.add_tokens(_added(path, given.get("added_tokens") or []))
+    table.add_tokens(_added(path, file.get("added_tokens") or []))
     if not byte_level:
-        table.more["add_space_prefix"] = _adds_space(given)
-    table.more |= _framing(given, table)
-    rules = {key: given.get(key) for key in ("normalizer", "pre_tokenizer", "added_tokens")}
+        table.more["add_space_prefix"] = _adds_space(file)
+    table.more |= _framing(file, table)
+    rules = {key: file.get(key) for key in ("normalizer", "pre_tokenizer", "added_tokens")}
     rules["model"] = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
     table.rules = json.dumps(rules, ensure_ascii=False)
     return table
@@ -172,10 +172,10 @@ def _from_json(path: Path, given: dict[str, Any]) -> _Table:
 def _by_id(path: Path, vocabulary: Any) -> dict[int, str]:
     if not isinstance(vocabulary, dict) or not all(type(i) is int and i >= 0 for i in vocabulary.values()):
         raise ModelError(f"{path}: the vocabulary must give every token an id")
-    found = {i: text for text, i in vocabulary.items()}
-    if len(found) < len(vocabulary):
-        raise ModelError(f"{path}: {len(vocabulary) - len(found)} tokens of the vocabulary share an id with another")
-    return found
+    by_id = {i: text for text, i in vocabulary.items()}
+    if len(by_id) < len(vocabulary):
+        raise ModelError(f"{path}: {len(vocabulary) - len(by_id)} tokens of the vocabulary share an id with another")
+    return by_id
 
 
 def _unigram(path: Path, vocabulary: Any) -> tuple[dict[int, str], dict[int, float]]:
@@ -189,50 +189,50 @@ def _unigram(path: Path, vocabulary: Any) -> tuple[dict[int, str], dict[int, flo
     return texts, {i: float(score) for i, (_, score) in enumerate(vocabulary)}
 
 
-def _merges(path: Path, given: Any) -> list[str]:
+def _merges(path: Path, merges: Any) -> list[str]:
     """Pairs of tokens, as texts "a b" or as lists of two."""
-    if not isinstance(given, list):
-        raise ModelError(f"{path}: merges must be a list, it is {given!r:.60}")
-    found = [" ".join(each) if isinstance(each, list) and _texts(each) else each for each in given]
-    wrong = next((each for each in found if not isinstance(each, str) or each.count(" ") != 1), None)
+    if not isinstance(merges, list):
+        raise ModelError(f"{path}: merges must be a list, it is {merges!r:.60}")
+    texts = [" ".join(each) if isinstance(each, list) and _texts(each) else each for each in merges]
+    wrong = next((each for each in texts if not isinstance(each, str) or each.count(" ") != 1), None)
     if wrong is not None:
         raise ModelError(f"{path}: merges must be pairs of tokens without spaces, there is {wrong!r:.60}")
-    return found
+    return texts
 
 
 def _texts(items: list[Any]) -> bool:
     return len(items) == 2 and all(isinstance(item, str) for item in items)
 
 
-def _added(path: Path, given: Any) -> dict[int, _Added]:
-    found = {}
-    for each in given if isinstance(given, list) else [given]:
+def _added(path: Path, entries: Any) -> dict[int, _Added]:
+    tokens = {}
+    for each in entries if isinstance(entries, list) else [entries]:
         i, text = (each.get("id"), each.get("content")) if isinstance(each, dict) else (None, None)
         if type(i) is not int or i < 0 or not isinstance(text, str) or not text:
             raise ModelError(f"{path}: added_tokens must have an id and a content, there is {each!r:.60}")
-        found[i] = _Added(text, *(each.get(key) is True for key in ("special", "lstrip", "rstrip")))
-    return found
+        tokens[i] = _Added(text, *(each.get(key) is True for key in ("special", "lstrip", "rstrip")))
+    return tokens
 
 
-def _adds_space(given: Mapping[str, Any]) -> bool:
+def _adds_space(rules: Mapping[str, Any]) -> bool:
     """Is a space put before the first word?"""
-    for part in _parts(given.get("normalizer"), "normalizers"):
+    for part in _parts(rules.get("normalizer"), "normalizers"):
         if part.get("type") == "Prepend":
             return True
-    for part in _parts(given.get("pre_tokenizer"), "pretokenizers"):
+    for part in _parts(rules.get("pre_tokenizer"), "pretokenizers"):
         if part.get("type") == "Metaspace":
             scheme = part.get("prepend_scheme", "always" if part.get("add_prefix_space", True) else "never")
             return bool(scheme != "never")
     return False
 
 
-def _framing(given: Mapping[str, Any], table: _Table) -> dict[str, Any]:
+def _framing(rules: Mapping[str, Any], table: _Table) -> dict[str, Any]:
     """Are there tokens before and after a text? A template says which: the special tokens around A.
 
     Without a template there are none. (Where a GGUF file does not say, there may be.)
     """
     ids = table.ids()
-    for part in _parts(given.get("post_processor"), "processors"):
+    for part in _parts(rules.get("post_processor"), "processors"):
         single = part.get("single")
         if part.get("type") == "ByteLevel":
             continue
@@ -245,20 +245,20 @@ def _framing(given: Mapping[str, Any], table: _Table) -> dict[str, Any]:
         if len(before) > 1 or len(after) > 1 or any(name not in ids for name in (*before, *after)):
             many = f"{before} before a text and {after} after it"
             raise ModelError(f"{table.path}: the post_processor puts {many}; at most one token of the vocabulary each")
-        found: dict[str, Any] = {"add_bos_token": bool(before), "add_eos_token": bool(after)}
-        found |= {"bos_token_id": ids[before[0]]} if before else {}
-        return found | ({"eos_token_id": ids[after[0]]} if after else {})
+        framing: dict[str, Any] = {"add_bos_token": bool(before), "add_eos_token": bool(after)}
+        framing |= {"bos_token_id": ids[before[0]]} if before else {}
+        return framing | ({"eos_token_id": ids[after[0]]} if after else {})
     return {"add_bos_token": False, "add_eos_token": False}
 
 
-def _parts(given: Any, name: str) -> list[dict[str, Any]]:
+def _parts(rule: Any, name: str) -> list[dict[str, Any]]:
     """A rule, or the rules of a sequence."""
-    if not isinstance(given, dict):
+    if not isinstance(rule, dict):
         return []
-    listed = given.get(name)
-    if given.get("type") == "Sequence" and isinstance(listed, list):
+    listed = rule.get(name)
+    if rule.get("type") == "Sequence" and isinstance(listed, list):
         return [each for each in listed if isinstance(each, dict)]
-    return [given]
+    return [rule]
 
 
 # Other files ---------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def _special_ids(folder: Path, config: Mapping[str, Any], table: _Table) -> dict
     config.json and generation_config.json may each have one or several ids that end a generation: all of them do.
     """
     ids = table.ids()
-    found: dict[str, Any] = {}
+    special: dict[str, Any] = {}
     configs = [_optional(folder / name) for name in (MODEL_CONFIG, _GENERATION)]
     numbers = {**configs[0], **configs[1]}
     for name, theirs in _SPECIAL.items():
@@ -292,21 +292,21 @@ def _special_ids(folder: Path, config: Mapping[str, Any], table: _Table) -> dict
         number = number[0] if isinstance(number, list) and number else number
         key = f"tokenizer.ggml.{name}_token_id"
         if isinstance(text, str) and text in ids:
-            found[key] = ids[text]
+            special[key] = ids[text]
         elif f"{name}_token_id" in table.more:
             continue
         elif type(number) is int and 0 <= number < len(table.texts):
-            found[key] = number
+            special[key] = number
     ends = {end for each in configs for end in _ends(each.get("eos_token_id"), len(table.texts))}
-    others = sorted(ends - {found.get("tokenizer.ggml.eos_token_id")})
-    return {**found, "tokenizer.ggml.end_token_ids": others} if others else found
+    others = sorted(ends - {special.get("tokenizer.ggml.eos_token_id")})
+    return {**special, "tokenizer.ggml.end_token_ids": others} if others else special
 
 
-def _ends(given: Any, count: int) -> list[int]:
+def _ends(ids: Any, count: int) -> list[int]:
     """A number, several or none; those that are no token never come."""
-    listed = [] if given is None else given if isinstance(given, list) else [given]
+    listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
     if not all(type(each) is int for each in listed):
-        raise ModelError(f"eos_token_id must be a whole number or a list of them, it is {given!r:.60}")
+        raise ModelError(f"eos_token_id must be a whole number or a list of them, it is {ids!r:.60}")
     return [each for each in listed if 0 <= each < count]
 
 
@@ -323,8 +323,8 @@ def _template(folder: Path, config: Mapping[str, Any]) -> Any:
             raise ModelError(f"{path} is not UTF-8; download it again") from None
         finally:
             unmap(data)
-    given = config.get("chat_template")
-    if isinstance(given, list):
-        named = [each for each in given if isinstance(each, dict) and each.get("name") == "default"]
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = [each for each in template if isinstance(each, dict) and each.get("name") == "default"]
         return named[0].get("template") if named else None
-    return given
+    return template

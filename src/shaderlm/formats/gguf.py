@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, ModelError
 from .checkpoint import Checkpoint
 from .gguf_header import TensorInfo, read_header
-from .mapped import map_file, unmap
+from .mapped import map_file, mapped_rows, unmap
 
 __all__ = ["GgufFile", "TensorInfo"]
 
@@ -64,8 +64,7 @@ class GgufFile(Checkpoint):
 
     def _read(self, info: TensorInfo, first: int, end: int) -> NDArray[np.uint8]:
         row_bytes = info.nbytes // math.prod(info.shape[:-1])
-        data, start = self._where[info.name], info.offset + first * row_bytes
-        return np.frombuffer(data, np.uint8, (end - first) * row_bytes, start).reshape(end - first, row_bytes)
+        return mapped_rows(self._where[info.name], info.offset, row_bytes, first, end)
 
     def _release(self) -> None:
         self._where.clear()
@@ -96,14 +95,16 @@ def part_paths(path: Path, count: int) -> list[Path]:
     return [path.with_name(f"{named[1]}-{i + 1:05}-of-{count:05}{named[4]}") for i in range(count)]
 
 
+def all_parts(name: str) -> list[str]:
+    """The names of all parts of a checkpoint, from that of one; of a file that is no part, its own."""
+    part = PART_NAME.fullmatch(name.rpartition("/")[2])
+    return [name] if part is None else [path.as_posix() for path in part_paths(Path(name), int(part[3]))]
+
+
 def first_parts(names: Iterable[str]) -> list[str]:
     """The GGUF files among these, in order; of one in several parts, the first part."""
-    found = []
-    for name in sorted(name for name in names if name.lower().endswith(".gguf")):
-        part = PART_NAME.fullmatch(name.rpartition("/")[2])
-        if part is None or int(part[2]) == 1:
-            found.append(name)
-    return found
+    parts = {name: PART_NAME.fullmatch(name.rpartition("/")[2]) for name in names if name.lower().endswith(".gguf")}
+    return sorted(name for name, part in parts.items() if part is None or int(part[2]) == 1)
 
 
 def _open_part(path: Path) -> Shard:
@@ -133,9 +134,9 @@ def _check_parts(paths: Sequence[Path], parts: Sequence[Shard]) -> None:
             if name in seen:
                 raise ModelError(f"{path}: tensor {name!r:.64} is in {seen[name].name} too; download all parts again")
             seen[name] = path
-    wanted = parts[0].metadata.get("split.tensors.count", len(seen))
-    if wanted != len(seen):
-        raise ModelError(f"{paths[0]} says that there are {wanted!r:.20} tensors, the parts have {len(seen)}")
+    expected = parts[0].metadata.get("split.tensors.count", len(seen))
+    if expected != len(seen):
+        raise ModelError(f"{paths[0]} says that there are {expected!r:.20} tensors, the parts have {len(seen)}")
 
 
 # Other files that users may give: the first bytes, what the file is, what to do.

@@ -100,7 +100,7 @@ class _Header:
 
     def strings(self, count: int, what: str) -> list[str]:
         data, size, at, length = self.data, self.size, self.at, _U64.unpack_from
-        found = []
+        strings = []
         try:
             for _ in range(count):
                 start = at + 8
@@ -109,13 +109,13 @@ class _Header:
                     raise self.broken(
                         f"{what} at byte {start} has {at - start} bytes, {size - start} follow; {_DOWNLOAD_AGAIN}"
                     )
-                found.append(data[start:at].decode())
+                strings.append(data[start:at].decode())
         except struct.error:
             raise self.broken(f"the file ends inside {what}; {_DOWNLOAD_AGAIN}") from None
         except UnicodeDecodeError:
             raise self.broken(f"{what} at byte {start} is not UTF-8; {_DOWNLOAD_AGAIN}") from None
         self.at = at
-        return found
+        return strings
 
     def value(self, kind: int, what: str) -> Any:
         if kind == _STRING:
@@ -128,14 +128,14 @@ class _Header:
         if kind not in _SCALARS:
             raise self.broken(f"{what} has the unknown value type {kind}; {_DOWNLOAD_AGAIN}")
         dtype = np.dtype(_SCALARS[kind])
-        found = (
+        numbers = (
             np.frombuffer(self.data, dtype, count, self.take(count * dtype.itemsize, what)) if count else np.empty(0)
         )
         if kind != _BOOL:
-            return list(found.tolist())
-        if (found > 1).any():
-            raise self.broken(f"{what} must hold booleans (bytes 0 or 1), it holds {found.max()}; {_DOWNLOAD_AGAIN}")
-        return list(found.astype(bool).tolist())
+            return list(numbers.tolist())
+        if (numbers > 1).any():
+            raise self.broken(f"{what} must hold booleans (bytes 0 or 1), it holds {numbers.max()}; {_DOWNLOAD_AGAIN}")
+        return list(numbers.astype(bool).tolist())
 
     def array(self, what: str, depth: int) -> list[Any]:
         kind = self.u32(what)
@@ -205,12 +205,12 @@ def _check_version(header: _Header) -> None:
 
 
 def _alignment(header: _Header, metadata: Mapping[str, Any]) -> int:
-    given = metadata.get("general.alignment", 32)
-    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= _MAX_ALIGNMENT or given & (given - 1):
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
         raise header.broken(
-            f"general.alignment must be a power of two up to 2²⁰, it is {_short(given)}; {_DOWNLOAD_AGAIN}"
+            f"general.alignment must be a power of two up to 2²⁰, it is {_short(alignment)}; {_DOWNLOAD_AGAIN}"
         )
-    return given
+    return alignment
 
 
 def _entry(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
@@ -254,7 +254,7 @@ def _other_type(number: int) -> tuple[str, int, int] | None:
     return None
 
 
-def _short(given: Any) -> str:
+def _short(value: Any) -> str:
     """What the file holds there, on one line of at most 64 characters."""
-    text = repr(given)
+    text = repr(value)
     return text if len(text) <= 64 else f"{text[:60]}…"

@@ -47,8 +47,8 @@ def header(metadata: Mapping[str, Any], tensors: Sequence[Planned]) -> bytes:
         parts += [struct.pack("<Q", size) for size in reversed(tensor.shape)]
         parts.append(struct.pack("<IQ", WEIGHT_FORMATS[tensor.kind].gguf_type, at))
         at += tensor.nbytes + padding(tensor.nbytes)
-    found = b"".join(parts)
-    return found + bytes(padding(len(found)))
+    unpadded = b"".join(parts)
+    return unpadded + bytes(padding(len(unpadded)))
 
 
 def padding(nbytes: int) -> int:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from ..errors import InputError, ModelError, ShaderlmError
 from .default_model import Progress
 from .folder import FILES
-from .gguf import PART_NAME, first_parts, part_paths
+from .gguf import all_parts, first_parts
 from .hub_transfer import ask, folder_of, package_bar, silent_bar, transfer
 from .safetensors import INDEX, SINGLE, weight_map
 
@@ -55,8 +55,7 @@ def fetch(text: str, progress: Progress | None = None) -> Path:
 
 
 def _file(text: str, repo: str, file: str, progress: Progress | None) -> Path:
-    part = PART_NAME.fullmatch(file.rpartition("/")[2])
-    names = [file] if part is None else [path.as_posix() for path in part_paths(Path(file), int(part[3]))]
+    names = all_parts(file)
     if file not in names:
         raise InputError(f"{text}: there is no such part; parts are numbered from 00001 to the number after -of-")
     offline = not _answers()
@@ -70,22 +69,22 @@ def _file(text: str, repo: str, file: str, progress: Progress | None) -> Path:
 def _fetched(repo: str, name: str, offline: bool, progress: Progress | None) -> Path:
     from huggingface_hub import hf_hub_download
 
-    def kept() -> Path:
+    def cached() -> Path:
         return Path(str(hf_hub_download(repo_id=repo, filename=name, local_files_only=True)))
 
     if offline:
-        return kept()
+        return cached()
     try:
         files = ask(repo, [name])
     except Exception as failure:  # a hub that is overloaded, or no longer lets one in: what is in the cache will do
         try:
-            return kept()
+            return cached()
         except Exception:
             raise failure from None
     label = f"fetching {name.rpartition('/')[2]}"
     transfer(files, label, progress)
     bar = package_bar(hf_hub_download, label, progress)
-    return files[0].kept or Path(str(hf_hub_download(repo_id=repo, filename=name, **bar)))
+    return files[0].cached or Path(str(hf_hub_download(repo_id=repo, filename=name, **bar)))
 
 
 def _repository(text: str, repo: str, progress: Progress | None) -> Path:
@@ -128,12 +127,12 @@ def _kept_folder(repo: str) -> Path:
     from huggingface_hub import snapshot_download
 
     # No patterns: where it is. With some, the package wants all files that fit, also those that are not read.
-    found = Path(str(snapshot_download(repo_id=repo, allow_patterns=[], local_files_only=True)))
-    if found != _newest(repo):
+    snapshot = Path(str(snapshot_download(repo_id=repo, allow_patterns=[], local_files_only=True)))
+    if snapshot != _newest(repo):
         raise ModelError(
             f"{repo} is damaged in the hub's cache: refs/main names no commit; `shaderlm rm hf:{repo}` removes it"
         )
-    return found
+    return snapshot
 
 
 def _fetched_folder(repo: str, commit: str, names: Sequence[str], progress: Progress | None) -> Path:
@@ -144,7 +143,7 @@ def _fetched_folder(repo: str, commit: str, names: Sequence[str], progress: Prog
         return there  # the package would ask for each of them
     label, files = f"fetching {repo}", ask(repo, names)
     transfer(files, label, progress)
-    complete = all(each.kept or each.blob.exists() for each in files)
+    complete = all(each.cached or each.blob.exists() for each in files)
     bar = {"tqdm_class": silent_bar(None)} if complete else package_bar(snapshot_download, label, progress)
     patterns = [glob.escape(name) for name in names]
     return Path(str(snapshot_download(repo_id=repo, allow_patterns=patterns, **bar)))
@@ -177,17 +176,17 @@ def _weights(
 
 
 def _only_gguf(text: str, names: Sequence[str]) -> str:
-    found = first_parts(names)
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    files = first_parts(names)
+    if len(files) == 1:
+        return files[0]
+    if not files:
         raise ModelError(
             f"{text}: the repository has neither .safetensors nor .gguf files, which are what runs; look for a "
             "conversion of it, mostly one whose name ends with -GGUF"
         )
-    listed = ", ".join(f"{text}/{name}" for name in found[:_LISTED])
-    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    raise ModelError(f"{text}: the repository has {len(found)} .gguf files, name one of them: {listed}{more}")
+    listed = ", ".join(f"{text}/{name}" for name in files[:_LISTED])
+    more = f" and {len(files) - _LISTED} more" if len(files) > _LISTED else ""
+    raise ModelError(f"{text}: the repository has {len(files)} .gguf files, name one of them: {listed}{more}")
 
 
 @contextmanager

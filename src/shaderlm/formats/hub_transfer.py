@@ -11,6 +11,7 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,14 +28,14 @@ _READ_BYTES = 1 << 20
 
 
 class Remote(NamedTuple):
-    """A file of the hub as it is now. `kept` is where the cache has it."""
+    """A file of the hub as it is now. `cached` is where the cache has it."""
 
     repo: str
     name: str
     url: str
     etag: str | None
     size: int | None
-    kept: Path | None
+    cached: Path | None
 
     @property
     def blob(self) -> Path:
@@ -51,27 +52,31 @@ def ask(repo: str, names: Sequence[str]) -> list[Remote]:
     """What the hub says of files."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
-    headers, found = _headers(), []
+    headers, remotes = _headers(), []
     for name in names:
         url = hf_hub_url(repo, name)
         each = get_hf_file_metadata(url, headers=headers)
-        kept = try_to_load_from_cache(repo, name, revision=each.commit_hash) if each.commit_hash else None
-        found.append(Remote(repo, name, url, each.etag, each.size, Path(kept) if isinstance(kept, str) else None))
-    return found
+        cached = try_to_load_from_cache(repo, name, revision=each.commit_hash) if each.commit_hash else None
+        remotes.append(Remote(repo, name, url, each.etag, each.size, Path(cached) if isinstance(cached, str) else None))
+    return remotes
 
 
 def transfer(files: Sequence[Remote], label: str, progress: Progress | None) -> None:
     """Put contents into the cache, where they are missing. What cannot be resumed is left to the package."""
     total, done = sum(each.size or 0 for each in files), 0
     for each in files:
-        if each.kept is None and _can_resume(each) and not each.blob.exists():
-            bar = silent_bar(None if progress is None else _told(progress, label, done, total))
+        if each.cached is None and _can_resume(each) and not each.blob.exists():
+            bar = silent_bar(progress and partial(_report, progress, label, done, total))
             with _locked(each):
                 if not each.blob.exists():
                     _transfer(each, int(each.size or 0), bar)
         done += each.size or 0
-        if progress is not None and (each.kept is not None or _can_resume(each)):
+        if progress is not None and (each.cached is not None or _can_resume(each)):
             progress(label, done, total)
+
+
+def _report(progress: Progress, label: str, before: int, total: int, count: int, _: int) -> None:
+    progress(label, before + count, total)
 
 
 def folder_of(repo: str) -> Path:
@@ -84,21 +89,19 @@ def folders() -> dict[str, Path]:
     """Where the cache has repositories of models, by name."""
     cache, kind = Path(import_module("huggingface_hub.constants").HF_HUB_CACHE), re.compile("models--(.+?)--(.+)")
     try:
-        found = {path: kind.fullmatch(path.name) for path in sorted(cache.iterdir()) if path.is_dir()}
+        names = {path: kind.fullmatch(path.name) for path in sorted(cache.iterdir()) if path.is_dir()}
     except FileNotFoundError:
         return {}
     except OSError as problem:
-        said = f"{cache}: {problem.strerror}; HF_HOME, if it is set, must name a folder"
-        raise ModelError(f"the hub's cache cannot be read: {said}") from None
-    return {f"{named[1]}/{named[2]}": path for path, named in found.items() if named}
+        hint = "HF_HOME, if it is set, must name a folder"
+        raise ModelError(f"the hub's cache cannot be read: {cache}: {problem.strerror}; {hint}") from None
+    return {f"{named[1]}/{named[2]}": path for path, named in names.items() if named}
 
 
 def unfinished(folder: Path) -> dict[Path, str]:
     """What transfers that broke off have left of the files of a repository, and the names of these files."""
-    found = {}
-    for path in sorted((folder / "blobs").glob(f"*{_UNFINISHED}")):
-        found[path] = unquote(path.name.removesuffix(_UNFINISHED).partition(".")[2])
-    return found
+    paths = sorted((folder / "blobs").glob(f"*{_UNFINISHED}"))
+    return {path: unquote(path.name.removesuffix(_UNFINISHED).partition(".")[2]) for path in paths}
 
 
 def silent_bar(tell: Callable[[int, int], None] | None) -> Any:
@@ -126,21 +129,16 @@ def package_bar(download: Callable[..., Any], label: str, progress: Progress | N
         return {}
     tell, seen = progress, [0, 0]
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         """One download may have several bars: of what is received, and of what is written."""
         seen[:] = max(seen[0], done), max(seen[1], total)
         tell(label, *seen)
 
-    return {"tqdm_class": silent_bar(told)}
-
-
-def _told(progress: Progress, label: str, before: int, total: int) -> Callable[[int, int], None]:
-    return lambda count, _: progress(label, before + count, total)
+    return {"tqdm_class": silent_bar(report)}
 
 
 def _headers() -> dict[str, str]:
-    found: dict[str, str] = import_module("huggingface_hub.utils").build_hf_headers()
-    return found
+    return dict(import_module("huggingface_hub.utils").build_hf_headers())
 
 
 def _can_resume(file: Remote) -> bool:
@@ -182,8 +180,8 @@ def _is_content(path: Path, etag: str) -> bool:
     """Has it the digest by which the hub names contents? Only those of large files are digests."""
     if not _SHA256.fullmatch(etag):
         return True
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(_READ_BYTES):
-            found.update(part)
-    return found.hexdigest() == etag
+            digest.update(part)
+    return digest.hexdigest() == etag

@@ -35,27 +35,27 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
         raise ModelError(f"{where}: the JSON text has more lists and objects than can be real; download it again")
     try:
         whole = _whole if _LARGE.search(data) else None  # it takes time
-        found = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=whole)
+        parsed = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=whole)
         if b"\\ud" in data.lower():  # half a character is no text; both halves are
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(parsed, ensure_ascii=False).encode()
     except RecursionError:
         raise ModelError(f"{where}: the JSON text is nested too deeply; download it again") from None
     except (
         ValueError
     ) as problem:  # not UTF-8, not JSON, a number of thousands of digits, a name twice, half a character
         raise ModelError(f"{where}: the JSON text is broken, {str(problem)[:200]}; download it again") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{where}: a JSON object was expected, got {reprlib.repr(found)}")
-    return found
+    if not isinstance(parsed, dict):
+        raise ModelError(f"{where}: a JSON object was expected, got {reprlib.repr(parsed)}")
+    return parsed
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
         twice = Counter(names).most_common(1)[0][0]
         raise ValueError(f"the name {reprlib.repr(twice)} is there twice")
-    return found
+    return unique
 
 
 def _whole(digits: str) -> int | float:

@@ -17,7 +17,7 @@ from ..errors import ModelError
 from . import default_model, hub, quantize
 from .find import SHORT_NAMES
 from .folder import FILES
-from .gguf import PART_NAME, first_parts, part_paths
+from .gguf import PART_NAME, all_parts, first_parts
 from .hub_transfer import folders, unfinished
 from .safetensors import INDEX
 
@@ -25,7 +25,7 @@ _OF_CACHE = ("snapshots", "refs", "blobs", ".no_exist")  # what the package keep
 
 
 @dataclass(frozen=True)
-class Kept:
+class LocalModel:
     """A model that is here. `name` is what `load` takes; the bytes are those on disk."""
 
     name: str
@@ -42,37 +42,37 @@ class _File(NamedTuple):
     nbytes: int
 
 
-def kept() -> list[Kept]:
+def complete() -> list[LocalModel]:
     """All of them, by name. A repository counts if it has .safetensors; of others, each GGUF checkpoint does."""
     quantize.remove_leftovers()
-    found = []
+    models = []
     default = default_model.cache_folder() / default_model.FILE
     if default.exists():
-        found.append(Kept(default_model.NAME, default.stat().st_size, default))
-    found += [Kept(name, path.stat().st_size, path) for name, path in quantize.copies().items()]
+        models.append(LocalModel(default_model.NAME, default.stat().st_size, default))
+    models += [LocalModel(name, path.stat().st_size, path) for name, path in quantize.copies().items()]
     for repo, folder in folders().items():
         name, files = f"{hub.PREFIX}{repo}", _files(folder)
         if any(_is_safetensors(file.name) for file in files):
             others = [file for file in files if not _is_gguf(file.name)]
-            found.append(Kept(name, _size(others), folder))
-        for first in dict.fromkeys(first_parts(file.name for file in files)):
+            models.append(LocalModel(name, _size(others), folder))
+        for first in first_parts(file.name for file in files):
             parts = _parts(files, first)
-            found.append(Kept(f"{name}/{first}", _size(parts), parts[0].path))
-    return sorted(found, key=lambda each: each.name.lower())
+            models.append(LocalModel(f"{name}/{first}", _size(parts), parts[0].path))
+    return sorted(models, key=lambda each: each.name.lower())
 
 
-def interrupted() -> list[Kept]:
+def interrupted() -> list[LocalModel]:
     """Downloads from the hub that are not complete, by name: of a GGUF file, or of a repository without weights yet."""
-    found: dict[str, Kept] = {}
+    downloads: dict[str, LocalModel] = {}
     for repo, folder in folders().items():
         files, names = _files(folder), unfinished(folder)
         for path in _not_in_snapshots(folder, files):
             of = names.get(path, "")
             if _is_gguf(of) or not _is_model(files):  # `rm` of a repository would remove the model, too
                 name = f"{hub.PREFIX}{repo}" + (f"/{of}" if _is_gguf(of) else "")
-                before = found[name].nbytes if name in found else 0
-                found[name] = Kept(name, before + path.stat().st_size, folder)
-    return sorted(found.values(), key=lambda each: each.name.lower())
+                before = downloads[name].nbytes if name in downloads else 0
+                downloads[name] = LocalModel(name, before + path.stat().st_size, folder)
+    return sorted(downloads.values(), key=lambda each: each.name.lower())
 
 
 def remove(name: str) -> int:
@@ -84,20 +84,20 @@ def remove(name: str) -> int:
 
 
 def _remove(name: str) -> int:
-    wanted = SHORT_NAMES.get(name, name)
-    if wanted.startswith(hub.PREFIX):
-        parts = wanted.removeprefix(hub.PREFIX).split("/")
+    full_name = SHORT_NAMES.get(name, name)
+    if full_name.startswith(hub.PREFIX):
+        parts = full_name.removeprefix(hub.PREFIX).split("/")
         folder, file = folders().get("/".join(parts[:2])), "/".join(parts[2:])
         freed = None
         if folder is not None:
             freed = _remove_checkpoint(folder, file) if file else _remove_repository(folder)
         if freed is not None:
             return freed
-    found = {each.name: each for each in kept()}
-    if wanted not in found:
-        raise ModelError(f"there is no model {name!r} to remove; kept are {', '.join(found) or 'none'}")
-    found[wanted].path.unlink()
-    return found[wanted].nbytes
+    models = {each.name: each for each in complete()}
+    if full_name not in models:
+        raise ModelError(f"there is no model {name!r} to remove; kept are {', '.join(models) or 'none'}")
+    models[full_name].path.unlink()
+    return models[full_name].nbytes
 
 
 # The hub's cache -----------------------------------------------------------------------------------------
@@ -106,34 +106,33 @@ def _remove(name: str) -> int:
 def _remove_repository(folder: Path) -> int | None:
     """Remove a model, or what is there of one; None if there are only files of other programs."""
     files = _files(folder)
-    left = _not_in_snapshots(folder, files)
-    if not files and not left:
+    parts = _not_in_snapshots(folder, files)
+    if not files and not parts:
         return None
     if _is_model(files) or _is_beside(files):
-        nbytes = _size(files) + sum(path.stat().st_size for path in left)
+        nbytes = _size(files) + sum(path.stat().st_size for path in parts)
         _remove_folder(folder)
         return nbytes
-    return _unlink(left) if left else None
+    return _unlink(parts) if parts else None
 
 
 def _remove_checkpoint(folder: Path, name: str) -> int | None:
     """Remove one GGUF checkpoint of a repository, or what there is of its parts; None if it is not there."""
     files = _files(folder)
     if name not in first_parts(file.name for file in files):
-        part = PART_NAME.fullmatch(name)
-        names = [name] if part is None else [path.as_posix() for path in part_paths(Path(name), int(part[3]))]
+        names = all_parts(name)
         rests = [path for path, of in unfinished(folder).items() if of in names]
         return _unlink(rests) if rests else None
     gone = _parts(files, name)
     rest = [file for file in files if file not in gone]
     if not unfinished(folder) and _is_beside(rest):
         return _remove_repository(folder)
-    contents = (folder / "blobs").resolve()
-    own = {file.blob for file in gone if file.blob.is_relative_to(contents)} - {file.blob for file in rest}
+    blobs = (folder / "blobs").resolve()
+    unshared = {file.blob for file in gone if file.blob.is_relative_to(blobs)} - {file.blob for file in rest}
     copied = sum(file.nbytes for file in gone if not file.path.is_symlink())  # a link is of no size
     for file in gone:
         file.path.unlink()
-    return copied + _unlink(own)
+    return copied + _unlink(unshared)
 
 
 def _unlink(paths: Iterable[Path]) -> int:
@@ -163,13 +162,12 @@ def _remove_folder(folder: Path) -> None:
 
 def _files(folder: Path) -> list[_File]:
     """The files of a repository, in all its revisions, whose contents are there."""
-    found = []
-    for snapshot in sorted((folder / "snapshots").glob("*")):
-        for path in sorted(snapshot.rglob("*")):
-            if path.is_file():
-                name = path.relative_to(snapshot).as_posix()
-                found.append(_File(name, path, path.resolve(), path.stat().st_size))
-    return found
+    return [
+        _File(path.relative_to(snapshot).as_posix(), path, path.resolve(), path.stat().st_size)
+        for snapshot in sorted((folder / "snapshots").glob("*"))
+        for path in sorted(snapshot.rglob("*"))
+        if path.is_file()
+    ]
 
 
 def _not_in_snapshots(folder: Path, files: Iterable[_File]) -> list[Path]:

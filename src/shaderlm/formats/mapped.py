@@ -8,6 +8,9 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import ModelError
 
 
@@ -33,6 +36,14 @@ def map_file(path: Path, expected: str) -> mmap.mmap:
         raise
     except ValueError as problem:  # a NUL in the path
         raise ModelError(f"{str(path)!r} cannot be a path: {problem}") from None
+
+
+def mapped_rows(data: mmap.mmap, offset: int, row_bytes: int, first: int, end: int) -> NDArray[np.uint8]:
+    """Rows `first` … `end` of rows that begin at `offset`: a read-only view, [rows, row_bytes]."""
+    count = (end - first) * row_bytes
+    if not count:
+        return np.empty((end - first, row_bytes), np.uint8)
+    return np.frombuffer(data, np.uint8, count, offset + first * row_bytes).reshape(end - first, row_bytes)
 
 
 def unmap(data: mmap.mmap) -> None:

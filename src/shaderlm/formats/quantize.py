@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -29,13 +29,13 @@ from ..files import atomic_write, cache_directory
 from ..version import __version__
 from .blocks import BLOCK
 from .checkpoint import Checkpoint
+from .default_model import Progress
 from .gguf import GgufFile
 from .gguf_header import TensorInfo
 from .gguf_write import Planned, header, padding, write_tensor
 from .unpack import unpack
 from .weight_formats import QUANTIZED, WEIGHT_FORMATS
 
-Progress = Callable[[str, int, int], None]
 _DENSE = ("f32", "f16", "bf16")
 # Few bytes that decide much: the choice of experts stays as it is, positions are added and not multiplied with.
 _KEPT = re.compile(r"ffn_gate_inp\b|position_embd\b")
@@ -59,8 +59,8 @@ def folder() -> Path:
 
 def copies() -> dict[str, Path]:
     """Those that are kept, by name."""
-    found = (path for path in sorted(folder().glob("*.gguf")) if not path.name.startswith("."))
-    return {path.stem: path for path in found if path.is_file()}
+    paths = (path for path in sorted(folder().glob("*.gguf")) if not path.name.startswith("."))
+    return {path.stem: path for path in paths if path.is_file()}
 
 
 def remove_leftovers() -> None:
@@ -148,11 +148,11 @@ def _remove_older(path: Path, source: str) -> None:
                 other.unlink()
 
 
-def _kind(info: TensorInfo, wanted: str) -> str:
+def _kind(info: TensorInfo, kind: str) -> str:
     whole = len(info.shape) > 1 and info.shape[-1] % BLOCK == 0
     if not whole or info.kind not in _DENSE or not info.name.endswith(".weight") or _KEPT.search(info.name):
         return info.kind
-    return "q8_0" if info.name in _LARGE_TABLES else wanted
+    return "q8_0" if info.name in _LARGE_TABLES else kind
 
 
 def _pieces(source: Checkpoint, tensor: Planned, pool: ThreadPoolExecutor) -> Iterator[bytes]:
@@ -181,36 +181,36 @@ def quantize(rows: NDArray[np.float32], kind: str, name: str = "the matrix") -> 
     if not (np.abs(rows).max(initial=0) < largest):  # nor NaN
         raise ModelError(f"{name} has weights that are no numbers, or too large for {kind}")
     with np.errstate(over="ignore", invalid="ignore"):  # a block of nearly nothing has a factor of 0
-        made: NDArray[np.uint8] = quants.quantize(rows, GGMLQuantizationType(WEIGHT_FORMATS[kind].gguf_type))
-    return made
+        blocks: NDArray[np.uint8] = quants.quantize(rows, GGMLQuantizationType(WEIGHT_FORMATS[kind].gguf_type))
+    return blocks
 
 
 # What a copy was made of ---------------------------------------------------------------------------------
 
 
 def _name(source: Checkpoint) -> str:
-    given = str(source.metadata.get("general.name") or source.path.stem)
-    plain = re.sub(r"[^\w.-]+", "-", given).strip("-.")
+    name = str(source.metadata.get("general.name") or source.path.stem)
+    plain = re.sub(r"[^\w.-]+", "-", name).strip("-.")
     return plain.encode(errors="ignore")[:60].decode(errors="ignore") or "model"  # disks count bytes
 
 
 @cache
 def _rules(modules: Path) -> str:
     """A digest of what decides about a copy: the version of the package, and its modules that read and write."""
-    found = hashlib.sha256(__version__.encode())
+    digest = hashlib.sha256(__version__.encode())
     for path in sorted(modules.glob("*.py")):
-        found.update(f"\0{path.name}\0".encode() + path.read_bytes())
-    return found.hexdigest()
+        digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _identity(source: Checkpoint, kind: str) -> str:
     """A digest of the rules, and of the files' names, sizes, times of change and samples of their bytes."""
-    found = hashlib.sha256(f"{_rules(_MODULES)} {kind}".encode())
+    digest = hashlib.sha256(f"{_rules(_MODULES)} {kind}".encode())
     for path in source.files():
         with open(path, "rb") as file:
             about = os.fstat(file.fileno())
-            found.update(b"\0" + os.fsencode(path.name) + f" {about.st_size} {about.st_mtime_ns}\0".encode())
+            digest.update(b"\0" + os.fsencode(path.name) + f" {about.st_size} {about.st_mtime_ns}\0".encode())
             for i in range(_SAMPLES):  # times are not always kept when files are copied or unpacked
                 file.seek(about.st_size * i // _SAMPLES)
-                found.update(file.read(_SAMPLE_BYTES))
-    return found.hexdigest()[:_DIGITS]
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:_DIGITS]

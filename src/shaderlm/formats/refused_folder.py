@@ -21,13 +21,13 @@ class RefusedFolder(Checkpoint):
         config = read_config(path)
         text = config.get("text_config")  # of models that read images, too
         sizes: dict[str, Any] = text if isinstance(text, dict) else config
-        own = config.get("model_type")
-        metadata = {f"{own}.{key}": sizes[name] for name, keys in KEYS.items() if name in sizes for key in keys}
+        model_type = config.get("model_type")
+        metadata = {f"{model_type}.{key}": sizes[name] for name, keys in KEYS.items() if name in sizes for key in keys}
         if "vocab_size" in sizes:
-            metadata[f"{own}.vocab_size"] = sizes["vocab_size"]
+            metadata[f"{model_type}.vocab_size"] = sizes["vocab_size"]
         files = Safetensors.open(path)
         try:
-            metadata |= {"general.architecture": own, "general.name": name_of(path.resolve())}
+            metadata |= {"general.architecture": model_type, "general.name": name_of(path.resolve())}
             return cls(path, files.size, metadata, files.tensors)
         finally:
             files.close()

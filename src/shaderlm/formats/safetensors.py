@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .gguf_header import TensorInfo
 from .json_files import parse_json, read_json
-from .mapped import map_file, unmap
+from .mapped import map_file, mapped_rows, unmap
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -71,22 +71,22 @@ class Safetensors:
     def open(cls, folder: Path) -> Safetensors:
         """The checkpoint in a folder: model.safetensors if it has one, else the parts of its index."""
         index = folder / INDEX
-        wanted = weight_map(index) if index.exists() and not (folder / SINGLE).exists() else {}
-        paths = sorted({folder / file for file in wanted.values()}) or [_single(folder)]
+        file_of = weight_map(index) if index.exists() and not (folder / SINGLE).exists() else {}
+        paths = sorted({folder / file for file in file_of.values()}) or [_single(folder)]
         files: dict[Path, mmap.mmap] = {}
-        found: dict[str, tuple[Path, TensorInfo]] = {}
+        tensors: dict[str, tuple[Path, TensorInfo]] = {}
         try:
             for path in paths:
-                part = f", which {INDEX} names; download the rest" if wanted else ""
+                part = f", which {INDEX} names; download the rest" if file_of else ""
                 files[path] = map_file(path, f"a .safetensors file{part}")
                 for name, info in read_header(path, files[path]).items():
-                    if name in found:
-                        raise ModelError(f"{path}: tensor {reprlib.repr(name)} is in {found[name][0].name} too")
-                    found[name] = (path, info)
-            for name, file in wanted.items():
-                if name not in found or found[name][0] != folder / file:
+                    if name in tensors:
+                        raise ModelError(f"{path}: tensor {reprlib.repr(name)} is in {tensors[name][0].name} too")
+                    tensors[name] = (path, info)
+            for name, file in file_of.items():
+                if name not in tensors or tensors[name][0] != folder / file:
                     raise ModelError(f"{index}: there is no tensor {reprlib.repr(name)} in {file}; download both again")
-            return cls(files, found)
+            return cls(files, tensors)
         except BaseException:
             for data in files.values():
                 unmap(data)
@@ -99,10 +99,7 @@ class Safetensors:
         end = rows if end is None else end
         assert 0 <= first <= end <= rows
         row_bytes = info.nbytes // rows if rows else 0
-        start, count = info.offset + first * row_bytes, (end - first) * row_bytes
-        if count == 0:
-            return np.empty((end - first, row_bytes), np.uint8)
-        return np.frombuffer(self._files[self._where[name]], np.uint8, count, start).reshape(end - first, row_bytes)
+        return mapped_rows(self._files[self._where[name]], info.offset, row_bytes, first, end)
 
     def numbers(self, name: str) -> NDArray[Any]:
         """A tensor in its shape, a read-only view. Numbers that NumPy does not have come as whole numbers."""
@@ -119,30 +116,30 @@ class Safetensors:
 def _single(folder: Path) -> Path:
     """The one file of a folder without an index, whatever its name."""
     usual = folder / SINGLE
-    found = sorted(folder.glob("*.safetensors"))
-    if usual.exists() or not found:
+    files = sorted(folder.glob("*.safetensors"))
+    if usual.exists() or not files:
         return usual
-    if len(found) > 1:
+    if len(files) > 1:
         raise ModelError(
-            f"{folder} has {len(found)} .safetensors files, but neither {SINGLE} nor {INDEX}, which names the parts of "
+            f"{folder} has {len(files)} .safetensors files, but neither {SINGLE} nor {INDEX}, which names the parts of "
             "a checkpoint; download the whole folder again"
         )
-    return found[0]
+    return files[0]
 
 
 def weight_map(index: Path) -> dict[str, str]:
     """Tensor → file, from the index. Files lie beside it."""
-    found = read_json(index, _MAX_INDEX).get("weight_map")
-    if not isinstance(found, dict) or not found:
-        raise ModelError(f"{index}: weight_map must name the file of every tensor; it is {reprlib.repr(found)}")
-    for name, file in found.items():
+    file_of = read_json(index, _MAX_INDEX).get("weight_map")
+    if not isinstance(file_of, dict) or not file_of:
+        raise ModelError(f"{index}: weight_map must name the file of every tensor; it is {reprlib.repr(file_of)}")
+    for name, file in file_of.items():
         plain = isinstance(file, str) and file.endswith(".safetensors") and not set(file) & set("/\\:\0")
         if not plain:
             raise ModelError(
                 f"{index}: tensor {reprlib.repr(name)} must be in a .safetensors file of the same folder, it is in "
                 f"{reprlib.repr(file)}"
             )
-    return found
+    return file_of
 
 
 # The header ----------------------------------------------------------------------------------------------
@@ -162,9 +159,9 @@ def read_header(path: Path, data: mmap.mmap) -> dict[str, TensorInfo]:
     header = parse_json(data[8 : 8 + length], f"{path}: the header")
     header.pop(_METADATA, None)  # texts about the file
     start = 8 + length
-    found = {name: _tensor(path, name, entry, start) for name, entry in header.items()}
-    _check_gaps(path, list(found.values()), start, size)
-    return found
+    tensors = {name: _tensor(path, name, entry, start) for name, entry in header.items()}
+    _check_gaps(path, list(tensors.values()), start, size)
+    return tensors
 
 
 def _tensor(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
@@ -181,16 +178,16 @@ def _tensor(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
     kind, width = _DTYPES[dtype]
     nbytes = math.prod(shape) * width
     if offsets[1] - offsets[0] != nbytes:
-        given = f"{offsets[1] - offsets[0]} are given"
         raise ModelError(
-            f"{called} of the shape {reprlib.repr(shape)} needs {nbytes} bytes, {given}; {_DOWNLOAD_AGAIN}"
+            f"{called} of the shape {reprlib.repr(shape)} needs {nbytes} bytes, {offsets[1] - offsets[0]} are given; "
+            f"{_DOWNLOAD_AGAIN}"
         )
     return TensorInfo(name, tuple(shape), kind, start + offsets[0], nbytes)
 
 
-def _whole(given: Any) -> bool:
+def _whole(numbers: Any) -> bool:
     """Is it a list of whole numbers that a file could have?"""
-    return isinstance(given, list) and all(type(item) is int and 0 <= item < 1 << 63 for item in given)
+    return isinstance(numbers, list) and all(type(item) is int and 0 <= item < 1 << 63 for item in numbers)
 
 
 def _check_gaps(path: Path, tensors: list[TensorInfo], start: int, size: int) -> None:

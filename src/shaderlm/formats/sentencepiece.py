@@ -36,11 +36,11 @@ def pieces_metadata(data: bytes) -> dict[str, Any]:
         raise ModelError("tokenizer.model must be a SentencePiece model, it has no pieces")
     kind = _int(trainer.get(3, 1))
     if kind not in _KINDS:
-        given = _OTHER_KINDS.get(kind, f"model_type {kind}")
-        raise ModelError(f"tokenizer.model must be a SentencePiece model of type unigram or BPE, it is of {given}")
+        other = _OTHER_KINDS.get(kind, f"model_type {kind}")
+        raise ModelError(f"tokenizer.model must be a SentencePiece model of type unigram or BPE, it is of {other}")
     if trainer.get(24):
         raise ModelError("tokenizer.model has treat_whitespace_as_suffix, which is not supported")
-    found: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "model": _KINDS[kind],
         "tokens": tokens,
         "scores": scores,
@@ -50,13 +50,13 @@ def pieces_metadata(data: bytes) -> dict[str, Any]:
         "escape_whitespaces": bool(normalizer.get(5, 1)),
         "precompiled_charsmap": normalizer.get(2, b""),
     }
-    if not isinstance(found["precompiled_charsmap"], bytes):
+    if not isinstance(metadata["precompiled_charsmap"], bytes):
         raise _broken("precompiled_charsmap is a number")
     for name, field, default in (("unknown", 40, 0), ("bos", 41, 1), ("eos", 42, 2), ("padding", 43, -1)):
         token = _int(trainer.get(field, default))
         if 0 <= token < len(tokens) and types[token] in (CONTROL, UNKNOWN):
-            found[f"{name}_token_id"] = token
-    return found
+            metadata[f"{name}_token_id"] = token
+    return metadata
 
 
 # The wire format: a key (number · 8 + wire type), then a value -------------------------------------------
@@ -116,8 +116,7 @@ def _text(value: Any) -> str:
 def _float(value: Any) -> float:
     if not isinstance(value, bytes) or len(value) != 4:
         raise _broken("a score is not a number of four bytes")
-    (found,) = struct.unpack("<f", value)
-    return float(found)
+    return float(struct.unpack("<f", value)[0])
 
 
 def _int(value: Any) -> int:

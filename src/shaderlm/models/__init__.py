@@ -1,1 +1,1 @@
-"""One file per architecture, named like GGUF's `general.architecture`: metadata → config → graph."""
+"""Architectures of language models: metadata → config → graph."""

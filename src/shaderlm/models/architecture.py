@@ -1,247 +1,465 @@
-"""What every architecture has in common: numbers from the metadata, checked, and the way to its file."""
+"""Decoders: norm, attention with grouped heads, norm, feed-forward network, layer by layer.
+
+What all architectures share: metadata → config → graph. The rows of `supported` say where each of them differs.
+"""
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
-import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ..errors import ModelError
-from ..graph.graph import Graph
-from ..graph.reference import Yarn
+from ..graph.batch import RUN_ROWS
+from ..graph.graph import Builder, Graph, TensorSlice
+from .config import (
+    EMBEDDING,
+    OUTPUT,
+    Config,
+    Experts,
+    FfnInput,
+    Layer,
+    Metadata,
+    Mixture,
+    Rope,
+    Shapes,
+    StepSpec,
+    expect,
+)
+from .experts import add_experts, expert_matrices, expert_tensors, read_experts, with_dense_layers
+from .metadata_keys import check_keys, check_tensors
+from .rope import read_rope
 
-# What GGUF calls them in every architecture. Without an output matrix, the embeddings serve as one.
-EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
-# Modules here that are no architectures.
-_OTHERS = ("architecture", "checkpoint", "dense", "experts", "metadata_keys", "rope", "shapes", "windows")
-# Architectures whose name in GGUF is no name of a module.
-_GGUF_NAMES = {"command_r": "command-r", "gpt_oss": "gpt-oss", "hunyuan_dense": "hunyuan-dense"}
+OUTPUT_NORM, OUTPUT_BIAS, POSITIONS = "output_norm", "output.bias", "position_embd.weight"
+# Matrices of the checkpoint that hold the rows of several, one after the other.
+QKV: Mapping[str, tuple[str, ...]] = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
+GATE_UP: Mapping[str, tuple[str, ...]] = {"ffn_up": ("ffn_gate", "ffn_up")}
 
-Shapes = Mapping[str, tuple[int, ...]]
-# What the feed-forward network of a layer reads: the norm of the layer's input and attention's result, of the input
-# alone, or what attention reads. Its result is added to the sum of both in any case.
-FfnInput = Literal["sum", "input", "attn_norm"]
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary positions: pairs are (2i, 2i + 1) if interleaved, else (i, i + rotary / 2)."""
-
-    rotary: int  # 0: none
-    theta: float
-    interleaved: bool
-    linear_scale: float = 1.0  # positions are divided by this
-    factors: str | None = None  # a tensor of the checkpoint that divides the frequencies
-    long_factors: str | None = None  # the one that does if the context is longer than `original_context`
-    original_context: int = 0
-    yarn: Yarn | None = None
-    magnitude: float = 1.0  # what rotated values are multiplied with
-
-    def factors_for(self, context: int) -> str | None:
-        """The tensor that divides the frequencies of a model with so much context."""
-        return self.long_factors if self.long_factors and context > self.original_context else self.factors
+# Norms of layer-norm models, which mostly have biases.
+NORMS = ("attn_norm", "ffn_norm", OUTPUT_NORM)
 
 
-# The tables of rope in graphs: that of most layers, and that of layers with a window where it is another.
-ROPE, LOCAL_ROPE = "rope_table", "rope_table_local"
+@dataclass(frozen=True, eq=False)
+class Architecture:
+    """What is true of all checkpoints with this name in GGUF, which also begins the keys of their metadata.
 
-
-@dataclass(frozen=True)
-class Layer:
-    """What a layer does that others of its model may not."""
-
-    window: int = 0  # how many tokens a token sees, itself included; 0: all
-    rope: str | None = ROPE  # its table; None: positions are not rotated
-    experts: bool = True  # its feed-forward network is a mixture, where the model has one
-
-
-@dataclass(frozen=True)
-class Factors:
-    """Constants of a model that most do not have."""
-
-    embedding: float = 1.0
-    residual: float = 1.0  # of what attention and feed-forward network add
-    logits: float = 1.0
-    scores: float | None = None  # of attention; None: 1 / sqrt(head width)
-    score_cap: float = 0.0  # 0: none
-    logit_cap: float = 0.0
-
-
-@dataclass(frozen=True)
-class Experts:
-    """A mixture in place of a feed-forward network: `used` of `count` networks of width `ffn`, chosen for each row.
-
-    `gating`, `normalise` and `scale` are those of the op route_experts, `activation` is an op of gate and up. `shared`
-    is the width of a network that all rows pass through; 0 where there is none. Its result counts as it is, or, if
-    `shared_gate`, times the sigmoid of a dot product.
+    `read` makes a config of metadata, tensors' shapes and formats. `build` makes the graph of a step, and `head` that
+    from there to logits. `tensors` tells the shapes that a checkpoint with this metadata has.
     """
 
-    count: int
-    used: int
-    ffn: int
-    gating: str = "softmax"
-    normalise: bool = True
-    scale: float = 1.0
-    shared: int = 0
-    shared_gate: bool = False
-    activation: str = "silu_mul"
+    name: str
+    interleaved: bool = False  # how rope pairs the values of a head
+    head_norms: bool = False  # every head of q and k is normalised before it is rotated: attn_q_norm, attn_k_norm
+    rope_first: bool = False  # it is rotated before it is normalised
+    row_norms: bool = False  # so are all heads of q, and of k, as one vector
+    norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
+    norms_before: bool = True  # attention and feed-forward network read what attn_norm and ffn_norm give
+    ffn_norm: str = "ffn_norm"  # what files call the norm before the feed-forward network
+    ffn_input: FfnInput = "sum"  # unless the file says otherwise
+    norms_after: bool = False  # what they give is normalised before it is added: post_attention_norm, post_ffw_norm
+    activation: Literal["silu_mul", "gelu_mul", "gelu", "gelu_erf", "relu_squared"] = "silu_mul"  # _mul: with a gate
+    positions: Literal["rope", "long_rope", "learned"] = "rope"
+    packed_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sinks: bool = False  # every head has a score without a key: attn_sinks
+    # Matrices and norms that always have one, by the names in a checkpoint; "output" is that of the logits.
+    biases: tuple[str, ...] = ()
+    mixture: Mixture | None = None  # how the experts of a feed-forward network are chosen, where there are some
+    # Reads further keys: layers that differ, factors.
+    finalize_config: Callable[[Metadata, Config], Config] = lambda meta, config: config
+
+    def read(self, metadata: Mapping[str, Any], shapes: Shapes, formats: Mapping[str, str]) -> Config:
+        """The config of a checkpoint. Every number, every key and every tensor is checked."""
+        meta = Metadata(metadata, self.name)
+        config = self._config(meta, shapes, formats)
+        check_keys(meta, config)
+        tensors = self._tensors(config)
+        factors = {name for rope in config.ropes.values() for name in (rope.factors, rope.long_factors) if name}
+        check_tensors(self.name, shapes, {*tensors, *factors})
+        for name, shape in tensors.items():
+            expect(shapes, name, shape)
+        return config
+
+    def tensors(self, metadata: Mapping[str, Any], shapes: Shapes) -> Shapes:
+        """Every tensor that such a checkpoint has; `shapes` needs the embeddings, and what is optional."""
+        return self._tensors(self._config(Metadata(metadata, self.name), shapes, {}))
+
+    def build(self, config: Config, step: StepSpec) -> Graph:
+        """A batch of tokens → hidden [tokens, hidden]; keys and values go to the cache."""
+        # One row is always there; of more, some may be padding.
+        return _Build(self, config, step.tokens, batch=step.tokens > 1).layers(step)
+
+    def head(self, config: Config, rows: int, tokens: int, /, *, logits: bool = True) -> Graph:
+        """hidden [tokens, hidden] → logits [rows, vocabulary] of the rows in `outputs` (one token: its row).
+
+        Without `logits`: the states [rows, hidden] after the output norm.
+        """
+        return _Build(self, config, rows, batch=False).head(tokens, logits)
+
+    def _config(self, meta: Metadata, shapes: Shapes, formats: Mapping[str, str]) -> Config:
+        hidden = meta.whole("embedding_length")
+        heads = meta.whole("attention.head_count", maximum=4096)
+        kv_heads = meta.whole("attention.head_count_kv", heads, maximum=4096)
+        if heads % kv_heads:
+            key = meta.full("attention.head_count")
+            raise ModelError(f"{key} must be a multiple of head_count_kv, got {heads} and {kv_heads}")
+        width = meta.whole("attention.key_length", hidden // heads)
+        if meta.whole("attention.value_length", width) != width:
+            raise ModelError(f"{meta.full('attention.value_length')} differs from key_length; that is not supported")
+        if EMBEDDING not in shapes or len(shapes[EMBEDDING]) != 2:
+            raise ModelError(f"the checkpoint has no matrix {EMBEDDING!r}: it is incomplete, or not a language model")
+        layered = self.norm == "layer_norm"
+        key = f"attention.layer_norm_{'' if layered else 'rms_'}epsilon"
+        eps = meta.number(key)
+        if eps > 1:
+            raise meta.wrong(key, "a small number above 0", eps)
+        if layered:
+            meta.get("attention.layer_norm_rms_epsilon")  # converters write both; there is no RMS norm
+        rope = Rope(0, 1.0, False)
+        if self.positions != "learned":
+            rope = read_rope(meta, shapes, width, interleaved=self.interleaved, long=self.positions == "long_rope")
+        config = Config(
+            architecture=self.name,
+            layers=meta.whole("block_count", maximum=1024),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_width=width,
+            ffn=meta.whole("feed_forward_length"),
+            vocabulary=shapes[EMBEDDING][0],
+            context=meta.whole("context_length"),
+            eps=eps,
+            rope=rope,
+            formats=formats,
+            shapes=shapes,
+            experts=read_experts(self.mixture, meta) if self.mixture else None,
+            ffn_input=self.ffn_input,
+        )
+        config = self.finalize_config(meta, config)
+        return with_dense_layers(meta, config) if config.experts else config
+
+    def _tensors(self, config: Config) -> dict[str, tuple[int, ...]]:
+        """Every tensor that the graph reads, with its shape."""
+        tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocabulary, config.hidden)}
+        if self.positions == "learned":
+            tensors[POSITIONS] = (config.context, config.hidden)
+        if OUTPUT in config.shapes:  # else the embeddings serve as output matrix
+            tensors[OUTPUT] = (config.vocabulary, config.hidden)
+        if "output" in self.biases:
+            tensors[OUTPUT_BIAS] = (config.vocabulary,)
+        vectors, biased = {OUTPUT_NORM: config.hidden}, self._biased(config)
+        for i in range(config.layers):
+            vectors |= {f"blk.{i}.{name}": width for name, width in self._norms(config).items()}
+            experts = config.experts_of(i)
+            for name, shape in self._stored(config, experts).items():
+                tensors[f"blk.{i}.{name}.weight"] = shape
+                if name in biased:
+                    tensors[f"blk.{i}.{name}.bias"] = shape[:1]
+            if experts:
+                tensors |= expert_tensors(config, experts, f"blk.{i}", biased)
+            if self.sinks:
+                tensors[f"blk.{i}.attn_sinks.weight"] = (config.heads,)
+        for name, width in vectors.items():
+            tensors[f"{name}.weight"] = (width,)
+            if self.norm == "layer_norm" and name.rpartition(".")[2] in biased:
+                tensors[f"{name}.bias"] = (width,)
+        return tensors
+
+    def _biased(self, config: Config) -> set[str]:
+        """Matrices and norms that have a bias: what one layer has, no other may lack."""
+        return {name.split(".")[-2] for name in config.shapes if name.endswith(".bias")}.union(self.biases)
+
+    def _norms(self, config: Config) -> dict[str, int]:
+        """The norms of a layer, with their widths."""
+        before = ("attn_norm",) if config.ffn_input == "attn_norm" else ("attn_norm", self.ffn_norm)
+        norms = dict.fromkeys(before if self.norms_before else (), config.hidden)
+        if self.head_norms:
+            norms |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), config.head_width)
+        if self.row_norms:
+            norms |= {
+                "attn_q_norm": config.heads * config.head_width,
+                "attn_k_norm": config.kv_heads * config.head_width,
+            }
+        if self.norms_after:
+            norms |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), config.hidden)
+        return norms
+
+    def _network(self, config: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
+        """The matrices of a feed-forward network, those of single experts left out."""
+        if experts:
+            return expert_matrices(config, experts)
+        gate = {"ffn_gate": (config.ffn, config.hidden)} if self.activation.endswith("_mul") else {}
+        return {**gate, "ffn_up": (config.ffn, config.hidden), "ffn_down": (config.hidden, config.ffn)}
+
+    def matrices(self, config: Config) -> dict[str, tuple[int, int]]:
+        """The matrices that layers may have, as the graph reads them."""
+        q, kv = config.heads * config.head_width, config.kv_heads * config.head_width
+        return {
+            "attn_q": (q, config.hidden),
+            "attn_k": (kv, config.hidden),
+            "attn_v": (kv, config.hidden),
+            "attn_output": (config.hidden, q),
+            **self._network(config, None),
+            **self._network(config, config.experts),
+        }
+
+    def _packed_tensors(self, config: Config) -> dict[str, tuple[str, ...]]:
+        """Which matrices hold several; a checkpoint may have each by itself."""
+        apart = {name.split(".")[2] for name in config.shapes if name.startswith("blk.0.")}
+        return {name: parts for name, parts in self.packed_tensors.items() if not apart.issuperset(parts)}
+
+    def _stored(self, config: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
+        """The matrices of a layer as the checkpoint has them."""
+        unread = {*self._network(config, None), *self._network(config, config.experts)} - set(
+            self._network(config, experts)
+        )
+        matrices = {name: shape for name, shape in self.matrices(config).items() if name not in unread}
+        for name, parts in self._packed_tensors(config).items():
+            shapes = [matrices.pop(part) for part in parts]
+            matrices[name] = (sum(rows for rows, _ in shapes), shapes[0][1])
+        return matrices
+
+    def place(self, config: Config, name: str) -> tuple[str, int]:
+        """The matrix of the checkpoint that has the rows of one of the graph, and the first of these rows."""
+        for joint, parts in self._packed_tensors(config).items():
+            if name in parts:
+                before = parts[: parts.index(name)]
+                return joint, sum(self.matrices(config)[part][0] for part in before)
+        return name, 0
 
 
-@dataclass(frozen=True)
-class Config:
-    """The numbers of one checkpoint, and the formats of its tensors as they will lie on the device."""
+class _Build:
+    """Makes the graph of a step, or of a head, of `tokens` rows at once. In a `batch`, some may be padding."""
 
-    architecture: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    ffn: int
-    vocabulary: int
-    context: int
-    eps: float
-    rope: Rope
-    formats: Mapping[str, str] = field(repr=False)
-    shapes: Shapes = field(repr=False)
-    local_rope: Rope | None = None  # of layers whose table is LOCAL_ROPE
-    per_layer: tuple[Layer, ...] = ()  # one for each layer, unless all are as `Layer()` is
-    factors: Factors = Factors()
-    experts: Experts | None = None
-    ffn_input: FfnInput = "sum"
-    activation: str = ""  # an op, where it is not that of the architecture
+    def __init__(self, architecture: Architecture, config: Config, tokens: int, *, batch: bool) -> None:
+        self.architecture, self.config, self.tokens, self.b = architecture, config, tokens, Builder()
+        self.batch = {"batch": "batch"} if batch else {}
 
-    @property
-    def ropes(self) -> dict[str, Rope]:
-        """By the name of the table."""
-        found = {ROPE: self.rope, LOCAL_ROPE: self.local_rope}
-        return {name: rope for name, rope in found.items() if rope is not None and rope.rotary}
+    def _stored(self, name: str, *shape: int) -> str:
+        """A tensor of the checkpoint, all of it."""
+        return self.b.tensor(name, *shape, role="weight", format=self.config.formats[name])
 
-    def layer(self, index: int) -> Layer:
-        """What a layer does differently. A window that no sequence fills is none."""
-        layer = self.per_layer[index] if self.per_layer else Layer()
-        return layer if layer.window < self.context else replace(layer, window=0)
+    def _add(self, op: str, layer: str, out: str, dims: Mapping[str, Any], inputs: Mapping[str, str | None]) -> str:
+        """A node that does not compute rows of padding."""
+        sizes = {"tokens": self.tokens, **dims, "batched": bool(self.batch)}
+        self.b.add(op, sizes, {**inputs, **self.batch}, layer, out=out)
+        return out
 
-    def experts_of(self, index: int) -> Experts | None:
-        """The mixture of a layer; None where it has a network without experts."""
-        return self.experts if self.layer(index).experts else None
+    def _norm(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None, out: str = "") -> str:
+        """x [tokens, hidden], or of another shape, over its last axis. `name` is that of weight and bias."""
+        config, shape = self.config, shape or (self.tokens, self.config.hidden)
+        dims = {"heads": shape[1] if len(shape) == 3 else 1, "width": shape[-1], "eps": config.eps}
+        weight, bias = self._stored(f"{name}.weight", shape[-1]), f"{name}.bias"
+        out = self.b.tensor(out or name, *shape)
+        if self.architecture.norm == "layer_norm":
+            has_bias = bias in config.shapes
+            operands = {"x": x, "weight": weight, "bias": self._stored(bias, shape[-1]) if has_bias else None}
+            return self._add("layer_norm", layer, out, {**dims, "bias": has_bias}, operands)
+        plain = self._add("rms_norm", layer, self.b.tensor(f"{out}.plain", *shape), dims, {"x": x})
+        dims = {"count": math.prod(shape), "period": shape[-1]}
+        return self._add("mul", layer, out, dims, {"a": plain, "b": weight})
 
+    def _pointwise(
+        self, op: str, layer: str, out: str, inputs: Mapping[str, str], width: int = 0, **dims: float
+    ) -> str:
+        """An op that takes every value of [tokens, width] by itself; hidden if there is no width."""
+        width = width or self.config.hidden
+        sizes = {"count": self.tokens * width, **dims}
+        return self._add(op, layer, self.b.tensor(out, self.tokens, width), sizes, inputs)
 
-class StepSpec(NamedTuple):
-    """What the graph of a step is built for: rows at once, how attention reads its keys, and the format of the cache.
+    def head(self, step_tokens: int, wants_logits: bool) -> Graph:
+        """hidden [step_tokens, hidden] → logits, or the states before them, of `tokens` rows."""
+        config, rows = self.config, self.tokens
+        x = self.b.tensor("hidden", step_tokens, config.hidden, role="input")
+        if step_tokens > 1:
+            self.b.tensor("batch", 1 + step_tokens, 4, role="input", format="u32")
+            self.b.tensor("outputs", rows, 8, role="input", format="u32")
+            inputs = {"x": x, "outputs": "outputs", "batch": "batch"}
+            dims = {"tokens": step_tokens, "rows": rows, "width": config.hidden}
+            x = self.b.tensor("output.rows", rows, config.hidden)
+            self.b.add("take_rows", dims, inputs, "output", out=x)
+        x = self._norm("output", OUTPUT_NORM, x, out="output.output_norm" if wants_logits else "states")
+        if not wants_logits:
+            return self.b.graph(x)
+        weight = self._stored(OUTPUT if OUTPUT in config.shapes else EMBEDDING, config.vocabulary, config.hidden)
+        # The last of what is done with the logits is called so.
+        todo: list[tuple[str, dict[str, float]]] = []
+        if config.factors.logits != 1:
+            todo.append(("scale", {"factor": config.factors.logits}))
+        if config.factors.logit_cap:
+            todo.append(("softcap", {"cap": config.factors.logit_cap}))
+        logits = self.b.tensor("output.product" if todo else "logits", rows, config.vocabulary)
+        bias = self._stored(OUTPUT_BIAS, config.vocabulary) if "output" in self.architecture.biases else None
+        product = {"K": config.hidden, "N": config.vocabulary, "format": config.formats[weight], "bias": bool(bias)}
+        self._add("linear", "output", logits, product, {"x": x, "weight": weight, "bias": bias})
+        for i, (op, constant) in enumerate(todo):
+            out = "logits" if i == len(todo) - 1 else f"output.{op}"
+            logits = self._pointwise(op, "output", out, {"x": logits}, config.vocabulary, **constant)
+        return self.b.graph(logits)
 
-    `context` is the class of the longest sequence (`graph.batch.CONTEXTS`). `paged`: a table says where the pages of a
-    sequence lie; without it the pool holds one sequence, from its first row on. `decode`: every row is of a sequence of
-    its own, so that none belongs to a run.
-    """
+    def layers(self, step: StepSpec) -> Graph:
+        """Tokens → hidden [tokens, hidden]."""
+        config, architecture = self.config, self.architecture
+        self.b.tensor("batch", 1 + step.tokens, 4, role="input", format="u32")
+        self.b.tensor("tokens", 1, role="input", format="u32")
+        self.b.tensor("page_table", 1, role="input", format="u32")
+        for name, rope in config.ropes.items():
+            self.b.tensor(name, 1, rope.rotary // 2, 2, role="table")
+        x = self._embedded()
+        for i in range(config.layers):
+            layer = f"blk.{i}"
+            read = self._norm(layer, f"{layer}.attn_norm", x) if architecture.norms_before else x
+            y = self._attention(layer, config.layer(i), step, read)
+            summed = self._sum(layer, f"{layer}.attn_sum", x, self._added(layer, "post_attention_norm", y))
+            if config.ffn_input != "attn_norm":
+                read = summed if config.ffn_input == "sum" else x
+                if architecture.norms_before:
+                    read = self._norm(layer, f"{layer}.{architecture.ffn_norm}", read)
+            y = self._ffn(layer, read, config.experts_of(i))
+            out = "hidden" if i == config.layers - 1 else f"{layer}.ffn_sum"
+            x = self._sum(layer, out, summed, self._added(layer, "post_ffw_norm", y))
+        return self.b.graph(x)
 
-    tokens: int
-    context: str = "single_pass"
-    cache: str = "f32"
-    paged: bool = False
-    decode: bool = False
+    def _embedded(self) -> str:
+        config = self.config
+        dims: dict[str, Any] = {"tokens": self.tokens, "N": config.vocabulary, "K": config.hidden}
+        weight = self._stored(EMBEDDING, config.vocabulary, config.hidden)
+        x = self.b.tensor("embedding", self.tokens, config.hidden)
+        inputs = {"batch": "batch", "tokens": "tokens", "weight": weight}
+        self.b.add("embedding", {**dims, "format": config.formats[EMBEDDING]}, inputs, "embedding", out=x)
+        if config.factors.embedding != 1:
+            factor = config.factors.embedding
+            x = self._pointwise("scale", "embedding", "embedding.scaled", {"x": x}, factor=factor)
+        if self.architecture.positions == "learned":
+            rows = config.shapes[POSITIONS][0]
+            table = self._stored(POSITIONS, rows, config.hidden)
+            dims |= {"N": rows, "format": config.formats[POSITIONS]}
+            out = self.b.tensor("embedding.placed", self.tokens, config.hidden)
+            self.b.add("add_positions", dims, {"x": x, "batch": "batch", "weight": table}, "embedding", out=out)
+            x = out
+        return x
 
+    def _added(self, layer: str, norm: str, y: str) -> str:
+        """What is added of a result: it may be normalised and scaled before."""
+        if self.architecture.norms_after:
+            y = self._norm(layer, f"{layer}.{norm}", y)
+        factor = self.config.factors.residual
+        return y if factor == 1 else self._pointwise("scale", layer, f"{y}.scaled", {"x": y}, factor=factor)
 
-class BuildHead(Protocol):
-    """Makes the graph of a head."""
+    def _sum(self, layer: str, out: str, a: str, b: str) -> str:
+        return self._pointwise("add", layer, out, {"a": a, "b": b})
 
-    def __call__(self, config: Config, rows: int, tokens: int, /, *, logits: bool = True) -> Graph:
-        """Of so many rows, of a step of so many tokens; without `logits` it ends with the output norm."""
-        ...
+    def _slice(self, layer: str, name: str, part: str, *shape: int, rotary: int = 0) -> str:
+        """A matrix or a bias of a layer, which may be some rows of a tensor of the checkpoint."""
+        there, first = self.architecture.place(self.config, name)
+        named, stored = f"{layer}.{name}.{part}", f"{layer}.{there}.{part}"
+        rows = TensorSlice(stored, shape[0], first, self.config.head_width if rotary else 0, rotary)
+        return self.b.view(named, *shape, of=rows, format=self.config.formats[stored])
 
+    def _linear(self, layer: str, name: str, x: str, shape: tuple[int, ...] | None = None, rotary: int = 0) -> str:
+        """[tokens, n], or the same values in another shape; `rotary` values of each head in pairs, if given."""
+        n, k = self.architecture.matrices(self.config)[name]
+        weight = self._slice(layer, name, "weight", n, k, rotary=rotary)
+        has_bias = f"{layer}.{self.architecture.place(self.config, name)[0]}.bias" in self.config.shapes
+        bias = self._slice(layer, name, "bias", n, rotary=rotary) if has_bias else None
+        out = self.b.tensor(f"{layer}.{name}", *(shape or (self.tokens, n)))
+        dims = {"K": k, "N": n, "format": self.b.tensors[weight].format, "bias": has_bias}
+        return self._add("linear", layer, out, dims, {"x": x, "weight": weight, "bias": bias})
 
-class Architecture(NamedTuple):
-    """`read` makes a config of metadata, tensors' shapes and formats.
+    def _rotated(self, layer: str, name: str, x: str, heads: int, table: str) -> str:
+        config, tokens, rope = self.config, self.tokens, self.config.ropes[table]
+        out = self.b.tensor(f"{layer}.{name}.rotated", tokens, heads, config.head_width)
+        dims = {"tokens": tokens, "H": heads, "D": config.head_width, "rotary": rope.rotary}
+        inputs = {"x": x, "batch": "batch", "table": table}
+        dims["interleaved"] = rope.interleaved or self._makes_pairs(table)
+        self.b.add("rope", dims, inputs, layer, out=out)
+        return out
 
-    `build` makes the graph of a step: a batch of tokens → `hidden` [tokens, hidden]. `head` makes the graph from there
-    to `logits` [rows, vocabulary], or to `states` [rows, hidden], which is what the output matrix would read.
-    `tensors` tells the shapes that a checkpoint with this metadata has, from those of its embeddings and of what it
-    need not have.
-    """
+    def _makes_pairs(self, table: str | None) -> bool:
+        """Are the rows of q and k in another order than in the checkpoint?
 
-    read: Callable[[Mapping[str, Any], Shapes, Mapping[str, str]], Config]
-    build: Callable[[Config, StepSpec], Graph]
-    head: BuildHead
-    tensors: Callable[[Mapping[str, Any], Shapes], Shapes]
+        A kernel that makes q and k can turn what lies together. Scores do not change if q and k have another order.
+        Norms of q and k come in between: there the order stays.
+        """
+        rope = self.config.ropes.get(table or "")
+        has_norms = self.architecture.head_norms or self.architecture.row_norms
+        return rope is not None and not (rope.interleaved or has_norms)
 
+    def _projected(self, layer: str, x: str, table: str | None) -> tuple[str, str, str]:
+        """q [tokens, heads, width], k and v [tokens, kv heads, width]; q and k are normalised where rows are."""
+        tokens, width, by_heads = self.tokens, self.config.head_width, self.architecture.head_norms
+        queries, keys = (tokens, self.config.heads, width), (tokens, self.config.kv_heads, width)
+        rotary = self.config.ropes[table].rotary if table and self._makes_pairs(table) else 0
+        q = self._linear(layer, "attn_q", x, queries if by_heads else None, rotary)
+        k = self._linear(layer, "attn_k", x, keys if by_heads else None, rotary)
+        v = self._linear(layer, "attn_v", x)
+        if self.architecture.row_norms:
+            q = self._norm(layer, f"{layer}.attn_q_norm", q, (tokens, self.config.heads * width))
+            k = self._norm(layer, f"{layer}.attn_k_norm", k, (tokens, self.config.kv_heads * width))
+        return q, k, v
 
-@functools.cache
-def architectures() -> Mapping[str, str]:
-    """The module of every architecture, by GGUF's name."""
-    here = str(Path(__file__).parent)
-    modules = sorted(module.name for module in pkgutil.iter_modules([here]) if module.name not in _OTHERS)
-    return {_GGUF_NAMES.get(module, module): module for module in modules}
+    def _normed_and_rotated(self, layer: str, q: str, k: str, table: str | None) -> tuple[str, str]:
+        """q and k after norms of heads and rope, where there are such."""
+        config, architecture = self.config, self.architecture
 
+        def norms(q: str, k: str) -> tuple[str, str]:
+            q = self._norm(layer, f"{layer}.attn_q_norm", q, (self.tokens, config.heads, config.head_width))
+            return q, self._norm(layer, f"{layer}.attn_k_norm", k, (self.tokens, config.kv_heads, config.head_width))
 
-def architecture(metadata: Mapping[str, Any]) -> Architecture:
-    """The architecture that a checkpoint names."""
-    name, known = metadata.get("general.architecture"), architectures()
-    if not isinstance(name, str) or name not in known:
-        raise ModelError(f"this checkpoint's architecture is {name!r}; supported: {', '.join(known)}")
-    module = importlib.import_module(f"{__package__}.{known[name]}")
-    return Architecture(module.read, module.build, module.head, module.tensors)
+        if architecture.head_norms and not architecture.rope_first:
+            q, k = norms(q, k)
+        if table in config.ropes:
+            q = self._rotated(layer, "attn_q", q, config.heads, table)
+            k = self._rotated(layer, "attn_k", k, config.kv_heads, table)
+        return norms(q, k) if architecture.head_norms and architecture.rope_first else (q, k)
 
+    def _attention(self, layer: str, variant: Layer, step: StepSpec, x: str) -> str:
+        config = self.config
+        q, k, v = self._projected(layer, x, variant.rope)
+        q, k = self._normed_and_rotated(layer, q, k, variant.rope)
+        caches = {
+            key: self.b.tensor(f"{layer}.{key}", 1, config.kv_heads, config.head_width, role="state", format=step.cache)
+            for key in ("k_cache", "v_cache")
+        }
+        sizes = {"tokens": step.tokens, "Hkv": config.kv_heads, "D": config.head_width, "cache": step.cache}
+        self.b.add("kv_write", sizes, {"k": k, "v": v, "batch": "batch", **caches}, layer, **caches)
+        out = self.b.tensor(f"{layer}.attended", step.tokens, config.heads * config.head_width)
+        dims = {**sizes, "Hq": config.heads, "context": step.context, "paged": step.paged}
+        dims |= {"scale": config.factors.scores, "window": variant.window, "softcap": config.factors.score_cap}
+        dims["runs"] = step.tokens >= RUN_ROWS and not step.decode
+        inputs = {"q": q, **caches, "batch": "batch"} | ({"page_table": "page_table"} if step.paged else {})
+        if self.architecture.sinks:
+            name, dims["sinks"] = f"{layer}.attn_sinks.weight", True
+            inputs["sinks"] = self._stored(name, config.heads)
+        self.b.add("attention", dims, inputs, layer, out=out)
+        return self._linear(layer, "attn_output", out)
 
-class Metadata:
-    """The keys of one architecture, without its name before them: checked as they are read, and kept track of.
+    def _ffn(self, layer: str, x: str, experts: Experts | None) -> str:
+        op = self.config.activation or self.architecture.activation
+        if not op.endswith("_mul"):
+            inputs = {"x": self._linear(layer, "ffn_up", x)}
+            return self._linear(layer, "ffn_down", self._pointwise(op, layer, f"{layer}.{op}", inputs, self.config.ffn))
+        if experts:
+            return self._mixture(layer, x, experts)
+        return self._gated(layer, x, self.config.ffn)
 
-    A key that is read is honoured; what becomes of the others is in `metadata_keys`.
-    """
+    def _gated(self, layer: str, x: str, width: int, suffix: str = "") -> str:
+        """A network with a gate: down(activation(gate(x)) · up(x))."""
+        inputs = {key: self._linear(layer, f"{name}{suffix}", x) for key, name in (("a", "ffn_gate"), ("b", "ffn_up"))}
+        y = self._pointwise(self.architecture.activation, layer, f"{layer}.gated{suffix}", inputs, width)
+        return self._linear(layer, f"ffn_down{suffix}", y)
 
-    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
-        prefix = f"{architecture}."
-        self._values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-        self._architecture = architecture
-        self._read: set[str] = set()
-
-    def full(self, key: str) -> str:
-        """The key as the file has it."""
-        return f"{self._architecture}.{key}"
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """A value, of any type."""
-        self._read.add(key)
-        return self._values.get(key, default)
-
-    def whole(self, key: str, default: int | None = None, maximum: int = 1 << 24) -> int:
-        """A whole number from 1 to `maximum`."""
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-            raise self.wrong(key, f"a whole number from 1 to {maximum:,}", value)
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-            raise self.wrong(key, "a number above 0", value)
-        return float(value)
-
-    def fraction(self, key: str, default: float) -> float:
-        """A number from 0 to 1. Files write −1 for "not set"."""
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 <= value <= 1 or value == -1):
-            raise self.wrong(key, "a number from 0 to 1", value)
-        return default if value == -1 else float(value)
-
-    def wrong(self, key: str, expected: str, value: Any) -> ModelError:
-        """A value that cannot be."""
-        given = "nothing" if value is None else repr(value)[:60]
-        return ModelError(f"{self.full(key)} must be {expected}, the file has {given}")
-
-    def unread(self) -> dict[str, Any]:
-        """What nobody asked for, by key."""
-        return {key: value for key, value in self._values.items() if key not in self._read}
-
-
-def expect(shapes: Shapes, name: str, shape: tuple[int, ...]) -> None:
-    """A tensor that must be there, in this shape."""
-    if name not in shapes:
-        raise ModelError(f"the checkpoint has no tensor {name!r}: it is incomplete, or not a language model")
-    if shapes[name] != shape:
-        raise ModelError(f"tensor {name!r} must be {list(shape)} by the metadata, it is {list(shapes[name])}")
+    def _mixture(self, layer: str, x: str, experts: Experts) -> str:
+        """The chosen experts of each row, and the network for all rows, where there is one."""
+        hidden = self.config.hidden
+        logits = self._linear(layer, "ffn_gate_inp", x)
+        y = add_experts(self.b, self.config, experts, layer, x, logits, self.tokens, self.batch)
+        if not experts.shared:
+            return y
+        shared, out = self._gated(layer, x, experts.shared, "_shexp"), f"{layer}.ffn_shared"
+        if experts.mixture.shared != "gated":
+            return self._sum(layer, out, y, shared)
+        gate = self._stored(f"{layer}.ffn_gate_inp_shexp.weight", hidden)
+        self.b.tensor(out, self.tokens, hidden)
+        inputs = {"a": y, "b": shared, "x": x, "gate": gate}
+        return self._add("add_gated", layer, out, {"width": hidden, "K": hidden}, inputs)

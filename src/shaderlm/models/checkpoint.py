@@ -8,8 +8,10 @@ from collections.abc import Collection
 from ..errors import InputError, ModelError
 from ..formats.checkpoint import Checkpoint
 from ..formats.weight_formats import WEIGHT_FORMATS
-from .architecture import Architecture, Config, architecture
+from .architecture import Architecture
+from .config import Config
 from .metadata_keys import check_kind
+from .supported import architecture
 
 
 def architecture_of(file: Checkpoint) -> Architecture:
@@ -26,8 +28,9 @@ def read_config(kind: Architecture, file: Checkpoint, ignore_keys: Collection[st
     shapes = {name: info.shape for name, info in file.tensors.items()}
     unsupported = sorted({info.kind for info in file.tensors.values()} - set(WEIGHT_FORMATS))
     if unsupported:
-        given = ", ".join(unsupported)
-        raise ModelError(f"the file has tensors of the types {given}; supported are {', '.join(WEIGHT_FORMATS)}")
+        raise ModelError(
+            f"the file has tensors of the types {', '.join(unsupported)}; supported are {', '.join(WEIGHT_FORMATS)}"
+        )
     metadata = {key: value for key, value in file.metadata.items() if key not in ignored}
     config = kind.read(metadata, shapes, dict.fromkeys(shapes, "f32"))
     tokens = file.metadata.get("tokenizer.ggml.tokens")

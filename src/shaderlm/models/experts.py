@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from ..errors import ModelError
 from ..graph.graph import Builder
-from .architecture import Config, Experts, Layer, Metadata
+from .config import Config, Experts, Layer, Metadata, Mixture
 
 _SHARED_WIDTH = "expert_shared_feed_forward_length"
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """What an architecture says about its experts that no key of its files does.
-
-    `always`: its files have experts. `normalise`: the factors of the chosen experts add up to 1. `own_width`: experts
-    have a width of their own, expert_feed_forward_length. `shared`: a network that all rows pass through: gated by a
-    sigmoid, or optional, without a gate, in files that say how wide it is. `gating` is that of the op route_experts,
-    `activation` the op of gate and up.
-    """
-
-    always: bool = True
-    normalise: bool = True
-    own_width: bool = True
-    shared: Literal["none", "gated", "optional"] = "none"
-    gating: str = "softmax"
-    activation: str = "silu_mul"
 
 
 def read_experts(mixture: Mixture, meta: Metadata) -> Experts | None:
@@ -44,16 +25,7 @@ def read_experts(mixture: Mixture, meta: Metadata) -> Experts | None:
     shared = 0
     if mixture.shared == "gated" or (mixture.shared == "optional" and meta.get(_SHARED_WIDTH)):
         shared = meta.whole(_SHARED_WIDTH, whole)
-    return Experts(
-        count,
-        used,
-        ffn,
-        mixture.gating,
-        mixture.normalise,
-        shared=shared,
-        shared_gate=mixture.shared == "gated",
-        activation=mixture.activation,
-    )
+    return Experts(count, used, ffn, shared, mixture)
 
 
 # No key of GGUF, whose readers know by the architecture which layers have experts: of folders, a truth value for each.
@@ -66,9 +38,9 @@ def with_dense_layers(meta: Metadata, config: Config) -> Config:
         f"blk.{i}.ffn_gate_inp.weight" in config.shapes or f"blk.{i}.ffn_up.weight" not in config.shapes
         for i in range(config.layers)
     )
-    given = meta.get(_LAYERS, list(experts))
-    if given != list(experts):
-        raise meta.wrong(_LAYERS, f"{list(experts)}, by the tensors of the layers", given)
+    folder_says = meta.get(_LAYERS, list(experts))
+    if folder_says != list(experts):
+        raise meta.wrong(_LAYERS, f"{list(experts)}, by the tensors of the layers", folder_says)
     if all(experts):
         return config
     layers = config.per_layer or (Layer(),) * config.layers
@@ -77,24 +49,24 @@ def with_dense_layers(meta: Metadata, config: Config) -> Config:
 
 def expert_matrices(config: Config, experts: Experts) -> dict[str, tuple[int, int]]:
     """The router, and the matrices of the shared network."""
-    found = {"ffn_gate_inp": (experts.count, config.hidden)}
+    matrices = {"ffn_gate_inp": (experts.count, config.hidden)}
     if experts.shared:
-        found |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (experts.shared, config.hidden))
-        found["ffn_down_shexp"] = (config.hidden, experts.shared)
-    return found
+        matrices |= dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (experts.shared, config.hidden))
+        matrices["ffn_down_shexp"] = (config.hidden, experts.shared)
+    return matrices
 
 
 def expert_tensors(config: Config, experts: Experts, layer: str, biased: Collection[str]) -> dict[str, tuple[int, ...]]:
     """The matrices of all experts of a layer, those in `biased` with biases, and the gate of the shared network."""
     wide, down = (experts.count, experts.ffn, config.hidden), (experts.count, config.hidden, experts.ffn)
-    found: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, tuple[int, ...]] = {}
     for name, shape in (("ffn_gate_exps", wide), ("ffn_up_exps", wide), ("ffn_down_exps", down)):
-        found[f"{layer}.{name}.weight"] = shape
+        tensors[f"{layer}.{name}.weight"] = shape
         if name in biased:
-            found[f"{layer}.{name}.bias"] = shape[:2]
-    if experts.shared and experts.shared_gate:
-        found[f"{layer}.ffn_gate_inp_shexp.weight"] = (config.hidden,)
-    return found
+            tensors[f"{layer}.{name}.bias"] = shape[:2]
+    if experts.mixture.shared == "gated":
+        tensors[f"{layer}.ffn_gate_inp_shexp.weight"] = (config.hidden,)
+    return tensors
 
 
 def add_experts(
@@ -105,7 +77,7 @@ def add_experts(
     ids = b.tensor(f"{layer}.expert_ids", tokens, used, format="u32")
     factors = b.tensor(f"{layer}.expert_factors", tokens, used)
     sizes = {"tokens": tokens, "experts": experts.count, "used": used, "batched": bool(batch)}
-    how = {"gating": experts.gating, "normalise": experts.normalise, "scale": experts.scale}
+    how = {"gating": experts.mixture.gating, "normalise": experts.mixture.normalise, "scale": 1.0}
     b.add("route_experts", sizes | how, {"logits": logits, **batch}, layer, ids=ids, factors=factors)
 
     def product(name: str, inputs: Mapping[str, str], shape: tuple[int, ...], k: int, combine: str = "none") -> str:
@@ -116,15 +88,15 @@ def add_experts(
         if has_bias:
             b.tensor(bias, experts.count * shape[-1], role="weight", format=config.formats[bias])
         dims = sizes | {"K": k, "N": shape[-1], "format": config.formats[weight], "combine": combine, "bias": has_bias}
-        given = {**inputs, "weight": weight, "bias": bias if has_bias else None, "ids": ids, **batch}
+        operands = {**inputs, "weight": weight, "bias": bias if has_bias else None, "ids": ids, **batch}
         out = b.tensor(f"{layer}.{name}", *shape)
-        b.add("linear_experts", dims, given, layer, out=out)
+        b.add("linear_experts", dims, operands, layer, out=out)
         return out
 
     wide = (tokens, used, experts.ffn)
     gate, up = (product(name, {"x": x}, wide, config.hidden) for name in ("ffn_gate_exps", "ffn_up_exps"))
     gated = b.tensor(f"{layer}.gated_exps", *wide)
     dims = {"tokens": tokens, "count": tokens * used * experts.ffn, "batched": bool(batch)}
-    b.add(experts.activation, dims, {"a": gate, "b": up, **batch}, layer, out=gated)
+    b.add(experts.mixture.activation, dims, {"a": gate, "b": up, **batch}, layer, out=gated)
     inputs = {"x": gated, "factors": factors}
     return product("ffn_down_exps", inputs, (tokens, config.hidden), experts.ffn, "sum")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import ModelError
-from .architecture import Config, Metadata, Shapes
+from .config import Config, Metadata, Shapes
 
 # Keys that change no logits, and why. Names as in gguf.constants.Keys; a test asks for every key of that package.
 HARMLESS: Mapping[str, str] = {
@@ -33,12 +33,10 @@ def _one(value: Any, config: Config) -> bool:
     return not isinstance(value, bool) and value in (0, 1)
 
 
-def _is_softmax(value: Any) -> bool:
-    return value == 1 and not isinstance(value, bool)
-
-
-def _gating(config: Config) -> str:
-    return config.experts.gating if config.experts is not None else "none"
+def _softmax(value: Any, config: Config) -> bool:
+    """1 says softmax. Files write 0 for "not set"."""
+    is_softmax = config.experts is not None and config.experts.mixture.gating == "softmax"
+    return value == 0 or (value == 1 and not isinstance(value, bool) and is_softmax)
 
 
 class Refused(NamedTuple):
@@ -112,12 +110,9 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "expert_weights_norm": Refused(
         "it says whether the factors of the chosen experts add up to 1",
-        lambda value, config: value is (config.experts is not None and config.experts.normalise),
+        lambda value, config: value is (config.experts is not None and config.experts.mixture.normalise),
     ),
-    "expert_gating_func": Refused(
-        "experts are chosen by another function",
-        lambda value, config: value == 0 or (_is_softmax(value) and _gating(config) == "softmax"),
-    ),
+    "expert_gating_func": Refused("experts are chosen by another function", _softmax),
     **_group(
         _EXPERTS,
         "",
@@ -188,9 +183,9 @@ def check_keys(meta: Metadata, config: Config) -> None:
         if key in HARMLESS or (known is not None and known.neutral(value, config)):
             continue
         effect = known.effect if known is not None else "it is not known what that changes"
-        given, name = repr(value), meta.full(key)
+        shown, name = repr(value), meta.full(key)
         raise ModelError(
-            f"{name} is {given if len(given) <= 60 else f'{given[:59]}…'}: {effect}, which the architecture "
+            f"{name} is {shown if len(shown) <= 60 else f'{shown[:59]}…'}: {effect}, which the architecture "
             f"{config.architecture} does not support. --ignore-key {name} (in Python ignore_keys=[{name!r}]) reads the "
             "file as if it did not have this key"
         )
@@ -220,7 +215,7 @@ def check_tensors(architecture: str, shapes: Shapes, read: Collection[str]) -> N
     kinds: dict[str, str] = {}
     for name in unread:
         kinds.setdefault(re.sub(r"^blk\.\d+\.", "blk.N.", name), name)
-    listed = ", ".join(_described(kinds.values()))
+    listed = ", ".join(map(_described, list(kinds.values())[:_LISTED]))
     more = f" and {len(kinds) - _LISTED} more" if len(kinds) > _LISTED else ""
     raise ModelError(
         f"the file has {len(unread)} {'tensor' if len(unread) == 1 else 'tensors'} that the architecture "
@@ -229,9 +224,6 @@ def check_tensors(architecture: str, shapes: Shapes, read: Collection[str]) -> N
     )
 
 
-def _described(names: Iterable[str]) -> list[str]:
-    found = []
-    for name in list(names)[:_LISTED]:
-        effect = next((words for pattern, words in _TENSORS if re.search(pattern, name)), None)
-        found.append(f"{name} ({effect})" if effect else name)
-    return found
+def _described(name: str) -> str:
+    effect = next((words for pattern, words in _TENSORS if re.search(pattern, name)), None)
+    return f"{name} ({effect})" if effect else name

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .architecture import Shapes
+    from .config import Shapes
 
 # Matrices that read one input are multiplied as one. A file may store them as one, too.
 _PRODUCTS: Mapping[str, tuple[str, ...]] = {
@@ -47,24 +47,25 @@ class ModelShape:
 
         The matrices of experts are not among them.
         """
-        found: dict[str, tuple[int, int]] = {}
+        products: dict[str, tuple[int, int]] = {}
         tensors = self.tensors
         for product, names in _PRODUCTS.items():
             parts = [tensors[full] for name in names if (full := f"blk.0.{name}.weight") in tensors]
             if parts:
-                found[product] = (parts[0][1], sum(rows for rows, _ in parts))
-        return {**found, "output": (self.hidden, self.vocab)}
+                products[product] = (parts[0][1], sum(rows for rows, _ in parts))
+        return {**products, "output": (self.hidden, self.vocab)}
 
     @property
     def tensors(self) -> Shapes:
         """Every tensor of such a file, as its architecture has them."""
-        from .architecture import EMBEDDING, OUTPUT, architecture  # late: NumPy takes 0.1 s, and help has shapes' names
+        from .config import EMBEDDING, OUTPUT  # late: NumPy takes 0.1 s, and help has shapes' names
+        from .supported import architecture
 
         outer = (EMBEDDING,) if self.tied else (EMBEDDING, OUTPUT)
-        given: dict[str, tuple[int, ...]] = dict.fromkeys(outer, (self.vocab, self.hidden))
-        given |= {name: (size,) for name, size in self.vectors.items()}
+        optional: dict[str, tuple[int, ...]] = dict.fromkeys(outer, (self.vocab, self.hidden))
+        optional |= {name: (size,) for name, size in self.vectors.items()}
         biases = {f"blk.{i}.{name}.bias": () for i in range(self.layers) for name in self.biases}  # as wide as needed
-        return {**given, **architecture(self.metadata).tensors(self.metadata, {**given, **biases})}
+        return {**optional, **architecture(self.metadata).tensors(self.metadata, {**optional, **biases})}
 
     @property
     def metadata(self) -> dict[str, Any]:

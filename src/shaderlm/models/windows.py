@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .architecture import LOCAL_ROPE, ROPE, Config, Layer, Metadata, Rope
+from .config import LOCAL_ROPE, ROPE, Config, Layer, Metadata, Rope
 
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 
@@ -51,10 +51,10 @@ def _window(meta: Metadata, default: int | None) -> int:
 
 def _pattern(meta: Metadata, layers: int, period: int) -> list[bool]:
     """Which layers have the window: one truth value for each, or how often one has none."""
-    given = meta.get(_PATTERN, period)
-    if isinstance(given, list):
-        if len(given) != layers or not all(isinstance(each, bool) for each in given):
-            raise meta.wrong(_PATTERN, f"{layers} truth values, or a whole number", given)
-        return given
+    pattern = meta.get(_PATTERN, period)
+    if isinstance(pattern, list):
+        if len(pattern) != layers or not all(isinstance(each, bool) for each in pattern):
+            raise meta.wrong(_PATTERN, f"{layers} truth values, or a whole number", pattern)
+        return pattern
     every = meta.whole(_PATTERN, period)
     return [i % every != every - 1 for i in range(layers)]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..compile.steps import Head
 from ..gpu import BoundProgram, Buffer, CommandBuffer, CommandBufferPool, PendingReadBack
 from ..graph.batch import CONTEXTS, PAGE, last_key
-from ..models.architecture import StepSpec
+from ..models.config import StepSpec
 from .adjusted import LogitAdjustments, LogprobRequest
 from .gpu_steps import GpuSteps
 from .pages import KvSequence

@@ -26,7 +26,8 @@ from ..errors import DeviceError, KernelError, ShaderlmError
 from ..gpu import BoundProgram, Buffer, Copy, Device, PendingReadBack, Program
 from ..graph.batch import CONTEXTS, PAGE, RUN_ROWS, context_class
 from ..graph.sampling import ADJUSTMENT
-from ..models.architecture import Architecture, Config, StepSpec
+from ..models.architecture import Architecture
+from ..models.config import Config, StepSpec
 from .adjusted import REPORT, LogitAdjustments, LogprobRequest
 from .pages import MAX_SEQUENCES, Reserved
 from .runner import (

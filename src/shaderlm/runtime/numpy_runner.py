@@ -16,7 +16,8 @@ from ..graph import interpret
 from ..graph.batch import PAGE
 from ..graph.graph import Graph
 from ..graph.sampling import MAX_LOGPROBS, adjust_logits, logprobs, sample
-from ..models.architecture import Architecture, Config, StepSpec
+from ..models.architecture import Architecture
+from ..models.config import Config, StepSpec
 from .pages import MAX_SEQUENCES, KvSequence, Reserved
 from .runner import (
     F32,

@@ -27,7 +27,8 @@ from ..graph.graph import Graph, Node
 from ..graph.ops import resolve
 from ..graph.reference import rope_table
 from ..graph.sampling import OUTPUT
-from ..models.architecture import Architecture, Config, StepSpec
+from ..models.architecture import Architecture
+from ..models.config import Config, StepSpec
 from .adjusted import LogitAdjustments, LogprobRequest, Logprobs, adjusted, check_settings, read_report
 from .pages import KvSequence, PagePool, Reserved
 from .sampler_settings import GREEDY, SamplerSettings

@@ -9,7 +9,7 @@ from ..compile.plan import NONE, BufferSpec, Plan
 from ..errors import DeviceError
 from ..gpu.caps import DeviceCaps, size
 from ..graph.batch import PAGE
-from ..models.architecture import Config
+from ..models.config import Config
 from .pages import MAX_SEQUENCES, pages_for
 from .runner import FIRST_PAGES, MAX_OUTPUTS
 

@@ -37,13 +37,8 @@ class ChatTemplate:
     """
 
     def __init__(self, source: object, *, bos: str = "", eos: str = "", limits: RenderLimits = RenderLimits()) -> None:
-        self._source, self._limits = source, limits
+        self.source, self._limits = source, limits
         self._special = {"bos_token": bos, "eos_token": eos}
-
-    @property
-    def source(self) -> object:
-        """The template as it was given."""
-        return self._source
 
     def render(
         self,
@@ -60,7 +55,15 @@ class ChatTemplate:
         continue_final_message: the prompt ends within the last message, which the model goes on with. kwargs: further
         variables of the template, such as enable_thinking.
         """
-        return self._rendered(messages, (), tools, add_generation_prompt, continue_final_message, kwargs)[0]
+        prompt, _ = self.render_marked(
+            messages,
+            (),
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=kwargs,
+        )
+        return prompt
 
     def render_marked(
         self,
@@ -68,6 +71,7 @@ class ChatTemplate:
         special: Collection[str],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[str, str]:
@@ -75,37 +79,28 @@ class ChatTemplate:
 
         So the template's own special tokens can be told from text of a request (`Tokenizer.encode_marked`).
         """
-        return self._rendered(messages, special, tools, True, continue_final_message, kwargs)
-
-    def _rendered(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        special: Collection[str],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        kwargs: Mapping[str, Any] | None,
-    ) -> tuple[str, str]:
-        """The prompt, and the mark within special tokens of the request."""
         _check(messages)
-        own = {"messages", "add_generation_prompt", "tools", "documents", *self._special}
-        taken = sorted(own & set(kwargs or ()))
-        if taken:
-            raise InputError(f"chat: the template's variable {taken[0]!r} is set by other means; leave it out")
+        reserved = {"messages", "add_generation_prompt", "tools", "documents", *self._special}
+        clashes = sorted(reserved & set(kwargs or ()))
+        if clashes:
+            raise InputError(f"chat: the template's variable {clashes[0]!r} is set by other means; leave it out")
         in_messages = (tools or any(map(_has_calls, messages))) and not self.knows_tools
-        given = messages if in_messages else [_for_template(i, message) for i, message in enumerate(messages)]
+        conversation = messages if in_messages else [_for_template(i, message) for i, message in enumerate(messages)]
         # Before anything that takes as long as the text is long, and deep: nobody else runs meanwhile.
-        check_json_size("the conversation", [given, tools, kwargs], self._limits.max_bytes)
-        (given, tools, kwargs), mark = _marked([given, tools, dict(kwargs or {})], special)
+        check_json_size("the conversation", [conversation, tools, kwargs], self._limits.max_bytes)
+        (conversation, tools, kwargs), mark = _marked([conversation, tools, dict(kwargs or {})], special)
         if in_messages:
-            given, tools = messages_with_tools(given, tools), None
+            conversation, tools = messages_with_tools(conversation, tools), None
         end = ""
         if continue_final_message:
-            end = _unused_character([given, mark])
-            given = [*given[:-1], {**given[-1], "content": (given[-1].get("content") or "") + end}]
+            end = _unused_character([conversation, mark])
+            conversation = [
+                *conversation[:-1],
+                {**conversation[-1], "content": (conversation[-1].get("content") or "") + end},
+            ]
         variables = {
             **(kwargs or {}),
-            "messages": given,
+            "messages": conversation,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
             "tools": tools,  # None: defined, as it is where templates are written: they test it with `is not none`
             "documents": None,
@@ -127,12 +122,13 @@ class ChatTemplate:
 
     def _ask(self, variables: Mapping[str, Any] | None) -> str:
         """The prompt with these variables; None: "tools", if there is such a variable."""
-        if not isinstance(self._source, str):
-            given = type(self._source).__name__
-            raise ModelError(f"tokenizer.chat_template must be a string, the file has a value of type {given}")
+        if not isinstance(self.source, str):
+            raise ModelError(
+                f"tokenizer.chat_template must be a string, the file has a value of type {type(self.source).__name__}"
+            )
         limits = self._limits
-        asked = {"source": self._source, "variables": variables, "max_bytes": limits.max_bytes}
-        kind, text, _ = _jinja.ask(asked, limits.seconds, limits.max_bytes + _MAX_PROBLEM_BYTES)
+        request = {"source": self.source, "variables": variables, "max_bytes": limits.max_bytes}
+        kind, text, _ = _jinja.ask(request, limits.seconds, limits.max_bytes + _MAX_PROBLEM_BYTES)
         if kind == "text":
             return text
         if kind == "refused":
@@ -155,8 +151,8 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
         raise InputError("chat: messages must hold at least one message, got none")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-            given = message.get("role") if isinstance(message, Mapping) else type(message).__name__
-            raise InputError(f"chat: message {i} must have a role of {', '.join(ROLES)}; got {given!r}")
+            role = message.get("role") if isinstance(message, Mapping) else type(message).__name__
+            raise InputError(f"chat: message {i} must have a role of {', '.join(ROLES)}; got {role!r}")
         content = message.get("content")
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise InputError(f"chat: message {i} must have a content that is a str, got {content!r}")
@@ -168,8 +164,8 @@ def _check_calls(i: int, calls: Any) -> None:
         raise InputError(f"chat: the tool_calls of message {i} must be a list, got {type(calls).__name__}")
     for call in calls or ():
         function = call.get("function") if isinstance(call, Mapping) else None
-        given = function if isinstance(function, Mapping) else {}
-        if not isinstance(given.get("name"), str) or not isinstance(given.get("arguments"), (str, Mapping)):
+        parts = function if isinstance(function, Mapping) else {}
+        if not isinstance(parts.get("name"), str) or not isinstance(parts.get("arguments"), (str, Mapping)):
             expected = "{'function': {'name': …, 'arguments': …}}"
             raise InputError(f"chat: a tool call of message {i} must be {expected}, got {reprlib.repr(call)}")
 
@@ -180,28 +176,28 @@ def _has_calls(message: Mapping[str, Any]) -> bool:
 
 def _for_template(i: int, message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: arguments of tool calls are JSON text in OpenAI's form, and a mapping here."""
-    given = dict(message)
-    if not given.get("tool_calls"):
-        given.pop("tool_calls", None)  # templates ask whether it is there
-        return given
+    converted = dict(message)
+    if not converted.get("tool_calls"):
+        converted.pop("tool_calls", None)  # templates ask whether it is there
+        return converted
     calls = []
-    for call in given["tool_calls"]:
+    for call in converted["tool_calls"]:
         function = dict(call["function"])
         if isinstance(function["arguments"], str):
             function["arguments"] = _arguments(i, function["arguments"])
         calls.append({**call, "function": function})
-    return {**given, "content": given.get("content"), "tool_calls": calls}
+    return {**converted, "content": converted.get("content"), "tool_calls": calls}
 
 
 def _arguments(i: int, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text or "{}")
+        arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        arguments = None
+    if not isinstance(arguments, dict):
         expected = "must have arguments that are a JSON object"
         raise InputError(f"chat: a tool call of message {i} {expected}, got {reprlib.repr(text)}")
-    return found
+    return arguments
 
 
 def _marked(value: Any, special: Collection[str]) -> tuple[Any, str]:
@@ -215,7 +211,7 @@ def _marked(value: Any, special: Collection[str]) -> tuple[Any, str]:
 
     def change(content: str) -> str:
         while pattern.search(content):  # again: special tokens may overlap
-            content = pattern.sub(lambda found: found[0][0] + mark + found[0][1:], content)
+            content = pattern.sub(lambda match: match[0][0] + mark + match[0][1:], content)
         return content
 
     return _mapped(value, change), mark
@@ -223,16 +219,16 @@ def _marked(value: Any, special: Collection[str]) -> tuple[Any, str]:
 
 def _texts(value: Any) -> Iterator[str]:
     """All strings within lists and mappings, keys too. In no particular order."""
-    left = [value]
-    while left:
-        each = left.pop()
+    pending = [value]
+    while pending:
+        each = pending.pop()
         if isinstance(each, str):
             yield each
         elif isinstance(each, Mapping):
-            left += each
-            left += each.values()
+            pending += each
+            pending += each.values()
         elif isinstance(each, (list, tuple)):
-            left += each
+            pending += each
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
@@ -247,7 +243,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 def _unused_character(value: Any) -> str:
     """One, for private use, that these strings do not have."""
     contents = set[str]().union(*_texts(value))
-    found = next((chr(code) for code in range(0xF0000, 0xFFFFD) if chr(code) not in contents), None)
-    if found is None:
+    character = next((chr(code) for code in range(0xF0000, 0xFFFFD) if chr(code) not in contents), None)
+    if character is None:
         raise InputError("chat: the text has all characters from U+F0000 to U+FFFFC; leave one of them out")
-    return found
+    return character

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from .stream import overlap
 
@@ -77,14 +77,13 @@ class ChatFormat:
 
         Calls have no ids.
         """
-        parser, found = self.parser(), ChatOutput()
-        found.add(parser.push(text))
-        found.add(parser.finish(finish_reason))
-        message: dict[str, Any] = {"role": "assistant", "content": found.content or (None if found.calls else "")}
-        if found.reasoning:
-            message["reasoning_content"] = found.reasoning
-        if found.calls:
-            message["tool_calls"] = [{"type": "function", "function": asdict(call)} for call in found.calls]
+        parser, output = self.parser(), ChatOutput()
+        output.add([*parser.push(text), *parser.finish(finish_reason)])
+        message: dict[str, Any] = {"role": "assistant", "content": output.content or (None if output.calls else "")}
+        if output.reasoning:
+            message["reasoning_content"] = output.reasoning
+        if output.calls:
+            message["tool_calls"] = [{"type": "function", "function": asdict(call)} for call in output.calls]
         return message
 
 
@@ -104,9 +103,9 @@ class ChatOutput:
     content: str = ""
     calls: list[Call] = field(default_factory=list)
 
-    def add(self, found: Iterable[ChatDelta]) -> None:
+    def add(self, deltas: Iterable[ChatDelta]) -> None:
         """What came next."""
-        for each in found:
+        for each in deltas:
             if isinstance(each, ReasoningDelta):
                 self.reasoning += each.text
             elif isinstance(each, ContentDelta):
@@ -117,6 +116,11 @@ class ChatOutput:
                 self.calls[each.index].arguments += each.arguments
 
 
+T = TypeVar("T")
+# A reader yields when it needs more text, and returns what it has read. Those of calls are sent single characters.
+_Reader = Generator[None, Any, T]
+
+
 class ChatParser:
     """`push` takes text as it comes and returns what is certain of it; `finish` returns the rest."""
 
@@ -125,19 +129,15 @@ class ChatParser:
         self._pending = ""  # text that nothing is known about yet
         self._deltas: list[ChatDelta] = []
         self._call_text = ""  # of the call that is being read, in case it is none
-        self._calls = _Calls(output.names)
-        # Takes from the beginning of what is pending. False: it needs more.
-        self._take: Callable[[], bool] = self._take_start if output.reasoning else self._take_first
-        if output.reasoning and output.thinking:
-            self._take = self._take_first_of_reasoning
+        self._calls = _Calls(output.names, self._emit)
+        self._emit_rest = self._emit_content  # what becomes of pending text at the end
+        self._reader = self._answer()
 
     def push(self, text: str) -> list[ChatDelta]:
         """What is certain now."""
         self._pending += text
-        while self._pending and self._take():
-            pass
-        found, self._deltas = self._deltas, []
-        return _joined(found)
+        next(self._reader)
+        return self._flush()
 
     def finish(self, finish_reason: str = "stop") -> list[ChatDelta]:
         """The end. Where the answer was cut, half a tag is left out, and so is a call without a name."""
@@ -147,169 +147,141 @@ class ChatParser:
             tags = [self._format.calls.begin] if self._format.calls else []
             tags += [THINK, END_OF_THINK] if self._format.reasoning else []
             rest = "" if begun else rest[: len(rest) - max((overlap(rest, tag) for tag in tags), default=0)]
-        if self._take in (self._take_reasoning, self._take_first_of_reasoning):
-            self._emit_reasoning(rest.rstrip(_SPACE))
-        elif self._take not in (self._take_gap, self._take_end_tag, self._take_broken, self._take_next):
-            self._emit_content(rest)
-        self._take = self._take_rest
-        found, self._deltas = self._deltas, []
-        return _joined(found)
+        self._emit_rest(rest)
+        self._reader = self._content()
+        return self._flush()
 
-    # Reasoning -----------------------------------------------------------------------------------------------
+    def _flush(self) -> list[ChatDelta]:
+        deltas, self._deltas = self._deltas, []
+        return _merged(deltas)
 
-    def _take_start(self) -> bool:
-        """Reasoning, if the first thing is its tag."""
-        text = self._pending.lstrip(_SPACE)
-        if len(text) < len(THINK) and THINK.startswith(text):
-            return False
-        if text.startswith(THINK):
-            self._pending, self._take = text[len(THINK) :], self._take_first_of_reasoning
-        else:
-            self._take = self._take_first
-        return True
-
-    def _take_first_of_reasoning(self) -> bool:
-        self._pending = self._pending.lstrip(_SPACE)
-        self._take = self._take_reasoning if self._pending else self._take
-        return bool(self._pending)
-
-    def _take_reasoning(self) -> bool:
-        text, tag, rest = self._pending.partition(END_OF_THINK)
-        if tag:
-            self._emit_reasoning(text.rstrip(_SPACE))
-            self._pending, self._take = rest, self._take_gap
-            return True
-        certain = text[: len(text) - overlap(text, END_OF_THINK)].rstrip(_SPACE)
-        self._emit_reasoning(certain)
-        self._pending = text[len(certain) :]
-        return False
-
-    def _take_gap(self) -> bool:
-        """Between reasoning and content."""
-        self._pending = self._pending.lstrip(_SPACE)
-        self._take = self._take_first if self._pending else self._take
-        return bool(self._pending)
-
-    # Content -------------------------------------------------------------------------------------------------
-
-    def _take_first(self) -> bool:
-        """The first of the content: may be a call without a tag."""
-        calls = self._format.calls
-        if calls is None:
-            self._take = self._take_rest
-        elif calls.bare:
-            text = self._pending.lstrip(_SPACE)
-            if not text:
-                return False
-            self._take = self._take_call if text[0] == "{" else self._take_content
-        else:
-            self._take = self._take_content
-        return True
-
-    def _take_rest(self) -> bool:
-        self._emit_content(self._pending)
-        self._pending = ""
-        return False
-
-    def _take_content(self) -> bool:
-        calls = self._format.calls
-        assert calls is not None
-        text, tag, rest = self._pending.partition(calls.begin)
-        if tag:
-            self._emit_content(text.rstrip(_SPACE))
-            self._call_text, self._pending, self._take = text[len(text.rstrip(_SPACE)) :] + tag, rest, self._take_call
-            return True
-        # White space may be that before a call.
-        certain = text[: len(text) - overlap(text, calls.begin)].rstrip(_SPACE)
-        self._emit_content(certain)
-        self._pending = text[len(certain) :]
-        return False
-
-    # Calls ---------------------------------------------------------------------------------------------------
-
-    def _take_call(self) -> bool:
-        """One JSON object, or a list of them."""
-        text = self._pending
-        for at, character in enumerate(text):
-            try:
-                over = self._calls.push(character)
-            except _NotACallError:
-                self._deltas += self._calls.taken()
-                if self._calls.started:
-                    self._pending, self._take = text[at:], self._take_broken
-                else:
-                    self._emit_content(self._call_text + text[: at + 1])
-                    self._pending, self._take = text[at + 1 :], self._take_content
-                self._call_text = ""
-                self._calls.restart()
-                return True
-            if over:
-                self._deltas += self._calls.taken()
-                self._call_text, self._pending = "", text[at + 1 :]
-                self._calls.restart()
-                assert self._format.calls is not None
-                self._take = self._take_end_tag if self._format.calls.end else self._take_next
-                return True
-        self._deltas += self._calls.taken()
-        self._call_text, self._pending = "" if self._calls.started else self._call_text + text, ""
-        return False
-
-    def _take_broken(self) -> bool:
-        """What is no JSON any more, after a call that was sent: to the end tag, or to the end."""
-        assert self._format.calls is not None
-        text, tag, rest = self._pending, "", ""
-        if self._format.calls.end:
-            text, tag, rest = self._pending.partition(self._format.calls.end)
-        self._pending = rest if tag else text[len(text) - overlap(text, self._format.calls.end or "\0") :]
-        self._take = self._take_next if tag else self._take
-        return bool(tag)
-
-    def _take_end_tag(self) -> bool:
-        assert self._format.calls is not None
-        text, tag = self._pending.lstrip(_SPACE), self._format.calls.end
-        if len(text) < len(tag) and tag.startswith(text):
-            return False
-        self._pending, self._take = text.removeprefix(tag), self._take_next
-        return True
-
-    def _take_next(self) -> bool:
-        """After a call: another one, or content."""
-        assert self._format.calls is not None
-        text = self._pending.lstrip(_SPACE + (";" if self._format.calls.bare else ""))
-        if not text:
-            return False
-        self._pending = text
-        self._take = self._take_call if self._format.calls.bare and text[0] == "{" else self._take_content
-        return True
+    def _emit(self, delta: ChatDelta) -> None:
+        self._deltas.append(delta)
 
     def _emit_content(self, text: str) -> None:
         if text:
-            self._deltas.append(ContentDelta(text))
+            self._emit(ContentDelta(text))
 
     def _emit_reasoning(self, text: str) -> None:
-        if text:
-            self._deltas.append(ReasoningDelta(text))
+        if text := text.rstrip(_SPACE):
+            self._emit(ReasoningDelta(text))
 
+    def _emit_nothing(self, text: str) -> None:
+        """For text between tags."""
 
-def _joined(found: list[ChatDelta]) -> list[ChatDelta]:
-    """Neighbours of one kind as one. A delta with a name stays alone."""
-    made: list[ChatDelta] = []
-    for (kind, index, _), group in itertools.groupby(enumerate(found), _kind):
-        each = [delta for _, delta in group]
-        if kind is CallDelta:
-            name = each[0].name if isinstance(each[0], CallDelta) else None
-            made.append(CallDelta(index, name, "".join(call.arguments for call in each if isinstance(call, CallDelta))))
+    # Readers take from the beginning of what is pending. They yield when they need more of it.
+
+    def _answer(self) -> Iterator[None]:
+        if self._format.reasoning and (self._format.thinking or (yield from self._take_tag(THINK))):
+            yield from self._reasoning()
+        calls = self._format.calls
+        if calls is None:
+            yield from self._content()
+            return
+        if calls.bare:
+            while not self._pending.lstrip(_SPACE):
+                yield
+        is_call = calls.bare and self._pending.lstrip(_SPACE)[0] == "{"
+        while True:
+            if not is_call:
+                yield from self._content_before(calls.begin)
+            is_call = yield from self._call(calls.end)
+            if is_call:
+                yield from self._skip(_SPACE + (";" if calls.bare else ""))
+                is_call = calls.bare and self._pending[0] == "{"
+
+    def _reasoning(self) -> Iterator[None]:
+        yield from self._skip(_SPACE)
+        self._emit_rest = self._emit_reasoning
+        yield from self._take_before(END_OF_THINK, self._emit_reasoning)
+        yield from self._skip(_SPACE)
+
+    def _content(self) -> Iterator[None]:
+        while True:
+            self._emit_content(self._pending)
+            self._pending = ""
+            yield
+
+    def _content_before(self, tag: str) -> Iterator[None]:
+        """White space before the tag is that of a call."""
+        space = yield from self._take_before(tag, self._emit_content)
+        self._call_text = space + tag
+
+    def _take_before(self, tag: str, emit: Callable[[str], None]) -> _Reader[str]:
+        """Emit what comes before a tag, and take the tag; the white space before it."""
+        while tag not in self._pending:
+            certain = self._pending[: len(self._pending) - overlap(self._pending, tag)].rstrip(_SPACE)
+            emit(certain)
+            self._pending = self._pending[len(certain) :]
+            yield
+        text, _, self._pending = self._pending.partition(tag)
+        emit(text.rstrip(_SPACE))
+        return text[len(text.rstrip(_SPACE)) :]
+
+    def _skip(self, characters: str) -> Iterator[None]:
+        """Leave these out, up to something else, which is content unless more is known of it."""
+        while not (text := self._pending.lstrip(characters)):
+            self._pending = ""
+            yield
+        self._pending, self._emit_rest = text, self._emit_content
+
+    def _take_tag(self, tag: str) -> _Reader[bool]:
+        """Take a tag, and spaces before it, if it comes next."""
+        while len(text := self._pending.lstrip(_SPACE)) < len(tag) and tag.startswith(text):
+            yield
+        if text.startswith(tag):
+            self._pending = text.removeprefix(tag)
+        return text.startswith(tag)
+
+    def _call(self, end: str) -> _Reader[bool]:
+        """One JSON object, or a list of them, and the tag after it. False: it was content."""
+        text, at, over, broken = "", 0, False, False
+        while not over and not broken:
+            if at == len(text):  # all of it is read
+                self._call_text = "" if self._calls.started else self._call_text + text
+                text, at, self._pending = self._pending, 0, ""
+                if not text:
+                    yield
+                continue
+            try:
+                over = self._calls.push(text[at])
+            except _NotACallError:
+                broken = True
+            at += 1
+        started, call_text, self._call_text = self._calls.started, self._call_text, ""
+        self._calls.restart()
+        self._pending = text[at:] + self._pending
+        if broken and not started:
+            self._emit_content(call_text + text[:at])
+            return False
+        self._emit_rest = self._emit_nothing
+        if over:
+            yield from self._take_tag(end)
+        elif end:  # what is no JSON any more, after a call that was sent, is left out
+            self._pending = text[at - 1 :]
+            yield from self._take_before(end, self._emit_nothing)
         else:
-            made.append(kind("".join(delta.text for delta in each if not isinstance(delta, CallDelta))))
-    return made
+            while True:
+                self._pending = ""
+                yield
+        return True
 
 
-def _kind(numbered: tuple[int, ChatDelta]) -> tuple[Any, int, int]:
-    """Equal for neighbours that can be joined."""
-    number, delta = numbered
-    if isinstance(delta, CallDelta):
-        return CallDelta, delta.index, -1 if delta.name is None else number
-    return type(delta), -1, -1
+def _merged(deltas: list[ChatDelta]) -> list[ChatDelta]:
+    """Neighbours of one kind as one. A delta with a name stays alone."""
+    merged: list[ChatDelta] = []
+    for (kind, index, name), group in itertools.groupby(deltas, _kind):
+        neighbours: Iterator[Any] = group
+        if kind is CallDelta:
+            merged.append(CallDelta(index, name, "".join(delta.arguments for delta in neighbours)))
+        else:
+            merged.append(kind("".join(delta.text for delta in neighbours)))
+    return merged
+
+
+def _kind(delta: ChatDelta) -> tuple[Any, int, str | None]:
+    """Equal for neighbours that become one. Every name has another index."""
+    return (CallDelta, delta.index, delta.name) if isinstance(delta, CallDelta) else (type(delta), -1, None)
 
 
 # JSON of calls ---------------------------------------------------------------------------------------------------
@@ -319,183 +291,116 @@ class _NotACallError(Exception):
     """The text is something else."""
 
 
-class _Value:
-    """Where one JSON value ends. Takes it character by character; checks brackets and strings, nothing else."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []
-        self._depth = 0
-        self._string = self._escaped = False
-
-    def push(self, character: str) -> bool:
-        """True: this was its last character. A number or a word has no last one: see `closed_by`."""
-        self._parts.append(character)
-        if self._string:
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
-                self._string = False
-                return self._depth == 0
-        elif character == '"':
-            self._string = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-            return self._depth == 0
-        return False
-
-    @property
-    def text(self) -> str:
-        """All of it so far."""
-        return "".join(self._parts)
-
-    def closed_by(self, character: str) -> bool:
-        """Is it a number or a word, and this the first character after it?"""
-        return bool(self._parts) and self._depth == 0 and not self._string and character in ",}" + _SPACE
-
-
 class _Calls:
     """Objects with a name and arguments, one alone or several in a list, character by character."""
 
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names, self._deltas = names, list[CallDelta]()
-        self.count = 0  # calls that were started
+    def __init__(self, names: frozenset[str], emit: Callable[[CallDelta], None]) -> None:
+        self._names, self._emit = names, emit
+        self._count = 0  # calls that were started
         self.restart()
 
     def restart(self) -> None:
         """Before the next object or list."""
         self.started = False  # is the name of the first one known, and have its arguments begun?
-        self._listed = False
-        self._expect = self._begin
-
-    def taken(self) -> list[CallDelta]:
-        """What came since the last time."""
-        found, self._deltas = self._deltas, []
-        return found
+        self._reader = self._objects()
+        next(self._reader)
 
     def push(self, character: str) -> bool:
         """True: that was the last character."""
-        return self._expect(character)
-
-    def _begin(self, character: str) -> bool:
-        if character == "[" and not self._listed:
-            self._listed, self._expect = True, self._item
-        elif character == "{":
-            self._open()
-        elif character not in _SPACE:
-            raise _NotACallError
+        try:
+            self._reader.send(character)
+        except StopIteration:
+            return True
         return False
 
-    def _open(self) -> None:
-        self._name: str | None = None
-        self._arguments: str | None = None  # that wait for a name
-        self._complete = False
-        self._expect = self._key_or_end
-
-    def _item(self, character: str) -> bool:
+    def _objects(self) -> _Reader[None]:
+        character = yield from _next_of("[{")
         if character == "{":
-            self._open()
-        elif character not in _SPACE:
-            raise _NotACallError
-        return False
+            yield from self._object()
+            return
+        while character != "]":
+            yield from _next_of("{")
+            yield from self._object()
+            character = yield from _next_of(",]")
 
-    def _key_or_end(self, character: str) -> bool:
-        return self._end_of_object() if character == "}" else self._before_key(character)
-
-    def _before_key(self, character: str) -> bool:
-        if character == '"':
-            self._value = _Value()
-            self._value.push(character)
-            self._expect = self._key
-        elif character not in _SPACE:
-            raise _NotACallError
-        return False
-
-    def _key(self, character: str) -> bool:
-        if self._value.push(character):
-            self._member, self._expect = _string(self._value.text), self._colon
-        return False
-
-    def _colon(self, character: str) -> bool:
-        if character == ":":
-            self._expect = self._before_value
-        elif character not in _SPACE:
-            raise _NotACallError
-        return False
-
-    def _before_value(self, character: str) -> bool:
-        if character in _SPACE:
-            return False
-        expected = '"' if self._member == "name" else "{" if self._member in _ARGUMENTS else character
-        twice = (self._member == "name" and self._name is not None) or (
-            self._member in _ARGUMENTS and (self._complete or self._arguments is not None)
-        )
-        if character != expected or character in ",:}]" or twice:
-            raise _NotACallError
-        self._value, self._expect = _Value(), self._inside
-        if self._member in _ARGUMENTS:
-            if self._name is not None:
-                self._start()
+    def _object(self) -> _Reader[None]:
+        """What follows the bracket."""
+        name: str | None = None
+        early_arguments: str | None = None  # that wait for a name
+        complete = False
+        character = yield from _next_of('"}')
+        while character == '"':
+            key = _string((yield from _value(character))[0])
+            yield from _next_of(":")
+            first = yield from _next_of()
+            is_name, is_arguments = key == "name", key in _ARGUMENTS
+            expected = '"' if is_name else "{" if is_arguments else first
+            repeated = name is not None if is_name else is_arguments and (complete or early_arguments is not None)
+            if first != expected or first in ",:}]" or repeated:
+                raise _NotACallError
+            if is_arguments and name is not None:
+                self._start(name)
+                _, character = yield from _value(first, self._emit_arguments)
+                complete = True
             else:
-                self._arguments = ""
-        return self._inside(character)
-
-    def _inside(self, character: str) -> bool:
-        if self._value.closed_by(character):
-            self._expect = self._after_value
-            return self._after_value(character)
-        over = self._value.push(character)
-        if self._member in _ARGUMENTS:
-            if self._name is None:
-                if over:
-                    self._arguments = self._value.text
-            else:
-                self._deltas.append(CallDelta(self.count - 1, None, character))
-                self._complete = over
-        if over:
-            self._expect = self._after_value
-            if self._member == "name":
-                self._named(_string(self._value.text))
-        return False
-
-    def _named(self, name: str) -> None:
-        if name not in self._names:
+                text, character = yield from _value(first)
+                early_arguments = text if is_arguments else early_arguments
+            if is_name:
+                name = _string(text)
+                if name not in self._names:
+                    raise _NotACallError
+                if early_arguments is not None:
+                    self._start(name)
+                    self._emit_arguments(early_arguments)
+                    complete = True
+            if character not in (",", "}"):
+                character = yield from _next_of(",}")
+            if character == ",":
+                character = yield from _next_of('"')
+        if not complete:
             raise _NotACallError
-        self._name = name
-        if self._arguments is not None:
-            self._start()
-            self._deltas.append(CallDelta(self.count - 1, None, self._arguments))
-            self._complete = True
 
-    def _start(self) -> None:
-        self.count += 1
+    def _start(self, name: str) -> None:
+        self._count += 1
         self.started = True
-        self._deltas.append(CallDelta(self.count - 1, self._name, ""))
+        self._emit(CallDelta(self._count - 1, name, ""))
 
-    def _after_value(self, character: str) -> bool:
-        if character == ",":
-            self._expect = self._before_key
-        elif character == "}":
-            return self._end_of_object()
-        elif character not in _SPACE:
-            raise _NotACallError
-        return False
+    def _emit_arguments(self, text: str) -> None:
+        self._emit(CallDelta(self._count - 1, None, text))
 
-    def _end_of_object(self) -> bool:
-        if not self._complete:
-            raise _NotACallError
-        self._expect = self._between
-        return not self._listed
 
-    def _between(self, character: str) -> bool:
-        if character == ",":
-            self._expect = self._item
-        elif character not in _SPACE + "]":
-            raise _NotACallError
-        return character == "]"
+def _next_of(allowed: str = "") -> _Reader[str]:
+    """The next character that is no space: one of these, or any."""
+    character: str = yield
+    while character in _SPACE:
+        character = yield
+    if allowed and character not in allowed:
+        raise _NotACallError
+    return character
+
+
+def _value(first: str, emit: Callable[[str], None] = lambda character: None) -> _Reader[tuple[str, str]]:
+    """A JSON value from its first character on, and the character after it, which only ends a number or a word.
+
+    Checks brackets and strings, nothing else.
+    """
+    characters, depth, in_string, escaped = list[str](), 0, False, False
+    character = first
+    while not characters or depth or in_string or character not in ",}" + _SPACE:
+        characters.append(character)
+        emit(character)
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = character == "\\" and not escaped
+            ends = not in_string and depth == 0
+        else:
+            in_string = character == '"'
+            depth += (character in "{[") - (character in "}]")
+            ends = character in "}]" and depth == 0
+        if ends:
+            return "".join(characters), ""
+        character = yield
+    return "".join(characters), character
 
 
 def _string(text: str) -> str:

@@ -31,28 +31,29 @@ _WITHOUT_EFFECT = {"dropout": (None, 0, 0.0)}
 def encoder(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     """An encoder with all tokens of the vocabulary, and the rules of the file. Added tokens are still to be added."""
     rules = _rules(vocabulary)
-    given = rules.get("model") or {}
-    kind = given.get("type") if isinstance(given, dict) else None
+    model = rules.get("model") or {}
+    kind = model.get("type") if isinstance(model, dict) else None
     kind = "BPE" if kind is None else kind
-    if not isinstance(given, dict) or not isinstance(kind, str) or kind not in _OPTIONS:
+    if not isinstance(model, dict) or not isinstance(kind, str) or kind not in _OPTIONS:
         raise ModelError(
-            f"tokenizer.huggingface.json: model must be of the type {' or '.join(_OPTIONS)}, it is {given!r:.60}"
+            f"tokenizer.huggingface.json: model must be of the type {' or '.join(_OPTIONS)}, it is {model!r:.60}"
         )
-    given = {name: value for name, value in given.items() if name != "type"}
-    options = {name: given.pop(name, default) for name, default in _OPTIONS[kind].items()}
+    model = {name: value for name, value in model.items() if name != "type"}
+    options = {name: model.pop(name, default) for name, default in _OPTIONS[kind].items()}
+    options = {name: value for name, value in options.items() if value is not None}  # the package takes no None
     for name in ("vocab", "merges"):
-        given.pop(name, None)  # a GGUF file may have the whole text
-    for name, value in given.items():
+        model.pop(name, None)  # a GGUF file may have the whole text
+    for name, value in model.items():
         if value not in _WITHOUT_EFFECT.get(name, ()):
             raise ModelError(f"tokenizer.json: model.{name} is {value!r:.60}, which is not supported")
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     parts = {"normalizer": rules.get("normalizer"), "pre_tokenizer": rules.get("pre_tokenizer"), "model": empty}
     with wrap_tokenizer_errors("tokenizer.json"):
         template = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **parts}))
-        made = tokenizers.Tokenizer((_unigram if kind == "Unigram" else _bpe)(vocabulary, _given(options)))
+        encoder = tokenizers.Tokenizer((_unigram if kind == "Unigram" else _bpe)(vocabulary, options))
     # Each is None where the file has none, which the package takes in its place.
-    made.normalizer, made.pre_tokenizer = template.normalizer, template.pre_tokenizer
-    return made
+    encoder.normalizer, encoder.pre_tokenizer = template.normalizer, template.pre_tokenizer
+    return encoder
 
 
 def _bpe(vocabulary: Vocabulary, options: dict[str, Any]) -> models.Model:
@@ -67,14 +68,14 @@ def _unigram(vocabulary: Vocabulary, options: dict[str, Any]) -> models.Model:
 
 def added_tokens(vocabulary: Vocabulary) -> Mapping[str, AddedToken]:
     """How tokens that are searched for in a text are found, by their text."""
-    found = {}
+    tokens = {}
     listed = _rules(vocabulary).get("added_tokens") or []
     for each in listed if isinstance(listed, list) else [listed]:
         if not isinstance(each, dict) or not isinstance(each.get("content"), str):
             raise ModelError(f"tokenizer.huggingface.json: added_tokens must have a content, there is {each!r:.60}")
         switches = {name: each.get(name) is True for name in ("single_word", "lstrip", "rstrip", "normalized")}
-        found[each["content"]] = AddedToken(each["content"], **switches)
-    return found
+        tokens[each["content"]] = AddedToken(each["content"], **switches)
+    return tokens
 
 
 def _rules(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -85,8 +86,3 @@ def _rules(vocabulary: Vocabulary) -> dict[str, Any]:
     if not isinstance(rules, dict):
         raise ModelError(f"tokenizer.huggingface.json must be an object, it is {rules!r:.60}")
     return rules
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The package takes no None for an option that is left out."""
-    return {name: value for name, value in options.items() if value is not None}

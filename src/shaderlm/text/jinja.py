@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import Template, nodes
@@ -19,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _LONGEST_PROBLEM = 300  # characters of a template's own words
-_MAX_KEPT = 8  # compiled templates
+_MAX_TEMPLATES = 8  # that stay compiled
 
 
 def make() -> Callable[[dict[str, Any]], tuple[str, str]]:
@@ -32,12 +33,12 @@ class _Renderer:
 
     def __init__(self) -> None:
         self._environment = _environment()
-        self._kept: dict[str, Template] = {}
+        self._compile = lru_cache(_MAX_TEMPLATES)(self._environment.from_string)
 
-    def answer(self, asked: dict[str, Any]) -> tuple[str, str]:
-        source, variables = asked["source"], asked["variables"]
+    def answer(self, request: dict[str, Any]) -> tuple[str, str]:
+        source, variables = request["source"], request["variables"]
         try:
-            template = self._compiled(source)
+            template: Template = self._compile(source)
             if variables is None:  # does it show tools?
                 names = find_undeclared_variables(self._environment.parse(source))
                 return "text", "tools" if "tools" in names else ""
@@ -46,7 +47,7 @@ class _Renderer:
         except Exception as problem:  # beside syntax errors, whatever computing its constants may raise
             return "broken", _one_line(problem)
         try:
-            return self._rendered(template, variables, asked["max_bytes"])
+            return self._rendered(template, variables, request["max_bytes"])
         except _RefusalError as problem:
             return "refused", str(problem)
         except MemoryError:
@@ -54,19 +55,11 @@ class _Renderer:
         except Exception as problem:  # it is a program, and may fail like one
             return "failed", _one_line(problem)
 
-    def _compiled(self, source: str) -> Template:
-        if source not in self._kept:
-            made = self._environment.from_string(source)
-            if len(self._kept) == _MAX_KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[source] = made
-        return self._kept[source]
-
     def _rendered(self, template: Template, variables: dict[str, Any], max_bytes: int) -> tuple[str, str]:
-        parts, left = list[str](), max_bytes
+        parts, remaining = list[str](), max_bytes
         for part in template.generate(**variables):
-            left -= len(part.encode(errors="surrogatepass"))
-            if left < 0:
+            remaining -= len(part.encode(errors="surrogatepass"))
+            if remaining < 0:
                 return "large", ""
             parts.append(part)
         return "text", "".join(parts)
@@ -77,12 +70,12 @@ class _RefusalError(Exception):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    made.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
-    made.filters["tojson"] = _tojson
-    return made
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
+    environment.filters["tojson"] = _tojson
+    return environment
 
 
 class _Generation(Extension):

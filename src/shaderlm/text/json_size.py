@@ -14,9 +14,9 @@ MAX_DEPTH = 100  # of brackets: llguidance reads 128 levels, of which a grammar 
 
 def check_json_size(option: str, value: Any, most: int = MAX_CHARACTERS) -> None:
     """Refuse what is too long or too deep. Other threads run meanwhile, as they do not while JSON is written."""
-    size, left = 0, [(value, 0)]
-    while left:
-        each, depth = left.pop()
+    size, pending = 0, [(value, 0)]
+    while pending:
+        each, depth = pending.pop()
         inner: Iterable[Any] = ()
         if isinstance(each, str):
             size += len(each)
@@ -31,4 +31,4 @@ def check_json_size(option: str, value: Any, most: int = MAX_CHARACTERS) -> None
         if isinstance(each, (Mapping, list, tuple)):
             if depth == MAX_DEPTH:
                 raise InputError(f"{option} must be nested at most {MAX_DEPTH} levels deep; it has more")
-            left += [(part, depth + 1) for part in inner]
+            pending += [(part, depth + 1) for part in inner]

@@ -32,8 +32,10 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         check_vocabulary(vocabulary)
-        self._bytes = _TokenBytes(vocabulary)
-        self._stop_ids = _stop_ids(vocabulary)
+        # The bytes of every token; special tokens have none.
+        self.bytes_by_token: Sequence[bytes] = _TokenBytes(vocabulary)
+        # Tokens that end a generation: EOS, and the end-of-turn tokens that chat checkpoints use beside it.
+        self.stop_ids = _stop_ids(vocabulary)
         build = {"bpe": _byte_level, "spm": _sentence_piece, "unigram": _unigram}[vocabulary.kind]
         flags: Mapping[str, AddedToken] = {}
         if vocabulary.rules is not None:
@@ -54,26 +56,16 @@ class Tokenizer:
             self._special.add_tokens(self._added)
             self._plain.add_tokens([token for token in self._added if token.content not in self.special_tokens])
 
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Tokens that end a generation: EOS, and the end-of-turn tokens that chat checkpoints use beside it."""
-        return self._stop_ids
-
-    @property
-    def bytes_by_token(self) -> Sequence[bytes]:
-        """The bytes of every token; special tokens have none."""
-        return self._bytes
-
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:
         """Texts of the special tokens and their ids, longest first: GGUF's control tokens, and what ends a turn."""
-        vocabulary, ends = self.vocabulary, self._stop_ids
-        found = {
+        vocabulary, ends = self.vocabulary, self.stop_ids
+        special = {
             vocabulary.tokens[i]: i
             for i in vocabulary.not_normal
             if vocabulary.types[i] in (CONTROL, UNKNOWN) or (vocabulary.types[i] == USER_DEFINED and i in ends)
         }
-        return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+        return dict(sorted(special.items(), key=lambda item: -len(item[0])))
 
     def encode(self, text: str, add_special: bool = False, *, parse_special: bool = True) -> list[int]:
         """Token ids of a text.
@@ -91,8 +83,7 @@ class Tokenizer:
 
     def encoder_json(self) -> str:
         """The encoder that reads special tokens in the form of a tokenizer.json."""
-        found: str = self._special.to_str()
-        return found
+        return str(self._special.to_str())
 
     def min_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least. Takes less time than to count them."""
@@ -110,8 +101,8 @@ class Tokenizer:
     @cached_property
     def _has_all_bytes(self) -> bool:
         vocabulary = self.vocabulary
-        found = [i for i in vocabulary.not_normal if vocabulary.types[i] == BYTE]
-        return vocabulary.kind == "bpe" or len({vocabulary.tokens[i].upper() for i in found}) == 256
+        byte_tokens = [i for i in vocabulary.not_normal if vocabulary.types[i] == BYTE]
+        return vocabulary.kind == "bpe" or len({vocabulary.tokens[i].upper() for i in byte_tokens}) == 256
 
     @cached_property
     def _max_token_bytes(self) -> int:
@@ -157,23 +148,23 @@ class Tokenizer:
             at = operator.index(token)
         except TypeError:
             raise InputError(f"decode: a token id must be a whole number, got {reprlib.repr(token)}") from None
-        if not 0 <= at < len(self._bytes):
-            raise InputError(f"decode: a token id must lie in 0 … {len(self._bytes) - 1}, got {at}")
-        return self._bytes[at]
+        if not 0 <= at < len(self.bytes_by_token):
+            raise InputError(f"decode: a token id must lie in 0 … {len(self.bytes_by_token) - 1}, got {at}")
+        return self.bytes_by_token[at]
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token as they can be shown: those of a special token are its text."""
-        found, at = self.token_bytes(token), operator.index(token)
+        raw, at = self.token_bytes(token), operator.index(token)
         special = self.vocabulary.types[at] in (CONTROL, UNKNOWN)
-        return self.vocabulary.tokens[at].encode() if special else found
+        return self.vocabulary.tokens[at].encode() if special else raw
 
     def text_or_bytes(self, token: int) -> str | list[int]:
         """The text of a token; where it is a part of a character, its bytes as numbers."""
-        found = self.piece(token)
+        raw = self.piece(token)
         try:
-            return found.decode()
+            return raw.decode()
         except UnicodeDecodeError:
-            return list(found)
+            return list(raw)
 
     def decode(self, ids: Iterable[int], *, clean_spaces: bool = False) -> str:
         """The text of token ids, special tokens left out. Broken UTF-8 becomes U+FFFD.
@@ -206,8 +197,8 @@ def _ids(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
         raise InputError(problem) from None
     # In a batch other threads run meanwhile; `encode` of one text stops them, for 0.6 s if it has a megabyte.
     with wrap_tokenizer_errors("the tokenizer of this checkpoint is damaged"):
-        found: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    return found
+        ids: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
@@ -242,11 +233,11 @@ def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
 def _check_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> None:
     """They must be pairs of tokens that make a token: `tokenizers` takes no other, and says so in a bare Exception."""
     for merge in vocabulary.merges:
-        left, space, right = merge.partition(" ")
+        first, space, second = merge.partition(" ")
         if not space:
             raise ModelError(f"tokenizer.ggml.merges must hold pairs 'a b', the file has {reprlib.repr(merge)}")
-        if left not in ids or right not in ids or left + right not in ids:
-            missing = next(text for text in (left, right, left + right) if text not in ids)
+        if first not in ids or second not in ids or first + second not in ids:
+            missing = next(text for text in (first, second, first + second) if text not in ids)
             raise ModelError(
                 f"tokenizer.ggml.merges must make tokens of tokens, the file has {reprlib.repr(merge)} but no token "
                 f"{reprlib.repr(missing)}"
@@ -260,15 +251,15 @@ def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     for piece, i in ids.items():
         if vocabulary.types[i] in (NORMAL, USER_DEFINED):
             for cut in range(1, len(piece)):
-                left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
-                if left is not None and right is not None:
-                    merges.append((-vocabulary.scores[i], left, right))
+                first, second = ids.get(piece[:cut]), ids.get(piece[cut:])
+                if first is not None and second is not None:
+                    merges.append((-vocabulary.scores[i], first, second))
     merges.sort()
     texts = vocabulary.tokens
     encoder = tokenizers.Tokenizer(
         models.BPE(
             vocab=ids,
-            merges=[(texts[left], texts[right]) for _, left, right in merges],
+            merges=[(texts[first], texts[second]) for _, first, second in merges],
             unk_token=None if vocabulary.unknown is None else texts[vocabulary.unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -370,5 +361,5 @@ def _token_bytes(vocabulary: Vocabulary, token: int) -> bytes:
 
 def _stop_ids(vocabulary: Vocabulary) -> frozenset[int]:
     ends = {i for i in vocabulary.not_normal if vocabulary.types[i] in (CONTROL, USER_DEFINED)}
-    found = {i for i in ends if vocabulary.tokens[i] in _TURN_ENDS}
-    return frozenset(found | set(vocabulary.ends) | ({vocabulary.eos} if vocabulary.eos is not None else set()))
+    turn_ends = {i for i in ends if vocabulary.tokens[i] in _TURN_ENDS}
+    return frozenset(turn_ends | set(vocabulary.ends) | ({vocabulary.eos} if vocabulary.eos is not None else set()))

@@ -6,6 +6,7 @@ import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from ..errors import InputError
@@ -33,11 +34,12 @@ class ToolChoice:
     parallel: bool  # may it call several?
 
 
-def read_tools(given: Any, choice: Any, parallel: bool = True) -> ToolChoice | None:
+def read_tools(descriptions: Any, choice: Any, parallel: bool = True) -> ToolChoice | None:
     """`tools` and `tool_choice` in OpenAI's form, checked. None: nothing can be called."""
-    listed = () if given is None else _list("tools", given)
-    check_json_size("tools", listed)
-    tools, names = tuple(_read_tool(i, tool) for i, tool in enumerate(listed)), set[str]()
+    if not isinstance(descriptions, (list, tuple, NoneType)):
+        raise InputError(f"tools must be a list, got {type(descriptions).__name__}")
+    check_json_size("tools", descriptions)
+    tools, names = tuple(_read_tool(i, each) for i, each in enumerate(descriptions or ())), set[str]()
     for tool in tools:
         if tool.name in names:
             raise InputError(f"tools: the function {tool.name!r} is there twice; give each a name of its own")
@@ -57,27 +59,21 @@ def _named_tool(choice: Any, tools: Sequence[Tool]) -> Tool:
     if name is None:
         expected = "'auto', 'none', 'required' or {'type': 'function', 'function': {'name': NAME}}"
         raise InputError(f"tool_choice must be {expected}, got {reprlib.repr(choice)}")
-    found = next((tool for tool in tools if tool.name == name), None)
-    if found is None:
-        given = ", ".join(tool.name for tool in tools)
-        raise InputError(f"tool_choice names the function {name!r}; the tools are {given}")
-    return found
+    tool_named = next((tool for tool in tools if tool.name == name), None)
+    if tool_named is None:
+        names = ", ".join(tool.name for tool in tools)
+        raise InputError(f"tool_choice names the function {name!r}; the tools are {names}")
+    return tool_named
 
 
-def _list(name: str, given: Any) -> Sequence[Any]:
-    if not isinstance(given, (list, tuple)):
-        raise InputError(f"{name} must be a list, got {type(given).__name__}")
-    return given
-
-
-def _read_tool(i: int, given: Any) -> Tool:
-    kind = given.get("type", "function") if isinstance(given, Mapping) else None
-    function = given.get("function") if isinstance(given, Mapping) else None
+def _read_tool(i: int, tool: Any) -> Tool:
+    kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
+    function = tool.get("function") if isinstance(tool, Mapping) else None
     if kind != "function" or not isinstance(function, Mapping):
         expected = "{'type': 'function', 'function': {'name': …, 'parameters': …}}"
-        raise InputError(f"tools[{i}] must be {expected}, got {reprlib.repr(given)}")
+        raise InputError(f"tools[{i}] must be {expected}, got {reprlib.repr(tool)}")
     try:
-        json.dumps(given, allow_nan=False, default=dict)
+        json.dumps(tool, allow_nan=False, default=dict)
     except (TypeError, ValueError, RecursionError) as problem:
         raise InputError(f"tools[{i}] must be JSON; {' '.join(str(problem).split())}") from None
     name, parameters = function.get("name"), function.get("parameters")
@@ -121,26 +117,26 @@ The result comes back between <tool_response> and </tool_response>."""
 
 def messages_with_tools(messages: Messages, tools: Messages | None) -> list[dict[str, Any]]:
     """A conversation for a template that knows no tools: they are in the system message, calls and results in text."""
-    made: list[dict[str, Any]] = []
+    plain: list[dict[str, Any]] = []
     for message in messages:
         if message.get("tool_calls"):
             calls = [_written(call) for call in message["tool_calls"]]
-            made.append({"role": message["role"], "content": "\n".join([*_some(message.get("content")), *calls])})
+            plain.append({"role": message["role"], "content": "\n".join([*_some(message.get("content")), *calls])})
         elif message.get("role") == "tool":
             result = f"<tool_response>\n{message.get('content')}\n</tool_response>"
-            if made and made[-1].get("results"):
-                made[-1]["content"] += "\n" + result
+            if plain and plain[-1].get("results"):
+                plain[-1]["content"] += "\n" + result
             else:
-                made.append({"role": "user", "content": result, "results": True})
+                plain.append({"role": "user", "content": result, "results": True})
         else:
-            made.append(dict(message))
-    for message in made:
+            plain.append(dict(message))
+    for message in plain:
         message.pop("results", None)
     if tools:
         words = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-        first = made.pop(0)["content"] if made and made[0].get("role") == "system" else ""
-        made.insert(0, {"role": "system", "content": "\n\n".join([*_some(first), words])})
-    return made
+        first = plain.pop(0)["content"] if plain and plain[0].get("role") == "system" else ""
+        plain.insert(0, {"role": "system", "content": "\n\n".join([*_some(first), words])})
+    return plain
 
 
 def _some(text: str | None) -> list[str]:

@@ -115,8 +115,8 @@ class Vocabulary:
 # One entry of the metadata each: its value, `default` where the file has none, or a ModelError ----------------
 
 
-def _wrong(name: str, expected: str, given: object) -> ModelError:
-    return ModelError(f"{_PREFIX}{name} must be {expected}, the file has {reprlib.repr(given)}")
+def _wrong(name: str, expected: str, value: object) -> ModelError:
+    return ModelError(f"{_PREFIX}{name} must be {expected}, the file has {reprlib.repr(value)}")
 
 
 def _text(metadata: Mapping[str, Any], name: str, default: str | None) -> str:
@@ -206,9 +206,9 @@ def _stripping(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Which added tokens take spaces before them, and after them."""
-    given = metadata.get(STRIPPING)
-    if given is not None:
-        return _given_stripping(given, len(tokens))
+    listed = metadata.get(STRIPPING)
+    if listed is not None:
+        return _listed_stripping(listed, len(tokens))
     name = str(metadata.get("general.name", "")).lower()
     phi3 = metadata.get("general.architecture") == "phi3" or "phi-3" in name or "phi3" in name
     if not phi3 or metadata.get(f"{_PREFIX}model") != "llama":
@@ -217,18 +217,18 @@ def _stripping(
     return frozenset(), frozenset(i for i in added if tokens[i] not in _PHI3_PLAIN)
 
 
-def _given_stripping(given: object, count: int) -> tuple[frozenset[int], frozenset[int]]:
+def _listed_stripping(listed: object, count: int) -> tuple[frozenset[int], frozenset[int]]:
     try:
-        read = json.loads(given) if isinstance(given, str) else {}
-        found = [frozenset(read[name]) for name in ("before", "after")]
+        read = json.loads(listed) if isinstance(listed, str) else {}
+        sides = [frozenset(read[name]) for name in ("before", "after")]
     except (ValueError, RecursionError, TypeError, KeyError):
-        raise ModelError(f"{STRIPPING} must list ids before and after, the file has {reprlib.repr(given)}") from None
-    if not all(type(i) is int and 0 <= i < count for ids in found for i in ids):
-        raise ModelError(f"{STRIPPING} must have ids of tokens, the file has {reprlib.repr(given)}")
-    return found[0], found[1]
+        raise ModelError(f"{STRIPPING} must list ids before and after, the file has {reprlib.repr(listed)}") from None
+    if not all(type(i) is int and 0 <= i < count for ids in sides for i in ids):
+        raise ModelError(f"{STRIPPING} must have ids of tokens, the file has {reprlib.repr(listed)}")
+    return sides[0], sides[1]
 
 
 def _rules(metadata: Mapping[str, Any]) -> str | None:
     """The rules of a tokenizer.json, where the file does not name one of the known ones."""
-    found = metadata.get("tokenizer.huggingface.json")
-    return found if isinstance(found, str) and f"{_PREFIX}pre" not in metadata else None
+    rules = metadata.get("tokenizer.huggingface.json")
+    return rules if isinstance(rules, str) and f"{_PREFIX}pre" not in metadata else None

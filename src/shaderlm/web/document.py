@@ -13,7 +13,7 @@ from ..gpu.lanes import probe_sources
 from ..graph.batch import PAGE, RUN_ROWS, last_key
 from ..graph.reference import rope_frequencies
 from ..graph.sampling import BIAS
-from ..models.architecture import Config
+from ..models.config import Config
 from ..runtime.pages import pages_for
 from ..runtime.runner import FIRST_PAGES
 from .plans import DeviceVariant

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..graph.batch import PAGE
-from ..models.architecture import Config
+from ..models.config import Config
 from ..page import export_files, service_worker
 from ..runtime.runner import rope_factors
 from ..version import __version__

@@ -11,8 +11,9 @@ from ..engine.loading import FileSource, config_of_file, quantized
 from ..formats.find import find
 from ..formats.opening import open_checkpoint
 from ..formats.quantize import check_kind
-from ..models.architecture import Architecture, Config
+from ..models.architecture import Architecture
 from ..models.checkpoint import architecture_of
+from ..models.config import Config
 from ..runtime.weights import Source
 from ..text import Tokenizer, Vocabulary
 

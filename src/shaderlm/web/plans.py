@@ -12,7 +12,8 @@ from ..errors import ModelError, RouteError
 from ..gpu.caps import DeviceCaps
 from ..graph.batch import CONTEXTS, RUN_ROWS, last_key
 from ..graph.fuse import fuse
-from ..models.architecture import Architecture, Config, StepSpec
+from ..models.architecture import Architecture
+from ..models.config import Config, StepSpec
 from ..runtime.sizes import cache_format, max_context, max_tokens, weights_of
 from .variants import PORTABLE, VARIANTS
 

@@ -1,0 +1,210 @@
+"""The numbers of a checkpoint's model, and the metadata that they are read from, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from ..errors import ModelError
+from ..graph.reference import Yarn
+
+# What GGUF calls them in every architecture. Without an output matrix, the embeddings serve as one.
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+
+Shapes = Mapping[str, tuple[int, ...]]
+# What the feed-forward network of a layer reads: the norm of the layer's input and attention's result, of the input
+# alone, or what attention reads. Its result is added to the sum of both in any case.
+FfnInput = Literal["sum", "input", "attn_norm"]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: pairs are (2i, 2i + 1) if interleaved, else (i, i + rotary / 2)."""
+
+    rotary: int  # 0: none
+    theta: float
+    interleaved: bool
+    linear_scale: float = 1.0  # positions are divided by this
+    factors: str | None = None  # a tensor of the checkpoint that divides the frequencies
+    long_factors: str | None = None  # the one that does if the context is longer than `original_context`
+    original_context: int = 0
+    yarn: Yarn | None = None
+    magnitude: float = 1.0  # what rotated values are multiplied with
+
+    def factors_for(self, context: int) -> str | None:
+        """The tensor that divides the frequencies of a model with so much context."""
+        return self.long_factors if self.long_factors and context > self.original_context else self.factors
+
+
+# The tables of rope in graphs: that of most layers, and that of layers with a window where it is another.
+ROPE, LOCAL_ROPE = "rope_table", "rope_table_local"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer does that others of its model may not."""
+
+    window: int = 0  # how many tokens a token sees, itself included; 0: all
+    rope: str | None = ROPE  # its table; None: positions are not rotated
+    experts: bool = True  # its feed-forward network is a mixture, where the model has one
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Constants of a model that most do not have."""
+
+    embedding: float = 1.0
+    residual: float = 1.0  # of what attention and feed-forward network add
+    logits: float = 1.0
+    scores: float | None = None  # of attention; None: 1 / sqrt(head width)
+    score_cap: float = 0.0  # 0: none
+    logit_cap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What an architecture says about its experts that no key of its files does.
+
+    `always`: its files have experts. `normalise`: the factors of the chosen experts add up to 1. `own_width`: experts
+    have a width of their own, expert_feed_forward_length. `shared`: a network that all rows pass through: gated by the
+    sigmoid of a dot product, or optional, without a gate, in files that say how wide it is. `gating` is that of the op
+    route_experts, `activation` the op of gate and up.
+    """
+
+    always: bool = True
+    normalise: bool = True
+    own_width: bool = True
+    shared: Literal["none", "gated", "optional"] = "none"
+    gating: str = "softmax"
+    activation: str = "silu_mul"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture in place of a feed-forward network: `used` of `count` networks of width `ffn`, chosen for each row.
+
+    `shared` is the width of a network that all rows pass through; 0 where there is none.
+    """
+
+    count: int
+    used: int
+    ffn: int
+    shared: int
+    mixture: Mixture
+
+
+@dataclass(frozen=True)
+class Config:
+    """The numbers of one checkpoint, and the formats of its tensors as they will lie on the device."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    ffn: int
+    vocabulary: int
+    context: int
+    eps: float
+    rope: Rope
+    formats: Mapping[str, str] = field(repr=False)
+    shapes: Shapes = field(repr=False)
+    local_rope: Rope | None = None  # of layers whose table is LOCAL_ROPE
+    per_layer: tuple[Layer, ...] = ()  # one for each layer, unless all are as `Layer()` is
+    factors: Factors = Factors()
+    experts: Experts | None = None
+    ffn_input: FfnInput = "sum"
+    activation: str = ""  # an op, where it is not that of the architecture
+
+    @property
+    def ropes(self) -> dict[str, Rope]:
+        """By the name of the table."""
+        tables = {ROPE: self.rope, LOCAL_ROPE: self.local_rope}
+        return {name: rope for name, rope in tables.items() if rope is not None and rope.rotary}
+
+    def layer(self, index: int) -> Layer:
+        """What a layer does differently. A window that no sequence fills is none."""
+        layer = self.per_layer[index] if self.per_layer else Layer()
+        return layer if layer.window < self.context else replace(layer, window=0)
+
+    def experts_of(self, index: int) -> Experts | None:
+        """The mixture of a layer; None where it has a network without experts."""
+        return self.experts if self.layer(index).experts else None
+
+
+class StepSpec(NamedTuple):
+    """What the graph of a step is built for: rows at once, how attention reads its keys, and the format of the cache.
+
+    `context` is the class of the longest sequence (`graph.batch.CONTEXTS`). `paged`: a table says where the pages of a
+    sequence lie; without it the pool holds one sequence, from its first row on. `decode`: every row is of a sequence of
+    its own, so that none belongs to a run.
+    """
+
+    tokens: int
+    context: str = "single_pass"
+    cache: str = "f32"
+    paged: bool = False
+    decode: bool = False
+
+
+class Metadata:
+    """The keys of one architecture, without its name before them: checked as they are read, and kept track of.
+
+    A key that is read is honoured; what becomes of the others is in `metadata_keys`.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        prefix = f"{architecture}."
+        self._values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+        self._architecture = architecture
+        self._read: set[str] = set()
+
+    def full(self, key: str) -> str:
+        """The key as the file has it."""
+        return f"{self._architecture}.{key}"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value, of any type."""
+        self._read.add(key)
+        return self._values.get(key, default)
+
+    def whole(self, key: str, default: int | None = None, maximum: int = 1 << 24) -> int:
+        """A whole number from 1 to `maximum`."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+            raise self.wrong(key, f"a whole number from 1 to {maximum:,}", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+            raise self.wrong(key, "a number above 0", value)
+        return float(value)
+
+    def fraction(self, key: str, default: float) -> float:
+        """A number from 0 to 1. Files write −1 for "not set"."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 <= value <= 1 or value == -1):
+            raise self.wrong(key, "a number from 0 to 1", value)
+        return default if value == -1 else float(value)
+
+    def wrong(self, key: str, expected: str, value: Any) -> ModelError:
+        """A value that cannot be."""
+        shown = "nothing" if value is None else repr(value)[:60]
+        return ModelError(f"{self.full(key)} must be {expected}, the file has {shown}")
+
+    def unread(self) -> dict[str, Any]:
+        """What nobody asked for, by key."""
+        return {key: value for key, value in self._values.items() if key not in self._read}
+
+
+def expect(shapes: Shapes, name: str, shape: tuple[int, ...]) -> None:
+    """A tensor that must be there, in this shape."""
+    if name not in shapes:
+        raise ModelError(f"the checkpoint has no tensor {name!r}: it is incomplete, or not a language model")
+    if shapes[name] != shape:
+        raise ModelError(f"tensor {name!r} must be {list(shape)} by the metadata, it is {list(shapes[name])}")
