@@ -72,7 +72,7 @@ def rounded_in_blocks(op: str, dims: dict[str, Any]) -> None:
     """What is rounded between two products is one row of whole blocks, which gate and up make."""
     one_row = dims["tokens"] == 1 and not dims["batched"]
     given = f"tokens={dims['tokens']}, batched={dims['batched']}"
-    if dims["prologue"] == "rounded" and not (one_row and dims["K"] % 32 == 0):
+    if dims["prologue"] == "int16_activations" and not (one_row and dims["K"] % 32 == 0):
         raise InputError(f"{op}: rounded inputs are one token, not batched, with K in 32s, got {given}, K={dims['K']}")
     gated = dims["epilogue"] in ("silu_mul", "gelu_mul")
     if dims["rounded"] and not (one_row and gated and dims["N"] % 64 == 0):

@@ -127,7 +127,7 @@ def _single_pass_lanes(dims: Dims, caps: DeviceCaps) -> int:
     return few if caps.policy.prefer_few_barriers else min(512, caps.max_invocations)
 
 
-def _single_pass_share(dims: Dims, caps: DeviceCaps) -> int:
+def _single_pass_lanes_per_key(dims: Dims, caps: DeviceCaps) -> int:
     """Lanes that share a key: of longer heads more, so that more of a key is asked for at once.
 
     H200, 64 keys of 128: 4.50 µs with 4, 4.10 with 8.
@@ -176,16 +176,16 @@ def single_pass_constants(dims: Dims, caps: DeviceCaps) -> dict[str, Constant]:
     lanes, parts = _single_pass_lanes(dims, caps), single_pass_parts(dims, caps)
     columns = quads(dims) // parts
     join = caps.subgroup_size // columns if columns & (columns - 1) == 0 else 1
-    teams = lanes // columns
+    keys_at_once = lanes // columns
     most = last_key(dims["context"], dims["D"]) if dims["tokens"] == 1 else _ALL
     return {
         "WG": lanes,
         "QUADS": quads(dims),
-        "SHARE": _single_pass_share(dims, caps),
+        "LANES_PER_KEY": _single_pass_lanes_per_key(dims, caps),
         "PARTS": parts,
         "SUBGROUP": caps.subgroup_size,
         "MOST": most,
-        "JOIN": min(join, teams) if join and teams & (teams - 1) == 0 else 1,
+        "JOIN": min(join, keys_at_once) if join and keys_at_once & (keys_at_once - 1) == 0 else 1,
         **score_constants({**dims, "window": 0 if dims["window"] >= most else dims["window"]}),
     }
 
@@ -212,11 +212,11 @@ def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispa
     size = caps.same_subgroup_size
     octets = dims["cache"] == "f16" and quads(dims) % 2 == 0
     unit = 2 if octets else 1  # quads that a lane reads at once: 16 bytes, if it can
-    shared = min(size, max(4, 1 << (ceil_div(quads(dims), 2) - 1).bit_length()))  # lanes of a key
-    own = ceil_div(quads(dims) // unit, max(1, shared))
-    if shared < 4 or own * unit > 4 or lanes % size:
+    lanes_per_key = min(size, max(4, 1 << (ceil_div(quads(dims), 2) - 1).bit_length()))
+    own = ceil_div(quads(dims) // unit, max(1, lanes_per_key))
+    if lanes_per_key < 4 or own * unit > 4 or lanes % size:
         return None
-    constants: dict[str, Constant] = {"WG": lanes, "SUBGROUP": size, "LANES": shared, "OWN": own}
+    constants: dict[str, Constant] = {"WG": lanes, "SUBGROUP": size, "LANES_PER_KEY": lanes_per_key, "OWN": own}
     constants |= {"QUADS": quads(dims), "GROUP": dims["Hq"] // dims["Hkv"], "EACH_ROW": not dims["runs"]}
     constants |= score_constants(dims)
     where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
@@ -331,13 +331,13 @@ def split_quads(dims: Dims, lanes: int) -> SplitKernel:
 def split_octets(dims: Dims, subgroup: int, lanes: int) -> SplitKernel | None:
     """All in registers, by subgroups of a known size; None where keys do not divide among their lanes."""
     octets = dims["D"] // 8
-    shared = next((size for size in (32, 16, 8, 4) if size <= subgroup and octets % size == 0), 0)
-    if dims["cache"] != "f16" or dims["D"] % 8 or not shared or octets // shared > 2 or lanes % subgroup:
+    lanes_per_key = next((size for size in (32, 16, 8, 4) if size <= subgroup and octets % size == 0), 0)
+    if dims["cache"] != "f16" or dims["D"] % 8 or not lanes_per_key or octets // lanes_per_key > 2 or lanes % subgroup:
         return None
     where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
     include = (*_SPLIT_INCLUDES, "attention/served_rows", "shared/batch", where, score_files(dims)[0])
     kernel = Kernel("attention/attention_split_octets", include, _SUBGROUPS)
-    return SplitKernel(kernel, {"WG": lanes, "SUBGROUP": subgroup, "LANES": shared})
+    return SplitKernel(kernel, {"WG": lanes, "SUBGROUP": subgroup, "LANES_PER_KEY": lanes_per_key})
 
 
 def _split(dims: Dims, caps: DeviceCaps) -> SplitKernel:

@@ -93,7 +93,7 @@ def _apply(dims: Dims) -> str:
 
 
 def _as_linear(dims: Dims) -> Dims:
-    """The product that is most alike: the K of all experts of a team, and the columns of all teams of a row."""
+    """The product that is most alike: with the K of all experts that lanes share, or the columns of all of a row."""
     span, each = (dims["used"], 1) if dims["combine"] == "sum" else (1, dims["used"])
     epilogue = "silu_mul" if dims["combine"] in EXPERT_GATES else "none"  # columns are taken in pairs
     return {"K": dims["K"] * span, "N": dims["N"] * each, "format": dims["format"], "epilogue": epilogue}
@@ -124,7 +124,7 @@ def _int16_with(config: int16.Int16Config, dims: Dims, caps: DeviceCaps) -> Laun
         "shared/subgroup_lanes",
         "shared/int16_round",
         "shared/int16",
-        "shared/team_sums",
+        "shared/row_sums",
         FORMATS[dims["format"]].int16,
     )
     needs = frozenset({"subgroups"})

@@ -199,15 +199,15 @@ def many_rows(dims: Dims, caps: DeviceCaps) -> bool:
 class Tiles:
     """Tiles for up to so many rows, tuning candidates of each other, and how many workgroups keep an H200 busy.
 
-    `lonely` is the one where a core has two tiles at most: more lanes share them. `wide` is the one where its own
-    tiles give nearly every core one.
+    `few_tiles` is the one where a core has two tiles at most: more lanes share them. `one_wave` is the one where its
+    own tiles give nearly every core one.
     """
 
     rows: int
     configs: tuple[MatrixConfig, ...]
     workgroups: int
-    lonely: MatrixConfig | None = None
-    wide: MatrixConfig | None = None
+    few_tiles: MatrixConfig | None = None
+    one_wave: MatrixConfig | None = None
 
 
 # Measured on an H200, which has 132 cores. The first of a line is right on average.
@@ -228,7 +228,7 @@ TILES = (
         64,
         (MatrixConfig(64, 64, 8, (2, 2, 1), early=True), MatrixConfig(64, 256, 8, (1, 8, 1))),
         192,
-        wide=MatrixConfig(64, 256, 8, (1, 8, 1)),
+        one_wave=MatrixConfig(64, 256, 8, (1, 8, 1)),
     ),
     Tiles(512, (MatrixConfig(128, 128, 8, (4, 2, 1)), MatrixConfig(128, 96, 8, (4, 2, 1))), 96),
 )
@@ -275,15 +275,15 @@ def config_for(dims: Dims, caps: DeviceCaps) -> MatrixConfig | FewConfig:
 def tile_config(dims: Dims, caps: DeviceCaps) -> MatrixConfig:
     """Tiles for any number of rows: k is split as far as it takes to keep the device busy."""
     tiles, cores = tiles_for(dims), processors(caps)
-    if tiles.wide is not None and 0.8 * cores <= tiles.wide.tiles(dims) <= cores:
-        return tiles.wide
+    if tiles.one_wave is not None and 0.8 * cores <= tiles.one_wave.tiles(dims) <= cores:
+        return tiles.one_wave
     config = tiles.configs[0]
     count = config.tiles(dims)
     split = next((split for split in _SPLITS if count * split >= filling(tiles.workgroups, caps)), _SPLITS[-1])
     if split == 1 and cores < count <= 1.5 * cores:
         split = 2  # a second round would leave most cores idle
-    if split == 1 and tiles.lonely is not None and count <= 2 * cores:
-        return tiles.lonely
+    if split == 1 and tiles.few_tiles is not None and count <= 2 * cores:
+        return tiles.few_tiles
     if 1 < split < 8 and config.groups(dims) > 8 * split and dims["tokens"] <= 32:
         split *= 2  # sums are merged anyway, and steps of a workgroup wait for each other
     return replace(config, split=min(split, config.groups(dims)))
@@ -317,7 +317,7 @@ def launch_list_with(
     assert shape is not None, "unsupported_reason was asked"
     rope = dims["epilogue"] == "rope_kv_write"
     file, rows = layout(dims).file, row_count({"batched": True}) if rope else row_count(dims)
-    weights: tuple[str, ...] = (file, file.replace("format_", "halves_"), "shared/halves", units)
+    weights: tuple[str, ...] = (file, file.replace("format_", "dequant_f16_"), "shared/dequant_f16", units)
     if isinstance(config, FewConfig):
         weights = (*weights, units.replace("shared/matrix_", "linear/inputs_"))
     store: tuple[str, ...] = ("linear/finish_store", *epilogue_files(dims), rows)
@@ -388,7 +388,7 @@ def rounded_rows(
     """The dispatch that rounds inputs, and its buffers. `count` is the file that counts rows, with its constants."""
     tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
     reduce, needs = reduction(caps)
-    include = (f"linear/prologue_{dims['prologue']}", "shared/halves", reduce, count)
+    include = (f"linear/prologue_{dims['prologue']}", "shared/dequant_f16", reduce, count)
     params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": inputs.stride // 4}
     params["eps"] = float(dims["eps"]) if norm else 0.0
     how: dict[str, Constant] = {"BLOCKS": inputs.blocks, "MATRIX_ROWS": inputs.matrix_rows}
@@ -407,7 +407,7 @@ def tiles_of_choices(
     shape = matrix_shape(caps)
     assert shape is not None, "units_unsupported_reason was asked"
     lay = layout(dims)
-    weights = (lay.file, lay.file.replace("format_", "halves_"), "shared/halves", units)
+    weights = (lay.file, lay.file.replace("format_", "dequant_f16_"), "shared/dequant_f16", units)
     needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
     kernel = Kernel(config.kernel, (*weights, *include), needs, units == MATRIX_UNITS)
     return (

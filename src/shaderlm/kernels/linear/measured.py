@@ -12,7 +12,7 @@ from ...gpu.caps import DeviceCaps
 from ..route import MEASURED_PROCESSORS, Dims, processors
 
 MOST = 1 << 30
-WHOLE = -1  # lanes: one for each block of a row, from 8 to 64
+WHOLE = -1  # lanes_per_row: one for each block of a row, from 8 to 64
 HALF = -2  # one for each two blocks
 
 
@@ -20,7 +20,7 @@ class Gemv(NamedTuple):
     """Threads of a workgroup, lanes that share the K of a row, and rows of such lanes."""
 
     threads: int
-    lanes: int
+    lanes_per_row: int
     rows: int
 
 

@@ -189,14 +189,14 @@ def over_ranges(
 
 @dataclass(frozen=True)
 class Gemv:
-    """Launch configuration of a GEMV: threads, lanes that share a row's K, rows per team, and who adds up.
+    """Launch configuration of a GEMV: threads, lanes that share the K of a row, rows that they share, and who adds up.
 
     `stage` blocks of x at a time are staged in workgroup memory, and multiplied in "f32" or, for the formats with
     integer weights, "fixed" point.
     """
 
     threads: int
-    team: int
+    lanes_per_row: int
     rows: int
     reduction: str
     arithmetic: str
@@ -205,45 +205,50 @@ class Gemv:
     @property
     def per_group(self) -> int:
         """Rows of a workgroup."""
-        return self.rows * self.threads // self.team
+        return self.rows * self.threads // self.lanes_per_row
 
     def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
         """Those of the kernel."""
-        own: dict[str, Constant] = {"WG": self.threads, "TEAM": self.team, "ROWS": self.rows, "STAGE": self.stage}
-        return own | ({"SUBGROUP": caps.subgroup_size} if self.reduction == "team_subgroup" else {})
+        own: dict[str, Constant] = {
+            "WG": self.threads,
+            "LANES_PER_ROW": self.lanes_per_row,
+            "ROWS": self.rows,
+            "STAGE": self.stage,
+        }
+        return own | ({"SUBGROUP": caps.subgroup_size} if self.reduction == "row_sum_subgroup" else {})
 
     @property
     def needs(self) -> frozenset[str]:
         """Device features."""
-        return frozenset({"subgroups"} if self.reduction == "team_subgroup" else ())
+        return frozenset({"subgroups"} if self.reduction == "row_sum_subgroup" else ())
 
     @property
     def files(self) -> tuple[str, ...]:
         """What the kernel includes for it."""
-        sums = ("shared/subgroup_lanes", "shared/team_sums") if self.reduction == "team_subgroup" else ()
+        sums = ("shared/subgroup_lanes", "shared/row_sums") if self.reduction == "row_sum_subgroup" else ()
         return (*sums, f"shared/{self.reduction}", f"shared/stage_{self.arithmetic}")
 
 
-# Measured on an H200: about this many threads, four rows to a team, read memory fastest.
+# Measured on an H200: about this many threads, four rows to the lanes that share them, read memory fastest.
 _GEMV_THREADS = 56_000
 
 
 def gemv_shape(dims: Dims, caps: DeviceCaps) -> Gemv:
-    """The launch configuration for a shape: short teams for many rows, long ones for few."""
+    """The launch configuration for a shape: the more rows there are, the fewer lanes share one."""
     k, n, integer_rows = dims["K"], dims["N"], _format(dims).integer_rows
     threads = min(256, caps.max_invocations)
     stage = 128 if k > 2048 and caps.max_workgroup_memory >= 32 << 10 else 64
     if integer_rows and caps.dot4 and n >= 4096:
         arithmetic, rows = "fixed", integer_rows
-        team = power_of_two(filling(_GEMV_THREADS, caps) * rows / n, 8 if k >= 1024 else 4, 64)
+        lanes_per_row = power_of_two(filling(_GEMV_THREADS, caps) * rows / n, 8 if k >= 1024 else 4, 64)
     else:
         arithmetic = "f32"
         rows = 2 if gated(dims) or (k >= 4096 and dims.get("format") != "f32") else 1
-        team = 64 if k >= 4096 else 32
+        lanes_per_row = 64 if k >= 4096 else 32
         if n <= 512 and k >= 1024 and rows == 1:  # a router: few rows for so many lanes
-            threads, team = min(128, threads), 64
-    reduction = "team_subgroup" if caps.subgroups else "team_tree"
-    return Gemv(threads, min(team, threads), rows, reduction, arithmetic, stage)
+            threads, lanes_per_row = min(128, threads), 64
+    reduction = "row_sum_subgroup" if caps.subgroups else "row_sum_tree"
+    return Gemv(threads, min(lanes_per_row, threads), rows, reduction, arithmetic, stage)
 
 
 def power_of_two(wanted: float, least: int, most: int) -> int:
@@ -252,19 +257,19 @@ def power_of_two(wanted: float, least: int, most: int) -> int:
 
 
 def gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """One row: teams of lanes share the K of their rows."""
+    """One row: groups of lanes share the K of their rows."""
     return gemv_with(gemv_shape(dims, caps), dims, caps)
 
 
 def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
-    """The same with other threads, teams and rows, by name."""
+    """The same with other threads, lanes per row and rows, by name."""
     usual = gemv_shape(dims, caps)
     found = {}
-    for threads, team, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
-        groups = dims["N"] // (rows * threads // team)
+    for threads, lanes_per_row, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
+        groups = dims["N"] // (rows * threads // lanes_per_row)
         if threads <= caps.max_invocations and groups >= LEAST_GROUPS and not (gated(dims) and rows == 1):
-            config = replace(usual, threads=threads, team=team, rows=rows)
-            found[f"{threads}x{team}x{rows}"] = partial(gemv_with, config, dims, caps)
+            config = replace(usual, threads=threads, lanes_per_row=lanes_per_row, rows=rows)
+            found[f"{threads}x{lanes_per_row}x{rows}"] = partial(gemv_with, config, dims, caps)
     return found
 
 

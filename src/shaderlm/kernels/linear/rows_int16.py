@@ -20,15 +20,15 @@ from .packed import LEAST_GROUPS, epilogue_files, gated, layout, over_ranges, pa
 
 @dataclass(frozen=True)
 class GemvConfig:
-    """Threads per workgroup, lanes that share k, rows of the weight per team, rows of x per workgroup."""
+    """Threads per workgroup, lanes that share a row's K, rows of the weight they share, rows of x of a workgroup."""
 
     threads: int
-    team: int
+    lanes_per_row: int
     rows: int
     x_rows: int
 
     def __str__(self) -> str:
-        return f"{self.threads}x{self.team}x{self.rows}x{self.x_rows}"
+        return f"{self.threads}x{self.lanes_per_row}x{self.rows}x{self.x_rows}"
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ def gemv_config(dims: Dims, caps: DeviceCaps) -> GemvConfig:
     """The configuration for a shape; measured on an H200."""
     x_rows = min(MAX_GEMV_ROWS, _round_up(dims["tokens"]))
     many = dims["N"] >= 8192 and dims["K"] < 4096
-    team, rows = (16, 4) if many else (32, 4 if x_rows > 2 else 2)
-    return GemvConfig(128, min(team, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
+    lanes_per_row, rows = (16, 4) if many else (32, 4 if x_rows > 2 else 2)
+    return GemvConfig(128, min(lanes_per_row, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
 
 
 def _round_up(count: int) -> int:
@@ -162,18 +162,23 @@ def gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other configurations, by name."""
     usual, found = gemv_config(dims, caps), {}
-    for threads, team, rows in itertools.product((64, 128, 256), (8, 16, 32), (1, 2, 4)):
-        fits = threads <= caps.max_invocations and team <= (caps.subgroup_min or _LEAST_LANES)
-        if fits and dims["N"] // (rows * threads // team) >= LEAST_GROUPS and not (gated(dims) and rows == 1):
-            config = replace(usual, threads=threads, team=team, rows=rows)
+    for threads, lanes_per_row, rows in itertools.product((64, 128, 256), (8, 16, 32), (1, 2, 4)):
+        fits = threads <= caps.max_invocations and lanes_per_row <= (caps.subgroup_min or _LEAST_LANES)
+        if fits and dims["N"] // (rows * threads // lanes_per_row) >= LEAST_GROUPS and not (gated(dims) and rows == 1):
+            config = replace(usual, threads=threads, lanes_per_row=lanes_per_row, rows=rows)
             found[str(config)] = partial(gemv_with, config, dims, caps)
     return found
 
 
 def gemv_with(config: GemvConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The same with a given configuration."""
-    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "X_ROWS": config.x_rows}
-    per_group, tiles = config.rows * config.threads // config.team, ceil_div(dims["tokens"], config.x_rows)
+    constants = {
+        "WG": config.threads,
+        "LANES_PER_ROW": config.lanes_per_row,
+        "ROWS": config.rows,
+        "X_ROWS": config.x_rows,
+    }
+    per_group, tiles = config.rows * config.threads // config.lanes_per_row, ceil_div(dims["tokens"], config.x_rows)
     kernel = Kernel("linear/linear_gemv_rows_int16", _include(dims), frozenset({"subgroups"}))
     found = over_ranges(kernel, constants, lambda n: tiles * ceil_div(n, per_group), dims, caps)
     return _after_rounding(found, dims, blocks_first=False)
