@@ -169,6 +169,11 @@ def filling(workgroups: int, caps: DeviceCaps) -> int:
     return max(1, round(workgroups * processors(caps) / MEASURED_PROCESSORS))
 
 
+def as_measured(rows: int, caps: DeviceCaps) -> int:
+    """Rows of a weight that are as many for each processor of an H200 as so many are on a device."""
+    return max(1, rows * MEASURED_PROCESSORS // processors(caps))
+
+
 def fold(workgroups: int, limit: int) -> tuple[int, int, int] | None:
     """A grid of at least this many workgroups with no side above the limit; kernels skip the surplus."""
     if workgroups <= limit:

@@ -26,16 +26,23 @@ from ...graph.batch import (
     least_pool_rows,
     single_pass_keys,
 )
-from ..route import Array, Dims, Dispatch, LaunchList, Route, ceil_div, f32, over_limits
+from ..route import Array, Dims, Dispatch, LaunchList, Route, ceil_div, f32, filling, over_limits, processors
 from ..wgsl import Constant, Kernel
+from .measured import (
+    FULL_WORKGROUPS,
+    GROUPED,
+    LEAST_SPLITS,
+    ONE_ROW,
+    ROW_WORKGROUPS,
+    SPLIT_ROWS,
+    SPLIT_WORKGROUPS,
+    Heads,
+)
 
 _SUBGROUPS = frozenset({"subgroups"})
 _SHORT_CHUNK, _LONG_CHUNK = 64, 128  # keys; of rows that see up to SPLIT_KEYS, and of longer ones
 _SPLITS = {"split": SPLIT_KEYS // _SHORT_CHUNK, "long_split": LONG_SPLIT_KEYS // _LONG_CHUNK}
 _PARTIAL_BYTES = 64 << 20  # of one pass over the rows: enough to fill a GPU, small enough for every binding
-# Workgroups that fill a large GPU: of a row and query head, and of a split. With more rows each takes several, so that
-# few workgroups start for nothing where most rows are another kernel's.
-_ROW_WORKGROUPS, _SPLIT_WORKGROUPS = 1024, 2048
 _ALL = 0xFFFF_FFFF
 
 
@@ -113,9 +120,9 @@ def _specialised(dims: Dims, caps: DeviceCaps) -> bool:
     return dims["tokens"] == 1 and caps.policy.specialise_constants
 
 
-def _grid(rows: int, workgroups: int, enough: int) -> int:
-    """So many workgroups for each row, for as many rows at once as fill a GPU."""
-    return min(rows, ceil_div(enough, workgroups)) * workgroups
+def _grid(rows: int, workgroups: int, enough: int, caps: DeviceCaps) -> int:
+    """So many workgroups for each row, for as many rows at once as fill a device; `enough` fill the measured one."""
+    return min(rows, ceil_div(filling(enough, caps), workgroups)) * workgroups
 
 
 # One workgroup per row and query head ------------------------------------------------------------------------
@@ -128,23 +135,21 @@ def _single_pass_lanes(dims: Dims, caps: DeviceCaps) -> int:
 
 
 def _single_pass_lanes_per_key(dims: Dims, caps: DeviceCaps) -> int:
-    """Lanes that share a key: of longer heads more, so that more of a key is asked for at once.
-
-    H200, 64 keys of 128: 4.50 µs with 4, 4.10 with 8.
-    """
-    size = caps.same_subgroup_size
-    return 8 if quads(dims) >= 32 and size >= 8 else 4
+    """Lanes that share a key: of longer heads more, so that more of a key is asked for at once."""
+    return min(_one_row(dims).lanes_per_key, max(4, caps.same_subgroup_size))
 
 
 def single_pass_parts(dims: Dims, caps: DeviceCaps) -> int:
-    """Workgroups of a query head, which share its values: with one row of few heads, most processors are idle.
-
-    H200, 250 keys: of 32 heads of 128, 7.2 µs with 1, 6.0 with 2; of 4 heads of 256, 10.5 with 1, 8.2 with 4. With two
-    for heads of 64, llama-3.2-1b writes its first 128 tokens 1 % slower, and those after 180 3 % faster.
-    """
+    """Workgroups of a query head, which share its values: with one row of few heads, most processors are idle."""
     if dims["tokens"] > 1 or caps.policy.prefer_few_barriers or quads(dims) % 4:
         return 1
-    return 4 if quads(dims) >= 64 else 2 if quads(dims) >= 32 else 1
+    parts, full = _one_row(dims).parts, filling(FULL_WORKGROUPS, caps)
+    return next((each for each in (parts, parts // 2) if each and each * dims["Hq"] <= full), 1)
+
+
+def _one_row(dims: Dims) -> Heads:
+    """What was measured for heads of this width."""
+    return next(heads for heads in ONE_ROW if quads(dims) >= heads.quads)
 
 
 _GIVEN = {"rotary": 0, "q_first": 0, "k_first": 0, "v_first": 0, "eps": 0.0}
@@ -163,7 +168,7 @@ def single_pass(dims: Dims, caps: DeviceCaps, skipped: int = 0) -> Dispatch:
             score_files(dims)[1],
             subgroups=True,
         ),
-        _grid(dims["tokens"], dims["Hq"] * single_pass_parts(dims, caps), _ROW_WORKGROUPS),
+        _grid(dims["tokens"], dims["Hq"] * single_pass_parts(dims, caps), ROW_WORKGROUPS, caps),
         {**params, "scale": scale_of(dims), **_GIVEN},
         constants,
         specialised=_specialised(dims, caps),
@@ -192,11 +197,7 @@ def single_pass_constants(dims: Dims, caps: DeviceCaps) -> dict[str, Constant]:
 
 # One workgroup per row and kv head ----------------------------------------------------------------------------
 
-# Of so few rows, those of more than SINGLE_PASS_KEYS keys are faster in splits (H200, 1,000 keys of 64: 4 rows 10.8
-# instead of 12.4 µs, 16 rows 22.8 instead of 14.3). A row of more than GROUPED_KEYS would keep the others waiting.
-_FEW_ROWS, GROUPED_KEYS = 8, SPLIT_KEYS
-# Workgroups that leave processors of a large GPU without any, and those that fill it.
-_FEW_WORKGROUPS, _FULL_WORKGROUPS = 128, 512
+GROUPED_KEYS = SPLIT_KEYS  # a row of more would keep the others waiting
 
 
 def _grouped_workgroups(dims: Dims) -> int:
@@ -224,7 +225,7 @@ def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispa
     include = (*cache, "attention/served_rows", "shared/batch", where, *score_files(dims))
     return Dispatch(
         Kernel("attention/attention_grouped", include, _SUBGROUPS, unroll=True),
-        _grid(dims["tokens"], _grouped_workgroups(dims), _ROW_WORKGROUPS if dims["runs"] else _ALL),
+        _grid(dims["tokens"], _grouped_workgroups(dims), ROW_WORKGROUPS if dims["runs"] else _ALL, caps),
         {"kv_heads": dims["Hkv"], "max_keys": _ALL, "skipped": skipped, "scale": scale_of(dims)},
         constants,
         idle=skipped != 0,
@@ -233,7 +234,7 @@ def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispa
 
 def _grouped(dims: Dims, caps: DeviceCaps, skipped: int) -> Dispatch | None:
     """With as many lanes as are fastest, or as this device has room for; None where it has not."""
-    most = _grouped_lanes(dims)
+    most = _grouped_lanes(dims, caps)
     for lanes in (lanes for lanes in (512, 256, 128, 64) if lanes <= most):
         found = grouped(dims, caps, lanes, skipped)
         if found and over_limits(LaunchList((found,), {}), caps) is None:
@@ -241,17 +242,14 @@ def _grouped(dims: Dims, caps: DeviceCaps, skipped: int) -> Dispatch | None:
     return None
 
 
-def _grouped_lanes(dims: Dims) -> int:
-    """More lanes have more keys of a row on their way; in a full GPU, smaller workgroups of short rows all run at once.
-
-    H200, heads of 64: 64 rows of 100 keys take 9.2 µs with 128 lanes and 11.3 with 256; 16 rows of 1,000 keys 14.3 with
-    512 and 17.1 with 256.
-    """
-    workgroups = dims["tokens"] * _grouped_workgroups(dims)
-    short = dims["context"] == "single_pass"
-    if workgroups >= _FULL_WORKGROUPS:
-        return 128 if short else 256
-    return 512 if workgroups <= _FEW_WORKGROUPS and (dims["D"] > 64 or not short) else 256
+def _grouped_lanes(dims: Dims, caps: DeviceCaps) -> int:
+    """Those that were measured for so many workgroups for each processor."""
+    workgroups, short = dims["tokens"] * _grouped_workgroups(dims), dims["context"] == "single_pass"
+    return next(
+        each.lanes
+        for each in GROUPED
+        if workgroups <= filling(each.workgroups, caps) and each.single_pass in (None, short) and dims["D"] >= each.head
+    )
 
 
 # Splits of the keys of a row, and what joins them -------------------------------------------------------------
@@ -290,12 +288,13 @@ def split_rows(
         params: dict[str, int | float] = {"first": first, "rows": rows, "splits": splits}
         params |= {"min_keys": min_keys, "skipped": skipped}
         attended = {**params, "kv_heads": dims["Hkv"], "scale": scale_of(dims)}
-        grids = _grid(rows, dims["Hkv"] * splits, _SPLIT_WORKGROUPS), _grid(rows, dims["Hq"], _ROW_WORKGROUPS)
+        grid = _grid(rows, dims["Hkv"] * splits, SPLIT_WORKGROUPS, caps)
+        merge_grid = _grid(rows, dims["Hq"], ROW_WORKGROUPS, caps)
         dispatches += [
-            Dispatch(split.kernel, grids[0], attended, {**common, **own}, specialised=specialised, idle=idle),
+            Dispatch(split.kernel, grid, attended, {**common, **own}, specialised=specialised, idle=idle),
             Dispatch(
                 merge,
-                grids[1],
+                merge_grid,
                 {**params, "heads": dims["Hq"]},
                 {**common, "WG": 256},
                 specialised=specialised,
@@ -386,19 +385,27 @@ def _tile(dims: Dims, caps: DeviceCaps) -> Dispatch | None:
 # The route ----------------------------------------------------------------------------------------------------
 
 
-def _splits_of_a_batch(dims: Dims) -> int:
-    """As many as fill a GPU. More write more sums: 64 rows of 4,000 keys take 282 µs with 64 on an H200, 206 with 8."""
-    enough = max(8, ceil_div(_FULL_WORKGROUPS, dims["tokens"] * dims["Hkv"]))
+def _splits_of_a_batch(dims: Dims, caps: DeviceCaps) -> int:
+    """As many as fill a GPU: more write more sums."""
+    enough = max(LEAST_SPLITS, ceil_div(filling(FULL_WORKGROUPS, caps), dims["tokens"] * dims["Hkv"]))
     return min(_splits(dims), enough) if dims["context"] == "long_split" else _splits(dims)
+
+
+def _all_in_splits(dims: Dims, caps: DeviceCaps) -> bool:
+    """Are rows so few that a workgroup for all keys of each would leave too much of the device idle?"""
+    tokens = dims["tokens"]
+    half_idle = 2 * tokens * _grouped_workgroups(dims) <= processors(caps)
+    few = tokens <= filling(SPLIT_ROWS, caps) or (tokens <= SPLIT_ROWS and half_idle)
+    return dims["context"] != "single_pass" and few
 
 
 def _rows_of_a_batch(dims: Dims, caps: DeviceCaps, skipped: int) -> tuple[tuple[Dispatch, ...], dict[str, int]]:
     """What serves several rows: short ones by a workgroup each, longer ones by splits; and the scratch buffers."""
-    short, splits = _grouped(dims, caps, skipped), _splits_of_a_batch(dims)
+    short, splits = _grouped(dims, caps, skipped), _splits_of_a_batch(dims, caps)
     if short is None:
         short, splits, most = single_pass(dims, caps, skipped), _splits(dims), single_pass_keys(dims["D"])
     else:
-        most = 0 if dims["tokens"] <= _FEW_ROWS and dims["context"] != "single_pass" else GROUPED_KEYS
+        most = 0 if _all_in_splits(dims, caps) else GROUPED_KEYS
     if last_key(dims["context"], dims["D"]) <= most:
         return (short,), {}
     before = (replace(short, params={**short.params, "max_keys": most}),) if most else ()

@@ -8,17 +8,15 @@ from ...gpu.caps import DeviceCaps
 from ...graph.batch import last_key
 from ..linear import int16, packed
 from ..linear.linear import pack_weight
-from ..route import Dims, Dispatch, LaunchList, Route, f32
+from ..route import Dims, Dispatch, LaunchList, Route, f32, filling
 from ..wgsl import Kernel
 from .attention import PACK, quads, scale_of, score_constants
+from .measured import JOINED_HEADS
 from .rms_norm_rope_attention import row_buffers
 from .rms_norm_rope_attention import unsupported_reason as attention_unsupported_reason
 
 _AT_ONCE = 64  # keys of a query head
 _SUMS_BYTES = 12 << 10  # of workgroup memory: what the keys of a workgroup leave before they are joined
-# Every workgroup of the product reads what all splits leave. With more heads than this there are enough workgroups for
-# attention without splits.
-_MOST_HEADS = 8
 
 
 def _lanes_per_key(dims: Dims, caps: DeviceCaps) -> int:
@@ -90,8 +88,9 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return reason
     if dims["cache"] != "f16":
         return f"keys and values are read eight at a time, the cache is {dims['cache']}"
-    if dims["Hq"] > _MOST_HEADS:
-        return f"it is for at most {_MOST_HEADS} query heads, there are {dims['Hq']}"
+    heads = filling(JOINED_HEADS, caps)
+    if dims["Hq"] > heads:
+        return f"it is for at most {heads} query heads, there are {dims['Hq']}"
     if dims["rotary"] != dims["D"]:
         return f"it rotates whole heads, rotary is {dims['rotary']} of {dims['D']}"
     if dims["D"] % 64:

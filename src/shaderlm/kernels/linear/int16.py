@@ -9,10 +9,10 @@ from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
-from ..route import MEASURED_PROCESSORS, Dims, LaunchList, ceil_div, f32, processors, row_count
+from ..route import Dims, LaunchList, as_measured, ceil_div, f32, filling, row_count
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
-from .measured import FEW_ROWS, GEMV_INT16, HALF, WHOLE, is_measured
+from .measured import FEW_ROWS, GEMV_INT16, HALF, LARGE_ENOUGH, NEARLY_ALL, WHOLE, is_measured
 from .packed import LEAST_GROUPS, epilogue_files, layout, one_row, over_ranges, padded_k, pairs_are_whole, ranges
 
 _IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
@@ -51,8 +51,8 @@ def config_for(dims: Dims, caps: DeviceCaps) -> Int16Config:
         config = _few_rows(dims, caps)
         if config is not None:
             return config
-    rows_as_measured = max(1, dims["N"] * MEASURED_PROCESSORS // processors(caps))
-    threads, lanes, rows = next(gemv for shape, gemv in GEMV_INT16 if shape.has(dims["K"], rows_as_measured, in_pairs))
+    n = as_measured(dims["N"], caps)
+    threads, lanes, rows = next(gemv for shape, gemv in GEMV_INT16 if shape.has(dims["K"], n, in_pairs))
     if not _divide(threads, caps):
         threads = 256
     if lanes == HALF:
@@ -85,7 +85,7 @@ def _few_rows(dims: Dims, caps: DeviceCaps) -> Int16Config | None:
     plain = dims.get("prologue") in ("none", "splits")
     if not plain or not caps.policy.large_workgroups or caps.subgroup_size != 32:
         return None
-    blocks, rows = _blocks(dims), ceil_div(dims["N"], 128)
+    blocks, rows = _blocks(dims), ceil_div(dims["N"], filling(NEARLY_ALL, caps))
     lanes_per_row = ceil_div(blocks, ceil_div(rows * blocks, 1024))
     found = _config(ceil_div(rows * lanes_per_row, 32) * 32, lanes_per_row, 1, dims, caps)
     return found if found.threads <= caps.max_invocations and found.stage == blocks else None
@@ -154,14 +154,17 @@ def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[Int16Config]:
             config = _config(_of_whole_blocks(threads, lanes_per_row, rows), lanes_per_row, rows, dims, caps)
             if _rounding_unsupported_reason(config.threads, dims, caps):
                 continue
-        if dims["N"] // config.per_group >= LEAST_GROUPS and not (dims["epilogue"] in _IN_PAIRS and rows == 1):
+        if dims["N"] // config.per_group >= filling(LEAST_GROUPS, caps) and not (
+            dims["epilogue"] in _IN_PAIRS and rows == 1
+        ):
             found[config] = None
     return list(found)
 
 
 def large_enough(dims: Dims, caps: DeviceCaps) -> bool:
-    """Below about this size rounding the inputs takes longer than it saves (H200)."""
-    return bool(dims["K"] * dims["N"] >= (1_100_000 if dims["K"] >= 1024 else 3_000_000))
+    """Below this size rounding the inputs, by every workgroup, takes longer than it saves."""
+    k = dims["K"]
+    return bool(k * as_measured(dims["N"], caps) >= next(least for most_k, least in LARGE_ENOUGH if k <= most_k))
 
 
 def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:

@@ -393,7 +393,7 @@ def rounded_rows(
     params["eps"] = float(dims["eps"]) if norm else 0.0
     how: dict[str, Constant] = {"BLOCKS": inputs.blocks, "MATRIX_ROWS": inputs.matrix_rows}
     how |= {"MATRIX_WORDS": inputs.matrix_words, **(constants or {})}
-    if k > _LONG_ROW and tokens <= 64 and inputs.matrix_rows == 1:  # else one kernel rounds for all products
+    if k > _LONG_ROW and tokens <= filling(64, caps) and inputs.matrix_rows == 1:  # else one kernel for all products
         how["WG"] = min(512, caps.max_invocations)
     rounding = Dispatch(Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, how)
     more = {"x_half": 2 * inputs.rows * inputs.stride, "row_scale": f32(tokens)}

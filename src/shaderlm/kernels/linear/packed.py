@@ -22,6 +22,7 @@ from ..route import (
     Dispatch,
     LaunchList,
     WeightPart,
+    as_measured,
     batch_bytes,
     ceil_div,
     f32,
@@ -47,7 +48,7 @@ class Layout:
     constants: Mapping[str, Constant]
 
 
-LEAST_GROUPS = 16  # of a config that is worth timing: fewer workgroups leave most of a GPU idle
+LEAST_GROUPS = 16  # of a config that is worth timing: fewer workgroups leave most of an H200 idle
 
 
 def layout(dims: Dims) -> Layout:
@@ -245,7 +246,7 @@ def gemv_shape(dims: Dims, caps: DeviceCaps) -> Gemv:
         arithmetic = "f32"
         rows = 2 if gated(dims) or (k >= 4096 and dims.get("format") != "f32") else 1
         lanes_per_row = 64 if k >= 4096 else 32
-        if n <= 512 and k >= 1024 and rows == 1:  # a router: few rows for so many lanes
+        if as_measured(n, caps) <= 512 and k >= 1024 and rows == 1:  # a router: few rows for so many lanes
             threads, lanes_per_row = min(128, threads), 64
     reduction = "row_sum_subgroup" if caps.subgroups else "row_sum_tree"
     return Gemv(threads, min(lanes_per_row, threads), rows, reduction, arithmetic, stage)
@@ -267,7 +268,11 @@ def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], L
     found = {}
     for threads, lanes_per_row, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // lanes_per_row)
-        if threads <= caps.max_invocations and groups >= LEAST_GROUPS and not (gated(dims) and rows == 1):
+        if (
+            threads <= caps.max_invocations
+            and groups >= filling(LEAST_GROUPS, caps)
+            and not (gated(dims) and rows == 1)
+        ):
             config = replace(usual, threads=threads, lanes_per_row=lanes_per_row, rows=rows)
             found[f"{threads}x{lanes_per_row}x{rows}"] = partial(gemv_with, config, dims, caps)
     return found
@@ -300,7 +305,7 @@ def tile_shared_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     tm, tn = _tile_of(dims, caps)
     tiles_m = ceil_div(dims["tokens"], 16 * tm)
     # Few tiles leave room for longer steps, which wait less often; many tiles want the memory for each other.
-    few = tiles_m * ceil_div(dims["N"], 16 * tn) <= 256
+    few = tiles_m * ceil_div(dims["N"], 16 * tn) <= filling(256, caps)
     quads = 8 if few and caps.max_workgroup_memory >= 9 * 128 * 16 else 4
     kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, *epilogue_files(dims), row_count(dims)))
     constants = {"TM": tm, "TN": tn, "QUADS": quads}
@@ -313,7 +318,7 @@ def _tile_of(dims: Dims, caps: DeviceCaps) -> tuple[int, int]:
     for tm, tn in sizes:
         tiles = ceil_div(dims["tokens"], 16 * tm) * ceil_div(dims["N"], 16 * tn)
         # The largest tiles want many rounds of them, and rows to fill them (measured on an H200).
-        if tiles >= (1024 if tm == 8 else processors(caps)) and (tm < 8 or dims["tokens"] >= 256):
+        if tiles >= (filling(1024, caps) if tm == 8 else processors(caps)) and (tm < 8 or dims["tokens"] >= 256):
             return tm, tn
     return sizes[-1]
 

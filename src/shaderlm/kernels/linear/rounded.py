@@ -6,15 +6,14 @@ import numpy as np
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
-from ..route import Array, Dims, LaunchList, ceil_div, f32, row_count
+from ..route import Array, Dims, LaunchList, ceil_div, f32, filling, row_count
 from ..wgsl import Kernel
 from . import int16
 from .formats import FORMATS
-from .measured import AFTER_ROUNDING, is_measured
+from .measured import AFTER_ROUNDING, NEARLY_ALL, is_measured
 from .packed import epilogue_files, gated, layout, one_row, over_ranges, padded_k
 
 _ROWS = 3  # of the weight, that a lane group computes
-_GROUPS = 128  # a workgroup for each processor of a large GPU, or nearly
 
 
 def _shape(dims: Dims, caps: DeviceCaps) -> tuple[int, int]:
@@ -27,7 +26,7 @@ def _shape(dims: Dims, caps: DeviceCaps) -> tuple[int, int]:
     most = min(1024 if caps.policy.large_workgroups else 256, caps.max_invocations)
     rounds = max(ceil_div(blocks, most), 2 if caps.implementation == "dawn" else 1)
     lanes_per_row = max(4, ceil_div(blocks, rounds))
-    lane_groups = max(1, min(most // lanes_per_row, ceil_div(dims["N"], _GROUPS * _ROWS)))
+    lane_groups = max(1, min(most // lanes_per_row, ceil_div(dims["N"], filling(NEARLY_ALL, caps) * _ROWS)))
     return min(most, ceil_div(lane_groups * lanes_per_row, 32) * 32), lanes_per_row
 
 

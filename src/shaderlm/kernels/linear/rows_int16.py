@@ -12,9 +12,10 @@ from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, filling, over_limits, row_count
+from ..route import Dims, Dispatch, LaunchList, as_measured, ceil_div, f32, filling, over_limits, row_count
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
+from .measured import GEMV_ROWS_INT16
 from .packed import LEAST_GROUPS, epilogue_files, gated, layout, over_ranges, padded_k, pairs_are_whole
 
 
@@ -135,11 +136,11 @@ MAX_GEMV_ROWS = 4  # of x in a GEMV. Eight were slower than tiles (H200)
 
 
 def gemv_config(dims: Dims, caps: DeviceCaps) -> GemvConfig:
-    """The configuration for a shape; measured on an H200."""
+    """What was measured for a shape."""
     x_rows = min(MAX_GEMV_ROWS, _round_up(dims["tokens"]))
-    many = dims["N"] >= 8192 and dims["K"] < 4096
-    lanes_per_row, rows = (16, 4) if many else (32, 4 if x_rows > 2 else 2)
-    return GemvConfig(128, min(lanes_per_row, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
+    n = as_measured(dims["N"], caps)
+    threads, lanes, rows = next(gemv for shape, gemv in GEMV_ROWS_INT16[x_rows] if shape.has(dims["K"], n, False))
+    return GemvConfig(threads, min(lanes, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
 
 
 def _round_up(count: int) -> int:
@@ -164,7 +165,11 @@ def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], L
     usual, found = gemv_config(dims, caps), {}
     for threads, lanes_per_row, rows in itertools.product((64, 128, 256), (8, 16, 32), (1, 2, 4)):
         fits = threads <= caps.max_invocations and lanes_per_row <= (caps.subgroup_min or _LEAST_LANES)
-        if fits and dims["N"] // (rows * threads // lanes_per_row) >= LEAST_GROUPS and not (gated(dims) and rows == 1):
+        if (
+            fits
+            and dims["N"] // (rows * threads // lanes_per_row) >= filling(LEAST_GROUPS, caps)
+            and not (gated(dims) and rows == 1)
+        ):
             config = replace(usual, threads=threads, lanes_per_row=lanes_per_row, rows=rows)
             found[str(config)] = partial(gemv_with, config, dims, caps)
     return found
