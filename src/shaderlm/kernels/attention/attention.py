@@ -26,7 +26,21 @@ from ...graph.batch import (
     least_pool_rows,
     single_pass_keys,
 )
-from ..route import Array, Dims, Dispatch, LaunchList, Route, ceil_div, f32, filling, over_limits, processors
+from ..route import (
+    Array,
+    Dims,
+    Dispatch,
+    LaunchList,
+    Packer,
+    Route,
+    batch_bytes,
+    ceil_div,
+    f32,
+    filling,
+    is_specialised,
+    over_limits,
+    processors,
+)
 from ..wgsl import Constant, Kernel
 from .measured import (
     FULL_WORKGROUPS,
@@ -70,11 +84,6 @@ def operand_bytes(dims: Dims, rows: int) -> dict[str, int]:
     return {"q": queries, **caches, "batch": batch_bytes(dims["tokens"]), **sinks, "out": queries}
 
 
-def batch_bytes(tokens: int) -> int:
-    """Bytes of a token batch: a record of four words per row, and one before them."""
-    return 16 * (1 + tokens)
-
-
 def scale_of(dims: Dims) -> float:
     """What scores are multiplied with."""
     return float(dims["scale"]) if dims["scale"] is not None else 1.0 / float(np.sqrt(dims["D"]))
@@ -113,11 +122,6 @@ def _kernel(name: str, dims: Dims, *include: str, subgroups: bool = False) -> Ke
     shared = ("attention/served_rows", "attention/cache_rows", f"shared/cache_{dims['cache']}", "shared/batch", where)
     needs = _SUBGROUPS if subgroups else frozenset[str]()
     return Kernel(f"attention/{name}", (*include, *shared, score_files(dims)[0]), needs)
-
-
-def _specialised(dims: Dims, caps: DeviceCaps) -> bool:
-    """One row is what a model writes tokens with, always of the same shapes. Other row counts share their shaders."""
-    return dims["tokens"] == 1 and caps.policy.specialise_constants
 
 
 def _grid(rows: int, workgroups: int, enough: int, caps: DeviceCaps) -> int:
@@ -171,7 +175,7 @@ def single_pass(dims: Dims, caps: DeviceCaps, skipped: int = 0) -> Dispatch:
         _grid(dims["tokens"], dims["Hq"] * single_pass_parts(dims, caps), ROW_WORKGROUPS, caps),
         {**params, "scale": scale_of(dims), **_GIVEN},
         constants,
-        specialised=_specialised(dims, caps),
+        specialised=is_specialised(dims["tokens"], caps),
         idle=skipped != 0,
     )
 
@@ -214,15 +218,15 @@ def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispa
     octets = dims["cache"] == "f16" and quads(dims) % 2 == 0
     unit = 2 if octets else 1  # quads that a lane reads at once: 16 bytes, if it can
     lanes_per_key = min(size, max(4, 1 << (ceil_div(quads(dims), 2) - 1).bit_length()))
-    own = ceil_div(quads(dims) // unit, max(1, lanes_per_key))
-    if lanes_per_key < 4 or own * unit > 4 or lanes % size:
+    units = ceil_div(quads(dims) // unit, max(1, lanes_per_key))
+    if lanes_per_key < 4 or units * unit > 4 or lanes % size:
         return None
-    constants: dict[str, Constant] = {"WG": lanes, "SUBGROUP": size, "LANES_PER_KEY": lanes_per_key, "OWN": own}
+    constants: dict[str, Constant] = {"WG": lanes, "SUBGROUP": size, "LANES_PER_KEY": lanes_per_key, "OWN": units}
     constants |= {"QUADS": quads(dims), "GROUP": dims["Hq"] // dims["Hkv"], "EACH_ROW": not dims["runs"]}
     constants |= score_constants(dims)
     where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
     cache = ("attention/units_octets",) if octets else ("attention/units_quads", f"shared/cache_{dims['cache']}")
-    include = (*cache, "attention/served_rows", "shared/batch", where, *score_files(dims))
+    include = ("attention/four_heads", *cache, "attention/served_rows", "shared/batch", where, *score_files(dims))
     return Dispatch(
         Kernel("attention/attention_grouped", include, _SUBGROUPS, unroll=True),
         _grid(dims["tokens"], _grouped_workgroups(dims), ROW_WORKGROUPS if dims["runs"] else _ALL, caps),
@@ -236,9 +240,9 @@ def _grouped(dims: Dims, caps: DeviceCaps, skipped: int) -> Dispatch | None:
     """With as many lanes as are fastest, or as this device has room for; None where it has not."""
     most = _grouped_lanes(dims, caps)
     for lanes in (lanes for lanes in (512, 256, 128, 64) if lanes <= most):
-        found = grouped(dims, caps, lanes, skipped)
-        if found and over_limits(LaunchList((found,), {}), caps) is None:
-            return found
+        dispatch = grouped(dims, caps, lanes, skipped)
+        if dispatch and over_limits(LaunchList((dispatch,), {}), caps) is None:
+            return dispatch
     return None
 
 
@@ -279,10 +283,11 @@ def split_rows(
     long_rows = dims["context"] == "long_split"
     common: dict[str, Constant] = {"QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1, "LONG_ROWS": long_rows}
     common |= score_constants(dims)
-    own = {"GROUP": dims["Hq"] // dims["Hkv"], "KEYS": _LONG_CHUNK if long_rows else _SHORT_CHUNK, **split.constants}
+    keys = _LONG_CHUNK if long_rows else _SHORT_CHUNK
+    split_constants = {"GROUP": dims["Hq"] // dims["Hkv"], "KEYS": keys, **split.constants}
     include = ("attention/chunks", "attention/served_rows", "shared/batch", *score_files(dims))
     merge = Kernel("attention/attention_merge", include, unroll=True)
-    specialised, idle = _specialised(dims, caps), skipped != 0
+    specialised, idle = is_specialised(dims["tokens"], caps), skipped != 0
     dispatches: list[Dispatch] = []
     for first in range(0, dims["tokens"], rows):
         params: dict[str, int | float] = {"first": first, "rows": rows, "splits": splits}
@@ -291,7 +296,7 @@ def split_rows(
         grid = _grid(rows, dims["Hkv"] * splits, SPLIT_WORKGROUPS, caps)
         merge_grid = _grid(rows, dims["Hq"], ROW_WORKGROUPS, caps)
         dispatches += [
-            Dispatch(split.kernel, grid, attended, {**common, **own}, specialised=specialised, idle=idle),
+            Dispatch(split.kernel, grid, attended, {**common, **split_constants}, specialised=specialised, idle=idle),
             Dispatch(
                 merge,
                 merge_grid,
@@ -301,8 +306,8 @@ def split_rows(
                 idle=idle,
             ),
         ]
-    kept = rows * dims["Hq"] * splits
-    return tuple(dispatches), {"partial": 16 * kept * quads(dims), "stats": 8 * kept}
+    sums = rows * dims["Hq"] * splits
+    return tuple(dispatches), {"partial": 16 * sums * quads(dims), "stats": 8 * sums}
 
 
 @dataclass(frozen=True)
@@ -334,7 +339,14 @@ def split_octets(dims: Dims, subgroup: int, lanes: int) -> SplitKernel | None:
     if dims["cache"] != "f16" or dims["D"] % 8 or not lanes_per_key or octets // lanes_per_key > 2 or lanes % subgroup:
         return None
     where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
-    include = (*_SPLIT_INCLUDES, "attention/served_rows", "shared/batch", where, score_files(dims)[0])
+    include = (
+        "attention/four_heads",
+        *_SPLIT_INCLUDES,
+        "attention/served_rows",
+        "shared/batch",
+        where,
+        score_files(dims)[0],
+    )
     kernel = Kernel("attention/attention_split_octets", include, _SUBGROUPS)
     return SplitKernel(kernel, {"WG": lanes, "SUBGROUP": subgroup, "LANES_PER_KEY": lanes_per_key})
 
@@ -346,8 +358,8 @@ def _split(dims: Dims, caps: DeviceCaps) -> SplitKernel:
     octets = split_octets(dims, size, 256) if size else None
     if octets and _has_room({**dims, "context": "long_split"}, caps, octets):
         return octets if dims["context"] == "long_split" else split_octets(dims, size, 128) or octets
-    found = [split_quads(dims, lanes) for lanes in (256, 128) if quads(dims) <= lanes]
-    return next((split for split in found if _has_room(dims, caps, split)), split_quads(dims, 128))
+    splits = [split_quads(dims, lanes) for lanes in (256, 128) if quads(dims) <= lanes]
+    return next((split for split in splits if _has_room(dims, caps, split)), split_quads(dims, 128))
 
 
 def _has_room(dims: Dims, caps: DeviceCaps, split: SplitKernel) -> bool:
@@ -376,9 +388,9 @@ def _tile(dims: Dims, caps: DeviceCaps) -> Dispatch | None:
     if not dims["runs"] or dims["tokens"] < RUN_ROWS or _few_barriers(caps):
         return None
     for rows, keys in _TILES:
-        found = tile(dims, caps, rows, keys)
-        if quads(dims) <= keys and over_limits(LaunchList((found,), {}), caps) is None:
-            return found
+        dispatch = tile(dims, caps, rows, keys)
+        if quads(dims) <= keys and over_limits(LaunchList((dispatch,), {}), caps) is None:
+            return dispatch
     return None
 
 
@@ -396,7 +408,7 @@ def _all_in_splits(dims: Dims, caps: DeviceCaps) -> bool:
     tokens = dims["tokens"]
     half_idle = 2 * tokens * _grouped_workgroups(dims) <= processors(caps)
     few = tokens <= filling(SPLIT_ROWS, caps) or (tokens <= SPLIT_ROWS and half_idle)
-    return dims["context"] != "single_pass" and few
+    return few and bool(dims["context"] != "single_pass")
 
 
 def _rows_of_a_batch(dims: Dims, caps: DeviceCaps, skipped: int) -> tuple[tuple[Dispatch, ...], dict[str, int]]:
@@ -440,10 +452,15 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return f"D must be at most {4 * lanes}, D is {dims['D']}" if quads(dims) > lanes else None
 
 
-def _packer(name: str) -> Callable[[Array, Dims, DeviceCaps], dict[str, Array]]:
-    rows = _pool_rows if name.endswith("_cache") else lambda dims: 0
-    return lambda array, dims, caps: {name: pack_heads(array, dims, rows(dims))}
+def packers(names: tuple[str, ...], rows: Callable[[Dims], int] = lambda dims: 0) -> dict[str, Packer]:
+    """Operands with padded heads, and with no fewer rows than so many."""
+
+    def packer(name: str) -> Packer:
+        return lambda array, dims, caps: {name: pack_heads(array, dims, rows(dims))}
+
+    return {name: packer(name) for name in names}
 
 
-PACK = {name: _packer(name) for name in ("q", "k_cache", "v_cache")}
+PACK_CACHES = packers(("k_cache", "v_cache"), _pool_rows)
+PACK = packers(("q",)) | PACK_CACHES
 ROUTES: tuple[Route, ...] = (Route("attention", "flash", _launch_list, _unsupported_reason, PACK),)

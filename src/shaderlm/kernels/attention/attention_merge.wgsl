@@ -29,10 +29,6 @@ struct Params {
 var<workgroup> split_sums: array<vec4<f32>, WG>;
 var<workgroup> split_stats: array<vec2<f32>, WG / QUADS>;  // (m, Σ l) of those that QUADS lanes add up
 
-fn left_alone(row: Row) -> bool {
-    return (row.position + 1u < params.min_keys) | ((row.pages & params.skipped) != 0u);
-}
-
 fn merge_row(t: u32, h: u32, lane: u32) {
     let row = batch_row(t);
     let first = ((t - params.first) * params.heads + h) * params.splits;

@@ -56,13 +56,6 @@ fn load_values(column: u32, row: u32, end: u32) -> Raw {
     return value_quads(column, min(rows, vec4<u32>(end)));
 }
 
-// Keys of the chunk in hand that are before the window.
-var<private> hidden: u32;
-
-fn within(c: u32) -> bool {
-    return WINDOW == 0u || c >= hidden;
-}
-
 var<private> sum0: vec4<f32>;  // of values, for each of four heads
 var<private> sum1: vec4<f32>;
 var<private> sum2: vec4<f32>;

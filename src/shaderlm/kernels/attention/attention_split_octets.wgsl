@@ -45,27 +45,6 @@ fn high(octet: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(octet.z), unpack2x16float(octet.w));
 }
 
-// Of four heads the sum over the lanes of a key: of head 2a + b for lanes whose number ends in bits b a.
-fn own_head(heads: vec4<f32>, lane: u32) -> f32 {
-    let odd = lane % 2u == 1u;
-    let kept = select(heads.xy, heads.zw, odd);
-    let sent = select(heads.zw, heads.xy, odd);
-    let pair = kept + vec2<f32>(subgroupShuffleXor(sent.x, 1u), subgroupShuffleXor(sent.y, 1u));
-    let upper = lane / 2u % 2u == 1u;
-    var sum = select(pair.x, pair.y, upper) + subgroupShuffleXor(select(pair.y, pair.x, upper), 2u);
-    for (var offset = 4u; offset < LANES_PER_KEY; offset = offset * 2u) {
-        sum = sum + subgroupShuffleXor(sum, offset);
-    }
-    return sum;
-}
-
-fn other(value: vec4<f32>, offset: u32) -> vec4<f32> {
-    return vec4<f32>(
-        subgroupShuffleXor(value.x, offset), subgroupShuffleXor(value.y, offset),
-        subgroupShuffleXor(value.z, offset), subgroupShuffleXor(value.w, offset),
-    );
-}
-
 // Eight values of four heads.
 struct Heads {
     a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>,  // the first four of each head
@@ -95,15 +74,6 @@ fn query_quad(at: u32, head: u32, quad: u32) -> vec4<f32> {
         return q[at + head * QUADS + quad];
     }
     return select(vec4<f32>(), q[at + min(head, GROUP - 1u) * QUADS + quad], head < GROUP);
-}
-
-// What every lane of a key has of one head each, for all four.
-fn all_heads(value: f32, lane: u32) -> vec4<f32> {
-    let first = lane % SUBGROUP / 4u * 4u;
-    return vec4<f32>(
-        subgroupShuffle(value, first), subgroupShuffle(value, first + 2u),
-        subgroupShuffle(value, first + 1u), subgroupShuffle(value, first + 3u),
-    );
 }
 
 // The lanes of a subgroup that have the same octet add up what they have; each keeps some of the heads where it can.
@@ -152,13 +122,6 @@ fn store_head(at: u32, octet: u32, low_quad: vec4<f32>, high_quad: vec4<f32>, ag
         sums[i] = low_quad;
         sums[i + 1u] = high_quad;
     }
-}
-
-// Keys of the chunk in hand that are before the window.
-var<private> hidden: u32;
-
-fn within(c: u32) -> bool {
-    return WINDOW == 0u || c >= hidden;
 }
 
 // For four heads: the factors of the sums of a chunk, and of those before it.

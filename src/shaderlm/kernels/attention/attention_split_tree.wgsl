@@ -24,13 +24,6 @@ var<workgroup> quads: array<vec4<f32>, 4u * WG>;     // queries of four heads; t
 var<workgroup> pieces: array<vec4<f32>, WG>;         // of scores, and the trees
 var<workgroup> weights: array<vec4<f32>, KEYS>;      // scores of four heads, then their powers
 
-// Keys of the chunk in hand that are before the window.
-var<private> hidden: u32;
-
-fn within(c: u32) -> bool {
-    return WINDOW == 0u || c >= hidden;
-}
-
 // Scores of one key quad against four heads.
 fn head_dots(d: u32, k4: vec4<f32>) -> vec4<f32> {
     return vec4<f32>(

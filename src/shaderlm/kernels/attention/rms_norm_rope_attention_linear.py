@@ -10,7 +10,7 @@ from ..linear import int16, packed
 from ..linear.linear import pack_weight
 from ..route import Dims, Dispatch, LaunchList, Route, f32, filling
 from ..wgsl import Kernel
-from .attention import PACK, quads, scale_of, score_constants
+from .attention import PACK_CACHES, quads, scale_of, score_constants
 from .measured import JOINED_HEADS
 from .rms_norm_rope_attention import row_buffers
 from .rms_norm_rope_attention import unsupported_reason as attention_unsupported_reason
@@ -65,14 +65,14 @@ def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
 
 
 def _product(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    given = {**dims, "prologue": "splits", "batched": False}
+    product_dims = {**dims, "prologue": "splits", "batched": False}
     constants = {"SPLITS": _splits(dims, caps), "QUADS": quads(dims)}
-    found = int16.launch_list(given, caps)
+    products = int16.launch_list(product_dims, caps)
     dispatches = (
         replace(each, constants={**each.constants, **constants}, bind={**each.bind, "x": "partial"})
-        for each in found.dispatches
+        for each in products.dispatches
     )
-    return LaunchList(tuple(dispatches), {name: size for name, size in found.buffers.items() if name != "x"})
+    return LaunchList(tuple(dispatches), {name: size for name, size in products.buffers.items() if name != "x"})
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -97,20 +97,19 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"D must be a multiple of 64, D is {dims['D']}"
     if dims["D"] // 8 // _lanes_per_key(dims, caps) > 4 and not caps.policy.prefer_few_barriers:
         return f"a lane would have too much of a head: D is {dims['D']}, and the size of subgroups is not known"
-    joined = 8 * int16.config_for({**dims, "prologue": "splits"}, caps).threads
-    if dims["K"] > joined:
-        return f"a workgroup of the product joins at most {joined} inputs, there are {dims['K']}"
+    most_inputs = 8 * int16.config_for({**dims, "prologue": "splits"}, caps).threads
+    if dims["K"] > most_inputs:
+        return f"a workgroup of the product joins at most {most_inputs} inputs, there are {dims['K']}"
     return None
 
 
-_PACK = {name: PACK[name] for name in ("k_cache", "v_cache")}
 ROUTES: tuple[Route, ...] = (
     Route(
         "rms_norm_rope_attention_linear",
         "splits_int16",
         _launch_list,
         _unsupported_reason,
-        {**_PACK, "weight": pack_weight, "bias": packed.pack_bias},
+        {**PACK_CACHES, "weight": pack_weight, "bias": packed.pack_bias},
         exact=False,
         weight_parts=packed.weight_parts,
     ),

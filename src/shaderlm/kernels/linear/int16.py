@@ -13,7 +13,18 @@ from ..route import Dims, LaunchList, as_measured, ceil_div, f32, filling, row_c
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
 from .measured import FEW_ROWS, GEMV_INT16, HALF, LARGE_ENOUGH, NEARLY_ALL, WHOLE, is_measured
-from .packed import LEAST_GROUPS, epilogue_files, layout, one_row, over_ranges, padded_k, pairs_are_whole, ranges
+from .packed import (
+    LEAST_GROUPS,
+    epilogue_files,
+    head_buffers,
+    head_params,
+    layout,
+    one_row,
+    over_ranges,
+    padded_k,
+    pairs_are_whole,
+    ranges,
+)
 
 _IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
 _NORMS = ("rms_norm", "rms_norm_add_rms_norm")
@@ -37,8 +48,8 @@ class Int16Config:
 
     def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
         """Those of the kernel."""
-        own = {"WG": self.threads, "LANES_PER_ROW": self.lanes_per_row, "ROWS": self.rows, "STAGE": self.stage}
-        return {**own, "SLOTS": slots(self.threads, self.lanes_per_row), "SUBGROUP": caps.subgroup_size}
+        sizes = {"WG": self.threads, "LANES_PER_ROW": self.lanes_per_row, "ROWS": self.rows, "STAGE": self.stage}
+        return {**sizes, "SLOTS": slots(self.threads, self.lanes_per_row), "SUBGROUP": caps.subgroup_size}
 
     def __str__(self) -> str:
         return f"{self.threads}x{self.lanes_per_row}x{self.rows}"
@@ -87,8 +98,8 @@ def _few_rows(dims: Dims, caps: DeviceCaps) -> Int16Config | None:
         return None
     blocks, rows = _blocks(dims), ceil_div(dims["N"], filling(NEARLY_ALL, caps))
     lanes_per_row = ceil_div(blocks, ceil_div(rows * blocks, 1024))
-    found = _config(ceil_div(rows * lanes_per_row, 32) * 32, lanes_per_row, 1, dims, caps)
-    return found if found.threads <= caps.max_invocations and found.stage == blocks else None
+    config = _config(ceil_div(rows * lanes_per_row, 32) * 32, lanes_per_row, 1, dims, caps)
+    return config if config.threads <= caps.max_invocations and config.stage == blocks else None
 
 
 def lanes_per_row_for(most: int, blocks: int) -> int:
@@ -141,7 +152,7 @@ def _round_up(count: int) -> int:
 
 def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[Int16Config]:
     """Cuts that may be the fastest: no lane is without blocks of its row, and the card is not left half empty."""
-    found: dict[Int16Config, None] = {}
+    configs: dict[Int16Config, None] = {}
     blocks = _blocks(dims)
     for threads, most, rows in itertools.product((128, 256, 512), (8, 16, 32, 64, 128), (1, 2, 4)):
         if most > 64 and (rows == 1 or blocks < 3 * most // 2):
@@ -157,8 +168,8 @@ def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[Int16Config]:
         if dims["N"] // config.per_group >= filling(LEAST_GROUPS, caps) and not (
             dims["epilogue"] in _IN_PAIRS and rows == 1
         ):
-            found[config] = None
-    return list(found)
+            configs[config] = None
+    return list(configs)
 
 
 def large_enough(dims: Dims, caps: DeviceCaps) -> bool:
@@ -233,22 +244,14 @@ def launch_list_with(config: Int16Config, dims: Dims, caps: DeviceCaps) -> Launc
     rows = ("linear/loaded_rows", layout(dims).file)
     include = (*before[dims["prologue"]], *sums, *rows, FORMATS[dims["format"]].int16, *epilogue)
     kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))
-    params = {
-        "eps": float(dims["eps"]) if dims["prologue"] in _NORMS else 0.0,
-        "queries": dims["Hq"] * dims["D"],
-        "keys": dims["Hkv"] * dims["D"],
-        "width": dims["D"],
-        "rotary": dims["rotary"],
-    }
+    params = {"eps": float(dims["eps"]) if dims["prologue"] in _NORMS else 0.0, **head_params(dims)}
     constants = {**config.constants(caps), "ROUNDS": _rounds(config, dims)}
-    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, config.per_group), dims, caps, params, True)
-    buffers = dict(found.buffers)
+    products = over_ranges(kernel, constants, lambda n: ceil_div(n, config.per_group), dims, caps, params, True)
+    buffers = dict(products.buffers)
     if dims["prologue"] in _NORMS:
         buffers["norm_weight"] = f32(padded_k(dims))
     if dims["prologue"] == "rms_norm_add_rms_norm":
         buffers |= dict.fromkeys(("skip", "post_weight", "sum"), f32(padded_k(dims)))
     if rope:
-        row = (4 if dims["cache"] == "f32" else 2) * dims["Hkv"] * dims["D"]
-        buffers |= {"batch": 32, "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}
-        buffers["out"] = f32(dims["Hq"] * dims["D"])
-    return LaunchList(found.dispatches, buffers)
+        buffers |= head_buffers(dims)
+    return LaunchList(products.dispatches, buffers)

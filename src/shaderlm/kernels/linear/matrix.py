@@ -15,7 +15,17 @@ from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps, MatrixShape
 from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, filling, processors, reduction, row_count
 from ..wgsl import Constant, Kernel, compose
-from .packed import epilogue_files, gated, layout, over_ranges, padded_k, pairs_are_whole, ranges
+from .packed import (
+    epilogue_files,
+    gated,
+    head_buffers,
+    head_params,
+    layout,
+    over_ranges,
+    padded_k,
+    pairs_are_whole,
+    ranges,
+)
 from .rows_int16 import MAX_GEMV_ROWS
 
 MATRIX_UNITS = "shared/matrix_units"
@@ -85,8 +95,7 @@ class MatrixConfig:
         tile = {"BM": self.rows, "BN": self.columns, "BLOCKS": self.blocks, "BUFFERS": self.buffers}
         tile |= {"AHEAD": 4, "FETCH": 0} if self.early else {"AHEAD": 1, "FETCH": 3}
         subgroups = dict(zip(("SUBS_M", "SUBS_N", "SUBS_K"), self.subgroups, strict=True))
-        matrix = {"MATRIX_M": shape.m, "MATRIX_N": shape.n, "MATRIX_K": shape.k, "SUBGROUP": lanes}
-        return {**tile, **subgroups, **matrix}
+        return {**tile, **subgroups, **matrix_constants(shape, lanes)}
 
     def fits(self, shape: MatrixShape) -> bool:
         """Does every subgroup get whole matrices?"""
@@ -136,14 +145,17 @@ class FewConfig:
     def constants(self, shape: MatrixShape, lanes: int) -> dict[str, Constant]:
         """What the kernel is specialised with, on a device with subgroups of so many lanes."""
         tile = {"TM": self.rows // shape.m, "TN": self.columns // shape.n, "BLOCKS": self.blocks}
-        how = {"SUBS": self.subgroups, "BUFFERS": self.buffers}
-        matrix = {"MATRIX_M": shape.m, "MATRIX_N": shape.n, "MATRIX_K": shape.k, "SUBGROUP": lanes}
-        return {**tile, **how, **matrix}
+        return {**tile, "SUBS": self.subgroups, "BUFFERS": self.buffers, **matrix_constants(shape, lanes)}
 
     def fits(self, shape: MatrixShape) -> bool:
         """Does every subgroup get whole matrices?"""
         sides = ((self.rows, shape.m), (self.columns, shape.n), (8 * self.blocks, shape.k))
         return all(side % matrix == 0 for side, matrix in sides)
+
+
+def matrix_constants(shape: MatrixShape, lanes: int) -> dict[str, int]:
+    """What kernels with matrix units are told of the device: the matrices, and the lanes of a subgroup."""
+    return {"MATRIX_M": shape.m, "MATRIX_N": shape.n, "MATRIX_K": shape.k, "SUBGROUP": lanes}
 
 
 def matrix_shape(caps: DeviceCaps) -> MatrixShape | None:
@@ -291,17 +303,17 @@ def tile_config(dims: Dims, caps: DeviceCaps) -> MatrixConfig:
 
 def candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other tiles and parts of k, by name."""
-    found = {}
+    launch_lists = {}
     few = few_config(dims, caps)
     if few is not None:
-        found[str(few)] = partial(launch_list_with, few, dims, caps)
+        launch_lists[str(few)] = partial(launch_list_with, few, dims, caps)
     for tile in tiles_for(dims).configs:
         groups = tile.groups(dims)
         for split in _SPLITS:
             config = replace(tile, split=split)
             if split == 1 or (split <= groups and config.tiles(dims) * split <= 12 * processors(caps)):
-                found[str(config)] = partial(launch_list_with, config, dims, caps)
-    return found
+                launch_lists[str(config)] = partial(launch_list_with, config, dims, caps)
+    return launch_lists
 
 
 def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -316,39 +328,35 @@ def launch_list_with(
     shape = matrix_shape(caps)
     assert shape is not None, "unsupported_reason was asked"
     rope = dims["epilogue"] == "rope_kv_write"
-    file, rows = layout(dims).file, row_count({"batched": True}) if rope else row_count(dims)
-    weights: tuple[str, ...] = (file, file.replace("format_", "dequant_f16_"), "shared/dequant_f16", units)
-    if isinstance(config, FewConfig):
-        weights = (*weights, units.replace("shared/matrix_", "linear/inputs_"))
+    rows = row_count({"batched": True}) if rope else row_count(dims)
     store: tuple[str, ...] = ("linear/finish_store", *epilogue_files(dims), rows)
     if rope:
         store = ("linear/finish_rope_kv_write", f"shared/cache_{dims['cache']}", rows)
     few = isinstance(config, FewConfig)
-    if not few:
-        weights = (*weights, "linear/tiles_rows")
-    finish = (*store, f"linear/part_{'whole' if rope else 'store'}") if few else store
-    needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
+    if few:
+        inputs_file = units.replace("shared/matrix_", "linear/inputs_")
+        include = (inputs_file, *store, f"linear/part_{'whole' if rope else 'store'}")
+    else:
+        include = ("linear/tiles_rows", *(store if config.split == 1 else ("linear/finish_parts", rows)))
+    kernel = _kernel(config.kernel, dims, units, include)
     constants = config.constants(shape, caps.subgroup_max)
     inputs = config.inputs(dims, shape)
     if config.split == 1:
-        kernel = Kernel(config.kernel, (*weights, *finish), needs, units == MATRIX_UNITS)
-        found = over_ranges(kernel, constants, lambda n: config.workgroups({**dims, "N": n}), dims, caps, _heads(dims))
+        heads = head_params(dims)
+        whole = over_ranges(kernel, constants, lambda n: config.workgroups({**dims, "N": n}), dims, caps, heads)
         dispatches = tuple(
             replace(each, params={**each.params, **config.params({**dims, "N": each.params["n"]})})
-            for each in found.dispatches
+            for each in whole.dispatches
         )
-        return _after_rounding(dispatches, found.buffers, inputs, dims, caps)
+        return _after_rounding(dispatches, whole.buffers, inputs, dims, caps)
     assert not (few and rope), "few rows have all of k in one part before rope_kv_write"
-    kernel = Kernel(
-        config.kernel, (*weights, *(finish if few else ("linear/finish_parts", rows))), needs, units == MATRIX_UNITS
-    )
     merge = Kernel("linear/linear_matrix_merge", store)
     threads = compose(merge).workgroup_size
     # Of the two the merge has the epilogue's operands, and neither those of the format.
-    more = {"split": config.split, **_heads(dims)}
-    found = over_ranges(merge, {}, lambda n: ceil_div(dims["tokens"] * ceil_div(n, 4), threads), dims, caps, more)
+    more = {"split": config.split, **head_params(dims)}
+    merges = over_ranges(merge, {}, lambda n: ceil_div(dims["tokens"] * ceil_div(n, 4), threads), dims, caps, more)
     both: list[Dispatch] = []
-    for merged in found.dispatches:
+    for merged in merges.dispatches:
         range_dims = {**dims, "N": merged.params["n"]}
         product = replace(
             merged,
@@ -359,15 +367,16 @@ def launch_list_with(
             bind={**merged.bind, **({"out": "parts"} if few else {})},
         )
         both += [product, replace(merged, constants={})]
-    largest = max(ceil_div(int(merged.params["n"]), 4) for merged in found.dispatches)
+    largest = max(ceil_div(int(merged.params["n"]), 4) for merged in merges.dispatches)
     parts = {"parts": config.split * dims["tokens"] * largest * 16}
-    return _after_rounding(tuple(both), {**found.buffers, **parts}, inputs, dims, caps)
+    return _after_rounding(tuple(both), {**merges.buffers, **parts}, inputs, dims, caps)
 
 
-def _heads(dims: Dims) -> dict[str, int]:
-    """Parameters of the epilogue rope_kv_write."""
-    queries, keys = dims["Hq"] * dims["D"], dims["Hkv"] * dims["D"]
-    return {"queries": queries, "keys": keys, "width": dims["D"], "rotary": dims["rotary"]}
+def _kernel(path: str, dims: Dims, units: str, include: tuple[str, ...]) -> Kernel:
+    """A kernel over weights of a format as f16, with these matrix units."""
+    file, needs = layout(dims).file, _NEEDS if units == MATRIX_UNITS else frozenset[str]()
+    weights = (file, file.replace("format_", "dequant_f16_"), "shared/dequant_f16", units)
+    return Kernel(path, (*weights, *include), needs, units == MATRIX_UNITS)
 
 
 def _after_rounding(
@@ -376,9 +385,7 @@ def _after_rounding(
     """The launch list with the kernel before it that rounds the inputs."""
     rounding, more = rounded_rows(inputs, dims, caps, row_count(dims))
     if dims["epilogue"] == "rope_kv_write":
-        row = (4 if dims["cache"] == "f32" else 2) * dims["Hkv"] * dims["D"]
-        more |= {"batch": 16 * (1 + dims["tokens"]), "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}
-        more["out"] = f32(dims["tokens"] * dims["Hq"] * dims["D"])
+        more |= head_buffers(dims)
     return LaunchList((rounding, *dispatches), {**buffers, **more})
 
 
@@ -406,12 +413,8 @@ def tiles_of_choices(
     """`linear_matrix` over lists of rows, for experts: the kernel, what it is specialised with, and its inputs."""
     shape = matrix_shape(caps)
     assert shape is not None, "units_unsupported_reason was asked"
-    lay = layout(dims)
-    weights = (lay.file, lay.file.replace("format_", "dequant_f16_"), "shared/dequant_f16", units)
-    needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
-    kernel = Kernel(config.kernel, (*weights, *include), needs, units == MATRIX_UNITS)
     return (
-        kernel,
-        {**lay.constants, **config.constants(shape, caps.subgroup_max)},
+        _kernel(config.kernel, dims, units, include),
+        {**layout(dims).constants, **config.constants(shape, caps.subgroup_max)},
         config.inputs({**dims, "tokens": rows}, shape),
     )

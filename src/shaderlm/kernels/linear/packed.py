@@ -24,9 +24,11 @@ from ..route import (
     WeightPart,
     as_measured,
     batch_bytes,
+    batch_if_read,
     ceil_div,
     f32,
     filling,
+    is_specialised,
     part,
     processors,
     reduction,
@@ -82,12 +84,12 @@ def ranges(dims: Dims, caps: DeviceCaps) -> list[tuple[int, int]]:
 
 def weight_parts(dims: Dims, caps: DeviceCaps) -> dict[str, WeightPart]:
     """The buffers of a weight and its bias, by the names in launch lists."""
-    form, found = _format(dims), {}
+    form, parts = _format(dims), {}
     for i, (first, end) in enumerate(ranges(dims, caps)):
-        found[part("weight", i)] = WeightPart(first, end, "words", form.layout)
-        found[part("scales", i)] = WeightPart(first, end, "scales", form.layout)
-        found[part("bias", i)] = WeightPart(first, end, "vector", {})
-    return found
+        parts[part("weight", i)] = WeightPart(first, end, "words", form.layout)
+        parts[part("scales", i)] = WeightPart(first, end, "scales", form.layout)
+        parts[part("bias", i)] = WeightPart(first, end, "vector", {})
+    return parts
 
 
 def gated(dims: Dims) -> bool:
@@ -135,6 +137,19 @@ def pack_bias(bias: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
     return split_rows("bias", bias, dims, caps)
 
 
+def head_params(dims: Dims) -> dict[str, int]:
+    """Parameters of the epilogue rope_kv_write."""
+    queries, keys = dims["Hq"] * dims["D"], dims["Hkv"] * dims["D"]
+    return {"queries": queries, "keys": keys, "width": dims["D"], "rotary": dims["rotary"]}
+
+
+def head_buffers(dims: Dims) -> dict[str, int]:
+    """Buffers of the epilogue rope_kv_write."""
+    row = (4 if dims["cache"] == "f32" else 2) * dims["Hkv"] * dims["D"]
+    buffers = {"batch": batch_bytes(dims["tokens"]), "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}
+    return {**buffers, "out": f32(dims["tokens"] * dims["Hq"] * dims["D"])}
+
+
 # Bits of the parameter `epilogue` (epilogue.wgsl).
 _BIAS, _RESIDUAL, _GATED = 1, 2, 4
 
@@ -158,13 +173,12 @@ def over_ranges(
     residual, tokens = dims.get("epilogue") == "add", dims["tokens"]
     out = tokens * columns(dims, dims["N"])
     there = {"bias": dims["bias"], "scales": lay.groups}
-    buffers = {"x": f32(tokens * k), "out": f32(out), **batch_bytes(dims)}
+    buffers = {"x": f32(tokens * k), "out": f32(out), **batch_if_read(dims)}
     if "linear/epilogue" in kernel.include:
         there["residual"] = residual
         buffers["residual"] = f32(out) if residual else 0
-    # Matrices times one row are what a model decodes with, always of the same shapes.
-    specialised = tokens == 1 and caps.policy.specialise_constants
-    unbound = tuple(name for name, found in there.items() if not found) if specialised or always_unbind else ()
+    specialised = is_specialised(tokens, caps)
+    unbound = tuple(name for name, is_there in there.items() if not is_there) if specialised or always_unbind else ()
     dispatches = []
     for i, (first, end) in enumerate(ranges(dims, caps)):
         rows = end - first
@@ -210,13 +224,13 @@ class Gemv:
 
     def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
         """Those of the kernel."""
-        own: dict[str, Constant] = {
+        constants: dict[str, Constant] = {
             "WG": self.threads,
             "LANES_PER_ROW": self.lanes_per_row,
             "ROWS": self.rows,
             "STAGE": self.stage,
         }
-        return own | ({"SUBGROUP": caps.subgroup_size} if self.reduction == "row_sum_subgroup" else {})
+        return constants | ({"SUBGROUP": caps.subgroup_size} if self.reduction == "row_sum_subgroup" else {})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -252,9 +266,9 @@ def gemv_shape(dims: Dims, caps: DeviceCaps) -> Gemv:
     return Gemv(threads, min(lanes_per_row, threads), rows, reduction, arithmetic, stage)
 
 
-def power_of_two(wanted: float, least: int, most: int) -> int:
+def power_of_two(number: float, least: int, most: int) -> int:
     """The power of two nearest to `wanted`, within bounds."""
-    return max(least, min(most, 1 << round(math.log2(max(wanted, 1)))))
+    return max(least, min(most, 1 << round(math.log2(max(number, 1)))))
 
 
 def gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -265,7 +279,7 @@ def gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other threads, lanes per row and rows, by name."""
     usual = gemv_shape(dims, caps)
-    found = {}
+    launch_lists = {}
     for threads, lanes_per_row, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
         groups = dims["N"] // (rows * threads // lanes_per_row)
         if (
@@ -274,8 +288,8 @@ def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], L
             and not (gated(dims) and rows == 1)
         ):
             config = replace(usual, threads=threads, lanes_per_row=lanes_per_row, rows=rows)
-            found[f"{threads}x{lanes_per_row}x{rows}"] = partial(gemv_with, config, dims, caps)
-    return found
+            launch_lists[f"{threads}x{lanes_per_row}x{rows}"] = partial(gemv_with, config, dims, caps)
+    return launch_lists
 
 
 def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -292,12 +306,12 @@ def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
     )
     kernel = Kernel("linear/linear_gemv_staged", (*include, *epilogue_files(dims), row_count(dims)), config.needs)
     params = {"eps": float(dims["eps"]) if prologue != "none" else 0.0}
-    found = over_ranges(
+    products = over_ranges(
         kernel, config.constants(caps), lambda rows: ceil_div(rows, config.per_group), dims, caps, params
     )
     if prologue == "none":
-        return found
-    return LaunchList(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))})
+        return products
+    return LaunchList(products.dispatches, {**products.buffers, "norm_weight": f32(padded_k(dims))})
 
 
 def tile_shared_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:

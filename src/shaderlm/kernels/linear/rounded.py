@@ -42,10 +42,10 @@ def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "ROUNDS": ceil_div(padded_k(dims) // BLOCK, lanes_per_row),
     }
     kernel = Kernel("linear/linear_gemv_rounded", include, frozenset({"subgroups"}))
-    found = over_ranges(
+    products = over_ranges(
         kernel, constants, lambda rows: ceil_div(rows, _ROWS * (threads // lanes_per_row)), dims, caps, {}, True
     )
-    return LaunchList(found.dispatches, {**found.buffers, "x": f32(padded_k(dims))})
+    return LaunchList(products.dispatches, {**products.buffers, "x": f32(padded_k(dims))})
 
 
 def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:

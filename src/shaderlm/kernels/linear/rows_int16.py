@@ -96,8 +96,8 @@ def tiles_of_choices(config: TileConfig, dims: Dims, include: tuple[str, ...]) -
 
 def _constants(config: TileConfig) -> dict[str, Constant]:
     assert config.loads_fit, f"{config}: a thread loads more in a step than the kernel has registers for"
-    found: dict[str, Constant] = {"TM": config.rows, "THREADS_M": config.threads_m, "THREADS_N": config.threads_n}
-    return found | {"SLICES": config.slices, "BLOCKS": config.blocks}
+    constants: dict[str, Constant] = {"TM": config.rows, "THREADS_M": config.threads_m, "THREADS_N": config.threads_n}
+    return constants | {"SLICES": config.slices, "BLOCKS": config.blocks}
 
 
 def _include(dims: Dims) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other configurations, by name."""
-    usual, found = gemv_config(dims, caps), {}
+    usual, launch_lists = gemv_config(dims, caps), {}
     for threads, lanes_per_row, rows in itertools.product((64, 128, 256), (8, 16, 32), (1, 2, 4)):
         fits = threads <= caps.max_invocations and lanes_per_row <= (caps.subgroup_min or _LEAST_LANES)
         if (
@@ -171,8 +171,8 @@ def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], L
             and not (gated(dims) and rows == 1)
         ):
             config = replace(usual, threads=threads, lanes_per_row=lanes_per_row, rows=rows)
-            found[str(config)] = partial(gemv_with, config, dims, caps)
-    return found
+            launch_lists[str(config)] = partial(gemv_with, config, dims, caps)
+    return launch_lists
 
 
 def gemv_with(config: GemvConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -185,8 +185,8 @@ def gemv_with(config: GemvConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     }
     per_group, tiles = config.rows * config.threads // config.lanes_per_row, ceil_div(dims["tokens"], config.x_rows)
     kernel = Kernel("linear/linear_gemv_rows_int16", _include(dims), frozenset({"subgroups"}))
-    found = over_ranges(kernel, constants, lambda n: tiles * ceil_div(n, per_group), dims, caps)
-    return _after_rounding(found, dims, blocks_first=False)
+    products = over_ranges(kernel, constants, lambda n: tiles * ceil_div(n, per_group), dims, caps)
+    return _after_rounding(products, dims, blocks_first=False)
 
 
 # Tiles -------------------------------------------------------------------------------------------------------
@@ -211,8 +211,8 @@ def _fitting(dims: Dims, caps: DeviceCaps) -> list[TileConfig]:
 
 def tile_config(dims: Dims, caps: DeviceCaps) -> TileConfig:
     """The largest tile that rows fill by more than half and of which there are enough, else one of the smallest."""
-    tokens, found, least = dims["tokens"], _fitting(dims, caps), dict(_TILES)
-    filled = [config for config in found if 2 * tokens > config.tile[0]] or [_LEAST_MEMORY]
+    tokens, configs, least = dims["tokens"], _fitting(dims, caps), dict(_TILES)
+    filled = [config for config in configs if 2 * tokens > config.tile[0]] or [_LEAST_MEMORY]
     return next(
         (config for config in filled if config.tiles(tokens, dims["N"]) >= filling(least[config], caps)), filled[-1]
     )
@@ -225,8 +225,8 @@ def tile_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 def tile_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other tiles, by name."""
-    found = [config for config in _fitting(dims, caps) if 2 * dims["tokens"] >= config.tile[0]]
-    return {str(config): partial(tile_with, config, dims, caps) for config in found}
+    configs = [config for config in _fitting(dims, caps) if 2 * dims["tokens"] >= config.tile[0]]
+    return {str(config): partial(tile_with, config, dims, caps) for config in configs}
 
 
 def tile_with(config: TileConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -235,8 +235,8 @@ def tile_with(config: TileConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     staged = FORMATS[dims["format"]].int16.replace("int16_", "staged_")
     kernel = Kernel("linear/linear_tile_int16", (*_include(dims), staged, "linear/tiles_rows", "linear/store_row"))
     more = {"split": 1, **dict.fromkeys(("queries", "keys", "width", "rotary"), 0)}
-    found = over_ranges(kernel, constants, lambda n: config.tiles(dims["tokens"], n), dims, caps, more)
-    return _after_rounding(found, dims, blocks_first=True)
+    products = over_ranges(kernel, constants, lambda n: config.tiles(dims["tokens"], n), dims, caps, more)
+    return _after_rounding(products, dims, blocks_first=True)
 
 
 def tile_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
