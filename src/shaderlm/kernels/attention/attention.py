@@ -117,9 +117,14 @@ def _few_barriers(caps: DeviceCaps) -> bool:
     return caps.policy.prefer_few_barriers and caps.subgroups
 
 
+def batch_files(dims: Dims) -> tuple[str, ...]:
+    """Which rows a dispatch serves, their records, and where their keys lie."""
+    return "attention/served_rows", "shared/batch", f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
+
+
 def _kernel(name: str, dims: Dims, *include: str, subgroups: bool = False) -> Kernel:
-    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
-    shared = ("attention/served_rows", "attention/cache_rows", f"shared/cache_{dims['cache']}", "shared/batch", where)
+    served, *batch = batch_files(dims)
+    shared = (served, "attention/cache_rows", f"shared/cache_{dims['cache']}", *batch)
     needs = _SUBGROUPS if subgroups else frozenset[str]()
     return Kernel(f"attention/{name}", (*include, *shared, score_files(dims)[0]), needs)
 
@@ -224,9 +229,8 @@ def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispa
     constants: dict[str, Constant] = {"WG": lanes, "SUBGROUP": size, "LANES_PER_KEY": lanes_per_key, "OWN": units}
     constants |= {"QUADS": quads(dims), "GROUP": dims["Hq"] // dims["Hkv"], "EACH_ROW": not dims["runs"]}
     constants |= score_constants(dims)
-    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
     cache = ("attention/units_octets",) if octets else ("attention/units_quads", f"shared/cache_{dims['cache']}")
-    include = ("attention/four_heads", *cache, "attention/served_rows", "shared/batch", where, *score_files(dims))
+    include = ("attention/four_heads", *cache, *batch_files(dims), *score_files(dims))
     return Dispatch(
         Kernel("attention/attention_grouped", include, _SUBGROUPS, unroll=True),
         _grid(dims["tokens"], _grouped_workgroups(dims), ROW_WORKGROUPS if dims["runs"] else _ALL, caps),
@@ -338,15 +342,7 @@ def split_octets(dims: Dims, subgroup: int, lanes: int) -> SplitKernel | None:
     lanes_per_key = next((size for size in (32, 16, 8, 4) if size <= subgroup and octets % size == 0), 0)
     if dims["cache"] != "f16" or dims["D"] % 8 or not lanes_per_key or octets // lanes_per_key > 2 or lanes % subgroup:
         return None
-    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
-    include = (
-        "attention/four_heads",
-        *_SPLIT_INCLUDES,
-        "attention/served_rows",
-        "shared/batch",
-        where,
-        score_files(dims)[0],
-    )
+    include = ("attention/four_heads", *_SPLIT_INCLUDES, *batch_files(dims), score_files(dims)[0])
     kernel = Kernel("attention/attention_split_octets", include, _SUBGROUPS)
     return SplitKernel(kernel, {"WG": lanes, "SUBGROUP": subgroup, "LANES_PER_KEY": lanes_per_key})
 

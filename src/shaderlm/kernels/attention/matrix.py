@@ -13,7 +13,7 @@ from ...graph.batch import PAGE, RUN_ROWS
 from ..linear.matrix import matrix_constants, matrix_shape, units_unsupported_reason
 from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, over_limits
 from ..wgsl import Constant, Kernel
-from .attention import PACK, launch_list_with, scale_of, score_constants, score_files
+from .attention import PACK, batch_files, launch_list_with, scale_of, score_constants, score_files
 
 _NEEDS = frozenset({"f16", "subgroups", "subgroup_matrix"})
 
@@ -66,8 +66,7 @@ def _group(dims: Dims) -> int:
 
 def run_rows(tile: Tile, dims: Dims, shape: MatrixShape, lanes: int) -> Dispatch:
     """The rows of runs with this tile, on a device with subgroups of so many lanes."""
-    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
-    include = ("attention/segments", "attention/served_rows", "shared/batch", where, *score_files(dims))
+    include = ("attention/segments", *batch_files(dims), *score_files(dims))
     rows = tile.row_groups * tile.pairs // _group(dims)
     return Dispatch(
         Kernel("attention/attention_matrix", include, _NEEDS, unroll=True),
