@@ -154,7 +154,7 @@ CASES: list[Case] = [
             for kind in WEIGHT_FORMATS
             for i, (M, K, N) in enumerate(_LINEAR_SHAPES if kind in _ALL_SHAPES else _LINEAR_SHAPES[:2])
         ] + [(1, 37, 11, "f32", False), (3, 101, 7, "f16", False), (300, 64, 70, "q8_0", False),
-           # What large models' shapes are cut into: tall tiles, long stages, short and middling teams.
+           # What large models' shapes are cut into: tall tiles, long stages, few lanes per row and some more.
            (1025, 32, 7240, "q4_0", False), (1, 4128, 4099, "q4_0", True), (1, 64, 16400, "q4_0", True), (1, 32, 49160, "q4_0", True),
            (1, 1056, 19840, "q4_0", True), (1, 2080, 19840, "q4_0", True), (1, 2080, 7001, "q4_0", True),
            (65, 32, 8300, "q4_0", True)],
@@ -182,7 +182,7 @@ CASES: list[Case] = [
             "linear",
             "tokens K N format bias eps epilogue prologue",
             [(1, whole_k(96, kind), 70, kind, i % 2 == odd, 1e-5, epilogue, "rms_norm") for i, kind in enumerate(INT16)]
-            # Short and long teams, one stage and several.
+            # Few and many lanes per row, one stage and several.
             + [(1, 2048, 38, "q4_0", True, 1e-6, epilogue, "rms_norm"), (1, 4160, 34, "q8_0", False, 1e-6, epilogue, "rms_norm"),
                (1, 64, 16390, "q4_0", False, 1e-6, epilogue, "rms_norm")]
             # Several rows: of a GEMV and of tiles.
@@ -220,9 +220,9 @@ CASES: list[Case] = [
     *_cases(
         "linear",
         "tokens K N format bias epilogue prologue",
-        [(1, whole_k(96, kind), 1030, kind, i % 2 == 0, "add" if i % 3 else "none", "rounded") for i, kind in enumerate(INT16)]
-        + [(1, 6912, 1152, "q4_0", False, "none", "rounded"), (1, 8224, 1025, "q4_0", True, "gelu", "rounded"),
-           (1, 32, 1027, "q8_0", True, "add", "rounded")],
+        [(1, whole_k(96, kind), 1030, kind, i % 2 == 0, "add" if i % 3 else "none", "int16_activations") for i, kind in enumerate(INT16)]
+        + [(1, 6912, 1152, "q4_0", False, "none", "int16_activations"), (1, 8224, 1025, "q4_0", True, "gelu", "int16_activations"),
+           (1, 32, 1027, "q8_0", True, "add", "int16_activations")],
     ),
     # Every route with the other functions of epilogues.
     *(

@@ -117,7 +117,7 @@ def _kind(kernel: str, name: str, value: Constant) -> Hashable:
         return value == 1, value % 4 == 0, value > 4
     if kernel.startswith("attention/") and name == "WG":
         return value > 64
-    if name in ("EXPERTS", "SLOTS", "STAGE", "TEAM"):
+    if name in ("EXPERTS", "SLOTS", "STAGE", "LANES_PER_ROW"):
         return value == 1, value & (value - 1) == 0, value % 2, value > 32
     return value
 

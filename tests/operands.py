@@ -94,7 +94,7 @@ def _linear_q4gsw(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Array
 
 def _linear(rng: np.random.Generator, d: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     """linear with its prologue and epilogue, worked out in the obvious way."""
-    norm, N = d["prologue"] not in ("none", "rounded"), d["N"]
+    norm, N = d["prologue"] not in ("none", "int16_activations"), d["N"]
     x = _normal(rng, d["tokens"], d["K"]) * (3 if norm else 1 / 8)
     weight, dense = make_weight(rng, d["format"], N, d["K"])
     bias = _normal(rng, N) / 4 if d["bias"] else None

@@ -90,7 +90,7 @@ def with_shuffles(program: Program) -> Program:
     ids=str,
 )
 def test_subgroups_of_other_sizes(heads: Heads, cache: str, subgroup: int, gpu: Device) -> None:
-    """Four, eight and two teams of lanes, which take keys of their own; and one, where heads do not fill its lanes."""
+    """Four, eight and two keys of a subgroup at once; and one, where heads do not fill its lanes."""
     dims = dims_of(heads, TOKENS, context="single_pass", paged=True, cache=cache, runs=False)
     operands, expected = MAKERS["attention"](np.random.default_rng(8), {**dims, "stretches": ROWS})
     found = out_of(gpu, with_shuffles(program_of(gpu, dims, operands, 64, subgroup)), dims)

@@ -26,8 +26,8 @@ def test_keys_of_a_subgroup_are_joined_first(case: Case, gpu: Device) -> None:
     (route,) = routes_of(OP)
     usual = route.launch_list(dims, gpu.caps)
     attention, *product = usual.dispatches
-    threads = int(attention.constants["WG"]) * 2 // int(attention.constants["SHARE"])  # for as many keys
-    changed = {"WG": threads, "SHARE": 2, "OWN": dims["D"] // 8 // 2, "JOINED": 2}
+    threads = int(attention.constants["WG"]) * 2 // int(attention.constants["LANES_PER_KEY"])  # for as many keys
+    changed = {"WG": threads, "LANES_PER_KEY": 2, "OWN": dims["D"] // 8 // 2, "JOINED": 2}
     joining = replace(attention, constants={**attention.constants, **changed})
     operands, expected = make(case)
     program = lower(route, dims, gpu.caps, operands, launch_list=LaunchList((joining, *product), usual.buffers))

@@ -111,8 +111,8 @@ UNEXPLAINED: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [
     ("linear", {**_LINEAR, "format": "q3"}, ("format", "f32, f16, q8_0, q4_0", "'q3'")),
     ("linear", {**_LINEAR, "bias": 1}, ("bias", "True or False", "1")),
     ("linear", {**_LINEAR, "rounded": True}, ("rounded results", "epilogue='none'")),
-    ("linear", {**_LINEAR, "prologue": "rounded", "tokens": 3}, ("rounded inputs", "tokens=3")),
-    ("linear", {**_LINEAR, "prologue": "softmax"}, ("prologue", "none, rounded, rms_norm", "'softmax'")),
+    ("linear", {**_LINEAR, "prologue": "int16_activations", "tokens": 3}, ("rounded inputs", "tokens=3")),
+    ("linear", {**_LINEAR, "prologue": "softmax"}, ("prologue", "none, int16_activations, rms_norm", "'softmax'")),
     ("linear", {**_LINEAR, "epilogue": "tanh"}, ("epilogue", "none, add, silu_mul", "'tanh'")),
     ("linear", {**_LINEAR, "N": 5, "epilogue": "silu_mul"}, ("N must be even", "got 5")),
     (
@@ -260,8 +260,8 @@ def test_rebind_of_an_unknown_constant() -> None:
     assert rebind(source, {"WG": 32, "value": "f16"}) == "const WG: u32 = 32u;\nalias value = f16;\n"
     with pytest.raises(KernelError, match=r"my_kernel has no const or alias 'W'; it has \['WG', 'value'\]"):
         rebind(source, {"W": 32}, "my_kernel")
-    with pytest.raises(KernelError, match="rms_norm_scalar has no const or alias 'TEAM'"):
-        compose(Kernel("norm/rms_norm_scalar", ("shared/reduce_tree",)), {"TEAM": 1})
+    with pytest.raises(KernelError, match="rms_norm_scalar has no const or alias 'LANES_PER_ROW'"):
+        compose(Kernel("norm/rms_norm_scalar", ("shared/reduce_tree",)), {"LANES_PER_ROW": 1})
 
 
 def test_params_must_be_complete() -> None:

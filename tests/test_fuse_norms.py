@@ -19,6 +19,7 @@ from shaderlm.graph.fuse import fuse
 from shaderlm.graph.graph import Builder, Graph
 from shaderlm.graph.ops import label
 from shaderlm.graph.reference import rope_table
+from shaderlm.kernels.linear.measured import MOST, Shape
 from shaderlm.models.config import StepSpec
 from shaderlm.models.shapes import SYNTHETIC
 from shaderlm.runtime.gpu_runner import GpuRunner
@@ -111,7 +112,8 @@ def test_the_plan_of_a_gpu_computes_the_same(device: Device, monkeypatch: pytest
     sizes = {**SIZES, "D": 64, "context": 512, "further": further}
     monkeypatch.setitem(SYNTHETIC, "small", replace(SYNTHETIC["gemma-3-1b"], **sizes))
     monkeypatch.setitem(vars(device.caps), "policy", replace(ON_GPU, check_bounds=True))
-    monkeypatch.setattr("shaderlm.kernels.linear.rounded._MEASURED", range(SIZES["hidden"], SIZES["hidden"] + 1))
+    shape = Shape((SIZES["hidden"], SIZES["hidden"]), (1, MOST))
+    monkeypatch.setattr("shaderlm.kernels.linear.rounded.AFTER_ROUNDING", (shape,))
     found, written = [], []
     for fusions in (None, ("rms_norm_mul",)):
         runner = load_synthetic("synthetic:small:q4_0", device, fusions=fusions, tune=False).runner
@@ -119,7 +121,9 @@ def test_the_plan_of_a_gpu_computes_the_same(device: Device, monkeypatch: pytest
             assert isinstance(runner, GpuRunner)
             nodes = runner.graph(StepSpec(1, cache=runner.cache))[0].nodes
             assert sum(node.dims.get("rounded", False) for node in nodes) == (LAYERS if fusions is None else 0)
-            assert sum(node.dims.get("prologue") == "rounded" for node in nodes) == (LAYERS if fusions is None else 0)
+            assert sum(node.dims.get("prologue") == "int16_activations" for node in nodes) == (
+                LAYERS if fusions is None else 0
+            )
             ops = {label(node.op, node.dims) for node in nodes}
             assert ("rms_norm_add_rms_norm+linear" in ops) == (fusions is None)
             assert ("rms_norm_rope_attention_linear" in ops) == (fusions is None)

@@ -14,7 +14,9 @@ from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.gpu import DeviceCaps, MatrixShape
 from shaderlm.gpu.processors import processors_of
 from shaderlm.graph import resolve
+from shaderlm.graph.batch import CONTEXTS
 from shaderlm.kernels import choose
+from shaderlm.kernels.attention.measured import SPLIT_ROWS
 from shaderlm.kernels.linear.int16 import config_for
 from shaderlm.kernels.linear.matrix import tiles_for
 from shaderlm.kernels.linear.measured import GEMV_INT16
@@ -87,6 +89,28 @@ def test_products_fit_and_fill_a_device(imagined: Imagined) -> None:
         if n > LEAST_COLUMNS:
             wanted = imagined.processors if route.name != "matrix" else min(imagined.processors, _most(dims))
             assert 2 * groups >= wanted, f"{route.name}: {tokens} rows of {k} × {n} in {groups} workgroups"
+
+
+HEADS = sorted({(shape.Hq, shape.Hkv, shape.D) for shape in SYNTHETIC.values()})
+
+
+@pytest.mark.parametrize("imagined", devices(), ids=str)
+def test_attention_fits_and_fills_a_device(imagined: Imagined) -> None:
+    """Within limits; and no more than half of the processors are idle, if rows, kv heads and splits allow."""
+    caps = imagined.caps
+    for (heads, kv_heads, head), tokens, context in itertools.product(HEADS, (1, 4, 64), CONTEXTS):
+        given = {"tokens": tokens, "Hq": heads, "Hkv": kv_heads, "D": head, "context": context, "cache": "f16"}
+        for runs in {False, tokens > 1}:
+            dims = resolve("attention", {**given, "paged": True, "runs": runs})
+            route = choose("attention", dims, caps, None, "fast")
+            launch_list = route.launch_list(dims, caps)
+            assert over_limits(launch_list, caps) is None
+            if not runs:
+                groups = max(dispatch.workgroups for dispatch in launch_list.dispatches)
+                # Many rows up to 2,048 keys are not split: a workgroup for each kv head of a row.
+                splits = 1 if context == "single_pass" or tokens > SPLIT_ROWS else 32
+                wanted = min(imagined.processors, tokens * kv_heads * splits)
+                assert 2 * groups >= wanted, f"{route.name}: {tokens} rows of {heads} heads in {groups} workgroups"
 
 
 def test_few_devices_have_every_pair() -> None:

@@ -54,8 +54,8 @@ def candidates() -> list[int16.Int16Config]:
             epilogue = "silu_mul" if name == "gate/up" else "none"
             dims = resolve("linear", {"tokens": 1, "K": K, "N": N, "format": "q4_0", "epilogue": epilogue})
             config = int16.config_for(dims, caps)
-            found.append(replace(config, stage=2 * config.team))
-    # Teams that lie across subgroups, and that leave lanes idle.
+            found.append(replace(config, stage=2 * config.lanes_per_row))
+    # Lane groups that lie across subgroups, and that leave lanes idle.
     odd = [int16.Int16Config(64, 9, 2, 18), int16.Int16Config(128, 36, 4, 36), int16.Int16Config(96, 5, 1, 10)]
     plain = [int16.Int16Config(64, 4, 1, 4), int16.Int16Config(32, 32, 4, 32)]
     return list(dict.fromkeys([*found, *odd, *plain]))
@@ -65,8 +65,8 @@ def candidates() -> list[int16.Int16Config]:
     ("config", "norm"), every_second([(config, i % 4 == 0) for i, config in enumerate(candidates())]), ids=str
 )
 def test_every_config(config: int16.Int16Config, norm: bool, gpu: Device) -> None:
-    """Several stages, of which the last is not full, and rows that do not fill the last team."""
-    rng = np.random.default_rng(config.team)
+    """Several stages, of which the last is not full, and rows that do not fill the last lane group."""
+    rng = np.random.default_rng(config.lanes_per_row)
     K, N = 32 * (2 * config.stage + 3), 2 * config.per_group + 1
     how = {"prologue": "rms_norm" if norm else "none", "eps": EPS}
     dims = resolve("linear", {"tokens": 1, "K": K, "N": N, "format": "q4_0", **how})
@@ -90,12 +90,12 @@ def test_every_config(config: int16.Int16Config, norm: bool, gpu: Device) -> Non
     ids=str,
 )
 def test_behind_two_norms(config: int16.Int16Config, epilogue: str, rounds: int, gpu: Device) -> None:
-    """Lanes that have one or two blocks load them at once. Several lanes add the sums of a team, and two store them."""
+    """Lanes that have one or two blocks load them at once. Several lanes add the sums of a row, and two store them."""
     sizes = {"tokens": 1, "K": 32 * config.stage, "N": 2 * config.per_group + 2, "format": "q4_0", "epilogue": epilogue}
     dims = resolve("linear", {**sizes, "prologue": "rms_norm_add_rms_norm", "eps": EPS})
     launch_list = int16.launch_list_with(config, dims, gpu.caps)
     assert [each.constants["ROUNDS"] for each in launch_list.dispatches] == [rounds]
-    operands, expected = MAKERS["linear"](np.random.default_rng(config.team), dims)
+    operands, expected = MAKERS["linear"](np.random.default_rng(config.lanes_per_row), dims)
     route = next(found for found in routes_of("linear") if found.name == "gemv_int16")
     found = gpu.run(lower(route, dims, gpu.caps, operands, launch_list=launch_list))
     for name in ("out", "sum"):
@@ -107,7 +107,7 @@ def test_behind_two_norms(config: int16.Int16Config, epilogue: str, rounds: int,
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.dims.get("epilogue") == "rope_kv_write"][-2:], ids=lambda case: case.name
 )
-def test_two_lanes_of_a_team_store_rotated_pairs(case: Case, gpu: Device) -> None:
+def test_two_lanes_of_a_row_store_rotated_pairs(case: Case, gpu: Device) -> None:
     config = int16.Int16Config(128, 18, 4, 18)
     assert case.dims["K"] == 32 * config.stage
     operands, expected = make(case)
@@ -120,11 +120,11 @@ def test_two_lanes_of_a_team_store_rotated_pairs(case: Case, gpu: Device) -> Non
 
 
 @pytest.mark.parametrize(
-    ("most", "blocks", "team"),
+    ("most", "blocks", "lanes_per_row"),
     [(16, 64, 16), (8, 36, 8), (16, 36, 12), (32, 36, 18), (64, 36, 36), (64, 592, 64), (32, 112, 28), (8, 1, 4)],
 )
-def test_teams_have_few_idle_lanes(most: int, blocks: int, team: int) -> None:
-    assert int16.team_of(most, blocks) == team
+def test_rows_have_few_idle_lanes(most: int, blocks: int, lanes_per_row: int) -> None:
+    assert int16.lanes_per_row_for(most, blocks) == lanes_per_row
 
 
 @pytest.mark.parametrize("kind", INT16)
@@ -160,7 +160,7 @@ def test_what_one_product_rounds_the_next_one_reads(gpu: Device) -> None:
         dims = resolve("linear", {**gate, "rounded": True})
         operands = {"x": x, "weight": first}
         between = gpu.run(lower(routes["gemv_int16"], dims, gpu.caps, operands))["out"].view(np.float32)
-        dims = resolve("linear", {**down, "prologue": "rounded"})
+        dims = resolve("linear", {**down, "prologue": "int16_activations"})
         operands = {"x": between.reshape(1, -1), "weight": second}
         return gpu.run(lower(reader, dims, gpu.caps, operands))["out"].view(np.float32)[:N]
 

@@ -52,8 +52,8 @@ def test_every_config(config: GemvConfig | TileConfig, gpu: Device) -> None:
     if isinstance(config, GemvConfig):
         tokens, K, N = (
             config.x_rows - 1,
-            32 * (2 * config.team + 1),
-            2 * config.threads // config.team * config.rows + 1,
+            32 * (2 * config.lanes_per_row + 1),
+            2 * config.threads // config.lanes_per_row * config.rows + 1,
         )
     else:
         (rows, columns), step = config.tile, config.slices * config.blocks

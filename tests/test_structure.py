@@ -302,7 +302,7 @@ def _shapes(op: str) -> Iterator[dict[str, Any]]:
         if op == "linear":
             one_row = given["tokens"] == 1 and given["K"] % 32 == 0 and not given["batched"]
             given["rounded"] &= one_row and given["epilogue"] in ("silu_mul", "gelu_mul") and given["N"] % 64 == 0
-            if given["prologue"] == "rounded" and not one_row:
+            if given["prologue"] == "int16_activations" and not one_row:
                 continue
         if op == "linear_experts" and given["residual"]:
             given["combine"] = "sum"
@@ -333,7 +333,7 @@ def operands(op: str, dims: dict[str, Any]) -> set[str]:
     if op == "rms_norm_rope_attention_linear" and dims["epilogue"] != "add":
         absent.add("residual")
     if op == "linear":
-        absent |= {"norm_weight"} if dims["prologue"] in ("none", "rounded") else set()
+        absent |= {"norm_weight"} if dims["prologue"] in ("none", "int16_activations") else set()
         absent |= {"skip", "post_weight", "sum"} if dims["prologue"] != "rms_norm_add_rms_norm" else set()
         absent |= {"residual"} if dims["epilogue"] != "add" else set()
         absent |= {"table", "k_cache", "v_cache"} if dims["epilogue"] != "rope_kv_write" else set()

@@ -112,7 +112,7 @@ def test_a_shape_in_words_has_what_shapes_the_work() -> None:
     assert key_of("linear", resolve("linear", {**plain, "epilogue": "add"})) == f"{KEY} epilogue=add"
 
 
-# Long teams and short ones, one row and four, with rows left over; all of them with --all.
+# Many lanes per row and few, one row and four, with rows left over; all of them with --all.
 _SHAPES: dict[str, dict[str, Any]] = {
     "linear": {"K": 96, "N": 1027, "format": "q4_0", "bias": True},
     "linear+add": {"K": 96, "N": 523, "format": "q8_0", "bias": False},

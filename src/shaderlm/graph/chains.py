@@ -274,8 +274,8 @@ _TABLE = (
         NORM,
         ("sum", "out"),
     ),
-    # `rounded` and the prologue of that name say how numbers lie between two products of one row, which nobody else
-    # reads.
+    # `rounded` and the prologue `int16_activations` say how numbers lie between two products of one row, which nobody
+    # else reads.
     Chain(
         "linear",
         (
@@ -306,7 +306,7 @@ _TABLE = (
             **dict.fromkeys(("Hq", "Hkv", "D"), 0),  # of the epilogue rope_kv_write, as far as "cache"
             "rotary": of("D"),
             "cache": "f32",
-            "rounded": False,  # out is rounded to 16 bits in blocks of 32, for a product with the prologue of that name
+            "rounded": False,  # out has 16 bits, in blocks of 32, for a product with the prologue int16_activations
             "batched": False,  # the true number of rows is in the batch
         },
         ("out", "sum", "k_cache", "v_cache"),

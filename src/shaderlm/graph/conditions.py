@@ -70,7 +70,7 @@ def rounded_in_blocks(d: Dims) -> str | None:
     """What is rounded between two products is one row of whole blocks, which gate and up make."""
     one_row = d["tokens"] == 1 and not d["batched"]
     rows = f"tokens={d['tokens']}, batched={d['batched']}"
-    if d["prologue"] == "rounded" and not (one_row and d["K"] % 32 == 0):
+    if d["prologue"] == "int16_activations" and not (one_row and d["K"] % 32 == 0):
         return f"rounded inputs are one token, not batched, with K in 32s, got {rows}, K={d['K']}"
     gated = d["epilogue"] in ("silu_mul", "gelu_mul")
     if d["rounded"] and not (one_row and gated and d["N"] % 64 == 0):

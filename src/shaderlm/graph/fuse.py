@@ -471,7 +471,7 @@ def _linear_rounded(index: GraphIndex, linear: Node) -> Answer:
     if linear.dims["K"] % 32:
         return f"{linear.dims['K']} inputs are not whole blocks of 32"
     first = replace(gated, dims=resolve("linear", {**gated.dims, "rounded": True}))
-    second = replace(linear, dims=resolve("linear", {**linear.dims, "prologue": "rounded"}))
+    second = replace(linear, dims=resolve("linear", {**linear.dims, "prologue": "int16_activations"}))
     return index.used_by_others(gated.out) or Rewrite((gated, linear), (first, second), in_place=True)
 
 

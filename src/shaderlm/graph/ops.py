@@ -18,7 +18,7 @@ from .primitives import PRIMITIVES, REQUIRED, Op
 OPS: Mapping[str, Op | Chain] = {**PRIMITIVES, **CHAINS}
 
 
-PROLOGUES = ("none", "rounded", "rms_norm", "rms_norm_add_rms_norm")
+PROLOGUES = ("none", "int16_activations", "rms_norm", "rms_norm_add_rms_norm")
 EPILOGUES = ("none", "add", "silu_mul", "gelu_mul", "gelu", "gelu_erf", "rope_kv_write")
 _CHOICES = {
     "scales": ("f32", "f16"),
@@ -108,4 +108,4 @@ def _check(op: str, key: str, value: Any) -> None:
 def label(op: str, dims: Mapping[str, Any]) -> str:
     """An op for people: a product with its prologue and epilogue, as rms_norm+linear+silu_mul."""
     parts = (dims.get("prologue", "none"), op, dims.get("epilogue", "none"))
-    return "+".join(part for part in parts if part not in ("none", "rounded"))
+    return "+".join(part for part in parts if part not in ("none", "int16_activations"))

@@ -19,13 +19,13 @@ FAMILIES = ("norm", "linear", "experts", "attention", "pointwise", "sampling")
 @lru_cache(maxsize=1)
 def all_routes() -> dict[str, tuple[Route, ...]]:
     """Every op that has kernels, with its routes in order of preference."""
-    found: dict[str, tuple[Route, ...]] = {}
+    routes: dict[str, tuple[Route, ...]] = {}
     for family in FAMILIES:
         package = importlib.import_module(f"{__package__}.{family}")
         for module in pkgutil.iter_modules(package.__path__):
             for route in getattr(importlib.import_module(f"{package.__name__}.{module.name}"), "ROUTES", ()):
-                found[route.op] = (*found.get(route.op, ()), route)
-    return found
+                routes[route.op] = (*routes.get(route.op, ()), route)
+    return routes
 
 
 def routes_of(op: str) -> tuple[Route, ...]:
@@ -59,13 +59,13 @@ class Verdict:
 
 def verdicts(op: str, dims: Dims, caps: DeviceCaps) -> list[Verdict]:
     """One verdict per route of the op; the route that would be taken by default is marked."""
-    found: list[Verdict] = []
+    answers: list[Verdict] = []
     for route in _in_order(op, dims, caps):
         reason = route.reason(dims, caps)
-        taken = reason is None and route.exact and not any(verdict.default for verdict in found)
-        said = reason or ("taken by default" if taken else "applies" if route.exact else "applies when named (rounds)")
-        found.append(Verdict(route.name, reason is None, said, taken))
-    return found
+        by_default = reason is None and route.exact and not any(verdict.default for verdict in answers)
+        applies = "taken by default" if by_default else "applies" if route.exact else "applies when named (rounds)"
+        answers.append(Verdict(route.name, reason is None, reason or applies, by_default))
+    return answers
 
 
 def choose(op: str, dims: Dims, caps: DeviceCaps, name: str | None, precision: str = "exact") -> Route:
@@ -84,10 +84,10 @@ def choose(op: str, dims: Dims, caps: DeviceCaps, name: str | None, precision: s
         if reason is not None:
             raise RouteError(f"route {name!r} of {op} does not apply to {shape}: {reason}")
         return named
-    found = first_of(op, dims, caps, precision)
-    if isinstance(found, Route):
-        return found
-    raise RouteError(f"no route of {op} applies to {shape} on {caps.name}. {found}")
+    route_or_reason = first_of(op, dims, caps, precision)
+    if isinstance(route_or_reason, Route):
+        return route_or_reason
+    raise RouteError(f"no route of {op} applies to {shape} on {caps.name}. {route_or_reason}")
 
 
 def first_of(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> Route | str:
@@ -119,34 +119,34 @@ def options(op: str, dims: Dims, caps: DeviceCaps, precision: str) -> list[Optio
     """All ways to compute a shape at this precision; first the one that is taken without asking. Equal ones once."""
     first = choose(op, dims, caps, None, precision)
     others = [route for route in routes_of(op) if route is not first and _usable(route, dims, caps, precision)]
-    found: list[Option] = []
+    ways: list[Option] = []
     for route in (first, *others):
         launch_lists = {"": route.launch_list(dims, caps)} | {
             name: config() for name, config in route.candidates(dims, caps).items()
         }
         for name, launch_list in launch_lists.items():
-            known = any(launch_list == option.launch_list for option in found)
+            known = any(launch_list == option.launch_list for option in ways)
             if not known and over_limits(launch_list, caps) is None:
-                found.append(Option(route, name, launch_list))
-    return found
+                ways.append(Option(route, name, launch_list))
+    return ways
 
 
 def option(op: str, name: str, dims: Dims, caps: DeviceCaps, precision: str) -> Option | str:
     """The option of this name, or why it cannot be taken."""
-    wanted, _, config = name.partition("/")
-    route = next((route for route in routes_of(op) if route.name == wanted), None)
+    route_name, _, config = name.partition("/")
+    route = next((route for route in routes_of(op) if route.name == route_name), None)
     if route is None:
-        return f"{op} has no route {wanted!r}"
+        return f"{op} has no route {route_name!r}"
     if not route.offered(precision, caps):
-        return f"{wanted} rounds its inputs, which was not asked for"
+        return f"{route_name} rounds its inputs, which was not asked for"
     reason = route.reason(dims, caps)
     if reason is not None:
-        return f"{wanted} does not apply: {reason}"
+        return f"{route_name} does not apply: {reason}"
     if not config:
         return Option(route, "", route.launch_list(dims, caps))
     candidates = route.candidates(dims, caps)
     if config not in candidates:
-        return f"{wanted} has no launch configuration {config!r}"
+        return f"{route_name} has no launch configuration {config!r}"
     launch_list = candidates[config]()
     return over_limits(launch_list, caps) or Option(route, config, launch_list)
 

@@ -71,19 +71,7 @@ class WeightPart:
     layout: Mapping[str, Any]
 
 
-def always(dims: Dims, caps: DeviceCaps) -> str | None:
-    """For routes without preconditions."""
-    return None
-
-
-def never(dims: Dims, caps: DeviceCaps) -> bool:
-    """For routes that have their place in the order of preference everywhere."""
-    return False
-
-
-def no_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
-    """For routes with one launch configuration only."""
-    return {}
+Candidates = Mapping[str, Callable[[], LaunchList]]
 
 
 @dataclass(frozen=True)
@@ -101,12 +89,12 @@ class Route:
     op: str
     name: str
     launch_list: Callable[[Dims, DeviceCaps], LaunchList]
-    unsupported_reason: Callable[[Dims, DeviceCaps], str | None] = always
+    unsupported_reason: Callable[[Dims, DeviceCaps], str | None] = lambda dims, caps: None
     pack: Mapping[str, Packer] = field(default_factory=dict)
     exact: bool = True
-    prefer: Callable[[Dims, DeviceCaps], bool] = never
+    prefer: Callable[[Dims, DeviceCaps], bool] = lambda dims, caps: False
     weight_parts: Callable[[Dims, DeviceCaps], Mapping[str, WeightPart]] | None = None
-    candidates: Callable[[Dims, DeviceCaps], Mapping[str, Callable[[], LaunchList]]] = no_candidates
+    candidates: Callable[[Dims, DeviceCaps], Candidates] = lambda dims, caps: {}
 
     def offered(self, precision: str, caps: DeviceCaps) -> bool:
         """Is it taken without being named?"""
@@ -169,6 +157,11 @@ def filling(workgroups: int, caps: DeviceCaps) -> int:
     return max(1, round(workgroups * processors(caps) / MEASURED_PROCESSORS))
 
 
+def as_measured(rows: int, caps: DeviceCaps) -> int:
+    """Rows of a weight that are as many for each processor of an H200 as so many are on a device."""
+    return max(1, rows * MEASURED_PROCESSORS // processors(caps))
+
+
 def fold(workgroups: int, limit: int) -> tuple[int, int, int] | None:
     """A grid of at least this many workgroups with no side above the limit; kernels skip the surplus."""
     if workgroups <= limit:
@@ -214,6 +207,16 @@ def row_count(dims: Dims) -> str:
     return f"shared/row_count_{'batch' if dims.get('batched') else 'fixed'}"
 
 
-def batch_bytes(dims: Dims) -> dict[str, int]:
+def batch_bytes(tokens: int) -> int:
+    """Bytes of a token batch: a record of four words per row, and one before them."""
+    return 16 * (1 + tokens)
+
+
+def batch_if_read(dims: Dims) -> dict[str, int]:
     """The batch's buffer, where the op reads it."""
-    return {"batch": 16 * (1 + dims["tokens"])} if dims.get("batched") else {}
+    return {"batch": batch_bytes(dims["tokens"])} if dims.get("batched") else {}
+
+
+def is_specialised(rows: int, caps: DeviceCaps) -> bool:
+    """One row is what a model writes tokens with, always of the same shapes. Other row counts share their shaders."""
+    return rows == 1 and caps.policy.specialise_constants

@@ -107,12 +107,12 @@ def rebind(source: str, constants: Mapping[str, Constant], kernel: str = "kernel
     """Replace the values of top-level `const` and `alias` lines. An unknown name raises."""
     for name, value in constants.items():
         pattern = re.compile(rf"^((?:const|alias) {name}(?:\s*:\s*\w+)?\s*=\s*)(.+?);", re.M)
-        found = pattern.search(source)
-        if not found:
+        declaration = pattern.search(source)
+        if not declaration:
             known = [match.group(1) for regex in (_CONST, _ALIAS) for match in regex.finditer(source)]
             raise KernelError(f"{kernel} has no const or alias {name!r}; it has {sorted(known)}")
-        new = found.group(1) + _literal(value, found.group(2)) + ";"
-        source = source[: found.start()] + new + source[found.end() :]
+        new = declaration.group(1) + _literal(value, declaration.group(2)) + ";"
+        source = source[: declaration.start()] + new + source[declaration.end() :]
     return source
 
 
@@ -200,18 +200,18 @@ def bound_once(shader: Shader, operands: Sequence[Hashable]) -> Shader:
 @lru_cache(maxsize=256)
 def _bound_once(shader: Shader, firsts: tuple[int, ...]) -> Shader:
     """The same, given which binding is the first one of the same operand, for each. Layers have this in common."""
-    text, kept = shader.text, []
+    text, bindings = shader.text, []
     names: dict[tuple[int, str], str] = {}  # of bindings, by buffer and elements
     for (name, access), buffer in zip(shader.bindings, firsts, strict=True):
         declared = _declared(name).search(text) if access == "read-only-storage" else None
         local = re.search(rf"\b(?:let|var)\s+{name}\b|[(,]\s*{name}\s*:", text)  # the name means something else there
         first = names.setdefault((buffer, declared.group(1) if declared and not local else name), name)
         if first == name:
-            kept.append((name, access))
+            bindings.append((name, access))
             continue
         text = _declared(name).sub("", text)
         text = re.sub(rf"(?<![\w.]){name}(?=\[)|(?<=&){name}\b", first, text)
-    return replace(shader, text=_numbered(text), bindings=tuple(kept))
+    return replace(shader, text=_numbered(text), bindings=tuple(bindings))
 
 
 _RANK = {"storage,read": 0, "storage,read_write": 1, "uniform": 2}
@@ -237,7 +237,7 @@ def _with_values(body: str, fields: tuple[tuple[str, str], ...], values: Mapping
             raise KernelError(f"{name}: {field} is {value}, which WGSL has no word for")
         written[field] = _WRITTEN[kind].format(value)
     # One search for all fields: one for each took most of the time of composing a shader.
-    return _PARAM_READ.sub(lambda found: written.get(found[1], found[0]), body)
+    return _PARAM_READ.sub(lambda match: written.get(match[1], match[0]), body)
 
 
 def _enables(needs: frozenset[str], target: Implementation) -> list[str]:
@@ -289,14 +289,14 @@ def unrolled(body: str, consts: Mapping[str, str]) -> str:
         body = body.replace(array.group(), "".join(f"{indent}var {each}: {kind};\n" for each in mine.values()), 1)
         names |= mine
     # One search for all elements: one for each took a third of a second for a large tile.
-    return _ELEMENT.sub(lambda found: names.get(found[0], found[0]), body) if names else body
+    return _ELEMENT.sub(lambda match: names.get(match[0], match[0]), body) if names else body
 
 
 @cache
 def declared_buffers(kernel: Kernel) -> tuple[str, ...]:
     """The buffers that a kernel declares, parameters left out: no constant and no implementation changes them."""
-    found = (_BINDING.findall(read(path)) for path in (kernel.path, *kernel.include))
-    return tuple(name for each in found for _, _, name in each if name != "params")
+    bindings = (_BINDING.findall(read(path)) for path in (kernel.path, *kernel.include))
+    return tuple(name for each in bindings for _, _, name in each if name != "params")
 
 
 @lru_cache(maxsize=4096)
@@ -316,13 +316,13 @@ def _compose(
     body = _numbered(_without(body, unbound, kernel.name))
     enables = _enables(kernel.needs, target)
     consts = dict(_CONST.findall(body))
-    found = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
-    if [i for i, _, _ in found] != list(range(len(found))):
-        raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in found]}")
+    bindings = sorted((int(i), space.replace(" ", ""), name) for i, space, name in _BINDING.findall(body))
+    if [i for i, _, _ in bindings] != list(range(len(bindings))):
+        raise KernelError(f"{kernel.name}: bindings must be numbered 0, 1, …; found {[i for i, _, _ in bindings]}")
     return Shader(
         text="\n".join([*enables, body]),
         unroll=kernel.unroll,
-        bindings=tuple((name, _ACCESS[space]) for _, space, name in found),
+        bindings=tuple((name, _ACCESS[space]) for _, space, name in bindings),
         params=fields,
         workgroup_size=_evaluate("WG", consts),
         workgroup_memory=workgroup_memory(body),

@@ -26,16 +26,37 @@ from ...graph.batch import (
     least_pool_rows,
     single_pass_keys,
 )
-from ..route import Array, Dims, Dispatch, LaunchList, Route, ceil_div, f32, over_limits
+from ..route import (
+    Array,
+    Dims,
+    Dispatch,
+    LaunchList,
+    Packer,
+    Route,
+    batch_bytes,
+    ceil_div,
+    f32,
+    filling,
+    is_specialised,
+    over_limits,
+    processors,
+)
 from ..wgsl import Constant, Kernel
+from .measured import (
+    FULL_WORKGROUPS,
+    GROUPED,
+    LEAST_SPLITS,
+    ONE_ROW,
+    ROW_WORKGROUPS,
+    SPLIT_ROWS,
+    SPLIT_WORKGROUPS,
+    Heads,
+)
 
 _SUBGROUPS = frozenset({"subgroups"})
 _SHORT_CHUNK, _LONG_CHUNK = 64, 128  # keys; of rows that see up to SPLIT_KEYS, and of longer ones
 _SPLITS = {"split": SPLIT_KEYS // _SHORT_CHUNK, "long_split": LONG_SPLIT_KEYS // _LONG_CHUNK}
 _PARTIAL_BYTES = 64 << 20  # of one pass over the rows: enough to fill a GPU, small enough for every binding
-# Workgroups that fill a large GPU: of a row and query head, and of a split. With more rows each takes several, so that
-# few workgroups start for nothing where most rows are another kernel's.
-_ROW_WORKGROUPS, _SPLIT_WORKGROUPS = 1024, 2048
 _ALL = 0xFFFF_FFFF
 
 
@@ -61,11 +82,6 @@ def operand_bytes(dims: Dims, rows: int) -> dict[str, int]:
     caches = dict.fromkeys(("k_cache", "v_cache"), cache_bytes(dims, rows))
     sinks = {"sinks": f32(dims["Hq"])} if dims["sinks"] else {}
     return {"q": queries, **caches, "batch": batch_bytes(dims["tokens"]), **sinks, "out": queries}
-
-
-def batch_bytes(tokens: int) -> int:
-    """Bytes of a token batch: a record of four words per row, and one before them."""
-    return 16 * (1 + tokens)
 
 
 def scale_of(dims: Dims) -> float:
@@ -101,21 +117,21 @@ def _few_barriers(caps: DeviceCaps) -> bool:
     return caps.policy.prefer_few_barriers and caps.subgroups
 
 
+def batch_files(dims: Dims) -> tuple[str, ...]:
+    """Which rows a dispatch serves, their records, and where their keys lie."""
+    return "attention/served_rows", "shared/batch", f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
+
+
 def _kernel(name: str, dims: Dims, *include: str, subgroups: bool = False) -> Kernel:
-    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
-    shared = ("attention/served_rows", "attention/cache_rows", f"shared/cache_{dims['cache']}", "shared/batch", where)
+    served, *batch = batch_files(dims)
+    shared = (served, "attention/cache_rows", f"shared/cache_{dims['cache']}", *batch)
     needs = _SUBGROUPS if subgroups else frozenset[str]()
     return Kernel(f"attention/{name}", (*include, *shared, score_files(dims)[0]), needs)
 
 
-def _specialised(dims: Dims, caps: DeviceCaps) -> bool:
-    """One row is what a model writes tokens with, always of the same shapes. Other row counts share their shaders."""
-    return dims["tokens"] == 1 and caps.policy.specialise_constants
-
-
-def _grid(rows: int, workgroups: int, enough: int) -> int:
-    """So many workgroups for each row, for as many rows at once as fill a GPU."""
-    return min(rows, ceil_div(enough, workgroups)) * workgroups
+def _grid(rows: int, workgroups: int, enough: int, caps: DeviceCaps) -> int:
+    """So many workgroups for each row, for as many rows at once as fill a device; `enough` fill the measured one."""
+    return min(rows, ceil_div(filling(enough, caps), workgroups)) * workgroups
 
 
 # One workgroup per row and query head ------------------------------------------------------------------------
@@ -127,24 +143,22 @@ def _single_pass_lanes(dims: Dims, caps: DeviceCaps) -> int:
     return few if caps.policy.prefer_few_barriers else min(512, caps.max_invocations)
 
 
-def _single_pass_share(dims: Dims, caps: DeviceCaps) -> int:
-    """Lanes that share a key: of longer heads more, so that more of a key is asked for at once.
-
-    H200, 64 keys of 128: 4.50 µs with 4, 4.10 with 8.
-    """
-    size = caps.same_subgroup_size
-    return 8 if quads(dims) >= 32 and size >= 8 else 4
+def _single_pass_lanes_per_key(dims: Dims, caps: DeviceCaps) -> int:
+    """Lanes that share a key: of longer heads more, so that more of a key is asked for at once."""
+    return min(_one_row(dims).lanes_per_key, max(4, caps.same_subgroup_size))
 
 
 def single_pass_parts(dims: Dims, caps: DeviceCaps) -> int:
-    """Workgroups of a query head, which share its values: with one row of few heads, most processors are idle.
-
-    H200, 250 keys: of 32 heads of 128, 7.2 µs with 1, 6.0 with 2; of 4 heads of 256, 10.5 with 1, 8.2 with 4. With two
-    for heads of 64, llama-3.2-1b writes its first 128 tokens 1 % slower, and those after 180 3 % faster.
-    """
+    """Workgroups of a query head, which share its values: with one row of few heads, most processors are idle."""
     if dims["tokens"] > 1 or caps.policy.prefer_few_barriers or quads(dims) % 4:
         return 1
-    return 4 if quads(dims) >= 64 else 2 if quads(dims) >= 32 else 1
+    parts, full = _one_row(dims).parts, filling(FULL_WORKGROUPS, caps)
+    return next((each for each in (parts, parts // 2) if each and each * dims["Hq"] <= full), 1)
+
+
+def _one_row(dims: Dims) -> Heads:
+    """What was measured for heads of this width."""
+    return next(heads for heads in ONE_ROW if quads(dims) >= heads.quads)
 
 
 _GIVEN = {"rotary": 0, "q_first": 0, "k_first": 0, "v_first": 0, "eps": 0.0}
@@ -163,10 +177,10 @@ def single_pass(dims: Dims, caps: DeviceCaps, skipped: int = 0) -> Dispatch:
             score_files(dims)[1],
             subgroups=True,
         ),
-        _grid(dims["tokens"], dims["Hq"] * single_pass_parts(dims, caps), _ROW_WORKGROUPS),
+        _grid(dims["tokens"], dims["Hq"] * single_pass_parts(dims, caps), ROW_WORKGROUPS, caps),
         {**params, "scale": scale_of(dims), **_GIVEN},
         constants,
-        specialised=_specialised(dims, caps),
+        specialised=is_specialised(dims["tokens"], caps),
         idle=skipped != 0,
     )
 
@@ -176,27 +190,23 @@ def single_pass_constants(dims: Dims, caps: DeviceCaps) -> dict[str, Constant]:
     lanes, parts = _single_pass_lanes(dims, caps), single_pass_parts(dims, caps)
     columns = quads(dims) // parts
     join = caps.subgroup_size // columns if columns & (columns - 1) == 0 else 1
-    teams = lanes // columns
+    keys_at_once = lanes // columns
     most = last_key(dims["context"], dims["D"]) if dims["tokens"] == 1 else _ALL
     return {
         "WG": lanes,
         "QUADS": quads(dims),
-        "SHARE": _single_pass_share(dims, caps),
+        "LANES_PER_KEY": _single_pass_lanes_per_key(dims, caps),
         "PARTS": parts,
         "SUBGROUP": caps.subgroup_size,
         "MOST": most,
-        "JOIN": min(join, teams) if join and teams & (teams - 1) == 0 else 1,
+        "JOIN": min(join, keys_at_once) if join and keys_at_once & (keys_at_once - 1) == 0 else 1,
         **score_constants({**dims, "window": 0 if dims["window"] >= most else dims["window"]}),
     }
 
 
 # One workgroup per row and kv head ----------------------------------------------------------------------------
 
-# Of so few rows, those of more than SINGLE_PASS_KEYS keys are faster in splits (H200, 1,000 keys of 64: 4 rows 10.8
-# instead of 12.4 µs, 16 rows 22.8 instead of 14.3). A row of more than GROUPED_KEYS would keep the others waiting.
-_FEW_ROWS, GROUPED_KEYS = 8, SPLIT_KEYS
-# Workgroups that leave processors of a large GPU without any, and those that fill it.
-_FEW_WORKGROUPS, _FULL_WORKGROUPS = 128, 512
+GROUPED_KEYS = SPLIT_KEYS  # a row of more would keep the others waiting
 
 
 def _grouped_workgroups(dims: Dims) -> int:
@@ -212,19 +222,18 @@ def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispa
     size = caps.same_subgroup_size
     octets = dims["cache"] == "f16" and quads(dims) % 2 == 0
     unit = 2 if octets else 1  # quads that a lane reads at once: 16 bytes, if it can
-    shared = min(size, max(4, 1 << (ceil_div(quads(dims), 2) - 1).bit_length()))  # lanes of a key
-    own = ceil_div(quads(dims) // unit, max(1, shared))
-    if shared < 4 or own * unit > 4 or lanes % size:
+    lanes_per_key = min(size, max(4, 1 << (ceil_div(quads(dims), 2) - 1).bit_length()))
+    units = ceil_div(quads(dims) // unit, max(1, lanes_per_key))
+    if lanes_per_key < 4 or units * unit > 4 or lanes % size:
         return None
-    constants: dict[str, Constant] = {"WG": lanes, "SUBGROUP": size, "LANES": shared, "OWN": own}
+    constants: dict[str, Constant] = {"WG": lanes, "SUBGROUP": size, "LANES_PER_KEY": lanes_per_key, "OWN": units}
     constants |= {"QUADS": quads(dims), "GROUP": dims["Hq"] // dims["Hkv"], "EACH_ROW": not dims["runs"]}
     constants |= score_constants(dims)
-    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
     cache = ("attention/units_octets",) if octets else ("attention/units_quads", f"shared/cache_{dims['cache']}")
-    include = (*cache, "attention/served_rows", "shared/batch", where, *score_files(dims))
+    include = ("attention/four_heads", *cache, *batch_files(dims), *score_files(dims))
     return Dispatch(
         Kernel("attention/attention_grouped", include, _SUBGROUPS, unroll=True),
-        _grid(dims["tokens"], _grouped_workgroups(dims), _ROW_WORKGROUPS if dims["runs"] else _ALL),
+        _grid(dims["tokens"], _grouped_workgroups(dims), ROW_WORKGROUPS if dims["runs"] else _ALL, caps),
         {"kv_heads": dims["Hkv"], "max_keys": _ALL, "skipped": skipped, "scale": scale_of(dims)},
         constants,
         idle=skipped != 0,
@@ -233,25 +242,22 @@ def grouped(dims: Dims, caps: DeviceCaps, lanes: int, skipped: int = 0) -> Dispa
 
 def _grouped(dims: Dims, caps: DeviceCaps, skipped: int) -> Dispatch | None:
     """With as many lanes as are fastest, or as this device has room for; None where it has not."""
-    most = _grouped_lanes(dims)
+    most = _grouped_lanes(dims, caps)
     for lanes in (lanes for lanes in (512, 256, 128, 64) if lanes <= most):
-        found = grouped(dims, caps, lanes, skipped)
-        if found and over_limits(LaunchList((found,), {}), caps) is None:
-            return found
+        dispatch = grouped(dims, caps, lanes, skipped)
+        if dispatch and over_limits(LaunchList((dispatch,), {}), caps) is None:
+            return dispatch
     return None
 
 
-def _grouped_lanes(dims: Dims) -> int:
-    """More lanes have more keys of a row on their way; in a full GPU, smaller workgroups of short rows all run at once.
-
-    H200, heads of 64: 64 rows of 100 keys take 9.2 µs with 128 lanes and 11.3 with 256; 16 rows of 1,000 keys 14.3 with
-    512 and 17.1 with 256.
-    """
-    workgroups = dims["tokens"] * _grouped_workgroups(dims)
-    short = dims["context"] == "single_pass"
-    if workgroups >= _FULL_WORKGROUPS:
-        return 128 if short else 256
-    return 512 if workgroups <= _FEW_WORKGROUPS and (dims["D"] > 64 or not short) else 256
+def _grouped_lanes(dims: Dims, caps: DeviceCaps) -> int:
+    """Those that were measured for so many workgroups for each processor."""
+    workgroups, short = dims["tokens"] * _grouped_workgroups(dims), dims["context"] == "single_pass"
+    return next(
+        each.lanes
+        for each in GROUPED
+        if workgroups <= filling(each.workgroups, caps) and each.single_pass in (None, short) and dims["D"] >= each.head
+    )
 
 
 # Splits of the keys of a row, and what joins them -------------------------------------------------------------
@@ -281,29 +287,31 @@ def split_rows(
     long_rows = dims["context"] == "long_split"
     common: dict[str, Constant] = {"QUADS": quads(dims), "ONE_ROW": dims["tokens"] == 1, "LONG_ROWS": long_rows}
     common |= score_constants(dims)
-    own = {"GROUP": dims["Hq"] // dims["Hkv"], "KEYS": _LONG_CHUNK if long_rows else _SHORT_CHUNK, **split.constants}
+    keys = _LONG_CHUNK if long_rows else _SHORT_CHUNK
+    split_constants = {"GROUP": dims["Hq"] // dims["Hkv"], "KEYS": keys, **split.constants}
     include = ("attention/chunks", "attention/served_rows", "shared/batch", *score_files(dims))
     merge = Kernel("attention/attention_merge", include, unroll=True)
-    specialised, idle = _specialised(dims, caps), skipped != 0
+    specialised, idle = is_specialised(dims["tokens"], caps), skipped != 0
     dispatches: list[Dispatch] = []
     for first in range(0, dims["tokens"], rows):
         params: dict[str, int | float] = {"first": first, "rows": rows, "splits": splits}
         params |= {"min_keys": min_keys, "skipped": skipped}
         attended = {**params, "kv_heads": dims["Hkv"], "scale": scale_of(dims)}
-        grids = _grid(rows, dims["Hkv"] * splits, _SPLIT_WORKGROUPS), _grid(rows, dims["Hq"], _ROW_WORKGROUPS)
+        grid = _grid(rows, dims["Hkv"] * splits, SPLIT_WORKGROUPS, caps)
+        merge_grid = _grid(rows, dims["Hq"], ROW_WORKGROUPS, caps)
         dispatches += [
-            Dispatch(split.kernel, grids[0], attended, {**common, **own}, specialised=specialised, idle=idle),
+            Dispatch(split.kernel, grid, attended, {**common, **split_constants}, specialised=specialised, idle=idle),
             Dispatch(
                 merge,
-                grids[1],
+                merge_grid,
                 {**params, "heads": dims["Hq"]},
                 {**common, "WG": 256},
                 specialised=specialised,
                 idle=idle,
             ),
         ]
-    kept = rows * dims["Hq"] * splits
-    return tuple(dispatches), {"partial": 16 * kept * quads(dims), "stats": 8 * kept}
+    sums = rows * dims["Hq"] * splits
+    return tuple(dispatches), {"partial": 16 * sums * quads(dims), "stats": 8 * sums}
 
 
 @dataclass(frozen=True)
@@ -331,13 +339,12 @@ def split_quads(dims: Dims, lanes: int) -> SplitKernel:
 def split_octets(dims: Dims, subgroup: int, lanes: int) -> SplitKernel | None:
     """All in registers, by subgroups of a known size; None where keys do not divide among their lanes."""
     octets = dims["D"] // 8
-    shared = next((size for size in (32, 16, 8, 4) if size <= subgroup and octets % size == 0), 0)
-    if dims["cache"] != "f16" or dims["D"] % 8 or not shared or octets // shared > 2 or lanes % subgroup:
+    lanes_per_key = next((size for size in (32, 16, 8, 4) if size <= subgroup and octets % size == 0), 0)
+    if dims["cache"] != "f16" or dims["D"] % 8 or not lanes_per_key or octets // lanes_per_key > 2 or lanes % subgroup:
         return None
-    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
-    include = (*_SPLIT_INCLUDES, "attention/served_rows", "shared/batch", where, score_files(dims)[0])
+    include = ("attention/four_heads", *_SPLIT_INCLUDES, *batch_files(dims), score_files(dims)[0])
     kernel = Kernel("attention/attention_split_octets", include, _SUBGROUPS)
-    return SplitKernel(kernel, {"WG": lanes, "SUBGROUP": subgroup, "LANES": shared})
+    return SplitKernel(kernel, {"WG": lanes, "SUBGROUP": subgroup, "LANES_PER_KEY": lanes_per_key})
 
 
 def _split(dims: Dims, caps: DeviceCaps) -> SplitKernel:
@@ -347,8 +354,8 @@ def _split(dims: Dims, caps: DeviceCaps) -> SplitKernel:
     octets = split_octets(dims, size, 256) if size else None
     if octets and _has_room({**dims, "context": "long_split"}, caps, octets):
         return octets if dims["context"] == "long_split" else split_octets(dims, size, 128) or octets
-    found = [split_quads(dims, lanes) for lanes in (256, 128) if quads(dims) <= lanes]
-    return next((split for split in found if _has_room(dims, caps, split)), split_quads(dims, 128))
+    splits = [split_quads(dims, lanes) for lanes in (256, 128) if quads(dims) <= lanes]
+    return next((split for split in splits if _has_room(dims, caps, split)), split_quads(dims, 128))
 
 
 def _has_room(dims: Dims, caps: DeviceCaps, split: SplitKernel) -> bool:
@@ -377,28 +384,36 @@ def _tile(dims: Dims, caps: DeviceCaps) -> Dispatch | None:
     if not dims["runs"] or dims["tokens"] < RUN_ROWS or _few_barriers(caps):
         return None
     for rows, keys in _TILES:
-        found = tile(dims, caps, rows, keys)
-        if quads(dims) <= keys and over_limits(LaunchList((found,), {}), caps) is None:
-            return found
+        dispatch = tile(dims, caps, rows, keys)
+        if quads(dims) <= keys and over_limits(LaunchList((dispatch,), {}), caps) is None:
+            return dispatch
     return None
 
 
 # The route ----------------------------------------------------------------------------------------------------
 
 
-def _splits_of_a_batch(dims: Dims) -> int:
-    """As many as fill a GPU. More write more sums: 64 rows of 4,000 keys take 282 µs with 64 on an H200, 206 with 8."""
-    enough = max(8, ceil_div(_FULL_WORKGROUPS, dims["tokens"] * dims["Hkv"]))
+def _splits_of_a_batch(dims: Dims, caps: DeviceCaps) -> int:
+    """As many as fill a GPU: more write more sums."""
+    enough = max(LEAST_SPLITS, ceil_div(filling(FULL_WORKGROUPS, caps), dims["tokens"] * dims["Hkv"]))
     return min(_splits(dims), enough) if dims["context"] == "long_split" else _splits(dims)
+
+
+def _all_in_splits(dims: Dims, caps: DeviceCaps) -> bool:
+    """Are rows so few that a workgroup for all keys of each would leave too much of the device idle?"""
+    tokens = dims["tokens"]
+    half_idle = 2 * tokens * _grouped_workgroups(dims) <= processors(caps)
+    few = tokens <= filling(SPLIT_ROWS, caps) or (tokens <= SPLIT_ROWS and half_idle)
+    return few and bool(dims["context"] != "single_pass")
 
 
 def _rows_of_a_batch(dims: Dims, caps: DeviceCaps, skipped: int) -> tuple[tuple[Dispatch, ...], dict[str, int]]:
     """What serves several rows: short ones by a workgroup each, longer ones by splits; and the scratch buffers."""
-    short, splits = _grouped(dims, caps, skipped), _splits_of_a_batch(dims)
+    short, splits = _grouped(dims, caps, skipped), _splits_of_a_batch(dims, caps)
     if short is None:
         short, splits, most = single_pass(dims, caps, skipped), _splits(dims), single_pass_keys(dims["D"])
     else:
-        most = 0 if dims["tokens"] <= _FEW_ROWS and dims["context"] != "single_pass" else GROUPED_KEYS
+        most = 0 if _all_in_splits(dims, caps) else GROUPED_KEYS
     if last_key(dims["context"], dims["D"]) <= most:
         return (short,), {}
     before = (replace(short, params={**short.params, "max_keys": most}),) if most else ()
@@ -433,10 +448,15 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return f"D must be at most {4 * lanes}, D is {dims['D']}" if quads(dims) > lanes else None
 
 
-def _packer(name: str) -> Callable[[Array, Dims, DeviceCaps], dict[str, Array]]:
-    rows = _pool_rows if name.endswith("_cache") else lambda dims: 0
-    return lambda array, dims, caps: {name: pack_heads(array, dims, rows(dims))}
+def packers(names: tuple[str, ...], rows: Callable[[Dims], int] = lambda dims: 0) -> dict[str, Packer]:
+    """Operands with padded heads, and with no fewer rows than so many."""
+
+    def packer(name: str) -> Packer:
+        return lambda array, dims, caps: {name: pack_heads(array, dims, rows(dims))}
+
+    return {name: packer(name) for name in names}
 
 
-PACK = {name: _packer(name) for name in ("q", "k_cache", "v_cache")}
+PACK_CACHES = packers(("k_cache", "v_cache"), _pool_rows)
+PACK = packers(("q",)) | PACK_CACHES
 ROUTES: tuple[Route, ...] = (Route("attention", "flash", _launch_list, _unsupported_reason, PACK),)

@@ -1,27 +1,27 @@
 // out[t, h, d] = Σ_c exp(score_c − m) · v[c, d] / Σ_c exp(score_c − m),   score_c = scale · Σ_d q[t, h, d] · k[c, d], m = max score
 // over the keys c that row t sees, as attention_single_pass does, for many rows: a workgroup owns one kv head
 // of a row and takes four of its GROUP query heads together, so that each key and value is read once for them.
-// LANES lanes share a key and its value, of which each has OWN units of 16 bytes or less, every LANES-th. A subgroup takes BLOCK
-// keys at a time, which lie in one page. All that it knows of them stays in registers, with a running maximum for each lane;
-// subgroups meet once, at the end.
+// LANES_PER_KEY lanes share a key and its value, of which each has OWN units of 16 bytes or less, every LANES_PER_KEY-th. A
+// subgroup takes BLOCK keys at a time, which lie in one page. All that it knows of them stays in registers, with a running
+// maximum for each lane; subgroups meet once, at the end.
 // Grid: one workgroup per (row, kv head, four query heads), folded. With a smaller one, of whole rows, each takes every so
 // many-th row, which EACH_ROW rules out.
-// Needs subgroups of SUBGROUP consecutive lanes, LANES a power of two from 4 to SUBGROUP, LANES · OWN · UNIT ≥ QUADS, BLOCK a
-// divisor of PAGE, QUADS a multiple of UNIT.
+// Needs subgroups of SUBGROUP consecutive lanes, LANES_PER_KEY a power of two from 4 to SUBGROUP, LANES_PER_KEY · OWN · UNIT
+// ≥ QUADS, BLOCK a divisor of PAGE, QUADS a multiple of UNIT.
 
 const WG: u32 = 256u;
 const SUBGROUP: u32 = 32u;
-const LANES: u32 = 8u;
+const LANES_PER_KEY: u32 = 8u;
 const QUADS: u32 = 16u;         // D / 4
 const OWN: u32 = 1u;
 const STEPS: u32 = 4u;          // keys of a lane that are asked for at once
 const GROUP: u32 = 4u;          // query heads per kv head
 const EACH_ROW: bool = false;   // the grid has workgroups for every row
-const TEAMS: u32 = SUBGROUP / LANES;
-const BLOCK: u32 = STEPS * TEAMS;
+const KEYS_AT_ONCE: u32 = SUBGROUP / LANES_PER_KEY;
+const BLOCK: u32 = STEPS * KEYS_AT_ONCE;
 const SUBGROUPS: u32 = WG / SUBGROUP;
 const FOURS: u32 = (GROUP + 3u) / 4u;
-const WHOLE: bool = LANES * OWN * UNIT == QUADS;  // no lane has units past the end of a head
+const WHOLE: bool = LANES_PER_KEY * OWN * UNIT == QUADS;  // no lane has units past the end of a head
 const LOWEST: f32 = -3.0e38;
 
 struct Params {
@@ -43,36 +43,6 @@ var<workgroup> tops: array<vec2<f32>, SUBGROUPS * 4u>;          // (m, l) of eac
 
 fn pool_rows() -> u32 {
     return arrayLength(&k_cache) / (params.kv_heads * (QUADS / UNIT));
-}
-
-// Of four heads the sum over the lanes of a key: of head 2a + b for lanes whose number ends in bits b a.
-fn own_head(heads: vec4<f32>, lane: u32) -> f32 {
-    let odd = lane % 2u == 1u;
-    let kept = select(heads.xy, heads.zw, odd);
-    let sent = select(heads.zw, heads.xy, odd);
-    let pair = kept + vec2<f32>(subgroupShuffleXor(sent.x, 1u), subgroupShuffleXor(sent.y, 1u));
-    let upper = lane / 2u % 2u == 1u;
-    var sum = select(pair.x, pair.y, upper) + subgroupShuffleXor(select(pair.y, pair.x, upper), 2u);
-    for (var offset = 4u; offset < LANES; offset = offset * 2u) {
-        sum = sum + subgroupShuffleXor(sum, offset);
-    }
-    return sum;
-}
-
-// What every lane of a key has of one head each, for all four.
-fn all_heads(value: f32, lane: u32) -> vec4<f32> {
-    let first = lane % SUBGROUP / 4u * 4u;
-    return vec4<f32>(
-        subgroupShuffle(value, first), subgroupShuffle(value, first + 2u),
-        subgroupShuffle(value, first + 1u), subgroupShuffle(value, first + 3u),
-    );
-}
-
-fn other(value: vec4<f32>, offset: u32) -> vec4<f32> {
-    return vec4<f32>(
-        subgroupShuffleXor(value.x, offset), subgroupShuffleXor(value.y, offset),
-        subgroupShuffleXor(value.z, offset), subgroupShuffleXor(value.w, offset),
-    );
 }
 
 // One quad of four heads.
@@ -100,10 +70,10 @@ fn query_quad(at: u32, head: u32, quad: u32) -> vec4<f32> {
 // The lanes of a subgroup that have the same quad add up what they have; each keeps some of the heads where it can.
 fn store_sums(own: Heads, at: u32, quad: u32, lane: u32) {
     var all = own;
-    for (var offset = LANES; offset * 4u < SUBGROUP; offset = offset * 2u) {
+    for (var offset = LANES_PER_KEY; offset * 4u < SUBGROUP; offset = offset * 2u) {
         all = Heads(all.a + other(all.a, offset), all.b + other(all.b, offset), all.c + other(all.c, offset), all.d + other(all.d, offset));
     }
-    if (TEAMS == 1u) {
+    if (KEYS_AT_ONCE == 1u) {
         store_head(at, quad, all.a);
         store_head(at + 1u, quad, all.b);
         store_head(at + 2u, quad, all.c);
@@ -115,7 +85,7 @@ fn store_sums(own: Heads, at: u32, quad: u32, lane: u32) {
     let a = select(all.a, all.c, upper) + other(select(all.c, all.a, upper), HALF);
     let b = select(all.b, all.d, upper) + other(select(all.d, all.b, upper), HALF);
     let pair = at + select(0u, 2u, upper);
-    if (TEAMS == 2u) {
+    if (KEYS_AT_ONCE == 2u) {
         store_head(pair, quad, a);
         store_head(pair + 1u, quad, b);
         return;
@@ -123,7 +93,7 @@ fn store_sums(own: Heads, at: u32, quad: u32, lane: u32) {
     const QUARTER: u32 = SUBGROUP / 4u;
     let second = lane / QUARTER % 2u == 1u;
     let one = select(a, b, second) + other(select(b, a, second), QUARTER);
-    if (lane % QUARTER < LANES) {  // others have the same
+    if (lane % QUARTER < LANES_PER_KEY) {  // others have the same
         store_head(pair + select(0u, 1u, second), quad, one);
     }
 }
@@ -143,8 +113,8 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
     let last = min(row.position, pool_rows() - 1u);
     let least = first_key(last);
     let begin = least / BLOCK * BLOCK;
-    let part = lane % LANES;
-    let own_key = lane % SUBGROUP / LANES;
+    let part = lane % LANES_PER_KEY;
+    let own_key = lane % SUBGROUP / LANES_PER_KEY;
     let sub = lane / SUBGROUP;
     const UNITS: u32 = QUADS / UNIT;
     let row_units = params.kv_heads * UNITS;
@@ -160,7 +130,7 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
     let at_q = ((t * params.kv_heads + kv_head) * GROUP) * QUADS;
     for (var o = 0u; o < OWN; o = o + 1u) {  // unrolled
         for (var i = 0u; i < UNIT; i = i + 1u) {  // unrolled
-            let quad = UNIT * (part + o * LANES) + i;
+            let quad = UNIT * (part + o * LANES_PER_KEY) + i;
             query[o][i] = Heads(
                 query_quad(at_q, four, quad), query_quad(at_q, four + 1u, quad),
                 query_quad(at_q, four + 2u, quad), query_quad(at_q, four + 3u, quad),
@@ -173,15 +143,15 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
     var start = pool_row(row.pages, min(begin + sub * BLOCK, last_block));
     for (var first = begin; first <= last; first = first + SUBGROUPS * BLOCK) {
         for (var s = 0u; s < STEPS; s = s + 1u) {  // unrolled
-            let base = min(start + own_key + s * TEAMS, end) * row_units + kv_head * UNITS;
+            let base = min(start + own_key + s * KEYS_AT_ONCE, end) * row_units + kv_head * UNITS;
             for (var o = 0u; o < OWN; o = o + 1u) {  // unrolled
-                keys[s][o] = k_cache[base + min(part + o * LANES, UNITS - 1u)];
+                keys[s][o] = k_cache[base + min(part + o * LANES_PER_KEY, UNITS - 1u)];
             }
         }
         for (var s = 0u; s < STEPS; s = s + 1u) {  // unrolled
-            let base = min(start + own_key + s * TEAMS, end) * row_units + kv_head * UNITS;
+            let base = min(start + own_key + s * KEYS_AT_ONCE, end) * row_units + kv_head * UNITS;
             for (var o = 0u; o < OWN; o = o + 1u) {  // unrolled
-                values[s][o] = v_cache[base + min(part + o * LANES, UNITS - 1u)];
+                values[s][o] = v_cache[base + min(part + o * LANES_PER_KEY, UNITS - 1u)];
             }
         }
         start = pool_row(row.pages, min(first + (SUBGROUPS + sub) * BLOCK, last_block));  // of the next keys, while these come
@@ -193,7 +163,7 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
                     all = all + dots(query[o][i], unit_quad(keys[s][o], i));
                 }
             }
-            let seen = sees(first + sub * BLOCK + own_key + s * TEAMS, least, last);
+            let seen = sees(first + sub * BLOCK + own_key + s * KEYS_AT_ONCE, least, last);
             scores[s] = select(LOWEST, capped(params.scale * own_head(all, lane)), seen);
             top = max(top, scores[s]);
         }
@@ -208,7 +178,7 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
             }
         }
         for (var s = 0u; s < STEPS; s = s + 1u) {  // unrolled
-            let seen = sees(first + sub * BLOCK + own_key + s * TEAMS, least, last);
+            let seen = sees(first + sub * BLOCK + own_key + s * KEYS_AT_ONCE, least, last);
             let weight = select(0.0, exp(scores[s] - top), seen);
             total = total + weight;
             let weights = all_heads(weight, lane);
@@ -222,12 +192,12 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
     }
     // What the lanes of a subgroup have, with the largest score of them all.
     var largest = top;
-    for (var offset = LANES; offset < SUBGROUP; offset = offset * 2u) {
+    for (var offset = LANES_PER_KEY; offset < SUBGROUP; offset = offset * 2u) {
         largest = max(largest, subgroupShuffleXor(largest, offset));
     }
     let factor = exp(top - largest);
     total = total * factor;
-    for (var offset = LANES; offset < SUBGROUP; offset = offset * 2u) {
+    for (var offset = LANES_PER_KEY; offset < SUBGROUP; offset = offset * 2u) {
         total = total + subgroupShuffleXor(total, offset);
     }
     let at = sub * 4u;
@@ -237,7 +207,7 @@ fn attend_row(t: u32, row: Row, kv_head: u32, four: u32, lane: u32) {
     let factors = all_heads(factor, lane);
     for (var o = 0u; o < OWN; o = o + 1u) {  // unrolled
         for (var i = 0u; i < UNIT; i = i + 1u) {  // unrolled
-            store_sums(scaled(sum[o][i], factors), at, UNIT * (part + o * LANES) + i, lane);
+            store_sums(scaled(sum[o][i], factors), at, UNIT * (part + o * LANES_PER_KEY) + i, lane);
         }
     }
     workgroupBarrier();

@@ -1,22 +1,23 @@
 // partial[split, h, d] = Σ_c exp(score_c − m) · v[c, d], and after all of them (m, Σ_c exp(score_c − m)) of [split, h], m = max score,
-// score_c = scale · Σ_d q[h, d] · k[c, d], over the keys c of a split that the one row sees: those up to its position, of a window
-// the last ones. q = rotate(norm(q, q_norm)), and so is the row's own key, with k_norm. It is not in the cache yet: every
-// workgroup makes it for itself, with its value, and the first one of a kv head puts both there.
+// score_c = scale · Σ_d q[h, d] · k[c, d], over the keys c of a split that the one row sees: those up to its
+// position, of a window the last ones. q = rotate(norm(q, q_norm)), and so is the row's own key, with k_norm. It is not in
+// the cache yet: every workgroup makes it for itself, with its value, and the first one of a kv head puts both there.
 // norm(x, w) = w · x / sqrt(mean(x²) + eps), over a head.
-// SHARE lanes of a subgroup have a key and its value, OWN octets each, in registers from the first load to the last sum. There
-// is one barrier, before the sums of a workgroup are joined; those of the splits are joined by what reads them
+// LANES_PER_KEY lanes of a subgroup have a key and its value, OWN octets each, in registers from the first load to the last
+// sum. There is one barrier, before the sums of a workgroup are joined; those of the splits are joined by what reads them
 // (linear/inputs_splits). Split s has the keys c with c / KEYS % SPLITS == s.
-// Grid: SPLITS workgroups per query head. Needs: a cache of f16 without a page table, of KEYS · SPLITS rows or more; D a multiple
-// of 16 · SHARE, all of it rotated; subgroups of JOINED · SHARE lanes or more, of consecutive lanes.
+// Grid: SPLITS workgroups per query head. Needs: a cache of f16 without a page table, of KEYS · SPLITS rows or more; D a
+// multiple of 16 · LANES_PER_KEY, all of it rotated; subgroups of JOINED · LANES_PER_KEY lanes or more, of consecutive
+// lanes.
 
 const WG: u32 = 128u;
-const SHARE: u32 = 16u;           // 4, 8 or 16
-const OWN: u32 = 2u;              // octets of a head that a lane has: D / 8 / SHARE. Even: what is rotated together is in one lane
+const LANES_PER_KEY: u32 = 16u;  // 4, 8 or 16
+const OWN: u32 = 2u;             // octets of a head that a lane has: D / 8 / LANES_PER_KEY. Even: what is rotated together is in one lane
 const SPLITS: u32 = 8u;
-const KEYS: u32 = WG / SHARE;     // that a workgroup has at a time
-const JOINED: u32 = 1u;           // keys whose sums are joined by shuffles, before those of a workgroup: 1, or 2 of one subgroup
+const KEYS: u32 = WG / LANES_PER_KEY;  // that a workgroup has at a time
+const JOINED: u32 = 1u;                // keys whose sums are joined by shuffles, before those of a workgroup: 1, or 2 of one subgroup
 const SLOTS: u32 = KEYS / JOINED;
-const OCTETS: u32 = OWN * SHARE;  // D / 8
+const OCTETS: u32 = OWN * LANES_PER_KEY;  // D / 8
 const QUADS: u32 = 2u * OCTETS;
 const OWN_QUADS: u32 = 2u * OWN;
 
@@ -49,13 +50,13 @@ var<workgroup> totals: array<f32, SLOTS>;              // sums of powers
 
 // Which quad of a head is the lane's j-th. Two make an octet, and quads j and j + OWN lie half a head apart.
 fn quad_of(j: u32, lane: u32) -> u32 {
-    return (j / 2u * SHARE + lane % SHARE) * 2u + j % 2u;
+    return (j / 2u * LANES_PER_KEY + lane % LANES_PER_KEY) * 2u + j % 2u;
 }
 
 // Over the lanes that share a key.
 fn share_sum(value: f32) -> f32 {
     var sum = value;
-    for (var offset = 1u; offset < SHARE; offset = offset * 2u) {
+    for (var offset = 1u; offset < LANES_PER_KEY; offset = offset * 2u) {
         sum = sum + subgroupShuffleXor(sum, offset);
     }
     return sum;
@@ -124,11 +125,11 @@ struct Pair {
 }
 
 fn load_pair(row: u32, kv_head: u32, lane: u32) -> Pair {
-    let at = (row * params.kv_heads + kv_head) * OCTETS + lane % SHARE;
+    let at = (row * params.kv_heads + kv_head) * OCTETS + lane % LANES_PER_KEY;
     var found: Pair;
     for (var j = 0u; j < OWN; j = j + 1u) {
-        found.key[j] = k_cache[at + j * SHARE];
-        found.value[j] = v_cache[at + j * SHARE];
+        found.key[j] = k_cache[at + j * LANES_PER_KEY];
+        found.value[j] = v_cache[at + j * LANES_PER_KEY];
     }
     return found;
 }
@@ -140,7 +141,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let heads_of_kv = params.heads / params.kv_heads;
     let kv_head = head / heads_of_kv;
     let at_once = KEYS * SPLITS;
-    let own_key = split * KEYS + lane / SHARE;  // of those at once
+    let own_key = split * KEYS + lane / LANES_PER_KEY;  // of those at once
     // Nothing that is asked for here waits for the record; keys that the row does not see are left out.
     let given_query = load_head(true, params.q_first + head * QUADS, lane);
     let given_key = load_head(false, params.k_first + kv_head * QUADS, lane);
@@ -160,11 +161,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var j = 0u; j < OWN; j = j + 1u) {
         fresh.key[j] = octet(key[2u * j], key[2u * j + 1u]);
     }
-    if (split == 0u && head % heads_of_kv == 0u && lane < SHARE && row.slot < pool_rows) {
+    if (split == 0u && head % heads_of_kv == 0u && lane < LANES_PER_KEY && row.slot < pool_rows) {
         let at = (row.slot * params.kv_heads + kv_head) * OCTETS + lane;
         for (var j = 0u; j < OWN; j = j + 1u) {
-            k_cache[at + j * SHARE] = fresh.key[j];
-            v_cache[at + j * SHARE] = fresh.value[j];
+            k_cache[at + j * LANES_PER_KEY] = fresh.key[j];
+            v_cache[at + j * LANES_PER_KEY] = fresh.value[j];
         }
     }
     let begin = first / at_once * at_once;
@@ -201,26 +202,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             top = largest;
         }
     }
-    let slot = lane / SHARE / JOINED;
+    let slot = lane / LANES_PER_KEY / JOINED;
     if (JOINED == 2u) {
-        let largest = max(top, subgroupShuffleXor(top, SHARE));
+        let largest = max(top, subgroupShuffleXor(top, LANES_PER_KEY));
         let kept = exp(top - largest);
         top = largest;
         total = kept * total;
-        total = total + subgroupShuffleXor(total, SHARE);
+        total = total + subgroupShuffleXor(total, LANES_PER_KEY);
         // Of two lanes with the same quads of two values, one joins the first half of them, the other one the second.
-        let second = lane / SHARE % 2u;
+        let second = lane / LANES_PER_KEY % 2u;
         for (var j = 0u; j < OWN; j = j + 1u) {
             let own = select(sum[j], sum[j + OWN], second == 1u);
             let other = select(sum[j + OWN], sum[j], second == 1u);
-            sums[slot * QUADS + quad_of(j + OWN * second, lane)] = kept * own + subgroupShuffleXor(kept * other, SHARE);
+            sums[slot * QUADS + quad_of(j + OWN * second, lane)] = kept * own + subgroupShuffleXor(kept * other, LANES_PER_KEY);
         }
     } else {
         for (var j = 0u; j < OWN_QUADS; j = j + 1u) {
             sums[slot * QUADS + quad_of(j, lane)] = sum[j];
         }
     }
-    if (lane % (JOINED * SHARE) == 0u) {
+    if (lane % (JOINED * LANES_PER_KEY) == 0u) {
         tops[slot] = top;
         totals[slot] = total;
     }

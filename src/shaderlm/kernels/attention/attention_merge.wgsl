@@ -1,13 +1,14 @@
 // out[t, h, d] = Σ_split exp(m − M) · partial[t, h, split, d] / Σ_split exp(m − M) · l,   (m, l) = stats[t, h, split], M = max m
 // A sink is one more m with l = 1, and no values.
-// QUADS lanes make a team that adds up every TEAMS-th split, EARLY of them at a time, beginning with the largest m that it has
-// met. How many splits there are stands in memory: the first are asked for before that is known, and left out if it was too early.
+// QUADS lanes add up every SPLITS_AT_ONCE-th split, EARLY of them at a time, beginning with the largest m that they have
+// met. How many splits there are stands in memory: the first are asked for before that is known, and left out if it
+// was too early.
 // Grid: one workgroup per (row, query head), folded; with a smaller one, of whole rows, each takes every so many-th row.
 // Needs QUADS ≤ WG.
 
 const WG: u32 = 256u;
 const QUADS: u32 = 16u;  // D / 4
-const TEAMS: u32 = WG / QUADS;
+const SPLITS_AT_ONCE: u32 = WG / QUADS;
 const EARLY: u32 = 4u;
 
 struct Params {
@@ -25,22 +26,18 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> out: array<vec4<f32>>;  // [tokens, heads, QUADS]
 @group(0) @binding(4) var<uniform> params: Params;
 
-var<workgroup> team_sums: array<vec4<f32>, WG>;
-var<workgroup> team_stats: array<vec2<f32>, WG / QUADS>;  // (m, Σ l) of each team
-
-fn left_alone(row: Row) -> bool {
-    return (row.position + 1u < params.min_keys) | ((row.pages & params.skipped) != 0u);
-}
+var<workgroup> split_sums: array<vec4<f32>, WG>;
+var<workgroup> split_stats: array<vec2<f32>, WG / QUADS>;  // (m, Σ l) of those that QUADS lanes add up
 
 fn merge_row(t: u32, h: u32, lane: u32) {
     let row = batch_row(t);
     let first = ((t - params.first) * params.heads + h) * params.splits;
-    let team = lane / QUADS;
+    let lane_split = lane / QUADS;
     let column = lane % QUADS;
     var all: array<vec2<f32>, EARLY>;  // registers
     var parts: array<vec4<f32>, EARLY>;  // registers
     for (var e = 0u; e < EARLY; e = e + 1u) {  // unrolled
-        let at = first + min(team + e * TEAMS, params.splits - 1u);
+        let at = first + min(lane_split + e * SPLITS_AT_ONCE, params.splits - 1u);
         all[e] = stats[at];
         parts[e] = partial[at * QUADS + column];
     }
@@ -48,25 +45,25 @@ fn merge_row(t: u32, h: u32, lane: u32) {
     var largest = -3.4e38;
     var total = 0.0;
     var sum = vec4<f32>();
-    if (team < TEAMS) {
-        for (var i = team; i < splits; i = i + EARLY * TEAMS) {
-            if (i != team) {
+    if (lane_split < SPLITS_AT_ONCE) {
+        for (var i = lane_split; i < splits; i = i + EARLY * SPLITS_AT_ONCE) {
+            if (i != lane_split) {
                 for (var e = 0u; e < EARLY; e = e + 1u) {  // unrolled
-                    let at = first + min(i + e * TEAMS, splits - 1u);
+                    let at = first + min(i + e * SPLITS_AT_ONCE, splits - 1u);
                     all[e] = stats[at];
                     parts[e] = partial[at * QUADS + column];
                 }
             }
             var top = largest;
             for (var e = 0u; e < EARLY; e = e + 1u) {  // unrolled
-                all[e].x = select(-3.4e38, all[e].x, i + e * TEAMS < splits);
+                all[e].x = select(-3.4e38, all[e].x, i + e * SPLITS_AT_ONCE < splits);
                 top = max(top, all[e].x);
             }
             let before = exp(largest - top);
             total = total * before;
             sum = sum * before;
             for (var e = 0u; e < EARLY; e = e + 1u) {  // unrolled
-                if (i + e * TEAMS < splits) {  // others may be anything, NaN too
+                if (i + e * SPLITS_AT_ONCE < splits) {  // others may be anything, NaN too
                     let now = exp(all[e].x - top);
                     total = total + all[e].y * now;
                     sum = sum + parts[e] * now;
@@ -75,15 +72,15 @@ fn merge_row(t: u32, h: u32, lane: u32) {
             largest = top;
         }
         if (column == 0u) {
-            team_stats[team] = vec2<f32>(largest, total);
+            split_stats[lane_split] = vec2<f32>(largest, total);
         }
     }
-    team_sums[lane] = sum;
+    split_sums[lane] = sum;
     workgroupBarrier();
     if (lane < QUADS) {
-        let teams = min(TEAMS, params.splits);  // a constant where parameters are: the loops unroll
-        for (var i = 0u; i < teams; i = i + 1u) {
-            largest = max(largest, team_stats[i].x);
+        let count = min(SPLITS_AT_ONCE, params.splits);  // a constant where parameters are: the loops unroll
+        for (var i = 0u; i < count; i = i + 1u) {
+            largest = max(largest, split_stats[i].x);
         }
         total = 0.0;
         if (SINKS) {
@@ -91,15 +88,15 @@ fn merge_row(t: u32, h: u32, lane: u32) {
             total = exp(sink_of(h) - largest);
         }
         sum = vec4<f32>();
-        for (var i = 0u; i < teams; i = i + 1u) {
-            let weight = exp(team_stats[i].x - largest);  // 0 for a team without splits
-            total = total + weight * team_stats[i].y;
-            sum = sum + weight * team_sums[i * QUADS + lane];
+        for (var i = 0u; i < count; i = i + 1u) {
+            let weight = exp(split_stats[i].x - largest);  // 0 for lanes without splits
+            total = total + weight * split_stats[i].y;
+            sum = sum + weight * split_sums[i * QUADS + lane];
         }
         out[(t * params.heads + h) * QUADS + lane] = sum / total;
     }
     if (!ONE_ROW) {
-        workgroupBarrier();  // team_sums and team_stats may be written again
+        workgroupBarrier();  // split_sums and split_stats may be written again
     }
 }
 

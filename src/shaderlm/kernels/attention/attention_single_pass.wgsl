@@ -5,21 +5,22 @@
 // the time are trips to memory, so that the keys and values that come first are asked for at once; without a page table
 // before the record of the row is known, and what was asked for too early is left out. Queries are included: given, or made
 // here with the row's own key and value.
-// SHARE lanes share a key, four of them 16 quads of it, each every fourth; then COLUMNS lanes read a row of values side by side,
-// TEAMS rows at a time, and each of them takes the powers itself, which saves a barrier.
+// LANES_PER_KEY lanes share a key, four of them 16 quads of it, each every fourth; then COLUMNS lanes read a row of values
+// side by side, KEYS_AT_ONCE rows at a time, and each of them takes the powers itself, which saves a barrier.
 // Grid: PARTS workgroups per (row, query head), folded; with a smaller one, of whole rows, each takes every so many-th row.
-// Needs QUADS ≤ WG, subgroups of SHARE lanes or more, of consecutive lanes; with no page table a pool of KEYS rows or more.
+// Needs QUADS ≤ WG, subgroups of LANES_PER_KEY lanes or more, of consecutive lanes; with no page table a pool of KEYS rows
+// or more.
 
 const WG: u32 = 256u;
 const QUADS: u32 = 16u;  // D / 4
 const PARTS: u32 = 1u;   // workgroups that share the values of a head; each computes all scores
 const COLUMNS: u32 = QUADS / PARTS;
-const TEAMS: u32 = WG / COLUMNS;
-const KEYS: u32 = 512u;  // four pages
-const SHARE: u32 = 4u;   // 4, 8 or 16 lanes of a key
-const SPAN: u32 = 4u * SHARE;  // quads of a key that they read at a time
-const MOST: u32 = 0xFFFFFFFFu; // keys that a row may see. Code that no row needs takes time as well: 0.8 of 7.8 µs on an H200
-const JOIN: u32 = 1u;  // teams of a subgroup that share the last sums; a power of two that divides TEAMS
+const KEYS_AT_ONCE: u32 = WG / COLUMNS;
+const KEYS: u32 = 512u;                // four pages
+const LANES_PER_KEY: u32 = 4u;         // 4, 8 or 16 lanes of a key
+const SPAN: u32 = 4u * LANES_PER_KEY;  // quads of a key that they read at a time
+const MOST: u32 = 0xFFFFFFFFu;         // keys that a row may see. Code that no row needs takes time as well: 0.8 of 7.8 µs on an H200
+const JOIN: u32 = 1u;                  // rows of values of a subgroup whose lanes share the last sums; a power of two that divides KEYS_AT_ONCE
 
 struct Params {
     heads: u32,
@@ -39,9 +40,9 @@ struct Params {
 @group(0) @binding(2) var<uniform> params: Params;
 
 var<workgroup> scores: array<f32, KEYS>;
-var<workgroup> tops: array<f32, WG / SHARE>;      // of each subgroup: the largest score
-var<workgroup> sums: array<vec4<f32>, WG>;        // of values, of each team
-var<workgroup> totals: array<f32, WG / COLUMNS>;  // of powers, of each team
+var<workgroup> tops: array<f32, WG / LANES_PER_KEY>;  // of each subgroup: the largest score
+var<workgroup> sums: array<vec4<f32>, WG>;        // of values, of each lane
+var<workgroup> totals: array<f32, WG / COLUMNS>;  // of powers, of each COLUMNS lanes
 
 // Four quads, four apart, of a row of q; past the end zeros.
 struct Query {
@@ -109,8 +110,8 @@ fn tile_row(c: u32) -> u32 {
     return select(select(starts.x, starts.y, page == 1u), select(starts.z, starts.w, page == 3u), page > 1u) + at % PAGE;
 }
 
-// Keys and values of the tile that are asked for first. Of a longer head than SHARE lanes read at a time, what follows is
-// asked for at once as well. (Heads of 64 took 4.6 instead of 4.3 µs with that.)
+// Keys and values of the tile that are asked for first. Of a longer head than LANES_PER_KEY lanes read at a time, what
+// follows is asked for at once as well. (Heads of 64 took 4.6 instead of 4.3 µs with that.)
 struct Early {
     key: Raw,
     more_key: Raw,
@@ -127,11 +128,11 @@ fn own_column(lane: u32) -> u32 {
 
 // The first quad of a key that a lane reads.
 fn own_quad(lane: u32) -> u32 {
-    return lane % SHARE / 4u * 16u + lane % 4u;
+    return lane % LANES_PER_KEY / 4u * 16u + lane % 4u;
 }
 
 fn load_early(kv_head: u32, lane: u32, end: u32) -> Early {
-    let row = tile_row(min(lane / SHARE, end));
+    let row = tile_row(min(lane / LANES_PER_KEY, end));
     let key = load_key(row, kv_head, own_quad(lane));
     var more_key = key;
     if (QUADS > SPAN) {
@@ -140,13 +141,13 @@ fn load_early(kv_head: u32, lane: u32, end: u32) -> Early {
     return Early(key, more_key, load_values(kv_head, lane, lane / COLUMNS, end));
 }
 
-// Four rows of values, TEAMS apart, from key c of the tile on; past `end` that one.
+// Four rows of values, KEYS_AT_ONCE apart, from key c of the tile on; past `end` that one.
 fn load_values(kv_head: u32, lane: u32, c: u32, end: u32) -> Raw {
     return value_quads(
         kv_head * QUADS + own_column(lane),
         vec4<u32>(
-            tile_row(min(c, end)), tile_row(min(c + TEAMS, end)),
-            tile_row(min(c + 2u * TEAMS, end)), tile_row(min(c + 3u * TEAMS, end)),
+            tile_row(min(c, end)), tile_row(min(c + KEYS_AT_ONCE, end)),
+            tile_row(min(c + 2u * KEYS_AT_ONCE, end)), tile_row(min(c + 3u * KEYS_AT_ONCE, end)),
         ),
     );
 }
@@ -169,15 +170,15 @@ fn add_row(quad: cache_quad, lane: u32, c: u32, end: u32) {
 
 fn add_values(values: Raw, lane: u32, c: u32, end: u32) {
     add_row(values.a, lane, c, end);
-    add_row(values.b, lane, c + TEAMS, end);
-    add_row(values.c, lane, c + 2u * TEAMS, end);
-    add_row(values.d, lane, c + 3u * TEAMS, end);
+    add_row(values.b, lane, c + KEYS_AT_ONCE, end);
+    add_row(values.c, lane, c + 2u * KEYS_AT_ONCE, end);
+    add_row(values.d, lane, c + 3u * KEYS_AT_ONCE, end);
 }
 
 // The largest score of the tile, of which a lane knows that of its own keys. `size`: lanes of a subgroup.
 fn workgroup_top(own: f32, lane: u32, size: u32) -> f32 {
     var largest = own;
-    for (var offset = SHARE; offset < size; offset = offset * 2u) {
+    for (var offset = LANES_PER_KEY; offset < size; offset = offset * 2u) {
         largest = max(largest, subgroupShuffleXor(largest, offset));
     }
     if (lane % size == 0u) {
@@ -193,15 +194,15 @@ fn workgroup_top(own: f32, lane: u32, size: u32) -> f32 {
 // Adds the keys 0 … end of the tile. `again`: there were tiles before, or a sink.
 fn attend_tile(at: u32, kv_head: u32, lane: u32, query: Query, more_query: Query, early: Early, end: u32, again: bool) {
     let part = own_quad(lane);
-    let team = lane / COLUMNS;
+    let value_row = lane / COLUMNS;
     let size = subgroup_lanes();  // lanes of a subgroup
-    var next = early.values;  // fewer teams read the values of longer heads
-    if (QUADS > 16u && 4u * TEAMS < MOST && 4u * TEAMS <= end) {
-        next = load_values(kv_head, lane, team + 4u * TEAMS, end);
+    var next = early.values;  // fewer rows of longer heads are read at once
+    if (QUADS > 16u && 4u * KEYS_AT_ONCE < MOST && 4u * KEYS_AT_ONCE <= end) {
+        next = load_values(kv_head, lane, value_row + 4u * KEYS_AT_ONCE, end);
     }
     var own_top = -3.4e38;
-    for (var first = 0u; first <= end; first = first + WG / SHARE) {
-        let c = first + lane / SHARE;
+    for (var first = 0u; first <= end; first = first + WG / LANES_PER_KEY) {
+        let c = first + lane / LANES_PER_KEY;
         let row = tile_row(min(c, end));
         var key = early.key;
         var more_key = early.more_key;
@@ -219,7 +220,7 @@ fn attend_tile(at: u32, kv_head: u32, lane: u32, query: Query, more_query: Query
             key = with_fresh(load_key(row, kv_head, i + part), row, i + part);
             score = score + key_dot(load_query(at, i + part), key);
         }
-        for (var offset = 1u; offset < SHARE; offset = offset * 2u) {
+        for (var offset = 1u; offset < LANES_PER_KEY; offset = offset * 2u) {
             score = score + subgroupShuffleXor(score, offset);
         }
         score = capped(params.scale * score);
@@ -236,14 +237,14 @@ fn attend_tile(at: u32, kv_head: u32, lane: u32, query: Query, more_query: Query
         sum = sum * kept;
         total = total * kept;
     }
-    if (team < TEAMS) {
-        add_values(early.values, lane, team, end);
-        if (QUADS > 16u && 4u * TEAMS < MOST && 4u * TEAMS <= end) {
-            add_values(next, lane, team + 4u * TEAMS, end);
+    if (value_row < KEYS_AT_ONCE) {
+        add_values(early.values, lane, value_row, end);
+        if (QUADS > 16u && 4u * KEYS_AT_ONCE < MOST && 4u * KEYS_AT_ONCE <= end) {
+            add_values(next, lane, value_row + 4u * KEYS_AT_ONCE, end);
         }
-        let early_rows = select(4u, 8u, QUADS > 16u) * TEAMS;
+        let early_rows = select(4u, 8u, QUADS > 16u) * KEYS_AT_ONCE;
         if (early_rows < MOST) {
-            for (var c = team + early_rows; c <= end; c = c + 4u * TEAMS) {
+            for (var c = value_row + early_rows; c <= end; c = c + 4u * KEYS_AT_ONCE) {
                 add_values(load_values(kv_head, lane, c, end), lane, c, end);
             }
         }
@@ -274,7 +275,7 @@ fn attend_row(t: u32, head: u32, lane: u32) {
     total = 0.0;
     if (SINKS) {
         top = sink_of(head);
-        total = select(0.0, 1.0, lane < COLUMNS);  // once: of the first team
+        total = select(0.0, 1.0, lane < COLUMNS);  // once: of the first COLUMNS lanes
     }
     if (PAGED) {
         let last = last_key(row);
@@ -300,20 +301,20 @@ fn attend_row(t: u32, head: u32, lane: u32) {
             attend_tile(at, kv_head, lane, query, more_query, load_early(kv_head, lane, end), end, true);
         }
     }
-    let team = lane / COLUMNS;
-    if (team < TEAMS) {
+    let value_row = lane / COLUMNS;
+    if (value_row < KEYS_AT_ONCE) {
         sums[lane] = sum;
         if (lane % COLUMNS == 0u) {
-            totals[team] = total;
+            totals[value_row] = total;
         }
     }
     workgroupBarrier();
     if (lane < JOIN * COLUMNS) {
-        // As many rounds as are known when it is compiled: all are asked for at once. (Where the number of teams in a subgroup
+        // As many rounds as are known when it is compiled: all are asked for at once. (Where KEYS_AT_ONCE of a subgroup
         // was not known, shuffles first took 0.3 µs longer on an H200.)
-        for (var i = JOIN; i < TEAMS; i = i + JOIN) {
+        for (var i = JOIN; i < KEYS_AT_ONCE; i = i + JOIN) {
             sum = sum + sums[i * COLUMNS + lane];
-            total = total + totals[i + team];
+            total = total + totals[i + value_row];
         }
     }
     for (var offset = COLUMNS; offset < JOIN * COLUMNS; offset = offset * 2u) {

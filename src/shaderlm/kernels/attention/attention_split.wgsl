@@ -1,9 +1,9 @@
 // For each row t, split of its keys and query head h, over the keys c of the split that the row sees
 //   stats[t, h, split] = (m, l) = (max_c score, Σ_c exp(score − m));  partial[t, h, split, d] = Σ_c exp(score − m) · v[c, d]
 // A workgroup owns one kv head and one split of a row's keys, a chunk of at most KEYS or several, and takes the GROUP query
-// heads of it four at a time: what they read again is in the cache of the processor. Loads are issued several at a time before
-// the first is used; with ONE_ROW and no page table or window those of the first keys and values before the record of the row is
-// known, and what was asked for too early is left out.
+// heads of it four at a time: what they read again is in the cache of the processor. Loads are issued several at a time
+// before the first is used; with ONE_ROW and no page table or window those of the first keys and values before the record of
+// the row is known, and what was asked for too early is left out.
 // Grid: one workgroup per (row, kv head, split), folded; with a smaller one, of whole rows, each takes every so many-th row.
 // Needs QUADS ≤ WG, WG % 16 == 0, subgroups of four lanes or more, of consecutive lanes. attention_merge joins the splits.
 
@@ -11,7 +11,7 @@ const WG: u32 = 256u;
 const KEYS: u32 = 128u;
 const GROUP: u32 = 4u;   // query heads per kv head
 const QUADS: u32 = 16u;  // D / 4
-const TEAMS: u32 = WG / QUADS;
+const KEYS_AT_ONCE: u32 = WG / QUADS;
 const WIDE: u32 = (QUADS + 15u) / 16u * 16u;
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;              // [tokens, kv_heads · GROUP, QUADS]
@@ -50,17 +50,10 @@ fn own_head(heads: vec4<f32>, lane: u32) -> f32 {
     return select(pair.x, pair.y, high) + subgroupShuffleXor(select(pair.y, pair.x, high), 2u);
 }
 
-// Four rows of values, TEAMS apart, from `row` of the pool on; past `end` that one.
+// Four rows of values, KEYS_AT_ONCE apart, from `row` of the pool on; past `end` that one.
 fn load_values(column: u32, row: u32, end: u32) -> Raw {
-    let rows = vec4<u32>(row, row + TEAMS, row + 2u * TEAMS, row + 3u * TEAMS);
+    let rows = vec4<u32>(row, row + KEYS_AT_ONCE, row + 2u * KEYS_AT_ONCE, row + 3u * KEYS_AT_ONCE);
     return value_quads(column, min(rows, vec4<u32>(end)));
-}
-
-// Keys of the chunk in hand that are before the window.
-var<private> hidden: u32;
-
-fn within(c: u32) -> bool {
-    return WINDOW == 0u || c >= hidden;
 }
 
 var<private> sum0: vec4<f32>;  // of values, for each of four heads
@@ -79,19 +72,19 @@ fn add_row(quad: cache_quad, c: u32, last: u32) {
 
 fn add_values(values: Raw, c: u32, last: u32) {
     add_row(values.a, c, last);
-    add_row(values.b, c + TEAMS, last);
-    add_row(values.c, c + 2u * TEAMS, last);
-    add_row(values.d, c + 3u * TEAMS, last);
+    add_row(values.b, c + KEYS_AT_ONCE, last);
+    add_row(values.c, c + 2u * KEYS_AT_ONCE, last);
+    add_row(values.d, c + 3u * KEYS_AT_ONCE, last);
 }
 
 fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
     let row = batch_row(t);
     let part = lane % 4u;
     let slot = part % 2u * 2u + part / 2u;  // which of four heads `own_head` gives to this lane
-    let team = lane / QUADS;
+    let value_row = lane / QUADS;
     let column = kv_head * QUADS + lane % QUADS;
     let size = subgroupAdd(1u);  // lanes of a subgroup
-    // QUADS lanes read a row of values side by side, TEAMS rows at a time; four lanes share a key.
+    // QUADS lanes read a row of values side by side, KEYS_AT_ONCE rows at a time; four lanes share a key.
     var early: Raw;
     var early_key: Raw;
     if (ONE_ROW && !PAGED && WINDOW == 0u) {
@@ -99,7 +92,7 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
             return;
         }
         let end = pool_rows() - 1u;
-        early = load_values(column, split * KEYS + team, end);
+        early = load_values(column, split * KEYS + value_row, end);
         early_key = load_key(min(split * KEYS + lane / 4u, end), kv_head, part);
     }
     let begin = first_chunk(last_key(row));
@@ -113,7 +106,7 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
     if (!ONE_ROW || PAGED || WINDOW > 0u || first != split * KEYS) {
         let start = pool_row(row.pages, begin + first);
         let end = start + min(chunk, length - first) - 1u;
-        early = load_values(column, start + team, end);
+        early = load_values(column, start + value_row, end);
         early_key = load_key(min(start + lane / 4u, end), kv_head, part);
     }
 
@@ -140,12 +133,12 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
                 start = pool_row(row.pages, begin + at);
             }
             if (at != first) {
-                values = load_values(column, start + team, start + last);
+                values = load_values(column, start + value_row, start + last);
                 key = load_key(start + min(lane / 4u, last), kv_head, part);
             }
             var next = values;
-            if (4u * TEAMS < count) {
-                next = load_values(column, start + team + 4u * TEAMS, start + last);
+            if (4u * KEYS_AT_ONCE < count) {
+                next = load_values(column, start + value_row + 4u * KEYS_AT_ONCE, start + last);
             }
             workgroupBarrier();
 
@@ -199,16 +192,16 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
                     totals[lane / size] = total;
                 }
             }
-            if (team < TEAMS) {
-                add_values(values, team, last);
-                if (4u * TEAMS < count) {
-                    add_values(next, team + 4u * TEAMS, last);
+            if (value_row < KEYS_AT_ONCE) {
+                add_values(values, value_row, last);
+                if (4u * KEYS_AT_ONCE < count) {
+                    add_values(next, value_row + 4u * KEYS_AT_ONCE, last);
                 }
-                for (var c = team + 8u * TEAMS; c < count; c = c + 8u * TEAMS) {
+                for (var c = value_row + 8u * KEYS_AT_ONCE; c < count; c = c + 8u * KEYS_AT_ONCE) {
                     let more = load_values(column, start + c, start + last);
-                    let rest = load_values(column, start + c + 4u * TEAMS, start + last);
+                    let rest = load_values(column, start + c + 4u * KEYS_AT_ONCE, start + last);
                     add_values(more, c, last);
-                    add_values(rest, c + 4u * TEAMS, last);
+                    add_values(rest, c + 4u * KEYS_AT_ONCE, last);
                 }
             }
             if (!LONG_ROWS) {
@@ -229,7 +222,7 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
             let head = i + j / QUADS;
             if (head < GROUP) {
                 var value = vec4<f32>();
-                for (var k = 0u; k < TEAMS; k = k + 1u) {
+                for (var k = 0u; k < KEYS_AT_ONCE; k = k + 1u) {
                     value = value + quads[j / QUADS * WG + k * QUADS + j % QUADS];
                 }
                 partial[((base + head) * params.splits + split) * QUADS + j % QUADS] = value;

@@ -1,23 +1,24 @@
 // For each row t, split of its keys and query head h, over the keys c of the split that the row sees
 //   stats[t, h, split] = (m, l) = (max_c score, Σ_c exp(score − m));  partial[t, h, split, d] = Σ_c exp(score − m) · v[c, d]
-// as attention_split does, for a cache of f16 that is read in octets: 16 bytes a lane. LANES lanes share a key and its value,
-// and everything of KEYS / (WG / LANES) keys stays in registers of a lane: all loads are issued before the first is used, and
-// subgroups meet once, at the end. A workgroup owns one kv head and one split of a row's keys, a chunk of at most KEYS or
-// several, and takes the GROUP query heads of it four at a time.
+// as attention_split does, for a cache of f16 that is read in octets: 16 bytes a lane. LANES_PER_KEY lanes share a key and
+// its value, and everything of KEYS / (WG / LANES_PER_KEY) keys stays in registers of a lane: all loads are issued before
+// the first is used, and subgroups meet once, at the end. A workgroup owns one kv head and one split of a row's keys, a
+// chunk of at most KEYS or several, and takes the GROUP query heads of it four at a time.
 // Grid: one workgroup per (row, kv head, split), folded; with a smaller one, of whole rows, each takes every so many-th row.
-// Needs QUADS even and a multiple of 2 · LANES, LANES a power of two from 4 to SUBGROUP, subgroups of SUBGROUP consecutive
-// lanes, KEYS a multiple of WG / LANES, chunks of whole subgroups' keys. attention_merge joins the splits.
+// Needs QUADS even and a multiple of 2 · LANES_PER_KEY, LANES_PER_KEY a power of two from 4 to SUBGROUP, subgroups of
+// SUBGROUP consecutive lanes, KEYS a multiple of WG / LANES_PER_KEY, chunks of whole subgroups' keys. attention_merge joins
+// the splits.
 
 const WG: u32 = 256u;
 const KEYS: u32 = 128u;
 const GROUP: u32 = 4u;     // query heads per kv head
 const QUADS: u32 = 16u;    // D / 4
 const SUBGROUP: u32 = 32u;
-const LANES: u32 = 8u;
+const LANES_PER_KEY: u32 = 8u;
 const OCTETS: u32 = QUADS / 2u;
-const OWN: u32 = OCTETS / LANES;         // octets of a key that a lane has
-const TEAMS: u32 = WG / LANES;           // keys that are read at once
-const STEPS: u32 = KEYS / TEAMS;         // keys of a lane
+const OWN: u32 = OCTETS / LANES_PER_KEY;       // octets of a key that a lane has
+const KEYS_AT_ONCE: u32 = WG / LANES_PER_KEY;  // keys that are read at once
+const STEPS: u32 = KEYS / KEYS_AT_ONCE;        // keys of a lane
 const SUBGROUPS: u32 = WG / SUBGROUP;
 const LOWEST: f32 = -3.0e38;
 
@@ -42,27 +43,6 @@ fn low(octet: vec4<u32>) -> vec4<f32> {
 
 fn high(octet: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(octet.z), unpack2x16float(octet.w));
-}
-
-// Of four heads the sum over the lanes of a key: of head 2a + b for lanes whose number ends in bits b a.
-fn own_head(heads: vec4<f32>, lane: u32) -> f32 {
-    let odd = lane % 2u == 1u;
-    let kept = select(heads.xy, heads.zw, odd);
-    let sent = select(heads.zw, heads.xy, odd);
-    let pair = kept + vec2<f32>(subgroupShuffleXor(sent.x, 1u), subgroupShuffleXor(sent.y, 1u));
-    let upper = lane / 2u % 2u == 1u;
-    var sum = select(pair.x, pair.y, upper) + subgroupShuffleXor(select(pair.y, pair.x, upper), 2u);
-    for (var offset = 4u; offset < LANES; offset = offset * 2u) {
-        sum = sum + subgroupShuffleXor(sum, offset);
-    }
-    return sum;
-}
-
-fn other(value: vec4<f32>, offset: u32) -> vec4<f32> {
-    return vec4<f32>(
-        subgroupShuffleXor(value.x, offset), subgroupShuffleXor(value.y, offset),
-        subgroupShuffleXor(value.z, offset), subgroupShuffleXor(value.w, offset),
-    );
 }
 
 // Eight values of four heads.
@@ -96,25 +76,16 @@ fn query_quad(at: u32, head: u32, quad: u32) -> vec4<f32> {
     return select(vec4<f32>(), q[at + min(head, GROUP - 1u) * QUADS + quad], head < GROUP);
 }
 
-// What every lane of a key has of one head each, for all four.
-fn all_heads(value: f32, lane: u32) -> vec4<f32> {
-    let first = lane % SUBGROUP / 4u * 4u;
-    return vec4<f32>(
-        subgroupShuffle(value, first), subgroupShuffle(value, first + 2u),
-        subgroupShuffle(value, first + 1u), subgroupShuffle(value, first + 3u),
-    );
-}
-
 // The lanes of a subgroup that have the same octet add up what they have; each keeps some of the heads where it can.
 fn store_sums(sum: Heads, at: u32, octet: u32, lane: u32, again: bool) {
     var all = sum;
-    for (var offset = LANES; offset * 4u < SUBGROUP; offset = offset * 2u) {
+    for (var offset = LANES_PER_KEY; offset * 4u < SUBGROUP; offset = offset * 2u) {
         all = Heads(
             all.a + other(all.a, offset), all.b + other(all.b, offset), all.c + other(all.c, offset), all.d + other(all.d, offset),
             all.e + other(all.e, offset), all.f + other(all.f, offset), all.g + other(all.g, offset), all.h + other(all.h, offset),
         );
     }
-    if (SUBGROUP == LANES) {
+    if (SUBGROUP == LANES_PER_KEY) {
         store_head(at, octet, all.a, all.e, again);
         store_head(at + 1u, octet, all.b, all.f, again);
         store_head(at + 2u, octet, all.c, all.g, again);
@@ -128,7 +99,7 @@ fn store_sums(sum: Heads, at: u32, octet: u32, lane: u32, again: bool) {
     let e = select(all.e, all.g, upper) + other(select(all.g, all.e, upper), HALF);
     let f = select(all.f, all.h, upper) + other(select(all.h, all.f, upper), HALF);
     let pair = at + select(0u, 2u, upper);
-    if (SUBGROUP == 2u * LANES) {
+    if (SUBGROUP == 2u * LANES_PER_KEY) {
         store_head(pair, octet, a, e, again);
         store_head(pair + 1u, octet, b, f, again);
         return;
@@ -137,7 +108,7 @@ fn store_sums(sum: Heads, at: u32, octet: u32, lane: u32, again: bool) {
     let second = lane / QUARTER % 2u == 1u;
     let low_quad = select(a, b, second) + other(select(b, a, second), QUARTER);
     let high_quad = select(e, f, second) + other(select(f, e, second), QUARTER);
-    if (lane % QUARTER < LANES) {  // others have the same
+    if (lane % QUARTER < LANES_PER_KEY) {  // others have the same
         store_head(pair + select(0u, 1u, second), octet, low_quad, high_quad, again);
     }
 }
@@ -153,13 +124,6 @@ fn store_head(at: u32, octet: u32, low_quad: vec4<f32>, high_quad: vec4<f32>, ag
     }
 }
 
-// Keys of the chunk in hand that are before the window.
-var<private> hidden: u32;
-
-fn within(c: u32) -> bool {
-    return WINDOW == 0u || c >= hidden;
-}
-
 // For four heads: the factors of the sums of a chunk, and of those before it.
 var<private> now: vec4<f32>;
 var<private> before: vec4<f32>;
@@ -168,8 +132,8 @@ var<private> before: vec4<f32>;
 // sums are in workgroup memory: in registers they would leave room for half as many workgroups.
 fn attend_chunk(at_q: u32, i: u32, start: u32, chunk: u32, count: u32, kv_head: u32, lane: u32, again: bool) {
     // Of a chunk, a subgroup has consecutive keys.
-    let own_key = lane / SUBGROUP * (KEYS / SUBGROUPS) + lane % SUBGROUP / LANES;
-    let part = lane % LANES;
+    let own_key = lane / SUBGROUP * (KEYS / SUBGROUPS) + lane % SUBGROUP / LANES_PER_KEY;
+    let part = lane % LANES_PER_KEY;
     let row = params.kv_heads * OCTETS;
     let base = (start + own_key % chunk) * row + kv_head * OCTETS + part;
     let last = (start + count - 1u) * row + kv_head * OCTETS + part;
@@ -179,17 +143,17 @@ fn attend_chunk(at_q: u32, i: u32, start: u32, chunk: u32, count: u32, kv_head: 
     var values: array<vec4<u32>, STEPS * OWN>;
     for (var s = 0u; s < STEPS; s = s + 1u) {
         for (var o = 0u; o < OWN; o = o + 1u) {
-            keys[s * OWN + o] = k_cache[min(base + s * (SUBGROUP / LANES) * row, end) + o * LANES];
+            keys[s * OWN + o] = k_cache[min(base + s * (SUBGROUP / LANES_PER_KEY) * row, end) + o * LANES_PER_KEY];
         }
     }
     for (var s = 0u; s < STEPS; s = s + 1u) {
         for (var o = 0u; o < OWN; o = o + 1u) {
-            values[s * OWN + o] = v_cache[min(base + s * (SUBGROUP / LANES) * row, end) + o * LANES];
+            values[s * OWN + o] = v_cache[min(base + s * (SUBGROUP / LANES_PER_KEY) * row, end) + o * LANES_PER_KEY];
         }
     }
     var query: array<Heads, OWN>;
     for (var o = 0u; o < OWN; o = o + 1u) {
-        let quad = 2u * (part + o * LANES);
+        let quad = 2u * (part + o * LANES_PER_KEY);
         query[o] = Heads(
             query_quad(at_q, i, quad), query_quad(at_q, i + 1u, quad),
             query_quad(at_q, i + 2u, quad), query_quad(at_q, i + 3u, quad),
@@ -204,11 +168,11 @@ fn attend_chunk(at_q: u32, i: u32, start: u32, chunk: u32, count: u32, kv_head: 
         for (var o = 0u; o < OWN; o = o + 1u) {
             all = all + dots(query[o], keys[s * OWN + o]);
         }
-        let seen = own_key + s * (SUBGROUP / LANES) < count && within(own_key + s * (SUBGROUP / LANES));
+        let seen = own_key + s * (SUBGROUP / LANES_PER_KEY) < count && within(own_key + s * (SUBGROUP / LANES_PER_KEY));
         scores[s] = select(LOWEST, capped(params.scale * own_head(all, lane)), seen);
         top = max(top, scores[s]);
     }
-    for (var offset = LANES; offset < SUBGROUP; offset = offset * 2u) {
+    for (var offset = LANES_PER_KEY; offset < SUBGROUP; offset = offset * 2u) {
         top = max(top, subgroupShuffleXor(top, offset));
     }
     var total = 0.0;
@@ -217,7 +181,7 @@ fn attend_chunk(at_q: u32, i: u32, start: u32, chunk: u32, count: u32, kv_head: 
         sum[o] = Heads();
     }
     for (var s = 0u; s < STEPS; s = s + 1u) {
-        let seen = own_key + s * (SUBGROUP / LANES) < count && within(own_key + s * (SUBGROUP / LANES));
+        let seen = own_key + s * (SUBGROUP / LANES_PER_KEY) < count && within(own_key + s * (SUBGROUP / LANES_PER_KEY));
         let weight = select(0.0, exp(scores[s] - top), seen);
         total = total + weight;
         let weights = all_heads(weight, lane);
@@ -225,7 +189,7 @@ fn attend_chunk(at_q: u32, i: u32, start: u32, chunk: u32, count: u32, kv_head: 
             sum[o] = added(sum[o], weights, select(vec4<u32>(), values[s * OWN + o], seen));
         }
     }
-    for (var offset = LANES; offset < SUBGROUP; offset = offset * 2u) {
+    for (var offset = LANES_PER_KEY; offset < SUBGROUP; offset = offset * 2u) {
         total = total + subgroupShuffleXor(total, offset);
     }
     let at = lane / SUBGROUP * 4u;
@@ -245,7 +209,7 @@ fn attend_chunk(at_q: u32, i: u32, start: u32, chunk: u32, count: u32, kv_head: 
         tops[own_stat] = vec2<f32>(top, total);
     }
     for (var o = 0u; o < OWN; o = o + 1u) {
-        store_sums(sum[o], at, part + o * LANES, lane, again);
+        store_sums(sum[o], at, part + o * LANES_PER_KEY, lane, again);
     }
     workgroupBarrier();
 }

@@ -10,7 +10,7 @@ const WG: u32 = 128u;
 const KEYS: u32 = 128u;
 const GROUP: u32 = 4u;   // query heads per kv head
 const QUADS: u32 = 16u;  // D / 4
-const TEAMS: u32 = WG / QUADS;
+const KEYS_AT_ONCE: u32 = WG / QUADS;
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;              // [tokens, kv_heads · GROUP, QUADS]
 @group(0) @binding(1) var<storage, read> k_cache: array<cache_quad>;       // [pool rows, kv_heads, QUADS]
@@ -23,13 +23,6 @@ const TEAMS: u32 = WG / QUADS;
 var<workgroup> quads: array<vec4<f32>, 4u * WG>;     // queries of four heads; then sums of values
 var<workgroup> pieces: array<vec4<f32>, WG>;         // of scores, and the trees
 var<workgroup> weights: array<vec4<f32>, KEYS>;      // scores of four heads, then their powers
-
-// Keys of the chunk in hand that are before the window.
-var<private> hidden: u32;
-
-fn within(c: u32) -> bool {
-    return WINDOW == 0u || c >= hidden;
-}
 
 // Scores of one key quad against four heads.
 fn head_dots(d: u32, k4: vec4<f32>) -> vec4<f32> {
@@ -101,11 +94,11 @@ var<private> sum1: vec4<f32>;
 var<private> sum2: vec4<f32>;
 var<private> sum3: vec4<f32>;
 
-// QUADS lanes read a row side by side, TEAMS rows at a time. Keys past the end have the weight 0.
+// QUADS lanes read a row side by side, KEYS_AT_ONCE rows at a time. Keys past the end have the weight 0.
 fn add_values(start: u32, count: u32, kv_head: u32, lane: u32) {
     let last = count - 1u;
-    for (var c = lane / QUADS; c < count; c = c + 4u * TEAMS) {
-        let keys = vec4<u32>(c, c + TEAMS, c + 2u * TEAMS, c + 3u * TEAMS);
+    for (var c = lane / QUADS; c < count; c = c + 4u * KEYS_AT_ONCE) {
+        let keys = vec4<u32>(c, c + KEYS_AT_ONCE, c + 2u * KEYS_AT_ONCE, c + 3u * KEYS_AT_ONCE);
         let values = value_quads(kv_head * QUADS + lane % QUADS, start + min(keys, vec4<u32>(last)));
         let w0 = weights[c];
         let w1 = select(vec4<f32>(), weights[min(keys.y, last)], keys.y < count);
@@ -166,7 +159,7 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
             sum1 = sum1 * kept.y;
             sum2 = sum2 * kept.z;
             sum3 = sum3 * kept.w;
-            if (lane / QUADS < TEAMS) {
+            if (lane / QUADS < KEYS_AT_ONCE) {
                 add_values(start, count, kv_head, lane);
             }
             workgroupBarrier();  // the weights have been read
@@ -180,7 +173,7 @@ fn attend_split(t: u32, kv_head: u32, split: u32, lane: u32) {
             let head = i + j / QUADS;
             if (head < GROUP) {
                 var value = vec4<f32>();
-                for (var k = 0u; k < TEAMS; k = k + 1u) {
+                for (var k = 0u; k < KEYS_AT_ONCE; k = k + 1u) {
                     value = value + quads[j / QUADS * WG + k * QUADS + j % QUADS];
                 }
                 partial[((stored + head) * params.splits + split) * QUADS + j % QUADS] = value;

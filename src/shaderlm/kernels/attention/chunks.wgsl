@@ -1,6 +1,7 @@
 // How the keys of a row are cut into chunks and shared out among splits: by its length alone, whatever else is in the batch.
-// A length counts from the first chunk of a row on. Needs: params.splits, attention/visible.
-// Exports: LONG_ROWS, chunk_keys(length), chunks_per_split(length), splits_of(length), first_chunk(last), hidden_keys(…).
+// A length counts from the first chunk of a row on. Needs: params.splits, params.min_keys, params.skipped, attention/visible.
+// Exports: LONG_ROWS, chunk_keys(length), chunks_per_split(length), splits_of(length), first_chunk(last), hidden_keys(…),
+// left_alone(row).
 
 const LONG_ROWS: bool = true;  // there may be rows of more than SHORT_ROW keys
 const SHORT_ROW: u32 = 2048u;
@@ -43,4 +44,8 @@ fn hidden_keys(last: u32, chunk: u32) -> u32 {
         return 0u;
     }
     return max(first_key(last), chunk) - chunk;
+}
+
+fn left_alone(row: Row) -> bool {
+    return (row.position + 1u < params.min_keys) | ((row.pages & params.skipped) != 0u);
 }

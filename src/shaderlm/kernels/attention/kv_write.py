@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...gpu.caps import DeviceCaps
-from ..route import Array, Dims, LaunchList, Route, covering, f32
+from ..route import Dims, LaunchList, Route, batch_bytes, covering, f32
 from ..wgsl import Kernel
-from .attention import batch_bytes, cache_bytes, pack_heads, quads
+from .attention import cache_bytes, packers, quads
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -19,10 +17,4 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     return LaunchList((dispatch,), {**rows, "batch": batch_bytes(tokens), **caches})
 
 
-def _packer(name: str) -> Callable[[Array, Dims, DeviceCaps], dict[str, Array]]:
-    return lambda array, dims, caps: {name: pack_heads(array, dims)}
-
-
-ROUTES: tuple[Route, ...] = (
-    Route("kv_write", "quads", _launch_list, pack={name: _packer(name) for name in ("k", "v", "k_cache", "v_cache")}),
-)
+ROUTES: tuple[Route, ...] = (Route("kv_write", "quads", _launch_list, pack=packers(("k", "v", "k_cache", "v_cache"))),)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from ...gpu.caps import DeviceCaps, MatrixShape
 from ...graph.batch import PAGE, RUN_ROWS
-from ..linear.matrix import matrix_shape, units_unsupported_reason
+from ..linear.matrix import matrix_constants, matrix_shape, units_unsupported_reason
 from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, over_limits
 from ..wgsl import Constant, Kernel
-from .attention import PACK, launch_list_with, scale_of, score_constants, score_files
+from .attention import PACK, batch_files, launch_list_with, scale_of, score_constants, score_files
 
 _NEEDS = frozenset({"f16", "subgroups", "subgroup_matrix"})
 
@@ -32,10 +32,7 @@ class Tile:
         scores = self.keys // shape.n // self.column_groups
         sums = dims["D"] // shape.n // self.column_groups
         return {
-            "SUBGROUP": lanes,
-            "MATRIX_M": shape.m,
-            "MATRIX_N": shape.n,
-            "MATRIX_K": shape.k,
+            **matrix_constants(shape, lanes),
             "ROW_GROUPS": self.row_groups,
             "COLUMN_GROUPS": self.column_groups,
             "ROW_TILES": self.pairs // shape.m,
@@ -69,8 +66,7 @@ def _group(dims: Dims) -> int:
 
 def run_rows(tile: Tile, dims: Dims, shape: MatrixShape, lanes: int) -> Dispatch:
     """The rows of runs with this tile, on a device with subgroups of so many lanes."""
-    where = f"shared/batch_{'pages' if dims['paged'] else 'contiguous'}"
-    include = ("attention/segments", "attention/served_rows", "shared/batch", where, *score_files(dims))
+    include = ("attention/segments", *batch_files(dims), *score_files(dims))
     rows = tile.row_groups * tile.pairs // _group(dims)
     return Dispatch(
         Kernel("attention/attention_matrix", include, _NEEDS, unroll=True),
@@ -85,8 +81,8 @@ def _usable(dims: Dims, caps: DeviceCaps) -> list[Dispatch]:
     shape, lanes = matrix_shape(caps), caps.subgroup_max
     if shape is None or not lanes:
         return []
-    found = [run_rows(tile, dims, shape, lanes) for tile in _TILES if tile.fits(dims, shape, lanes)]
-    return [dispatch for dispatch in found if over_limits(LaunchList((dispatch,), {}), caps) is None]
+    dispatches = [run_rows(tile, dims, shape, lanes) for tile in _TILES if tile.fits(dims, shape, lanes)]
+    return [dispatch for dispatch in dispatches if over_limits(LaunchList((dispatch,), {}), caps) is None]
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
 from ...graph.batch import least_pool_rows
-from ..route import Dims, Dispatch, LaunchList, Route, f32
+from ..route import Dims, Dispatch, LaunchList, Route, batch_bytes, f32
 from ..wgsl import Kernel
 from .attention import (
-    PACK,
-    batch_bytes,
+    PACK_CACHES,
     cache_bytes,
     quads,
     scale_of,
@@ -63,5 +62,6 @@ def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return rope_unsupported_reason(dims, caps)
 
 
-_PACK = {name: PACK[name] for name in ("k_cache", "v_cache")}
-ROUTES: tuple[Route, ...] = (Route("rms_norm_rope_attention", "single_pass", _launch_list, unsupported_reason, _PACK),)
+ROUTES: tuple[Route, ...] = (
+    Route("rms_norm_rope_attention", "single_pass", _launch_list, unsupported_reason, PACK_CACHES),
+)

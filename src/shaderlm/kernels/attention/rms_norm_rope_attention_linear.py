@@ -8,50 +8,48 @@ from ...gpu.caps import DeviceCaps
 from ...graph.batch import last_key
 from ..linear import int16, packed
 from ..linear.linear import pack_weight
-from ..route import Dims, Dispatch, LaunchList, Route, f32
+from ..route import Dims, Dispatch, LaunchList, Route, f32, filling
 from ..wgsl import Kernel
-from .attention import PACK, quads, scale_of, score_constants
+from .attention import PACK_CACHES, quads, scale_of, score_constants
+from .measured import JOINED_HEADS
 from .rms_norm_rope_attention import row_buffers
 from .rms_norm_rope_attention import unsupported_reason as attention_unsupported_reason
 
 _AT_ONCE = 64  # keys of a query head
 _SUMS_BYTES = 12 << 10  # of workgroup memory: what the keys of a workgroup leave before they are joined
-# Every workgroup of the product reads what all splits leave. With more heads than this there are enough workgroups for
-# attention without splits.
-_MOST_HEADS = 8
 
 
-def _share(dims: Dims, caps: DeviceCaps) -> int:
+def _lanes_per_key(dims: Dims, caps: DeviceCaps) -> int:
     """Lanes that have a key: as many as have two octets of it, or what subgroups have.
 
     H200, 4 heads of 256, 32 to 96 keys: 4.3 µs with 16, 5.4 with 8.
     """
-    fitting = (share for share in (16, 8) if share <= caps.subgroup_size)
-    return next((share for share in fitting if dims["D"] % (16 * share) == 0), 4)
+    fitting = (lanes_per_key for lanes_per_key in (16, 8) if lanes_per_key <= caps.subgroup_size)
+    return next((lanes_per_key for lanes_per_key in fitting if dims["D"] % (16 * lanes_per_key) == 0), 4)
 
 
 def _lanes(dims: Dims, caps: DeviceCaps) -> int:
     """Of a workgroup. Small subgroups have few lanes for a key, so that a workgroup has more keys."""
-    key_bytes = f32(dims["D"]) // _share(dims, caps)
+    key_bytes = f32(dims["D"]) // _lanes_per_key(dims, caps)
     return next((lanes for lanes in (128, 64) if lanes * key_bytes <= _SUMS_BYTES), 32)
 
 
 def _splits(dims: Dims, caps: DeviceCaps) -> int:
     """Workgroups of a query head. H200, 4 heads of 256, 32 to 96 keys: 5.0 µs with 4, 4.3 with 8 or 16."""
-    return _AT_ONCE * _share(dims, caps) // _lanes(dims, caps)
+    return _AT_ONCE * _lanes_per_key(dims, caps) // _lanes(dims, caps)
 
 
 def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
-    share, most = _share(dims, caps), last_key(dims["context"], dims["D"])
+    lanes_per_key, most = _lanes_per_key(dims, caps), last_key(dims["context"], dims["D"])
     include = (
         "attention/head_quads", "attention/rotate_quads", "attention/units_octets", "attention/visible", "shared/batch",
     )  # fmt: skip
     constants = {
         "WG": _lanes(dims, caps),
-        "SHARE": share,
-        "OWN": dims["D"] // 8 // share,
+        "LANES_PER_KEY": lanes_per_key,
+        "OWN": dims["D"] // 8 // lanes_per_key,
         "SPLITS": _splits(dims, caps),
-        "JOINED": 2 if caps.subgroup_size >= 2 * share else 1,
+        "JOINED": 2 if caps.subgroup_size >= 2 * lanes_per_key else 1,
         "INTERLEAVED": dims["interleaved"],
         **score_constants({**dims, "window": 0 if dims["window"] >= most else dims["window"]}),
     }
@@ -67,14 +65,14 @@ def _attention(dims: Dims, caps: DeviceCaps) -> Dispatch:
 
 
 def _product(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    given = {**dims, "prologue": "splits", "batched": False}
+    product_dims = {**dims, "prologue": "splits", "batched": False}
     constants = {"SPLITS": _splits(dims, caps), "QUADS": quads(dims)}
-    found = int16.launch_list(given, caps)
+    products = int16.launch_list(product_dims, caps)
     dispatches = (
         replace(each, constants={**each.constants, **constants}, bind={**each.bind, "x": "partial"})
-        for each in found.dispatches
+        for each in products.dispatches
     )
-    return LaunchList(tuple(dispatches), {name: size for name, size in found.buffers.items() if name != "x"})
+    return LaunchList(tuple(dispatches), {name: size for name, size in products.buffers.items() if name != "x"})
 
 
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -90,28 +88,28 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return reason
     if dims["cache"] != "f16":
         return f"keys and values are read eight at a time, the cache is {dims['cache']}"
-    if dims["Hq"] > _MOST_HEADS:
-        return f"it is for at most {_MOST_HEADS} query heads, there are {dims['Hq']}"
+    heads = filling(JOINED_HEADS, caps)
+    if dims["Hq"] > heads:
+        return f"it is for at most {heads} query heads, there are {dims['Hq']}"
     if dims["rotary"] != dims["D"]:
         return f"it rotates whole heads, rotary is {dims['rotary']} of {dims['D']}"
     if dims["D"] % 64:
         return f"D must be a multiple of 64, D is {dims['D']}"
-    if dims["D"] // 8 // _share(dims, caps) > 4 and not caps.policy.prefer_few_barriers:
+    if dims["D"] // 8 // _lanes_per_key(dims, caps) > 4 and not caps.policy.prefer_few_barriers:
         return f"a lane would have too much of a head: D is {dims['D']}, and the size of subgroups is not known"
-    joined = 8 * int16.config_for({**dims, "prologue": "splits"}, caps).threads
-    if dims["K"] > joined:
-        return f"a workgroup of the product joins at most {joined} inputs, there are {dims['K']}"
+    most_inputs = 8 * int16.config_for({**dims, "prologue": "splits"}, caps).threads
+    if dims["K"] > most_inputs:
+        return f"a workgroup of the product joins at most {most_inputs} inputs, there are {dims['K']}"
     return None
 
 
-_PACK = {name: PACK[name] for name in ("k_cache", "v_cache")}
 ROUTES: tuple[Route, ...] = (
     Route(
         "rms_norm_rope_attention_linear",
         "splits_int16",
         _launch_list,
         _unsupported_reason,
-        {**_PACK, "weight": pack_weight, "bias": packed.pack_bias},
+        {**PACK_CACHES, "weight": pack_weight, "bias": packed.pack_bias},
         exact=False,
         weight_parts=packed.weight_parts,
     ),

@@ -5,9 +5,9 @@ beside them; the second with norms of the heads before that.
 from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, Dispatch, LaunchList, Route, covering, f32, reduction
+from ..route import Dims, Dispatch, LaunchList, Route, batch_bytes, covering, f32, reduction
 from ..wgsl import Constant, Kernel
-from .attention import batch_bytes, cache_bytes
+from .attention import cache_bytes
 
 
 def _includes(dims: Dims) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
-// The parameters and the grid of attention_split and attention_split_tree: which rows, kv head and split a workgroup takes.
-// Needs: served_rows, attend_split(t, kv_head, split, lane). Exports: struct Params, left_alone(row), main.
+// The parameters and the grid of kernels that attend to splits: which rows, kv head and split a workgroup takes.
+// Needs: served_rows, attend_split(t, kv_head, split, lane). Exports: struct Params, hidden, within(c), main.
 
 struct Params {
     first: u32,     // row of the batch that comes first in partial and stats
@@ -11,8 +11,11 @@ struct Params {
     scale: f32,
 }
 
-fn left_alone(row: Row) -> bool {
-    return (row.position + 1u < params.min_keys) | ((row.pages & params.skipped) != 0u);
+// Keys of the chunk in hand that are before the window.
+var<private> hidden: u32;
+
+fn within(c: u32) -> bool {
+    return WINDOW == 0u || c >= hidden;
 }
 
 @compute @workgroup_size(WG)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...gpu.caps import DeviceCaps
-from ..route import Array, Dims, Dispatch, LaunchList, Route, ceil_div, covering, f32, reduction
+from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, covering, f32, reduction
 from ..wgsl import Kernel
-from .attention import operand_bytes, pack_heads, quads, scale_of
+from .attention import operand_bytes, packers, quads, scale_of
 
 # Scores of one chunk of queries: large enough to fill a GPU, small enough for every binding.
 _SCORE_BYTES = 64 << 20
@@ -56,8 +56,8 @@ def _three_pass(values: str) -> Callable[[Dims, DeviceCaps], LaunchList]:
                 Dispatch(softmax, heads * rows, params, {"WG": 64 if context <= 1024 else 256}),
                 _values(values, rows, params, dims, cache),
             ]
-        kept = {"scores": f32(heads * chunk * _row_length(dims["keys"]))}
-        return LaunchList(tuple(dispatches), {**operand_bytes(dims, dims["keys"]), **kept})
+        scores_bytes = f32(heads * chunk * _row_length(dims["keys"]))
+        return LaunchList(tuple(dispatches), {**operand_bytes(dims, dims["keys"]), "scores": scores_bytes})
 
     return launch_list
 
@@ -83,11 +83,7 @@ def _strided_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return _unsupported_reason(dims) or single
 
 
-def _packer(name: str) -> Callable[[Array, Dims, DeviceCaps], dict[str, Array]]:
-    return lambda array, dims, caps: {name: pack_heads(array, dims)}
-
-
-_PACK = {name: _packer(name) for name in ("q", "k_cache", "v_cache")}
+_PACK = packers(("q", "k_cache", "v_cache"))
 ROUTES: tuple[Route, ...] = (
     Route("attention", "coalesced", _three_pass("coalesced"), _coalesced_unsupported_reason, _PACK),
     Route("attention", "strided", _three_pass("strided"), _strided_unsupported_reason, _PACK),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, Dispatch, LaunchList, Route, batch_bytes, f32, row_count
+from ..route import Dims, Dispatch, LaunchList, Route, batch_if_read, f32, row_count
 from ..wgsl import Kernel
 
 
@@ -12,7 +12,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     kernel = Kernel("experts/add_gated", (row_count(dims),))
     dispatch = Dispatch(kernel, tokens, {"tokens": tokens, "width": width, "k": k})
     rows = f32(tokens * width)
-    buffers = {"a": rows, "b": rows, "x": f32(tokens * k), "gate": f32(k), "out": rows, **batch_bytes(dims)}
+    buffers = {"a": rows, "b": rows, "x": f32(tokens * k), "gate": f32(k), "out": rows, **batch_if_read(dims)}
     return LaunchList((dispatch,), buffers)
 
 

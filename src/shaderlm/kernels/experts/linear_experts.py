@@ -18,10 +18,11 @@ from ..route import (
     LaunchList,
     Route,
     WeightPart,
-    batch_bytes,
+    batch_if_read,
     ceil_div,
     covering,
     f32,
+    is_specialised,
     over_limits,
     part,
     row_count,
@@ -79,7 +80,7 @@ def _buffers(dims: Dims) -> dict[str, int]:
         "residual": out if dims["residual"] else 0,
         "out": out,
         **({"norm_weight": f32(dims["K"])} if dims["prologue"] != "none" else {}),
-        **batch_bytes(dims),
+        **batch_if_read(dims),
     }
 
 
@@ -93,7 +94,7 @@ def _apply(dims: Dims) -> str:
 
 
 def _as_linear(dims: Dims) -> Dims:
-    """The product that is most alike: the K of all experts of a team, and the columns of all teams of a row."""
+    """The product that is most alike: with the K of all experts that lanes share, or the columns of all of a row."""
     span, each = (dims["used"], 1) if dims["combine"] == "sum" else (1, dims["used"])
     epilogue = "silu_mul" if dims["combine"] in EXPERT_GATES else "none"  # columns are taken in pairs
     return {"K": dims["K"] * span, "N": dims["N"] * each, "format": dims["format"], "epilogue": epilogue}
@@ -124,7 +125,7 @@ def _int16_with(config: int16.Int16Config, dims: Dims, caps: DeviceCaps) -> Laun
         "shared/subgroup_lanes",
         "shared/int16_round",
         "shared/int16",
-        "shared/team_sums",
+        "shared/row_sums",
         FORMATS[dims["format"]].int16,
     )
     needs = frozenset({"subgroups"})
@@ -168,9 +169,8 @@ def _few_rows_launch_list(
         params,
         {**lay.constants, **config.constants(caps)},
         {name: part(name, 0) for name, _ in _BUFFERS},
-        # Matrices times one row are what a model decodes with, always of the same shapes.
-        specialised=dims["tokens"] == 1 and caps.policy.specialise_constants,
-        unbound=tuple(name for name, found in there.items() if not found),
+        specialised=is_specialised(dims["tokens"], caps),
+        unbound=tuple(name for name, is_there in there.items() if not is_there),
     )
     return LaunchList((dispatch,), _buffers(dims))
 
@@ -254,8 +254,8 @@ def matrix_with(
 def _tile_params(dims: Dims, tiles: int) -> dict[str, int]:
     """Parameters of products of tiles of choices (tiles_choices.wgsl)."""
     each = 1 if dims["combine"] == "sum" else dims["used"]
-    found = {"k": dims["K"], "n": dims["N"], "groups": packed.layout(dims).groups, "each": each}
-    return {**found, "tiles": tiles, "combine": _combine(dims), "split": 1}
+    params = {"k": dims["K"], "n": dims["N"], "groups": packed.layout(dims).groups, "each": each}
+    return {**params, "tiles": tiles, "combine": _combine(dims), "split": 1}
 
 
 def _choice_count(dims: Dims) -> tuple[str, Mapping[str, int]]:

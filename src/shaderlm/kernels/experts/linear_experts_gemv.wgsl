@@ -1,15 +1,15 @@
 // y[t, j, n] = bias + Σ_k x[t, k] · w[ids[t, j] · n_rows + n, k], apply(even n, odd n) of it, or, if SUM,
 // out[t, n] = residual + Σ_j factors[t, j] · (bias + Σ_k x[t, j, k] · w[ids[t, j] · n_rows + n, k]); the format of w is included
-// For few rows: nothing but the matrices of the chosen experts is read. WG threads make WG / TEAM teams; a team computes
-// ROWS columns (1, 2 or 4) of one row and one of its experts, its lanes share their k in blocks of 32. With SUM a
-// team takes all experts of the row: their inputs lie one after the other, as one long row of blocks. x is staged in
-// workgroup memory, STAGE blocks at a time, and weights are loaded one block ahead, as in linear_gemv_staged.
-// What becomes of the sums is in experts/choices.
-// Grid: ceil(n / (ROWS · WG / TEAM)) workgroups for each row and expert, or for each row with SUM; folded.
-// Needs k % 32 == 0 and STAGE % TEAM == 0.
+// For few rows: nothing but the matrices of the chosen experts is read. WG threads make WG / LANES_PER_ROW lane
+// groups; a lane group computes ROWS columns (1, 2 or 4) of one row and one of its experts, its lanes share their k in
+// blocks of 32. With SUM a lane group takes all experts of the row: their inputs lie one after the other, as one long row of
+// blocks. x is staged in workgroup memory, STAGE blocks at a time, and weights are loaded one block ahead, as in
+// linear_gemv_staged. What becomes of the sums is in experts/choices.
+// Grid: ceil(n / (ROWS · WG / LANES_PER_ROW)) workgroups for each row and expert, or for each row with SUM; folded.
+// Needs k % 32 == 0 and STAGE % LANES_PER_ROW == 0.
 
 const WG: u32 = 256u;
-const TEAM: u32 = 64u;
+const LANES_PER_ROW: u32 = 64u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
 
@@ -37,12 +37,12 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let per_group = ROWS * (WG / TEAM);
+    let per_group = ROWS * (WG / LANES_PER_ROW);
     let tiles = (params.n + per_group - 1u) / per_group;
     let at = (group.x + group.y * groups.x) / tiles;  // the row of out: a row and an expert, or a row
     let tile = (group.x + group.y * groups.x) % tiles;
     var each = params.used;
-    var span = 1u;  // experts of a team
+    var span = 1u;  // experts of a lane group
     if (has(SUM)) {
         each = 1u;
         span = params.used;
@@ -51,16 +51,16 @@ fn main(
     if (row >= row_count()) {
         return;
     }
-    let first = tile * per_group + lane / TEAM * ROWS;
+    let first = tile * per_group + lane / LANES_PER_ROW * ROWS;
     let last = params.n - 1u;  // columns past the end are computed as the last one and never stored
     let columns = min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
     let blocks_each = params.k / 32u;
     let blocks = blocks_each * span;
     let last_block = blocks - 1u;
-    let choice = at * span;  // the first of the team
+    let choice = at * span;  // the first of the lane group
     let inputs = row * blocks * 8u;
     var acc = vec4<f32>();
-    var block = lane % TEAM;
+    var block = lane % LANES_PER_ROW;
     // A load past the end repeats the last block and is not used.
     var ahead = min(block, last_block);
     var rows = columns + vec4<u32>(matrix(choice + ahead / blocks_each));
@@ -88,13 +88,13 @@ fn main(
             }
             workgroupBarrier();
         }
-        for (; block < end; block = block + TEAM) {
+        for (; block < end; block = block + LANES_PER_ROW) {
             let p0 = w0;
             let p1 = w1;
             let p2 = w2;
             let p3 = w3;
             let scale = share(choice + block / blocks_each);
-            ahead = min(block + TEAM, last_block);
+            ahead = min(block + LANES_PER_ROW, last_block);
             rows = columns + vec4<u32>(matrix(choice + ahead / blocks_each));
             w0 = load_block(rows.x, ahead % blocks_each);
             if (ROWS > 1u) {
@@ -115,8 +115,8 @@ fn main(
             }
         }
     }
-    acc = team_sum(acc + biases(choice, span, lane % TEAM, TEAM, columns), lane);
-    if (lane % TEAM == 0u) {
+    acc = row_sum(acc + biases(choice, span, lane % LANES_PER_ROW, LANES_PER_ROW, columns), lane);
+    if (lane % LANES_PER_ROW == 0u) {
         if (ROWS == 1u) {
             store(at, first, acc.x);
         } else {

@@ -1,19 +1,19 @@
 // y[t, j, n] = bias + Σ_k q(x)[t, k] · w[ids[t, j] · n_rows + n, k], apply(even n, odd n) of it, or, if SUM,
 // out[t, n] = residual + Σ_j factors[t, j] · (bias + Σ_k q(x)[t, j, k] · w[ids[t, j] · n_rows + n, k])
-// q rounds to 16 bits with one scale per block of 32, of x as the included prologue gives it (without SUM). As linear_gemv_int16, for few rows and the matrices of their experts:
-// a team computes ROWS columns (1, 2 or 4) of one row and one of its experts; with SUM it takes all experts of the row, whose
-// inputs lie one after the other, as one long row of blocks. A factor belongs to the unit of a block. What becomes of the
-// sums is in experts/choices.
+// q rounds to 16 bits with one scale per block of 32, of x as the included prologue gives it (without SUM). As
+// linear_gemv_int16, for few rows and the matrices of their experts: a lane group computes ROWS columns (1, 2 or 4) of one
+// row and one of its experts; with SUM it takes all experts of the row, whose inputs lie one after the other, as one long
+// row of blocks. A factor belongs to the unit of a block. What becomes of the sums is in experts/choices.
 // All loops run equally often for all lanes: subgroup functions follow them.
-// Grid: ceil(n / (ROWS · (WG / TEAM))) workgroups for each row and expert, or for each row with SUM; folded.
-// Needs: k % 32 == 0; subgroups of four lanes or more, of consecutive lanes; STAGE a multiple of TEAM, or all blocks;
-// ROWS > 1 where columns are taken in pairs.
+// Grid: ceil(n / (ROWS · (WG / LANES_PER_ROW))) workgroups for each row and expert, or for each row with SUM; folded.
+// Needs: k % 32 == 0; subgroups of four lanes or more, of consecutive lanes; STAGE a multiple of LANES_PER_ROW, or all
+// blocks; ROWS > 1 where columns are taken in pairs.
 
 const WG: u32 = 256u;
-const TEAM: u32 = 32u;
+const LANES_PER_ROW: u32 = 32u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
-const SLOTS: u32 = WG / 4u;  // WG where TEAM is no multiple of 4
+const SLOTS: u32 = WG / 4u;  // WG where LANES_PER_ROW is no multiple of 4
 
 struct Params {
     tokens: u32,
@@ -36,7 +36,7 @@ var<workgroup> h_second: array<vec4<u32>, STAGE>; // of 16 … 31
 var<workgroup> l_first: array<vec4<u32>, STAGE>;  // bytes l
 var<workgroup> l_second: array<vec4<u32>, STAGE>;
 var<workgroup> x_unit: array<vec3<f32>, STAGE>;
-var<workgroup> team_slots: array<vec4<f32>, SLOTS>;  // see shared/team_sums
+var<workgroup> row_slots: array<vec4<f32>, SLOTS>;  // see shared/row_sums
 
 // Round eight values, quarter `lane % 4` of the block that starts at quad `first`, into slot `at`. A block that is not there
 // is computed and not stored. `quad` is where the block starts in a row of the norm's weights. Returns Σ x².
@@ -70,12 +70,12 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let size = subgroup_lanes();  // lanes of a subgroup
-    let per_group = ROWS * (WG / TEAM);
+    let per_group = ROWS * (WG / LANES_PER_ROW);
     let tiles = (params.n + per_group - 1u) / per_group;
     let at = (group.x + group.y * groups.x) / tiles;  // the row of out: a row and an expert, or a row
     let tile = (group.x + group.y * groups.x) % tiles;
     var each = params.used;
-    var span = 1u;  // experts of a team
+    var span = 1u;  // experts of a lane group
     if (has(SUM)) {
         each = 1u;
         span = params.used;
@@ -84,17 +84,17 @@ fn main(
     if (row >= row_count()) {
         return;
     }
-    let first = tile * per_group + min(lane / TEAM, WG / TEAM - 1u) * ROWS;
+    let first = tile * per_group + min(lane / LANES_PER_ROW, WG / LANES_PER_ROW - 1u) * ROWS;
     let last = params.n - 1u;  // columns past the end are computed as the last one and never stored
     let columns = min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
     let blocks_each = params.k / 32u;
     let blocks = blocks_each * span;
-    let choice = at * span;  // the first of the team
+    let choice = at * span;  // the first of the lane group
     let inputs = row * blocks * 8u;
     var acc = vec4<f32>();
     var squares = 0.0;
     // A load past the end repeats the last block and is not used.
-    var ahead = min(lane % TEAM, blocks - 1u);
+    var ahead = min(lane % LANES_PER_ROW, blocks - 1u);
     var rows = columns + vec4<u32>(matrix(choice + ahead / blocks_each));
     var w0 = load_block(rows.x, ahead % blocks_each);
     var w1 = w0;
@@ -120,13 +120,13 @@ fn main(
             squares = squares + stage_quarter(inputs + source * 8u, source * 8u, source - first_block, there, scale, lane);
         }
         workgroupBarrier();
-        for (var base = first_block; base < end; base = base + TEAM) {
-            let block = base + lane % TEAM;
+        for (var base = first_block; base < end; base = base + LANES_PER_ROW) {
+            let block = base + lane % LANES_PER_ROW;
             let p0 = w0;
             let p1 = w1;
             let p2 = w2;
             let p3 = w3;
-            ahead = min(block + TEAM, blocks - 1u);
+            ahead = min(block + LANES_PER_ROW, blocks - 1u);
             rows = columns + vec4<u32>(matrix(choice + ahead / blocks_each));
             w0 = load_block(rows.x, ahead % blocks_each);
             if (ROWS > 1u) {
@@ -152,9 +152,9 @@ fn main(
         }
     }
     acc = rooted(acc, squares, lane);
-    acc = team_sums(acc + biases(choice, span, lane % TEAM, TEAM, columns), lane, size);
+    acc = row_sums(acc + biases(choice, span, lane % LANES_PER_ROW, LANES_PER_ROW, columns), lane, size);
     if (has_sums(lane, 1u)) {
-        let stored = tile * per_group + team_of_sums(lane) * ROWS;
+        let stored = tile * per_group + lane_group_of_sums(lane) * ROWS;
         if (ROWS == 1u) {
             store(at, stored, acc.x);
         } else {

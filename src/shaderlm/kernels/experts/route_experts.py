@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, Dispatch, LaunchList, Route, batch_bytes, f32, row_count
+from ..route import Dims, Dispatch, LaunchList, Route, batch_if_read, f32, is_specialised, row_count
 from ..wgsl import Kernel
 
 # Bits of the parameter `how` (route_experts.wgsl).
@@ -34,7 +34,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     }
     # A lane for each expert, as far as a workgroup of usual size goes.
     constants = {"WG": max(32, min(256, _room(experts))), "EXPERTS": _room(experts), "USED": _room(used)}
-    specialised = tokens == 1 and caps.policy.specialise_constants
+    specialised = is_specialised(tokens, caps)
     unbound = ("bias",) if specialised and not dims["bias"] else ()
     kernel = Kernel("experts/route_experts", (row_count(dims),))
     dispatch = Dispatch(kernel, tokens, params, constants, specialised=specialised, unbound=unbound)
@@ -43,7 +43,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "bias": f32(experts) if dims["bias"] else 0,
         "ids": f32(tokens * used),
         "factors": f32(tokens * used),
-        **batch_bytes(dims),
+        **batch_if_read(dims),
     }
     return LaunchList((dispatch,), buffers)
 

@@ -30,7 +30,7 @@ class KernelFormat:
       dense  rows of `dtype`, with zero columns up to a multiple of `pad_columns`; no scales
       split  of every `block_bytes` bytes of a row, the bytes [first, end) `words` and `scales`, each gathered
       named  as `REPACK[name]` here does it, from blocks of `block_bytes` to `words_bytes` and `scales_bytes`
-    `integer_rows` is how many rows a team of the GEMV takes in fixed-point arithmetic; 0 where there is none.
+    `integer_rows` is how many rows the lanes of the GEMV share in fixed-point arithmetic; 0 where there is none.
     `int16` is the file that multiplies a block with inputs of 16 bits; empty where there is none.
     """
 

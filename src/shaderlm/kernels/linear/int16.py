@@ -9,11 +9,22 @@ from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
-from ..route import MEASURED_PROCESSORS, Dims, LaunchList, ceil_div, f32, processors, row_count
+from ..route import Dims, LaunchList, as_measured, ceil_div, f32, filling, row_count
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
-from .measured import FEW_ROWS, GEMV_INT16, HALF, WHOLE, is_measured
-from .packed import LEAST_GROUPS, epilogue_files, layout, one_row, over_ranges, padded_k, pairs_are_whole, ranges
+from .measured import FEW_ROWS, GEMV_INT16, HALF, LARGE_ENOUGH, NEARLY_ALL, WHOLE, is_measured
+from .packed import (
+    LEAST_GROUPS,
+    epilogue_files,
+    head_buffers,
+    head_params,
+    layout,
+    one_row,
+    over_ranges,
+    padded_k,
+    pairs_are_whole,
+    ranges,
+)
 
 _IN_PAIRS = ("silu_mul", "gelu_mul", "rope_kv_write")  # epilogues that take rows of the weight in pairs
 _NORMS = ("rms_norm", "rms_norm_add_rms_norm")
@@ -23,25 +34,25 @@ _LARGEST_SUBGROUP = 128  # that WebGPU knows
 
 @dataclass(frozen=True)
 class Int16Config:
-    """Threads per workgroup, lanes that share a row's K, rows per team, blocks of inputs staged at a time."""
+    """Threads per workgroup, lanes that share a row's K, rows that they share, blocks of inputs staged at a time."""
 
     threads: int
-    team: int
+    lanes_per_row: int
     rows: int
     stage: int
 
     @property
     def per_group(self) -> int:
-        """Rows of a workgroup. Lanes that are too few for a team are idle."""
-        return self.rows * (self.threads // self.team)
+        """Rows of a workgroup. Lanes that are too few to share one are idle."""
+        return self.rows * (self.threads // self.lanes_per_row)
 
     def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
         """Those of the kernel."""
-        own = {"WG": self.threads, "TEAM": self.team, "ROWS": self.rows, "STAGE": self.stage}
-        return {**own, "SLOTS": slots(self.threads, self.team), "SUBGROUP": caps.subgroup_size}
+        sizes = {"WG": self.threads, "LANES_PER_ROW": self.lanes_per_row, "ROWS": self.rows, "STAGE": self.stage}
+        return {**sizes, "SLOTS": slots(self.threads, self.lanes_per_row), "SUBGROUP": caps.subgroup_size}
 
     def __str__(self) -> str:
-        return f"{self.threads}x{self.team}x{self.rows}"
+        return f"{self.threads}x{self.lanes_per_row}x{self.rows}"
 
 
 def config_for(dims: Dims, caps: DeviceCaps) -> Int16Config:
@@ -51,8 +62,8 @@ def config_for(dims: Dims, caps: DeviceCaps) -> Int16Config:
         config = _few_rows(dims, caps)
         if config is not None:
             return config
-    rows_as_measured = max(1, dims["N"] * MEASURED_PROCESSORS // processors(caps))
-    threads, lanes, rows = next(gemv for shape, gemv in GEMV_INT16 if shape.has(dims["K"], rows_as_measured, in_pairs))
+    n = as_measured(dims["N"], caps)
+    threads, lanes, rows = next(gemv for shape, gemv in GEMV_INT16 if shape.has(dims["K"], n, in_pairs))
     if not _divide(threads, caps):
         threads = 256
     if lanes == HALF:
@@ -60,10 +71,10 @@ def config_for(dims: Dims, caps: DeviceCaps) -> Int16Config:
     elif lanes == WHOLE:
         lanes = max(8, min(64, _round_up(_blocks(dims))))
     threads = min(threads, caps.max_invocations)
-    team = team_of(min(lanes, threads), _blocks(dims))
+    lanes_per_row = lanes_per_row_for(min(lanes, threads), _blocks(dims))
     if dims.get("rounded"):
-        threads = _of_whole_blocks(threads, team, rows)
-    return _config(threads, team, rows, dims, caps)
+        threads = _of_whole_blocks(threads, lanes_per_row, rows)
+    return _config(threads, lanes_per_row, rows, dims, caps)
 
 
 def _divide(threads: int, caps: DeviceCaps) -> bool:
@@ -71,10 +82,10 @@ def _divide(threads: int, caps: DeviceCaps) -> bool:
     return threads % (caps.subgroup_size or _LARGEST_SUBGROUP) == 0
 
 
-def _of_whole_blocks(threads: int, team: int, rows: int) -> int:
+def _of_whole_blocks(threads: int, lanes_per_row: int, rows: int) -> int:
     """As many threads or more, so that the results of a workgroup, half as many as its rows, are whole blocks."""
-    teams = 2 * BLOCK // rows
-    return ceil_div(threads, team * teams) * team * teams
+    lanes = lanes_per_row * (2 * BLOCK // rows)
+    return ceil_div(threads, lanes) * lanes
 
 
 def _few_rows(dims: Dims, caps: DeviceCaps) -> Int16Config | None:
@@ -85,13 +96,13 @@ def _few_rows(dims: Dims, caps: DeviceCaps) -> Int16Config | None:
     plain = dims.get("prologue") in ("none", "splits")
     if not plain or not caps.policy.large_workgroups or caps.subgroup_size != 32:
         return None
-    blocks, rows = _blocks(dims), ceil_div(dims["N"], 128)
-    team = ceil_div(blocks, ceil_div(rows * blocks, 1024))
-    found = _config(ceil_div(rows * team, 32) * 32, team, 1, dims, caps)
-    return found if found.threads <= caps.max_invocations and found.stage == blocks else None
+    blocks, rows = _blocks(dims), ceil_div(dims["N"], filling(NEARLY_ALL, caps))
+    lanes_per_row = ceil_div(blocks, ceil_div(rows * blocks, 1024))
+    config = _config(ceil_div(rows * lanes_per_row, 32) * 32, lanes_per_row, 1, dims, caps)
+    return config if config.threads <= caps.max_invocations and config.stage == blocks else None
 
 
-def team_of(most: int, blocks: int) -> int:
+def lanes_per_row_for(most: int, blocks: int) -> int:
     """Lanes that share the blocks of a row: a power of two, or fewer where an eighth of them or more would be idle."""
     rounds = ceil_div(blocks, most)
     return most if 8 * blocks > 7 * rounds * most else max(4, ceil_div(blocks, rounds))
@@ -101,23 +112,25 @@ def _blocks(dims: Dims) -> int:
     return padded_k(dims) // BLOCK
 
 
-def _config(threads: int, team: int, rows: int, dims: Dims, caps: DeviceCaps) -> Int16Config:
+def _config(threads: int, lanes_per_row: int, rows: int, dims: Dims, caps: DeviceCaps) -> Int16Config:
     """With as many blocks staged at a time as there is memory for."""
     blocks = _blocks(dims)
-    each = _memory(threads, team, 2) - _memory(threads, team, 1)
-    fitting = (caps.max_workgroup_memory - _memory(threads, team, 0)) // each
-    return Int16Config(threads, team, rows, blocks if blocks <= fitting else fitting // team * team)
+    each = _memory(threads, lanes_per_row, 2) - _memory(threads, lanes_per_row, 1)
+    fitting = (caps.max_workgroup_memory - _memory(threads, lanes_per_row, 0)) // each
+    return Int16Config(
+        threads, lanes_per_row, rows, blocks if blocks <= fitting else fitting // lanes_per_row * lanes_per_row
+    )
 
 
-def _memory(threads: int, team: int, stage: int) -> int:
+def _memory(threads: int, lanes_per_row: int, stage: int) -> int:
     """Bytes of workgroup memory with so many blocks staged."""
-    constants = {"WG": threads, "STAGE": stage, "SLOTS": slots(threads, team)}
+    constants = {"WG": threads, "STAGE": stage, "SLOTS": slots(threads, lanes_per_row)}
     return compose(Kernel("linear/linear_gemv_int16"), constants).workgroup_memory
 
 
-def slots(threads: int, team: int) -> int:
-    """What the sums of teams go through: see shared/team_sums."""
-    return threads // 4 if team % 4 == 0 else threads
+def slots(threads: int, lanes_per_row: int) -> int:
+    """What the sums of lane groups go through: see shared/row_sums."""
+    return threads // 4 if lanes_per_row % 4 == 0 else threads
 
 
 def _rounds(config: Int16Config, dims: Dims) -> int:
@@ -126,7 +139,7 @@ def _rounds(config: Int16Config, dims: Dims) -> int:
     That is worth its registers behind two norms. H200, gemma-3-1b: gate and up 7.5 → 7.25 µs, qkv 4.45 → 4.3; and for
     its head, 90 → 82. Without a norm it costs up to 0.15 µs, and behind one it changes nothing (llama-3.2-1b).
     """
-    rounds, rest = divmod(_blocks(dims), config.team)
+    rounds, rest = divmod(_blocks(dims), config.lanes_per_row)
     whole = rest == 0 and config.stage == _blocks(dims)
     head = dims["N"] >= _HEAD and rounds == 2
     return rounds if whole and rounds <= 2 and (head or dims["prologue"] == "rms_norm_add_rms_norm") else 0
@@ -138,28 +151,31 @@ def _round_up(count: int) -> int:
 
 
 def candidate_configs(dims: Dims, caps: DeviceCaps) -> list[Int16Config]:
-    """Cuts that may be the fastest: no team is longer than a row, and the card is not left half empty."""
-    found: dict[Int16Config, None] = {}
+    """Cuts that may be the fastest: no lane is without blocks of its row, and the card is not left half empty."""
+    configs: dict[Int16Config, None] = {}
     blocks = _blocks(dims)
     for threads, most, rows in itertools.product((128, 256, 512), (8, 16, 32, 64, 128), (1, 2, 4)):
         if most > 64 and (rows == 1 or blocks < 3 * most // 2):
             continue  # of long rows alone: lanes without a second block, or with one row, wait more than they load
         if threads > caps.max_invocations or most > max(8, _round_up(blocks)):
             continue
-        team = team_of(most, blocks)
-        config = _config(threads, team, rows, dims, caps)
+        lanes_per_row = lanes_per_row_for(most, blocks)
+        config = _config(threads, lanes_per_row, rows, dims, caps)
         if dims.get("rounded"):
-            config = _config(_of_whole_blocks(threads, team, rows), team, rows, dims, caps)
+            config = _config(_of_whole_blocks(threads, lanes_per_row, rows), lanes_per_row, rows, dims, caps)
             if _rounding_unsupported_reason(config.threads, dims, caps):
                 continue
-        if dims["N"] // config.per_group >= LEAST_GROUPS and not (dims["epilogue"] in _IN_PAIRS and rows == 1):
-            found[config] = None
-    return list(found)
+        if dims["N"] // config.per_group >= filling(LEAST_GROUPS, caps) and not (
+            dims["epilogue"] in _IN_PAIRS and rows == 1
+        ):
+            configs[config] = None
+    return list(configs)
 
 
 def large_enough(dims: Dims, caps: DeviceCaps) -> bool:
-    """Below about this size rounding the inputs takes longer than it saves (H200)."""
-    return bool(dims["K"] * dims["N"] >= (1_100_000 if dims["K"] >= 1024 else 3_000_000))
+    """Below this size rounding the inputs, by every workgroup, takes longer than it saves."""
+    k = dims["K"]
+    return bool(k * as_measured(dims["N"], caps) >= next(least for most_k, least in LARGE_ENOUGH if k <= most_k))
 
 
 def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
@@ -168,7 +184,7 @@ def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
         return f"weights of format {dims['format']} are not multiplied as integers"
     if not caps.dot4:
         return "this device has no instruction for dot products of bytes"
-    needed = _memory(512, 63, 64)  # the most that any team may take; _few_rows looks for itself
+    needed = _memory(512, 63, 64)  # the most that any configuration may take; _few_rows looks for itself
     if caps.max_workgroup_memory < needed:
         return f"it needs {needed:,} bytes of workgroup memory, the limit is {caps.max_workgroup_memory:,}"
     return None
@@ -176,7 +192,7 @@ def integers_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 def unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     """Why the GEMV over 16 bits does not run a shape."""
-    if dims["prologue"] == "rounded":
+    if dims["prologue"] == "int16_activations":
         return "it rounds its inputs itself"
     threads = config_for(dims, caps).threads
     reason = _rounding_unsupported_reason(threads, dims, caps) if dims["rounded"] else None
@@ -200,7 +216,7 @@ def _rounding_unsupported_reason(threads: int, dims: Dims, caps: DeviceCaps) -> 
 
 
 def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """One row: teams of lanes share the K of their rows."""
+    """One row: groups of lanes share the K of their rows."""
     return launch_list_with(config_for(dims, caps), dims, caps)
 
 
@@ -218,7 +234,7 @@ def launch_list_with(config: Int16Config, dims: Dims, caps: DeviceCaps) -> Launc
         epilogue = ("linear/store_rounded", *epilogue_files(dims)[1:])
     else:
         epilogue = ("linear/store_rows", *epilogue_files(dims), row_count(dims))
-    sums = ("shared/subgroup_lanes", "shared/int16_round", "shared/int16", "shared/team_sums")
+    sums = ("shared/subgroup_lanes", "shared/int16_round", "shared/int16", "shared/row_sums")
     before = {
         "none": ("linear/skip_none", "linear/prologue_none"),
         "rms_norm": ("linear/skip_none", "linear/prologue_rms_norm"),
@@ -228,22 +244,14 @@ def launch_list_with(config: Int16Config, dims: Dims, caps: DeviceCaps) -> Launc
     rows = ("linear/loaded_rows", layout(dims).file)
     include = (*before[dims["prologue"]], *sums, *rows, FORMATS[dims["format"]].int16, *epilogue)
     kernel = Kernel("linear/linear_gemv_int16", include, frozenset({"subgroups"}))
-    params = {
-        "eps": float(dims["eps"]) if dims["prologue"] in _NORMS else 0.0,
-        "queries": dims["Hq"] * dims["D"],
-        "keys": dims["Hkv"] * dims["D"],
-        "width": dims["D"],
-        "rotary": dims["rotary"],
-    }
+    params = {"eps": float(dims["eps"]) if dims["prologue"] in _NORMS else 0.0, **head_params(dims)}
     constants = {**config.constants(caps), "ROUNDS": _rounds(config, dims)}
-    found = over_ranges(kernel, constants, lambda rows: ceil_div(rows, config.per_group), dims, caps, params, True)
-    buffers = dict(found.buffers)
+    products = over_ranges(kernel, constants, lambda n: ceil_div(n, config.per_group), dims, caps, params, True)
+    buffers = dict(products.buffers)
     if dims["prologue"] in _NORMS:
         buffers["norm_weight"] = f32(padded_k(dims))
     if dims["prologue"] == "rms_norm_add_rms_norm":
         buffers |= dict.fromkeys(("skip", "post_weight", "sum"), f32(padded_k(dims)))
     if rope:
-        row = (4 if dims["cache"] == "f32" else 2) * dims["Hkv"] * dims["D"]
-        buffers |= {"batch": 32, "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}
-        buffers["out"] = f32(dims["Hq"] * dims["D"])
-    return LaunchList(found.dispatches, buffers)
+        buffers |= head_buffers(dims)
+    return LaunchList(products.dispatches, buffers)

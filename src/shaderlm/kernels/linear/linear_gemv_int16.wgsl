@@ -1,24 +1,25 @@
 // out[0, n] = epilogue(Σ_k q(prologue(x))[0, k] · w[n, k])        one row; q rounds to 16 bits with one scale per block of 32
-// Inputs of 16 bits are two signed bytes each (shared/int16). WG threads make WG / TEAM teams; a team computes ROWS rows
-// of the weight (1, 2 or 4), its lanes share their k in blocks of 32. Lanes that are too few for a team repeat blocks of the
-// last one and store nothing. Every workgroup rounds x for itself, STAGE blocks at a time, four lanes to a block, into
-// workgroup memory: that takes less than a dispatch of its own, and the first weights are loaded meanwhile. Products are dot
-// products of bytes, exact, four at a time. A block is rounded with one unit, to at most 1/65,024 of its largest input, and
-// has (unit, unit · Σ of the first 16, the same of the others) beside it, the sums for formats with a zero point or a
-// minimum. All loops run equally often for all lanes: subgroup functions follow them.
+// Inputs of 16 bits are two signed bytes each (shared/int16). WG threads make WG / LANES_PER_ROW lane groups; a lane
+// group computes ROWS rows of the weight (1, 2 or 4), its lanes share their k in blocks of 32. Lanes that are too few for a
+// lane group repeat blocks of the last one and store nothing. Every workgroup rounds x for itself, STAGE blocks at a time,
+// four lanes to a block, into workgroup memory: that takes less than a dispatch of its own, and the first weights are loaded
+// meanwhile. Products are dot products of bytes, exact, four at a time. A block is rounded with one unit, to at most
+// 1/65,024 of its largest input, and has (unit, unit · Σ of the first 16, the same of the others) beside it, the sums for
+// formats with a zero point or a minimum. All loops run equally often for all lanes: subgroup functions follow them.
 // Inputs, prologue, epilogue, format of the weights (load_block) and its int16_dot are included.
-// Grid: ceil(n / (ROWS · (WG / TEAM))) workgroups, folded. Needs: k % 32 == 0; subgroups of four lanes or more, of consecutive
-// lanes; STAGE a multiple of TEAM, or all blocks; even n and ROWS > 1 where the epilogue takes rows in pairs.
+// Grid: ceil(n / (ROWS · (WG / LANES_PER_ROW))) workgroups, folded. Needs: k % 32 == 0; subgroups of four lanes or more, of
+// consecutive lanes; STAGE a multiple of LANES_PER_ROW, or all blocks; even n and ROWS > 1 where the epilogue takes rows in
+// pairs.
 
 const WG: u32 = 256u;
-const TEAM: u32 = 32u;
+const LANES_PER_ROW: u32 = 32u;
 const ROWS: u32 = 4u;
 const STAGE: u32 = 64u;
 // Blocks of a row that each lane has, 1 or 2: all of them are loaded while the inputs are rounded. 0: any number, one ahead.
 const ROUNDS: u32 = 0u;
 // Rows that a lane stores: two of four, where several lanes have the sums.
 const STORED: u32 = select(ROWS, 2u, ADDERS > 1u && ROWS > 2u);
-const SLOTS: u32 = WG / 4u;  // WG where TEAM is no multiple of 4
+const SLOTS: u32 = WG / 4u;  // WG where LANES_PER_ROW is no multiple of 4
 
 struct Params {
     tokens: u32,      // 1
@@ -47,7 +48,7 @@ var<workgroup> l_first: array<vec4<u32>, STAGE>;  // bytes l
 var<workgroup> l_second: array<vec4<u32>, STAGE>;
 var<workgroup> x_unit: array<vec3<f32>, STAGE>;
 var<workgroup> squares: array<f32, WG / 4u>;     // Σ x² of what each subgroup rounded
-var<workgroup> team_slots: array<vec4<f32>, SLOTS>;  // see shared/team_sums
+var<workgroup> row_slots: array<vec4<f32>, SLOTS>;  // see shared/row_sums
 
 // Eight inputs of a quarter of a block, as they are and as they are multiplied.
 struct Inputs {
@@ -95,20 +96,20 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let size = subgroup_lanes();  // lanes of a subgroup
-    let team = min(lane / TEAM, WG / TEAM - 1u);
-    let first = ((group.x + group.y * groups.x) * (WG / TEAM) + team) * ROWS;
+    let lane_group = min(lane / LANES_PER_ROW, WG / LANES_PER_ROW - 1u);
+    let first = ((group.x + group.y * groups.x) * (WG / LANES_PER_ROW) + lane_group) * ROWS;
     let last = params.n - 1u;  // rows past the end are computed as the last one and never stored
     let rows = min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
     let blocks = params.k / 32u;
     var acc = vec4<f32>();
     var square = 0.0;
-    var next = load_rows(rows, lane % TEAM, blocks);
+    var next = load_rows(rows, lane % LANES_PER_ROW, blocks);
     var second = next;
     if (ROUNDS == 2u) {
-        second = load_rows(rows, lane % TEAM + TEAM, blocks);
+        second = load_rows(rows, lane % LANES_PER_ROW + LANES_PER_ROW, blocks);
     }
-    let nth = lane % STRIDE % (ROWS / STORED);  // of the lanes that store the rows of a team
-    let stored = ((group.x + group.y * groups.x) * (WG / TEAM) + team_of_sums(lane)) * ROWS + nth * STORED;
+    let nth = lane % STRIDE % (ROWS / STORED);  // of the lanes that store the rows of a lane group
+    let stored = ((group.x + group.y * groups.x) * (WG / LANES_PER_ROW) + lane_group_of_sums(lane)) * ROWS + nth * STORED;
     begin(stored);
     begin_inputs(lane, size, group.x + group.y * groups.x);
     for (var first_block = 0u; first_block < blocks; first_block = first_block + STAGE) {
@@ -131,14 +132,14 @@ fn main(
             }
         }
         workgroupBarrier();
-        for (var base = first_block; base < end; base = base + TEAM) {
-            let block = base + lane % TEAM;
+        for (var base = first_block; base < end; base = base + LANES_PER_ROW) {
+            let block = base + lane % LANES_PER_ROW;
             let now = next;
             if (ROUNDS > 0u) {
                 next = second;
             } else {
                 // Also in the last round: under a condition, a loop over 4096 × 28672 took 29 µs instead of 24 (H200).
-                next = load_rows(rows, block + TEAM, blocks);
+                next = load_rows(rows, block + LANES_PER_ROW, blocks);
             }
             let there = ROUNDS > 0u || block < blocks;
             let at = select(0u, block - first_block, there);
@@ -164,7 +165,7 @@ fn main(
     if (IN_SUBGROUP && !NORM) {
         acc = aligned_sums(acc, size);
     } else {
-        acc = team_sums(acc, lane, size);  // its barrier also is that of `squares`
+        acc = row_sums(acc, lane, size);  // its barrier also is that of `squares`
     }
     if (has_sums(lane, ROWS / STORED)) {
         if (NORM) {

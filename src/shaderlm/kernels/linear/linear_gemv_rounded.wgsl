@@ -1,16 +1,16 @@
 // out[0, n] = epilogue(Σ_k x[0, k] · w[n, k])        one row; x is rounded to 16 bits, with one unit per block of 32
-// As linear_gemv_int16, for inputs that the product before has rounded (linear/store_rounded): lanes load the blocks that they
-// multiply, and there is no barrier before the sums. A team computes ROWS rows of the weight (1 to 4).
+// As linear_gemv_int16, for inputs that the product before has rounded (linear/store_rounded): lanes load the blocks that
+// they multiply, and there is no barrier before the sums. A lane group computes ROWS rows of the weight (1 to 4).
 // Epilogue, format of the weights (load_block) and its int16_dot are included.
-// Grid: ceil(n / (ROWS · (WG / TEAM))) workgroups, folded. Needs: k % 32 == 0; subgroups of four lanes or more, of consecutive
-// lanes.
+// Grid: ceil(n / (ROWS · (WG / LANES_PER_ROW))) workgroups, folded. Needs: k % 32 == 0; subgroups of four lanes or more, of
+// consecutive lanes.
 
 const WG: u32 = 256u;
-const TEAM: u32 = 32u;
+const LANES_PER_ROW: u32 = 32u;
 const ROWS: u32 = 1u;
 const ROUNDS: u32 = 1u;      // blocks of a row for each lane
 const STORED: u32 = ROWS;
-const SLOTS: u32 = WG / 4u;  // WG where TEAM is no multiple of 4
+const SLOTS: u32 = WG / 4u;  // WG where LANES_PER_ROW is no multiple of 4
 
 struct Params {
     tokens: u32,      // 1
@@ -28,7 +28,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read> bias: array<f32>;         // [n] if there is one
 @group(0) @binding(4) var<uniform> params: Params;
 
-var<workgroup> team_slots: array<vec4<f32>, SLOTS>;  // see shared/team_sums
+var<workgroup> row_slots: array<vec4<f32>, SLOTS>;  // see shared/row_sums
 
 struct Inputs {
     first: Sixteen,
@@ -52,23 +52,23 @@ fn main(
 ) {
     let size = subgroup_lanes();
     let workgroup = group.x + group.y * groups.x;
-    let team = min(lane / TEAM, WG / TEAM - 1u);
-    let own = (workgroup * (WG / TEAM) + team) * ROWS;
+    let lane_group = min(lane / LANES_PER_ROW, WG / LANES_PER_ROW - 1u);
+    let own = (workgroup * (WG / LANES_PER_ROW) + lane_group) * ROWS;
     let last = params.n - 1u;  // rows past the end are computed as the last one and never stored
     let rows = min(vec4<u32>(own, own + 1u, own + 2u, own + 3u), vec4<u32>(last));
     let blocks = params.k / 32u;
-    var next = load_rows(rows, lane % TEAM, blocks);
-    var next_inputs = load_inputs(lane % TEAM, blocks);
-    let stored = (workgroup * (WG / TEAM) + team_of_sums(lane)) * ROWS;
+    var next = load_rows(rows, lane % LANES_PER_ROW, blocks);
+    var next_inputs = load_inputs(lane % LANES_PER_ROW, blocks);
+    let stored = (workgroup * (WG / LANES_PER_ROW) + lane_group_of_sums(lane)) * ROWS;
     begin(stored);
     var acc = vec4<f32>();
-    for (var base = 0u; base < blocks; base = base + TEAM) {
-        let block = base + lane % TEAM;
+    for (var base = 0u; base < blocks; base = base + LANES_PER_ROW) {
+        let block = base + lane % LANES_PER_ROW;
         let now = next;
         let inputs = next_inputs;
         if (ROUNDS > 1u) {
-            next = load_rows(rows, block + TEAM, blocks);
-            next_inputs = load_inputs(block + TEAM, blocks);
+            next = load_rows(rows, block + LANES_PER_ROW, blocks);
+            next_inputs = load_inputs(block + LANES_PER_ROW, blocks);
         }
         let there = block < blocks;
         acc.x = acc.x + select(0.0, int16_dot(now.a, inputs.first, inputs.second, inputs.unit), there);
@@ -85,7 +85,7 @@ fn main(
     if (IN_SUBGROUP) {
         acc = aligned_sums(acc, size);
     } else {
-        acc = team_sums(acc, lane, size);
+        acc = row_sums(acc, lane, size);
     }
     if (has_sums(lane, 1u)) {
         store_rows(stored, acc);

@@ -1,14 +1,14 @@
 // out[tokens, n] = epilogue(Σ_k x[tokens, k] · w[n, k])        x rounded to 16 bits before, by round_rows_int16
 // For a few rows of x: weights stream through registers, and a block of them serves X_ROWS rows of x (2 or 4). WG threads
-// make WG / TEAM teams; a team computes X_ROWS × ROWS results (1, 2 or 4 rows of the weight), its lanes share k in blocks
-// of 32. Inputs come from the cache: staged in workgroup memory, they took longer (H200). Weights are loaded one block
-// ahead. Format of the weights (load_block), its int16_dot and the epilogue are included. Where the epilogue takes rows in
-// pairs, ROWS is even. Edge teams clamp their rows and never store.
-// Grid: ceil(tokens / X_ROWS) · ceil(n / (ROWS · WG / TEAM)) workgroups, folded.
-// Needs: k % 32 == 0; TEAM lanes within a subgroup, consecutive.
+// make WG / LANES_PER_ROW lane groups; a lane group computes X_ROWS × ROWS results (1, 2 or 4 rows of the weight), its lanes
+// share k in blocks of 32. Inputs come from the cache: staged in workgroup memory, they took longer (H200). Weights are
+// loaded one block ahead. Format of the weights (load_block), its int16_dot and the epilogue are included. Where the
+// epilogue takes rows in pairs, ROWS is even. Edge lane groups clamp their rows and never store.
+// Grid: ceil(tokens / X_ROWS) · ceil(n / (ROWS · WG / LANES_PER_ROW)) workgroups, folded.
+// Needs: k % 32 == 0; LANES_PER_ROW lanes within a subgroup, consecutive.
 
 const WG: u32 = 128u;
-const TEAM: u32 = 8u;
+const LANES_PER_ROW: u32 = 8u;
 const ROWS: u32 = 4u;
 const X_ROWS: u32 = 4u;
 
@@ -65,10 +65,11 @@ fn products(w: Weights, row: u32, block: u32, there: bool) -> vec4<f32> {
     return found;
 }
 
-// Adds up over a team; lane i % TEAM of it stores row i of x, so that not all wait for one. All lanes are here.
+// Adds up over a lane group; lane i % LANES_PER_ROW of it stores row i of x, so that not all wait for one. All lanes are
+// here.
 fn store_sums(i: u32, m0: u32, n: u32, value: vec4<f32>, own: u32) {
     var sums = value;
-    for (var offset = 1u; offset < TEAM; offset = offset * 2u) {
+    for (var offset = 1u; offset < LANES_PER_ROW; offset = offset * 2u) {
         sums.x = sums.x + subgroupShuffleXor(sums.x, offset);
         if (ROWS > 1u) {
             sums.y = sums.y + subgroupShuffleXor(sums.y, offset);
@@ -78,7 +79,7 @@ fn store_sums(i: u32, m0: u32, n: u32, value: vec4<f32>, own: u32) {
             sums.w = sums.w + subgroupShuffleXor(sums.w, offset);
         }
     }
-    if (own != i % TEAM) {
+    if (own != i % LANES_PER_ROW) {
         return;
     }
     if (ROWS == 1u) {
@@ -103,26 +104,26 @@ fn main(
     let task = group.x + group.y * groups.x;
     // Those that share weights are neighbours: they run at the same time and find them in the cache.
     let m0 = task % tiles_m * X_ROWS;
-    let n_group = task / tiles_m * (ROWS * WG / TEAM);
+    let n_group = task / tiles_m * (ROWS * WG / LANES_PER_ROW);
     if (n_group >= params.n) {
         return;
     }
-    let n0 = n_group + lane / TEAM * ROWS;
+    let n0 = n_group + lane / LANES_PER_ROW * ROWS;
     let rows = min(vec4<u32>(n0, n0 + 1u, n0 + 2u, n0 + 3u), vec4<u32>(params.n - 1u));
     let x_rows = min(vec4<u32>(m0, m0 + 1u, m0 + 2u, m0 + 3u), vec4<u32>(tokens - 1u));
     let blocks = params.k / 32u;
-    let own = lane % TEAM;
+    let own = lane % LANES_PER_ROW;
     var acc0 = vec4<f32>();
     var acc1 = vec4<f32>();
     var acc2 = vec4<f32>();
     var acc3 = vec4<f32>();
     // A load past the end repeats the last block and is not used.
     var ahead = load_weights(rows, min(own, blocks - 1u));
-    for (var base = 0u; base < blocks; base = base + TEAM) {
+    for (var base = 0u; base < blocks; base = base + LANES_PER_ROW) {
         let there = base + own < blocks;
         let block = min(base + own, blocks - 1u);
         let w = ahead;
-        ahead = load_weights(rows, min(base + TEAM + own, blocks - 1u));
+        ahead = load_weights(rows, min(base + LANES_PER_ROW + own, blocks - 1u));
         acc0 = acc0 + products(w, x_rows.x, block, there);
         acc1 = acc1 + products(w, x_rows.y, block, there);
         if (X_ROWS > 2u) {

@@ -1,14 +1,14 @@
 // out[0, n] = epilogue(Σ_k prologue(x)[0, k] · w[n, k])        m = 1; format of the weights, prologue and epilogue are included
-// WG threads make WG / TEAM teams; a team computes ROWS rows (1, 2 or 4), its lanes share their k in blocks of
-// 32: a block of x serves all rows, a block of q4 weights is one 16-byte load. x is staged in workgroup memory,
-// STAGE blocks at a time: read straight from the buffer, the lanes' blocks lie 128 bytes apart, and each load
+// WG threads make WG / LANES_PER_ROW lane groups; a lane group computes ROWS rows (1, 2 or 4), its lanes share
+// their k in blocks of 32: a block of x serves all rows, a block of q4 weights is one 16-byte load. x is staged in workgroup
+// memory, STAGE blocks at a time: read straight from the buffer, the lanes' blocks lie 128 bytes apart, and each load
 // touches as many cache lines as there are lanes. What is staged, and how it is multiplied, is the included
 // arithmetic's business. Weights are loaded one block ahead: before the first wait for x, and before the arithmetic
 // of the block at hand.
-// Grid: ceil(n / (ROWS · WG / TEAM)) workgroups, folded. Needs k % 32 == 0 and STAGE % TEAM == 0.
+// Grid: ceil(n / (ROWS · WG / LANES_PER_ROW)) workgroups, folded. Needs k % 32 == 0 and STAGE % LANES_PER_ROW == 0.
 
 const WG: u32 = 256u;
-const TEAM: u32 = 64u;
+const LANES_PER_ROW: u32 = 64u;
 const ROWS: u32 = 4u;
 const STORED: u32 = ROWS;  // rows that a lane stores
 const STAGE: u32 = 64u;
@@ -39,13 +39,13 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let first = ((group.x + group.y * groups.x) * (WG / TEAM) + lane / TEAM) * ROWS;
+    let first = ((group.x + group.y * groups.x) * (WG / LANES_PER_ROW) + lane / LANES_PER_ROW) * ROWS;
     let last = params.n - 1u;  // rows past the end are computed as the last one and never stored
     let rows = min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
     let blocks = params.k / 32u;
     var acc = vec4<f32>();
     var squares = 0.0;
-    var block = lane % TEAM;
+    var block = lane % LANES_PER_ROW;
     let last_block = blocks - 1u;
     // A load past the end repeats the last block and is not used.
     var w0 = load_block(rows.x, min(block, last_block));
@@ -77,12 +77,12 @@ fn main(
             }
             workgroupBarrier();
         }
-        for (; block < end; block = block + TEAM) {
+        for (; block < end; block = block + LANES_PER_ROW) {
             let p0 = w0;
             let p1 = w1;
             let p2 = w2;
             let p3 = w3;
-            let ahead = min(block + TEAM, last_block);
+            let ahead = min(block + LANES_PER_ROW, last_block);
             w0 = load_block(rows.x, ahead);
             if (ROWS > 1u) {
                 w1 = load_block(rows.y, ahead);
@@ -102,8 +102,8 @@ fn main(
             }
         }
     }
-    acc = team_sum(rooted(acc, squares, lane), lane);
-    if (lane % TEAM == 0u) {
+    acc = row_sum(rooted(acc, squares, lane), lane);
+    if (lane % LANES_PER_ROW == 0u) {
         store_rows(first, acc);
     }
 }

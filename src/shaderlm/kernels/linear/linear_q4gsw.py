@@ -8,11 +8,12 @@ import numpy as np
 
 from ...formats.blocks import nibbles_q4gsw
 from ...gpu.caps import DeviceCaps
-from ..route import Array, Dims, Dispatch, LaunchList, Route, ceil_div, f32, part, row_ranges
+from ..route import Array, Dims, Dispatch, LaunchList, Packer, Route, ceil_div, f32, part, row_ranges
 from ..wgsl import Kernel, compose
 from . import packed
 
-_TILE_KERNEL = Kernel("linear/linear_q4gsw_tile")
+_OPERANDS = "linear/q4gsw_operands"
+_TILE_KERNEL = Kernel("linear/linear_q4gsw_tile", (_OPERANDS,))
 
 # As given: weight [N, words] u32, scales [groups, N] f32 ------------------------------------------------
 
@@ -29,20 +30,20 @@ def _ranges(dims: Dims, caps: DeviceCaps) -> list[tuple[int, int]]:
     return row_ranges(dims["N"], f32(max(_words(dims), _groups(dims))), caps)
 
 
-def _pack_weight(weight: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
-    return {part("weight", i): weight[a:b] for i, (a, b) in enumerate(_ranges(dims, caps))}
+def _packer(name: str) -> Packer:
+    """One array per row range; rows of the weight are the last axis of the scales, and the first of others."""
+
+    def pack(array: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
+        values = array.astype(np.float32) if name == "scales" else array
+        return {
+            part(name, i): values[:, a:b] if name == "scales" else values[a:b]
+            for i, (a, b) in enumerate(_ranges(dims, caps))
+        }
+
+    return pack
 
 
-def _pack_scales(scales: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
-    wide = scales.astype(np.float32)
-    return {part("scales", i): wide[:, a:b] for i, (a, b) in enumerate(_ranges(dims, caps))}
-
-
-def _pack_bias(bias: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
-    return {part("bias", i): bias[a:b] for i, (a, b) in enumerate(_ranges(dims, caps))}
-
-
-_AS_GIVEN = {"weight": _pack_weight, "scales": _pack_scales, "bias": _pack_bias}
+_AS_GIVEN = {name: _packer(name) for name in ("weight", "scales", "bias")}
 
 
 def _launch_list(
@@ -132,10 +133,10 @@ def _gemv_packed_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     return packed.one_row(dims) or _packed_unsupported_reason(dims, caps)
 
 
-_GEMV = _launch_list(Kernel("linear/linear_q4gsw_gemv", ("shared/reduce_tree",)), _clamped)
-_GEMV_BYTES = _launch_list(Kernel("linear/linear_q4gsw_gemv_bytes"), _per_output)
+_GEMV = _launch_list(Kernel("linear/linear_q4gsw_gemv", (_OPERANDS, "shared/reduce_tree")), _clamped)
+_GEMV_BYTES = _launch_list(Kernel("linear/linear_q4gsw_gemv_bytes", (_OPERANDS,)), _per_output)
 _TILE = _launch_list(_TILE_KERNEL, _per_tile)
-_NAIVE = _launch_list(Kernel("linear/linear_q4gsw_naive"), _per_input_row)
+_NAIVE = _launch_list(Kernel("linear/linear_q4gsw_naive", (_OPERANDS,)), _per_input_row)
 
 ROUTES: tuple[Route, ...] = (
     Route("linear_q4gsw", "gemv_packed", packed.gemv_launch_list, _gemv_packed_unsupported_reason, _PREPACKED),

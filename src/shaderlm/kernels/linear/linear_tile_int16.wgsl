@@ -14,8 +14,8 @@ const THREADS_N: u32 = 16u;
 const SLICES: u32 = 1u;
 const BLOCKS: u32 = 1u;
 
-const TEAM: u32 = THREADS_M * THREADS_N;
-const WG: u32 = TEAM * SLICES;
+const LANES_PER_SLICE: u32 = THREADS_M * THREADS_N;
+const WG: u32 = LANES_PER_SLICE * SLICES;
 const BM: u32 = TM * THREADS_M;
 const BN: u32 = 4u * THREADS_N;
 const STEP: u32 = SLICES * BLOCKS;         // blocks of a row that are staged at a time
@@ -87,11 +87,11 @@ fn products(w: Weights, row: u32, block: u32) -> vec4<f32> {
 }
 
 fn give_sum(i: u32, at: u32, sum: vec4<f32>) {
-    x_tile[(at / TEAM * TM + i) * TEAM + at % TEAM] = bitcast<vec4<u32>>(sum);
+    x_tile[(at / LANES_PER_SLICE * TM + i) * LANES_PER_SLICE + at % LANES_PER_SLICE] = bitcast<vec4<u32>>(sum);
 }
 
 fn taken_sum(i: u32, at: u32) -> vec4<f32> {
-    return bitcast<vec4<f32>>(x_tile[(at / TEAM * TM + i) * TEAM + at % TEAM]);
+    return bitcast<vec4<f32>>(x_tile[(at / LANES_PER_SLICE * TM + i) * LANES_PER_SLICE + at % LANES_PER_SLICE]);
 }
 
 @compute @workgroup_size(WG)
@@ -108,9 +108,9 @@ fn main(
     let n0 = own.n0;
     let rows = own.rows;
     let blocks = params.k / 32u;
-    let slice = lane / TEAM;
+    let slice = lane / LANES_PER_SLICE;
     let tx = lane % THREADS_N;
-    let ty = lane % TEAM / THREADS_N;
+    let ty = lane % LANES_PER_SLICE / THREADS_N;
     var acc0 = vec4<f32>();
     var acc1 = vec4<f32>();
     var acc2 = vec4<f32>();
@@ -205,7 +205,7 @@ fn main(
     }
     for (var half = SLICES / 2u; half > 0u; half = half / 2u) {
         if (slice >= half && slice < 2u * half) {
-            let at = lane - half * TEAM;
+            let at = lane - half * LANES_PER_SLICE;
             give_sum(0u, at, acc0);
             give_sum(1u, at, acc1);
             give_sum(2u, at, acc2);

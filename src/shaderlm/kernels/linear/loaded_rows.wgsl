@@ -1,7 +1,7 @@
-// Blocks of the rows of the weight that a team computes. Exports: struct Loaded, load_rows(rows, block, blocks).
+// Blocks of the rows of the weight that a lane group computes. Exports: struct Loaded, load_rows(rows, block, blocks).
 // Needs: const ROWS (1 to 4), and load_block and Packed of the format.
 
-// A block of each row of a team.
+// A block of each row of a lane group.
 struct Loaded {
     a: Packed, b: Packed, c: Packed, d: Packed,
 }

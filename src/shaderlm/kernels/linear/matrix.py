@@ -15,7 +15,17 @@ from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps, MatrixShape
 from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, filling, processors, reduction, row_count
 from ..wgsl import Constant, Kernel, compose
-from .packed import epilogue_files, gated, layout, over_ranges, padded_k, pairs_are_whole, ranges
+from .packed import (
+    epilogue_files,
+    gated,
+    head_buffers,
+    head_params,
+    layout,
+    over_ranges,
+    padded_k,
+    pairs_are_whole,
+    ranges,
+)
 from .rows_int16 import MAX_GEMV_ROWS
 
 MATRIX_UNITS = "shared/matrix_units"
@@ -85,8 +95,7 @@ class MatrixConfig:
         tile = {"BM": self.rows, "BN": self.columns, "BLOCKS": self.blocks, "BUFFERS": self.buffers}
         tile |= {"AHEAD": 4, "FETCH": 0} if self.early else {"AHEAD": 1, "FETCH": 3}
         subgroups = dict(zip(("SUBS_M", "SUBS_N", "SUBS_K"), self.subgroups, strict=True))
-        matrix = {"MATRIX_M": shape.m, "MATRIX_N": shape.n, "MATRIX_K": shape.k, "SUBGROUP": lanes}
-        return {**tile, **subgroups, **matrix}
+        return {**tile, **subgroups, **matrix_constants(shape, lanes)}
 
     def fits(self, shape: MatrixShape) -> bool:
         """Does every subgroup get whole matrices?"""
@@ -136,14 +145,17 @@ class FewConfig:
     def constants(self, shape: MatrixShape, lanes: int) -> dict[str, Constant]:
         """What the kernel is specialised with, on a device with subgroups of so many lanes."""
         tile = {"TM": self.rows // shape.m, "TN": self.columns // shape.n, "BLOCKS": self.blocks}
-        how = {"SUBS": self.subgroups, "BUFFERS": self.buffers}
-        matrix = {"MATRIX_M": shape.m, "MATRIX_N": shape.n, "MATRIX_K": shape.k, "SUBGROUP": lanes}
-        return {**tile, **how, **matrix}
+        return {**tile, "SUBS": self.subgroups, "BUFFERS": self.buffers, **matrix_constants(shape, lanes)}
 
     def fits(self, shape: MatrixShape) -> bool:
         """Does every subgroup get whole matrices?"""
         sides = ((self.rows, shape.m), (self.columns, shape.n), (8 * self.blocks, shape.k))
         return all(side % matrix == 0 for side, matrix in sides)
+
+
+def matrix_constants(shape: MatrixShape, lanes: int) -> dict[str, int]:
+    """What kernels with matrix units are told of the device: the matrices, and the lanes of a subgroup."""
+    return {"MATRIX_M": shape.m, "MATRIX_N": shape.n, "MATRIX_K": shape.k, "SUBGROUP": lanes}
 
 
 def matrix_shape(caps: DeviceCaps) -> MatrixShape | None:
@@ -199,15 +211,15 @@ def many_rows(dims: Dims, caps: DeviceCaps) -> bool:
 class Tiles:
     """Tiles for up to so many rows, tuning candidates of each other, and how many workgroups keep an H200 busy.
 
-    `lonely` is the one where a core has two tiles at most: more lanes share them. `wide` is the one where its own
-    tiles give nearly every core one.
+    `few_tiles` is the one where a core has two tiles at most: more lanes share them. `one_wave` is the one where its
+    own tiles give nearly every core one.
     """
 
     rows: int
     configs: tuple[MatrixConfig, ...]
     workgroups: int
-    lonely: MatrixConfig | None = None
-    wide: MatrixConfig | None = None
+    few_tiles: MatrixConfig | None = None
+    one_wave: MatrixConfig | None = None
 
 
 # Measured on an H200, which has 132 cores. The first of a line is right on average.
@@ -228,7 +240,7 @@ TILES = (
         64,
         (MatrixConfig(64, 64, 8, (2, 2, 1), early=True), MatrixConfig(64, 256, 8, (1, 8, 1))),
         192,
-        wide=MatrixConfig(64, 256, 8, (1, 8, 1)),
+        one_wave=MatrixConfig(64, 256, 8, (1, 8, 1)),
     ),
     Tiles(512, (MatrixConfig(128, 128, 8, (4, 2, 1)), MatrixConfig(128, 96, 8, (4, 2, 1))), 96),
 )
@@ -275,15 +287,15 @@ def config_for(dims: Dims, caps: DeviceCaps) -> MatrixConfig | FewConfig:
 def tile_config(dims: Dims, caps: DeviceCaps) -> MatrixConfig:
     """Tiles for any number of rows: k is split as far as it takes to keep the device busy."""
     tiles, cores = tiles_for(dims), processors(caps)
-    if tiles.wide is not None and 0.8 * cores <= tiles.wide.tiles(dims) <= cores:
-        return tiles.wide
+    if tiles.one_wave is not None and 0.8 * cores <= tiles.one_wave.tiles(dims) <= cores:
+        return tiles.one_wave
     config = tiles.configs[0]
     count = config.tiles(dims)
     split = next((split for split in _SPLITS if count * split >= filling(tiles.workgroups, caps)), _SPLITS[-1])
     if split == 1 and cores < count <= 1.5 * cores:
         split = 2  # a second round would leave most cores idle
-    if split == 1 and tiles.lonely is not None and count <= 2 * cores:
-        return tiles.lonely
+    if split == 1 and tiles.few_tiles is not None and count <= 2 * cores:
+        return tiles.few_tiles
     if 1 < split < 8 and config.groups(dims) > 8 * split and dims["tokens"] <= 32:
         split *= 2  # sums are merged anyway, and steps of a workgroup wait for each other
     return replace(config, split=min(split, config.groups(dims)))
@@ -291,17 +303,17 @@ def tile_config(dims: Dims, caps: DeviceCaps) -> MatrixConfig:
 
 def candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other tiles and parts of k, by name."""
-    found = {}
+    launch_lists = {}
     few = few_config(dims, caps)
     if few is not None:
-        found[str(few)] = partial(launch_list_with, few, dims, caps)
+        launch_lists[str(few)] = partial(launch_list_with, few, dims, caps)
     for tile in tiles_for(dims).configs:
         groups = tile.groups(dims)
         for split in _SPLITS:
             config = replace(tile, split=split)
             if split == 1 or (split <= groups and config.tiles(dims) * split <= 12 * processors(caps)):
-                found[str(config)] = partial(launch_list_with, config, dims, caps)
-    return found
+                launch_lists[str(config)] = partial(launch_list_with, config, dims, caps)
+    return launch_lists
 
 
 def launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -316,39 +328,35 @@ def launch_list_with(
     shape = matrix_shape(caps)
     assert shape is not None, "unsupported_reason was asked"
     rope = dims["epilogue"] == "rope_kv_write"
-    file, rows = layout(dims).file, row_count({"batched": True}) if rope else row_count(dims)
-    weights: tuple[str, ...] = (file, file.replace("format_", "halves_"), "shared/halves", units)
-    if isinstance(config, FewConfig):
-        weights = (*weights, units.replace("shared/matrix_", "linear/inputs_"))
+    rows = row_count({"batched": True}) if rope else row_count(dims)
     store: tuple[str, ...] = ("linear/finish_store", *epilogue_files(dims), rows)
     if rope:
         store = ("linear/finish_rope_kv_write", f"shared/cache_{dims['cache']}", rows)
     few = isinstance(config, FewConfig)
-    if not few:
-        weights = (*weights, "linear/tiles_rows")
-    finish = (*store, f"linear/part_{'whole' if rope else 'store'}") if few else store
-    needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
+    if few:
+        inputs_file = units.replace("shared/matrix_", "linear/inputs_")
+        include = (inputs_file, *store, f"linear/part_{'whole' if rope else 'store'}")
+    else:
+        include = ("linear/tiles_rows", *(store if config.split == 1 else ("linear/finish_parts", rows)))
+    kernel = _kernel(config.kernel, dims, units, include)
     constants = config.constants(shape, caps.subgroup_max)
     inputs = config.inputs(dims, shape)
     if config.split == 1:
-        kernel = Kernel(config.kernel, (*weights, *finish), needs, units == MATRIX_UNITS)
-        found = over_ranges(kernel, constants, lambda n: config.workgroups({**dims, "N": n}), dims, caps, _heads(dims))
+        heads = head_params(dims)
+        whole = over_ranges(kernel, constants, lambda n: config.workgroups({**dims, "N": n}), dims, caps, heads)
         dispatches = tuple(
             replace(each, params={**each.params, **config.params({**dims, "N": each.params["n"]})})
-            for each in found.dispatches
+            for each in whole.dispatches
         )
-        return _after_rounding(dispatches, found.buffers, inputs, dims, caps)
+        return _after_rounding(dispatches, whole.buffers, inputs, dims, caps)
     assert not (few and rope), "few rows have all of k in one part before rope_kv_write"
-    kernel = Kernel(
-        config.kernel, (*weights, *(finish if few else ("linear/finish_parts", rows))), needs, units == MATRIX_UNITS
-    )
     merge = Kernel("linear/linear_matrix_merge", store)
     threads = compose(merge).workgroup_size
     # Of the two the merge has the epilogue's operands, and neither those of the format.
-    more = {"split": config.split, **_heads(dims)}
-    found = over_ranges(merge, {}, lambda n: ceil_div(dims["tokens"] * ceil_div(n, 4), threads), dims, caps, more)
+    more = {"split": config.split, **head_params(dims)}
+    merges = over_ranges(merge, {}, lambda n: ceil_div(dims["tokens"] * ceil_div(n, 4), threads), dims, caps, more)
     both: list[Dispatch] = []
-    for merged in found.dispatches:
+    for merged in merges.dispatches:
         range_dims = {**dims, "N": merged.params["n"]}
         product = replace(
             merged,
@@ -359,15 +367,16 @@ def launch_list_with(
             bind={**merged.bind, **({"out": "parts"} if few else {})},
         )
         both += [product, replace(merged, constants={})]
-    largest = max(ceil_div(int(merged.params["n"]), 4) for merged in found.dispatches)
+    largest = max(ceil_div(int(merged.params["n"]), 4) for merged in merges.dispatches)
     parts = {"parts": config.split * dims["tokens"] * largest * 16}
-    return _after_rounding(tuple(both), {**found.buffers, **parts}, inputs, dims, caps)
+    return _after_rounding(tuple(both), {**merges.buffers, **parts}, inputs, dims, caps)
 
 
-def _heads(dims: Dims) -> dict[str, int]:
-    """Parameters of the epilogue rope_kv_write."""
-    queries, keys = dims["Hq"] * dims["D"], dims["Hkv"] * dims["D"]
-    return {"queries": queries, "keys": keys, "width": dims["D"], "rotary": dims["rotary"]}
+def _kernel(path: str, dims: Dims, units: str, include: tuple[str, ...]) -> Kernel:
+    """A kernel over weights of a format as f16, with these matrix units."""
+    file, needs = layout(dims).file, _NEEDS if units == MATRIX_UNITS else frozenset[str]()
+    weights = (file, file.replace("format_", "dequant_f16_"), "shared/dequant_f16", units)
+    return Kernel(path, (*weights, *include), needs, units == MATRIX_UNITS)
 
 
 def _after_rounding(
@@ -376,9 +385,7 @@ def _after_rounding(
     """The launch list with the kernel before it that rounds the inputs."""
     rounding, more = rounded_rows(inputs, dims, caps, row_count(dims))
     if dims["epilogue"] == "rope_kv_write":
-        row = (4 if dims["cache"] == "f32" else 2) * dims["Hkv"] * dims["D"]
-        more |= {"batch": 16 * (1 + dims["tokens"]), "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}
-        more["out"] = f32(dims["tokens"] * dims["Hq"] * dims["D"])
+        more |= head_buffers(dims)
     return LaunchList((rounding, *dispatches), {**buffers, **more})
 
 
@@ -388,12 +395,12 @@ def rounded_rows(
     """The dispatch that rounds inputs, and its buffers. `count` is the file that counts rows, with its constants."""
     tokens, k, norm = dims["tokens"], padded_k(dims), dims["prologue"] != "none"
     reduce, needs = reduction(caps)
-    include = (f"linear/prologue_{dims['prologue']}", "shared/halves", reduce, count)
+    include = (f"linear/prologue_{dims['prologue']}", "shared/dequant_f16", reduce, count)
     params = {"tokens": tokens, "k": dims["K"], "quads": k // 4, "stride": inputs.stride // 4}
     params["eps"] = float(dims["eps"]) if norm else 0.0
     how: dict[str, Constant] = {"BLOCKS": inputs.blocks, "MATRIX_ROWS": inputs.matrix_rows}
     how |= {"MATRIX_WORDS": inputs.matrix_words, **(constants or {})}
-    if k > _LONG_ROW and tokens <= 64 and inputs.matrix_rows == 1:  # else one kernel rounds for all products
+    if k > _LONG_ROW and tokens <= filling(64, caps) and inputs.matrix_rows == 1:  # else one kernel for all products
         how["WG"] = min(512, caps.max_invocations)
     rounding = Dispatch(Kernel("linear/round_rows", include, needs, unroll=True), tokens, params, how)
     more = {"x_half": 2 * inputs.rows * inputs.stride, "row_scale": f32(tokens)}
@@ -406,12 +413,8 @@ def tiles_of_choices(
     """`linear_matrix` over lists of rows, for experts: the kernel, what it is specialised with, and its inputs."""
     shape = matrix_shape(caps)
     assert shape is not None, "units_unsupported_reason was asked"
-    lay = layout(dims)
-    weights = (lay.file, lay.file.replace("format_", "halves_"), "shared/halves", units)
-    needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
-    kernel = Kernel(config.kernel, (*weights, *include), needs, units == MATRIX_UNITS)
     return (
-        kernel,
-        {**lay.constants, **config.constants(shape, caps.subgroup_max)},
+        _kernel(config.kernel, dims, units, include),
+        {**layout(dims).constants, **config.constants(shape, caps.subgroup_max)},
         config.inputs({**dims, "tokens": rows}, shape),
     )

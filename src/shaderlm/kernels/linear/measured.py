@@ -5,14 +5,14 @@ The tuner measures again on the device itself; these are what it begins with, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...gpu.caps import DeviceCaps
 from ..route import MEASURED_PROCESSORS, Dims, processors
 
 MOST = 1 << 30
-WHOLE = -1  # lanes: one for each block of a row, from 8 to 64
+WHOLE = -1  # lanes_per_row: one for each block of a row, from 8 to 64
 HALF = -2  # one for each two blocks
 
 
@@ -20,7 +20,7 @@ class Gemv(NamedTuple):
     """Threads of a workgroup, lanes that share the K of a row, and rows of such lanes."""
 
     threads: int
-    lanes: int
+    lanes_per_row: int
     rows: int
 
 
@@ -71,6 +71,16 @@ GEMV_INT16: tuple[tuple[Shape, Gemv], ...] = (
     (Shape((1, 1024), (1, 1023), False), Gemv(128, WHOLE, 1)),
     (Shape(_NARROW, (1, 1023)), Gemv(128, WHOLE, 2)),
 )
+# The GEMV of several rows of 16 bits, by the rows of x that it takes at once. NVIDIA H200, 2026-11-15.
+_FEW_LANES = (Shape((8192, MOST), (1, 4095)), Gemv(128, 16, 4))
+GEMV_ROWS_INT16: Mapping[int, Sequence[tuple[Shape, Gemv]]] = {
+    2: (_FEW_LANES, (Shape((1, MOST), (1, MOST)), Gemv(128, 32, 2))),
+    4: (_FEW_LANES, (Shape((1, MOST), (1, MOST)), Gemv(128, 32, 4))),
+}
+# Weights from which on inputs are rounded, for K up to so many. NVIDIA H200, 2026-11-15.
+LARGE_ENOUGH = ((1023, 3_000_000), (MOST, 1_100_000))
+# Workgroups of which each has a processor. NVIDIA H200, 2026-11-16.
+NEARLY_ALL = 128
 # A workgroup for each processor, with nearly as many lanes as its rows have blocks. NVIDIA H200, 2026-11-16:
 # K 6,912, N 1,152 take 5.4 µs with 992 lanes in 128 workgroups, 6.0 with 512, and 7.2 in 144 workgroups.
 FEW_ROWS = (Shape((1025, 1152), (1024, 6912)),)

@@ -22,10 +22,13 @@ from ..route import (
     Dispatch,
     LaunchList,
     WeightPart,
+    as_measured,
     batch_bytes,
+    batch_if_read,
     ceil_div,
     f32,
     filling,
+    is_specialised,
     part,
     processors,
     reduction,
@@ -47,7 +50,7 @@ class Layout:
     constants: Mapping[str, Constant]
 
 
-LEAST_GROUPS = 16  # of a config that is worth timing: fewer workgroups leave most of a GPU idle
+LEAST_GROUPS = 16  # of a config that is worth timing: fewer workgroups leave most of an H200 idle
 
 
 def layout(dims: Dims) -> Layout:
@@ -81,12 +84,12 @@ def ranges(dims: Dims, caps: DeviceCaps) -> list[tuple[int, int]]:
 
 def weight_parts(dims: Dims, caps: DeviceCaps) -> dict[str, WeightPart]:
     """The buffers of a weight and its bias, by the names in launch lists."""
-    form, found = _format(dims), {}
+    form, parts = _format(dims), {}
     for i, (first, end) in enumerate(ranges(dims, caps)):
-        found[part("weight", i)] = WeightPart(first, end, "words", form.layout)
-        found[part("scales", i)] = WeightPart(first, end, "scales", form.layout)
-        found[part("bias", i)] = WeightPart(first, end, "vector", {})
-    return found
+        parts[part("weight", i)] = WeightPart(first, end, "words", form.layout)
+        parts[part("scales", i)] = WeightPart(first, end, "scales", form.layout)
+        parts[part("bias", i)] = WeightPart(first, end, "vector", {})
+    return parts
 
 
 def gated(dims: Dims) -> bool:
@@ -134,6 +137,19 @@ def pack_bias(bias: Array, dims: Dims, caps: DeviceCaps) -> dict[str, Array]:
     return split_rows("bias", bias, dims, caps)
 
 
+def head_params(dims: Dims) -> dict[str, int]:
+    """Parameters of the epilogue rope_kv_write."""
+    queries, keys = dims["Hq"] * dims["D"], dims["Hkv"] * dims["D"]
+    return {"queries": queries, "keys": keys, "width": dims["D"], "rotary": dims["rotary"]}
+
+
+def head_buffers(dims: Dims) -> dict[str, int]:
+    """Buffers of the epilogue rope_kv_write."""
+    row = (4 if dims["cache"] == "f32" else 2) * dims["Hkv"] * dims["D"]
+    buffers = {"batch": batch_bytes(dims["tokens"]), "table": f32(dims["rotary"]), "k_cache": row, "v_cache": row}
+    return {**buffers, "out": f32(dims["tokens"] * dims["Hq"] * dims["D"])}
+
+
 # Bits of the parameter `epilogue` (epilogue.wgsl).
 _BIAS, _RESIDUAL, _GATED = 1, 2, 4
 
@@ -157,13 +173,12 @@ def over_ranges(
     residual, tokens = dims.get("epilogue") == "add", dims["tokens"]
     out = tokens * columns(dims, dims["N"])
     there = {"bias": dims["bias"], "scales": lay.groups}
-    buffers = {"x": f32(tokens * k), "out": f32(out), **batch_bytes(dims)}
+    buffers = {"x": f32(tokens * k), "out": f32(out), **batch_if_read(dims)}
     if "linear/epilogue" in kernel.include:
         there["residual"] = residual
         buffers["residual"] = f32(out) if residual else 0
-    # Matrices times one row are what a model decodes with, always of the same shapes.
-    specialised = tokens == 1 and caps.policy.specialise_constants
-    unbound = tuple(name for name, found in there.items() if not found) if specialised or always_unbind else ()
+    specialised = is_specialised(tokens, caps)
+    unbound = tuple(name for name, is_there in there.items() if not is_there) if specialised or always_unbind else ()
     dispatches = []
     for i, (first, end) in enumerate(ranges(dims, caps)):
         rows = end - first
@@ -189,14 +204,14 @@ def over_ranges(
 
 @dataclass(frozen=True)
 class Gemv:
-    """Launch configuration of a GEMV: threads, lanes that share a row's K, rows per team, and who adds up.
+    """Launch configuration of a GEMV: threads, lanes that share the K of a row, rows that they share, and who adds up.
 
     `stage` blocks of x at a time are staged in workgroup memory, and multiplied in "f32" or, for the formats with
     integer weights, "fixed" point.
     """
 
     threads: int
-    team: int
+    lanes_per_row: int
     rows: int
     reduction: str
     arithmetic: str
@@ -205,67 +220,76 @@ class Gemv:
     @property
     def per_group(self) -> int:
         """Rows of a workgroup."""
-        return self.rows * self.threads // self.team
+        return self.rows * self.threads // self.lanes_per_row
 
     def constants(self, caps: DeviceCaps) -> dict[str, Constant]:
         """Those of the kernel."""
-        own: dict[str, Constant] = {"WG": self.threads, "TEAM": self.team, "ROWS": self.rows, "STAGE": self.stage}
-        return own | ({"SUBGROUP": caps.subgroup_size} if self.reduction == "team_subgroup" else {})
+        constants: dict[str, Constant] = {
+            "WG": self.threads,
+            "LANES_PER_ROW": self.lanes_per_row,
+            "ROWS": self.rows,
+            "STAGE": self.stage,
+        }
+        return constants | ({"SUBGROUP": caps.subgroup_size} if self.reduction == "row_sum_subgroup" else {})
 
     @property
     def needs(self) -> frozenset[str]:
         """Device features."""
-        return frozenset({"subgroups"} if self.reduction == "team_subgroup" else ())
+        return frozenset({"subgroups"} if self.reduction == "row_sum_subgroup" else ())
 
     @property
     def files(self) -> tuple[str, ...]:
         """What the kernel includes for it."""
-        sums = ("shared/subgroup_lanes", "shared/team_sums") if self.reduction == "team_subgroup" else ()
+        sums = ("shared/subgroup_lanes", "shared/row_sums") if self.reduction == "row_sum_subgroup" else ()
         return (*sums, f"shared/{self.reduction}", f"shared/stage_{self.arithmetic}")
 
 
-# Measured on an H200: about this many threads, four rows to a team, read memory fastest.
+# Measured on an H200: about this many threads, four rows to the lanes that share them, read memory fastest.
 _GEMV_THREADS = 56_000
 
 
 def gemv_shape(dims: Dims, caps: DeviceCaps) -> Gemv:
-    """The launch configuration for a shape: short teams for many rows, long ones for few."""
+    """The launch configuration for a shape: the more rows there are, the fewer lanes share one."""
     k, n, integer_rows = dims["K"], dims["N"], _format(dims).integer_rows
     threads = min(256, caps.max_invocations)
     stage = 128 if k > 2048 and caps.max_workgroup_memory >= 32 << 10 else 64
     if integer_rows and caps.dot4 and n >= 4096:
         arithmetic, rows = "fixed", integer_rows
-        team = power_of_two(filling(_GEMV_THREADS, caps) * rows / n, 8 if k >= 1024 else 4, 64)
+        lanes_per_row = power_of_two(filling(_GEMV_THREADS, caps) * rows / n, 8 if k >= 1024 else 4, 64)
     else:
         arithmetic = "f32"
         rows = 2 if gated(dims) or (k >= 4096 and dims.get("format") != "f32") else 1
-        team = 64 if k >= 4096 else 32
-        if n <= 512 and k >= 1024 and rows == 1:  # a router: few rows for so many lanes
-            threads, team = min(128, threads), 64
-    reduction = "team_subgroup" if caps.subgroups else "team_tree"
-    return Gemv(threads, min(team, threads), rows, reduction, arithmetic, stage)
+        lanes_per_row = 64 if k >= 4096 else 32
+        if as_measured(n, caps) <= 512 and k >= 1024 and rows == 1:  # a router: few rows for so many lanes
+            threads, lanes_per_row = min(128, threads), 64
+    reduction = "row_sum_subgroup" if caps.subgroups else "row_sum_tree"
+    return Gemv(threads, min(lanes_per_row, threads), rows, reduction, arithmetic, stage)
 
 
-def power_of_two(wanted: float, least: int, most: int) -> int:
+def power_of_two(number: float, least: int, most: int) -> int:
     """The power of two nearest to `wanted`, within bounds."""
-    return max(least, min(most, 1 << round(math.log2(max(wanted, 1)))))
+    return max(least, min(most, 1 << round(math.log2(max(number, 1)))))
 
 
 def gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
-    """One row: teams of lanes share the K of their rows."""
+    """One row: groups of lanes share the K of their rows."""
     return gemv_with(gemv_shape(dims, caps), dims, caps)
 
 
 def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
-    """The same with other threads, teams and rows, by name."""
+    """The same with other threads, lanes per row and rows, by name."""
     usual = gemv_shape(dims, caps)
-    found = {}
-    for threads, team, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
-        groups = dims["N"] // (rows * threads // team)
-        if threads <= caps.max_invocations and groups >= LEAST_GROUPS and not (gated(dims) and rows == 1):
-            config = replace(usual, threads=threads, team=team, rows=rows)
-            found[f"{threads}x{team}x{rows}"] = partial(gemv_with, config, dims, caps)
-    return found
+    launch_lists = {}
+    for threads, lanes_per_row, rows in itertools.product((128, 256), (8, 16, 32, 64), (1, 2, 4)):
+        groups = dims["N"] // (rows * threads // lanes_per_row)
+        if (
+            threads <= caps.max_invocations
+            and groups >= filling(LEAST_GROUPS, caps)
+            and not (gated(dims) and rows == 1)
+        ):
+            config = replace(usual, threads=threads, lanes_per_row=lanes_per_row, rows=rows)
+            launch_lists[f"{threads}x{lanes_per_row}x{rows}"] = partial(gemv_with, config, dims, caps)
+    return launch_lists
 
 
 def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -282,12 +306,12 @@ def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
     )
     kernel = Kernel("linear/linear_gemv_staged", (*include, *epilogue_files(dims), row_count(dims)), config.needs)
     params = {"eps": float(dims["eps"]) if prologue != "none" else 0.0}
-    found = over_ranges(
+    products = over_ranges(
         kernel, config.constants(caps), lambda rows: ceil_div(rows, config.per_group), dims, caps, params
     )
     if prologue == "none":
-        return found
-    return LaunchList(found.dispatches, {**found.buffers, "norm_weight": f32(padded_k(dims))})
+        return products
+    return LaunchList(products.dispatches, {**products.buffers, "norm_weight": f32(padded_k(dims))})
 
 
 def tile_shared_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -295,7 +319,7 @@ def tile_shared_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     tm, tn = _tile_of(dims, caps)
     tiles_m = ceil_div(dims["tokens"], 16 * tm)
     # Few tiles leave room for longer steps, which wait less often; many tiles want the memory for each other.
-    few = tiles_m * ceil_div(dims["N"], 16 * tn) <= 256
+    few = tiles_m * ceil_div(dims["N"], 16 * tn) <= filling(256, caps)
     quads = 8 if few and caps.max_workgroup_memory >= 9 * 128 * 16 else 4
     kernel = Kernel("linear/linear_tile_shared", (layout(dims).file, *epilogue_files(dims), row_count(dims)))
     constants = {"TM": tm, "TN": tn, "QUADS": quads}
@@ -308,7 +332,7 @@ def _tile_of(dims: Dims, caps: DeviceCaps) -> tuple[int, int]:
     for tm, tn in sizes:
         tiles = ceil_div(dims["tokens"], 16 * tm) * ceil_div(dims["N"], 16 * tn)
         # The largest tiles want many rounds of them, and rows to fill them (measured on an H200).
-        if tiles >= (1024 if tm == 8 else processors(caps)) and (tm < 8 or dims["tokens"] >= 256):
+        if tiles >= (filling(1024, caps) if tm == 8 else processors(caps)) and (tm < 8 or dims["tokens"] >= 256):
             return tm, tn
     return sizes[-1]
 

@@ -1,7 +1,7 @@
 // x_half[t, k] = f16(p[t, k] · 2^e),  row_scale[t] = 2^−e        p = prologue(x), which is included
 // e makes the largest magnitude of a row 2^14 … 2^15: nothing becomes infinite, and small rows keep their digits.
 // x_half lies as linear_matrix reads it: of BLOCKS blocks of 32 values first the first 8 of each, then the next 8, up to
-// whole groups of blocks, with zeros after the last; eight in the order of shared/halves. With MATRIX_ROWS > 1 every
+// whole groups of blocks, with zeros after the last; eight in the order of shared/dequant_f16. With MATRIX_ROWS > 1 every
 // matrix of that order lies by itself, as linear_matrix_few reads it.
 // Grid: a workgroup per row, folded. Padding rows are not written.
 

@@ -12,23 +12,24 @@ from functools import partial
 
 from ...formats.blocks import BLOCK
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, Dispatch, LaunchList, ceil_div, f32, filling, over_limits, row_count
+from ..route import Dims, Dispatch, LaunchList, as_measured, ceil_div, f32, filling, over_limits, row_count
 from ..wgsl import Constant, Kernel, compose
 from .formats import FORMATS
+from .measured import GEMV_ROWS_INT16
 from .packed import LEAST_GROUPS, epilogue_files, gated, layout, over_ranges, padded_k, pairs_are_whole
 
 
 @dataclass(frozen=True)
 class GemvConfig:
-    """Threads per workgroup, lanes that share k, rows of the weight per team, rows of x per workgroup."""
+    """Threads per workgroup, lanes that share a row's K, rows of the weight they share, rows of x of a workgroup."""
 
     threads: int
-    team: int
+    lanes_per_row: int
     rows: int
     x_rows: int
 
     def __str__(self) -> str:
-        return f"{self.threads}x{self.team}x{self.rows}x{self.x_rows}"
+        return f"{self.threads}x{self.lanes_per_row}x{self.rows}x{self.x_rows}"
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ def tiles_of_choices(config: TileConfig, dims: Dims, include: tuple[str, ...]) -
 
 def _constants(config: TileConfig) -> dict[str, Constant]:
     assert config.loads_fit, f"{config}: a thread loads more in a step than the kernel has registers for"
-    found: dict[str, Constant] = {"TM": config.rows, "THREADS_M": config.threads_m, "THREADS_N": config.threads_n}
-    return found | {"SLICES": config.slices, "BLOCKS": config.blocks}
+    constants: dict[str, Constant] = {"TM": config.rows, "THREADS_M": config.threads_m, "THREADS_N": config.threads_n}
+    return constants | {"SLICES": config.slices, "BLOCKS": config.blocks}
 
 
 def _include(dims: Dims) -> tuple[str, ...]:
@@ -135,11 +136,11 @@ MAX_GEMV_ROWS = 4  # of x in a GEMV. Eight were slower than tiles (H200)
 
 
 def gemv_config(dims: Dims, caps: DeviceCaps) -> GemvConfig:
-    """The configuration for a shape; measured on an H200."""
+    """What was measured for a shape."""
     x_rows = min(MAX_GEMV_ROWS, _round_up(dims["tokens"]))
-    many = dims["N"] >= 8192 and dims["K"] < 4096
-    team, rows = (16, 4) if many else (32, 4 if x_rows > 2 else 2)
-    return GemvConfig(128, min(team, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
+    n = as_measured(dims["N"], caps)
+    threads, lanes, rows = next(gemv for shape, gemv in GEMV_ROWS_INT16[x_rows] if shape.has(dims["K"], n, False))
+    return GemvConfig(threads, min(lanes, caps.subgroup_min or _LEAST_LANES), rows, x_rows)
 
 
 def _round_up(count: int) -> int:
@@ -161,22 +162,31 @@ def gemv_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other configurations, by name."""
-    usual, found = gemv_config(dims, caps), {}
-    for threads, team, rows in itertools.product((64, 128, 256), (8, 16, 32), (1, 2, 4)):
-        fits = threads <= caps.max_invocations and team <= (caps.subgroup_min or _LEAST_LANES)
-        if fits and dims["N"] // (rows * threads // team) >= LEAST_GROUPS and not (gated(dims) and rows == 1):
-            config = replace(usual, threads=threads, team=team, rows=rows)
-            found[str(config)] = partial(gemv_with, config, dims, caps)
-    return found
+    usual, launch_lists = gemv_config(dims, caps), {}
+    for threads, lanes_per_row, rows in itertools.product((64, 128, 256), (8, 16, 32), (1, 2, 4)):
+        fits = threads <= caps.max_invocations and lanes_per_row <= (caps.subgroup_min or _LEAST_LANES)
+        if (
+            fits
+            and dims["N"] // (rows * threads // lanes_per_row) >= filling(LEAST_GROUPS, caps)
+            and not (gated(dims) and rows == 1)
+        ):
+            config = replace(usual, threads=threads, lanes_per_row=lanes_per_row, rows=rows)
+            launch_lists[str(config)] = partial(gemv_with, config, dims, caps)
+    return launch_lists
 
 
 def gemv_with(config: GemvConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The same with a given configuration."""
-    constants = {"WG": config.threads, "TEAM": config.team, "ROWS": config.rows, "X_ROWS": config.x_rows}
-    per_group, tiles = config.rows * config.threads // config.team, ceil_div(dims["tokens"], config.x_rows)
+    constants = {
+        "WG": config.threads,
+        "LANES_PER_ROW": config.lanes_per_row,
+        "ROWS": config.rows,
+        "X_ROWS": config.x_rows,
+    }
+    per_group, tiles = config.rows * config.threads // config.lanes_per_row, ceil_div(dims["tokens"], config.x_rows)
     kernel = Kernel("linear/linear_gemv_rows_int16", _include(dims), frozenset({"subgroups"}))
-    found = over_ranges(kernel, constants, lambda n: tiles * ceil_div(n, per_group), dims, caps)
-    return _after_rounding(found, dims, blocks_first=False)
+    products = over_ranges(kernel, constants, lambda n: tiles * ceil_div(n, per_group), dims, caps)
+    return _after_rounding(products, dims, blocks_first=False)
 
 
 # Tiles -------------------------------------------------------------------------------------------------------
@@ -201,8 +211,8 @@ def _fitting(dims: Dims, caps: DeviceCaps) -> list[TileConfig]:
 
 def tile_config(dims: Dims, caps: DeviceCaps) -> TileConfig:
     """The largest tile that rows fill by more than half and of which there are enough, else one of the smallest."""
-    tokens, found, least = dims["tokens"], _fitting(dims, caps), dict(_TILES)
-    filled = [config for config in found if 2 * tokens > config.tile[0]] or [_LEAST_MEMORY]
+    tokens, configs, least = dims["tokens"], _fitting(dims, caps), dict(_TILES)
+    filled = [config for config in configs if 2 * tokens > config.tile[0]] or [_LEAST_MEMORY]
     return next(
         (config for config in filled if config.tiles(tokens, dims["N"]) >= filling(least[config], caps)), filled[-1]
     )
@@ -215,8 +225,8 @@ def tile_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
 
 def tile_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], LaunchList]]:
     """The same with other tiles, by name."""
-    found = [config for config in _fitting(dims, caps) if 2 * dims["tokens"] >= config.tile[0]]
-    return {str(config): partial(tile_with, config, dims, caps) for config in found}
+    configs = [config for config in _fitting(dims, caps) if 2 * dims["tokens"] >= config.tile[0]]
+    return {str(config): partial(tile_with, config, dims, caps) for config in configs}
 
 
 def tile_with(config: TileConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
@@ -225,8 +235,8 @@ def tile_with(config: TileConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     staged = FORMATS[dims["format"]].int16.replace("int16_", "staged_")
     kernel = Kernel("linear/linear_tile_int16", (*_include(dims), staged, "linear/tiles_rows", "linear/store_row"))
     more = {"split": 1, **dict.fromkeys(("queries", "keys", "width", "rotary"), 0)}
-    found = over_ranges(kernel, constants, lambda n: config.tiles(dims["tokens"], n), dims, caps, more)
-    return _after_rounding(found, dims, blocks_first=True)
+    products = over_ranges(kernel, constants, lambda n: config.tiles(dims["tokens"], n), dims, caps, more)
+    return _after_rounding(products, dims, blocks_first=True)
 
 
 def tile_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:

@@ -1,16 +1,16 @@
 // What a lane of a GEMV does with the sums of STORED rows (2 or 4) where the product that follows takes rounded inputs:
-// gate(y[n]) · y[n + 1] for even n, y[n] = bias[n] + sum, rounded to 16 bits with one unit per block of 32 as by round_quarter.
-// Here a block is rounded once; there, every workgroup would round all of them.
+// gate(y[n]) · y[n + 1] for even n, y[n] = bias[n] + sum, rounded to 16 bits with one unit per block of 32 as by
+// round_quarter. Here a block is rounded once; there, every workgroup would round all of them.
 // Exports: begin(first), store_rows(first, sums), finish_rows(workgroup, lane). Same functions as store_rows.
-// Needs: const WG, TEAM, ROWS, STORED; bias, params, gate, shared/int16_round; 64 rows of the weight to a workgroup, or a multiple;
-// n a multiple of 64; a barrier between begin and store_rows.
+// Needs: const WG, LANES_PER_ROW, ROWS, STORED; bias, params, gate, shared/int16_round; 64 rows of the weight to a
+// workgroup, or a multiple; n a multiple of 64; a barrier between begin and store_rows.
 
-// Planes of four words for each block: bytes h of the first 16 and bytes l, h and l of the others, and (unit, unit · Σ of the
-// first 16, the same of the others, not written).
+// Planes of four words for each block: bytes h of the first 16 and bytes l, h and l of the others, and (unit, unit · Σ of
+// the first 16, the same of the others, not written).
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;  // [5, n_total / 32, 4]
 
-const RESULTS: u32 = WG / TEAM * ROWS / 2u;   // of a workgroup
-const SIXTEEN_ROUNDERS: u32 = 0xB4000000u;    // their bits, modulo 2^32
+const RESULTS: u32 = WG / LANES_PER_ROW * ROWS / 2u;  // of a workgroup
+const SIXTEEN_ROUNDERS: u32 = 0xB4000000u;            // their bits, modulo 2^32
 
 var<workgroup> results: array<f32, RESULTS>;
 var<workgroup> tops: array<atomic<u32>, RESULTS / 32u>;  // largest magnitude of each block, as bits: see int16_round
@@ -45,8 +45,8 @@ fn result_quad(at: u32) -> vec4<f32> {
     return vec4<f32>(results[at], results[at + 1u], results[at + 2u], results[at + 3u]);
 }
 
-// Eight lanes round a block; each stores one word of bytes h and one of bytes l. There are no shuffles: all subgroups would have to
-// take part in them. Gate and up of gemma-3-1b take 7.5 µs on an H200; with shuffles and a lane for each value, 8.0.
+// Eight lanes round a block; each stores one word of bytes h and one of bytes l. There are no shuffles: all subgroups would
+// have to take part in them. Gate and up of gemma-3-1b take 7.5 µs on an H200; with shuffles and a lane for each value, 8.0.
 fn finish_rows(workgroup: u32, lane: u32) {
     workgroupBarrier();
     let block = workgroup * (RESULTS / 32u) + lane / 8u;

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, Dispatch, LaunchList, Route, always, batch_bytes, f32, reduction, row_count
+from ..route import Dims, Dispatch, LaunchList, Route, batch_if_read, f32, reduction, row_count
 from ..wgsl import Constant, Kernel
+from .rms_norm import vec4_unsupported_reason
 
 
 def _launch_list(values: str) -> Callable[[Dims, DeviceCaps], LaunchList]:
@@ -19,7 +20,7 @@ def _launch_list(values: str) -> Callable[[Dims, DeviceCaps], LaunchList]:
         if values == "one":
             constants["value"] = "f32"
         params = {"tokens": dims["tokens"], "heads": dims["heads"], "width": width, "eps": dims["eps"]}
-        buffers = dict.fromkeys(("x", "out"), f32(rows * width)) | {"weight": f32(width)} | batch_bytes(dims)
+        buffers = dict.fromkeys(("x", "out"), f32(rows * width)) | {"weight": f32(width)} | batch_if_read(dims)
         if dims["bias"]:
             buffers["bias"] = f32(width)
         return LaunchList((Dispatch(kernel, rows, params, constants),), buffers)
@@ -27,11 +28,7 @@ def _launch_list(values: str) -> Callable[[Dims, DeviceCaps], LaunchList]:
     return launch_list
 
 
-def _vec4_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
-    return f"width % 4 must be 0, width is {dims['width']}" if dims["width"] % 4 else None
-
-
 ROUTES: tuple[Route, ...] = (
-    Route("layer_norm", "vec4", _launch_list("four"), _vec4_unsupported_reason),
-    Route("layer_norm", "scalar", _launch_list("one"), always),
+    Route("layer_norm", "vec4", _launch_list("four"), vec4_unsupported_reason),
+    Route("layer_norm", "scalar", _launch_list("one")),
 )

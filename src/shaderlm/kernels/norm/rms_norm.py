@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, Dispatch, LaunchList, Route, always, batch_bytes, ceil_div, f32, reduction, row_count
+from ..route import Dims, Dispatch, LaunchList, Route, batch_if_read, ceil_div, f32, reduction, row_count
 from ..wgsl import Constant, Kernel
 
 # What each op includes, and its operands of [tokens, heads, width].
@@ -17,7 +17,7 @@ _INCLUDES = {
 _ROWS = {"rms_norm": ("x", "out"), "rms_norm_mul": ("x", "out"), "add_rms_norm": ("a", "b", "sum", "out")}
 
 
-def _kept(quads: int) -> int:
+def _quads_in_registers(quads: int) -> int:
     """Quads per lane in registers. Not 3: on an H200 that was slower than 4 with one of them unused."""
     return min(4, 1 << (quads - 1).bit_length())
 
@@ -25,7 +25,7 @@ def _kept(quads: int) -> int:
 def _vec4_constants(width: int, caps: DeviceCaps) -> dict[str, int]:
     lanes = 64 if width <= 1024 else 256
     # A CPU has the row in its cache anyway, and takes half the time to compile the kernel.
-    keep = _kept(ceil_div(width, 4 * lanes)) if caps.policy.specialise_constants else 1
+    keep = _quads_in_registers(ceil_div(width, 4 * lanes)) if caps.policy.specialise_constants else 1
     return {"WG": lanes, "KEEP": keep}
 
 
@@ -45,7 +45,7 @@ def _launch_list(op: str, strategy: str) -> Callable[[Dims, DeviceCaps], LaunchL
         added = "norm/added_rows" if dims.get("residual") else "norm/added_none"
         kernel = Kernel(f"norm/rms_norm_{strategy}", (*_INCLUDES[op], added, sums, row_count(dims)), needs)
         params = _params(dims)
-        buffers = dict.fromkeys(_ROWS[op], f32(rows * width)) | batch_bytes(dims)
+        buffers = dict.fromkeys(_ROWS[op], f32(rows * width)) | batch_if_read(dims)
         if op != "rms_norm":
             buffers["weight"] = f32(width)
         if dims.get("residual"):
@@ -61,21 +61,19 @@ def _both_norms_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     rows, width = dims["tokens"] * dims["heads"], dims["width"]
     sums, needs = reduction(caps)
     kernel = Kernel("norm/rms_norm_add_rms_norm_vec4", (sums, row_count(dims)), needs)
-    buffers = dict.fromkeys(("a", "b", "sum", "out"), f32(rows * width)) | batch_bytes(dims)
+    buffers = dict.fromkeys(("a", "b", "sum", "out"), f32(rows * width)) | batch_if_read(dims)
     buffers |= dict.fromkeys(("weight", "next_weight"), f32(width))
     constants: dict[str, Constant] = dict(_vec4_constants(width, caps))
     return LaunchList((Dispatch(kernel, rows, _params(dims), constants),), buffers)
 
 
-def _vec4_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+def vec4_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
+    """Why four values are not taken at a time."""
     return f"width % 4 must be 0, width is {dims['width']}" if dims["width"] % 4 else None
 
 
 ROUTES: tuple[Route, ...] = (
-    *(
-        Route(op, strategy, _launch_list(op, strategy), unsupported_reason)
-        for op in _INCLUDES
-        for strategy, unsupported_reason in (("vec4", _vec4_unsupported_reason), ("scalar", always))
-    ),
-    Route("rms_norm_add_rms_norm", "vec4", _both_norms_launch_list, _vec4_unsupported_reason),
+    *(Route(op, "vec4", _launch_list(op, "vec4"), vec4_unsupported_reason) for op in _INCLUDES),
+    *(Route(op, "scalar", _launch_list(op, "scalar")) for op in _INCLUDES),
+    Route("rms_norm_add_rms_norm", "vec4", _both_norms_launch_list, vec4_unsupported_reason),
 )

@@ -9,7 +9,7 @@ import numpy as np
 from ...gpu.caps import DeviceCaps
 from ..linear import packed
 from ..linear.linear import pack_weight
-from ..route import Array, Dims, LaunchList, Route, covering, f32, part
+from ..route import Array, Dims, LaunchList, Route, batch_bytes, covering, f32, part
 from ..wgsl import Kernel
 
 
@@ -18,7 +18,7 @@ def _launch_list(op: str) -> Callable[[Dims, DeviceCaps], LaunchList]:
         lay, k = packed.layout(dims), packed.padded_k(dims)
         kernel, rows = Kernel(f"pointwise/{op}", (lay.file,)), f32(dims["tokens"] * k)
         inputs = {"tokens": 4} if op == "embedding" else {"x": rows}
-        buffers = {"batch": 16 * (1 + dims["tokens"]), **inputs, "out": rows}
+        buffers = {"batch": batch_bytes(dims["tokens"]), **inputs, "out": rows}
         dispatches = []
         for i, (first, end) in enumerate(packed.ranges(dims, caps)):
             count = end - first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
-from ..linear.matrix import MATRIX_UNITS, matrix_shape, units_unsupported_reason
+from ..linear.matrix import MATRIX_UNITS, matrix_constants, matrix_shape, units_unsupported_reason
 from ..route import Dims, Dispatch, LaunchList, Route, f32
 from ..wgsl import Kernel
 
@@ -16,13 +16,12 @@ def launch_list_with(dims: Dims, caps: DeviceCaps, units: str = MATRIX_UNITS) ->
     shape = matrix_shape(caps)
     assert shape is not None, "unsupported_reason was asked"
     sides = {"TM": dims["rows"] // shape.m, "TN": dims["columns"] // shape.n}
-    matrix = {"MATRIX_M": shape.m, "MATRIX_N": shape.n, "MATRIX_K": shape.k, "SUBGROUP": caps.subgroup_max}
     needs = _NEEDS if units == MATRIX_UNITS else frozenset[str]()
     dispatch = Dispatch(
         Kernel("pointwise/matrix_chain", (units,), needs, unroll=True),
         dims["count"],
         {"count": dims["count"], "rounds": dims["rounds"] // (_SUBGROUPS * _STEPS)},
-        {**sides, **matrix, "SUBS": _SUBGROUPS, "STEPS": _STEPS},
+        {**sides, **matrix_constants(shape, caps.subgroup_max), "SUBS": _SUBGROUPS, "STEPS": _STEPS},
     )
     x, out = (dims["rows"] + dims["columns"]) * dims["K"], dims["count"] * dims["rows"] * dims["columns"]
     return LaunchList((dispatch,), {"x": f32(x), "out": f32(out)})
@@ -39,8 +38,8 @@ def _unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
     shape = matrix_shape(caps)
     assert shape is not None
     if dims["rows"] % shape.m or dims["columns"] % shape.n or dims["K"] != shape.k:
-        given = f"{dims['rows']}×{dims['columns']}×{dims['K']}"
-        return f"matrices of {shape.m}×{shape.n}×{shape.k} do not make up {given}"
+        product = f"{dims['rows']}×{dims['columns']}×{dims['K']}"
+        return f"matrices of {shape.m}×{shape.n}×{shape.k} do not make up {product}"
     if dims["rounds"] % (_SUBGROUPS * _STEPS):
         return f"rounds % {_SUBGROUPS * _STEPS} must be 0, rounds is {dims['rounds']}"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, LaunchList, Route, covering, f32
+from ..route import Dims, LaunchList, Route, batch_bytes, covering, f32
 from ..wgsl import Kernel
 
 _OUTPUT_BYTES = 32
@@ -12,7 +12,7 @@ _OUTPUT_BYTES = 32
 def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     tokens, rows, width = dims["tokens"], dims["rows"], dims["width"]
     params = {"tokens": tokens, "rows": rows, "width": width}
-    buffers = {"x": f32(tokens * width), "outputs": _OUTPUT_BYTES * rows, "batch": 16 * (1 + tokens)}
+    buffers = {"x": f32(tokens * width), "outputs": _OUTPUT_BYTES * rows, "batch": batch_bytes(tokens)}
     buffers["out"] = f32(rows * width)
     return LaunchList((covering(Kernel("pointwise/take_rows"), rows * width, params),), buffers)
 

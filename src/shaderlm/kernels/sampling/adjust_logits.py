@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
 from ...graph.sampling import ADJUSTMENT, BIAS, OUTPUT
-from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, f32
+from ..route import Dims, Dispatch, LaunchList, Route, batch_bytes, ceil_div, f32
 from ..wgsl import Kernel
 from .argmax import CHUNK
 
@@ -22,7 +22,7 @@ def _launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         "logits": f32(rows * width),
         "outputs": OUTPUT.itemsize * rows,
         "adjustments": ADJUSTMENT.itemsize * rows,
-        "batch": 16 * (1 + dims["tokens"]),
+        "batch": batch_bytes(dims["tokens"]),
         "counts": f32(dims["slots"] * width),
         "biases": BIAS.itemsize * dims["biases"],
         "masks": f32(dims["masks"] * ceil_div(width, 32)),

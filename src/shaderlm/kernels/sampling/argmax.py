@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
-from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, f32
+from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, f32, is_specialised
 from ..wgsl import Kernel
 
 CHUNK = 2048
@@ -19,7 +19,7 @@ def part_dispatch(rows: int, width: int, operand: str, counted: bool, caps: Devi
         {"rows": rows, "width": width, "parts": parts},
         {"CHUNK": CHUNK},
         {"logits": operand},
-        specialised=rows == 1 and caps.policy.specialise_constants,
+        specialised=is_specialised(rows, caps),
     )
 
 
@@ -30,7 +30,7 @@ def _split_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
         Kernel("sampling/argmax_merge", ("sampling/best", "sampling/best_part")),
         rows,
         {"rows": rows, "parts": parts},
-        specialised=rows == 1 and caps.policy.specialise_constants,
+        specialised=is_specialised(rows, caps),
     )
     buffers = {
         "x": f32(rows * width),

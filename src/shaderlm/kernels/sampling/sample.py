@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...gpu.caps import DeviceCaps
 from ...graph.sampling import OUTPUT
-from ..route import Dims, Dispatch, LaunchList, Route, ceil_div, f32
+from ..route import Dims, Dispatch, LaunchList, Route, batch_bytes, ceil_div, f32, is_specialised
 from ..wgsl import Constant, Kernel
 from .argmax import CHUNK, part_dispatch
 
@@ -27,7 +27,7 @@ def _buffers(dims: Dims) -> dict[str, int]:
     return {
         "logits": f32(rows * dims["width"]),
         "outputs": OUTPUT.itemsize * rows,
-        "batch": 16 * (1 + dims["tokens"]),
+        "batch": batch_bytes(dims["tokens"]),
         **({"page_table": f32(dims["pages"])} if dims["advance"] and dims["paged"] else {}),
         "tokens": f32(dims["slots"]),
         **({"counts": f32(dims["slots"] * dims["width"])} if dims["counted"] else {}),
@@ -63,7 +63,7 @@ def _histogram_launch_list(dims: Dims, caps: DeviceCaps) -> LaunchList:
     rows, width = dims["rows"], dims["width"]
     chunk = _chunk(width)
     parts = ceil_div(width, chunk)
-    specialised = rows == 1 and caps.policy.specialise_constants
+    specialised = is_specialised(rows, caps)
     count = f"sampling/output_count_{'fixed' if rows == 1 else 'batch'}"
     row = ("sampling/keys", "sampling/settings", "sampling/extent")
     shape = {"rows": rows, "width": width, "parts": parts}

@@ -4,9 +4,7 @@
 // mxfp4 (MXFP4): a scale is a byte e, for 2^(e − 128). (0 for e < 2: GPUs have no such numbers.) A code is a sign and a
 // float of three bits; its number is twice that. iq4_nl: a scale is an f16. iq4_xs (SUPERBLOCKS): per 256 weights two u32,
 // an f16 d, eight times two bits and eight times four bits; with 2 + 4 bits s of a block the scale is d · (s − 32).
-// Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x;
-// and for integer arithmetic packed_bytes(those), 32 signed bytes of which ZERO_POINT is to be taken off.
+// Exports: as shared/format_f32, and packed_bytes(those), 32 signed bytes of which ZERO_POINT is to be taken off.
 
 const MXFP4: bool = true;
 const SUPERBLOCKS: bool = false;

@@ -1,7 +1,6 @@
 // Weight formats f16 and bf16 (BF16: the first half of an f32): one vec4<u32> holds 8 weights. No scales. unpack2x16float
 // is core WGSL: no f16 feature needed.
-// Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x.
+// Exports: as shared/format_f32.
 
 const BF16: bool = false;
 

@@ -2,8 +2,7 @@
 // Two u32 for each 32 weights: bits 2i of byte j in u32 h belong to weight 16h + 4i + j.
 // Scales: per 256 weights five u32, 16 bytes with s in the low nibble and m in the high one, then d and dmin as f16;
 // the scale is d · s, the minimum −dmin · m.
-// Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x.
+// Exports: as shared/format_f32.
 
 // What is stored for the scales of a block: s and m of two blocks; d and dmin.
 fn stored_scales(row: u32, block: u32) -> vec2<u32> {

@@ -3,8 +3,7 @@
 // weight 16h + 4i + j. The third has a u32 of high bits for each 32 weights: bit i of byte j belongs to weight 4i + j.
 // Scales: per 256 weights four u32: of the s + 32 of 16 weights each, 16 times four low bits and 16 times two high bits;
 // then d as f16.
-// Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x.
+// Exports: as shared/format_f32.
 
 // What is stored for the scales of a block: low bits of those of four blocks, high bits of all, d.
 fn stored_scales(row: u32, block: u32) -> vec3<u32> {

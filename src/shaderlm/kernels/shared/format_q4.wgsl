@@ -1,8 +1,6 @@
 // Weight format q4: one vec4<u32> holds 32 weights, q + 8 in 4 bits; a scale per GROUP_BLOCKS · 32 weights.
 // Byte j of component c: low nibble = weight 4c + j, high nibble = weight 16 + 4c + j. (GGUF's Q4_0 order.)
-// Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x;
-// and for integer arithmetic packed_bytes(those), 32 signed bytes of which ZERO_POINT is to be taken off.
+// Exports: as shared/format_f32, and packed_bytes(those), 32 signed bytes of which ZERO_POINT is to be taken off.
 
 const F16_SCALES: bool = true;
 const GROUP_BLOCKS: u32 = 1u;

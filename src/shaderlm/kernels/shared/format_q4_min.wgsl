@@ -2,8 +2,7 @@
 // Byte j of component c: low nibble = weight 4c + j, high nibble = weight 16 + 4c + j. (GGUF's Q4_1 order.)
 // q4_1: scale and minimum are two f16 in a u32. q4_k (SUPERBLOCKS): per 256 weights five u32, the first two f16
 // (d, dmin), the others 8 pairs of bytes (s, m); the scale is d · s, the minimum −dmin · m.
-// Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x.
+// Exports: as shared/format_f32.
 
 const SUPERBLOCKS: bool = false;
 

@@ -4,8 +4,7 @@
 // Beside them, q5_0 and q5_1: per 32 weights two u32, the first two f16 (scale, minimum), the other the fifth bits,
 // that of weight i in bit i. q5_k (SUPERBLOCKS): per 256 weights thirteen u32, the first two f16 (d, dmin), then 8
 // pairs of bytes (s, m), then eight u32 of fifth bits; the scale is d · s, the minimum −dmin · m.
-// Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x.
+// Exports: as shared/format_f32.
 
 const SUPERBLOCKS: bool = false;
 const OFFSET: f32 = 1.0;  // 1.5 for q5_0, whose q counts from 16 below zero

@@ -2,8 +2,7 @@
 // The first two hold the low nibbles of 32 weights each, byte j of component c: low nibble = weight 4c + j, high
 // nibble = weight 16 + 4c + j. The third has the high bits, two u32 for each 32 weights: bits 2i of byte j in u32 h
 // belong to weight 16h + 4i + j. Scales: per 256 weights five u32, 16 signed bytes s and d as f16.
-// Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x.
+// Exports: as shared/format_f32.
 
 // d · s of the two halves of a block.
 fn scales_at(row: u32, block: u32) -> vec2<f32> {

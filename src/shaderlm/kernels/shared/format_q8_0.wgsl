@@ -1,7 +1,5 @@
 // Weight format q8_0: one vec4<u32> holds 16 signed bytes; a scale per 32 weights.
-// Exports: weight4(row, quad), four weights from k = 4·quad; load_block(row, block), the 32 weights from
-// k = 32·block as they lie; packed_dot(those, x0 … x7), their dot product with x;
-// and for integer arithmetic packed_bytes(those), 32 signed bytes of which ZERO_POINT is to be taken off.
+// Exports: as shared/format_f32, and packed_bytes(those), 32 signed bytes of which ZERO_POINT is to be taken off.
 
 fn scale_at(i: u32) -> f32 {
     return unpack2x16float(scales[i / 2u])[i % 2u];

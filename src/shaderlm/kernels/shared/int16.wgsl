@@ -1,5 +1,7 @@
 // Inputs of 16 bits as two signed bytes, v = 256 · h + l, times bytes of weights: exactly, four at a time.
-// Exports: Sixteen, bytes_dot, sixteen_dot and block_dot, for the int16_dot of a format.
+// Exports: Sixteen, bytes_dot, sixteen_dot and block_dot, for the files of formats (int16_FORMAT). Each of these exports
+// int16_dot(weights, first, second, unit): the 32 weights of a block times 32 inputs of 16 bits;
+// unit = (unit, unit · Σ of the first 16 inputs, the same of the others).
 
 // Bytes of sixteen inputs.
 struct Sixteen {

@@ -1,5 +1,4 @@
-// int16_dot(weights, first, second, unit): the 32 weights of a block of format q2_k times 32 inputs of 16 bits;
-// unit = (unit, unit · Σ of the first 16 inputs, the same of the others). Needs: Packed of the format, sixteen_dot.
+// int16_dot of format q2_k: see shared/int16. Needs: Packed of the format, sixteen_dot.
 
 fn two_bit_bytes(low: u32) -> vec4<u32> {
     return vec4<u32>(low, low >> 2u, low >> 4u, low >> 6u) & vec4<u32>(0x03030303u);

@@ -1,5 +1,4 @@
-// int16_dot(weights, first, second, unit): the 32 weights of a block of format q3_k times 32 inputs of 16 bits;
-// unit = (unit, unit · Σ of the first 16 inputs, the same of the others). Needs: Packed of the format, sixteen_dot.
+// int16_dot of format q3_k: see shared/int16. Needs: Packed of the format, sixteen_dot.
 
 // Sixteen weights q + 4, of their low bits and the bit above each.
 fn three_bit_bytes(low: u32, high: u32) -> vec4<u32> {

@@ -1,6 +1,4 @@
-// int16_dot(weights, first, second, unit): the 32 weights of a block of format q4 or codes times 32 inputs of 16 bits;
-// unit = (unit, unit · Σ of the first 16 inputs, the same of the others). Needs: Packed, packed_bytes and
-// ZERO_POINT of the format, block_dot.
+// int16_dot of format q4 or codes: see shared/int16. Needs: Packed, packed_bytes and ZERO_POINT of the format, block_dot.
 
 fn int16_dot(p: Packed, first: Sixteen, second: Sixteen, unit: vec3<f32>) -> f32 {
     let q = packed_bytes(p);

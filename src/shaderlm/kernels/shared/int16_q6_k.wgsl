@@ -1,5 +1,4 @@
-// int16_dot(weights, first, second, unit): the 32 weights of a block of format q6_k times 32 inputs of 16 bits;
-// unit = (unit, unit · Σ of the first 16 inputs, the same of the others). Needs: Packed of the format, sixteen_dot.
+// int16_dot of format q6_k: see shared/int16. Needs: Packed of the format, sixteen_dot.
 
 // Sixteen weights q + 32, of their low nibbles and the two bits above each.
 fn six_bit_bytes(low: vec4<u32>, high: u32) -> vec4<u32> {

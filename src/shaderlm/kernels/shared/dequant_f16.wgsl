@@ -1,6 +1,9 @@
 // Values as f16, two to a u32, eight to a vec4<u32>. Of each four, the first and the third are one pair, the second and
 // the fourth the other: so nibbles and bytes of a word are pairs after a mask, with no shuffle. A sum over k takes any
 // order, if both operands have it.
+// Files of formats (dequant_f16_FORMAT) export Raw; fetch(row, block), the 32 weights from k = 32·block as they lie; and
+// eight_halves(raw, row, block, part), weights 8·part … 8·part + 7 of them. What was fetched is not looked at before it is
+// needed: the kernel fetches it steps ahead.
 // Exports: quad_halves(values), half_twice(value), one_half_twice(pair, which), HALF_1024.
 
 fn quad_halves(values: vec4<f32>) -> vec2<u32> {

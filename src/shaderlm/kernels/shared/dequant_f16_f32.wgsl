@@ -1,7 +1,4 @@
-// Weights of format f32 as f16, in the order of shared/halves. What was fetched is not looked at before it is needed:
-// the kernel fetches it steps ahead.
-// Exports: Raw, fetch(row, block), the 32 weights from k = 32·block as they lie; eight_halves(raw, row, block, part),
-// weights 8·part … 8·part + 7 of them. Needs: shared/halves. Weights beyond 65504 do not fit.
+// Weights of format f32 as f16: see shared/dequant_f16. Weights beyond 65504 do not fit.
 
 struct Raw {
     a: vec4<u32>, b: vec4<u32>, c: vec4<u32>, d: vec4<u32>,

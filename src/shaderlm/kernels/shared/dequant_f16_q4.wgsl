@@ -1,7 +1,4 @@
-// Weights of format q4_0 as f16, in the order of shared/halves. What was fetched is not looked at before it is needed:
-// the kernel fetches it steps ahead.
-// Exports: Raw, fetch(row, block), the 32 weights from k = 32·block as they lie; eight_halves(raw, row, block, part),
-// weights 8·part … 8·part + 7 of them. Needs: shared/halves, half arithmetic.
+// Weights of format q4_0 as f16: see shared/dequant_f16. Needs: half arithmetic.
 
 struct Raw {
     w: vec4<u32>,

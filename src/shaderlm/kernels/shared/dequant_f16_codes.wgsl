@@ -1,7 +1,4 @@
-// Weights of formats mxfp4, iq4_nl and iq4_xs as f16, in the order of shared/halves. What was fetched is not looked at before
-// it is needed: the kernel fetches it steps ahead.
-// Exports: Raw, fetch(row, block), the 32 weights from k = 32·block as they lie; eight_halves(raw, row, block, part),
-// weights 8·part … 8·part + 7 of them. Needs: shared/format_codes, shared/halves, half arithmetic.
+// Weights of formats mxfp4, iq4_nl and iq4_xs as f16: see shared/dequant_f16. Needs: shared/format_codes, half arithmetic.
 // Scales of mxfp4 beyond 2^15 count as 2^15, those below 2^-24 as 0.
 
 struct Raw {
