@@ -14,9 +14,11 @@ from shaderlm.errors import InputError, KernelError
 from shaderlm.gpu import WEBGPU_DEFAULT
 from shaderlm.graph import interpret
 from shaderlm.graph.batch import contiguous_batch, make_batch
-from shaderlm.graph.fuse import FUSIONS, fuse
+from shaderlm.graph.chains import Chain, Part
+from shaderlm.graph.fuse import FUSIONS, _Match, fuse
 from shaderlm.graph.graph import Builder, Graph, Node, Rewrite
 from shaderlm.graph.ops import label, resolve
+from shaderlm.graph.primitives import REQUIRED
 from shaderlm.graph.reference import rope_table
 from shaderlm.kernels.registry import first_of
 from shaderlm.models.config import StepSpec
@@ -378,6 +380,15 @@ def test_graphs_that_no_model_has_stay_right(name: str) -> None:
                 given[tensor.name] = np.concatenate([given[part.name] for part in tensor.parts])
         results.append(interpret.run(each, given)["out"])
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_chain_of_values_has_the_rows_of_its_batch() -> None:
+    """Of ops that take every value by itself, those that ask for the true number of rows say how many there are."""
+    parts = Part("scale", "x -> out=scaled"), Part("add", "a=residual b=scaled batch -> out")
+    match = _Match(Chain("scale_add", parts, {"tokens": 1, "count": REQUIRED, "factor": REQUIRED, "batched": False}))
+    graph = SMALL["only the sum is batched"]
+    assert match.take(parts[1], graph.nodes[-1])
+    assert (match.dims["tokens"], match.dims["batched"]) == (4, True)
 
 
 def test_gate_and_up_have_as_many_columns() -> None:

@@ -241,7 +241,7 @@ class _Match:
         if node.dims.get("batched") and "batched" in self.chain.dims:
             self.wire("batch", node.inputs["batch"])
         for name, value in node.dims.items():
-            if name == "tokens" and "count" in node.dims:
+            if name == "tokens" and "count" in node.dims and not node.dims.get("batched"):
                 continue  # ops that take every value by itself need not say how many rows there are
             dim = part.dims.get(name, name)
             if isinstance(dim, Is):
