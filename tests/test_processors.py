@@ -37,8 +37,10 @@ class _Timed:
     def run(self, work: Program) -> dict[str, NDArray[np.uint8]]:
         rounds = work.buffers["rounds"]
         assert isinstance(rounds, np.ndarray)
+        self.now += 2e-4 + (0.1 if self.runs == 0 else 0)  # compiling
+        clock = min(1.0, 0.2 + self.now)  # low at first
+        self.now += 1e-7 / clock * int(rounds[0]) * math.ceil(work.steps[0].grid[0] / self.count)
         self.runs += 1
-        self.now += 2e-4 + 1e-7 * int(rounds[0]) * math.ceil(work.steps[0].grid[0] / self.count)
         return {}
 
 
@@ -52,7 +54,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_gpu_without_a_row_is_counted_once(count: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = _Timed(count, monkeypatch)
     assert with_counted_processors(gpu).processors == count
-    assert gpu.now < 5  # seconds of its clock
+    assert gpu.now < 10  # seconds of its clock
     (kept,) = (cache / "tuning").iterdir()
     again = _Timed(count, monkeypatch)
     assert (with_counted_processors(again).processors, again.runs) == (count, 0)
@@ -84,16 +86,19 @@ def test_a_gpu_that_cannot_be_counted_is_used_all_the_same(cache: Path, monkeypa
     gpu = _Timed(8, monkeypatch)
     monkeypatch.setattr(gpu, "run", fail)
     assert with_counted_processors(gpu) == gpu.caps
+    again = _Timed(8, monkeypatch)
+    assert (with_counted_processors(again).processors, again.runs) == (0, 0), "it is not tried at every start"
+
+
+def test_times_that_say_nothing_are_no_count() -> None:
+    assert count_by(lambda workgroups: 1.0) == 0
 
 
 @pytest.mark.smoke
 def test_the_kernel_computes_what_it_says(device: Device) -> None:
     sums = device.run(program(3, 100))["sums"].view(np.float32)
-    expected = 1.0
-    for _ in range(200):  # lane 0 multiplies with 1
-        expected += 0.75
-    assert np.array_equal(sums, np.full(3, expected, np.float32))
+    assert np.array_equal(sums, np.full(3, 1 + 5 + 100 * 8 * 2 * 0.5, np.float32))  # lane 0 multiplies with 1
 
 
 def test_a_count_is_possible_on_any_adapter(device: Device) -> None:
-    assert 1 <= probe(device) <= 1024
+    assert 0 <= probe(device) <= 1024

@@ -106,25 +106,25 @@ def processors_of(name: str) -> int:
 
 # Counting ---------------------------------------------------------------------------------------------------
 
-# Four sums of each thread, which do not wait for each other: 256 threads leave a processor no time for others.
+# Eight sums of each thread, which do not wait for each other: 256 threads leave a processor no time for others.
 _SOURCE = """
 @group(0) @binding(0) var<storage, read> rounds: array<u32>;
 @group(0) @binding(1) var<storage, read_write> sums: array<f32>;
 @compute @workgroup_size({threads})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
-    let factor = 1.0 - f32(lane) * 0.001;
+    let factor = vec4<f32>(1.0 - f32(lane) * 0.001);
+    let more = vec4<f32>(0.5);
     var a = vec4<f32>(1.0, 2.0, 3.0, 4.0);
-    for (var i = 0u; i < rounds[0]; i = i + 1u) {{
-        a = fma(a, vec4<f32>(factor), vec4<f32>(0.5));
-        a = fma(a, vec4<f32>(factor), vec4<f32>(0.25));
-        a = fma(a, vec4<f32>(factor), vec4<f32>(0.5));
-        a = fma(a, vec4<f32>(factor), vec4<f32>(0.25));
-    }}
+    var b = vec4<f32>(5.0, 6.0, 7.0, 8.0);
+    let count = rounds[0];
+    for (var i = 0u; i < count; i = i + 1u) {{
+{body}    }}
     if (lane == 0u) {{
-        sums[group.x] = a.x;
+        sums[group.x] = a.x + b.x;
     }}
 }}
 """
+_BODY = "        a = fma(a, factor, more);\n        b = fma(b, factor, more);\n" * 8  # more than the loop takes
 _THREADS = 256
 _MOST = 1024  # processors: no GPU has more
 _LEAST_SECONDS = 0.005  # of one workgroup: far more than a submission and a read-back take
@@ -138,9 +138,10 @@ def with_counted_processors(device: RunsPrograms) -> DeviceCaps:
     if caps.software:
         return caps
     count = known_processors(caps)
-    if not count:
+    if count is None:
+        count = 0
         try:
-            _write(caps, 0)  # if a count cannot be kept, there is none
+            _write(caps, 0)  # if a count cannot be kept, there is none; and one that fails is not tried again
             count = probe(device)
             _write(caps, count)
         except (OSError, ModelError, DeviceError, KernelError) as problem:
@@ -148,34 +149,38 @@ def with_counted_processors(device: RunsPrograms) -> DeviceCaps:
     return replace(caps, processors=count)
 
 
-def known_processors(caps: DeviceCaps) -> int:
-    """From the table, or as they were counted with this driver; 0 if neither, or if the file is damaged."""
+def known_processors(caps: DeviceCaps) -> int | None:
+    """From the table, or as they were counted with this driver; 0 if that failed, None if it was not tried."""
     if caps.processors or caps.software:
         return caps.processors
     try:
         record = json.loads(_path_of(caps).read_bytes())
         count = record.pop("processors")
     except (OSError, ModelError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return 0
-    return count if record == _stamp(caps) and isinstance(count, int) and 0 < count <= _MOST else 0
+        return None
+    return count if record == _stamp(caps) and type(count) is int and 0 <= count <= _MOST else None
 
 
 def probe(device: RunsPrograms) -> int:
-    """Count the processors of a device, by the wall clock. Takes about a second."""
-    rounds = 1 << 10
-    while (seconds := _seconds(device, 1, rounds)) < _LEAST_SECONDS and rounds < _MOST_ROUNDS:
+    """Count the processors of a device, by the wall clock; 0 if times say nothing. Takes about two seconds."""
+    _seconds(device, 1, 1)  # compiles
+    end = time.perf_counter() + device.caps.policy.warm_up_seconds
+    while time.perf_counter() < end:  # clocks are low after idling
+        _seconds(device, _MOST, 1 << 10)
+    rounds = 1 << 8
+    while _least_seconds(device, 1, rounds) < _LEAST_SECONDS and rounds < _MOST_ROUNDS:
         rounds *= 2
-    for _ in range(int(0.3 / seconds)):  # clocks are low after idling
-        _seconds(device, _MOST, rounds >> 6)
-    return count_by(lambda workgroups: min(_seconds(device, workgroups, rounds) for _ in range(3)))
+    return count_by(lambda workgroups: _least_seconds(device, workgroups, rounds))
 
 
 def count_by(seconds: Callable[[int], float]) -> int:
-    """The most workgroups that take less than one and a half times as long as one."""
+    """The most workgroups that take less than one and a half times as long as one; 0 if any number does."""
     limit = 1.5 * seconds(1)
     fitting, over = 1, 2
-    while over <= _MOST and seconds(over) < limit:
+    while seconds(over) < limit:
         fitting, over = over, 2 * over
+        if over > 2 * _MOST:
+            return 0
     while over - fitting > 1:
         middle = (fitting + over) // 2
         if seconds(middle) < limit:
@@ -183,6 +188,10 @@ def count_by(seconds: Callable[[int], float]) -> int:
         else:
             over = middle
     return fitting
+
+
+def _least_seconds(device: RunsPrograms, workgroups: int, rounds: int) -> float:
+    return min(_seconds(device, workgroups, rounds) for _ in range(3))
 
 
 def _seconds(device: RunsPrograms, workgroups: int, rounds: int) -> float:
@@ -194,7 +203,7 @@ def _seconds(device: RunsPrograms, workgroups: int, rounds: int) -> float:
 def program(workgroups: int, rounds: int, threads: int = _THREADS) -> Program:
     """So many workgroups that compute for so many rounds, and a sum of each."""
     slots = (Slot("rounds", "read-only-storage"), Slot("sums", "storage"))
-    step = Step("processors", _SOURCE.format(threads=threads), slots, (workgroups, 1, 1))
+    step = Step("processors", _SOURCE.format(threads=threads, body=_BODY), slots, (workgroups, 1, 1))
     return Program({"rounds": np.array([rounds], np.uint32), "sums": 4 * workgroups}, (step,), ("sums",))
 
 
