@@ -33,7 +33,7 @@ class LocalModel:
     path: Path
 
 
-class _File(NamedTuple):
+class _CachedFile(NamedTuple):
     """A file of a repository: its name there, where it is, and the content that files of equal content share."""
 
     name: str
@@ -160,23 +160,23 @@ def _remove_folder(folder: Path) -> None:
             folder.unlink()
 
 
-def _files(folder: Path) -> list[_File]:
+def _files(folder: Path) -> list[_CachedFile]:
     """The files of a repository, in all its revisions, whose contents are there."""
     return [
-        _File(path.relative_to(snapshot).as_posix(), path, path.resolve(), path.stat().st_size)
+        _CachedFile(path.relative_to(snapshot).as_posix(), path, path.resolve(), path.stat().st_size)
         for snapshot in sorted((folder / "snapshots").glob("*"))
         for path in sorted(snapshot.rglob("*"))
         if path.is_file()
     ]
 
 
-def _not_in_snapshots(folder: Path, files: Iterable[_File]) -> list[Path]:
+def _not_in_snapshots(folder: Path, files: Iterable[_CachedFile]) -> list[Path]:
     """Contents of a repository that are those of none of its files yet."""
     used = {file.blob for file in files}
     return [path for path in (folder / "blobs").glob("*") if path.is_file() and path.resolve() not in used]
 
 
-def _parts(files: Iterable[_File], first: str) -> list[_File]:
+def _parts(files: Iterable[_CachedFile], first: str) -> list[_CachedFile]:
     """The files of a GGUF checkpoint, in all revisions, by the name of its first part."""
     part = PART_NAME.fullmatch(first)
     return sorted(
@@ -187,15 +187,15 @@ def _parts(files: Iterable[_File], first: str) -> list[_File]:
     )
 
 
-def _size(files: Iterable[_File]) -> int:
+def _size(files: Iterable[_CachedFile]) -> int:
     return sum({file.blob: file.nbytes for file in files}.values())
 
 
-def _is_model(files: Iterable[_File]) -> bool:
+def _is_model(files: Iterable[_CachedFile]) -> bool:
     return any(_is_safetensors(file.name) or _is_gguf(file.name) for file in files)
 
 
-def _is_beside(files: Iterable[_File]) -> bool:
+def _is_beside(files: Iterable[_CachedFile]) -> bool:
     """Are they only what comes with weights?"""
     return all(file.name in (*FILES, INDEX) for file in files)
 

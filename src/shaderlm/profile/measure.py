@@ -141,8 +141,10 @@ def profile(
     """Each phase as it is measured, with its trace, and whether it was interrupted; the last one then."""
     check(model.config.context, prompt, generated, depth)
     sequence = model.add()
-    prefill = _Work("prefill", model, prompt, depth, partial(_run_prefill, model, sequence, depth, prompt, repetitions))
-    decode = _Work("decode", model, 1, depth, partial(_run_decode, model, sequence, depth, generated))
+    prefill = _PhaseWork(
+        "prefill", model, prompt, depth, partial(_run_prefill, model, sequence, depth, prompt, repetitions)
+    )
+    decode = _PhaseWork("decode", model, 1, depth, partial(_run_decode, model, sequence, depth, generated))
     try:
         if depth:
             say("filling the cache")
@@ -164,7 +166,7 @@ def _random(model: GpuRunner, count: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _PhaseWork:
     """What a phase does: `run` adds its steps to a list."""
 
     name: Literal["prefill", "decode"]
@@ -174,7 +176,7 @@ class _Work:
     run: Callable[[list[_Step]], None]
 
 
-def _run(work: _Work) -> _Run:
+def _run(work: _PhaseWork) -> _Run:
     steps: list[_Step] = []
     try:
         work.run(steps)
@@ -228,7 +230,9 @@ def _run_decode(model: GpuRunner, sequence: KvSequence, depth: int, count: int, 
         steps[-1].waits.append((end, steps[-1].end))
 
 
-def _measure(work: _Work, timestamp_us: float, say: Callable[[str], None]) -> tuple[Phase, list[Event], bool] | None:
+def _measure(
+    work: _PhaseWork, timestamp_us: float, say: Callable[[str], None]
+) -> tuple[Phase, list[Event], bool] | None:
     """None if Ctrl-C left nothing to report."""
     device = work.model.device
     say(f"{work.name}: warming up")
@@ -333,7 +337,7 @@ def _alike(run: _Run) -> list[_Step]:
     return [step for step in run.steps if _programs(step) == programs]
 
 
-def _dispatches(work: _Work, run: _Run) -> tuple[Timed, ...]:
+def _dispatches(work: _PhaseWork, run: _Run) -> tuple[Timed, ...]:
     steps = _alike(run)
     times = np.array([np.concatenate([np.diff(s.ends) for s in step.submissions]) for step in steps])
     means = iter((times.mean(0) / 1e3).tolist())

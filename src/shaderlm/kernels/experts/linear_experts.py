@@ -140,7 +140,7 @@ def _int16_unsupported_reason(dims: Dims, caps: DeviceCaps) -> str | None:
 
 def _few_rows_launch_list(
     path: str,
-    config: packed.Gemv | int16.Int16Config,
+    config: packed.GemvConfig | int16.Int16Config,
     arithmetic: tuple[str, ...],
     needs: frozenset[str],
     dims: Dims,

@@ -203,7 +203,7 @@ def over_ranges(
 
 
 @dataclass(frozen=True)
-class Gemv:
+class GemvConfig:
     """Launch configuration of a GEMV: threads, lanes that share the K of a row, rows that they share, and who adds up.
 
     `stage` blocks of x at a time are staged in workgroup memory, and multiplied in "f32" or, for the formats with
@@ -248,7 +248,7 @@ class Gemv:
 _GEMV_THREADS = 56_000
 
 
-def gemv_shape(dims: Dims, caps: DeviceCaps) -> Gemv:
+def gemv_shape(dims: Dims, caps: DeviceCaps) -> GemvConfig:
     """The launch configuration for a shape: the more rows there are, the fewer lanes share one."""
     k, n, integer_rows = dims["K"], dims["N"], _format(dims).integer_rows
     threads = min(256, caps.max_invocations)
@@ -263,7 +263,7 @@ def gemv_shape(dims: Dims, caps: DeviceCaps) -> Gemv:
         if as_measured(n, caps) <= 512 and k >= 1024 and rows == 1:  # a router: few rows for so many lanes
             threads, lanes_per_row = min(128, threads), 64
     reduction = "row_sum_subgroup" if caps.subgroups else "row_sum_tree"
-    return Gemv(threads, min(lanes_per_row, threads), rows, reduction, arithmetic, stage)
+    return GemvConfig(threads, min(lanes_per_row, threads), rows, reduction, arithmetic, stage)
 
 
 def power_of_two(number: float, least: int, most: int) -> int:
@@ -292,7 +292,7 @@ def gemv_candidates(dims: Dims, caps: DeviceCaps) -> Mapping[str, Callable[[], L
     return launch_lists
 
 
-def gemv_with(config: Gemv, dims: Dims, caps: DeviceCaps) -> LaunchList:
+def gemv_with(config: GemvConfig, dims: Dims, caps: DeviceCaps) -> LaunchList:
     """The GEMV with a given config."""
     prologue = dims.get("prologue", "none")
     reduce = (reduction(caps)[0],) if prologue != "none" else ()
