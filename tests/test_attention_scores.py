@@ -15,9 +15,9 @@ from shaderlm.kernels import Dispatch, LaunchList, routes_of, shader_of
 from shaderlm.kernels.attention.attention import (
     grouped,
     single_pass,
+    split_dispatches,
     split_octets,
     split_quads,
-    split_rows,
     split_tree,
     tile,
 )
@@ -40,7 +40,7 @@ Dispatches = tuple[tuple[Dispatch, ...], dict[str, int]]
 def _octets(dims: dict[str, Any], caps: DeviceCaps) -> Dispatches:
     found = split_octets(dims, caps.subgroup_max, 128)
     assert found is not None
-    return split_rows(dims, caps, found)
+    return split_dispatches(dims, caps, found)
 
 
 def _grouped(dims: dict[str, Any], caps: DeviceCaps) -> Dispatches:
@@ -52,9 +52,9 @@ def _grouped(dims: dict[str, Any], caps: DeviceCaps) -> Dispatches:
 KERNELS: dict[str, Callable[[dict[str, Any], DeviceCaps], Dispatches]] = {
     "single_pass": lambda dims, caps: ((single_pass(dims, caps),), {}),
     "grouped": _grouped,
-    "split": lambda dims, caps: split_rows(dims, caps, split_quads(dims, 128)),
+    "split": lambda dims, caps: split_dispatches(dims, caps, split_quads(dims, 128)),
     "split_octets": _octets,
-    "split_tree": lambda dims, caps: split_rows(dims, caps, split_tree(dims)),
+    "split_tree": lambda dims, caps: split_dispatches(dims, caps, split_tree(dims)),
     "tile": lambda dims, caps: ((tile(dims, caps, 16, 32),), {}),
 }
 

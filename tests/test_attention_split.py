@@ -12,7 +12,7 @@ from shaderlm.compile import lower
 from shaderlm.gpu import Device
 from shaderlm.graph.batch import CONTEXTS
 from shaderlm.kernels import LaunchList
-from shaderlm.kernels.attention.attention import split_octets, split_quads, split_rows
+from shaderlm.kernels.attention.attention import split_dispatches, split_octets, split_quads
 
 from .attention_operands import MAKERS, Stretch
 from .compare import assert_close
@@ -26,7 +26,7 @@ def launch_list_of(on: Device, dims: dict[str, Any], lanes: int) -> LaunchList:
     caps = replace(on.caps, kind="discrete")
     split = split_octets(dims, caps.subgroup_max, lanes)
     assert split is not None
-    dispatches, scratch = split_rows(dims, caps, split)
+    dispatches, scratch = split_dispatches(dims, caps, split)
     return LaunchList(dispatches, {**flash().launch_list(dims, caps).buffers, **scratch})
 
 
@@ -64,7 +64,7 @@ def test_splits_of_several_chunks(cache: str, gpu: Device) -> None:
     lanes = max(64, caps.subgroup_max)
     split = split_octets(dims, caps.subgroup_max, lanes) if cache == "f16" else split_quads(dims, lanes)
     assert split is not None
-    dispatches, scratch = split_rows(dims, caps, split, 3)
+    dispatches, scratch = split_dispatches(dims, caps, split, 3)
     buffers = flash().launch_list(dims, caps).buffers
     program = lower(flash(), dims, caps, operands, launch_list=LaunchList(dispatches, {**buffers, **scratch}))
     found = gpu.run(program)["out"].view(np.float32).reshape(4, 3, -1)

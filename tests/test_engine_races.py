@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, driver
 from shaderlm.engine.scheduler import SequenceState
 from shaderlm.errors import DeviceError, InputError, UnavailableError
 from shaderlm.graph.batch import PAGE
-from shaderlm.runtime.runner import FIRST_PAGES
+from shaderlm.runtime.runner import FIRST_PAGES, U32, Tokens
 
 from .fake_runner import FakeRunner
 from .test_engine_loop import expected, fail_once, held, ids_of, left_nothing, made, request, wait_until
@@ -411,6 +412,46 @@ def test_an_engine_that_cannot_recover_ends_every_request(monkeypatch: pytest.Mo
     with pytest.raises(DeviceError, match="the engine failed"):
         model.engine.submit(request([1]))
     model.close()
+
+
+def test_models_do_not_wait_for_each_other() -> None:
+    """Tokens of one are awaited while those of another come."""
+    go_on = threading.Event()
+
+    def late() -> U32:
+        assert go_on.wait(60)
+        return np.zeros(1, np.uint32)
+
+    slow = threading.Thread(target=Tokens(late).wait, daemon=True)
+    slow.start()
+    in_time(Tokens(lambda: np.zeros(1, np.uint32)).wait)
+    go_on.set()
+    slow.join()
+
+
+def test_an_interrupt_while_a_sequence_leaves_the_batch_leaves_nothing() -> None:
+    model, _ = made()
+    engine = model.engine
+    engine.configure(EngineOptions(parallel=1))
+    engine._start_thread = lambda: None  # type: ignore[method-assign]
+    runs, waits = engine.submit(request([1, 2, 3], 30)), engine.submit(request([4, 5, 6], 10))
+    for _ in range(4):
+        engine._guarded(engine._iterate)
+    forget = engine._core.forget
+
+    def interrupted(state: SequenceState) -> None:
+        engine._core.forget = forget  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    engine._core.forget = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        waits.cancel()
+    later = engine.submit(request([7, 8, 9], 30))
+    while later.finish_reason is None:
+        engine._guarded(engine._iterate)
+    assert (waits.finish_reason, later.finish_reason) == ("error", "length")
+    assert runs.finish_reason is not None
+    closed(model)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")

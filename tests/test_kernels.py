@@ -181,7 +181,7 @@ def test_grids_fold(case: Case, folding_device: Device) -> None:
 
 def test_tall_tiles(device: Device) -> None:
     """Tiles that only shapes of many GFLOP get by default, on a small one."""
-    caps = replace(device.caps, kind="discrete")
+    caps = replace(device.caps, kind="discrete", processors=4)
     (route,) = (each for each in routes_of("linear") if each.name == "tile_shared")
     (case,) = (case for case in CASES if case.op == "linear" and case.dims["tokens"] > 1024)
     small = Case("linear", tuple({**dict(case.given), "tokens": 131, "N": 70}.items()))

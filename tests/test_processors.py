@@ -92,6 +92,43 @@ def test_a_gpu_that_cannot_be_counted_is_used_all_the_same(cache: Path, monkeypa
 
 def test_times_that_say_nothing_are_no_count() -> None:
     assert count_by(lambda workgroups: 1.0) == 0
+    assert count_by(lambda workgroups: math.ceil(workgroups / 1500)) == 0
+
+
+def test_two_counts_that_differ_are_none(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = _Timed(64, monkeypatch)
+    counts = iter((64, 128))
+    monkeypatch.setattr(processors, "count_by", lambda seconds: next(counts))
+    assert with_counted_processors(gpu).processors == 0
+
+
+def test_ctrl_c_while_counting_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = _Timed(64, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(processors, "count_by", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            with_counted_processors(gpu)
+    assert with_counted_processors(gpu).processors == 64
+
+
+def _interrupted(seconds: object) -> int:
+    raise KeyboardInterrupt
+
+
+def test_a_part_of_a_device_is_not_counted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = _Timed(64, monkeypatch)
+    assert (with_counted_processors(gpu, whole=False).processors, gpu.runs) == (0, 0)
+    assert with_counted_processors(gpu).processors == 64
+    assert with_counted_processors(gpu, whole=False).processors == 64
+
+
+def test_each_implementation_has_its_count(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They name the driver differently."""
+    for _ in range(2):
+        for implementation in ("wgpu", "dawn"):
+            gpu = _Timed(64, monkeypatch, implementation=implementation, driver=implementation)
+            assert with_counted_processors(gpu).processors == 64
+    assert gpu.runs == 0
 
 
 @pytest.mark.smoke

@@ -147,17 +147,6 @@ def test_an_error_before_the_first_event_has_its_status(server: Running) -> None
         assert http.post("/v1/chat/completions", json={**body, "stream": False}).status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [("/v1/messages/count_tokens", {"speed": "fast"}), ("/apply-template", {"modalities": ["audio"]})],
-)
-def test_fields_that_cannot_be_honoured_are_refused_without_an_answer(server: Running, path: str, field: Any) -> None:
-    with server.client() as http:
-        found = http.post(path, json={"messages": ASK, **field})
-        assert (found.status_code, next(iter(field)) in found.json()["error"]["message"]) == (400, True)
-        assert http.post(path, json={"messages": ASK}).status_code == 200
-
-
 def test_a_message_that_names_no_model(server: Running) -> None:
     with server.client() as http:
         found = http.post("/v1/messages", json={"messages": ASK, "max_tokens": 2}).json()

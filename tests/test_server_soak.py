@@ -54,10 +54,11 @@ def rows_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     submit = StepCore.submit
 
-    def counted(core: StepCore, batch: Batch) -> None:
+    def counted(core: StepCore, batch: Batch) -> bool:
         before = core.rows
-        submit(core, batch)
+        submitted = submit(core, batch)
         found.append(core.rows - before)
+        return submitted
 
     monkeypatch.setattr(StepCore, "submit", counted)
     return found

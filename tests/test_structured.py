@@ -787,7 +787,7 @@ def test_few_grammars_are_kept(model: LanguageModel, monkeypatch: pytest.MonkeyP
     for i in range(9):
         compiler.of_structure(Structure("regex", "regex", f"a{{{i + 1}}}"))
         assert len(compiler._grammars) == min(i + 1, 3)
-        assert len(compiler._passed) <= 5
+        assert len(compiler._tried) <= 5
     monkeypatch.setattr(constraints, "_MAX_COMPILE_SECONDS", 0.0)
     compiler.of_structure(Structure("regex", "regex", "b"))
     assert len(compiler._grammars) == 1, "the newest stays"

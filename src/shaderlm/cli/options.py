@@ -203,12 +203,16 @@ def structure_options(command: Command) -> Command:
 
 
 def _text_in(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
-    return None if path is None else read_text(path)
+    try:
+        return None if path is None else read_text(path)
+    except InputError as problem:
+        raise click.BadParameter(str(problem)) from None
 
 
 def _schema_in(context: click.Context, parameter: click.Parameter, path: str | None) -> Any:
+    text = _text_in(context, parameter, path)
     try:
-        return None if path is None else json.loads(read_text(path))
+        return None if text is None else json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise click.BadParameter(f"{path} is not JSON: {problem}") from None
 

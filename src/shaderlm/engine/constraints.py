@@ -157,10 +157,10 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self.seconds = 2.0  # that the schemas, grammars and tools of a request may take together
-        self._lock, self._making = threading.Lock(), threading.Lock()
+        self._lock, self._guidance_lock = threading.Lock(), threading.Lock()
         # By a hash: texts may have megabytes. With the seconds that it took to compile.
         self._grammars: OrderedDict[bytes, tuple[Grammar, float]] = OrderedDict()
-        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        self._tried: OrderedDict[bytes, None] = OrderedDict()
 
     def prepare(self) -> None:
         """Make the tables of the vocabulary now, and the process for trials. Python runs nothing else meanwhile."""
@@ -229,15 +229,15 @@ class GrammarCompiler:
         """Refuse what cannot be compiled in time."""
         key = _key(text)
         with self._lock:
-            if key in self._grammars or key in self._passed:
+            if key in self._grammars or key in self._tried:
                 return
         reason = trials.refusal(option, text)
         if reason is not None:
             raise InputError(refused(reason))
         with self._lock:
-            self._passed[key] = None
-            if len(self._passed) > _MAX_PASSED:
-                self._passed.popitem(last=False)
+            self._tried[key] = None
+            if len(self._tried) > _MAX_PASSED:
+                self._tried.popitem(last=False)
 
     def _compiled(self, option: str, text: str, refused: Callable[[str], str], trials: _Trials) -> Grammar:
         key = _key(text)
@@ -271,7 +271,7 @@ class GrammarCompiler:
         return Grammar(matcher, guidance, first)
 
     def _shared_guidance(self) -> _Guidance:
-        with self._making:
+        with self._guidance_lock:
             return self._guidance
 
     @cached_property

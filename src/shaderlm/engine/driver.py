@@ -433,6 +433,7 @@ class Engine:
                 self._masks.release()
                 # What was submitted last is not wanted any more: its states and tracebacks refer to much.
                 self._core.release()
+                self._core.growth_error = None
 
     def _finish(self, handles: Sequence[Handle], reason: str, error: BaseException | None = None) -> None:
         """The end of requests; tasks that wait for them go on."""

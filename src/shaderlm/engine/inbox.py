@@ -51,9 +51,9 @@ class Inbox:
 
     def remove(self, handle: Handle) -> bool:
         """A request is over. Was it the last one? With `lock` held."""
-        self.active.pop(handle.id, None)
-        if handle in self.new:
+        if handle in self.new:  # first: a handle that is over and new would be admitted
             self.new.remove(handle)
+        self.active.pop(handle.id, None)
         if self.active:
             return False
         self._idle.notify_all()

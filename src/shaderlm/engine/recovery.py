@@ -64,7 +64,7 @@ class Recovery:
         waiting, new, active = set(self.scheduler.waiting), self.inbox.new, self.inbox.all_active()
 
         def goes_on(handle: Handle) -> bool:
-            if handle is raising:
+            if handle is raising or handle.sequence.over:  # interrupted while its sequence left the batch
                 return False
             if handle in new:
                 return True

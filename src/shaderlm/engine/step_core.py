@@ -165,7 +165,7 @@ class StepCore:
 
     def release(self) -> None:
         """Keep nothing of the last steps: their states and settings refer to much."""
-        self._members, self._steady, self.growth_error = [], (None, [], []), None
+        self._members, self._steady = [], (None, [], [])
 
     def close(self) -> None:
         """Nothing is recorded ahead any more."""

@@ -83,7 +83,7 @@ class Device:
         self._pools: weakref.WeakSet[CommandBufferPool[CommandBuffer]] = weakref.WeakSet()
         self.caps = with_probed_lanes(self, adapter.native.key)
         self.caps = with_probed_matrices(self, adapter.native.key)
-        self.caps = with_counted_processors(self)
+        self.caps = with_counted_processors(self, whole=not (without or lowered))
 
     def __repr__(self) -> str:
         return f"<Device {self.caps.name} ({self.caps.kind}, {self.caps.backend}, {self.caps.implementation})>"

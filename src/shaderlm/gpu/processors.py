@@ -132,21 +132,34 @@ _MOST_ROUNDS = 1 << 24
 FORMAT = 1
 
 
-def with_counted_processors(device: RunsPrograms) -> DeviceCaps:
-    """A device's capabilities with its processors: from the table, from disk, or counted now and kept."""
+def with_counted_processors(device: RunsPrograms, whole: bool = True) -> DeviceCaps:
+    """A device's capabilities with its processors: from the table, from disk, or counted now and kept.
+
+    Not counted where it is not the `whole` device: where features are off, or limits lowered.
+    """
     caps = device.caps
     if caps.software:
         return caps
     count = known_processors(caps)
-    if count is None:
-        count = 0
+    if count is None and whole:
         try:
-            _write(caps, 0)  # if a count cannot be kept, there is none; and one that fails is not tried again
-            count = probe(device)
-            _write(caps, count)
+            count = _counted(device)
         except (OSError, ModelError, DeviceError, KernelError) as problem:
             _log.info("the processors of %s were not counted (%s)", caps.name, problem)
-    return replace(caps, processors=count)
+    return replace(caps, processors=count or 0)
+
+
+def _counted(device: RunsPrograms) -> int:
+    """Count them and keep the count. If it cannot be kept, there is none; one that fails is not tried again."""
+    _write(device.caps, 0)
+    try:
+        count = probe(device)
+    except BaseException as problem:
+        if not isinstance(problem, Exception):  # Ctrl-C: the next start counts
+            _path_of(device.caps).unlink(missing_ok=True)
+        raise
+    _write(device.caps, count)
+    return count
 
 
 def known_processors(caps: DeviceCaps) -> int | None:
@@ -162,15 +175,23 @@ def known_processors(caps: DeviceCaps) -> int | None:
 
 
 def probe(device: RunsPrograms) -> int:
-    """Count the processors of a device, by the wall clock; 0 if times say nothing. Takes about two seconds."""
+    """Count the processors of a device, by the wall clock; 0 if times say nothing. Takes two or three seconds."""
     _seconds(device, 1, 1)  # compiles
+    rounds = _rounds(device)
     end = time.perf_counter() + device.caps.policy.warm_up_seconds
     while time.perf_counter() < end:  # clocks are low after idling
-        _seconds(device, _MOST, 1 << 10)
-    rounds = 1 << 8
+        _seconds(device, _MOST, max(1, rounds >> 7))
+    rounds = _rounds(device)
+    first, second = (count_by(lambda workgroups: _least_seconds(device, workgroups, rounds)) for _ in range(2))
+    return first if abs(first - second) <= 0.1 * first else 0  # something else ran beside it
+
+
+def _rounds(device: RunsPrograms) -> int:
+    """For which one workgroup takes long enough."""
+    rounds = 1 << 6
     while _least_seconds(device, 1, rounds) < _LEAST_SECONDS and rounds < _MOST_ROUNDS:
         rounds *= 2
-    return count_by(lambda workgroups: _least_seconds(device, workgroups, rounds))
+    return rounds
 
 
 def count_by(seconds: Callable[[int], float]) -> int:
@@ -187,7 +208,7 @@ def count_by(seconds: Callable[[int], float]) -> int:
             fitting = middle
         else:
             over = middle
-    return fitting
+    return fitting if fitting <= _MOST else 0
 
 
 def _least_seconds(device: RunsPrograms, workgroups: int, rounds: int) -> float:
@@ -208,7 +229,8 @@ def program(workgroups: int, rounds: int, threads: int = _THREADS) -> Program:
 
 
 def _path_of(caps: DeviceCaps) -> Path:
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend}".lower()).strip("-")[:100]
+    by = "" if caps.implementation == "wgpu" else caps.implementation
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend} {by}".lower()).strip("-")[:100]
     return cache_directory() / "tuning" / f"{slug}.processors.json"
 
 

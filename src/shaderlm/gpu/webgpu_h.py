@@ -479,6 +479,7 @@ class NativeAdapter(ABC):
         return bool(self.lib.wgpuAdapterHasFeature(self.handle, getattr(self.lib, feature)))
 
     def _info(self, chained: Any = None) -> Any:
+        """What the adapter says of itself. Its members are the caller's to free."""
         info = self.ffi.new("WGPUAdapterInfo *")
         if chained is not None:
             info.nextInChain = self.ffi.cast("WGPUChainedStruct *", chained)
@@ -525,18 +526,18 @@ class NativeAdapter(ABC):
             field = f"maxComputeWorkgroupSize{axis}"
             setattr(required, field, min(getattr(required, field), required.maxComputeInvocationsPerWorkgroup))
         names = ffi.new("WGPUFeatureName[]", [getattr(lib, name) for name in features])
-        number = ffi.cast("void *", state.number)
+        userdata = ffi.cast("void *", state.number)
         descriptor = ffi.new("WGPUDeviceDescriptor *")
         descriptor.nextInChain = chained
         descriptor.requiredFeatureCount, descriptor.requiredFeatures = len(names), names
         descriptor.requiredLimits = required
         descriptor.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
         descriptor.deviceLostCallbackInfo.callback = callbacks.on_lost
-        descriptor.deviceLostCallbackInfo.userdata1 = number
+        descriptor.deviceLostCallbackInfo.userdata1 = userdata
         descriptor.uncapturedErrorCallbackInfo.callback = callbacks.on_error
-        descriptor.uncapturedErrorCallbackInfo.userdata1 = number
+        descriptor.uncapturedErrorCallbackInfo.userdata1 = userdata
         request = ffi.new("WGPURequestDeviceCallbackInfo *")
-        request.mode, request.callback, request.userdata1 = mode, callbacks.on_device, number
+        request.mode, request.callback, request.userdata1 = mode, callbacks.on_device, userdata
         wait(lib.wgpuAdapterRequestDevice(self.handle, descriptor, request[0]))
         status, handle, message = callbacks.answers.pop(state.number, (0, None, "it does not answer"))
         if status != lib.WGPURequestDeviceStatus_Success:

@@ -81,7 +81,8 @@ def _parse(kind: Any, value: Any) -> Any:
         return kind(value)
     if kind is Any or (kind in (str, bool) and type(value) is kind) or (origin is Literal and value in parts):
         return value
-    raise ValueError(f"expected {getattr(kind, '__name__', kind)}, got {value!r}")
+    expected = "a number of at least 0" if kind in (int, float) else getattr(kind, "__name__", kind)
+    raise ValueError(f"expected {expected}, got {value!r}")
 
 
 def _check_roofs(profile: Profile) -> None:

@@ -13,8 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -67,22 +66,24 @@ class Tokens:
 
     wait_for_words: Callable[[], U32]  # the last tokens of all sequence slots; with `requests`, a report
     requests: Sequence[LogprobRequest] | None = None  # of every output, where log probabilities come with the tokens
-
-    @cached_property
-    def _report(self) -> tuple[U32, dict[int, Logprobs]]:
-        words = self.wait_for_words()
-        return (words, {}) if self.requests is None else read_report(words, self.requests)
+    # No `cached_property`: in Python 3.11 all instances share its lock, and this waits for a device.
+    _report: tuple[U32, dict[int, Logprobs]] | None = field(default=None, init=False)
 
     def wait(self) -> U32:
         """Tokens by sequence slot, of the sequences that got one in this step. May be called again."""
+        if self._report is None:
+            words = self.wait_for_words()
+            self._report = (words, {}) if self.requests is None else read_report(words, self.requests)
         return self._report[0]
 
     def logprobs(self, slot: int) -> Logprobs | None:
         """What the settings of a sequence ask for, by its slot; None: nothing."""
+        self.wait()
+        assert self._report is not None
         return self._report[1].get(slot)
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepResult:
     """Of a step: the tokens that were sampled, if any, and the logits and hidden states that were asked for.
 
@@ -93,16 +94,22 @@ class StepResult:
     wait_for_logits: Callable[[], F32] | None = None
     wait_for_hidden: Callable[[], F32] | None = None
     wait_for_rows: Callable[[], object] | None = None  # of a step on its way that gives nothing else to wait for
+    _logits: F32 | None = field(default=None, init=False)  # no `cached_property`: see Tokens
+    _hidden: F32 | None = field(default=None, init=False)
 
-    @cached_property
+    @property
     def logits(self) -> F32 | None:
         """[rows, vocabulary], in the order of the step's outputs. Waits for them the first time."""
-        return self.wait_for_logits() if self.wait_for_logits is not None else None
+        if self._logits is None and self.wait_for_logits is not None:
+            self._logits = self.wait_for_logits()
+        return self._logits
 
-    @cached_property
+    @property
     def hidden(self) -> F32 | None:
         """Final hidden states, after the output norm: [rows, hidden], in the same order. Waits for them, too."""
-        return self.wait_for_hidden() if self.wait_for_hidden is not None else None
+        if self._hidden is None and self.wait_for_hidden is not None:
+            self._hidden = self.wait_for_hidden()
+        return self._hidden
 
     def wait(self) -> None:
         """Until all that it gives is there; where it gives nothing, until its rows are run."""
@@ -529,10 +536,10 @@ def buckets(most: int) -> list[int]:
     return [1 << i for i in range(most.bit_length())]
 
 
-def padded_batch(records: U32, tokens: int, outputs: int) -> U32:
+def padded_batch(records: U32, tokens: int, output_count: int) -> U32:
     """The batch as kernels read it: counts, records, and rows that write nothing."""
     batch = np.zeros((1 + tokens, 4), np.uint32)
-    batch[0] = (len(records), outputs, 0, 0)
+    batch[0] = (len(records), output_count, 0, 0)
     batch[1 : 1 + len(records)] = records
     batch[1 + len(records) :, 2] = NONE
     return batch

@@ -25,7 +25,6 @@ from .chat import Chat, conversation_of
 from .completions import Completions
 from .embeddings import Embeddings
 from .errors import ApiError, api_error
-from .generation import check_supported
 from .limits import Limits
 from .metrics import CONTENT_TYPE
 from .openapi import document
@@ -220,12 +219,8 @@ def _get(path: str, summary: str, handler: Handler, response: Any = None, **opti
 def _post(path: str, summary: str, body: Any, response: Any, compute: Any, **options: Any) -> Endpoint:
     """A route that computes its answer from the body alone."""
 
-    def answer(served: ServedModel, fields: Any) -> Response:
-        check_supported(fields)
-        return _json(compute(served, fields))
-
     async def handler(service: Service, request: Request) -> Response:
-        return await _compute(service, request, body, answer)
+        return await _compute(service, request, body, lambda served, body: _json(compute(served, body)))
 
     return Endpoint(path, summary, body, response, handler=handler, **options)
 

@@ -151,7 +151,7 @@ class Output:
         logprobs, self._logprobs = self._logprobs, []
         item.content[0].text += text
         item.content[0].logprobs += logprobs
-        yield types.TextDelta(type="response.output_text.delta", delta=text, logprobs=logprobs, **self._place())
+        yield types.OutputDelta(type="response.output_text.delta", delta=text, logprobs=logprobs, **self._place())
 
     def _reasoning(self, text: str) -> Iterator[types.ResponseEvent]:
         item = self._last
@@ -159,7 +159,7 @@ class Output:
             item = types.ReasoningItem(id=new_id("rs_"), status="in_progress", content=[types.ReasoningText(text="")])
             yield from self._open(item)
         item.content[0].text += text
-        yield types.TextDelta(type="response.reasoning_text.delta", delta=text, **self._place())
+        yield types.OutputDelta(type="response.reasoning_text.delta", delta=text, **self._place())
 
     def _call(self, call: CallDelta) -> Iterator[types.ResponseEvent]:
         if call.name is not None:

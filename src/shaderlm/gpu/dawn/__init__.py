@@ -2,7 +2,7 @@
 
     library.py  finds and loads the library, makes the instance, and receives its callbacks
     adapter.py  adapters, their capabilities, and opening a device
-    device.py   shaders, submission, mapping: a `gpu.native.NativeDevice`
+    device.py   shaders, submission, mapping: a `gpu.webgpu_h.NativeDevice`
 
 The package is optional and nothing of it is imported before an adapter is looked for. Of it nothing but the compiled
 module is used, which knows the C types by itself: its Python classes wait for results in a way that fails where several

@@ -4,7 +4,7 @@
     generate.py     writes bindings.py from it
     library.py      finds and loads the library, makes instances, and receives its callbacks
     adapter.py      adapters, their capabilities, and opening a device
-    device.py       buffers, pipelines, encoders, submission, mapping: a `gpu.native.NativeDevice`
+    device.py       buffers, pipelines, encoders, submission, mapping: a `gpu.webgpu_h.NativeDevice`
 
 Of the package wgpu nothing but the library is used. Its Python classes take a second to start and 6 to 8 µs to record a
 dispatch; with handles that are kept it is 2 µs, and a token takes hundreds.

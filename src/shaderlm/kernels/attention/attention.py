@@ -275,7 +275,7 @@ def _rows_of_a_pass(dims: Dims, caps: DeviceCaps, splits: int) -> int:
     return ceil_div(dims["tokens"], ceil_div(dims["tokens"], fitting))
 
 
-def split_rows(
+def split_dispatches(
     dims: Dims, caps: DeviceCaps, split: SplitKernel, splits: int = 0, *, min_keys: int = 0, skipped: int = 0
 ) -> tuple[tuple[Dispatch, ...], dict[str, int]]:
     """Splits and joins for rows that see `min_keys` or more, in passes over the rows; and the scratch buffers.
@@ -296,11 +296,13 @@ def split_rows(
     for first in range(0, dims["tokens"], rows):
         params: dict[str, int | float] = {"first": first, "rows": rows, "splits": splits}
         params |= {"min_keys": min_keys, "skipped": skipped}
-        attended = {**params, "kv_heads": dims["Hkv"], "scale": scale_of(dims)}
+        split_params = {**params, "kv_heads": dims["Hkv"], "scale": scale_of(dims)}
         grid = _grid(rows, dims["Hkv"] * splits, SPLIT_WORKGROUPS, caps)
         merge_grid = _grid(rows, dims["Hq"], ROW_WORKGROUPS, caps)
         dispatches += [
-            Dispatch(split.kernel, grid, attended, {**common, **split_constants}, specialised=specialised, idle=idle),
+            Dispatch(
+                split.kernel, grid, split_params, {**common, **split_constants}, specialised=specialised, idle=idle
+            ),
             Dispatch(
                 merge,
                 merge_grid,
@@ -359,7 +361,7 @@ def _split(dims: Dims, caps: DeviceCaps) -> SplitKernel:
 
 
 def _has_room(dims: Dims, caps: DeviceCaps, split: SplitKernel) -> bool:
-    dispatches, _ = split_rows(dims, caps, split)
+    dispatches, _ = split_dispatches(dims, caps, split)
     return over_limits(LaunchList(dispatches[:1], {}), caps) is None
 
 
@@ -417,7 +419,7 @@ def _rows_of_a_batch(dims: Dims, caps: DeviceCaps, skipped: int) -> tuple[tuple[
     if last_key(dims["context"], dims["D"]) <= most:
         return (short,), {}
     before = (replace(short, params={**short.params, "max_keys": most}),) if most else ()
-    after, scratch = split_rows(dims, caps, _split(dims, caps), splits, min_keys=most + 1, skipped=skipped)
+    after, scratch = split_dispatches(dims, caps, _split(dims, caps), splits, min_keys=most + 1, skipped=skipped)
     return (*before, *after), scratch
 
 
@@ -427,13 +429,13 @@ def launch_list_with(runs: Dispatch | None, dims: Dims, caps: DeviceCaps) -> Lau
     buffers = operand_bytes(dims, _pool_rows(dims)) | ({"page_table": f32(1)} if dims["paged"] else {})
     before, skipped = ((), 0) if runs is None else ((runs,), RUN)
     if not caps.subgroups:
-        after, scratch = split_rows(dims, caps, split_tree(dims), skipped=skipped)
+        after, scratch = split_dispatches(dims, caps, split_tree(dims), skipped=skipped)
         return LaunchList((*before, *after), {**buffers, **scratch})
     one_row, context = dims["tokens"] == 1, dims["context"]
     if _few_barriers(caps) or (one_row and context == "single_pass"):
         return LaunchList((*before, single_pass(dims, caps, skipped)), buffers)
     if one_row:
-        after, scratch = split_rows(dims, caps, _split(dims, caps))
+        after, scratch = split_dispatches(dims, caps, _split(dims, caps))
         return LaunchList(after, {**buffers, **scratch})
     after, scratch = _rows_of_a_batch(dims, caps, skipped)
     return LaunchList((*before, *after), {**buffers, **scratch})

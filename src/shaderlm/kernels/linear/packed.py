@@ -163,7 +163,7 @@ def over_ranges(
     more_params: Mapping[str, float] | None = None,
     always_unbind: bool = False,
 ) -> LaunchList:
-    """One dispatch per row range; `workgroups` counts them from the rows of the range.
+    """One dispatch per range of the weight's rows; `workgroups` counts them from the rows of the range.
 
     Operands that are not there have no binding in specialised shaders, or where `always_unbind` says so; elsewhere an
     empty buffer is bound, so that one compiled shader serves all.
@@ -267,7 +267,7 @@ def gemv_shape(dims: Dims, caps: DeviceCaps) -> GemvConfig:
 
 
 def power_of_two(number: float, least: int, most: int) -> int:
-    """The power of two nearest to `wanted`, within bounds."""
+    """The power of two nearest to a number, within bounds."""
     return max(least, min(most, 1 << round(math.log2(max(number, 1)))))
 
 

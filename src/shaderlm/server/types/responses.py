@@ -233,7 +233,7 @@ class PartEvent(Struct, kw_only=True):
     part: OutputText | ReasoningText
 
 
-class TextDelta(Struct, kw_only=True):
+class OutputDelta(Struct, kw_only=True):
     """More text, or more thoughts, which have no log probabilities."""
 
     type: Literal["response.output_text.delta", "response.reasoning_text.delta"]
@@ -288,4 +288,6 @@ class ErrorEvent(Struct, kw_only=True):
     param: str | None
 
 
-ResponseEvent = StatusEvent | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone | ErrorEvent
+ResponseEvent = (
+    StatusEvent | ItemEvent | PartEvent | OutputDelta | TextDone | ArgumentsDelta | ArgumentsDone | ErrorEvent
+)
