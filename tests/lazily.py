@@ -11,6 +11,8 @@ class _Lazy:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pytest asks everything whether it is a test
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 

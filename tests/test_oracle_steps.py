@@ -198,10 +198,15 @@ def bits(handle: Handle) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize("name", by_default(NAMES, FUSED.__contains__))
 def test_every_fusion_in_numpy(name: str, oracles: Oracles) -> None:
-    """None, each alone, and all but each: the same logits, of a chunk and of one row."""
+    """None, all, each alone, and all but each: the same logits, of a chunk and of one row."""
     case, sizes = oracles[name].cases()[512][1], set()
     every = [fusion.name for fusion in FUSIONS]
-    for fusions in ([], *([one] for one in every), *([other for other in every if other != one] for one in every)):
+    for fusions in (
+        [],
+        every,
+        *([one] for one in every),
+        *([other for other in every if other != one] for one in every),
+    ):
         with load(oracles[name], None, fusions=fusions) as model:
             sizes.add(len(model.runner.graph(StepSpec(4))[0].nodes))
             check_in_two_parts(model.runner, case)

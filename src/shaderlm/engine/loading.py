@@ -104,7 +104,7 @@ def load_with(
 ) -> LanguageModel:
     """`load` with two more arguments, for tests and comparisons.
 
-    fusions: names of those to apply (default: all; () for none). cache: "f32" or "f16" keys and values.
+    fusions: names of those to apply (default: all on a device, none in NumPy). cache: "f32" or "f16" keys and values.
     """
     if cache not in (None, "f32", "f16"):
         raise InputError(f"cache must be 'f32' or 'f16', got {cache!r}")

@@ -78,7 +78,7 @@ class NumpyRunner(Runner):
         deterministic: bool = False,
     ) -> None:
         factors = rope_factors(config, source)
-        super().__init__(architecture, config, factors, fusions)
+        super().__init__(architecture, config, factors, fusions or ())  # NumPy gains nothing from chains
         self.cache = cache or "f32"
         self.deterministic, self.decode_rows = deterministic, 1
         self._graphs: dict[tuple[Any, ...], Graph] = {}
@@ -92,11 +92,11 @@ class NumpyRunner(Runner):
         self._counts: U32 | None = None  # [sequence slots, vocabulary], once a step counts tokens
 
     def graph_of(self, tokens: int) -> Graph:
-        """The fused graph of so many rows, kept for the next time; a few of them."""
+        """The graph of so many rows, kept for the next time; a few of them."""
         return self._graph(("step", tokens), lambda: self.graph(StepSpec(tokens, cache=self.cache, paged=True))[0])
 
     def head_of(self, rows: int, tokens: int, *, logits: bool = True) -> Graph:
-        """The fused graph from hidden states to logits, or to the output norm; kept too."""
+        """The graph from hidden states to logits, or to the output norm; kept too."""
         return self._graph(("head", rows, tokens, logits), lambda: self.head_graph(rows, tokens, logits=logits)[0])
 
     def _graph(self, key: tuple[Any, ...], make: Any) -> Graph:
