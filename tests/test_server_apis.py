@@ -412,7 +412,12 @@ def test_calls_and_items_of_a_response(client: openai.OpenAI) -> None:
     schema: Any = {"format": {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}}
     assert is_weather(json.loads(client.responses.create(model="tiny", input="x", text=schema).output_text))
     logged = client.responses.create(
-        model="tiny", input="x", max_output_tokens=3, top_logprobs=2, include=["message.output_text.logprobs"]
+        model="tiny",
+        input="x",
+        temperature=0,
+        max_output_tokens=3,
+        top_logprobs=2,
+        include=["message.output_text.logprobs"],
     )
     message: Any = logged.output[0]
     assert [len(each.top_logprobs) for each in message.content[0].logprobs] == [2, 2, 2]
