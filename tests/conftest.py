@@ -140,7 +140,9 @@ def _prefer(implementation: Implementation) -> None:
     """Where a test leaves the choice of an implementation open, another process takes this one too."""
     if dawn.missing() is None:
         for adapter in dawn.adapters():
-            backends.save(adapter.caps, {name: float(1 + (name != implementation)) for name in backends.PACKAGES})
+            backends.save(
+                adapter.caps, {name: backends.Timing(1.0 + (name != implementation), 1.0) for name in backends.PACKAGES}
+            )
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,8 @@ from shaderlm.engine import planning
 from shaderlm.engine.planning import LARGE_GPU, measure_backends
 from shaderlm.errors import DeviceError
 from shaderlm.gpu import (
+    Adapter,
+    Implementation,
     MatrixShape,
     adapters,
     backends,
@@ -22,6 +25,7 @@ from shaderlm.gpu import (
     preferred_adapter,
 )
 from shaderlm.gpu.adapters import choose
+from shaderlm.gpu.backends import MATRIX_UNITS, UNMEASURED, Choice, Timing
 from shaderlm.gpu.dawn import library
 
 from .command_line import shaderlm
@@ -65,11 +69,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("cache")
 def test_auto_follows_what_was_measured() -> None:
     caps = adapters("dawn")[0].caps
-    for fastest, seconds in (("dawn", {"wgpu": 2.0, "dawn": 1.0}), ("wgpu", {"wgpu": 1.0, "dawn": 2.0})):
-        backends.save(caps, seconds)  # type: ignore[arg-type]
+    for fastest, by_wgpu, by_dawn in (("dawn", 2.0, 1.0), ("wgpu", 1.0, 2.0)):
+        backends.save(caps, {"wgpu": Timing(by_wgpu, 0.5), "dawn": Timing(by_dawn, 0.5)})
         found = adapters("auto")[0]
         assert found.caps.implementation == fastest
-        assert found.reason == f"measured: dawn {seconds['dawn'] * 1000:.1f} ms, wgpu {seconds['wgpu'] * 1000:.1f} ms"
+        assert found.reason == f"measured: dawn {1000 * by_dawn + 500:.1f} ms, wgpu {1000 * by_wgpu + 500:.1f} ms"
     assert adapters("wgpu")[0].caps.implementation == "wgpu"
 
 
@@ -77,20 +81,58 @@ def test_auto_follows_what_was_measured() -> None:
 def test_auto_before_anything_was_measured() -> None:
     plain = replace(_LARGE, name="some GPU")
     assert backends.choice(plain).implementation == "wgpu"
-    assert backends.choice(replace(plain, matrix_shapes=_SHAPES)).implementation == "wgpu", "nothing was measured"
     assert "shaderlm tune" in backends.choice(plain).reason
-    assert not backends.any_measured()
+    whole_numbers = tuple(shape for shape in _SHAPES if shape.component != "f16")
+    assert backends.choice(replace(plain, matrix_shapes=whole_numbers)).implementation == "wgpu", "no kernel uses these"
+
+
+@pytest.mark.usefixtures("cache")
+def test_auto_takes_matrix_units_and_says_where_they_decode_slower() -> None:
+    caps = replace(_LARGE, name="some GPU", matrix_shapes=_SHAPES)
+    assert backends.choice(caps) == Choice("dawn", MATRIX_UNITS)
+    backends.save(caps, {"wgpu": Timing(2.0, 1.0), "dawn": Timing(1.0, 1.04)})
+    assert backends.choice(caps) == Choice("dawn", MATRIX_UNITS)
+    backends.save(caps, {"wgpu": Timing(2.0, 1.0), "dawn": Timing(1.0, 1.2)})
+    assert backends.choice(caps).implementation == "dawn"
+    assert "tokens take 20 % longer than with --backend wgpu" in backends.choice(caps).reason
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("right", [True, False])
+def test_matrix_units_that_fail_their_check_are_no_reason(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [replace(each, caps=replace(each.caps, matrix_shapes=_SHAPES, f16=True)) for each in adapters("dawn")]
+    monkeypatch.setattr(backends, "wrong_matrix_units", set())
+    monkeypatch.setattr(opening, "wrong_matrix_units", backends.wrong_matrix_units)
+    monkeypatch.setattr(sys.modules[choose.__module__], "_of_dawn", lambda: listed)
+
+    def opened(adapter: Adapter) -> SimpleNamespace:
+        by_wgpu = adapter.caps.implementation == "wgpu"
+        return SimpleNamespace(caps=adapter.caps if right or by_wgpu else replace(adapter.caps, matrix_shapes=()))
+
+    monkeypatch.setattr(opening, "_shared", opened)
+    expected = ("dawn", MATRIX_UNITS) if right else ("wgpu", UNMEASURED)
+    assert open_device(0).caps.implementation == expected[0]
+    assert (adapters()[0].caps.implementation, adapters()[0].reason) == expected
+
+
+def test_without_vulkan_dawn_is_silent(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(library.Library, "_has_vulkan", lambda self: False)
+    _forget(monkeypatch)
+    assert adapters("dawn") == []
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"seconds": 1}', "nothing", "stale", "nan"])
 def test_a_measurement_that_is_of_no_use(damage: str) -> None:
     caps = replace(_LARGE, name="some GPU")
-    path = backends.save(caps, {"wgpu": 2.0, "dawn": 1.0})
+    timings: dict[Implementation, Timing] = {"wgpu": Timing(2.0, 1.0), "dawn": Timing(1.0, 1.0)}
+    path = backends.save(caps, timings)
     assert path is not None
-    assert backends.read(caps) == {"wgpu": 2.0, "dawn": 1.0}
+    assert backends.read(caps) == timings
     record = json.loads(path.read_text())
-    texts = {"stale": {**record, "driver": "older"}, "nan": {**record, "seconds": {"wgpu": float("nan"), "dawn": 1.0}}}
+    nan = {**record["seconds"], "wgpu": {"prompt": float("nan"), "decode": 1.0}}
+    texts = {"stale": {**record, "driver": "older"}, "nan": {**record, "seconds": nan}}
     path.write_text(json.dumps(texts[damage]) if damage in texts else damage)
     assert backends.read(caps) is None
     if damage == "nothing":
@@ -105,17 +147,18 @@ def test_both_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measure_backends(0, again=False, say=said.append)
     assert found is not None
     assert found.reason.startswith("measured: dawn ")
-    monkeypatch.setattr(planning, "seconds_by", lambda adapters: pytest.fail("it was measured before"))
+    monkeypatch.setattr(planning, "timings_by", lambda adapters: pytest.fail("it was measured before"))
     assert measure_backends(0, again=False, say=said.append) == found
     assert said == ["implementations of WebGPU"]
-    monkeypatch.setattr(planning, "seconds_by", lambda adapters: {"wgpu": 1.0})
+    monkeypatch.setattr(planning, "timings_by", lambda adapters: {"wgpu": Timing(1.0, 1.0)})
     assert measure_backends(0, again=True) is None, "one of them cannot run it"
     assert adapters()[0].reason == found.reason
 
 
 @pytest.mark.usefixtures("cache")
 def test_tune_says_which_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "seconds_by", lambda adapters: {"wgpu": 0.2, "dawn": 0.1})
+    timings = {"wgpu": Timing(0.1, 0.1), "dawn": Timing(0.05, 0.05)}
+    monkeypatch.setattr(planning, "timings_by", lambda adapters: timings)
     asked: list[str] = []
 
     def tune(*_: object, backend: str, **__: object) -> tuple[()]:

@@ -23,22 +23,42 @@ esac
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="a shell script")
 
 
-def setup(tmp_path: Path, code: int) -> subprocess.CompletedProcess[str]:
-    """`./dev setup` in a folder where pip ends with this code."""
+UV = """#!/bin/sh
+echo "$*" >>uv.log
+exit {code}
+"""
+
+
+def setup(tmp_path: Path, code: int, uv: bool = False) -> subprocess.CompletedProcess[str]:
+    """`./dev setup` in a folder where pip, or uv, ends with this code."""
     shutil.copy(ROOT / "dev", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(PYTHON.format(code=code, real=sys.executable), encoding="utf-8")
     python.chmod(0o755)
-    return subprocess.run([tmp_path / "dev", "setup"], capture_output=True, text=True, timeout=60)
+    folders = [each for each in os.environ["PATH"].split(os.pathsep) if not (Path(each) / "uv").exists()]
+    if uv:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "uv").write_text(UV.format(code=code), encoding="utf-8")
+        (tmp_path / "bin" / "uv").chmod(0o755)
+        folders.insert(0, str(tmp_path / "bin"))
+    environment = {**os.environ, "PATH": os.pathsep.join(folders)}
+    return subprocess.run([tmp_path / "dev", "setup"], env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_pip_is_quiet_when_all_goes_well(tmp_path: Path) -> None:
     done = setup(tmp_path, 0)
     assert done.returncode == 0
     assert done.stderr == ""
-    assert done.stdout == "== Installing shaderlm and its tools into .venv\nAn Adapter (software, Vulkan)\n"
+    assert done.stdout == "== Installing shaderlm[dev] into .venv\nAn Adapter (software, Vulkan)\n"
+
+
+def test_uv_installs_where_there_is_one(tmp_path: Path) -> None:
+    done = setup(tmp_path, 0, uv=True)
+    assert done.returncode == 0
+    assert "pip install --quiet --python" in (tmp_path / "uv.log").read_text()
+    assert (tmp_path / ".venv" / ".installed").read_text().endswith(" dev\n")
 
 
 def test_what_pip_says_is_shown_when_it_fails(tmp_path: Path) -> None:

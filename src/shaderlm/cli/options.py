@@ -65,7 +65,7 @@ def precision_option(command: Command) -> Command:
 
 def backend_option(command: Command) -> Command:
     """--backend, as the argument `backend`."""
-    words = "Implementation of WebGPU: wgpu, dawn (package wgpudawn), or auto: the one that suits the adapter."
+    words = "Implementation of WebGPU: wgpu, dawn, or auto: the one that suits the adapter."
     options = {"type": click.Choice(["auto", "wgpu", "dawn"]), "default": "auto", "show_default": True}
     return click.option("--backend", help=words, **options)(command)  # type: ignore[arg-type]
 

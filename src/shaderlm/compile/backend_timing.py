@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..errors import DeviceError, KernelError, RouteError
 from ..gpu import Adapter, BoundProgram, Device, Implementation, PendingReadBack
+from ..gpu.backends import Timing
 from ..graph import resolve
 from ..kernels import choose
 from .execute import lower
@@ -36,19 +37,19 @@ ON_GPU = Work(rows=512, steps=128, products=64, width=2048, repeated=3)
 IN_SOFTWARE = Work(rows=8, steps=2, products=4, width=256, repeated=1)
 
 
-def seconds_by(adapters: Mapping[Implementation, Adapter]) -> dict[Implementation, float]:
-    """Seconds of the work by each implementation; one that cannot run it is left out."""
-    seconds: dict[Implementation, float] = {}
+def timings_by(adapters: Mapping[Implementation, Adapter]) -> dict[Implementation, Timing]:
+    """The timing of each implementation; one that cannot run the work is left out."""
+    timings: dict[Implementation, Timing] = {}
     for implementation, adapter in adapters.items():
         try:
             with Device(adapter) as device:
-                seconds[implementation] = _seconds(device)
+                timings[implementation] = _timing(device)
         except (DeviceError, KernelError, RouteError):
             continue
-    return seconds
+    return timings
 
 
-def _seconds(device: Device) -> float:
+def _timing(device: Device) -> Timing:
     work = IN_SOFTWARE if device.caps.policy.short_measurements else ON_GPU
     fill = Filler()
     with ExitStack() as buffers:
@@ -57,15 +58,16 @@ def _seconds(device: Device) -> float:
             _products(device, buffers.enter_context(closing(Operands(device, fill, work.products))), work, rows)
             for rows in (work.rows, 1)
         )
-        best = float("inf")
-        for again in range(1 + work.repeated):
+        timings = []
+        for _ in range(1 + work.repeated):
             clock.warm(0.1)
             started = time.perf_counter()
             _run(device, prompt, 1)
+            read = time.perf_counter()
             _run(device, step, work.steps)
-            if again:  # the first time is for caches and clocks
-                best = min(best, time.perf_counter() - started)
-        return best
+            timings.append(Timing(read - started, time.perf_counter() - read))
+        repeated = timings[1:]  # the first time is for caches and clocks
+        return Timing(min(each.prompt for each in repeated), min(each.decode for each in repeated))
 
 
 def _products(device: Device, operands: Operands, work: Work, rows: int) -> list[BoundProgram]:

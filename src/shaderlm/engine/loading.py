@@ -57,8 +57,8 @@ def load(
 
     device: "auto" (default) takes a GPU, or the CPU with a warning where there is none; "cpu" computes in NumPy;
     anything else names an adapter (`shaderlm devices` lists them) and is never replaced by another.
-    backend: the implementation of WebGPU: "wgpu", "dawn" (needs the package wgpudawn), or "auto" (default), which takes
-    what `shaderlm tune` measured to be faster on this device, and before that wgpu.
+    backend: the implementation of WebGPU: "wgpu", "dawn", or "auto" (default), which takes Dawn where it has matrix
+    units, otherwise what `shaderlm tune` measured to be faster on this device, and before that wgpu.
     context: the largest number of tokens of a conversation (default: the model's own). If it is given, the memory of a
     GPU for one conversation of that length is allocated at once, or refused; otherwise the cache grows when it must.
     progress: called as progress(label, done, total), in bytes, while files and weights are copied.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ..compile.backend_timing import seconds_by
+from ..compile.backend_timing import timings_by
 from ..compile.lowering import Lowering
 from ..compile.plan import Plan
 from ..compile.steps import Head, body_plan, head_plan, step_plan
@@ -95,10 +95,10 @@ def measure_backends(
     caps = adapters["dawn"].caps
     if again or backends.read(caps) is None:
         say("implementations of WebGPU")
-        seconds = seconds_by(adapters)
-        if len(seconds) < len(adapters):
+        timings = timings_by(adapters)
+        if len(timings) < len(adapters):
             return None
-        backends.save(caps, seconds)
+        backends.save(caps, timings)
     return backends.choice(caps)
 
 

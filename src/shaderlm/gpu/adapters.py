@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import DeviceError
 from . import dawn, wgpu_native
-from .backends import UNMEASURED, Backend, any_measured, checked, choice
+from .backends import Backend, checked, choice
 from .caps import KINDS, DeviceCaps
 from .webgpu_h import NativeAdapter
 
@@ -103,12 +103,8 @@ def adapters(backend: Backend = "auto") -> list[Adapter]:
 def preferred_adapter(backend: Backend = "auto") -> Adapter | None:
     """The first of `adapters`; what is slow to start is left alone where it is not needed.
 
-    OpenGL takes long where there is a GPU without it, wgpu where Dawn is going to be taken, and Dawn where it is not.
+    OpenGL takes long where there is a GPU without it, and so does wgpu where Dawn is going to be taken.
     """
-    if checked(backend) == "auto" and not any_measured():
-        by_wgpu = _of_wgpu(dawn.missing() or UNMEASURED)
-        if by_wgpu and not by_wgpu[0].caps.software:
-            return by_wgpu[0]
     by_dawn = _of_dawn_if_there() if checked(backend) == "auto" else []
     if by_dawn and not isinstance(by_dawn, str) and not by_dawn[0].caps.software:
         fastest = choice(by_dawn[0].caps)

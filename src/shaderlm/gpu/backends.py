@@ -1,7 +1,8 @@
-"""Which implementation of WebGPU is taken where the choice is left open: what was measured, else a fixed rule.
+"""Which implementation of WebGPU is taken where the choice is left open.
 
-A measurement is made once per device (`compile.backend_timing`) and kept beside the device's tuning. It is of no use
-any more once the driver or one of the two libraries has changed.
+Dawn where its matrix units can be used, which read prompts several times as fast; otherwise what was measured to be
+faster; otherwise wgpu. A measurement is made once per device (`compile.backend_timing`) and kept beside the device's
+tuning. It is of no use any more once the driver or one of the two libraries has changed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -25,10 +26,26 @@ from .packages import version_of
 Backend = Literal["auto", "wgpu", "dawn"]
 BACKENDS: tuple[Backend, ...] = ("auto", "wgpu", "dawn")
 PACKAGES: Mapping[Implementation, str] = {"wgpu": "wgpu", "dawn": "wgpudawn"}
-FORMAT = 1
-# Matrix units read prompts faster, but small models decode slower through Dawn: it is not taken without measuring.
+FORMAT = 2
+MATRIX_UNITS = "it has matrix units, which read prompts faster"
 UNMEASURED = "`shaderlm tune` has not compared it with Dawn yet"
+_SLOWER = 1.05  # steps of one row that take longer than this are told
 _log = logging.getLogger("shaderlm")
+# Names of adapters whose matrix units failed their check in this process.
+wrong_matrix_units: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds that one implementation takes for the same work."""
+
+    prompt: float
+    decode: float  # steps of one row
+
+    @property
+    def total(self) -> float:
+        """Of the whole work, which is that of a chat."""
+        return self.prompt + self.decode
 
 
 @dataclass(frozen=True)
@@ -58,20 +75,18 @@ def versions() -> dict[Implementation, str | None]:
 
 def choice(caps: DeviceCaps) -> Choice:
     """For an adapter that both implementations have; `caps` are Dawn's."""
-    seconds = read(caps)
-    if seconds is not None:
-        fastest = min(seconds, key=lambda name: seconds[name])
-        times = ", ".join(f"{name} {1000 * value:.1f} ms" for name, value in sorted(seconds.items()))
+    timings = read(caps)
+    if caps.subgroup_matrix and caps.name not in wrong_matrix_units:
+        slower = timings["dawn"].decode / timings["wgpu"].decode if timings is not None else 1.0
+        if slower <= _SLOWER:
+            return Choice("dawn", MATRIX_UNITS)
+        percent = f"{100 * (slower - 1):.0f} %"
+        return Choice("dawn", f"{MATRIX_UNITS}; measured: tokens take {percent} longer than with --backend wgpu")
+    if timings is not None:
+        fastest = min(timings, key=lambda name: timings[name].total)
+        times = ", ".join(f"{name} {1000 * timing.total:.1f} ms" for name, timing in sorted(timings.items()))
         return Choice(fastest, f"measured: {times}")
     return Choice("wgpu", UNMEASURED)
-
-
-def any_measured() -> bool:
-    """Has any device been measured? If not, Dawn need not be started to find out what it is called there."""
-    try:
-        return any((cache_directory() / "tuning").glob("*.backends.json"))
-    except (OSError, ModelError):
-        return False
 
 
 def path_of(caps: DeviceCaps) -> Path:
@@ -85,21 +100,26 @@ def _stamp(caps: DeviceCaps) -> dict[str, Any]:
     return {"format": FORMAT, **about, "versions": versions()}
 
 
-def read(caps: DeviceCaps) -> dict[Implementation, float] | None:
-    """Seconds of the same work by each implementation, if they were measured. `caps` are Dawn's."""
+def read(caps: DeviceCaps) -> dict[Implementation, Timing] | None:
+    """The timing of each implementation, if they were measured. `caps` are Dawn's."""
     try:
         record = json.loads(path_of(caps).read_bytes())
         if any(record[name] != current for name, current in _stamp(caps).items()):
             return None
-        seconds: dict[Implementation, float] = {name: float(record["seconds"][name]) for name in PACKAGES}
+        timings: dict[Implementation, Timing] = {name: Timing(**record["seconds"][name]) for name in PACKAGES}
+        values = [float(value) for timing in timings.values() for value in (timing.prompt, timing.decode)]
     except (OSError, ModelError, ValueError, KeyError, TypeError, RecursionError):
         return None  # there is none, or it is damaged: the fixed rule holds, and `shaderlm tune` measures again
-    return seconds if all(math.isfinite(value) and value > 0 for value in seconds.values()) else None
+    return timings if all(math.isfinite(value) and value > 0 for value in values) else None
 
 
-def save(caps: DeviceCaps, seconds: Mapping[Implementation, float]) -> Path | None:
+def save(caps: DeviceCaps, timings: Mapping[Implementation, Timing]) -> Path | None:
     """Keep a measurement. Where that cannot be done, one line says so."""
-    record = {**_stamp(caps), "date": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": dict(seconds)}
+    record = {
+        **_stamp(caps),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": {name: asdict(timing) for name, timing in timings.items()},
+    }
     try:
         path = path_of(caps)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .adapters import Adapter, choose, preferred_adapter
-from .backends import Backend, checked
+from .backends import Backend, checked, wrong_matrix_units
 
 if TYPE_CHECKING:
     from .device import Device
@@ -42,14 +42,25 @@ def open_device(
         return Device(spec if isinstance(spec, Adapter) else choose(spec, backend), without=without, limits=limits)
     with _open_lock:
         adapter = spec if isinstance(spec, Adapter) else _chosen.get((spec, backend)) or choose(spec, backend)
-        from .device import Device  # and NumPy, which takes as long to import as drivers take to start
-
-        device = _open.get(adapter.native.key)
-        if device is None or not device.usable:
-            device = _open[adapter.native.key] = Device(adapter)
+        device = _shared(adapter)
+        if backend == "auto" and adapter.caps.subgroup_matrix and not device.caps.subgroup_matrix:
+            wrong_matrix_units.add(adapter.caps.name)  # they failed their check, and were the reason for this choice
+            if not isinstance(spec, Adapter):
+                adapter = choose(spec, backend)
+                device = _shared(adapter)
         if not isinstance(spec, Adapter):
             _chosen[spec, backend] = adapter
         return device
+
+
+def _shared(adapter: Adapter) -> Device:
+    """The open device of an adapter. Locked by the caller."""
+    from .device import Device  # and NumPy, which takes as long to import as drivers take to start
+
+    device = _open.get(adapter.native.key)
+    if device is None or not device.usable:
+        device = _open[adapter.native.key] = Device(adapter)
+    return device
 
 
 def begin_opening(spec: str | int | None = None, backend: Backend = "auto") -> None:

@@ -101,12 +101,21 @@ class Library:
         """Every adapter. The first call starts the drivers."""
         options = self.ffi.new("WGPURequestAdapterOptions *")
         options.nextInChain, owners = self.toggles(["vulkan_enable_f16_on_nvidia"])
+        if sys.platform == "linux" and not self._has_vulkan():  # Dawn would look for it, and print a warning
+            options.backendType = self.lib.WGPUBackendType_Null
         with offered_to_vulkan():
             count = self.lib.wgpu_dawn_enumerate_adapters(self.instance, options, self.ffi.NULL, 0)
             handles = self.ffi.new("WGPUAdapter[]", count)
             count = min(count, self.lib.wgpu_dawn_enumerate_adapters(self.instance, options, handles, count))
         del owners
         return [handles[i] for i in range(count)]
+
+    def _has_vulkan(self) -> bool:
+        try:
+            self.ffi.dlopen("libvulkan.so.1")
+        except OSError:
+            return False
+        return True
 
     def wait(self, future: Any, nanoseconds: int = FOREVER) -> bool:
         """Until something is done, without Python's lock. False: it is not, after this time, or was refused."""
