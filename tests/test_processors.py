@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from shaderlm.engine.planning import LARGE_GPU
 from shaderlm.errors import DeviceError
-from shaderlm.gpu import Device, Program, processors
+from shaderlm.gpu import Device, MatrixShape, Program, lanes, matrices, probe_cache, processors
+from shaderlm.gpu.lanes import Lanes
 from shaderlm.gpu.processors import count_by, probe, program, with_counted_processors
 
 
@@ -58,7 +59,7 @@ def test_a_gpu_without_a_row_is_counted_once(count: int, cache: Path, monkeypatc
     (kept,) = (cache / "tuning").iterdir()
     again = _Timed(count, monkeypatch)
     assert (with_counted_processors(again).processors, again.runs) == (count, 0)
-    for damaged in ("", "[]", kept.read_text().replace(f'"processors": {count}', '"processors": -1')):
+    for damaged in ("", "[]", kept.read_text().replace(f'"result": {count}', '"result": -1')):
         kept.write_text(damaged)
         assert with_counted_processors(_Timed(count, monkeypatch)).processors == count
     other_driver = _Timed(count + 1, monkeypatch, driver="another")
@@ -139,3 +140,66 @@ def test_the_kernel_computes_what_it_says(device: Device) -> None:
 
 def test_a_count_is_possible_on_any_adapter(device: Device) -> None:
     assert 0 <= probe(device) <= 1024
+
+
+# What other probes keep ------------------------------------------------------------------------------------
+
+_NAME = "a GPU that is probed once"
+_LANES = Lanes(32, 32, True)
+_SHAPES = (MatrixShape("f16", "f32", 16, 16, 16), MatrixShape("f16", "f16", 16, 16, 16))
+
+
+def _gpu(**changes: Any) -> Any:
+    return SimpleNamespace(caps=replace(LARGE_GPU, name=_NAME, f16=True, matrix_shapes=_SHAPES, **changes))
+
+
+@pytest.mark.parametrize(("kind", "runs"), [("discrete", 1), ("software", 3)])
+def test_lanes_are_probed_once(kind: str, runs: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[object] = []
+
+    def probe(device: object) -> Lanes:
+        probed.append(device)
+        return _LANES
+
+    monkeypatch.setattr(lanes, "probe", probe)
+    for _ in range(3):
+        monkeypatch.setattr(lanes, "_known", {})  # as in another process
+        assert lanes.with_probed_lanes(_gpu(kind=kind), ("wgpu", 0)).subgroup_max == 32
+    assert len(probed) == runs, "versions of software adapters do not say what changed"
+    monkeypatch.setattr(lanes, "_known", {})
+    lanes.with_probed_lanes(_gpu(kind=kind, driver="another"), ("wgpu", 0))
+    assert len(probed) == runs + 1
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"lanes": 1}', "nonsense"])
+def test_lanes_that_are_damaged_are_probed_again(damage: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "probe", lambda device: _LANES)
+    for _ in range(2):
+        monkeypatch.setattr(lanes, "_known", {})
+        assert lanes.with_probed_lanes(_gpu(), ("wgpu", 0)).subgroup_max == 32
+        path = probe_cache.path_of(_gpu().caps)
+        text = path.read_text()
+        path.write_text(text.replace("32", '"x"') if damage == "nonsense" else damage)
+
+
+def test_matrix_shapes_are_checked_once_and_wrong_ones_each_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[object] = []
+    wrong = {_SHAPES[0]: "result [0, 0] is 1, it must be 2"}
+    for answers in (wrong, wrong, {}, {}, {}):
+
+        def problems(device: object, shapes: object, found: Any = answers) -> Any:
+            runs.append(shapes)
+            return found
+
+        monkeypatch.setattr(matrices, "_wrong", {})
+        monkeypatch.setattr(matrices, "problems", problems)
+        assert matrices.with_probed_matrices(_gpu(), ("dawn", 0)).multiplies_f16 == (not answers)
+    assert len(runs) == 3
+
+
+def test_a_cache_that_cannot_be_written_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SHADERLM_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(lanes, "probe", lambda device: _LANES)
+    monkeypatch.setattr(lanes, "_known", {})
+    assert lanes.with_probed_lanes(_gpu(), ("wgpu", 0)).subgroup_max == 32

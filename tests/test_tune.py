@@ -271,16 +271,23 @@ def test_many_rows_are_timed_where_a_route_has_several_configurations() -> None:
 def test_a_load_times_what_is_new_and_keeps_it(monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:
     monkeypatch.setattr(tuner, "BUDGET_SECONDS", 60.0)  # of a real clock, and machines may be busy
     device = TimedDevice("linear", DIMS, lambda name: 1e-5 if name == OTHER else 2e-5)
-    found = tuned(device.device, [_graph(8192)], "fast")
+    found = tuned(device.device, [_graph(8192)], "fast", True)
     assert found.entries["fast", KEY].winner == OTHER
     assert read(TIMED_GPU).entries["fast", KEY].winner == OTHER
     device.timed.clear()
-    assert tuned(device.device, [_graph(8192)], "fast").entries["fast", KEY].winner == OTHER
+    assert tuned(device.device, [_graph(8192)], "fast", True).entries["fast", KEY].winner == OTHER
     assert device.timed == []
     device.know("linear", DIMS, "exact")
-    assert ("exact", KEY) in tuned(device.device, [_graph(8192)], "exact").entries
+    assert ("exact", KEY) in tuned(device.device, [_graph(8192)], "exact", True).entries
     assert set(read(TIMED_GPU).entries) == {("fast", KEY), ("exact", KEY)}
     assert lines() == []
+
+
+def test_a_plain_load_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "BUDGET_SECONDS", 60.0)
+    device = TimedDevice("linear", DIMS, lambda name: 1e-5 if name == OTHER else 2e-5)
+    assert tuned(device.device, [_graph(8192)], "fast", measure=False).entries == {}
+    assert device.timed == []
 
 
 def test_what_does_not_fit_the_budget_is_tried_at_the_next_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,9 +296,12 @@ def test_what_does_not_fit_the_budget_is_tried_at_the_next_load(monkeypatch: pyt
     device.know("linear", {**DIMS, "N": 4096}, "fast")
     now = _ticking(monkeypatch, device, 1.0)
     graph = _graph(8192, 4096)
-    assert {key.split("N=")[1][:4] for _, key in tuned(device.device, [graph], "fast").entries} == {"8192"}
+    assert {key.split("N=")[1][:4] for _, key in tuned(device.device, [graph], "fast", True).entries} == {"8192"}
     assert now() <= 2.0
-    assert {key.split("N=")[1][:4] for _, key in tuned(device.device, [graph], "fast").entries} == {"8192", "4096"}
+    assert {key.split("N=")[1][:4] for _, key in tuned(device.device, [graph], "fast", True).entries} == {
+        "8192",
+        "4096",
+    }
     assert now() <= 4.0
 
 
@@ -300,14 +310,14 @@ def test_software_adapters_are_not_timed_but_their_file_is_read(monkeypatch: pyt
     device = TimedDevice("linear", DIMS, lambda name: 1e-5)
     device.caps = replace(TIMED_GPU, kind="software")
     save(device.caps, {("fast", KEY): FOUND})
-    assert set(tuned(device.device, [_graph(8192, 4096)], "fast").entries) == {("fast", KEY)}
+    assert set(tuned(device.device, [_graph(8192, 4096)], "fast", True).entries) == {("fast", KEY)}
     assert device.timed == []
 
 
 def test_a_load_survives_what_a_driver_says(monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:
     monkeypatch.setattr(tuner, "BUDGET_SECONDS", 2.0)
     device = TimedDevice("linear", DIMS, lambda name: 1 / 0)
-    assert tuned(device.device, [_graph(8192)], "fast").entries == {}
+    assert tuned(device.device, [_graph(8192)], "fast", True).entries == {}
     assert lines() == ["kernels could not be timed, the built-in order is taken: division by zero"]
     assert device.made == 0
 

@@ -12,7 +12,8 @@ import pytest
 
 from shaderlm.compile import tuner
 from shaderlm.compile.tuning import Entry, path_of, read, save
-from shaderlm.engine import load, planning
+from shaderlm.engine import planning
+from shaderlm.engine.loading import load_with
 from shaderlm.errors import DeviceError, ModelError
 from shaderlm.gpu import Device, open_device
 
@@ -82,4 +83,4 @@ def test_a_device_that_cannot_run_a_matmul_says_so_in_the_same_words(
     small.caps = replace(small.caps, kind="discrete")
     monkeypatch.setattr(tuner, "BUDGET_SECONDS", 1.0)
     with pytest.raises(ModelError, match="this device cannot run"):
-        load(tiny, device=small, tune=tune)
+        load_with(tiny, device=small, tune=tune, measure=True)

@@ -101,6 +101,7 @@ def load_synthetic(
     fusions: Sequence[str] | None = None,
     precision: str = "fast",
     tune: bool = True,
+    measure: bool = False,
     backend: Backend = "auto",
     context: int | None = None,
     deterministic: bool = False,
@@ -121,7 +122,7 @@ def load_synthetic(
         dense = replace(config, formats=dict.fromkeys(config.shapes, "f32"))
         runner = NumpyRunner(kind, dense, RandomWeights(dense), **options)
     else:
-        options |= {"precision": precision, "tune": tune, "reserve": context or 0}
+        options |= {"precision": precision, "tune": tune, "measure": tune and measure, "reserve": context or 0}
         runner = GpuRunner(kind, config, RandomWeights(config), target, **options)
     report = LoadReport(
         name=f"{shape.name} {mix}",

@@ -200,6 +200,7 @@ def serve(
             context=ctx_size,
             precision=precision,
             tune=not no_tune,
+            measure=True,
             ignore_keys=ignore_keys,
             quantize=quantize,
             deterministic=options["deterministic"],

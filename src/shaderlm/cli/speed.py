@@ -236,7 +236,12 @@ def _measure(
     started, total = time.monotonic(), len(subjects) * len(trials) * repetitions
     done = itertools.count(0, repetitions)
     for name, device in subjects:
-        options: dict[str, Any] = {"precision": precision, "tune": not no_tune, "ignore_keys": ignore_keys}
+        options: dict[str, Any] = {
+            "precision": precision,
+            "tune": not no_tune,
+            "measure": True,
+            "ignore_keys": ignore_keys,
+        }
         with load_any(name, device, backend=backend, **options) as loaded:
             subject = _subject(loaded)
             check(loaded.config.context, trials)  # a device may hold less than the model's

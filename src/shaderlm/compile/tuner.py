@@ -19,7 +19,7 @@ from .execute import lower
 from .timing import Clock, Filler, Operands, Sets, calls_for, inputs_of, queue_of, sample_in_turns, sets_for
 from .tuning import Entry, Tuning, key_of, read, save
 
-BUDGET_SECONDS = 2.0  # of a load, with compiling
+BUDGET_SECONDS = 2.0  # of a load that measures, with compiling
 LEAST_GAIN = 0.03  # below that the built-in choice stays: noise must not change plans
 HOPELESS = 1.5  # times the best at a first look
 _SAMPLING_SECONDS = 0.1  # set aside for the last rounds of a shape
@@ -195,13 +195,13 @@ def tune_shapes(
             yield node, tuner.tune(node.op, node.dims)
 
 
-def tuned(device: Device, graphs: Sequence[Graph], precision: str) -> Tuning:
-    """What is known for the shapes of a decode step; what is not is measured as far as the budget goes, and kept.
+def tuned(device: Device, graphs: Sequence[Graph], precision: str, measure: bool) -> Tuning:
+    """What is known for the shapes of a decode step. With `measure`, the rest is measured as far as the budget goes.
 
-    Nothing is measured where the device's policy says so. Whatever goes wrong, the built-in order is there.
+    It is kept. Nothing is measured where the device's policy says so. Whatever goes wrong, the built-in order is there.
     """
     tuning = read(device.caps)
-    if not device.caps.policy.tune or BUDGET_SECONDS <= 0:
+    if not measure or not device.caps.policy.tune or BUDGET_SECONDS <= 0:
         return tuning
     started = _now()
     entries: dict[tuple[str, str], Entry] = {}

@@ -64,8 +64,8 @@ def load(
     progress: called as progress(label, done, total), in bytes, while files and weights are copied.
     precision: "fast" (default) lets a GPU round the inputs of matrix products to 16 bits, where that
     is faster; "exact" does not.
-    tune: use the kernels that were measured to be the fastest on this GPU, and measure new shapes for at most 2 s;
-    False uses the built-in choice.
+    tune: use the kernels that `shaderlm tune`, `serve` or `bench` measured to be the fastest on this GPU; False uses
+    the built-in choice.
     deterministic: what a generation computes does not depend on what runs beside it, to the bit. It costs time: prompts
     share no steps, and tokens are computed by a plan for as many sequences as may run (`EngineOptions.parallel`).
     ignore_keys: metadata keys such as "llama.attention.sliding_window" to read as if the file did not have them. A key
@@ -101,9 +101,11 @@ def load_with(
     quantize: str | None = None,
     fusions: Sequence[str] | None = None,
     cache: str | None = None,
+    measure: bool = False,
 ) -> LanguageModel:
-    """`load` with two more arguments, for tests and comparisons.
+    """`load` with more arguments, for servers, tests and comparisons.
 
+    measure: time kernels for shapes that were never timed here, for at most 2 s, and keep the results.
     fusions: names of those to apply (default: all on a device, none in NumPy). cache: "f32" or "f16" keys and values.
     """
     if cache not in (None, "f32", "f16"):
@@ -135,7 +137,7 @@ def load_with(
         if target is None:
             runner = NumpyRunner(kind, config, source, progress=moved, **options)
         else:
-            options |= {"precision": precision, "tune": tune, "reserve": context or 0}
+            options |= {"precision": precision, "tune": tune, "measure": tune and measure, "reserve": context or 0}
             runner = GpuRunner(kind, config, source, target, progress=moved, **options)
         try:
             tokenizer = building.result()

@@ -76,7 +76,7 @@ def versions() -> dict[Implementation, str | None]:
 def choice(caps: DeviceCaps) -> Choice:
     """For an adapter that both implementations have; `caps` are Dawn's."""
     timings = read(caps)
-    if caps.subgroup_matrix and caps.name not in wrong_matrix_units:
+    if caps.multiplies_f16 and caps.name not in wrong_matrix_units:
         slower = timings["dawn"].decode / timings["wgpu"].decode if timings is not None else 1.0
         if slower <= _SLOWER:
             return Choice("dawn", MATRIX_UNITS)

@@ -67,9 +67,13 @@ class DeviceCaps:
 
     @property
     def subgroup_matrix(self) -> bool:
-        """Kernels may multiply matrices by subgroups. Such a kernel reads its inputs in f16 and adds up in f32."""
-        usable = any((shape.component, shape.result) == ("f16", "f32") for shape in self.matrix_shapes)
-        return usable and self.subgroups and self.f16
+        """Kernels may multiply matrices by subgroups. Such a kernel reads its inputs in f16."""
+        return bool(self.matrix_shapes) and self.subgroups and self.f16
+
+    @property
+    def multiplies_f16(self) -> bool:
+        """Matrix units multiply f16 and add up in f32, which is what kernels use them for."""
+        return self.subgroup_matrix and any((s.component, s.result) == ("f16", "f32") for s in self.matrix_shapes)
 
     @cached_property
     def policy(self) -> DevicePolicy:

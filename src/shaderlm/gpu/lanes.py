@@ -8,17 +8,21 @@ is, for several sizes of workgroups.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ModelError
+from . import probe_cache
 from .program import Program, RunsPrograms, Slot, Step
 
 if TYPE_CHECKING:
     from .caps import DeviceCaps, Implementation
 
+_PROBE, FORMAT = "lanes", 1  # in the cache of probes
 _ONE_SIZE = ("nvidia", "apple")  # vendors of GPUs whose subgroups always have the same size
 _SIZES = (32, 64, 128, 256)  # threads of a workgroup: drivers may choose subgroups by it
 _SOURCE = """
@@ -53,7 +57,7 @@ def with_probed_lanes(device: RunsPrograms, adapter: tuple[str, int]) -> DeviceC
     if not caps.subgroups:
         return caps
     if adapter not in _known:
-        _known[adapter] = probe(device)
+        _known[adapter] = _kept(caps) or _probed(device)
     lanes = _known[adapter]
     return replace(
         caps,
@@ -62,6 +66,21 @@ def with_probed_lanes(device: RunsPrograms, adapter: tuple[str, int]) -> DeviceC
         subgroup_max=lanes.largest,
         subgroup_size=_only_size(caps, lanes),
     )
+
+
+def _kept(caps: DeviceCaps) -> Lanes | None:
+    """As they were probed with this driver."""
+    found = probe_cache.read(caps, _PROBE, FORMAT)
+    numbers = isinstance(found, list) and [type(each) for each in found] == [int, int, bool]
+    return Lanes(*found) if numbers and not caps.software else None
+
+
+def _probed(device: RunsPrograms) -> Lanes:
+    lanes = probe(device)
+    if not device.caps.software:  # whose versions do not say what changed
+        with suppress(OSError, ModelError):  # the next start probes again
+            probe_cache.write(device.caps, _PROBE, FORMAT, [lanes.smallest, lanes.largest, lanes.consecutive])
+    return lanes
 
 
 def _only_size(reported: DeviceCaps, lanes: Lanes) -> int:

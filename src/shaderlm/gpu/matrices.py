@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DeviceError, KernelError
+from ..errors import DeviceError, KernelError, ModelError
+from . import probe_cache
 from .program import Program, RunsPrograms, Slot, Step
 
 if TYPE_CHECKING:
     from .caps import DeviceCaps, MatrixShape
 
 _log = logging.getLogger("shaderlm")
+_PROBE, FORMAT = "matrix shapes that are right", 1  # in the cache of probes
 # left [m, k] and right [n, k] as pairs of f16, then result [m, n] in their place.
 _SOURCE = """
 enable f16;
@@ -64,10 +67,22 @@ def with_probed_matrices(device: RunsPrograms, adapter: tuple[str, int]) -> Devi
     if not caps.subgroup_matrix:
         return caps
     if adapter not in _wrong:
-        _wrong[adapter] = problems(device, [shape for shape in caps.matrix_shapes if _checked(shape)])
+        _wrong[adapter] = _problems_of(device, [shape for shape in caps.matrix_shapes if _checked(shape)])
         for shape, reason in _wrong[adapter].items():
             _log.warning("%s: matrix units are not used for %s: %s", caps.name, shape, reason)
     return replace(caps, matrix_shapes=tuple(shape for shape in caps.matrix_shapes if shape not in _wrong[adapter]))
+
+
+def _problems_of(device: RunsPrograms, shapes: Sequence[MatrixShape]) -> dict[MatrixShape, str]:
+    """`problems`, or what was kept of them with this driver. What fails is tried again at the next start."""
+    caps, names = device.caps, [str(shape) for shape in shapes]
+    if not caps.software and probe_cache.read(caps, _PROBE, FORMAT) == names:
+        return {}
+    wrong = problems(device, shapes)
+    if not wrong and not caps.software:
+        with suppress(OSError, ModelError):
+            probe_cache.write(caps, _PROBE, FORMAT, names)
+    return wrong
 
 
 def _checked(shape: MatrixShape) -> bool:

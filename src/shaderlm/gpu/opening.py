@@ -43,7 +43,7 @@ def open_device(
     with _open_lock:
         adapter = spec if isinstance(spec, Adapter) else _chosen.get((spec, backend)) or choose(spec, backend)
         device = _shared(adapter)
-        if backend == "auto" and adapter.caps.subgroup_matrix and not device.caps.subgroup_matrix:
+        if backend == "auto" and adapter.caps.multiplies_f16 and not device.caps.multiplies_f16:
             wrong_matrix_units.add(adapter.caps.name)  # they failed their check, and were the reason for this choice
             if not isinstance(spec, Adapter):
                 adapter = choose(spec, backend)

@@ -8,19 +8,17 @@ count is kept on disk; where it cannot be kept, nothing is counted, so that no s
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import DeviceError, KernelError, ModelError
-from ..files import atomic_write_text, cache_directory
+from . import probe_cache
 from .program import Program, RunsPrograms, Slot, Step
 
 if TYPE_CHECKING:
@@ -130,6 +128,7 @@ _MOST = 1024  # processors: no GPU has more
 _LEAST_SECONDS = 0.005  # of one workgroup: far more than a submission and a read-back take
 _MOST_ROUNDS = 1 << 24
 FORMAT = 1
+_PROBE = "processors"
 
 
 def with_counted_processors(device: RunsPrograms, whole: bool = True) -> DeviceCaps:
@@ -151,14 +150,14 @@ def with_counted_processors(device: RunsPrograms, whole: bool = True) -> DeviceC
 
 def _counted(device: RunsPrograms) -> int:
     """Count them and keep the count. If it cannot be kept, there is none; one that fails is not tried again."""
-    _write(device.caps, 0)
+    probe_cache.write(device.caps, _PROBE, FORMAT, 0)
     try:
         count = probe(device)
     except BaseException as problem:
         if not isinstance(problem, Exception):  # Ctrl-C: the next start counts
-            _path_of(device.caps).unlink(missing_ok=True)
+            probe_cache.remove(device.caps, _PROBE)
         raise
-    _write(device.caps, count)
+    probe_cache.write(device.caps, _PROBE, FORMAT, count)
     return count
 
 
@@ -166,12 +165,8 @@ def known_processors(caps: DeviceCaps) -> int | None:
     """From the table, or as they were counted with this driver; 0 if that failed, None if it was not tried."""
     if caps.processors or caps.software:
         return caps.processors
-    try:
-        record = json.loads(_path_of(caps).read_bytes())
-        count = record.pop("processors")
-    except (OSError, ModelError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return count if record == _stamp(caps) and type(count) is int and 0 <= count <= _MOST else None
+    count = probe_cache.read(caps, _PROBE, FORMAT)
+    return count if type(count) is int and 0 <= count <= _MOST else None
 
 
 def probe(device: RunsPrograms) -> int:
@@ -226,19 +221,3 @@ def program(workgroups: int, rounds: int, threads: int = _THREADS) -> Program:
     slots = (Slot("rounds", "read-only-storage"), Slot("sums", "storage"))
     step = Step("processors", _SOURCE.format(threads=threads, body=_BODY), slots, (workgroups, 1, 1))
     return Program({"rounds": np.array([rounds], np.uint32), "sums": 4 * workgroups}, (step,), ("sums",))
-
-
-def _path_of(caps: DeviceCaps) -> Path:
-    by = "" if caps.implementation == "wgpu" else caps.implementation
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{caps.name} {caps.backend} {by}".lower()).strip("-")[:100]
-    return cache_directory() / "tuning" / f"{slug}.processors.json"
-
-
-def _stamp(caps: DeviceCaps) -> dict[str, Any]:
-    return {"format": FORMAT, "device": caps.name, "backend": caps.backend, "driver": caps.driver}
-
-
-def _write(caps: DeviceCaps, count: int) -> None:
-    path = _path_of(caps)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(path, json.dumps({**_stamp(caps), "processors": count}, indent=1) + "\n")

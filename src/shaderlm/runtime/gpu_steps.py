@@ -81,10 +81,14 @@ class GpuSteps(Runner):
         precision: str = "fast",
         progress: Progress | None = None,
         tune: bool = False,
+        measure: bool = False,
         reserve: int = 0,
         deterministic: bool = False,
     ) -> None:
-        """`reserve`: tokens whose keys and values have their memory from the beginning; the cache grows beyond them."""
+        """`reserve`: tokens whose keys and values have their memory from the beginning; the cache grows beyond them.
+
+        `tune`: take kernels that were measured to be faster. `measure`: measure those of new shapes, for two seconds.
+        """
         factors = rope_factors(config, source)
         self.device = device
         self.cache = cache or cache_format(device.caps)
@@ -107,7 +111,7 @@ class GpuSteps(Runner):
         self._buffers: dict[str, Any] = {}  # inputs, pools, tables, scratch and parameters, by the names in plans
         if tune:  # while nothing else keeps the GPU busy
             decode_graphs = [self.graph(StepSpec(1, CONTEXTS[0], self.cache))[0], self.head_graph(1, 1)[0]]
-            self._lowering.tuning = tuned(device, decode_graphs, precision)
+            self._lowering.tuning = tuned(device, decode_graphs, precision, measure)
         self._weights: dict[str, Any] = {}
         first, reserve = min(_FIRST_BUCKET, self.max_tokens), min(reserve, self.config.context)
         keys: list[StepSpec | Head] = [StepSpec(1, CONTEXTS[0], self.cache), self.head(1, 1, "greedy", paged=False)]
