@@ -1,4 +1,4 @@
-"""Draws decode-speed.svg and prompt-speed.svg from JSON files of these names: `python docs/engine_speed.py`."""
+"""Draws speed.svg from speed.json: `python docs/engine_speed.py`."""
 
 from __future__ import annotations
 
@@ -8,42 +8,36 @@ from typing import Any
 
 from shaderlm.bench.svg import WIDTH, card
 
-HERE = Path(__file__).parent
-LEFT, RIGHT, TOP = 150, 80, 66
-BAR, GAP, GROUP = 22, 6, 50  # heights: a bar, the space between bars, the title of a model with its margins
+DATA = Path(__file__).parent / "speed.json"
+LEFT, RIGHT, TOP = 110, 80, 62
+BAR, GAP, GROUP = 18, 4, 36  # heights: a bar, the space between bars, the title of a test with its margins
 STYLES = (
-    ".bar0{fill:#0969da}.bar1,.bar2{fill:#afb8c1}",
-    ".bar0{fill:#4493f8}.bar1,.bar2{fill:#656c76}",
-    ".model,.first{font-weight:600}",
+    ".bar0{fill:#0969da}.bar1{fill:#afb8c1}",
+    ".bar0{fill:#4493f8}.bar1{fill:#656c76}",
+    ".test,.first{font-weight:600}",
 )
 
 
 def draw(data: dict[str, Any]) -> str:
-    """The chart as SVG: for each model one bar per engine, with its number."""
-    engines: dict[str, list[float]] = data["engines"]
+    """The chart as SVG: for each test one bar per engine, with its number. Each test has a scale of its own."""
+    engines: list[str] = data["engines"]
     group = GROUP + len(engines) * (BAR + GAP)
-    height = TOP + len(data["models"]) * group + 10
-    scale = (WIDTH - LEFT - RIGHT) / max(value for values in engines.values() for value in values)
-    description = [
-        f"{model}: " + ", ".join(f"{engine} {values[i]:,}" for engine, values in engines.items())
-        for i, model in enumerate(data["models"])
-    ]
-    parts = []
-    for i, model in enumerate(data["models"]):
+    description, parts = [], []
+    for i, (test, values) in enumerate(data["tests"]):
         y = TOP + i * group
-        parts.append(f'<text class="text model" x="20" y="{y + 32}">{model}</text>')
-        for j, (engine, values) in enumerate(engines.items()):
-            top, wide = y + GROUP - 6 + j * (BAR + GAP), round(values[i] * scale)
+        description.append(f"{test}: " + ", ".join(f"{e} {v:,}" for e, v in zip(engines, values, strict=True)))
+        parts.append(f'<text class="text test" x="20" y="{y + 24}">{test}</text>')
+        for j, (engine, value) in enumerate(zip(engines, values, strict=True)):
+            top, wide = y + GROUP - 4 + j * (BAR + GAP), round(value * (WIDTH - LEFT - RIGHT) / max(values))
             weight = " first" if j == 0 else ""
             parts += [
-                f'<text class="text{weight}" x="{LEFT - 10}" y="{top + 16}" text-anchor="end">{engine}</text>',
+                f'<text class="text{weight}" x="{LEFT - 10}" y="{top + 14}" text-anchor="end">{engine}</text>',
                 f'<rect class="bar{j}" x="{LEFT}" y="{top}" width="{wide}" height="{BAR}" rx="3"/>',
-                f'<text class="text{weight}" x="{LEFT + wide + 8}" y="{top + 16}">{values[i]:,}</text>',
+                f'<text class="text{weight}" x="{LEFT + wide + 8}" y="{top + 14}">{value:,}</text>',
             ]
+    height = TOP + len(data["tests"]) * group + 14
     return card(data["title"], data["note"], "; ".join(description), height, parts, STYLES)
 
 
 if __name__ == "__main__":
-    for name in ("decode-speed", "prompt-speed"):
-        found = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
-        (HERE / f"{name}.svg").write_text(draw(found), encoding="utf-8")
+    DATA.with_suffix(".svg").write_text(draw(json.loads(DATA.read_text(encoding="utf-8"))), encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
 import os
 import re
@@ -39,6 +40,7 @@ from shaderlm.server.limits import Limits
 from .checkpoints import names as checkpoint_names
 from .checkpoints import recorded
 from .oracles import ARCHITECTURES as ORACLES
+from .test_structure import LAYERS
 from .tiers import runs_all
 
 ROOT = Path(__file__).parent.parent
@@ -211,7 +213,7 @@ def test_every_op_is_documented_and_every_route_named_exists() -> None:
 
 @pytest.mark.parametrize(
     ("name", "script"),
-    [("decode-speed", "engine_speed"), ("prompt-speed", "engine_speed"), ("row-times", "row_times")],
+    [("speed", "engine_speed"), ("architecture", "architecture"), ("row-times", "row_times")],
 )
 def test_a_chart_shows_its_data(name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture is what its data draws."""
@@ -225,13 +227,20 @@ def test_a_chart_shows_its_data(name: str, script: str, monkeypatch: pytest.Monk
     ElementTree.fromstring(drawn)
 
 
-@pytest.mark.parametrize(("name", "test"), [("decode-speed", "tg128"), ("prompt-speed", "pp512")])
-def test_the_readme_has_the_numbers_of_its_charts(name: str, test: str) -> None:
-    data = json.loads((ROOT / "docs" / f"{name}.json").read_text(encoding="utf-8"))
+def test_the_picture_of_the_packages_has_them_in_order() -> None:
+    rows = json.loads((ROOT / "docs" / "architecture.json").read_text(encoding="utf-8"))["rows"]
+    names = [[name for box, _ in row for name in box.split(", ")] for row in rows]
+    packages = {path.parent.name for path in (ROOT / "src" / "shaderlm").glob("*/__init__.py")}
+    assert sorted(itertools.chain(*names)) == sorted(packages - {"limited"})
+    heights = [[LAYERS.index(name) for name in row] for row in names]
+    assert all(min(above) > max(below) for above, below in itertools.pairwise(heights))
+
+
+def test_the_readme_has_the_numbers_of_its_chart() -> None:
+    data = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for i, model in enumerate(data["models"]):
-        numbers = " | ".join(f"{values[i]:,}" for values in data["engines"].values())
-        assert f"| {model}, {test} | {numbers} |" in readme
+    for test, values in data["tests"]:
+        assert f"| {test} | " + " | ".join(f"{value:,}" for value in values) + " |" in readme
 
 
 def test_the_size_of_the_model_is_the_same_everywhere() -> None:
