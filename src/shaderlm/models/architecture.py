@@ -205,8 +205,11 @@ class Architecture:
 
     def _packed_tensors(self, config: Config) -> dict[str, tuple[str, ...]]:
         """Which matrices hold several; a checkpoint may have each by itself."""
-        apart = {name.split(".")[2] for name in config.shapes if name.startswith("blk.0.")}
-        return {name: parts for name, parts in self.packed_tensors.items() if not apart.issuperset(parts)}
+
+        def apart(parts: tuple[str, ...]) -> bool:
+            return all(f"blk.0.{part}.weight" in config.shapes for part in parts)
+
+        return {name: parts for name, parts in self.packed_tensors.items() if not apart(parts)}
 
     def _stored(self, config: Config, experts: Experts | None) -> dict[str, tuple[int, int]]:
         """The matrices of a layer as the checkpoint has them."""
