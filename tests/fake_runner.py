@@ -97,7 +97,8 @@ class FakeRunner(Runner):
         self, token: NextToken, vocabulary: int, *, ahead: int = 2, context: int = 1 << 20, max_tokens: int = 64
     ) -> None:
         super().__init__(None, SimpleNamespace(context=context, vocabulary=vocabulary), None, None)  # type: ignore[arg-type]
-        self.token, self.steps_ahead, self.max_tokens = token, ahead, max_tokens
+        self.token, self.max_tokens = token, max_tokens
+        self.steps_ahead = self.steps_ahead_alone = ahead
         self.decode_rows = 1
         self.memory: list[int] = []  # [rows of the pool]: the ids
         self.tables: dict[int, int] = {}

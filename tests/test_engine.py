@@ -36,7 +36,7 @@ def model(request: pytest.FixtureRequest, tiny: Path) -> Iterator[LanguageModel]
     where: Any = "cpu" if request.param == "cpu" else request.getfixturevalue("device")
     with load_with(tiny, device=where, cache="f32") as loaded:
         if "ahead" in request.param:
-            loaded.runner.steps_ahead = 3
+            loaded.runner.steps_ahead = loaded.runner.steps_ahead_alone = 3
         yield loaded
 
 

@@ -138,6 +138,26 @@ def test_many_clients_in_a_small_pool(ahead: int, deterministic: bool) -> None:
     left_nothing(runner)
 
 
+@pytest.mark.parametrize(("alone", "most"), [(True, 3), (False, 2)])
+def test_more_steps_are_on_their_way_where_one_sequence_decodes_alone(alone: bool, most: int) -> None:
+    found, runner = made()
+    runner.steps_ahead_alone = 3
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    engine, all_submitted = found.engine, threading.Event()
+
+    def awaited(tokens: FakeTokens) -> None:
+        all_submitted.wait(60)
+        seen[len(engine._scheduler.running)].append(len(engine._core.in_flight))
+
+    runner.awaited = awaited  # type: ignore[method-assign]
+    handles = [engine.submit(request([i], 100)) for i in range(1 if alone else 2)]
+    all_submitted.set()
+    assert [ids_of(handle) for handle in handles] == [expected([i], 100) for i in range(len(handles))]
+    assert max(seen[len(handles)][4:50]) == most, "the first steps were on their way when the other one came"
+    found.close()
+    left_nothing(runner)
+
+
 def test_streams_go_on_while_a_long_prompt_is_read(model: LanguageModel) -> None:
     handles = [model.engine.submit(request([i], 60)) for i in range(3)]
     wait_until(lambda: all(handle.usage.completion_tokens for handle in handles) or handles[0].state == "finished")

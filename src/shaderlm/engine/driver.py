@@ -272,8 +272,10 @@ class Engine:
 
     def _iterate(self) -> None:
         """One turn: wait for the oldest step, submit the next one, make text of its tokens."""
-        inbox, in_flight, ahead = self._inbox, self._core.in_flight, self._runner.steps_ahead
+        inbox, in_flight = self._inbox, self._core.in_flight
         self._process_control()
+        alone = len(self._scheduler.running) == 1 and not self._scheduler.waiting
+        ahead = self._runner.steps_ahead_alone if alone else self._runner.steps_ahead
         self._take_masks(self._masks.dispatch(inbox.active))
         if len(in_flight) < ahead:
             self._fill(ahead)

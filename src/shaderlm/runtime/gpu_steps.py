@@ -102,6 +102,7 @@ class GpuSteps(Runner):
         # Without subgroups a context class reads as many keys as its rows may have, of runs too.
         self.runs_have_any_length = device.caps.subgroups
         self.steps_ahead = device.caps.policy.steps_ahead
+        self.steps_ahead_alone = device.caps.policy.steps_ahead_alone
         self.warm_up_seconds = device.caps.policy.warm_up_seconds
         self._plans: dict[StepSpec | Head, Plan] = {}
         self._planning = threading.RLock()

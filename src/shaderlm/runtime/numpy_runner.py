@@ -64,7 +64,7 @@ class NumpyRunner(Runner):
     max_tokens = 512
     max_outputs = MAX_OUTPUTS
     max_pages = 1 << 31
-    steps_ahead = 1
+    steps_ahead = steps_ahead_alone = 1
 
     def __init__(
         self,

@@ -145,6 +145,7 @@ class Runner(ABC):
     cache: str  # the format of keys and values
     runs_have_any_length = True  # kernels of every context class read the keys of a run, however many there are
     steps_ahead: int  # steps worth submitting before the first of them is waited for
+    steps_ahead_alone: int  # the same where one sequence decodes alone
     warm_up_seconds = 0.0  # that the device works before its clocks are up
     # The bits of a row do not depend on the rest of its step: a step has one row of each sequence, by a plan of
     # `decode_rows` rows however many there are, or it has one part.
