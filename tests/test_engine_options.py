@@ -85,7 +85,7 @@ def test_wrong_prompts_are_named(model: LanguageModel) -> None:
         model.logits([])
     with pytest.raises(InputError, match="role"):
         model.chat([{"role": "owner", "content": "x"}])
-    wrong: list[Any] = [None, 3, b"hello", ["a"], [None], [1.5], np.zeros((2, 2), int)]
+    wrong: list[Any] = [None, 3, b"hello", [1, "a"], [None], [1.5], np.zeros((2, 2), int)]
     for given in wrong:
         with pytest.raises(InputError, match=r"^prompt must be a str or a list of token ids") as caught:
             model.generate(given)

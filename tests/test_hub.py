@@ -25,7 +25,7 @@ from shaderlm.formats.find import find
 from shaderlm.formats.folder import Folder
 from shaderlm.formats.short_names import SHORT_NAMES
 
-from .command_line import COMMAND
+from .command_line import COMMAND, shaderlm
 from .folders import folder_of
 from .tiny_models import write_tiny
 
@@ -504,9 +504,6 @@ def test_run_downloads_one_file_and_answers(hub: tuple[type[_Hub], str], tmp_pat
     kind.asked.clear()
     assert _both(endpoint, tmp_path / "cache", *arguments) == (0, out, [])
     assert _downloads(kind) == []
-    listed = _run(endpoint, tmp_path / "cache", "models")
-    assert listed.startswith(SHORT_NAMES["qwen3-0.6b"].model)
-    assert "removed qwen3-0.6b, " in _run(endpoint, tmp_path / "cache", "rm", "qwen3-0.6b")
 
 
 def test_a_short_name_that_is_interrupted_goes_on(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
@@ -558,7 +555,6 @@ def test_all_parts_are_one_download(hub: tuple[type[_Hub], str], tmp_path: Path)
             "fetching large.gguf needs 12 MB, 1,000 B are free in ",
         ),
         (
-            "import builtins\n"
             "from shaderlm.formats import hub_transfer\n"
             "def full(*_): raise OSError(28, 'No space left on device')\n"
             "hub_transfer._transfer = full",
@@ -573,23 +569,24 @@ def test_a_full_disk(before: str, said: str, hub: tuple[type[_Hub], str], tmp_pa
     file.parent.mkdir()
     file.write_bytes(os.urandom(12_000_000))
     last = _find(endpoint, tmp_path / "cache", "hf:org/repo/large.gguf", before).stderr.splitlines()[-1]
-    assert last.startswith("shaderlm.errors.ModelError: hf:org/repo") or "ModelError: fetching" in last
+    assert last.startswith("shaderlm.errors.ModelError: ")
     assert said in last
     assert _downloads(kind) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("qwen3-0.6b", "the hub cannot be reached and the file Qwen3-0.6B-Q4_K_M.gguf is not in its cache"),
-        ("qwen3-0.7b", "there is no model or file 'qwen3-0.7b': did you mean qwen3-1.7b, qwen3-0.6b or "),
-        ("qwen3:0.6b", "there is no model or file 'qwen3:0.6b': did you mean qwen3-0.6b?"),
-    ],
-)
-def test_what_run_cannot_find_is_one_line(name: str, said: str, tmp_path: Path) -> None:
-    code, out, err = _both("http://127.0.0.1:9", tmp_path, "run", name, "Hello", "--device", "cpu")
+def test_run_without_a_network_is_one_line(tmp_path: Path) -> None:
+    code, out, err = _both("http://127.0.0.1:9", tmp_path, "run", "qwen3-0.6b", "Hello", "--device", "cpu")
     assert (code, out, len(err)) == (1, "", 1)
-    assert said in err[0]
+    assert "the hub cannot be reached and the file Qwen3-0.6B-Q4_K_M.gguf is not in its cache" in err[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("qwen3-0.7b", "qwen3-1.7b, qwen3-0.6b or qwen3-8b"), ("qwen3:0.6b", "qwen3-0.6b")]
+)
+def test_run_suggests_names(name: str, near: str) -> None:
+    done = shaderlm("run", name, "Hello", "--device", "cpu")
+    assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
+    assert done.err.startswith(f"shaderlm: there is no model or file {name!r}: did you mean {near}?")
 
 
 def test_each_gguf_file_of_a_repository_is_a_model(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from .options import load_options, sampling_options
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
 @click.option("-v", "--verbose", is_flag=True, help="Print how fast it ran, on stderr.")
 @click.pass_context
-def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
+def run(ctx: click.Context, /, prompt: str | None, **options: Any) -> None:
     """Chat with a model, or answer PROMPT and end.
 
     NAME is a short name of `shaderlm models`, a .gguf file, a Hugging Face folder, hf:ORG/REPO or
