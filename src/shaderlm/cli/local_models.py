@@ -31,9 +31,9 @@ def models() -> None:
     for model in partial:
         show(model)
     print("\nshort names, and about what they download:")
-    print(f"{default_model.NAME:<20} {default_model.WHEEL_SIZE / 1e9:>7.2f} GB  the default, from PyPI")
+    print(f"{default_model.NAME:<20} {round(default_model.WHEEL_SIZE / 1e9, 2):>7g} GB  the default, from PyPI")
     for name, row in SHORT_NAMES.items():
-        print(f"{name:<20} {row.gigabytes:>7.2f} GB  {row.model}")
+        print(f"{name:<20} {row.gigabytes:>7g} GB  {row.model}")
 
 
 @click.command()
