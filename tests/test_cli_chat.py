@@ -69,6 +69,19 @@ def conversation(model: Path, *said: str, system: str | None = None, max_tokens:
     return messages
 
 
+def test_run_is_chat_or_generate(tiny: Path) -> None:
+    """The same with the model named first. `/set` shows the same settings."""
+    options: tuple[object, ...] = ("--device", "cpu", "-n", 6, "-t", 0, "--top-p", 1)
+    lines = "Hello\nAnd you?\n/set\n"
+    assert shaderlm("run", tiny, *options, given=lines) == chat(tiny, lines, "--top-p", 1)
+    done = shaderlm("run", tiny, "Hello", *options, "--system", "Be brief")
+    assert done == shaderlm("generate", "Hello", "-m", tiny, *options, "--system", "Be brief")
+    assert done.code == 0
+    assert done.out.strip()
+    assert shaderlm("run", tiny, "-", *options, given="Hello").out == shaderlm("run", tiny, "Hello", *options).out
+    assert "Missing argument 'NAME'" in shaderlm("run").err
+
+
 def test_answers_come_line_by_line_and_the_history_is_kept(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     done = chat(tiny, f"Hello\n\n  \nAnd you?\n/save {path}\n", "--system", "Be brief")

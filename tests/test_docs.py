@@ -27,6 +27,7 @@ from shaderlm.compile.plan_json import to_json
 from shaderlm.engine import LanguageModel
 from shaderlm.engine.options import CHAT_OPTION_NAMES, OPTION_NAMES
 from shaderlm.formats.folder_models import MODEL_TYPES
+from shaderlm.formats.short_names import SHORT_NAMES
 from shaderlm.formats.weight_formats import WEIGHT_FORMATS
 from shaderlm.gpu import WEBGPU_DEFAULT, DevicePolicy
 from shaderlm.graph import resolve
@@ -250,6 +251,13 @@ def test_the_size_of_the_model_is_the_same_everywhere() -> None:
     assert f"({size})" in (ROOT / "README.md").read_text(encoding="utf-8")
     others = re.findall(r"\d+ MB, fetched once", (ROOT / "dev").read_text(encoding="utf-8"))
     assert others == [f"{size}, fetched once"]
+
+
+def test_the_short_names_are_documented() -> None:
+    rows = [f"| `{name}` | {row.repo} | `{row.file}` | {row.gigabytes:g} |\n" for name, row in SHORT_NAMES.items()]
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert f"| short name | repository | file | GB |\n|---|---|---|---|\n{''.join(rows)}" in text
+    assert not [row.seen for row in SHORT_NAMES.values() if row.seen not in text]
 
 
 def _first_cells(document: str, title: str) -> set[str]:

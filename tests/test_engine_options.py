@@ -28,9 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
 def test_a_misspelt_option_is_an_error_that_lists_them_all(model: LanguageModel) -> None:
     """For type checkers too: mypy reports a `type: ignore` that is not needed."""
     calls = (
-        lambda: model.generate("x", temprature=1),  # type: ignore[call-arg]
+        lambda: model.generate("x", temprature=1),  # type: ignore[call-overload]
         lambda: model.stream("x", temprature=1),  # type: ignore[call-arg]
-        lambda: model.chat(CHAT, temprature=1),  # type: ignore[call-arg]
+        lambda: model.chat(CHAT, temprature=1),  # type: ignore[call-overload]
         lambda: model.stream_chat(CHAT, temprature=1),  # type: ignore[call-arg]
     )
     for call in calls:
@@ -38,7 +38,7 @@ def test_a_misspelt_option_is_an_error_that_lists_them_all(model: LanguageModel)
             call()
         assert all(name in str(caught.value) for name in GenerationOptions.__annotations__)
     with pytest.raises(InputError, match=r"unknown option 'zzz'\. The options are"):
-        model.generate("x", zzz=1)  # type: ignore[call-arg]
+        model.generate("x", zzz=1)  # type: ignore[call-overload]
 
 
 def test_the_options_have_one_list_of_names_and_one_of_defaults(model: LanguageModel) -> None:
@@ -85,7 +85,7 @@ def test_wrong_prompts_are_named(model: LanguageModel) -> None:
         model.logits([])
     with pytest.raises(InputError, match="role"):
         model.chat([{"role": "owner", "content": "x"}])
-    wrong: list[Any] = [None, 3, b"hello", ["a"], [None], [1.5], np.zeros((2, 2), int)]
+    wrong: list[Any] = [None, 3, b"hello", [1, "a"], [None], [1.5], np.zeros((2, 2), int)]
     for given in wrong:
         with pytest.raises(InputError, match=r"^prompt must be a str or a list of token ids") as caught:
             model.generate(given)
@@ -97,7 +97,7 @@ def test_wrong_prompts_are_named(model: LanguageModel) -> None:
         model.logits(text)
     with pytest.raises(InputError, match="ids must be"):
         model.detokenize(["a"])  # type: ignore[list-item]
-    assert model.generate(np.array([1, 2]), max_tokens=1, stop=None).prompt_ids == [1, 2]  # type: ignore[arg-type]
+    assert model.generate(np.array([1, 2]), max_tokens=1, stop=None).prompt_ids == [1, 2]  # type: ignore[call-overload]
 
 
 def test_special_tokens_are_parsed_everywhere_unless_told_otherwise(model: LanguageModel) -> None:

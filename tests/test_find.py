@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from shaderlm.errors import InputError, ModelError
 from shaderlm.formats import hub as hub_module
 from shaderlm.formats.find import find
 from shaderlm.formats.hub_transfer import Remote
+from shaderlm.formats.short_names import SHORT_NAMES
 
 
 def rejection(model: Any = None, kind: type[Exception] = ModelError) -> str:
@@ -56,6 +58,8 @@ def test_a_folder_of_several(tmp_path: Path) -> None:
     [
         ("smollm2", "no model or file 'smollm2': did you mean smollm2-"),
         ("SmolLM2-135M", "did you mean smollm2-135m?"),
+        ("llama3.2", "did you mean llama3.2-1b or llama3.2-3b?"),
+        ("Gemma3:4b", "did you mean gemma3-4b?"),
         ("claude-9", "no model or file 'claude-9': `shaderlm models` lists names; otherwise"),
         ("nothing.gguf", "nothing.gguf does not exist"),
         ("some/where", "some/where does not exist"),
@@ -75,6 +79,20 @@ def test_what_is_not_a_model(given: Any) -> None:
     assert "model must be a name or a path, got" in rejection(given, InputError)
 
 
+def test_short_names() -> None:
+    """Each stands for one GGUF file, says about how large it is, and where that was seen."""
+    first = """smollm2-360m smollm2-1.7b tinyllama-1.1b llama3.2-1b llama3.2-3b llama3.1-8b mistral-7b qwen2.5-0.5b
+        qwen2.5-7b qwen3-0.6b qwen3-1.7b qwen3-4b qwen3-8b qwen3-30b-a3b smollm3-3b gemma3-1b phi4-mini gpt-oss-20b"""
+    assert set(first.split()) < set(SHORT_NAMES), "names that once were there go on"
+    assert len(SHORT_NAMES) >= 30
+    for name, row in SHORT_NAMES.items():
+        assert re.fullmatch(r"[a-z0-9.-]+", name)
+        assert re.fullmatch(r"hf:[\w.-]+/[\w.-]+/[\w./-]+\.gguf", row.model), name
+        assert 0.1 < row.gigabytes < 20, f"{name}: a size that fits"
+        assert row.seen.startswith("https://")
+    assert len({row.model for row in SHORT_NAMES.values()}) == len(SHORT_NAMES)
+
+
 # The hub -------------------------------------------------------------------------------------------------
 
 
@@ -87,8 +105,7 @@ def test_malformed_hub_names(given: str) -> None:
 
 def hub(monkeypatch: pytest.MonkeyPatch, download: Callable[..., str], answers: bool = True) -> None:
     monkeypatch.setattr(hub_module, "_answers", lambda: answers)
-    file = Remote("org/repo", "f.gguf", "", None, None, None)
-    monkeypatch.setattr(hub_module, "ask", lambda repo, names: [file])
+    monkeypatch.setattr(hub_module, "ask", lambda repo, names: [Remote(repo, names[0], "", None, None, None)])
     monkeypatch.setattr(hub_module, "transfer", lambda *given: None)
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
 

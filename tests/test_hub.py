@@ -23,8 +23,9 @@ from shaderlm.errors import InputError, ModelError
 from shaderlm.formats import local_models
 from shaderlm.formats.find import find
 from shaderlm.formats.folder import Folder
+from shaderlm.formats.short_names import SHORT_NAMES
 
-from .command_line import COMMAND
+from .command_line import COMMAND, shaderlm
 from .folders import folder_of
 from .tiny_models import write_tiny
 
@@ -448,24 +449,144 @@ def test_what_the_hub_refuses(hub: tuple[type[_Hub], str], tmp_path: Path, name:
 
 def test_models_are_fetched_listed_and_removed(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
     kind, endpoint = hub
-    (kind.root / "Qwen").mkdir()
-    folder_of(write_tiny(tmp_path / "tiny.gguf", "qwen3"), kind.root / "Qwen" / "Qwen3-0.6B")
+    folder_of(write_tiny(tmp_path / "tiny.gguf", "qwen3"), kind.root / "org" / "repo")
     cache = tmp_path / "cache"
     assert "no model is kept" in _run(endpoint, cache, "models")
-    found = Path(_run(endpoint, cache, "pull", "qwen3-0.6b").strip().splitlines()[-1])
+    found = Path(_run(endpoint, cache, "pull", "hf:org/repo").strip().splitlines()[-1])
     assert (found / "model.safetensors").exists()
     listed = _run(endpoint, cache, "models")
-    assert listed.startswith("hf:Qwen/Qwen3-0.6B ")
+    assert listed.startswith("hf:org/repo ")
     assert "interrupted" not in listed
     # A dataset of the same name is no model.
-    dataset = cache / "hub" / "datasets--Qwen--Qwen3-0.6B"
+    dataset = cache / "hub" / "datasets--org--repo"
     other = dataset / "snapshots" / _COMMIT[::-1] / "data.safetensors"
     other.parent.mkdir(parents=True)
     other.write_bytes(b"data")
-    assert "removed qwen3-0.6b" in _run(endpoint, cache, "rm", "qwen3-0.6b")
+    assert "removed hf:org/repo" in _run(endpoint, cache, "rm", "hf:org/repo")
     assert not found.exists()
     assert other.exists()
-    assert "there is no model 'qwen3-0.6b' to remove; kept are none" in _run(endpoint, cache, "rm", "qwen3-0.6b")
+    assert "there is no model 'hf:org/repo' to remove; kept are none" in _run(endpoint, cache, "rm", "hf:org/repo")
+
+
+# Short names, and sizes ----------------------------------------------------------------------------------
+
+
+def _short(kind: type[_Hub], name: str = "qwen3-0.6b") -> Path:
+    """Where the hub has the file of a short name. Its repository has other files, too."""
+    row = SHORT_NAMES[name]
+    file = kind.root / row.repo / row.file
+    file.parent.mkdir(parents=True)
+    for other in ("README.md", "another-Q8_0.gguf", "config.json", "model.safetensors"):
+        (file.parent / other).write_bytes(b"not wanted")
+    return file
+
+
+def _downloads(kind: type[_Hub]) -> list[str]:
+    return [each[1].rpartition("/")[2] for each in kind.asked if each[0] == "GET" and "/resolve/" in each[1]]
+
+
+def _both(endpoint: str, cache: Path, *arguments: str) -> tuple[int, str, list[str]]:
+    """Exit code, standard output, and the lines of standard error."""
+    with _start(endpoint, cache, *arguments) as process:
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err.splitlines()
+
+
+def test_run_downloads_one_file_and_answers(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    file = write_tiny(_short(kind), "qwen3", layers=6)
+    size = f"{file.stat().st_size / 1e6:.0f} MB"
+    arguments = ("run", "qwen3-0.6b", "Hello", "-n", "3", "-t", "0", "--device", "cpu", "--ignore-eos")
+    code, out, err = _both(endpoint, tmp_path / "cache", *arguments)
+    assert (code, err) == (0, [f"shaderlm: fetching {file.name} from {SHORT_NAMES['qwen3-0.6b'].repo}: {size}"])
+    assert out.strip()
+    assert _downloads(kind) == [file.name]
+    kind.asked.clear()
+    assert _both(endpoint, tmp_path / "cache", *arguments) == (0, out, [])
+    assert _downloads(kind) == []
+
+
+def test_a_short_name_that_is_interrupted_goes_on(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    file, cache = _short(kind), tmp_path / "cache"
+    file.write_bytes(os.urandom(48 << 20))
+    kind.stalled.add(file.name)
+    process = _start(endpoint, cache, "run", "qwen3-0.6b", "Hello")
+    assert kind.stops.wait(60)
+    while sum(part.stat().st_size for part in cache.rglob("*.incomplete")) < 20 << 20:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    source = SHORT_NAMES["qwen3-0.6b"].repo
+    assert (process.returncode, out) == (130, "")
+    assert err.split("\n")[0] == f"shaderlm: fetching {file.name} from {source}: 50 MB"
+    assert not err.split("\n", 1)[1].strip()
+    kind.asked.clear()
+    code, out, lines = _both(endpoint, cache, "pull", "qwen3-0.6b")
+    assert (code, lines) == (0, [f"shaderlm: fetching {file.name} from {source}: 50 MB, 21 MB are here"])
+    assert Path(out.strip()).read_bytes() == file.read_bytes()
+    assert [each[2] for each in kind.asked if each[0] == "GET" and "/resolve/" in each[1]] == [f"bytes={20 << 20}-"]
+
+
+def test_all_parts_are_one_download(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    repo = kind.root / "org" / "repo"
+    (repo / "sub").mkdir(parents=True)
+    names = [f"a-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    for name in names:
+        (repo / "sub" / name).write_bytes(os.urandom(1 << 20))
+    code, out, err = _both(endpoint, tmp_path / "cache", "pull", f"hf:org/repo/sub/{names[1]}")
+    assert (code, err) == (0, [f"shaderlm: fetching {names[0]} from org/repo: 3 MB"])
+    assert Path(out.strip()).name == names[1]
+    found = Path(out.strip()).parent
+    assert {path.name: path.read_bytes() for path in found.iterdir()} == {
+        name: (repo / "sub" / name).read_bytes() for name in names
+    }
+    done = _find(endpoint, tmp_path / "other", f"hf:org/repo/sub/{names[0]}")
+    assert _progress(done)[-1] == (f"fetching {names[0]}", 3 << 20, 3 << 20)
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (
+            "import shutil, types; shutil.disk_usage = lambda path: types.SimpleNamespace(free=1000)",
+            "fetching large.gguf needs 12 MB, 1,000 B are free in ",
+        ),
+        (
+            "from shaderlm.formats import hub_transfer\n"
+            "def full(*_): raise OSError(28, 'No space left on device')\n"
+            "hub_transfer._transfer = full",
+            "cannot be written: No space left on device; make room, or set HF_HOME to another folder",
+        ),
+    ],
+    ids=["before", "meanwhile"],
+)
+def test_a_full_disk(before: str, said: str, hub: tuple[type[_Hub], str], tmp_path: Path) -> None:
+    kind, endpoint = hub
+    file = kind.root / "org" / "repo" / "large.gguf"
+    file.parent.mkdir()
+    file.write_bytes(os.urandom(12_000_000))
+    last = _find(endpoint, tmp_path / "cache", "hf:org/repo/large.gguf", before).stderr.splitlines()[-1]
+    assert last.startswith("shaderlm.errors.ModelError: ")
+    assert said in last
+    assert _downloads(kind) == []
+
+
+def test_run_without_a_network_is_one_line(tmp_path: Path) -> None:
+    code, out, err = _both("http://127.0.0.1:9", tmp_path, "run", "qwen3-0.6b", "Hello", "--device", "cpu")
+    assert (code, out, len(err)) == (1, "", 1)
+    assert "the hub cannot be reached and the file Qwen3-0.6B-Q4_K_M.gguf is not in its cache" in err[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("qwen3-0.7b", "qwen3-1.7b, qwen3-0.6b or qwen3-8b"), ("qwen3:0.6b", "qwen3-0.6b")]
+)
+def test_run_suggests_names(name: str, near: str) -> None:
+    done = shaderlm("run", name, "Hello", "--device", "cpu")
+    assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
+    assert done.err.startswith(f"shaderlm: there is no model or file {name!r}: did you mean {near}?")
 
 
 def test_each_gguf_file_of_a_repository_is_a_model(hub: tuple[type[_Hub], str], tmp_path: Path) -> None:

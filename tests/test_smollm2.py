@@ -57,7 +57,8 @@ def on_gpu(path: Path, device: Device) -> Iterator[LanguageModel]:
 def answer(model: LanguageModel, entry: dict[str, Any], tokens: int) -> shaderlm.Completion:
     if entry["chat"]:
         return model.chat([{"role": "user", "content": entry["prompt"]}], max_tokens=tokens)
-    return model.generate(entry["prompt"], max_tokens=tokens)
+    prompt: str = entry["prompt"]
+    return model.generate(prompt, max_tokens=tokens)
 
 
 def check(found: shaderlm.Completion, entry: dict[str, Any], tokens: int) -> None:

@@ -736,11 +736,11 @@ def test_tools_that_cannot_be_honoured(model: LanguageModel) -> None:
     with pytest.raises(InputError, match="the function 'f0' is there twice"):
         model.chat_request(CHAT, tools=[{"type": "function", "function": {"name": f"f{i % 9}"}} for i in range(10)])
     with pytest.raises(InputError, match="unknown option 'tool'"):
-        model.chat(CHAT, tool=[])  # type: ignore[call-arg]
+        model.chat(CHAT, tool=[])  # type: ignore[call-overload]
     with pytest.raises(InputError, match="unknown option 'tools'"):
-        model.generate("x", tools=[])  # type: ignore[call-arg]
+        model.generate("x", tools=[])  # type: ignore[call-overload]
     with pytest.raises(InputError, match="reasoning must be True or False, got 2"):
-        model.chat(CHAT, reasoning=2)  # type: ignore[arg-type]
+        model.chat(CHAT, reasoning=2)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

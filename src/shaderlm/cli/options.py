@@ -119,9 +119,13 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         named = {each.name: options.pop(each.name) for each in fields(ModelOptions)}
         return command(model_options=ModelOptions(**named), **options)
 
+    return model_option(load_options(run))
+
+
+def load_options(command: Command) -> Command:
+    """--device and others: how a model is loaded, each as an argument of its own."""
     where = "auto (a GPU, or the CPU if there is none), cpu, or an adapter: its number, kind, or part of its name."
     options = [
-        model_option,
         click.option("--device", default="auto", show_default=True, help=where),
         backend_option,
         context_option,
@@ -130,7 +134,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ignore_key_option,
         quantize_option,
     ]
-    return apply_options(options, run)
+    return apply_options(options, command)
 
 
 def model_argument(command: Callable[..., Any]) -> Callable[..., Any]:

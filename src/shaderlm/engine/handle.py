@@ -213,6 +213,12 @@ class Handle(Iterator[Delta], AsyncIterator[Delta]):
             pass
         return self.completion
 
+    def embedding(self, *, normalize: bool = True) -> NDArray[np.float32]:
+        """What a request for a hidden state gave, [hidden]; divided by its length if it is normalised."""
+        assert self.hidden is not None
+        state = self.hidden.astype(np.float32)
+        return state / max(float(np.linalg.norm(state)), 1e-12) if normalize else state
+
     def cancel(self) -> None:
         """End it: before the next step, wherever it is. What came before can be read. Twice does no harm."""
         if not self.cancelled and self.finish_reason is None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Unpack, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ContextSizeError, InputError, ModelError
+from ..errors import ContextSizeError, InputError, ModelError, ShaderlmError
 from ..models.config import Config
 from ..runtime.runner import Runner
 from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
@@ -22,6 +22,7 @@ from ..text.chat_output import END_OF_THINK, THINK
 from .completion import Completion
 from .constraints import GrammarCompiler
 from .driver import Engine
+from .handle import Handle
 from .options import (
     ChatOptions,
     GenerationOptions,
@@ -35,6 +36,8 @@ from .request import Request
 from .stream import AsyncStream, Stream
 
 Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int]
+Prompts = list[str] | list[list[int]] | list[Prompt] | tuple[Prompt, ...]
 
 
 class LanguageModel:
@@ -86,8 +89,14 @@ class LanguageModel:
         if self._template is not None:
             self.use_chat_template(self._template.source)
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Completion:
-        """Continue a text, or token ids.
+    @overload
+    def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Completion: ...
+
+    @overload
+    def generate(self, prompt: Prompts, **options: Unpack[GenerationOptions]) -> list[Completion]: ...
+
+    def generate(self, prompt: Prompt | Prompts, **options: Unpack[GenerationOptions]) -> Completion | list[Completion]:
+        """Continue a text, or token ids. A list of them gives a list of completions, which share steps and options.
 
         max_tokens: tokens to generate at most. stop: strings that end the generation; they are left out.
         ignore_eos: go on after the model's end-of-turn token. parse_special: read the text of a special token, such
@@ -98,7 +107,10 @@ class LanguageModel:
         to its logit), seed (the same seed gives the same text). logprobs: report the log probability of each token and
         of this many alternatives.
         """
-        return _finished(self.stream(prompt, **options))
+        if _are_prompts(prompt):
+            generation_params(options)  # before the first prompt: an error is not that of a prompt
+            return self._complete(self._requests("prompt", prompt, lambda each: self.request(each, **options)))
+        return _finished(self.stream(cast(Prompt, prompt), **options))
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Stream:
         """The same as `generate`, as a stream of text."""
@@ -125,12 +137,26 @@ class LanguageModel:
             return request
         return replace(request, constraint=self._grammars.of_structure(params.structure))
 
-    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
+    @overload
+    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion: ...
+
+    @overload
+    def chat(self, messages: Sequence[Messages], **options: Unpack[ChatOptions]) -> list[Completion]: ...
+
+    def chat(
+        self, messages: Messages | Sequence[Messages], **options: Unpack[ChatOptions]
+    ) -> Completion | list[Completion]:
         """Answer a conversation: messages with "role" (system, user, assistant) and "content". Options as `generate`.
 
         Special tokens in the contents are plain text, unless parse_special=True; those of the template are tokens.
+        A list of conversations gives a list of answers. They share steps and options.
         """
-        return _finished(self.stream_chat(messages, **options))
+        if _are_conversations(messages):
+            chat_params(options)
+            return self._complete(
+                self._requests("conversation", messages, lambda each: self.chat_request(each, **options))
+            )
+        return _finished(self.stream_chat(cast(Messages, messages), **options))
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Stream:
         """The same as `chat`, as a stream of text. Only what is not in the cache is computed."""
@@ -231,6 +257,24 @@ class LanguageModel:
         assert handle.logits is not None
         return handle.logits
 
+    def embed(self, text: Prompt | Prompts, *, normalize: bool = True) -> NDArray[np.float32]:
+        """Embeddings of a text or of several, [n, width]: the final hidden state of the last token of each.
+
+        normalize: divide each by its length, so that products of embeddings are cosines.
+        """
+        if not isinstance(normalize, bool):
+            raise InputError(f"normalize must be True or False, got {normalize!r}")
+        requests = (
+            self._requests("text", text, self.embed_request)
+            if _are_prompts(text)
+            else [self.embed_request(cast(Prompt, text))]
+        )
+        return np.stack([handle.embedding(normalize=normalize) for handle in self._run_all(requests)])
+
+    def embed_request(self, text: Prompt) -> Request:
+        """What `embed` asks of the engine for one text, checked."""
+        return replace(self.request(text, max_tokens=1), output="hidden")
+
     def prepare_grammars(self) -> None:
         """Make what the first schema, grammar or tool needs. Takes 0.2 to 0.6 s, in which no other thread runs."""
         self._grammars.prepare()
@@ -250,6 +294,33 @@ class LanguageModel:
         return f"<LanguageModel {self.report.name} on {self.report.device}>"
 
     # Requests ------------------------------------------------------------------------------------------------
+
+    def _requests(self, name: str, items: Any, make: Callable[[Any], Request]) -> list[Request]:
+        """One for each item. An error says which one it is of."""
+        requests = []
+        for i, each in enumerate(items):
+            try:
+                requests.append(make(each))
+                self._runner.check_ids(requests[-1].prompt_ids)
+            except ShaderlmError as problem:
+                problem.args = (f"{name} {i}: {problem}", *problem.args[1:])
+                raise
+        return requests
+
+    def _complete(self, requests: Sequence[Request]) -> list[Completion]:
+        return [handle.completion for handle in self._run_all(requests) if handle.completion is not None]
+
+    def _run_all(self, requests: Sequence[Request]) -> list[Handle]:
+        """Run requests together, to the end. An error of one, or Ctrl-C, ends all."""
+        handles = self.engine.submit_all(requests)
+        try:
+            for handle in handles:
+                handle.result()
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return handles
 
     def _request(self, ids: list[int], params: GenerationParams) -> Request:
         if not ids:
@@ -293,6 +364,16 @@ def token_ids(name: str, ids: Any, expected: str = "a list of token ids (whole n
         return [operator.index(i) for i in ids]
     except TypeError:
         raise InputError(f"{name} must be {expected}, got {reprlib.repr(ids)}") from None
+
+
+def _are_prompts(prompt: Prompt | Prompts) -> bool:
+    """Is it a list of prompts? The first item tells: that of a prompt is a number."""
+    kinds = (str, list, tuple, np.ndarray)
+    return isinstance(prompt, (list, tuple)) and any(isinstance(each, kinds) for each in prompt[:1])
+
+
+def _are_conversations(messages: Messages | Sequence[Messages]) -> bool:
+    return isinstance(messages, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in messages[:1])
 
 
 def _finished(stream: Stream) -> Completion:

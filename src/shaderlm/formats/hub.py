@@ -5,6 +5,7 @@ The package is imported when it is needed: that takes 0.3 s.
 
 from __future__ import annotations
 
+import errno
 import glob
 import logging
 import os
@@ -20,7 +21,7 @@ from ..errors import InputError, ModelError, ShaderlmError
 from .default_model import Progress
 from .folder import FILES
 from .gguf import all_parts, first_parts
-from .hub_transfer import ask, folder_of, package_bar, silent_bar, transfer
+from .hub_transfer import Remote, ask, folder_of, package_bar, silent_bar, transfer
 from .safetensors import INDEX, SINGLE, weight_map
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _PROBLEMS = {
     "EntryNotFoundError": "there is no {what} in {repo}",
 }
 _REFUSED = (401, 403)
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def fetch(text: str, progress: Progress | None = None) -> Path:
@@ -58,33 +60,41 @@ def _file(text: str, repo: str, file: str, progress: Progress | None) -> Path:
     names = all_parts(file)
     if file not in names:
         raise InputError(f"{text}: there is no such part; parts are numbered from 00001 to the number after -of-")
-    offline = not _answers()
-    paths = []
+    offline, files = not _answers(), list[Remote | Path]()
     for name in names:
         with _explained(text, repo, f"file {name}"):
-            paths.append(_fetched(repo, name, offline, progress))
+            files.append(_cached(repo, name) if offline else _remote(repo, name))
+    with _explained(text, repo, f"file {file}"):
+        label = f"fetching {names[0].rpartition('/')[2]}"
+        transfer([each for each in files if isinstance(each, Remote)], label, progress)
+        paths = [each if isinstance(each, Path) else _fetched(each, label, progress) for each in files]
     return paths[names.index(file)]
 
 
-def _fetched(repo: str, name: str, offline: bool, progress: Progress | None) -> Path:
+def _cached(repo: str, name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
-    def cached() -> Path:
-        return Path(str(hf_hub_download(repo_id=repo, filename=name, local_files_only=True)))
+    return Path(str(hf_hub_download(repo_id=repo, filename=name, local_files_only=True)))
 
-    if offline:
-        return cached()
+
+def _remote(repo: str, name: str) -> Remote | Path:
+    """The file as the hub has it; where it is overloaded or no longer lets one in, what is in the cache will do."""
     try:
-        files = ask(repo, [name])
-    except Exception as failure:  # a hub that is overloaded, or no longer lets one in: what is in the cache will do
+        (file,) = ask(repo, [name])
+    except Exception as failure:
         try:
-            return cached()
+            return _cached(repo, name)
         except Exception:
             raise failure from None
-    label = f"fetching {name.rpartition('/')[2]}"
-    transfer(files, label, progress)
+    return file
+
+
+def _fetched(file: Remote, label: str, progress: Progress | None) -> Path:
+    """Where the cache has a file that was transferred. The package does it, where `transfer` could not."""
+    from huggingface_hub import hf_hub_download
+
     bar = package_bar(hf_hub_download, label, progress)
-    return files[0].cached or Path(str(hf_hub_download(repo_id=repo, filename=name, **bar)))
+    return file.cached or Path(str(hf_hub_download(repo_id=file.repo, filename=file.name, **bar)))
 
 
 def _repository(text: str, repo: str, progress: Progress | None) -> Path:
@@ -212,6 +222,9 @@ def _explained(text: str, repo: str, what: str) -> Iterator[None]:
             if known
             else f"the hub could not be used, {lines[0][:200]}"
         )
+        if isinstance(failure, OSError) and failure.errno in _NOT_WRITTEN:
+            place = failure.filename or folder_of(repo)
+            problem = f"{place} cannot be written: {failure.strerror}; make room, or set HF_HOME to another folder"
         raise ModelError(f"{text}: {problem}") from None
     finally:
         log.setLevel(level)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import re
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +28,8 @@ _UNFINISHED = ".shaderlm.incomplete"
 _NAME_LENGTH = 120  # of what is kept of a file's name
 _SHA256 = re.compile("[0-9a-f]{64}")
 _READ_BYTES = 1 << 20
+_LARGE = 1_000_000  # bytes; an index or a configuration is there at once
+_log = logging.getLogger("shaderlm.downloads")
 
 
 class Remote(NamedTuple):
@@ -64,6 +69,7 @@ def ask(repo: str, names: Sequence[str]) -> list[Remote]:
 def transfer(files: Sequence[Remote], label: str, progress: Progress | None) -> None:
     """Put contents into the cache, where they are missing. What cannot be resumed is left to the package."""
     total, done = sum(each.size or 0 for each in files), 0
+    _announce([each for each in files if each.cached is None and not each.blob.exists()], label)
     for each in files:
         if each.cached is None and _can_resume(each) and not each.blob.exists():
             bar = silent_bar(progress and partial(_report, progress, label, done, total))
@@ -73,6 +79,32 @@ def transfer(files: Sequence[Remote], label: str, progress: Progress | None) -> 
         done += each.size or 0
         if progress is not None and (each.cached is not None or _can_resume(each)):
             progress(label, done, total)
+
+
+def _announce(files: Sequence[Remote], label: str) -> None:
+    """Say how much is downloaded, and refuse it where the disk is too full: before the first byte."""
+    if not files:
+        return
+    parts = [each.part for each in files]
+    here = sum(part.stat().st_size for part in parts if part.exists())
+    total = sum(each.size or 0 for each in files)
+    if total >= _LARGE:
+        resumed = f", {decimal(here)} are here" if here else ""
+        _log.info("%s from %s: %s%s", label, files[0].repo, decimal(total), resumed)
+    cache = folder_of(files[0].repo)
+    with suppress(OSError):
+        place = next(folder for folder in (cache, *cache.parents) if folder.exists())
+        free = shutil.disk_usage(place).free
+        if free < total - here:
+            raise ModelError(
+                f"{label} needs {decimal(total - here)}, {decimal(free)} are free in {place}; remove a model "
+                "(`shaderlm models` lists them), or set HF_HOME to a folder on another disk"
+            )
+
+
+def decimal(nbytes: int) -> str:
+    """A size as the hub shows it: 10^9 bytes are a GB."""
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB" if nbytes >= 1e6 else f"{nbytes:,} B"
 
 
 def _report(progress: Progress, label: str, before: int, total: int, count: int, _: int) -> None:

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from ..errors import ModelError
 from . import default_model, hub, quantize
-from .find import SHORT_NAMES
 from .folder import FILES
 from .gguf import PART_NAME, all_parts, first_parts
 from .hub_transfer import folders, unfinished
 from .safetensors import INDEX
+from .short_names import SHORT_NAMES
 
 _OF_CACHE = ("snapshots", "refs", "blobs", ".no_exist")  # what the package keeps of a repository
 
@@ -84,7 +84,7 @@ def remove(name: str) -> int:
 
 
 def _remove(name: str) -> int:
-    full_name = SHORT_NAMES.get(name, name)
+    full_name = SHORT_NAMES[name].model if name in SHORT_NAMES else name
     if full_name.startswith(hub.PREFIX):
         parts = full_name.removeprefix(hub.PREFIX).split("/")
         folder, file = folders().get("/".join(parts[:2])), "/".join(parts[2:])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from ..engine import Handle
 from .completions import read_prompts
@@ -33,7 +30,7 @@ class Embeddings(Prepared):
             )
         self.served, self.base64 = served, body.encoding_format == "base64"
         inputs = read_prompts("input", body.input)
-        self.requests = [replace(served.model.request(each, max_tokens=1), output="hidden") for each in inputs]
+        self.requests = [served.model.embed_request(each) for each in inputs]
 
     def response(self, handles: Sequence[Handle]) -> EmbeddingResponse:
         """One embedding for each handle."""
@@ -42,7 +39,5 @@ class Embeddings(Prepared):
         return EmbeddingResponse("list", data, self.served.name, EmbeddingUsage(tokens, tokens))
 
     def _embedding(self, handle: Handle) -> list[float] | str:
-        assert handle.hidden is not None
-        state = handle.hidden.astype("<f4")
-        state = state / max(float(np.linalg.norm(state)), 1e-12)
-        return base64.b64encode(state.tobytes()).decode() if self.base64 else [float(value) for value in state]
+        values = handle.embedding()
+        return base64.b64encode(values.astype("<f4").tobytes()).decode() if self.base64 else values.tolist()

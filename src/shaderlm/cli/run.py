@@ -1,0 +1,33 @@
+"""`shaderlm run`: `chat` or `generate` with a model that is named first, as in Ollama."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .chat import chat
+from .generate import generate
+from .options import load_options, sampling_options
+
+
+@click.command()
+@click.argument("model", metavar="NAME")
+@click.argument("prompt", required=False)
+@load_options
+@sampling_options(max_tokens=1024, temperature=0.7, top_p=0.95)
+@click.option("--system", metavar="TEXT", help="A system message at the beginning.")
+@click.option("-v", "--verbose", is_flag=True, help="Print how fast it ran, on stderr.")
+@click.pass_context
+def run(ctx: click.Context, /, prompt: str | None, **options: Any) -> None:
+    """Chat with a model, or answer PROMPT and end.
+
+    NAME is a short name of `shaderlm models`, a .gguf file, a Hugging Face folder, hf:ORG/REPO or
+    hf:ORG/REPO/FILE.gguf. What is not here is downloaded once; its size is printed first. PROMPT `-` reads standard
+    input.
+    """
+    if prompt is None:
+        options["parse_special"] = bool(options["parse_special"])
+        ctx.invoke(chat, **options)
+    else:
+        ctx.invoke(generate, prompt=prompt, **options)
