@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from .completion import complete_local_models, complete_names
 from .info import printable
 from .loading import progress_bar
 
@@ -13,8 +14,9 @@ from .loading import progress_bar
 @click.command()
 def models() -> None:
     """List the models that are kept here, and the short names."""
-    from ..formats.find import EMBEDDED, SHORT_NAMES
+    from ..formats.find import EMBEDDED
     from ..formats.local_models import complete, interrupted
+    from ..formats.short_names import SHORT_NAMES
     from ..gpu.caps import size
 
     def show(model: Any) -> None:
@@ -35,7 +37,7 @@ def models() -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_names)
 def pull(name: str) -> None:
     """Fetch a model.
 
@@ -48,7 +50,7 @@ def pull(name: str) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_local_models)
 def rm(name: str) -> None:
     """Remove a model, or what is left of its download."""
     from ..formats.local_models import remove

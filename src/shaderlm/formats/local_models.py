@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from ..errors import ModelError
 from . import default_model, hub, quantize
-from .find import SHORT_NAMES
 from .folder import FILES
 from .gguf import PART_NAME, all_parts, first_parts
 from .hub_transfer import folders, unfinished
 from .safetensors import INDEX
+from .short_names import SHORT_NAMES
 
 _OF_CACHE = ("snapshots", "refs", "blobs", ".no_exist")  # what the package keeps of a repository
 
