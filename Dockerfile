@@ -11,14 +11,15 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:3.13-slim-bookworm
 # Vulkan's loader, and what NVIDIA's driver links. The driver itself comes from the host's container toolkit, which
 # mounts its Vulkan part only with the capability `graphics`.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends libegl1 libvulkan1 libxext6 \
     && rm -rf /var/lib/apt/lists/*
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,graphics,utility
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[serve]" && rm -r /wheels
-RUN useradd --create-home shaderlm && install --directory --owner=shaderlm /models
-USER shaderlm
+RUN useradd --create-home --uid 1000 shaderlm && install --directory --owner=shaderlm /models
+USER 1000
 ENV SHADERLM_CACHE=/models HF_HOME=/models/huggingface
 VOLUME /models
 EXPOSE 8080

@@ -43,7 +43,9 @@ add_completion_class(Bash)
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print a script for a shell that completes commands, options and models.
+    """Print a script that completes words in a shell.
+
+    Words are commands, options, their values, files and names of models.
 
     \b
     bash  echo 'source <(shaderlm completion bash)' >> ~/.bashrc

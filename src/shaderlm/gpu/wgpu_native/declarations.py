@@ -339,6 +339,6 @@ def c_declarations() -> str:
     for name, struct in STRUCTS.items():
         listed = " ".join(f"{_c(kind)} {field};" for field, kind in struct.items())
         lines.append(f"struct WGPU{name} {{ {listed} }};")
-    for name, (result, *arguments) in FUNCTIONS.items():
-        lines.append(f"{_c(result)} wgpu{name}({', '.join(map(_c, arguments)) or 'void'});")
+    for name, (result, *kinds) in FUNCTIONS.items():
+        lines.append(f"{_c(result)} wgpu{name}({', '.join(map(_c, kinds)) or 'void'});")
     return "\n".join(lines) + "\n"
