@@ -302,7 +302,8 @@ from importlib.metadata import distributions
 def listed(d):
     m = d.metadata
     classified = [c.rpartition(" :: ")[2] for c in m.get_all("Classifier", ()) if c.startswith("License :: ")]
-    text = m["License-Expression"] or ", ".join(classified) or (m["License"] or "").strip().split("\\n")[0]
+    file = d.read_text(f"licenses/{m['License-File']}") or ""
+    text = m["License-Expression"] or ", ".join(classified) or (m["License"] or file).strip().split("\\n")[0]
     return {"name": m["Name"], "version": d.version, "license": text, "spdx": bool(m["License-Expression"])}
 print(json.dumps([listed(d) for d in distributions()]))
 """
