@@ -12,8 +12,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from shaderlm.bench import serve_process
 from shaderlm.cli import app, config
-from shaderlm.cli.config import options_of, subcommands
+from shaderlm.cli.config import options_of, subcommands, use_file
 from shaderlm.files import cache_directory, state_directory
 
 from .command_line import Done, shaderlm
@@ -24,8 +25,7 @@ from .command_line import Done, shaderlm
 @click.pass_context
 def small(context: click.Context, config: str | None) -> None:
     """A command line with an option of each kind."""
-    use = __import__("shaderlm.cli.config", fromlist=["use_file"]).use_file
-    use(context, config)
+    use_file(context, config)
 
 
 @small.group(invoke_without_command=True)
@@ -119,12 +119,29 @@ def test_a_refused_value_names_the_file_or_the_variable(tmp_path: Path, monkeypa
     assert (done.code, "generate.max-tokens in " + str(file) in done.err.replace("\n", " ")) == (2, True), done.err
     file.write_text("[generate]\ntop-p = 3\n", encoding="utf-8")  # refused later, by the engine
     done = generate(file)
-    assert (done.code, done.err.rstrip().endswith(f"(it is generate.top-p in {file})")) == (2, True), done.err
+    assert (done.code, done.err.rstrip().endswith(f"(from generate.top-p in {file})")) == (2, True), done.err
     monkeypatch.setenv("SHADERLM_GENERATE_PRECISION", "half")
     done = generate(Path(os.devnull))
     assert "the environment variable SHADERLM_GENERATE_PRECISION" in done.err
     assert done.code == 2
     assert "environment" not in generate(Path(os.devnull), "--precision", "quarter").err
+    monkeypatch.delenv("SHADERLM_GENERATE_PRECISION")
+    monkeypatch.setenv("SHADERLM_GENERATE_JSON", "maybe")
+    done = generate(Path(os.devnull))
+    assert (done.code, "the environment variable SHADERLM_GENERATE_JSON: 'maybe'" in done.err) == (2, True), done.err
+
+
+def test_an_error_about_something_else_names_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[generate]\nmax-tokens = 8\nmodel = 'nothing.gguf'\n", encoding="utf-8")
+    assert generate(file).err.endswith(f"(from generate.model in {file})\n")
+    assert str(file) not in generate(file, "-m", "other.gguf").err
+
+
+def test_a_server_that_is_measured_takes_no_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHADERLM_SERVE_API_KEY", "key")
+    assert "SHADERLM_SERVE_API_KEY" not in serve_process._environment()
+    assert serve_process._COMMAND[-2:] == ("--config", os.devnull)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from click.core import ParameterSource
 from ..errors import InputError
 
 _PREFIX = "SHADERLM"
+_TELLING = 4  # characters: a shorter value may be in an error by chance
 _FILE = "shaderlm.config"  # of a context's meta: the file that was read
-_values: dict[str, str] = {}  # what the file and the environment say for the command that runs: option → where
+_values: dict[str, tuple[str, str]] = {}  # of the command that runs, from elsewhere: option → value and place
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
@@ -151,9 +152,10 @@ def _with_values(callback: Callable[..., Any]) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
         context = click.get_current_context()
         for name, option in options_of(context.command).items():
+            _check_switch(context, option)
             where = _source(context, option, name)
             if where is not None:
-                _values[name] = where
+                _values[name] = (str(context.params.get(option.name or "")), where)
         return callback(*arguments, **options)
 
     return run
@@ -184,8 +186,20 @@ def name_source(problem: click.ClickException) -> None:
 
 
 def with_source(message: str) -> str:
-    """An error that comes later, with the place of the value that it is about."""
-    for name, where in _values.items():
-        if re.search(rf"(?<![\w]){name.replace('-', '[-_]')}(?![\w-])", message):
-            return f"{message} (it is {where})"
+    """A later error, with the place of the value that it is about: it begins with the option, or has its value."""
+    for name, (value, where) in _values.items():
+        named = re.match(rf"(--)?{name.replace('-', '[-_]')}(?![\w-])", message)
+        if named or (len(value) >= _TELLING and value in message):
+            return f"{message} (from {where})"
     return message
+
+
+def _check_switch(context: click.Context, option: click.Option) -> None:
+    """click takes a word that is neither yes nor no for no word, where switches exclude each other."""
+    word = os.environ.get(str(option.envvar), "")
+    if option.is_flag and not option.is_bool_flag and word not in ("", option.flag_value):
+        try:
+            click.BOOL.convert(word, option, context)
+        except click.BadParameter as problem:
+            problem.param_hint = f"the environment variable {option.envvar}"
+            raise
