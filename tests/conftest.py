@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -130,6 +131,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
         (folder / "models").symlink_to(models, target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHADERLM_CACHE", str(folder))
+        patch.setenv("SHADERLM_CONFIG", os.devnull)
         patch.setattr(tuner, "BUDGET_SECONDS", 0.0)
         patch.setattr(planning, "measure_backends", lambda *_: None)
         _prefer(request.config.getoption("--backend"))

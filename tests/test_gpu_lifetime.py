@@ -17,7 +17,7 @@ from shaderlm.engine import load
 from shaderlm.errors import DeviceError
 from shaderlm.gpu import Device, open_device
 from shaderlm.gpu.adapters import choose
-from shaderlm.gpu.wgpu_native import generate, library
+from shaderlm.gpu.wgpu_native import declarations, generate, library
 from shaderlm.gpu.wgpu_native.bindings import ffi
 
 from .gpu_programs import adding, number, program, uses
@@ -47,7 +47,17 @@ def lose(device: Device) -> None:
 
 def test_bindings_are_those_of_the_declarations() -> None:
     path = Path(generate.HERE) / "bindings.py"
-    assert path.read_text(encoding="utf-8") == generate.bindings(), f"run python {generate.__file__}"
+    assert path.read_text(encoding="utf-8") == generate.bindings(), f"run python -m {generate.__name__}"
+
+
+def _form(ffi: Any, kind: Any) -> tuple[Any, ...]:
+    """What a caller must agree on: a number's size and sign, a struct's size, or that it is a pointer."""
+    if kind.kind in ("pointer", "function"):
+        return ("pointer",)
+    if kind.kind in ("struct", "union", "void"):
+        return (kind.kind, ffi.sizeof(kind) if kind.kind != "void" else 0)
+    signed = kind.kind != "enum" and "u" not in kind.cname.split("_")[0] and kind.cname != "size_t"
+    return ("number", ffi.sizeof(kind), kind.cname if kind.cname in ("float", "double") else signed)
 
 
 def test_declarations_are_those_of_the_whole_header() -> None:
@@ -56,28 +66,36 @@ def test_declarations_are_those_of_the_whole_header() -> None:
     from wgpu.backends.wgpu_native import ffi as whole
     from wgpu.backends.wgpu_native import lib
 
-    declared = (Path(generate.HERE) / "declarations.h").read_text(encoding="utf-8")
-    structs = set(re.findall(r"\}\s*(WGPU\w+);", declared)) - {"WGPUNativeDisplayHandle", "WGPUXlibDisplayHandle"}
-    compared = 0
-    for name in sorted(structs):
-        ours, theirs = ffi.typeof(name), whole.typeof(name)
+    for name in declarations.STRUCTS.keys() - {"NativeDisplayHandle", "XlibDisplayHandle"}:
+        ours, theirs = ffi.typeof(f"WGPU{name}"), whole.typeof(f"WGPU{name}")
         assert ffi.sizeof(ours) == whole.sizeof(theirs), name
-        if ours.kind == "struct":
-            assert [(n, f.offset) for n, f in ours.fields] == [(n, f.offset) for n, f in theirs.fields], name
-            compared += 1
-        else:
-            for member, value in ours.relements.items():
-                assert getattr(lib, member) == value, member
+        pairs = list(zip(ours.fields, theirs.fields, strict=True))
+        assert [(n, f.offset) for (n, f), _ in pairs] == [(n, f.offset) for _, (n, f) in pairs], name
+        for (field, mine), (_, other) in pairs:
+            assert _form(ffi, mine.type) == _form(whole, other.type), f"{name}.{field}"
+    for name, arguments in declarations.CALLBACKS.items():
+        theirs = whole.typeof(f"WGPU{name}")
+        ours = ffi.typeof(f"WGPU{name}")
+        assert [_form(ffi, a) for a in ours.args] == [_form(whole, a) for a in theirs.args], name
+        assert len(arguments) == len(theirs.args), name
+    for name, numbers in declarations.ENUMS.items():
+        for member, value in declarations.members(name, numbers).items():
+            assert getattr(lib, member) == value, member
     header = Path(get_header_filename("combined_header.h")).read_text(encoding="utf-8")
-    for member, text in re.findall(r"#define (WGPU\w+) (\w+)", declared):
-        (value,) = re.findall(rf"static const \w+ {member} = ([^;]+);", header)
-        left, _, right = value.partition("<<")
-        assert int(text, 0) == int(left, 0) << int(right or "0"), member
-    functions = set(re.findall(r"\b(wgpu[A-Z]\w+)\(", declared))
-    for name in functions:
-        ours, theirs = ffi.typeof(getattr(library.library(), name)), whole.typeof(getattr(lib, name))
-        assert [ffi.sizeof(a) for a in ours.args] == [whole.sizeof(a) for a in theirs.args], name
-    assert (compared > 25, len(functions) > 50) == (True, True)
+    for name, numbers in declarations.FLAGS.items():
+        for member, number_ in declarations.members(name, numbers).items():
+            (text,) = re.findall(rf"static const \w+ {member} = ([^;]+);", header)
+            left, _, right = text.partition("<<")
+            assert number_ == int(left, 0) << int(right or "0"), member
+    for name in declarations.FUNCTIONS:
+        ours, theirs = ffi.typeof(getattr(library.library(), f"wgpu{name}")), whole.typeof(getattr(lib, f"wgpu{name}"))
+        both = [[_form(f, kind) for kind in (t.result, *t.args)] for f, t in ((ffi, ours), (whole, theirs))]
+        assert both[0] == both[1], name
+    assert (len(declarations.STRUCTS) > 25, len(declarations.FUNCTIONS) > 50) == (True, True)
+
+
+def test_nothing_of_the_header_is_copied() -> None:
+    assert not [path for path in SOURCE.rglob("*") if path.suffix in (".h", ".hpp", ".c")]
 
 
 def test_nothing_else_touches_the_implementation() -> None:

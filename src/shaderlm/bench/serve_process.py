@@ -16,13 +16,21 @@ from ..errors import InputError, ModelError
 
 _LISTENING = "listening on "
 _END_SECONDS = 10.0
+# The options are those given here: none of a file, and none of the environment.
+_COMMAND = (sys.executable, "-m", "shaderlm", "--config", os.devnull)
+
+
+def _environment() -> dict[str, str]:
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("SHADERLM_SERVE_", "SHADERLM_BENCH_"))
+    }
 
 
 class ServerProcess:
     """A server that was started. What it says on standard error goes to ours, except for its address."""
 
     def __init__(self, options: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "shaderlm", "serve", "--port", "0", "--drain", "0"]
+        command = [*_COMMAND, "serve", "--port", "0", "--drain", "0"]
         command += ["--log-file", os.devnull, *options]
         # Ctrl-C of a terminal goes to all of its processes: this one must outlive the report of what was measured.
         apart: dict[str, Any] = {"start_new_session": True}
@@ -30,6 +38,7 @@ class ServerProcess:
             apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         self._process = subprocess.Popen(
             command,
+            env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -113,7 +122,7 @@ def server_process(options: Sequence[str]) -> Iterator[ServerProcess]:
 
 def bench_decode(options: Sequence[str]) -> float:
     """Tokens per second of `shaderlm bench`'s tg128, in a process of its own."""
-    command = [sys.executable, "-m", "shaderlm", "bench", "-p", "0", "-n", "128", "-r", "3", "-o", "json", *options]
+    command = [*_COMMAND, "bench", "-p", "0", "-n", "128", "-r", "3", "-o", "json", *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8")
     if done.returncode:
         kind = InputError if done.returncode == 2 else ModelError

@@ -18,6 +18,8 @@ from ..version import __version__
 from .batch import batch
 from .bench import bench
 from .chat import chat
+from .completion import VARIABLE, complete_files, completion
+from .config import configure, name_source, use_file, with_source
 from .devices import devices
 from .export_web import export_web
 from .generate import generate
@@ -35,13 +37,22 @@ from .tune import tune
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(version)s")
-def app() -> None:
+@click.option(
+    "--config",
+    metavar="FILE",
+    shell_complete=complete_files,
+    help="Options of the commands, in TOML.  [default: ~/.config/shaderlm/config.toml]",
+)
+@click.pass_context
+def app(context: click.Context, config: str | None) -> None:
     """Large language models on any GPU, through WebGPU."""
+    use_file(context, config)
 
 
 COMMANDS = (run, generate, chat, serve, batch, export_web, tokenize, info, models, pull, rm)
-for command in (*COMMANDS, devices, plan, tune, bench, profile):
+for command in (*COMMANDS, devices, plan, tune, bench, profile, completion):
     app.add_command(command)
+configure(app)
 
 
 class _Messages(logging.Handler):
@@ -77,16 +88,17 @@ def _run(lost: LostInterrupts) -> int:
     """Run the command; its exit code."""
     try:
         # Not standalone: there click would turn Ctrl-C into exit code 1, as if something had failed.
-        code = app.main(standalone_mode=False)
+        code = app.main(standalone_mode=False, complete_var=VARIABLE)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.ClickException as problem:
+        name_source(problem)
         problem.show()
         return problem.exit_code
     except click.Abort:
         return 130
     except ShaderlmError as problem:
-        print(f"shaderlm: {with_flags(str(problem))}", file=sys.stderr)
+        print(f"shaderlm: {with_source(with_flags(str(problem)))}", file=sys.stderr)
         return 2 if isinstance(problem, InputError) else 1
     except BrokenPipeError:  # click ends as quietly, with the same code, when a command meets one
         # Whoever read has seen enough. What is still buffered has no reader, and Python must not try at its exit.

@@ -17,6 +17,7 @@ import click
 
 from ..errors import DeviceError, InputError, ModelError
 from .batch_files import Line, RequestFile, ResultFile, request_file
+from .completion import complete_files
 from .loading import count_bar, load_model
 from .options import ModelOptions, model_options
 from .streaming import tell
@@ -33,7 +34,7 @@ AHEAD = 2  # requests that are prepared, for each one that runs: a sequence that
 
 
 @click.command()
-@click.argument("requests", metavar="REQUESTS")
+@click.argument("requests", metavar="REQUESTS", shell_complete=complete_files)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Where results are appended.")
 @model_options
 @click.option("--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at once.")

@@ -17,6 +17,7 @@ import click
 
 from ..errors import InputError
 from ..version import __version__
+from .completion import complete_models
 from .loading import console, spoken
 from .options import backend_option, json_option, precision_option, tune_option
 from .speed import numbers_above_0
@@ -77,7 +78,12 @@ def _beside(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
     "--url", metavar="URL", help="A server that runs, such as http://127.0.0.1:8080. Without it one is started."
 )
 @click.option("--api-key", metavar="KEY", help="Its key.")
-@click.option("-m", "--model", help="What the started server serves: as for `bench`, synthetic:SHAPE:FORMAT too.")
+@click.option(
+    "-m",
+    "--model",
+    shell_complete=complete_models,
+    help="What the started server serves: as for `bench`, synthetic:SHAPE:FORMAT too.",
+)
 @click.option("--device", help="As for generate; of the started server, like all options up to --deterministic.")
 @backend_option
 @precision_option

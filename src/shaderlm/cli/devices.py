@@ -49,10 +49,29 @@ def _record(number: int, adapter: Adapter, versions: Mapping[Implementation, str
     return {"number": number, **asdict(adapter.caps), "reason": adapter.reason, "versions": versions, "other": other}
 
 
+def _print_report(as_json: bool) -> None:
+    from ..errors import DeviceError
+    from ..gpu import adapters
+    from .device_report import device_report
+
+    if as_json:
+        raise click.UsageError("--report and --json exclude each other.")
+    try:
+        print(device_report(adapters()))
+    except DeviceError as problem:
+        print(device_report((), str(problem)))
+
+
 @click.command()
 @json_option
-def devices(as_json: bool) -> None:
+@click.option(
+    "--report", is_flag=True, help="Print Markdown for an issue: adapters, versions and system; nothing private."
+)
+def devices(as_json: bool, report: bool) -> None:
     """List the WebGPU adapters of this machine, the default first."""
+    if report:
+        _print_report(as_json)
+        return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

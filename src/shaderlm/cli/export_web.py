@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .completion import complete_files, complete_models
 from .loading import Progress, progress_bar
 from .models import is_synthetic
 from .options import context_option, ignore_key_option, quantize_option
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @click.command("export-web")
-@click.argument("model")
-@click.argument("folder", metavar="DIR")
+@click.argument("model", shell_complete=complete_models)
+@click.argument("folder", metavar="DIR", shell_complete=complete_files)
 @context_option
 @ignore_key_option
 @quantize_option

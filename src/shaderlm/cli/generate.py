@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
+from .completion import complete_files
 from .loading import load_model, status
 from .options import ModelOptions, generation_options, model_options, sampling_options, structure_options
 from .prompts import prompt_text
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("-f", "--file", metavar="FILE", help="Read the prompt from FILE. PROMPT goes first, if there is one.")
+@click.option(
+    "-f",
+    "--file",
+    metavar="FILE",
+    shell_complete=complete_files,
+    help="Read the prompt from FILE. PROMPT goes first, if there is one.",
+)
 @model_options
 @sampling_options(max_tokens=256, temperature=0.0, top_p=1.0)
 @structure_options

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from .completion import complete_local_models, complete_names
 from .info import printable
 from .loading import progress_bar
 
@@ -37,7 +38,7 @@ def models() -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_names)
 def pull(name: str) -> None:
     """Fetch a model.
 
@@ -51,7 +52,7 @@ def pull(name: str) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_local_models)
 def rm(name: str) -> None:
     """Remove a model, or what is left of its download."""
     from ..formats.local_models import remove

@@ -13,6 +13,7 @@ import click
 
 from ..errors import InputError
 from ..formats.weight_formats import QUANTIZED
+from .completion import complete_files, complete_models
 from .prompts import read_text
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def json_option(command: Command) -> Command:
 def model_option(command: Command) -> Command:
     """--model, as the argument `model`."""
     words = "A .gguf file, a Hugging Face folder, hf:ORG/REPO[/FILE.gguf], or a name.  [default: smollm2-135m]"
-    return click.option("-m", "--model", help=words)(command)
+    return click.option("-m", "--model", shell_complete=complete_models, help=words)(command)
 
 
 def context_option(command: Command) -> Command:
@@ -147,8 +148,8 @@ def model_argument(command: Callable[..., Any]) -> Callable[..., Any]:
             raise InputError(f"expected one model, got {', '.join(map(repr, models))}")
         return command(model=models[0] if models else None, **options)
 
-    argument = click.argument("models", metavar="[MODEL]", nargs=-1)
-    option = click.option("-m", "--model", help="The same as MODEL.")
+    argument = click.argument("models", metavar="[MODEL]", nargs=-1, shell_complete=complete_models)
+    option = click.option("-m", "--model", shell_complete=complete_models, help="The same as MODEL.")
     return apply_options([argument, option], run)
 
 
@@ -200,8 +201,8 @@ def structure_options(command: Command) -> Command:
     schema = "The text is JSON that validates against the schema in FILE. Needs: pip install 'shaderlm[structured]'."
     grammar = "The text is in the language of the grammar in FILE: GBNF as llama.cpp has it, or Lark."
     options = [
-        click.option("--json-schema", callback=_schema_in, metavar="FILE", help=schema),
-        click.option("--grammar", callback=_text_in, metavar="FILE", help=grammar),
+        click.option("--json-schema", callback=_schema_in, metavar="FILE", shell_complete=complete_files, help=schema),
+        click.option("--grammar", callback=_text_in, metavar="FILE", shell_complete=complete_files, help=grammar),
     ]
     return apply_options(options, command)
 

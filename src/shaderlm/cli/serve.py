@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import InputError, ModelError
+from .completion import complete_models
 from .loading import leave_line, status
 from .models import described, is_synthetic, load_any
 from .options import backend_option, ignore_key_option, precision_option, quantize_option, tune_option
@@ -61,6 +62,7 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 @click.option(
     "-m",
     "--model",
+    shell_complete=complete_models,
     help="As for generate, or as for bench synthetic:SHAPE:FORMAT.  [default: smollm2-135m, downloaded once]",
 )
 @click.option("--device", default="auto", show_default=True, help="As for generate.")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..version import __version__
+from .completion import complete_models
 from .loading import count_bar
 from .models import check_device, described, is_synthetic, load_any, name_with_format
 from .options import apply_options, backend_option, ignore_key_option, precision_option, tune_option
@@ -83,7 +84,7 @@ def speed_options(command: Command) -> Command:
     against = "Compare with the rows of FILE, from --save or -o json; exit code 1 if one is slower."
     slower = f"How much slower than --against a row may be.  [default: {THRESHOLD:g}]"
     options = (
-        click.option("-m", "--model", "models", multiple=True, help=named),
+        click.option("-m", "--model", "models", multiple=True, shell_complete=complete_models, help=named),
         click.option("-p", "--n-prompt", "prompts", default="512", callback=numbers, help="Prompt tokens: 1,128,512."),
         click.option("-n", "--n-gen", "generated", default="128", callback=numbers, help="Generated tokens: 1,128."),
         click.option("-pg", "both", multiple=True, callback=_pairs, help="PROMPT,GENERATED, timed as one. Repeatable."),

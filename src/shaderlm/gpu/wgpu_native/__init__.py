@@ -1,10 +1,10 @@
 """WebGPU by wgpu-native: the library of the package wgpu, called through bindings of our own.
 
-    declarations.h  the part of its C interface that is used
-    generate.py     writes bindings.py from it
-    library.py      finds and loads the library, makes instances, and receives its callbacks
-    adapter.py      adapters, their capabilities, and opening a device
-    device.py       buffers, pipelines, encoders, submission, mapping: a `gpu.webgpu_h.NativeDevice`
+    declarations.py  the part of its C interface that is used, as tables
+    generate.py      writes bindings.py from them
+    library.py       finds and loads the library, makes instances, and receives its callbacks
+    adapter.py       adapters, their capabilities, and opening a device
+    device.py        buffers, pipelines, encoders, submission, mapping: a `gpu.webgpu_h.NativeDevice`
 
 Of the package wgpu nothing but the library is used. Its Python classes take a second to start and 6 to 8 µs to record a
 dispatch; with handles that are kept it is 2 µs, and a token takes hundreds.

@@ -1,4 +1,4 @@
-"""`python -m shaderlm.gpu.wgpu_native.generate`: write bindings.py from declarations.h.
+"""`python -m shaderlm.gpu.wgpu_native.generate`: write bindings.py from declarations.py.
 
 cffi parses declarations at run time, or ahead of time into a module without a line of C to compile. wgpu-py does the
 first with the whole header: 0.4 s before the first call, and 30 to 70 ms again for each C type that is used. The second
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import tempfile
 from pathlib import Path
 
+from .declarations import c_declarations
+
 HERE = Path(__file__).parent
 _HEADER = """\
-# Written by generate.py from declarations.h. Do not edit.
+# Written by generate.py from declarations.py. Do not edit.
 # ruff: noqa
 # fmt: off
 # mypy: ignore-errors
@@ -26,9 +27,8 @@ def bindings() -> str:
     """The text of bindings.py."""
     from cffi import FFI  # type: ignore[import-untyped]
 
-    declared = re.sub(r"//.*", "", (HERE / "declarations.h").read_text(encoding="utf-8"))
     builder = FFI()
-    builder.cdef(declared)
+    builder.cdef(c_declarations())
     builder.set_source("bindings", None)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         path = Path(folder) / "bindings.py"

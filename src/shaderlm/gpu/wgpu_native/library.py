@@ -14,7 +14,7 @@ from ..swiftshader import offered_to_vulkan
 from ..webgpu_h import Callbacks, number, put_off
 from .bindings import ffi
 
-VERSION = 29  # of the library; the layouts in declarations.h are this version's
+VERSION = 29  # of the library; the layouts in declarations.py are this version's
 _INSTALL = "Reinstall it: pip install 'wgpu>=0.32,<0.33'"
 _FILES = {"win32": "wgpu_native-release.dll", "darwin": "libwgpu_native-release.dylib"}
 
