@@ -449,7 +449,8 @@ def test_sampling_has_the_usual_defaults_and_a_seed_repeats_it(tiny: Path) -> No
     def said(*more: object) -> str:
         return shaderlm("chat", "-m", tiny, "--device", "cpu", "-n", 12, *more, given="Hello\n").out
 
-    assert said("--seed", 1) == said("--seed", 1, "-t", 0.7, "--top-p", 0.95) != said("--seed", 1, "-t", 3)
+    usual = ("-t", 0.8, "--top-k", 40, "--top-p", 0.95, "--min-p", 0.05)
+    assert said("--seed", 1) == said("--seed", 1, *usual) != said("--seed", 1, "-t", 3)
     assert shaderlm("chat", "-m", tiny, "--top-p", 2, given="").code == 2
 
 
@@ -527,6 +528,10 @@ class Terminal:
     def __init__(self, control: int) -> None:
         self._control, self.seen = control, ""
 
+    @property
+    def control(self) -> int:
+        return self._control
+
     def type(self, keys: str) -> None:
         os.write(self._control, keys.encode())
 
@@ -567,7 +572,7 @@ def terminal(*arguments: object, term: str = "dumb") -> Iterator[tuple[Terminal,
 def test_at_a_terminal(slow: Path, ending: str) -> None:
     arguments = ("chat", "-m", slow, "--device", "cpu", "-t", 0, "-n", 1 << 19)
     with terminal(*arguments) as (screen, child):
-        screen.wait_for("Tiny Llama on cpu (NumPy). /help lists the commands")
+        screen.wait_for("slow on cpu (NumPy). /help lists the commands")
         screen.wait_for("> ")
         time.sleep(0.3)  # readline shows the prompt a moment before it listens
         child.send_signal(signal.SIGINT)
@@ -582,6 +587,30 @@ def test_at_a_terminal(slow: Path, ending: str) -> None:
         screen.type(ending)
         assert child.wait(60) == 0
         assert "Traceback" not in screen.seen
+
+
+@posix
+def test_the_prompt_is_drawn_again_after_a_stop(tiny: Path) -> None:
+    """Ctrl-Z, and then `fg` in a shell: the terminal has other modes meanwhile."""
+    pytest.importorskip("readline")
+    import termios
+
+    with terminal("chat", "-m", tiny, "--device", "cpu", "-t", 0, "-n", 4, term="xterm") as (screen, child):
+        screen.wait_for("> ")
+        time.sleep(0.3)  # readline shows the prompt a moment before it listens
+        screen.type("Hel")
+        screen.wait_for("Hel")
+        modes = termios.tcgetattr(screen.control)
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        termios.tcsetattr(screen.control, termios.TCSANOW, [*modes[:3], modes[3] | termios.ICANON, *modes[4:]])
+        child.send_signal(signal.SIGCONT)
+        screen.wait_for("> Hel")
+        assert termios.tcgetattr(screen.control)[3] == modes[3]
+        screen.type("lo\n")
+        screen.wait_for("answer cut after 4")
+        screen.type("/quit\n")
+        assert child.wait(60) == 0
 
 
 def paste(screen: Terminal, text: str) -> None:

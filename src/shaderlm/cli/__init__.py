@@ -15,6 +15,7 @@ import click
 
 from ..errors import InputError, ShaderlmError
 from ..version import __version__
+from .arguments import CommandGroup
 from .batch import batch
 from .bench import bench
 from .chat import chat
@@ -32,7 +33,7 @@ from .tokenize import tokenize
 from .tune import tune
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(version)s")
 def app() -> None:
     """Large language models on any GPU, through WebGPU."""
@@ -59,6 +60,8 @@ def main() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may be cp1252, which has no →
             stream.reconfigure(encoding="utf-8", errors="replace")
+    if not os.environ.get("COLUMNS", "1").strip("0"):  # 0 is "not known"; tables of that width would be empty
+        del os.environ["COLUMNS"]
     logging.getLogger("shaderlm").handlers[:] = [_Warnings(logging.WARNING)]
     gc.set_threshold(100_000, 20, 20)  # loading makes objects that stay: looking for garbage took 50 ms of a start
     try:

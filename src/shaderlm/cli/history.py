@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ..errors import ModelError
 from ..files import atomic_write_text, open_private, state_directory
@@ -99,3 +103,37 @@ def set_up_readline() -> None:
         readline.parse_and_bind("set enable-bracketed-paste on")
         for enter in ("\\C-m", "\\C-j"):
             readline.parse_and_bind(f'"\\e{enter}": "\\C-v\\C-j"')  # Alt-Enter: a new line of the same message
+
+
+@contextmanager
+def redraw_on_continue(prompt: str) -> Iterator[None]:
+    """While a line is read: after Ctrl-Z and `fg` it is drawn again, and the terminal edits it as before.
+
+    Python has switched off readline's own signal handlers.
+    """
+    try:
+        import readline
+        import termios
+    except ImportError:  # Windows, which has no Ctrl-Z of this kind
+        yield
+        return
+    modes: list[Any] = []  # the terminal's, as readline sets them
+
+    def save_modes() -> None:
+        with suppress(termios.error):
+            modes[:] = termios.tcgetattr(sys.stdin.fileno())
+
+    def redraw(*_: object) -> None:
+        if modes:
+            with suppress(termios.error):
+                termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, modes)
+        sys.stdout.write(f"\r{prompt}{readline.get_line_buffer()}")
+        sys.stdout.flush()
+
+    readline.set_pre_input_hook(save_modes)
+    before = signal.signal(signal.SIGCONT, redraw)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCONT, before)
+        readline.set_pre_input_hook()
