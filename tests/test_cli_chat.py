@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -528,10 +528,6 @@ class Terminal:
     def __init__(self, control: int) -> None:
         self._control, self.seen = control, ""
 
-    @property
-    def control(self) -> int:
-        return self._control
-
     def type(self, keys: str) -> None:
         os.write(self._control, keys.encode())
 
@@ -552,12 +548,14 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: object, term: str = "dumb") -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+def terminal(
+    *arguments: object, term: str = "dumb", command: Sequence[str] = COMMAND
+) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     import pty
 
     control, far = pty.openpty()
     options: dict[str, Any] = {"stdin": far, "stdout": far, "stderr": far, "start_new_session": True}
-    child = subprocess.Popen([*COMMAND, *map(str, arguments)], env={**os.environ, "TERM": term}, **options)
+    child = subprocess.Popen([*command, *map(str, arguments)], env={**os.environ, "TERM": term}, **options)
     os.close(far)
     try:
         yield Terminal(control), child
@@ -589,24 +587,37 @@ def test_at_a_terminal(slow: Path, ending: str) -> None:
         assert "Traceback" not in screen.seen
 
 
-@posix
-def test_the_prompt_is_drawn_again_after_a_stop(tiny: Path) -> None:
-    """Ctrl-Z, and then `fg` in a shell: the terminal has other modes meanwhile."""
-    pytest.importorskip("readline")
-    import termios
+# What a shell does with a job: it stops with Ctrl-Z, the terminal has the shell's modes, and `fg` goes on.
+_SHELL = """
+import os, signal, subprocess, sys, termios
 
-    with terminal("chat", "-m", tiny, "--device", "cpu", "-t", 0, "-n", 4, term="xterm") as (screen, child):
+terminal = os.open(os.ttyname(0), os.O_RDWR)  # of this session from now on
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+modes = termios.tcgetattr(terminal)
+job = subprocess.Popen(sys.argv[1:], process_group=0, preexec_fn=lambda: signal.signal(signal.SIGTTOU, signal.SIG_DFL))
+os.tcsetpgrp(terminal, job.pid)
+_, status = os.waitpid(job.pid, os.WUNTRACED)
+assert os.WIFSTOPPED(status), status
+termios.tcsetattr(terminal, termios.TCSANOW, modes)
+print("stopped", flush=True)
+os.killpg(job.pid, signal.SIGCONT)
+sys.exit(job.wait())
+"""
+
+
+@posix
+def test_the_prompt_is_drawn_again_after_ctrl_z_and_fg(tiny: Path) -> None:
+    pytest.importorskip("readline")
+    shell = [sys.executable, "-c", _SHELL, *COMMAND]
+    arguments = ("chat", "-m", tiny, "--device", "cpu", "-t", 0, "-n", 4)
+    with terminal(*arguments, term="xterm", command=shell) as (screen, child):
         screen.wait_for("> ")
         time.sleep(0.3)  # readline shows the prompt a moment before it listens
         screen.type("Hel")
         screen.wait_for("Hel")
-        modes = termios.tcgetattr(screen.control)
-        child.send_signal(signal.SIGSTOP)
-        os.waitpid(child.pid, os.WUNTRACED)
-        termios.tcsetattr(screen.control, termios.TCSANOW, [*modes[:3], modes[3] | termios.ICANON, *modes[4:]])
-        child.send_signal(signal.SIGCONT)
+        screen.type("\x1a")
+        screen.wait_for("stopped")
         screen.wait_for("> Hel")
-        assert termios.tcgetattr(screen.control)[3] == modes[3]
         screen.type("lo\n")
         screen.wait_for("answer cut after 4")
         screen.type("/quit\n")

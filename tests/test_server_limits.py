@@ -840,11 +840,11 @@ def test_mistakes_of_the_command(path: Path, options: list[Any], code: int, word
 def test_a_wrong_model_ends_the_command_before_it_listens(tmp_path: Path) -> None:
     broken = tmp_path / "broken.txt"
     broken.write_text("{% if %}")
-    plain = write_tiny_llama(tmp_path / "plain.gguf", metadata={"llama.attention.sliding_window": 7})
+    plain = write_tiny_llama(tmp_path / "plain.gguf", metadata={"llama.klingon": 7})
     for options, words in (
         (("-m", "smolm2-135m"), "did you mean smollm2-135m?"),
         (("-m", tmp_path / "none.gguf"), "does not exist"),
-        (("-m", plain), "llama.attention.sliding_window is 7"),
+        (("-m", plain), "llama.klingon is 7"),
         (("-m", plain, "--chat-template-file", broken), f"--chat-template-file {broken} is broken: "),
     ):
         found = shaderlm("serve", "--device", "cpu", "--port", 0, *options)

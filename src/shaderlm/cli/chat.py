@@ -19,7 +19,7 @@ import click
 from ..errors import InputError, ModelError
 from ..files import atomic_write_text
 from .conversation import ChatSession
-from .history import History, redraw_on_continue, set_up_readline
+from .history import History, redraw_after_stop, set_up_readline
 from .loading import load_model
 from .options import CHAT_SAMPLING, ModelOptions, generation_options, model_options, sampling_options, with_model_values
 from .streaming import tell
@@ -129,7 +129,7 @@ def _read_line(prompt: str) -> str:
     """The next line without its end; EOFError after the last one."""
     if _interactive():
         if sys.stdout.isatty():
-            with redraw_on_continue(prompt):
+            with redraw_after_stop(prompt):
                 return input(prompt)
         print(prompt, end="", file=sys.stderr, flush=True)  # input() would write it to stdout
     line = sys.stdin.readline()

@@ -10,10 +10,10 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from ..errors import ModelError
 from ..files import atomic_write_text, open_private, state_directory
@@ -106,7 +106,7 @@ def set_up_readline() -> None:
 
 
 @contextmanager
-def redraw_on_continue(prompt: str) -> Iterator[None]:
+def redraw_after_stop(prompt: str) -> Iterator[None]:
     """While a line is read: after Ctrl-Z and `fg` it is drawn again, and the terminal edits it as before.
 
     Python has switched off readline's own signal handlers.
@@ -117,23 +117,19 @@ def redraw_on_continue(prompt: str) -> Iterator[None]:
     except ImportError:  # Windows, which has no Ctrl-Z of this kind
         yield
         return
-    modes: list[Any] = []  # the terminal's, as readline sets them
 
-    def save_modes() -> None:
+    def stop(*_: object) -> None:
         with suppress(termios.error):
-            modes[:] = termios.tcgetattr(sys.stdin.fileno())
-
-    def redraw(*_: object) -> None:
-        if modes:
-            with suppress(termios.error):
-                termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, modes)
+            modes = termios.tcgetattr(sys.stdin.fileno())  # as readline sets them; a shell has its own
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)  # stops here, until SIGCONT
+            signal.signal(signal.SIGTSTP, stop)
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, modes)
         sys.stdout.write(f"\r{prompt}{readline.get_line_buffer()}")
         sys.stdout.flush()
 
-    readline.set_pre_input_hook(save_modes)
-    before = signal.signal(signal.SIGCONT, redraw)
+    before = signal.signal(signal.SIGTSTP, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGCONT, before)
-        readline.set_pre_input_hook()
+        signal.signal(signal.SIGTSTP, before)
