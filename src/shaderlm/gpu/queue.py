@@ -22,8 +22,8 @@ from .webgpu_h import Encoder, NativeDevice
 
 NO_TURNS = nullcontext()
 _FORKED = (
-    "this process is a fork, and the device was opened before it: drivers do not work in both. Load the model in this "
-    "process alone, or start processes by multiprocessing's 'spawn' and load it again in each"
+    "this process is a fork of the one that opened the device, and drivers do not work in both. Load the model after "
+    "the fork alone, or load it again in processes that multiprocessing starts by 'spawn'"
 )
 
 

@@ -191,7 +191,7 @@ def props(served: ServedModel) -> types.Props:
     vocabulary, template = model.tokenizer.vocabulary, model.chat_template
     special = ["" if token is None else vocabulary.tokens[token] for token in (vocabulary.bos, vocabulary.eos)]
     sampling = {**LLAMA_DEFAULTS, **model.sampling_defaults}
-    default = model.request([0], max_tokens=max_tokens(served), **sampling)  # type: ignore[arg-type]
+    default = model.request([0], max_tokens=max_tokens(served), **sampling)
     return types.Props(
         default_generation_settings=types.DefaultSettings(served.context, settings_of(default)),
         total_slots=slot_count(served),
