@@ -271,7 +271,7 @@ def test_a_random_text_has_the_tokens_and_hardly_more(count: int, tiny: Path) ->
 
 def test_a_vocabulary_without_text_cannot_make_a_prompt(tiny: Path) -> None:
     class Mute(Tokenizer):
-        def decode(self, ids: Any, *, clean_spaces: bool = False) -> str:
+        def decode(self, ids: Any, *, skip_special: bool = False, clean_spaces: bool = False) -> str:
             return ""
 
     with pytest.raises(InputError, match="no text of 8 tokens was found"):

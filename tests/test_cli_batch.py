@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import shaderlm as package
 from shaderlm.cli.batch_files import ResultFile, request_file
 from shaderlm.engine import LanguageModel
 from shaderlm.errors import DeviceError, InputError
+from shaderlm.install import install_command
 
 from .command_line import COMMAND, Done, Recorder, shaderlm
 from .tiny_models import write_tiny_llama
@@ -197,6 +199,30 @@ def test_standard_input(tiny: Path, tmp_path: Path) -> None:
     assert answers(tmp_path / "out.jsonl") == expected(tiny, {"a": "Hello", "b": "Bye"})
 
 
+def test_standard_output(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = write(tmp_path / "asked.jsonl", chat_line("a", "Hello"), line("b", "/v1/none", {}))
+    done = run(tiny, asked, Path("-"))
+    assert sorted(json.loads(text)["custom_id"] for text in done.out.splitlines()) == ["a", "b"]
+    assert done.code == 1
+    assert "standard output has the results of 2 requests, 1 of them failed" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["asked.jsonl"], "no file is named -"
+
+
+def test_a_full_disk_is_told_with_the_file(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, output = write(tmp_path / "asked.jsonl", chat_line("a", "Hello")), tmp_path / "out.jsonl"
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResultFile, "_write", full)
+        done = run(tiny, asked, output)
+    words = "No space left on device. 0 results are written; the same command goes on"
+    assert (done.code, done.err) == (1, f"shaderlm: cannot write {output}: {words}\n")
+    assert run(tiny, asked, output).code == 0
+
+
 def test_a_terminal_sees_a_bar(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "isatty", lambda self: True)
     asked = write(tmp_path / "in.jsonl", *(chat_line(f"r{i}", "Hello") for i in range(3)))
@@ -289,7 +315,7 @@ def test_without_its_package_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "msgspec", None)
     done = run(tiny, "-", tmp_path / "out.jsonl")
     assert (done.code, done.err.count("\n")) == (1, 1)
-    assert "pip install 'shaderlm[serve]'" in done.err
+    assert install_command("serve") in done.err
 
 
 # Runs that end early ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -462,7 +462,8 @@ def test_sampling_has_the_usual_defaults_and_a_seed_repeats_it(tiny: Path) -> No
     def said(*more: object) -> str:
         return shaderlm("chat", "-m", tiny, "--device", "cpu", "-n", 12, *more, given="Hello\n").out
 
-    assert said("--seed", 1) == said("--seed", 1, "-t", 0.7, "--top-p", 0.95) != said("--seed", 1, "-t", 3)
+    usual = ("-t", 0.8, "--top-k", 40, "--top-p", 0.95, "--min-p", 0.05)
+    assert said("--seed", 1) == said("--seed", 1, *usual) != said("--seed", 1, "-t", 3)
     assert shaderlm("chat", "-m", tiny, "--top-p", 2, given="").code == 2
 
 
@@ -560,12 +561,14 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: object, term: str = "dumb") -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+def terminal(
+    *arguments: object, term: str = "dumb", command: Sequence[str] = COMMAND
+) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     import pty
 
     control, far = pty.openpty()
     options: dict[str, Any] = {"stdin": far, "stdout": far, "stderr": far, "start_new_session": True}
-    child = subprocess.Popen([*COMMAND, *map(str, arguments)], env={**os.environ, "TERM": term}, **options)
+    child = subprocess.Popen([*command, *map(str, arguments)], env={**os.environ, "TERM": term}, **options)
     os.close(far)
     try:
         yield Terminal(control), child
@@ -580,7 +583,7 @@ def terminal(*arguments: object, term: str = "dumb") -> Iterator[tuple[Terminal,
 def test_at_a_terminal(slow: Path, ending: str) -> None:
     arguments = ("chat", "-m", slow, "--device", "cpu", "-t", 0, "-n", 1 << 19)
     with terminal(*arguments) as (screen, child):
-        screen.wait_for("Tiny Llama on cpu (NumPy). /help lists the commands")
+        screen.wait_for("slow on cpu (NumPy). /help lists the commands")
         screen.wait_for("> ")
         time.sleep(0.3)  # readline shows the prompt a moment before it listens
         child.send_signal(signal.SIGINT)
@@ -595,6 +598,43 @@ def test_at_a_terminal(slow: Path, ending: str) -> None:
         screen.type(ending)
         assert child.wait(60) == 0
         assert "Traceback" not in screen.seen
+
+
+# What a shell does with a job: it stops with Ctrl-Z, the terminal has the shell's modes, and `fg` goes on.
+_SHELL = """
+import os, signal, subprocess, sys, termios
+
+terminal = os.open(os.ttyname(0), os.O_RDWR)  # of this session from now on
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+modes = termios.tcgetattr(terminal)
+job = subprocess.Popen(sys.argv[1:], process_group=0, preexec_fn=lambda: signal.signal(signal.SIGTTOU, signal.SIG_DFL))
+os.tcsetpgrp(terminal, job.pid)
+_, status = os.waitpid(job.pid, os.WUNTRACED)
+assert os.WIFSTOPPED(status), status
+termios.tcsetattr(terminal, termios.TCSANOW, modes)
+print("stopped", flush=True)
+os.killpg(job.pid, signal.SIGCONT)
+sys.exit(job.wait())
+"""
+
+
+@posix
+def test_the_prompt_is_drawn_again_after_ctrl_z_and_fg(tiny: Path) -> None:
+    pytest.importorskip("readline")
+    shell = [sys.executable, "-c", _SHELL, *COMMAND]
+    arguments = ("chat", "-m", tiny, "--device", "cpu", "-t", 0, "-n", 4)
+    with terminal(*arguments, term="xterm", command=shell) as (screen, child):
+        screen.wait_for("> ")
+        time.sleep(0.3)  # readline shows the prompt a moment before it listens
+        screen.type("Hel")
+        screen.wait_for("Hel")
+        screen.type("\x1a")
+        screen.wait_for("stopped")
+        screen.wait_for("> Hel")
+        screen.type("lo\n")
+        screen.wait_for("answer cut after 4")
+        screen.type("/quit\n")
+        assert child.wait(60) == 0
 
 
 def paste(screen: Terminal, text: str) -> None:

@@ -115,6 +115,7 @@ def test_a_text_does_not_command_the_terminal(terminal: bool, monkeypatch: pytes
 
 def test_dash_reads_standard_input(tiny: Path) -> None:
     expected = generate(tiny, "two\nlines", "-n", 8)
+    assert generate(tiny, "-n", 8, given="two\nlines\n") == expected, "a pipe needs no dash"
     assert generate(tiny, "-", "-n", 8, given="two\nlines\n") == expected
     assert generate(tiny, "-", "-n", 8, given="two\nlines") == expected
     wrong = generate(tiny, "-", given=b"ab\xff")
@@ -159,7 +160,7 @@ def test_json_is_one_object_with_every_number(tiny: Path) -> None:
     with package.load(tiny, device="cpu") as model:
         expected = model.chat([{"role": "user", "content": "Hello"}], max_tokens=6)
     assert (found["text"], found["ids"], found["finish_reason"]) == (str(expected), expected.ids, "length")
-    assert (found["model"], found["device"]) == ("Tiny Llama", "cpu (NumPy)")
+    assert (found["model"], found["device"]) == ("tiny", "cpu (NumPy)")
     assert (found["prompt_tokens"], found["completion_tokens"]) == (len(expected.prompt_ids), 6)
     assert found["seconds_to_first_token"] > 0
     assert found["tokens_per_second"] > 0
@@ -216,6 +217,17 @@ def test_the_same_seed_gives_the_same_answer(tiny: Path) -> None:
     assert len({sampled(seed) for seed in range(4)}) == 4
 
 
+def test_a_model_with_sampling_values_of_its_own(tmp_path: Path) -> None:
+    """They hold in `generate` and `chat`, unless the command line says otherwise."""
+    own = {"general.sampling.temp": 2.0, "general.sampling.top_k": 30}
+    model = write_tiny_llama(tmp_path / "tiny.gguf", metadata=own)
+    usual = generate(model, "Hello", "-n", 12, "--seed", 1)
+    assert usual == generate(model, "Hello", "-n", 12, "--seed", 1, "-t", 2, "--top-k", 30)
+    assert usual != generate(model, "Hello", "-n", 12, "--seed", 1, "-t", 0)
+    settings = shaderlm("chat", "-m", model, "--device", "cpu", "--top-k", 9, given="/set\n").err
+    assert re.search(r"temperature +2\.0\ntop_k +9\ntop_p +0\.95\n", settings)
+
+
 def test_the_end_token_ends_unless_it_is_ignored(tiny: Path) -> None:
     bias = ("-n", 4, "--json", "--logit-bias", f"{EOS}=100")
     ended, ignored = (
@@ -240,7 +252,13 @@ def test_penalties_reach_the_sampler(tiny: Path) -> None:
 def test_verbose_says_what_and_how_fast_on_stderr(tiny: Path) -> None:
     done = generate(tiny, "Hello", "-n", 4, "--verbose")
     assert done.out == greedy(tiny, "Hello", max_tokens=4) + "\n"
-    for words in ("Tiny Llama", "cpu (NumPy)", "to the first token", "tok/s", "finish reason: length"):
+    for words in (
+        'model    tiny (llama, 78.8 K parameters; its file says "Tiny Llama")',
+        "cpu (NumPy)",
+        "to the first token",
+        "tok/s",
+        "finish reason: length",
+    ):
         assert words in done.err
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shaderlm.formats import default_model
+from shaderlm.engine import loading
+from shaderlm.formats import default_model, opening
 
 from .command_line import Done, shaderlm
 from .tiny_models import write_tiny_llama
@@ -26,7 +28,7 @@ def generate(model: Path, *arguments: object, **options: Any) -> Done:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((), 2, "Missing argument 'PROMPT', or -f FILE."),
+        ((), 2, "the prompt is empty; give at least one word"),
         (("-", "-f", "-"), 2, "PROMPT and -f FILE cannot both be standard input."),
         (("-f", "none/such.txt"), 2, "cannot read none/such.txt: No such file or directory"),
         (("-f", "."), 2, "cannot read .: Is a directory"),
@@ -55,7 +57,7 @@ def generate(model: Path, *arguments: object, **options: Any) -> Done:
         ),
         (("Hello", "--context", "5"), 2, "raise --context (up to 128)"),
         (("Hello " * 40,), 2, "use a model with a longer context"),
-        (("\udcff",), 2, "text must be valid Unicode"),
+        (("\udcff",), 2, "Arguments must be UTF-8, got b'\\xff'"),
     ],
 )
 def test_a_mistake_is_one_message_and_no_answer(tiny: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
@@ -85,7 +87,29 @@ def test_wrong_values_are_told_before_weights_are_loaded(
         raise AssertionError("weights were loaded")
 
     monkeypatch.setattr("shaderlm.engine.loading.NumpyRunner", loaded)
+    opened = CountedOpening(monkeypatch)
     assert words in generate(tiny, "x", option, value).err
+    assert opened.count == 1
+
+
+class CountedOpening:
+    """How often a checkpoint is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self._open = 0, opening.open_checkpoint
+        monkeypatch.setattr(opening, "open_checkpoint", self)
+        monkeypatch.setattr(loading, "open_checkpoint", self)
+
+    def __call__(self, path: Path) -> Any:
+        self.count += 1
+        return self._open(path)
+
+
+def test_without_a_prompt_a_person_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shaderlm.cli.prompts.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    done = shaderlm("generate")
+    assert done.code == 2
+    assert "Missing argument 'PROMPT', or -f FILE." in done.err
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ VOCABULARIES = Path(__file__).parent / "data" / "vocab"
 
 def caps(model: Path | str, *arguments: object) -> dict[str, Any]:
     done = shaderlm("info", model, "--json", *arguments)
-    assert (done.code, done.err) == (0, "")
     found: dict[str, Any] = json.loads(done.out)
+    assert (done.code, done.err) == (0 if found["runs"] else 1, "")
     return found
 
 
@@ -40,7 +40,7 @@ def test_a_model_in_words(tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     lines = {line[:14].strip(): line[15:] for line in done.out.splitlines()}
     expected = {
-        "name": "Tiny Llama",
+        "name": 'tiny (its file says "Tiny Llama")',
         "architecture": "llama",
         "parameters": "78.8 K",
         "context": "4,096",
@@ -62,8 +62,10 @@ def test_a_model_in_words(tmp_path: Path) -> None:
 def test_the_embedded_model_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf")
     monkeypatch.setattr("shaderlm.formats.default_model.locate", lambda progress: path)
-    assert caps("smollm2-135m") == caps(path)
-    assert shaderlm("info") == shaderlm("info", path)
+    assert caps("smollm2-135m") == caps(path) | {"name": "smollm2-135m"}
+    named = shaderlm("info").out.splitlines()
+    assert named[0] == 'name           smollm2-135m (its file says "Tiny Llama")'
+    assert named[1:] == shaderlm("info", path).out.splitlines()[1:]
 
 
 def test_a_model_in_json(tmp_path: Path) -> None:
@@ -113,8 +115,9 @@ def test_metadata_and_tensors_are_listed_long_ones_shortened(tmp_path: Path) -> 
 @pytest.mark.parametrize("path", sorted(VOCABULARIES.glob("*.gguf")), ids=lambda path: path.stem)
 def test_a_file_with_only_a_vocabulary(path: Path) -> None:
     done = shaderlm("info", path, "--metadata", "--tensors")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (1, "")
     assert "runs           no: the file holds only a vocabulary" in done.out
+    assert shaderlm("info", path, "--json").code == 1
     found = caps(path)
     assert found["vocabulary"] > 30_000
     assert (found["parameters"], found["types"], found["gpu_weight_bytes"]) == (0, {}, None)
@@ -125,7 +128,7 @@ def test_an_architecture_that_is_not_supported_is_still_shown(tmp_path: Path) ->
     tensors = {"a.weight": ("f32", np.zeros((2, 64), np.float32)), "b": ("f16", np.zeros((2, 3, 64), np.float32))}
     path = write_gguf(tmp_path / "mamba.gguf", tensors, numbers, architecture="mamba")
     done = shaderlm("info", path)
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (1, "")
     assert "runs           no: this checkpoint's architecture is 'mamba'; supported: " in done.out
     found = caps(path)
     assert (found["layers"], found["context"], found["heads"], found["hidden"]) == (24, 2048, [1, 2, 4], None)
@@ -144,7 +147,8 @@ def test_types_and_tokenizers_that_are_not_supported_are_named(tmp_path: Path) -
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"general.name": "\x1b[2Jboo\n"})
     assert "\x1b" not in shaderlm("info", path).out
-    assert caps(path)["name"] == "\x1b[2Jboo\n"
+    assert caps(path)["own_name"] == "\x1b[2Jboo\n"
+    assert "\x1b" not in shaderlm("generate", "x", "-v", "-n", 1, "-m", path, "--device", "cpu").err
 
 
 def test_no_gpu_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +185,7 @@ def test_numbers_that_cannot_be_are_not_computed_with(tmp_path: Path) -> None:
     for layers in (-5, 10**400):
         replace_config(folder, num_hidden_layers=layers)
         done = shaderlm("info", folder)
-        assert (done.code, done.err) == (0, "")
+        assert (done.code, done.err) == (1, "")
         assert "no: config.json: num_hidden_layers must be a whole number" in " ".join(done.out.split())
         assert "per 1,000 tokens" not in done.out
 
@@ -275,7 +279,7 @@ def test_a_folder_that_is_not_supported_is_still_shown(tmp_path: Path) -> None:
     assert (found["architecture"], found["layers"], found["hidden"], found["runs"]) == ("next_year", 2, 64, False)
     assert found["unsupported_reason"].startswith("config.json: model_type is 'next_year'; supported in folders: ")
     done = shaderlm("info", folder)
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (1, "")
     assert "runs           no: config.json: model_type is 'next_year'" in done.out
     assert "not given" not in done.out
     refused = shaderlm("generate", "hi", "-m", folder)

@@ -62,6 +62,19 @@ def test_special_tokens_and_bos(tmp_path: Path) -> None:
     assert len(tokenize(model, "<|im_start|>a").out.splitlines()) == 2, "not two of them"
 
 
+def test_special_tokens_are_shown_or_skipped(tiny: Path) -> None:
+    with package.load(tiny, device="cpu") as model:
+        ids = model.tokenize("<|im_start|>the<|im_end|>", add_special=False)
+        assert model.detokenize(ids) == "<|im_start|>the<|im_end|>"
+        assert model.detokenize(ids, skip_special=True) == "the"
+    text = " ".join(map(str, ids))
+    assert tokenize(tiny, "--ids", text).out == "<|im_start|>the<|im_end|>\n"
+    assert tokenize(tiny, "--ids", "--skip-special", text).out == "the\n"
+    wrong = tokenize(tiny, "--skip-special", "x")
+    assert wrong.code == 2
+    assert "--skip-special is about the text of token ids; give --ids, too." in wrong.err
+
+
 def test_a_text_without_tokens(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spaces may be none."""
     monkeypatch.setattr(Tokenizer, "encode", lambda self, text, **options: [])

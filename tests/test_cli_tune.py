@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shaderlm import engine
 from shaderlm.bench import synthetic
+from shaderlm.cli.loading import spoken
 from shaderlm.compile import tuner
 from shaderlm.compile.tuning import Entry, path_of, read
 from shaderlm.engine import loading, planning
@@ -111,6 +113,18 @@ def test_wrong_arguments(tiny: Path, device: Device) -> None:
         assert done.code == 2
         assert words in done.err
     assert "no synthetic model 'llama'" in shaderlm("tune", "synthetic:llama", "--device", device.caps.name).err
+
+
+def test_a_log_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = 0.0
+    monkeypatch.setattr("shaderlm.cli.loading.time", SimpleNamespace(monotonic=lambda: seconds))
+    with spoken(in_pipe=True) as say:
+        for seconds in (0.0, 3.0, 9.9, 10.0, 11.0, 30.0):
+            say(f"at {seconds:g} s")
+    assert capsys.readouterr().err == "".join(f"measuring at {each} s …\n" for each in (0, 10, 30))
+    with spoken() as say:
+        say("nothing")
+    assert not capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_what_was_timed(

@@ -100,6 +100,19 @@ def test_wrong_prompts_are_named(model: LanguageModel) -> None:
     assert model.generate(np.array([1, 2]), max_tokens=1, stop=None).prompt_ids == [1, 2]  # type: ignore[call-overload]
 
 
+OWN = {"general.sampling.temp": 0.6, "general.sampling.top_k": 7, "general.sampling.penalty_repeat": 1.5}
+
+
+def test_a_model_has_sampling_values_of_its_own(tmp_path: Path) -> None:
+    with load(write_tiny_llama(tmp_path / "tiny.gguf", metadata=OWN), device="cpu") as model:
+        assert model.sampling_defaults == {"temperature": 0.6, "top_k": 7, "repetition_penalty": 1.5}
+        for request in (model.request("the"), model.chat_request(CHAT)):
+            sampling = request.sampling
+            assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty) == (0.6, 7, 1.5)
+        other = model.request("the", temperature=0, top_k=0).sampling
+        assert (other.temperature, other.top_k, other.repetition_penalty) == (0, 0, 1.5)
+
+
 def test_special_tokens_are_parsed_everywhere_unless_told_otherwise(model: LanguageModel) -> None:
     prompt = "the <|im_end|> of <|im_start|>it"
     end, start = (model.tokenizer.vocabulary.tokens.index(text) for text in ("<|im_end|>", "<|im_start|>"))

@@ -10,7 +10,8 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from shaderlm.engine import EngineOptions, Handle, LanguageModel, Request, driver
 from shaderlm.engine.scheduler import SequenceState
 from shaderlm.errors import DeviceError, InputError, UnavailableError
+from shaderlm.gpu.queue import Queue
 from shaderlm.graph.batch import PAGE
 from shaderlm.runtime.runner import FIRST_PAGES, U32, Tokens
 
@@ -470,6 +472,33 @@ def test_a_child_process_does_not_wait_for_threads_of_its_parent() -> None:
     go_on.set()
     assert ids_of(handle) == expected([5], 9)
     closed(model)
+
+
+def test_in_a_fork_a_model_with_a_device_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread of the parent may have had any lock: none is waited for."""
+    model, runner = made()
+    queue = Queue(cast("Any", SimpleNamespace(lost=None)))
+    with monkeypatch.context() as child:
+        child.setattr("shaderlm.gpu.queue.os.getpid", lambda: -1)
+        child.setattr(FakeRunner, "forked", property(lambda _: queue.forked))
+        child.setattr(runner, "check_device", queue.check)
+        locked, go_on = threading.Event(), threading.Event()
+        other = threading.Thread(target=hold, args=(model.engine._step_lock, locked, go_on), daemon=True)
+        other.start()
+        assert locked.wait(60)
+        with pytest.raises(
+            DeviceError, match=r"fork of the one that opened the device.* Load the model after the fork"
+        ):
+            model.generate([5], max_tokens=9)
+        model.engine.close()
+        go_on.set()
+        other.join(60)
+
+
+def hold(lock: Any, locked: threading.Event, go_on: threading.Event) -> None:
+    with lock:
+        locked.set()
+        go_on.wait(60)
 
 
 # Memory --------------------------------------------------------------------------------------------------

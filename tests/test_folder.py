@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,38 @@ def test_logits_are_those_of_the_file(tmp_path: Path, architecture: str, parts: 
     rows = []
     for each in (path, folder):
         with shaderlm.load(each, device="cpu") as model:
-            assert model.tokenizer.decode(model.tokenizer.encode("the inn, <|im_end|>")) == "the inn, "
+            assert model.tokenizer.decode(model.tokenizer.encode("the inn, <|im_end|>")) == "the inn, <|im_end|>"
             rows.append((model.logits(ids), model.tokenizer.encode("the inn, <|im_end|>")))
     assert np.array_equal(rows[0][0], rows[1][0])
     assert rows[0][1] == rows[1][1]
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        (
+            {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05},
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05},
+        ),
+        ({"do_sample": True, "top_k": 64}, {"temperature": 1.0, "top_k": 64}),
+        ({"temperature": 0.3, "min_p": None}, {"temperature": 0.3}),
+        ({"do_sample": False, "temperature": 0.6}, {}),
+        ({}, {}),
+    ],
+)
+def test_sampling_values_of_the_model(tmp_path: Path, config: dict[str, Any], values: dict[str, float]) -> None:
+    folder = folder_of(write_tiny(tmp_path / "tiny.gguf", "llama"), tmp_path / "folder")
+    (folder / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with shaderlm.load(folder, device="cpu") as model:
+        assert model.sampling_defaults == values
+
+
+def test_a_wrong_sampling_value_is_named_and_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = {"general.sampling.temp": "warm", "general.sampling.top_k": 20}
+    with shaderlm.load(write_tiny(tmp_path / "tiny.gguf", "llama", metadata=wrong), device="cpu") as model:
+        assert model.sampling_defaults == {"top_k": 20}
+    (record,) = caplog.records
+    assert record.getMessage().startswith("general.sampling.temp of the model is not used: temperature must be 0")
 
 
 def test_bf16_and_f16(tmp_path: Path) -> None:

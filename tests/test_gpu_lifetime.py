@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -239,3 +241,40 @@ def test_a_closed_device_gives_its_threads_back(own: Device) -> None:
     assert number(own.submit_from(pool)) == 1.0
     own.close()
     assert pool.closed
+
+
+# Forks -----------------------------------------------------------------------------------------------------------
+
+
+def in_fork(work: Callable[[], object]) -> str:
+    """What the work raises in a fork of this process. A fork that hangs is ended."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of processes that have threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            said = f"returned {work()!r}"
+        except BaseException as problem:
+            said = f"{type(problem).__name__}: {problem}"
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, encoding="utf-8") as said_by_child:
+        text = said_by_child.read()
+    assert os.waitpid(child, 0)[1] == 0, "the fork hangs"
+    return text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+def test_a_fork_has_no_device(own: Device, tmp_path: Path) -> None:
+    refused = "DeviceError: this process is a fork of the one that opened the device"
+    path = write_tiny_llama(tmp_path / "tiny.gguf")
+    with load(path, device=own) as model:
+        before = model.generate("the", max_tokens=3)
+        assert in_fork(lambda: model.generate("the", max_tokens=3)).startswith(refused)
+        assert in_fork(model.close) == "returned None"
+        assert in_fork(lambda: load(path, device=own)).startswith(refused)
+        assert in_fork(own.close) == "returned None"
+        assert model.generate("the", max_tokens=3) == before

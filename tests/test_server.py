@@ -301,8 +301,9 @@ def test_a_prompt_over_the_context(http: httpx.Client) -> None:
     # A text that cannot fit is not tokenized: its number of tokens is what it has at least.
     huge = http.post("/v1/completions", json={"prompt": "x" * 1_000_000}).json()["error"]
     assert 256 < huge["n_prompt_tokens"] < 1_000_000
+    assert f"the prompt has at least {huge['n_prompt_tokens']:,} tokens" in huge["message"]
     assert error["n_prompt_tokens"] > 400
-    assert "--ctx-size" in error["message"]
+    assert "use a model with a longer one" in error["message"], "the context is the model's already"
 
 
 @pytest.mark.parametrize(

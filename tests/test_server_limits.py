@@ -25,6 +25,7 @@ from starlette.responses import Response
 from shaderlm.engine import EngineOptions, Handle
 from shaderlm.errors import DeviceError, InputError, KernelError, ModelError
 from shaderlm.graph.batch import PAGE
+from shaderlm.install import install_command
 from shaderlm.server import connection, llama_server, streaming
 from shaderlm.server.access import Access, Origins
 from shaderlm.server.app import is_quick
@@ -811,7 +812,7 @@ def test_the_command_serves_until_sigterm(path: Path) -> None:
         (["--n-predict", 0], 2, "at least 1, got 0"),
         (["--api-key", ""], 2, "a key must not be empty"),
         (["--api-key", "a,,b"], 2, "a key must not be empty"),
-        (["--api-key", "\udcff"], 2, "a key must be valid UTF-8"),
+        (["--api-key", "\udcff"], 2, "must be UTF-8"),
         (["--kv-memory", "much"], 2, "a size such as 512M or 8G"),
         (["--cors-origins", "a.example"], 2, "--cors-origins must be"),
         (["--ssl-key-file", __file__], 2, "belong together"),
@@ -824,7 +825,8 @@ def test_the_command_serves_until_sigterm(path: Path) -> None:
         (["--ssl-cert-file", CERTIFICATES / "none", "--ssl-key-file", __file__], 2, "does not exist"),
         ([*TLS, CERTIFICATES / "other.key"], 2, "other.key is not the key of --ssl-cert-file"),
         ([*TLS, CERTIFICATES / "locked.key"], 2, "locked.key needs a password"),
-        (["--chat-template", "{% if %}"], 1, "the chat template of this model is broken"),
+        (["--chat-template", "{% if %}"], 2, "shaderlm: --chat-template is broken: "),
+        (["--device", "unobtainium"], 1, "no adapter matches 'unobtainium'"),
         (["--ctx-size", 10**6], 2, "context must be a whole number from 1 to"),
         (["--kv-memory", "1"], 2, "at least one page"),
     ],
@@ -832,6 +834,47 @@ def test_the_command_serves_until_sigterm(path: Path) -> None:
 def test_mistakes_of_the_command(path: Path, options: list[Any], code: int, words: str) -> None:
     found = shaderlm("serve", "-m", path, "--device", "cpu", "--port", 0, *options)
     assert (found.code, words in found.err) == (code, True), found.err
+    assert "--kv-memory" in options or "listening on" not in found.err, "nothing listens before the arguments hold"
+
+
+def test_a_wrong_model_ends_the_command_before_it_listens(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.txt"
+    broken.write_text("{% if %}")
+    plain = write_tiny_llama(tmp_path / "plain.gguf", metadata={"llama.klingon": 7})
+    for options, words in (
+        (("-m", "smolm2-135m"), "did you mean smollm2-135m?"),
+        (("-m", tmp_path / "none.gguf"), "does not exist"),
+        (("-m", plain), "llama.klingon is 7"),
+        (("-m", plain, "--chat-template-file", broken), f"--chat-template-file {broken} is broken: "),
+    ):
+        found = shaderlm("serve", "--device", "cpu", "--port", 0, *options)
+        assert found.code in (1, 2)
+        assert words in found.err
+        assert "listening on" not in found.err
+
+
+def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "base.gguf", template=False)
+    process = start("serve", "-m", path, "--port", 0, "--device", "cpu", "--no-warmup")
+    try:
+        assert process.stderr is not None
+        ready = next(line for line in iter(process.stderr.readline, "") if "is ready on" in line)
+    finally:
+        process.kill()
+        process.communicate()
+    assert "/v1/completions continues texts. It has no chat template, and --chat-template gives it one" in ready
+    with running(loader(path)) as made, made.client() as http:
+        for route, body in (
+            ("/v1/chat/completions", {"messages": ASK}),
+            ("/v1/messages", {"messages": ASK, "max_tokens": 5}),
+            ("/v1/messages/count_tokens", {"messages": ASK}),
+            ("/v1/responses", {"input": "Hello"}),
+            ("/apply-template", {"messages": ASK}),
+        ):
+            answer = http.post(route, json=body)
+            assert answer.status_code == 400
+            assert "use /v1/completions, or start the server with --chat-template" in answer.json()["error"]["message"]
+        assert http.post("/v1/completions", json={"prompt": "the", "max_tokens": 2}).status_code == 200
 
 
 def test_an_address_that_cannot_be_used(path: Path, server: Running) -> None:
@@ -884,4 +927,4 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = shaderlm("serve")
     assert found.code == 2
     assert found.err.count("\n") == 1
-    assert "pip install 'shaderlm[serve]'" in found.err
+    assert install_command("serve") in found.err

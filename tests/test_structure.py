@@ -44,6 +44,7 @@ LAYERS: tuple[str, ...] = (
     "version",
     "errors",
     "files",
+    "install",
     "limited",
     "formats",
     "text",

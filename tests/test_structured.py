@@ -23,6 +23,7 @@ from shaderlm.engine.constraints import Grammar, GrammarCompiler
 from shaderlm.engine.structured import Structure, structure_of
 from shaderlm.errors import InputError
 from shaderlm.gpu import Device
+from shaderlm.install import install_command
 from shaderlm.limited import Answer
 from shaderlm.runtime.adjusted import mask_words
 from shaderlm.text import ChatFormat, Tokenizer, read_tools
@@ -495,14 +496,15 @@ def test_an_old_llguidance_is_named(model: LanguageModel, monkeypatch: pytest.Mo
         raise TypeError("argument 'eos_token': 'list' object cannot be interpreted as an integer")
 
     monkeypatch.setattr("llguidance.LLTokenizer", takes_one)
-    with pytest.raises(InputError, match=r"a newer llguidance than [\d.]+; .* pip install -U 'shaderlm\[structured\]'"):
+    command = re.escape(install_command("structured", upgrade=True))
+    with pytest.raises(InputError, match=rf"a newer llguidance than [\d.]+; install it with: {command}"):
         GrammarCompiler(model.tokenizer, model.config.vocabulary).prepare()
 
 
 def test_llguidance_is_named_where_it_is_missing(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     compiler = GrammarCompiler(model.tokenizer, model.config.vocabulary)
-    message = r"the package llguidance; install it with: pip install 'shaderlm\[structured\]'"
+    message = rf"the package llguidance; install it with: {re.escape(install_command('structured'))}"
     with pytest.raises(InputError, match=message):
         compiler.prepare()
     cases: list[dict[str, Any]] = [{"regex": "a"}, {"grammar": "root ::= [a]"}, {"json_schema": {}}]

@@ -532,10 +532,10 @@ def test_what_others_write_meanwhile_stays(tmp_path: Path) -> None:
 
 def test_too_little_space(tmp_path: Path, tiny: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5_000_000))
     done = shaderlm("export-web", tiny.model, tmp_path / "out")
     assert done.code == 2
-    assert "and 5 MiB are free there" in done.err
+    assert "and 5 MB are free there" in done.err
     assert not list(tmp_path.iterdir())
 
 

@@ -620,7 +620,7 @@ def test_too_little_memory(fresh: Page) -> None:
         return state.open("tiny", {variant: "software"}).finally(() => (GPUDevice.prototype.popErrorScope = pop));
     })()""")
     assert found["code"] == "out-of-memory"
-    assert "MiB of GPU memory" in found["message"]
+    assert "MB of GPU memory" in found["message"]
 
 
 def test_what_a_browser_may_lack(fresh: Page) -> None:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from .version import __version__
@@ -39,11 +40,17 @@ __all__ = [
 ]
 
 
+# Modules that users meet, beside these names. The other modules are attributes as well.
+_LISTED = ("errors", "ops")
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'shaderlm' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name], __name__), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name], __name__), name)
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'shaderlm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted((*__all__, *_LISTED))

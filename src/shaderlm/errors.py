@@ -15,9 +15,13 @@ class InputError(ShaderlmError, ValueError):
 class ContextSizeError(InputError):
     """A prompt has more tokens than the context holds."""
 
-    def __init__(self, message: str, prompt_tokens: int, context: int) -> None:
+    def __init__(
+        self, message: str, prompt_tokens: int, context: int, *, at_least: bool = False, max_context: int = 0
+    ) -> None:
         super().__init__(message)
         self.prompt_tokens, self.context = prompt_tokens, context
+        self.at_least = at_least  # of a long text, tokens are not counted to the end
+        self.max_context = max_context  # the longest of this model; 0: the memory of the cache is the limit
 
 
 class UnavailableError(InputError):

@@ -19,11 +19,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import InputError
+from ..install import install_command
 
 try:
     from httptools import HttpParserError, HttpResponseParser
 except ImportError:
-    raise InputError("`bench serve` needs the package httptools: pip install 'shaderlm[serve]'") from None
+    raise InputError(f"`bench serve` needs the package httptools: {install_command('serve')}") from None
 
 _END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
 _CONNECT_SECONDS = 10.0

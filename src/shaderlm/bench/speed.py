@@ -180,10 +180,12 @@ def random_text(generator: np.random.Generator, tokenizer: Tokenizer, count: int
     """
     text = ""
     for _ in range(_MORE_WORDS):  # special tokens have no text, and neighbours may become one token
-        text += tokenizer.decode(generator.integers(0, len(tokenizer.vocabulary.tokens), count).tolist())
+        text += tokenizer.decode(
+            generator.integers(0, len(tokenizer.vocabulary.tokens), count).tolist(), skip_special=True
+        )
         ids = tokenizer.encode(text, parse_special=False)
         for end in (count, count + 1, count + 2, count + count // 8, len(ids)):  # where it is cut, tokens may merge
-            cut = tokenizer.decode(ids[:end])
+            cut = tokenizer.decode(ids[:end], skip_special=True)
             if len(tokenizer.encode(cut, parse_special=False)) >= count:
                 return cut
     raise InputError(f"no text of {count:,} tokens was found: hardly a token of this model's vocabulary has text")

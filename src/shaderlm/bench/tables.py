@@ -36,7 +36,7 @@ _WIDTHS = {"model": 30, "size": 10, "params": 10, "backend": 12, "device": 24, "
 
 
 def _size(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.2f} MiB"
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"
 
 
 def _params(count: int) -> str:

@@ -15,6 +15,7 @@ import click
 
 from ..errors import InputError, ShaderlmError
 from ..version import __version__
+from .arguments import CommandGroup
 from .batch import batch
 from .bench import bench
 from .chat import chat
@@ -35,7 +36,7 @@ from .tokenize import tokenize
 from .tune import tune
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(version)s")
 @click.option(
     "--config",
@@ -71,6 +72,8 @@ def main() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may be cp1252, which has no →
             stream.reconfigure(encoding="utf-8", errors="replace")
+    if not os.environ.get("COLUMNS", "1").strip("0"):  # 0 is "not known"; tables of that width would be empty
+        del os.environ["COLUMNS"]
     logging.getLogger("shaderlm").handlers[:] = [_Messages(logging.WARNING)]
     downloads = logging.getLogger("shaderlm.downloads")
     downloads.handlers[:], downloads.propagate = [_Messages()], False

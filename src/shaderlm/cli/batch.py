@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import DeviceError, InputError, ModelError
-from .batch_files import Line, RequestFile, ResultFile, request_file
+from ..install import install_command
+from .batch_files import Line, RequestFile, ResultFile, Results, request_file
 from .completion import complete_files
 from .loading import count_bar, load_model
 from .options import ModelOptions, model_options
@@ -35,7 +36,9 @@ AHEAD = 2  # requests that are prepared, for each one that runs: a sequence that
 
 @click.command()
 @click.argument("requests", metavar="REQUESTS", shell_complete=complete_files)
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Where results are appended.")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="Where results are appended; - prints them."
+)
 @model_options
 @click.option("--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at once.")
 @click.option("--alias", "names", multiple=True, metavar="NAME", help="A name of the model in requests. Repeatable.")
@@ -59,10 +62,11 @@ def batch(
     where a run was ended. Exit code 1: some results are errors.
     """
     _check_packages()
-    if requests != "-" and output.exists() and Path(requests).exists() and output.samefile(requests):
+    printed = str(output) == "-"
+    if not printed and requests != "-" and output.exists() and Path(requests).exists() and output.samefile(requests):
         raise InputError(f"-o must be another file than the requests, got {output} for both")
-    with request_file(requests) as batch_requests, closing(ResultFile(output)) as results:
-        _check_results(batch_requests, results, output)
+    with request_file(requests) as batch_requests, closing(Results() if printed else ResultFile(output)) as results:
+        _check_results(batch_requests, results)
         done = results.ids.keys() - results.failed if retry_failed else results.ids.keys()
         todo = [line for line in batch_requests.lines if line.custom_id not in done]
         if done:
@@ -77,7 +81,7 @@ def batch(
                 trusted = Limits(choices=1 << 20, stop_strings=1 << 20, tools=1 << 20)  # the file is the user's own
                 source = model_options.model or NAME
                 served = ServedModel(loaded, names, max_tokens, seed, embedding=True, limits=trusted, source=source)
-                _check_models(batch_requests, results, served, output)
+                _check_models(batch_requests, results, served)
                 if parallel is not None:
                     loaded.engine.configure(EngineOptions(parallel=parallel))
                 if retry_failed:
@@ -85,7 +89,7 @@ def batch(
                 _run(batch_requests, todo, results, served)
         failed = len(results.failed)
         hint = f", {failed:,} of them failed; --retry-failed runs those again" if failed else ""
-        tell(f"{output} has the results of {len(batch_requests.lines):,} requests{hint}")
+        tell(f"{results.name} has the results of {len(batch_requests.lines):,} requests{hint}")
     if failed:
         sys.exit(1)
 
@@ -94,10 +98,10 @@ def _check_packages() -> None:
     try:
         import msgspec  # noqa: F401
     except ImportError:
-        raise ModelError("`shaderlm batch` needs the package msgspec: pip install 'shaderlm[serve]'") from None
+        raise ModelError(f"`shaderlm batch` needs the package msgspec: {install_command('serve')}") from None
 
 
-def _check_results(requests: RequestFile, results: ResultFile, output: Path) -> None:
+def _check_results(requests: RequestFile, results: Results) -> None:
     """Results of other requests are an InputError: the file belongs to another batch."""
     lines = {line.custom_id: line for line in requests.lines}
     for custom_id, request_id in results.ids.items():
@@ -106,12 +110,12 @@ def _check_results(requests: RequestFile, results: ResultFile, output: Path) -> 
             name = requests.name
             where = f"{name} does not have" if line is None else f"has changed in {name}, line {line.number}"
             raise InputError(
-                f"{output} has a result of the request {custom_id!r}, which {where}. "
+                f"{results.name} has a result of the request {custom_id!r}, which {where}. "
                 "Give another -o, or remove the file"
             )
 
 
-def _check_models(requests: RequestFile, results: ResultFile, served: ServedModel, output: Path) -> None:
+def _check_models(requests: RequestFile, results: Results, served: ServedModel) -> None:
     """A name that is not this model's is an error at once, not one per line. Results of two models are not mixed."""
     from ..server.errors import ApiError
 
@@ -125,7 +129,7 @@ def _check_models(requests: RequestFile, results: ResultFile, served: ServedMode
             ) from None
     if results.model not in (None, served.name):
         raise InputError(
-            f"{output} has results of the model {results.model!r}, and this one is {served.name!r}. "
+            f"{results.name} has results of the model {results.model!r}, and this one is {served.name!r}. "
             "Give the same -m and --alias, or another -o"
         )
 
@@ -146,7 +150,7 @@ class _BatchJob:
         return all(handle.finish_reason is not None for handle in self.handles)
 
 
-def _run(requests: RequestFile, todo: Sequence[Line], results: ResultFile, served: ServedModel) -> None:
+def _run(requests: RequestFile, todo: Sequence[Line], results: Results, served: ServedModel) -> None:
     """Each request to its result. Ctrl-C ends the program; what is finished is written."""
     engine, began = served.model.engine, time.monotonic()
     ahead = AHEAD * (engine.options.parallel or served.model.runner.max_outputs)
@@ -173,10 +177,10 @@ def _run(requests: RequestFile, todo: Sequence[Line], results: ResultFile, serve
                 if not finished:
                     time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        tell(f"interrupted: {len(results.ids):,} of {total:,} results are written; the same command goes on")
+        tell(f"interrupted: {len(results.ids):,} of {total:,} results are written{results.hint}")
         sys.exit(130)
     except DeviceError as problem:
-        done = f"{len(results.ids):,} of {total:,} results are written; the same command goes on"
+        done = f"{len(results.ids):,} of {total:,} results are written{results.hint}"
         raise DeviceError(f"{problem}. {done}") from problem
     results.sync()
     seconds, tokens = time.monotonic() - began, engine.stats().generation_tokens
@@ -208,7 +212,7 @@ def _interrupt() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _started(served: ServedModel, line: Line, call: dict[str, Any], results: ResultFile) -> _BatchJob | None:
+def _started(served: ServedModel, line: Line, call: dict[str, Any], results: Results) -> _BatchJob | None:
     """The request on its way; None where it is an error, which is written."""
     from ..server.errors import ApiError
     from ..server.prepare import prepare
@@ -234,7 +238,7 @@ def _started(served: ServedModel, line: Line, call: dict[str, Any], results: Res
         return None
 
 
-def _write_error(line: Line, problem: Exception, results: ResultFile) -> None:
+def _write_error(line: Line, problem: Exception, results: Results) -> None:
     """There is no log: an unexpected problem is named."""
     from ..server.errors import ApiError, api_error
 
@@ -244,7 +248,7 @@ def _write_error(line: Line, problem: Exception, results: ResultFile) -> None:
     _write(line, error.status, error.body(), {"code": error.type, "message": str(error)}, results)
 
 
-def _finish(job: _BatchJob, served: ServedModel, results: ResultFile) -> None:
+def _finish(job: _BatchJob, served: ServedModel, results: Results) -> None:
     """Write the result of a request that is finished. A lost device is no result: the request runs again later."""
     try:
         for handle in job.handles:
@@ -257,7 +261,7 @@ def _finish(job: _BatchJob, served: ServedModel, results: ResultFile) -> None:
         _write(job.line, 200, body, None, results)
 
 
-def _write(line: Line, status: int, body: Any, error: dict[str, str] | None, results: ResultFile) -> None:
+def _write(line: Line, status: int, body: Any, error: dict[str, str] | None, results: Results) -> None:
     import msgspec
 
     request = line.id.removeprefix("batch_")

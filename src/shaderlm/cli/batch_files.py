@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ..errors import InputError
+from ..errors import InputError, ShaderlmError
 from ..files import atomic_write
 
 SHOWN = 3  # problems of a file that are told
@@ -109,14 +109,56 @@ def _id(request: dict[str, object]) -> str:
     return _ID + hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:24]
 
 
-class ResultFile:
-    """The results of a batch. `ids` and `failed` say what is in it, by custom_id."""
+class Results:
+    """The results of a batch on standard output. `ids` and `failed` say what is in it, by custom_id."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    name = "standard output"
+    hint = ""  # what to do after a run that did not end
+
+    def __init__(self) -> None:
         self.ids: dict[str, str] = {}
         self.failed: set[str] = set()
         self.model: str | None = None  # that a result names
+
+    def add(self, custom_id: str, line: bytes, *, failed: bool) -> None:
+        """Append a result, a line of JSON."""
+        with self._writing():
+            self._write(line + b"\n")
+        self.ids[custom_id] = ""
+        if failed:
+            self.failed.add(custom_id)
+
+    def _write(self, line: bytes) -> None:
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+
+    def drop_failed(self) -> None:
+        """Take errors out of the results, all at once. There are none before the first is written."""
+
+    def sync(self) -> None:
+        """Have what was written survive a loss of power, where it can."""
+
+    def close(self) -> None:
+        """Write no more."""
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A problem has the name of the file."""
+        try:
+            yield
+        except BrokenPipeError:  # who reads has seen enough
+            raise
+        except OSError as problem:
+            written = f"{len(self.ids):,} results are written{self.hint}"
+            raise ShaderlmError(f"cannot write {self.name}: {problem.strerror}. {written}") from None
+
+
+class ResultFile(Results):
+    """The results of a batch in a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self.name, self.hint = path, str(path), "; the same command goes on"
         try:
             self._fd = self._opened()
             try:
@@ -127,18 +169,14 @@ class ResultFile:
         except OSError as problem:
             raise InputError(f"cannot write {path}: {problem.strerror}") from None
 
-    def add(self, custom_id: str, line: bytes, *, failed: bool) -> None:
-        """Append a result, a line of JSON."""
-        unwritten = memoryview(line + b"\n")
+    def _write(self, line: bytes) -> None:
+        unwritten = memoryview(line)
         while unwritten:
             unwritten = unwritten[os.write(self._fd, unwritten) :]
-        self.ids[custom_id] = ""
-        if failed:
-            self.failed.add(custom_id)
 
     def drop_failed(self) -> None:
         """Take errors out of the file, all at once."""
-        with atomic_write(self._path) as successes, open(self._path, "rb") as file:
+        with self._writing(), atomic_write(self._path) as successes, open(self._path, "rb") as file:
             for text in file:
                 result = _result(text)
                 if result is not None and not result.failed:
@@ -151,7 +189,8 @@ class ResultFile:
 
     def sync(self) -> None:
         """Have what was written survive a loss of power, too."""
-        os.fsync(self._fd)
+        with self._writing():
+            os.fsync(self._fd)
 
     def close(self) -> None:
         """Write no more."""

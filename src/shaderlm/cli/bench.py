@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ..models.shapes import MODELS
+from .arguments import CommandGroup
 from .bench_serve import serve
 from .loading import console, count_bar, spoken
 from .models import described
@@ -26,7 +27,7 @@ OPS = ("rms_norm", "linear", "linear_q4gsw", "attention", "sample")  # that `ben
 ROWS_MODELS = ("synthetic:llama-3.2-1b:q4_0", "synthetic:llama-3.1-8b:q4_0")
 
 
-class _Bench(click.Group):
+class _Bench(CommandGroup):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """As click does, but a model may have been meant: `plan`, `tune` and others take it without -m."""
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:

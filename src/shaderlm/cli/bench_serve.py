@@ -88,7 +88,7 @@ def _beside(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
 @backend_option
 @precision_option
 @tune_option
-@click.option("-c", "--ctx-size", type=click.IntRange(1), metavar="N", help="As for serve.")
+@click.option("-c", "--ctx-size", "--context", type=click.IntRange(1), metavar="N", help="As for serve.")
 @click.option("-np", "--parallel", type=click.IntRange(1), metavar="N", help="As for serve.")
 @click.option("--kv-memory", metavar="SIZE", help="As for serve.")
 @click.option("--deterministic", is_flag=True, help="As for serve.")

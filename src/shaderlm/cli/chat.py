@@ -19,9 +19,9 @@ import click
 from ..errors import InputError, ModelError
 from ..files import atomic_write_text
 from .conversation import ChatSession
-from .history import History, set_up_readline
+from .history import History, redraw_after_stop, set_up_readline
 from .loading import load_model
-from .options import ModelOptions, generation_options, model_options, sampling_options
+from .options import CHAT_SAMPLING, ModelOptions, generation_options, model_options, sampling_options, with_model_values
 from .streaming import tell
 
 _QUOTES = '"""'
@@ -29,7 +29,7 @@ _QUOTES = '"""'
 
 @click.command()
 @model_options
-@sampling_options(max_tokens=1024, temperature=0.7, top_p=0.95, parse_special=False)
+@sampling_options(max_tokens=1024, **CHAT_SAMPLING, parse_special=False)
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
 @click.option("--no-history", is_flag=True, help="Do not keep what is typed for the arrow keys of later chats.")
 @click.option("-v", "--verbose", is_flag=True, help="Print tokens per second after each answer.")
@@ -40,13 +40,14 @@ def chat(model_options: ModelOptions, system: str | None, no_history: bool, verb
     begins and ends with three quotes; Alt-Enter begins a new line. Where the context is full, the oldest turns are
     left out.
     """
-    options = generation_options(generation, model_options.model)
+    options = generation_options(generation)
     history = None
     if _interactive():
         set_up_readline()
         history = History(keep=not no_history)
         _tell_problem(history)
-    with load_model(model_options) as loaded:
+    with load_model(model_options, options) as loaded:
+        options = with_model_values(options, loaded)
         if not loaded.has_chat_template:
             raise ModelError(
                 f"{loaded.report.name} has no chat template; use `shaderlm generate`, which continues a text"
@@ -128,7 +129,8 @@ def _read_line(prompt: str) -> str:
     """The next line without its end; EOFError after the last one."""
     if _interactive():
         if sys.stdout.isatty():
-            return input(prompt)
+            with redraw_after_stop(prompt):
+                return input(prompt)
         print(prompt, end="", file=sys.stderr, flush=True)  # input() would write it to stdout
     line = sys.stdin.readline()
     if not line:

@@ -37,10 +37,10 @@ def _properties(adapter: Adapter, versions: Mapping[Implementation, str | None])
         "timestamps": yes[caps.timestamps],
         "matrix shapes": ", ".join(map(str, known.matrix_shapes)) or "none known",
         "memory": size(known.heap) if known.heap else "not known",
-        "largest binding": size(caps.max_binding),
-        "largest buffer": size(caps.max_buffer),
+        "largest binding": f"{caps.max_binding:,} bytes",
+        "largest buffer": f"{caps.max_buffer:,} bytes",
         "threads per workgroup": str(caps.max_invocations),
-        "workgroup memory": size(caps.max_workgroup_memory),
+        "workgroup memory": f"{caps.max_workgroup_memory:,} bytes",
     }
 
 

@@ -11,8 +11,16 @@ import click
 
 from ..errors import InputError
 from .completion import complete_files
+from .info import printable
 from .loading import load_model, status
-from .options import ModelOptions, generation_options, model_options, sampling_options, structure_options
+from .options import (
+    ModelOptions,
+    generation_options,
+    model_options,
+    sampling_options,
+    structure_options,
+    with_model_values,
+)
 from .prompts import prompt_text
 from .streaming import tell, tell_cancelled, write_stream
 
@@ -30,7 +38,7 @@ if TYPE_CHECKING:
     help="Read the prompt from FILE. PROMPT goes first, if there is one.",
 )
 @model_options
-@sampling_options(max_tokens=256, temperature=0.0, top_p=1.0)
+@sampling_options(max_tokens=256)
 @structure_options
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
@@ -52,20 +60,21 @@ def generate(
 ) -> None:
     """Answer a prompt, or continue a text.
 
-    PROMPT `-` and FILE `-` read standard input. A model with a chat template answers through it; --raw continues the
-    text instead.
+    PROMPT `-` and FILE `-`, or nothing in a pipe, read standard input. A model with a chat template answers through it;
+    --raw continues the text instead.
     """
     from ..gpu import begin_opening
 
     # Drivers start while modules are imported and files are read.
     begin_opening(model_options.device, model_options.backend)
-    options = generation_options(generation, model_options.model)
+    options = generation_options(generation)
     if raw and system is not None:
         raise click.UsageError("--system needs a chat template; leave out --raw.")
     text = prompt_text(prompt, file)
-    with load_model(model_options) as loaded:
+    with load_model(model_options, options) as loaded:
+        options = with_model_values(options, loaded)
         if verbose:
-            tell("\n".join(loaded.report.lines()))
+            tell("\n".join(map(printable, loaded.report.lines())))
         completion = _generate(_stream(loaded, text, raw, system, options), form)
         if form is not None:
             indent = 2 if form == "json" else None

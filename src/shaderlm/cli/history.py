@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import ModelError
@@ -99,3 +103,33 @@ def set_up_readline() -> None:
         readline.parse_and_bind("set enable-bracketed-paste on")
         for enter in ("\\C-m", "\\C-j"):
             readline.parse_and_bind(f'"\\e{enter}": "\\C-v\\C-j"')  # Alt-Enter: a new line of the same message
+
+
+@contextmanager
+def redraw_after_stop(prompt: str) -> Iterator[None]:
+    """While a line is read: after Ctrl-Z and `fg` it is drawn again, and the terminal edits it as before.
+
+    Python has switched off readline's own signal handlers.
+    """
+    try:
+        import readline
+        import termios
+    except ImportError:  # Windows, which has no Ctrl-Z of this kind
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        with suppress(termios.error):
+            modes = termios.tcgetattr(sys.stdin.fileno())  # as readline sets them; a shell has its own
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)  # stops here, until SIGCONT
+            signal.signal(signal.SIGTSTP, stop)
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, modes)
+        sys.stdout.write(f"\r{prompt}{readline.get_line_buffer()}")
+        sys.stdout.flush()
+
+    before = signal.signal(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)

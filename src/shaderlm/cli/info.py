@@ -56,7 +56,12 @@ _LABEL = 14  # characters of a label, before a space
 @click.command()
 @model_argument
 @ignore_key_option
-@click.option("--context", type=click.IntRange(1), metavar="N", help="Also say what memory N tokens of context take.")
+@click.option(
+    *("-c", "--context", "--ctx-size"),
+    type=click.IntRange(1),
+    metavar="N",
+    help="Also say what memory N tokens of context take.",
+)
 @adapter_option
 @backend_option
 @click.option("--metadata", "with_metadata", is_flag=True, help="Also list all metadata.")
@@ -74,13 +79,13 @@ def info(
 ) -> None:
     """Show what a model is, whether it runs, and how large it is.
 
-    If it does not run, it says why. No GPU is needed.
+    If it does not run, it says why, and the exit code is 1. No GPU is needed.
 
     MODEL is the path of a GGUF file or of a Hugging Face folder, a name or hf:ORG/REPO (default: smollm2-135m), or with
     --context synthetic:SHAPE:FORMAT, as for `bench`. --context counts for the preferred GPU; without one, for a large
     GPU.
     """
-    from ..formats.find import find
+    from ..formats.find import find, shown_name
     from ..formats.opening import open_checkpoint
     from ..formats.refused_folder import RefusedFolder
 
@@ -101,7 +106,7 @@ def info(
             # A folder of an unknown kind is still one of known files.
             refused = str(problem).removeprefix(f"{path}: ")
             file = opened.enter_context(RefusedFolder.open(path))
-        facts = _facts(file, ignore_keys, refused)
+        facts = _facts(shown_name(model, path), file, ignore_keys, refused)
         if context is not None:
             facts["memory"] = _memory(*described(str(path), ignore_keys), context, device, backend)
         metadata = dict(file.metadata) if with_metadata else {}
@@ -112,13 +117,19 @@ def info(
         if with_tensors:
             facts["tensors"] = [_json_tensor(info) for info in tensors]
         print(json.dumps(facts, ensure_ascii=False, indent=2))
-        return
+    else:
+        _print_facts(facts, metadata, tensors)
+    if not facts["runs"]:
+        sys.exit(1)
+
+
+def _print_facts(facts: dict[str, Any], metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> None:
     for label, text in _lines(facts):
         print("\n".join(_wrapped(label, printable(text))))
     for line in _size_table(facts["sizes"]):
         print(line)
     if "memory" in facts:
-        _print_memory(facts["memory"], as_json)
+        _print_memory(facts["memory"], as_json=False)
     for key, value in metadata.items():
         print(f"{printable(key)} = {_short(value)}")
     for tensor in tensors:
@@ -163,19 +174,20 @@ def _print_memory(memory: Mapping[str, Any], as_json: bool) -> None:
 # Gathering -----------------------------------------------------------------------------------------------
 
 
-def _facts(file: Checkpoint, ignore_keys: Collection[str], refused: str | None) -> dict[str, Any]:
+def _facts(name: str, file: Checkpoint, ignore_keys: Collection[str], refused: str | None) -> dict[str, Any]:
     """What is shown. `refused`: why the file could not be opened as a checkpoint."""
     metadata = file.metadata
-    name = metadata.get("general.architecture")
+    architecture = metadata.get("general.architecture")
     numbers = _completed(_numbers(metadata, _NUMBERS))
     reason, model = (refused, None) if refused else _verdict(file, ignore_keys)
     on_gpu = _gpu_reason(model) if model else None
     weights, parameters = _gpu_bytes(file), sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     return {
-        "name": str(metadata.get("general.name") or file.path.stem),
+        "name": name,
+        "own_name": str(metadata.get("general.name") or ""),
         "path": str(file.path),
         "file_bytes": file.size,
-        "architecture": _json_value(name),
+        "architecture": _json_value(architecture),
         "runs": reason is None,
         "unsupported_reason": reason,
         "unsupported_on_gpu": on_gpu,
@@ -350,7 +362,9 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     tokenizer, cache = facts["tokenizer"], facts["cache_bytes_per_1000_tokens"]
     where = "folder" if Path(facts["path"]).is_dir() else "file"
-    lines = [("name", facts["name"]), (where, f"{facts['path']} ({size(facts['file_bytes'])})")]
+    own = facts["own_name"]
+    named = f'{facts["name"]} (its {where} says "{own}")' if own not in ("", facts["name"]) else facts["name"]
+    lines = [("name", named), (where, f"{facts['path']} ({size(facts['file_bytes'])})")]
     lines.append(("architecture", _shown(facts["architecture"])))
     problem = facts["unsupported_on_gpu"]
     cpu_only = f", but not on a GPU: {with_flags(problem)}" if problem else ""

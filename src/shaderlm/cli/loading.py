@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn
 
-    from ..engine import LanguageModel
+    from ..engine import GenerationOptions, LanguageModel
     from .options import ModelOptions
 
 Progress = Callable[[str, int, int], None]
 DELAY_SECONDS = 1.0  # a bar that comes and goes within a second is noise
+LINE_SECONDS = 10.0  # between lines where there is no terminal
 LONG_PROMPT = 4096  # tokens from which on a bar shows how many are read
 BAR_WIDTH = 8  # with six digits of tokens the line has 79 columns
 
@@ -158,14 +159,16 @@ class _DelayedBar(_Delayed):
         bars.update(self._tasks[label], completed=done, total=total or None)
 
 
-def load_model(model_options: ModelOptions) -> LanguageModel:
-    """The model, loaded under a progress bar."""
-    from ..engine import load
+def load_model(model_options: ModelOptions, generation: GenerationOptions | None = None) -> LanguageModel:
+    """The model, loaded under a progress bar. Options that its vocabulary refuses end the load early."""
+    from ..engine.loading import load_with
+    from ..engine.options import generation_params
 
+    check = None if generation is None else generation_params(generation).sampling.check_vocabulary
     options = asdict(model_options)
     options["tune"] = not options.pop("no_tune")
     with progress_bar() as progress:
-        return load(**options, progress=progress)
+        return load_with(**options, progress=progress, on_vocabulary=check)
 
 
 def count_bar(*more_columns: ProgressColumn, **options: Any) -> RichProgress:
@@ -186,13 +189,13 @@ def console(width_in_pipe: int) -> Console:
 
 
 @contextmanager
-def spoken() -> Iterator[Callable[[str], None]]:
-    """A spinner on a terminal's standard error with what is being measured; nothing in a pipe."""
+def spoken(*, in_pipe: bool = False) -> Iterator[Callable[[str], None]]:
+    """A line on a terminal's standard error with what is being measured. In a pipe nothing, or a line now and then."""
     from rich.console import Console
 
     err = Console(stderr=True)
     if not err.is_terminal:
-        yield lambda text: None
+        yield _now_and_then() if in_pipe else lambda text: None
         return
     # Refreshed by hand, between measurements: a thread that draws would be measured too.
     from rich.live import Live
@@ -200,3 +203,17 @@ def spoken() -> Iterator[Callable[[str], None]]:
 
     with Live(console=err, transient=True, auto_refresh=False, redirect_stdout=False) as live:
         yield lambda text: live.update(Text(f"measuring {text} …"), refresh=True)
+
+
+def _now_and_then() -> Callable[[str], None]:
+    """A function that prints a line on standard error, unless it printed one a moment ago."""
+    due = float("-inf")
+
+    def say(text: str) -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + LINE_SECONDS
+            print(f"measuring {text} …", file=sys.stderr, flush=True)
+
+    return say

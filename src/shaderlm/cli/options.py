@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from ..errors import InputError
 from ..formats.weight_formats import QUANTIZED
@@ -17,9 +18,11 @@ from .completion import complete_files, complete_models
 from .prompts import read_text
 
 if TYPE_CHECKING:
-    from ..engine import GenerationOptions
+    from ..engine import GenerationOptions, LanguageModel
     from ..gpu import Backend
 
+# Of conversations, with a model that has no values of its own: those of llama-server and of the page.
+CHAT_SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -107,9 +110,9 @@ def model_option(command: Command) -> Command:
 
 
 def context_option(command: Command) -> Command:
-    """--context, as the argument `context`."""
+    """--context, as the argument `context`; llama.cpp's names for it are known, too."""
     words = "Largest number of tokens of a conversation.  [default: the model's own]"
-    return click.option("--context", type=click.IntRange(1), metavar="N", help=words)(command)
+    return click.option("-c", "--context", "--ctx-size", type=click.IntRange(1), metavar="N", help=words)(command)
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,13 +157,22 @@ def model_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sampling_options(
-    *, max_tokens: int, temperature: float, top_p: float, parse_special: bool | None = None
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    parse_special: bool | None = None,
 ) -> Callable[[Command], Command]:
     """Length, sampling and stopping: together what `generation_options` takes."""
 
     def number(name: str, default: float, words: str, short: str | None = None) -> Callable[[Command], Command]:
         names = [name] if short is None else [short, name]
-        return click.option(*names, type=float, default=default, show_default=True, metavar="X", help=words)
+        return click.option(*names, type=float, default=default, show_default=shown(default), metavar="X", help=words)
+
+    def shown(default: float) -> str:
+        return f"the model's own, or {default:g}"
 
     limit = "Largest number of tokens to generate."
     options = [
@@ -169,13 +181,32 @@ def sampling_options(
         ),
         number("--temperature", temperature, "Randomness; 0 always takes the most likely token.", "-t"),
         click.option(
-            "--top-k", type=int, default=0, metavar="K", help="Sample from the K most likely tokens (0: all)."
+            "--top-k",
+            type=int,
+            default=top_k,
+            show_default=shown(top_k),
+            metavar="K",
+            help="Sample from the K most likely tokens (0: all).",
         ),
         number("--top-p", top_p, "Sample from the most likely tokens whose probabilities add up to X."),
-        number("--min-p", 0.0, "Sample from tokens with at least X times the largest probability."),
+        number("--min-p", min_p, "Sample from tokens with at least X times the largest probability."),
         number("--repetition-penalty", 1.0, "Lower the logits of tokens seen before, by this factor."),
-        number("--presence-penalty", 0.0, "Subtract X from the logits of tokens seen before."),
-        number("--frequency-penalty", 0.0, "Subtract X from a token's logit for each time it was seen."),
+        click.option(
+            "--presence-penalty",
+            type=float,
+            default=0.0,
+            show_default=True,
+            metavar="X",
+            help="Subtract X from the logits of tokens seen before.",
+        ),
+        click.option(
+            "--frequency-penalty",
+            type=float,
+            default=0.0,
+            show_default=True,
+            metavar="X",
+            help="Subtract X from a token's logit for each time it was seen.",
+        ),
         click.option(
             "--logit-bias",
             multiple=True,
@@ -198,7 +229,7 @@ def sampling_options(
 
 def structure_options(command: Command) -> Command:
     """--json-schema and --grammar: what `generation_options` takes, too."""
-    schema = "The text is JSON that validates against the schema in FILE. Needs: pip install 'shaderlm[structured]'."
+    schema = "The text is JSON that validates against the schema in FILE. Needs the extra `structured`."
     grammar = "The text is in the language of the grammar in FILE: GBNF as llama.cpp has it, or Lark."
     options = [
         click.option("--json-schema", callback=_schema_in, metavar="FILE", shell_complete=complete_files, help=schema),
@@ -222,27 +253,26 @@ def _schema_in(context: click.Context, parameter: click.Parameter, path: str | N
         raise click.BadParameter(f"{path} is not JSON: {problem}") from None
 
 
-def _vocabulary_size(model: str | None) -> int:
-    """From the header of the file."""
-    from ..formats.find import find
-    from ..formats.opening import open_checkpoint
-    from ..text import Vocabulary
-
-    with open_checkpoint(find(model)) as file, file.named_in_errors():
-        return len(Vocabulary.from_metadata(file.metadata).tokens)
-
-
-def generation_options(options: Any, model: str | None) -> GenerationOptions:
+def generation_options(options: Any) -> GenerationOptions:
     """Keywords for `LanguageModel.stream`, checked: a wrong one is an InputError now and not after a long load."""
     from ..engine.options import generation_params
 
     if options["parse_special"] is None:
         del options["parse_special"]  # its default depends on whether there is a chat template
     checked: GenerationOptions = options
-    sampling = generation_params(checked).sampling
-    if sampling.logit_bias:
-        sampling.check_vocabulary(_vocabulary_size(model))
+    generation_params(checked)
     return checked
+
+
+# Where the value of an option comes from, if somebody gave it.
+_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+
+
+def with_model_values(options: GenerationOptions, model: LanguageModel) -> GenerationOptions:
+    """The same with the model's own values of the options that nobody gave."""
+    source = click.get_current_context().get_parameter_source
+    own: Any = {name: value for name, value in model.sampling_defaults.items() if source(name) not in _GIVEN}
+    return {**options, **own}
 
 
 def with_flags(message: str) -> str:

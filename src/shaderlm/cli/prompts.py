@@ -11,9 +11,11 @@ from ..errors import InputError
 
 
 def prompt_text(argument: str | None, file: str | None, name: str = "PROMPT") -> str:
-    """The text of the argument of this name and of FILE, with an empty line between them if there are both."""
+    """The text of the argument of this name and of FILE, with an empty line between them; without both, of a pipe."""
     if argument is None and file is None:
-        raise click.UsageError(f"Missing argument '{name}', or -f FILE.")
+        if sys.stdin.isatty():
+            raise click.UsageError(f"Missing argument '{name}', or -f FILE.")
+        argument = "-"
     if argument == file == "-":
         raise click.UsageError(f"{name} and -f FILE cannot both be standard input.")
     texts = [] if argument is None else [read_text("-") if argument == "-" else argument]

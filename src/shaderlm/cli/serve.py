@@ -15,9 +15,10 @@ import click
 from click.core import ParameterSource
 
 from ..errors import InputError, ModelError
+from ..install import install_command
 from .completion import complete_models
 from .loading import leave_line, status
-from .models import described, is_synthetic, load_any
+from .models import check_device, described, is_synthetic, load_any
 from .options import backend_option, ignore_key_option, precision_option, quantize_option, tune_option
 from .prompts import read_text
 from .streaming import tell
@@ -73,7 +74,9 @@ def _many_keys(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...
 @quantize_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
-@click.option("-c", "--ctx-size", type=click.IntRange(1), metavar="N", help="Context of each sequence, in tokens.")
+@click.option(
+    "-c", "--ctx-size", "--context", type=click.IntRange(1), metavar="N", help="Context of each sequence, in tokens."
+)
 @click.option("-np", "--parallel", type=click.IntRange(1), metavar="N", help="Sequences that run at the same time.")
 @click.option("--queue", type=click.IntRange(0), default=1024, show_default=True, help="Requests that may wait.")
 @click.option("--kv-memory", callback=_bytes, metavar="SIZE", help="Memory of the KV cache, such as 8G.")
@@ -177,8 +180,9 @@ def serve(
         _refuse_model_options()
     if options["n_predict"] == 0:
         raise click.UsageError("--n-predict must be −1 (until the end) or at least 1, got 0.")
+    if not hosts_only:
+        _check_model(model, device, backend, ctx_size, ignore_keys)
     if model is not None and is_synthetic(model):
-        described(model)  # a wrong name ends the server at its start
         options["aliases"] = options["aliases"] or (model,)  # there is no file whose name it could have
         if ignore_keys:
             raise click.UsageError(f"{model} has no metadata; leave out --ignore-key.")
@@ -221,6 +225,10 @@ def serve(
 
     def on_loaded(served: ServedModel) -> None:
         where = f"{address} has a chat, {address}/v1 is for OpenAI's clients"
+        if not served.model.has_chat_template:
+            where = (
+                f"{address}/v1/completions continues texts. It has no chat template, and --chat-template gives it one"
+            )
         tell(f"{served.name} is ready on {served.model.report.device}: {where}")
 
     allow_connections()
@@ -264,7 +272,11 @@ def _refuse_model_options() -> None:
     for param in context.command.params:
         on_command_line = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
         if on_command_line and param.name not in _WITHOUT_MODEL:
-            raise click.UsageError(f"{param.opts[-1]} is for a model that this server runs; give -m with it, too.")
+            raise click.UsageError(f"{_long_name(param)} is for a model that this server runs; give -m with it, too.")
+
+
+def _long_name(param: click.Parameter) -> str:
+    return next((name for name in param.opts if name.startswith("--")), param.opts[0])
 
 
 def _page_address(address: str) -> str | None:
@@ -295,7 +307,7 @@ def _check_packages() -> None:
     missing = [name for name in ("starlette", "uvicorn", "msgspec", "prometheus_client") if find_spec(name) is None]
     if missing:
         names = ", ".join(missing).replace("_", "-")
-        raise InputError(f"serve needs packages that are not installed ({names}): pip install 'shaderlm[serve]'")
+        raise InputError(f"serve needs packages that are not installed ({names}): {install_command('serve')}")
 
 
 def _keys(keys: tuple[str, ...], path: str | None) -> list[str]:
@@ -308,9 +320,35 @@ def _keys(keys: tuple[str, ...], path: str | None) -> list[str]:
 
 
 def _template(text: str | None, path: str | None) -> str | None:
+    """The template that was named. A broken one is an InputError."""
+    from ..text import ChatTemplate
+
     if text is not None and path is not None:
         raise click.UsageError("--chat-template and --chat-template-file exclude each other.")
-    return text if path is None else read_text(path)
+    source, name = (text, "--chat-template") if path is None else (read_text(path), f"--chat-template-file {path}")
+    if source is not None:
+        try:
+            ChatTemplate(source, name=name).compile()
+        except ModelError as problem:
+            raise InputError(str(problem)) from None
+    return source
+
+
+def _check_model(
+    model: str | None, device: str, backend: Backend, context: int | None, ignore_keys: tuple[str, ...]
+) -> None:
+    """What is wrong with a model that is here, or with its device, ends the server before it listens."""
+    from ..engine.loading import check_context
+    from ..formats.find import find, is_remote
+    from ..formats.opening import open_checkpoint
+    from ..models.checkpoint import architecture_of, read_config
+
+    if model is not None and is_synthetic(model):
+        check_context(context, described(model)[1].context)
+    elif not is_remote(model):
+        with open_checkpoint(find(model)) as file, file.named_in_errors():
+            check_context(context, read_config(architecture_of(file), file, ignore_keys).context)
+    check_device(device, backend)
 
 
 def _served(
@@ -325,8 +363,6 @@ def _served(
         model.limit(RenderLimits(limits.template_seconds, limits.template_bytes), limits.grammar_seconds)
         if template is not None:
             model.use_chat_template(template)
-            assert model.chat_template is not None
-            model.chat_template.compile()  # a broken one ends the server at its start
         memory = options["kv_memory"]
         tokens = None if memory is None else model.engine.tokens_for(memory)
         if tokens == 0:

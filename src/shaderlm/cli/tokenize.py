@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 )
 @model_option
 @click.option("--ids", is_flag=True, help="TEXT or FILE has token ids; print their text.")
+@click.option("--skip-special", is_flag=True, help="With --ids: leave out special tokens, such as <|im_end|>.")
 @click.option("--no-bos", is_flag=True, help="Leave out the first token that the model wants before a text.")
 @click.option(
     "--parse-special/--no-parse-special",
@@ -42,6 +43,7 @@ def tokenize(
     file: str | None,
     model: str | None,
     ids: bool,
+    skip_special: bool,
     no_bos: bool,
     parse_special: bool,
     as_json: bool,
@@ -51,15 +53,13 @@ def tokenize(
     Each line has an id and the text of the token. TEXT `-`, or nothing in a pipe, reads standard input. No chat
     template is applied.
     """
-    if text is None and file is None and not sys.stdin.isatty():
-        text = "-"
+    if skip_special and not ids:
+        raise click.UsageError("--skip-special is about the text of token ids; give --ids, too.")
     text = prompt_text(text, file, "TEXT")
     tokens = _token_ids(text) if ids else []
     tokenizer = _tokenizer(model)
     if ids:
-        content = b"".join(map(tokenizer.piece, tokens)).decode(errors="replace")
-        if tokenizer.vocabulary.add_space_prefix:
-            content = content.removeprefix(" ")  # it was put there when the text was encoded
+        content = tokenizer.decode(tokens, skip_special=skip_special)
         print(json.dumps({"content": content}, ensure_ascii=False) if as_json else content, flush=True)
         return
     tokens = tokenizer.encode(text, parse_special=parse_special)

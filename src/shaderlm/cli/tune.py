@@ -43,7 +43,7 @@ def tune(model: str | None, device: str | None, backend: Backend, precision: str
     entries: list[tuple[str, Entry | None]] = []
     saved_to: Path | None = None
     interrupted, choice = False, None
-    with spoken() as say:
+    with spoken(in_pipe=True) as say:
         try:
             if backend == "auto" and (explicit or target.caps.policy.tune):
                 choice = planning.measure_backends(device, again, say)

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..gpu.packages import version_of
+from ..install import install_command
 from ..limited import Answer, LimitedProgram
 from ..text import ChatFormat, Tokenizer, ToolChoice
 from .structured import (
@@ -280,7 +281,7 @@ class GrammarCompiler:
             import llguidance
         except ImportError:
             needed = "JSON schemas, grammars and tools need the package llguidance"
-            raise InputError(f"{needed}; install it with: pip install 'shaderlm[structured]'") from None
+            raise InputError(f"{needed}; install it with: {install_command('structured')}") from None
         ends = self._tokenizer.stop_ids
         if not ends:
             raise InputError("this model has no token that ends a text; structured output needs one")
@@ -292,7 +293,7 @@ class GrammarCompiler:
             tokenizer = llguidance.LLTokenizer(wrapped, eos_token=sorted(ends))
         except TypeError:  # older versions take one token
             needed = f"JSON schemas, grammars and tools need a newer llguidance than {version_of('llguidance')}"
-            raise InputError(f"{needed}; install it with: pip install -U 'shaderlm[structured]'") from None
+            raise InputError(f"{needed}; install it with: {install_command('structured', upgrade=True)}") from None
         return _Guidance(tokenizer, ends, only_ends)
 
 

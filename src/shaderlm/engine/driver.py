@@ -125,6 +125,8 @@ class Engine:
     def _create_handle(self, request: Request, *, pulled: bool) -> Handle:
         """Checks it before it shares steps with others: what a step refuses would end them, too."""
         self._inbox.check_open()
+        if self._runner.forked:
+            self._runner.check_device()
         prompt, context = len(request.prompt_ids), self.context
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
@@ -458,6 +460,9 @@ class Engine:
 
     def close(self) -> None:
         """End all requests with an error, and let go of the cache. Waits for the token and masks that are awaited."""
+        if self._runner.forked:  # nobody gives back the locks that other threads had
+            self._inbox.closed = True
+            return
         with self._inbox.lock:
             self._inbox.closed = True
         self._masks.wake()

@@ -9,7 +9,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack, cast, overload
+from typing import Any, NoReturn, Unpack, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from ..errors import ContextSizeError, InputError, ModelError, ShaderlmError
 from ..models.config import Config
 from ..runtime.runner import Runner
 from ..text import ChatFormat, ChatTemplate, RenderLimits, Tokenizer, call_format, read_tools
+from ..text.chat import content_text
 from ..text.chat_output import END_OF_THINK, THINK
 from .completion import Completion
 from .constraints import GrammarCompiler
@@ -47,8 +48,16 @@ class LanguageModel:
     (`agenerate`, `astream`, `achat`, `astream_chat`).
     """
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, report: LoadReport) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        report: LoadReport,
+        sampling_defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """sampling_defaults: the model's own values of options, which hold where a call does not give others."""
         self._runner, self.tokenizer, self.report = runner, tokenizer, report
+        self.sampling_defaults: Mapping[str, Any] = sampling_defaults or {}
         self.engine = Engine(runner, tokenizer)
         self._grammars = GrammarCompiler(tokenizer, runner.config.vocabulary)
         self._render_limits = RenderLimits()
@@ -102,7 +111,8 @@ class LanguageModel:
         ignore_eos: go on after the model's end-of-turn token. parse_special: read the text of a special token, such
         as <|im_end|>, as that token; False reads it as plain text.
 
-        How tokens are sampled: temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off),
+        How tokens are sampled, by the model's own values (`sampling_defaults`) unless others are given: temperature
+        (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off),
         repetition_penalty (1: off), presence_penalty, frequency_penalty, logit_bias (token id → number that is added
         to its logit), seed (the same seed gives the same text). logprobs: report the log probability of each token and
         of this many alternatives.
@@ -126,9 +136,9 @@ class LanguageModel:
 
     def request(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Request:
         """What `generate` asks of the engine, checked."""
-        params = generation_params(options)
+        params = generation_params({**self.sampling_defaults, **options})
         if isinstance(prompt, str):
-            self._check_tokens(self.tokenizer.min_tokens(prompt), "at least ")
+            self._check_tokens(self.tokenizer.min_tokens(prompt), at_least=True)
             ids = self.tokenize(prompt, parse_special=params.parse_special)
         else:
             ids = token_ids("prompt", prompt, "a str or a list of token ids (whole numbers)")
@@ -147,6 +157,8 @@ class LanguageModel:
         self, messages: Messages | Sequence[Messages], **options: Unpack[ChatOptions]
     ) -> Completion | list[Completion]:
         """Answer a conversation: messages with "role" (system, user, assistant) and "content". Options as `generate`.
+
+        A content is a text, or a list of parts {"type": "text", "text": …}.
 
         Special tokens in the contents are plain text, unless parse_special=True; those of the template are tokens.
         A list of conversations gives a list of answers. They share steps and options.
@@ -172,7 +184,7 @@ class LanguageModel:
 
     def chat_request(self, messages: Messages, **options: Unpack[ChatOptions]) -> Request:
         """What `chat` asks of the engine, checked. Its `chat` takes the answer apart."""
-        chat, params = chat_params(options)
+        chat, params = chat_params({**self.sampling_defaults, **options})
         template = self._chat_template()
         choice = read_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
         tools = None if choice is None else chat.tools
@@ -185,7 +197,7 @@ class LanguageModel:
         # Some templates begin to think for the model, or end that at once.
         begun = text.rstrip().endswith(THINK)
         if final:
-            last = str(messages[-1].get("content"))
+            last = str(content_text(messages[-1].get("content")))
             begun = begun or last.rfind(THINK) > last.rfind(END_OF_THINK)
         names = frozenset[str]() if choice is None else frozenset(tool.name for tool in choice.tools)
         output = ChatFormat(calls, names, reasoning=thinks and chat.reasoning, thinking=begun)
@@ -233,7 +245,7 @@ class LanguageModel:
         else:
             text, mark = template.render_marked(messages, self.tokenizer.special_tokens, **rendering)
         if not may_be_long:
-            self._check_tokens(self.tokenizer.min_tokens(text.replace(mark, "") if mark else text), "at least ")
+            self._check_tokens(self.tokenizer.min_tokens(text.replace(mark, "") if mark else text), at_least=True)
         return text, self._with_bos(self.tokenizer.encode_marked(text, mark)) if mark else self.tokenize(text)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -244,9 +256,9 @@ class LanguageModel:
         ids = self.tokenizer.encode(text, parse_special=parse_special)
         return self._with_bos(ids) if add_special else ids
 
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
-        return self.tokenizer.decode(token_ids("ids", ids))
+    def detokenize(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of token ids. skip_special: leave out special tokens, such as <|im_end|>."""
+        return self.tokenizer.decode(token_ids("ids", ids), skip_special=skip_special)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after each of these tokens, [T, vocabulary]."""
@@ -289,6 +301,11 @@ class LanguageModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a LanguageModel cannot be pickled or copied: it has a device and threads; load it in each process"
+        )
 
     def __repr__(self) -> str:
         return f"<LanguageModel {self.report.name} on {self.report.device}>"
@@ -341,13 +358,15 @@ class LanguageModel:
             keep_cache=params.cache_prompt,
         )
 
-    def _check_tokens(self, tokens: int, at_least: str = "") -> None:
+    def _check_tokens(self, tokens: int, *, at_least: bool = False) -> None:
         """Does a prompt of so many tokens fit?"""
         context, limit = self.config.context, self.report.max_context
         if tokens > context:
             longer = f"raise context= (up to {limit:,})" if context < limit else "use a model with a longer context"
-            holds = f"the prompt has {at_least}{tokens:,} tokens, the context holds {context:,}"
-            raise ContextSizeError(f"{holds}. Shorten the prompt, or {longer}", tokens, context)
+            number = f"at least {tokens:,}" if at_least else f"{tokens:,}"
+            holds = f"the prompt has {number} tokens, the context holds {context:,}"
+            sizes: dict[str, Any] = {"at_least": at_least, "max_context": limit}
+            raise ContextSizeError(f"{holds}. Shorten the prompt, or {longer}", tokens, context, **sizes)
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         vocabulary = self.tokenizer.vocabulary

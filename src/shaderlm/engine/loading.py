@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import DeviceError, InputError
 from ..formats.checkpoint import Checkpoint
 from ..formats.convert import device_format, rows_for_device
-from ..formats.find import find
+from ..formats.find import find, shown_name
 from ..formats.opening import open_checkpoint
 from ..formats.quantize import check_kind, quantized_copy
 from ..gpu import Array, Backend, Device, begin_opening, open_device, preferred_adapter
@@ -30,6 +30,7 @@ from ..runtime.numpy_runner import NumpyRunner
 from ..text import Vocabulary, check_vocabulary
 from .language_model import LanguageModel
 from .report import LoadReport
+from .sampling import sampling_of_file
 from .tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]  # what is copied, bytes done, bytes in total
@@ -102,11 +103,13 @@ def load_with(
     fusions: Sequence[str] | None = None,
     cache: str | None = None,
     measure: bool = False,
+    on_vocabulary: Callable[[int], None] | None = None,
 ) -> LanguageModel:
-    """`load` with more arguments, for servers, tests and comparisons.
+    """`load` with more arguments, for servers, tests, comparisons and the command line.
 
     measure: time kernels for shapes that were never timed here, for at most 2 s, and keep the results.
     fusions: names of those to apply (default: all on a device, none in NumPy). cache: "f32" or "f16" keys and values.
+    on_vocabulary: called with the size of the vocabulary before weights are copied; what it raises ends the load.
     """
     if cache not in (None, "f32", "f16"):
         raise InputError(f"cache must be 'f32' or 'f16', got {cache!r}")
@@ -116,6 +119,7 @@ def load_with(
     if not isinstance(device, Device):
         begin_opening(device, backend)  # drivers take up to a second to start
     path = find(model, progress)
+    name = shown_name(model, path)
     if quantize is not None:
         path = quantized(path, quantize, progress, ignore_keys)
     started = time.perf_counter()
@@ -125,6 +129,8 @@ def load_with(
         kind = architecture_of(file)
         vocabulary = Vocabulary.from_metadata(file.metadata)
         check_vocabulary(vocabulary)  # before weights are copied
+        if on_vocabulary is not None:
+            on_vocabulary(len(vocabulary.tokens))
         building = pool.submit(Tokenizer, vocabulary)
         model_context = read_config(kind, file, ignore_keys).context
         check_context(context, model_context)
@@ -149,8 +155,10 @@ def load_with(
             limit = runner.config.context
             change = f"from {config.context:,} to {limit:,} tokens"
             _log.warning("the context is reduced %s: a longer cache does not fit one binding of this device", change)
-        report = _report(file, runner.config, runner.report(), backend_of(target), limit, time.perf_counter() - started)
-    return LanguageModel(runner, tokenizer, report)
+        seconds = time.perf_counter() - started
+        report = _report(name, file, runner.config, runner.report(), backend_of(target), limit, seconds)
+        sampling = sampling_of_file(file.metadata)
+    return LanguageModel(runner, tokenizer, report, sampling)
 
 
 def quantized(path: Path, kind: str, progress: Progress | None, ignore_keys: Collection[str]) -> Path:
@@ -239,9 +247,12 @@ def check_context(context: Any, limit: int) -> None:
         raise InputError(f"context must be a whole number from 1 to the model's {limit:,}, got {context!r}")
 
 
-def _report(file: Checkpoint, config: Config, ran: Any, backend: str, max_context: int, seconds: float) -> LoadReport:
+def _report(
+    name: str, file: Checkpoint, config: Config, ran: Any, backend: str, max_context: int, seconds: float
+) -> LoadReport:
     return LoadReport(
-        name=str(file.metadata.get("general.name") or file.path.stem),
+        name=name,
+        own_name=str(file.metadata.get("general.name") or ""),
         path=file.path,
         file_bytes=file.size,
         tensor_bytes=sum(info.nbytes for info in file.tensors.values()),

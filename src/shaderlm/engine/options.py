@@ -45,7 +45,8 @@ class GenerationOptions(TypedDict, total=False):
     """Read the text of a special token, such as <|im_end|>, as that token (default: True; in a chat False). With False
     it is plain text; in a chat that holds for the messages' contents, not for the template around them."""
     temperature: float
-    """0 (default): greedy, the most likely token. Larger values sample more evenly."""
+    """0 (default): greedy, the most likely token. Larger values sample more evenly. Of this option and the next ones up
+    to repetition_penalty, the default is the model's own value, if it has one (`LanguageModel.sampling_defaults`)."""
     top_k: int
     """Sample from the k most likely tokens (default: 0, all)."""
     top_p: float

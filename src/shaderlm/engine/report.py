@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..gpu.caps import size
+
 
 def counted(parameters: int) -> str:
     """In thousands, millions or billions."""
@@ -17,7 +19,7 @@ def counted(parameters: int) -> str:
 class LoadReport:
     """What was loaded, onto which device, for `--verbose` and for Python."""
 
-    name: str
+    name: str  # what it was loaded by; of a path, the name of the file or folder
     path: Path
     file_bytes: int
     architecture: str
@@ -31,15 +33,17 @@ class LoadReport:
     seconds: float
     tensor_bytes: int = 0  # of all tensors, in the formats of the file
     backend: str = ""  # the implementation of WebGPU, and why it was taken
+    own_name: str = ""  # what the file says
     max_context: int = 0  # the largest `context=` that the model takes on this device; 0: not known
 
     def lines(self) -> list[str]:
         """The report in a few lines."""
+        own = f'; its file says "{self.own_name}"' if self.own_name not in ("", self.name) else ""
         types = ", ".join(f"{count} {kind}" for kind, count in self.types.items())
         lines = [
-            f"model    {self.name} ({self.architecture}, {counted(self.parameters)} parameters)",
-            f"file     {self.path} ({self.file_bytes / 1e6:.1f} MB; tensors: {types})",
-            f"device   {self.device}; weights {self.weight_bytes / 1e6:.1f} MB, cache {self.cache}, {self.precision}",
+            f"model    {self.name} ({self.architecture}, {counted(self.parameters)} parameters{own})",
+            f"file     {self.path} ({size(self.file_bytes)}; tensors: {types})",
+            f"device   {self.device}; weights {size(self.weight_bytes)}, cache {self.cache}, {self.precision}",
             f"context  {self.context:,} tokens",
             f"loaded   in {self.seconds:.2f} s",
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import secrets
 from collections.abc import Mapping
@@ -16,6 +17,13 @@ from ..graph.sampling import MAX_LOGPROBS
 from ..runtime.sampler_settings import SamplerSettings
 
 MAX_U32 = (1 << 32) - 1
+# Options that a file may have its own values for, and its keys after general.sampling.
+_OF_FILES = {
+    "temperature": "temp",
+    "repetition_penalty": "penalty_repeat",
+    **{name: name for name in ("top_k", "top_p", "min_p")},
+}
+_log = logging.getLogger("shaderlm")
 
 
 def _number(name: str, value: Any, minimum: float, maximum: float, expected: str) -> float:
@@ -107,3 +115,18 @@ def settings_of(params: SamplingParams) -> SamplerSettings:
     bias = tuple(sorted(params.logit_bias.items()))
     plain = (params.temperature, params.top_k, params.top_p, params.min_p)
     return SamplerSettings(*plain, seed, *penalties, bias, params.logprobs)
+
+
+def sampling_of_file(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values that a model wants to be sampled with. A wrong one is named, and not used."""
+    values = {}
+    for name, suffix in _OF_FILES.items():
+        key = f"general.sampling.{suffix}"
+        value = metadata.get(key)
+        if value is not None:
+            try:
+                checked = getattr(SamplingParams(**{name: value}), name)
+                values[name] = float(f"{checked:.7g}") if isinstance(checked, float) else checked  # GGUF has f32
+            except InputError as problem:
+                _log.warning("%s of the model is not used: %s", key, problem)
+    return MappingProxyType(values)

@@ -38,6 +38,26 @@ def find(model: str | os.PathLike[str] | None, progress: Progress | None = None)
     return _local(text, typed=isinstance(model, str))
 
 
+def shown_name(model: str | os.PathLike[str] | None, path: Path) -> str:
+    """The name of a model wherever one is shown: what it was asked for by; of a path, the file's without its ending.
+
+    `path` is what `find` made of it. A folder has no ending, though there may be a dot in its name.
+    """
+    from .folder import name_of
+
+    if is_remote(model):
+        return EMBEDDED if model is None else os.fspath(model)
+    return name_of(path.resolve()) if path.is_dir() else path.stem
+
+
+def is_remote(model: str | os.PathLike[str] | None) -> bool:
+    """May it have to be fetched? Otherwise it is a path, or a quantised copy."""
+    if model is None or model == EMBEDDED:
+        return True
+    text = os.fspath(model)
+    return text.startswith(hub.PREFIX) or (text in SHORT_NAMES and not Path(text).exists())
+
+
 # Paths ---------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from .folder_matrices import Matrix, by_kind, part_of, stored, transposed
 from .folder_models import ModelType, TensorSplit
 from .folder_quantised import quantised_matrices
 from .folder_tokenizer import FILES as TOKENIZER_FILES
-from .folder_tokenizer import MODEL_CONFIG, read_config, tokenizer_metadata
+from .folder_tokenizer import MODEL_CONFIG, read_config, sampling_metadata, tokenizer_metadata
 from .gguf_header import TensorInfo
 from .row_order import paired_rows
 from .safetensors import INDEX, Safetensors
@@ -84,7 +84,8 @@ class Folder(Checkpoint):
                 raise ModelError(f"{where}: vocab_size is {config.vocabulary:,}, the embedding matrix is {list(shape)}")
             tokens = tokenizer_metadata(path, config.vocabulary)
             name = {"general.name": name_of(path.resolve())}
-            return cls(path, files, {**config.metadata, **name, **tokens}, sources, config.tensors)
+            about = {**config.metadata, **name, **sampling_metadata(path), **tokens}
+            return cls(path, files, about, sources, config.tensors)
         except BaseException:
             files.close()
             raise

@@ -105,10 +105,10 @@ WEBGPU_DEFAULT = DeviceCaps(
 
 
 def size(nbytes: int) -> str:
-    """Bytes in the largest whole-ish unit."""
+    """Bytes in the largest unit with a whole number of them. Units are decimal, as those of downloads and disks are."""
     value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if value == int(value) or unit in ("B", "KiB") else f"{value:.1f} {unit}"
-        value /= 1024
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if value == int(value) or unit in ("B", "kB") else f"{value:.1f} {unit}"
+        value /= 1000
     raise AssertionError

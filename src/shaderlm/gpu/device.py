@@ -96,7 +96,7 @@ class Device:
 
     def close(self) -> None:
         """Give everything back: buffers, pipelines, what is recorded. Waits for the GPU. Twice is as good as once."""
-        if not self._queue.closed:
+        if not self._queue.closed and not self.forked:
             self._close_pools()
             self._queue.closed = True
             self._native.close()
@@ -105,6 +105,15 @@ class Device:
     def usable(self) -> bool:
         """Neither closed nor lost."""
         return not self._queue.closed and self._native.lost is None
+
+    @property
+    def forked(self) -> bool:
+        """Was it opened by another process, which this one is a fork of?"""
+        return self._queue.forked
+
+    def check(self) -> None:
+        """Closed, lost, and opened by another process: these are DeviceErrors."""
+        self._queue.check()
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:

@@ -36,6 +36,9 @@ def open_device(
     adapter and implementation, until it is closed or lost; then the next call opens a new one.
     """
     checked(backend)
+    for shared in list(_open.values()):
+        if shared.forked:  # the driver was started in another process: asking it for adapters may take for ever
+            shared.check()
     if without or limits:
         from .device import Device
 

@@ -383,8 +383,20 @@ class GpuSteps(Runner):
             return self._buffers["tokens"], 4 * MAX_SEQUENCES
         return self._buffers["logprobs"], REPORT * bucket(len(requests))  # the same for all counts of a bucket
 
+    @property
+    def forked(self) -> bool:
+        """Is this another process than the one that opened the device?"""
+        return self.device.forked
+
+    def check_device(self) -> None:
+        """A device that is closed, lost or of another process is a DeviceError."""
+        self.device.check()
+
     def close(self) -> None:
         """Give all memory back."""
+        if self.forked:  # it is the other process's, and so are the threads
+            self.closed = True
+            return
         with self.lock:
             self.closed = True
             for decode in list(self._decodes):

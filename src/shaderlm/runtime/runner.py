@@ -182,6 +182,14 @@ class Runner(ABC):
         """Not closed, and its device is not lost."""
         return not self.closed
 
+    @property
+    def forked(self) -> bool:
+        """Has it a device, and is this another process than the one that opened it?"""
+        return False
+
+    def check_device(self) -> None:  # noqa: B027 (without a device there is nothing to check)
+        """A device that is closed, lost or of another process is a DeviceError."""
+
     def warm_up(self) -> None:  # noqa: B027 (a runner that compiles nothing has nothing to do)
         """Make whatever steps may want, for servers. Nothing where nothing is compiled."""
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine import LanguageModel, Request
-from .errors import unsupported
+from ..text import ChatTemplate
+from ..text.chat import join_parts
+from .errors import ApiError
 from .served import ServedModel
 from .types.anthropic import TextBlock
 from .types.common import ConversationFields
@@ -28,6 +30,7 @@ class Conversation:
 
     def request(self, served: ServedModel, options: Mapping[str, Any], *, reasoning: bool = True) -> Request:
         """What the engine runs. It says how its answer is told apart, too."""
+        _template_of(served.model)
         return served.model.chat_request(
             self.messages,
             tools=self.tools or None,
@@ -45,14 +48,19 @@ class Conversation:
 
     def ids(self, model: LanguageModel) -> list[int]:
         """Its tokens."""
+        _template_of(model)
         return model.chat_ids(self.messages, template_kwargs=self.template_kwargs, **self._rendering())
 
     def text(self, model: LanguageModel) -> str:
         """Its text, for whoever wants to see it."""
-        template = model.chat_template
-        if template is None:
-            raise unsupported("messages", "this model has no chat template; use /v1/completions")
-        return template.render(self.messages, kwargs=self.template_kwargs, **self._rendering())
+        return _template_of(model).render(self.messages, kwargs=self.template_kwargs, **self._rendering())
+
+
+def _template_of(model: LanguageModel) -> ChatTemplate:
+    if model.chat_template is None:
+        instead = "use /v1/completions, or start the server with --chat-template"
+        raise ApiError(400, f"this model has no chat template; {instead}", param="messages")
+    return model.chat_template
 
 
 def function_tool(**fields: Any) -> dict[str, Any]:
@@ -67,7 +75,7 @@ def named_tool(name: str) -> dict[str, Any]:
 
 def join_text(content: str | Sequence[TextPart | InputPart | TextBlock]) -> str:
     """The text of a content that may come in parts."""
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+    return content if isinstance(content, str) else join_parts(part.text for part in content)
 
 
 def template_kwargs(body: ConversationFields, effort: str | None) -> dict[str, Any]:

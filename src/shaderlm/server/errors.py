@@ -87,15 +87,7 @@ def api_error(
     if isinstance(problem, ApiError):
         return problem
     if isinstance(problem, ContextSizeError):
-        return ApiError(
-            400,
-            f"the prompt has {problem.prompt_tokens:,} tokens, the context holds {problem.context:,}; shorten the "
-            "prompt, or start the server with a larger --ctx-size",
-            kind="exceed_context_size_error",
-            param=_PROMPT_FIELDS.get(path, "prompt"),
-            prompt_tokens=problem.prompt_tokens,
-            context=problem.context,
-        )
+        return _too_long(problem, path)
     if isinstance(problem, UnavailableError):  # it speaks to Python's users
         return unavailable(ENDING)
     if isinstance(problem, QueueFullError):
@@ -107,6 +99,24 @@ def api_error(
     if isinstance(problem, InputError) or (phase == "request" and isinstance(problem, ModelError)):
         return ApiError(400, str(problem), param=_field(str(problem)))
     return ApiError(500, "the server failed while it answered; its log has the reason")
+
+
+def _too_long(problem: ContextSizeError, path: str) -> ApiError:
+    tokens, context, limit = problem.prompt_tokens, problem.context, problem.max_context
+    number = f"at least {tokens:,}" if problem.at_least else f"{tokens:,}"
+    longer = "use a model with a longer one"
+    if context < limit:
+        longer = f"start the server with a larger --ctx-size (up to {limit:,})"
+    elif not limit:
+        longer = "start the server with more --kv-memory"
+    return ApiError(
+        400,
+        f"the prompt has {number} tokens, the context holds {context:,}; shorten the prompt, or {longer}",
+        kind="exceed_context_size_error",
+        param=_PROMPT_FIELDS.get(path, "prompt"),
+        prompt_tokens=tokens,
+        context=context,
+    )
 
 
 _FIELD = re.compile(r"(?:a token(?: id)? of )?([a-z]+(?:_[a-z]+)*)\b")

@@ -41,7 +41,7 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)  # 0 is not false
 
 
-# What a request that says nothing gets, by family: each one's own defaults.
+# What a request that says nothing gets, by family, unless the model has values of its own.
 OPENAI_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0}
 LLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
@@ -56,7 +56,8 @@ _OPTIONS = (
 def options_of(body: SamplingFields, served: ServedModel, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `LanguageModel.request`, without the length and the report of log probabilities."""
     check_supported(body)
-    options = {**defaults, **{name: getattr(body, name) for name in _OPTIONS if getattr(body, name) is not None}}
+    given = {name: getattr(body, name) for name in _OPTIONS if getattr(body, name) is not None}
+    options = {**defaults, **served.model.sampling_defaults, **given}
     if body.repeat_penalty is not None:
         if body.repetition_penalty not in (None, body.repeat_penalty):
             message = "repeat_penalty and repetition_penalty differ; give one of them"

@@ -182,8 +182,7 @@ def detokenize(served: ServedModel, body: types.DetokenizeRequest) -> types.Deto
     model = served.model
     if body.tokens:
         model.runner.check_ids(body.tokens)
-    raw = b"".join(model.tokenizer.piece(token) for token in body.tokens)
-    return types.DetokenizeResponse(raw.decode(errors="replace"))
+    return types.DetokenizeResponse(model.detokenize(body.tokens))
 
 
 def props(served: ServedModel) -> types.Props:
@@ -191,7 +190,8 @@ def props(served: ServedModel) -> types.Props:
     model = served.model
     vocabulary, template = model.tokenizer.vocabulary, model.chat_template
     special = ["" if token is None else vocabulary.tokens[token] for token in (vocabulary.bos, vocabulary.eos)]
-    default = model.request([0], max_tokens=max_tokens(served), **LLAMA_DEFAULTS)
+    sampling = {**LLAMA_DEFAULTS, **model.sampling_defaults}
+    default = model.request([0], max_tokens=max_tokens(served), **sampling)
     return types.Props(
         default_generation_settings=types.DefaultSettings(served.context, settings_of(default)),
         total_slots=slot_count(served),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..engine import LanguageModel
-from ..engine.report import LoadReport
 from ..version import __version__
 from .errors import ApiError
 from .limits import Limits
@@ -32,12 +31,13 @@ class ServedModel:
     @property
     def name(self) -> str:
         """What responses and the list of models say."""
-        return self.names[0] if self.names else _file_name(self.model.report)
+        return self.names[0] if self.names else self.model.report.name
 
     def check_name(self, name: str | None) -> None:
         """A request for another model is a 404. A request that names none is for this one."""
         report = self.model.report
-        known = self.names or (_file_name(report), report.path.name, str(report.path), report.name, self.source)
+        path = report.path
+        known = self.names or (report.name, report.own_name, self.source, path.stem, path.name, str(path))
         if name is not None and name not in known:
             raise ApiError(404, f"the model {name!r} is not served here; there is {self.name!r}", param="model")
 
@@ -45,8 +45,3 @@ class ServedModel:
     def context(self) -> int:
         """The most tokens of a prompt and its answer together."""
         return self.model.engine.context
-
-
-def _file_name(report: LoadReport) -> str:
-    """Of a file without its ending. A folder has none, though there may be a dot in its name."""
-    return report.name if report.path.is_dir() else report.path.stem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,8 +36,16 @@ class ChatTemplate:
     is broken can still continue text.
     """
 
-    def __init__(self, source: object, *, bos: str = "", eos: str = "", limits: RenderLimits = RenderLimits()) -> None:
-        self.source, self._limits = source, limits
+    def __init__(
+        self,
+        source: object,
+        *,
+        bos: str = "",
+        eos: str = "",
+        limits: RenderLimits = RenderLimits(),
+        name: str = "the chat template of this model",
+    ) -> None:
+        self.source, self._limits, self._name = source, limits, name
         self._special = {"bos_token": bos, "eos_token": eos}
 
     def render(
@@ -51,6 +59,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt for a conversation: messages with "role" (system, user, assistant, tool) and "content".
 
+        A content is a text, or a list of parts {"type": "text", "text": …}, which are lines.
         tools: descriptions of functions in OpenAI's form; those that the template cannot show go to the system message.
         continue_final_message: the prompt ends within the last message, which the model goes on with. kwargs: further
         variables of the template, such as enable_thinking.
@@ -79,7 +88,7 @@ class ChatTemplate:
 
         So the template's own special tokens can be told from text of a request (`Tokenizer.encode_marked`).
         """
-        _check(messages)
+        messages = _text_messages(messages)
         reserved = {"messages", "add_generation_prompt", "tools", "documents", *self._special}
         clashes = sorted(reserved & set(kwargs or ()))
         if clashes:
@@ -141,22 +150,43 @@ class ChatTemplate:
             "memory": "needs too much memory",
             "ended": "ends the process that renders it",
         }
-        raise ModelError(f"the chat template of this model {problems[kind]}")
+        raise ModelError(f"{self._name} {problems[kind]}")
 
 
-def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+def join_parts(parts: Iterable[str]) -> str:
+    """The text of a content that comes in parts."""
+    return "\n".join(parts)
+
+
+def content_text(content: Any, where: str = "a message") -> Any:
+    """A content in parts, as OpenAI writes it, as one text. Everything else is left as it is."""
+    if not isinstance(content, (list, tuple)):
+        return content
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            expected = '{"type": "text", "text": …}; models take text alone'
+            raise InputError(f"chat: a part of the content of {where} must be {expected}, got {reprlib.repr(part)}")
+    return join_parts(part["text"] for part in content)
+
+
+def _text_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Messages whose contents are texts. What is no message is an InputError."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise InputError(f"chat: messages must be a list of messages, got {type(messages).__name__}")
     if not messages:
         raise InputError("chat: messages must hold at least one message, got none")
+    checked: list[Mapping[str, Any]] = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             role = message.get("role") if isinstance(message, Mapping) else type(message).__name__
             raise InputError(f"chat: message {i} must have a role of {', '.join(ROLES)}; got {role!r}")
-        content = message.get("content")
+        content = content_text(message.get("content"), f"message {i}")
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise InputError(f"chat: message {i} must have a content that is a str, got {content!r}")
         _check_calls(i, message.get("tool_calls"))
+        checked.append(message if content is message.get("content") else {**message, "content": content})
+    return checked
 
 
 def _check_calls(i: int, calls: Any) -> None:

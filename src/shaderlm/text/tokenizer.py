@@ -166,15 +166,17 @@ class Tokenizer:
         except UnicodeDecodeError:
             return list(raw)
 
-    def decode(self, ids: Iterable[int], *, clean_spaces: bool = False) -> str:
-        """The text of token ids, special tokens left out. Broken UTF-8 becomes U+FFFD.
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False, clean_spaces: bool = False) -> str:
+        """The text of token ids. Broken UTF-8 becomes U+FFFD.
 
-        clean_spaces: take out spaces before punctuation and within contractions, for text of models that were trained
-        on words with spaces between them. The text then no longer has the same ids.
+        skip_special: leave out special tokens, such as <|im_end|>. clean_spaces: take out spaces before punctuation and
+        within contractions, for text of models that were trained on words with spaces between them. The text then no
+        longer has the same ids.
         """
         if not isinstance(ids, Iterable):
             raise InputError(f"decode: ids must be a list of token ids, got {type(ids).__name__}")
-        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        bytes_of = self.token_bytes if skip_special else self.piece
+        text = b"".join(map(bytes_of, ids)).decode("utf-8", errors="replace")
         # The space that was put before the first word when it was encoded.
         text = text[1:] if self.vocabulary.add_space_prefix and text.startswith(" ") else text
         for spaced in _SPACED if clean_spaces else ():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..engine.loading import FileSource, config_of_file, quantized
-from ..formats.find import find
+from ..formats.find import find, shown_name
 from ..formats.opening import open_checkpoint
 from ..formats.quantize import check_kind
 from ..models.architecture import Architecture
@@ -45,6 +45,7 @@ def opened(
     if quantize is not None:
         check_kind(quantize)
     path = find(model, progress)
+    name = shown_name(model, path)
     if quantize is not None:
         path = quantized(path, quantize, progress, ignore_keys)
     with open_checkpoint(path) as file, file.named_in_errors():
@@ -52,5 +53,4 @@ def opened(
         config = config_of_file(kind, file, context, dense=False, ignore_keys=ignore_keys)
         tokenizer = Tokenizer(Vocabulary.from_metadata(file.metadata))
         types = Counter(info.kind for info in file.tensors.values())
-        name = str(file.metadata.get("general.name") or file.path.stem)
         yield WebModel(name, kind, config, FileSource(file), tokenizer, dict(types.most_common()))

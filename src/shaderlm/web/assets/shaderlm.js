@@ -814,7 +814,7 @@ class Runner {
     problem = (await this.orFailure(this.device.popErrorScope())) ?? problem;
     if (!problem) return made;
     for (const buffer of made) buffer.destroy();
-    const needs = `${what} needs ${(sizes.reduce((sum, size) => sum + size, 0) / 2 ** 20).toFixed(0)} MiB`;
+    const needs = `${what} needs ${(sizes.reduce((sum, size) => sum + size, 0) / 1e6).toFixed(0)} MB`;
     throw outOfMemory(`${needs} of GPU memory, which this device does not have`, problem);
   }
 

@@ -1,0 +1,89 @@
+"""What every command does with its arguments before it runs, and how a process begins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from shaderlm.gpu import WEBGPU_DEFAULT, Adapter
+
+from .command_line import shaderlm
+
+# The command line is interrupted while its modules are imported.
+_INTERRUPTED = """
+import importlib.abc, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "shaderlm.cli":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from shaderlm.__main__ import main
+main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_ctrl_c_during_imports_prints_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("generate", "x", "-ngl", 99), "No such option: -ngl. (A value follows after a space: -n gl)"),
+        (("generate", "x", "-hx"), "No such option: -hx"),
+        (("generate", "x", "-fa"), "No such option: -fa. (A value follows after a space: -f a)"),
+        (("serve", "-cb"), "No such option: -cb"),
+        (("bench", "-fa", 1), "No such option: -fa"),
+        (("bench", "serve", "-ngl", 99), "No such option: -ngl"),
+    ],
+)
+def test_an_unknown_short_option_is_named(arguments: tuple[object, ...], words: str) -> None:
+    done = shaderlm(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert f"Error: {words}" in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-n5",), ("-n", "5", "--stop", "-xyz"), ("-vn", "5"), ("-t.5",), ("--", "-abc")]
+)
+def test_short_options_with_values(arguments: tuple[str, ...]) -> None:
+    """They get as far as the model, which is not there."""
+    words = [] if "--" in arguments else ["x"]
+    done = shaderlm("generate", *words, "-m", "none.gguf", *arguments)
+    assert (done.code, done.err) == (
+        1,
+        "shaderlm: none.gguf does not exist; expected a .gguf file or a Hugging Face folder\n",
+    )
+
+
+@pytest.mark.parametrize("name", ["-c", "--context", "--ctx-size"])
+@pytest.mark.parametrize(
+    "command", ["generate x", "chat", "batch x -o y", "export-web x y", "info", "serve", "bench serve"]
+)
+def test_the_context_has_the_same_names_everywhere(command: str, name: str) -> None:
+    done = shaderlm(*command.split(), name, 0)
+    assert done.code == 2
+    assert "0 is not in the range x>=1" in done.err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="arguments are text there")
+def test_arguments_that_are_not_utf8() -> None:
+    done = shaderlm("generate", os.fsdecode(b"caf\xe9"), "-m", "none.gguf")
+    assert (done.code, done.out) == (2, "")
+    assert "Arguments must be UTF-8, got b'caf\\xe9'." in done.err
+
+
+def test_a_terminal_that_tells_no_width_has_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shaderlm.gpu.adapters", lambda: [Adapter(WEBGPU_DEFAULT, Any)])  # type: ignore[arg-type]
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "workgroup memory" in shaderlm("devices").out
