@@ -1,4 +1,4 @@
-// The head of the page: which model answers, whether it can, and what is known of it.
+// What the page says of the model: which one answers, whether it can, what is known of it, and how full its context is.
 
 import { byId, make } from "./dom.js";
 
@@ -21,6 +21,17 @@ export function showInfo(rows) {
 }
 
 export const count = (n) => n.toLocaleString("en");
+
+const NEARLY_FULL = 0.85;
+
+/** How full the context was after the last answer of these messages. */
+export function showContext(messages) {
+  const { used, context } = messages.findLast(({ figures }) => figures?.used)?.figures ?? {};
+  byId("context").hidden = !context;
+  if (!context) return;
+  Object.assign(byId("context-meter"), { max: context, high: NEARLY_FULL * context, value: used });
+  byId("context-text").textContent = `${count(Math.min(used, context))} of ${count(context)} tokens`;
+}
 
 /** 46 kB, 4.2 MB, 96 MB, 4.7 GB. */
 export function bytesText(n) {
