@@ -478,7 +478,7 @@ def test_what_is_sent_of_a_conversation(show: Show) -> None:
         {"role": "assistant", "content": "c", "thoughts": "t"},
         {"role": "user", "content": "d"},
     ]
-    sent = browser.run(f"import('/assets/answer.js').then(m => m.turns({json.dumps(messages)}, 'be kind'))")
+    sent = browser.run(f"import('/assets/context.js').then(m => m.turns({json.dumps(messages)}, 'be kind'))")
     assert [(each["role"], each["content"]) for each in sent] == [
         ("system", "be kind"),
         ("user", "a\n\nb"),
@@ -560,7 +560,9 @@ def test_the_oldest_turns_are_left_out_of_a_full_context(show: Show, speaker: Sp
                 counted = http.post("/v1/messages/count_tokens", json={"model": "tiny-chat", **body}).json()["input_tokens"]
             used = counted + int(texts(browser, ".figures")[0].split()[-2])
             assert texts(browser, "#context-text") == [f"{used} of {CONTEXT} tokens"]
-            assert browser.run("(n => [n.value, n.max])(document.querySelector('meter'))") == [used, CONTEXT]
+            meter = browser.run("""(n => [n.ariaValueNow, n.ariaValueMax, n.firstElementChild.getBoundingClientRect().width
+                / n.getBoundingClientRect().width])(document.getElementById("context-meter"))""")
+            assert meter == [str(used), str(CONTEXT), pytest.approx(used / CONTEXT, abs=0.01)]
     assert texts(browser, ".problem") == []
     notes = texts(browser, ".left-out")
     assert notes
@@ -815,24 +817,23 @@ TITLED = {
     "id": "titled",
     "updated": 2,
     "settings": {},
-    "messages": [{"role": "user", "content": "Why is the sky blue at noon?"}, {"role": "assistant", "content": "Air."}],
+    "messages": [{"role": "user", "content": "Why is the sky blue at noon, and red at sunset?"}, {"role": "assistant", "content": "Air."}],
 }
 
 
 @pytest.mark.browser
 def test_a_title_takes_the_room_that_there_is(show: Show) -> None:
-    """The button that deletes takes some of it only where it is shown."""
+    """Two lines, beside the button that deletes."""
+    title = str(TITLED["messages"][0]["content"])  # type: ignore[index]
+    measured = """(() => {
+        const [text, drop] = ['.chat span', '.drop'].map(name => document.querySelector(`#list ${name}`));
+        const lines = Math.round(text.clientHeight / parseFloat(getComputedStyle(text).lineHeight));
+        const right = text.getBoundingClientRect().right - drop.getBoundingClientRect().left;
+        return [text.textContent, text.scrollHeight <= text.clientHeight + 1, lines, right <= 0];
+    })()"""
     browser = show(conversations=[TITLED], width=1280)
     browser.until(READY)
-    title = "(n => [n.scrollWidth <= n.clientWidth, n.title])(document.querySelector('#list .chat'))"
-    assert browser.run(title) == [True, TITLED["messages"][0]["content"]]  # type: ignore[index]
-    browser.hover("#list .chat")
-    beside = """(() => {
-        const [chat, drop] = ['.chat', '.drop'].map(name => document.querySelector(`#list ${name}`));
-        const end = chat.getBoundingClientRect().right - parseFloat(getComputedStyle(chat).paddingRight);
-        return [end <= drop.getBoundingClientRect().left, getComputedStyle(drop).opacity];
-    })()"""
-    assert browser.run(beside) == [True, "1"]
+    assert browser.run(measured) == [title, True, 2, True]
 
 
 @pytest.mark.browser
@@ -847,7 +848,7 @@ def test_the_header_of_a_narrow_window_has_two_lines(show: Show) -> None:
     browser.run(shown.replace("STATE", "ready"))
     assert browser.run(lines) == [1, 1]
     browser.run(shown.replace("STATE", "lost"))
-    assert browser.run(lines) == [1, 2]
+    assert browser.run(lines) == [1, 3]
 
 
 @pytest.mark.browser

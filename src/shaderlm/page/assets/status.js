@@ -29,8 +29,12 @@ export function showContext(messages) {
   const { used, context } = messages.findLast(({ figures }) => figures?.used)?.figures ?? {};
   byId("context").hidden = !context;
   if (!context) return;
-  Object.assign(byId("context-meter"), { max: context, high: NEARLY_FULL * context, value: used });
-  byId("context-text").textContent = `${count(Math.min(used, context))} of ${count(context)} tokens`;
+  const [meter, tokens] = [byId("context-meter"), Math.min(used, context)];
+  const text = `${count(tokens)} of ${count(context)} tokens`;
+  Object.assign(meter, { ariaValueMin: 0, ariaValueMax: context, ariaValueNow: tokens, ariaValueText: text });
+  meter.classList.toggle("high", tokens > NEARLY_FULL * context);
+  meter.firstElementChild.style.width = `${(100 * tokens) / context}%`;
+  byId("context-text").textContent = text;
 }
 
 /** 46 kB, 4.2 MB, 96 MB, 4.7 GB. */
