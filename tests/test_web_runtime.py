@@ -290,11 +290,11 @@ def test_a_first_question_waits_for_no_shader(fresh: Page) -> None:
     found = fresh.call(f"""{PROGRESS}
         const penalised = ask(question, {{ presence_penalty: 1 }});
         await new Promise((done) => setTimeout(done, 100));
-        const before = told.length;
+        const isWaiting = told.every(({{ stage, done, total }}) => stage === "compile" && done < total);
         window.gate.open();
-        return [before, await penalised, told.filter(({{ stage }}) => stage === "compile").at(-1)];
+        return [isWaiting, await penalised, told.filter(({{ stage }}) => stage === "compile").at(-1)];
     """)
-    assert found[:2] == [0, ["compile", "prompt"]]
+    assert found[:2] == [True, ["compile", "prompt"]]
     assert found[2]["done"] == found[2]["total"] > 1
     fresh.check()
 
@@ -328,8 +328,8 @@ def test_what_a_prompt_is_read_in_is_told(fresh: Page) -> None:
         await ask([...ids, 1, 2]);
         return [first, told.filter(({{ stage }}) => stage === "prompt")];
     """)
-    assert found[0] == [{"stage": "prompt", "done": done, "total": 700} for done in (0, 512)]
-    assert found[1] == [{"stage": "prompt", "done": 701, "total": 702}]
+    assert found[0] == [{"stage": "prompt", "done": done, "total": 700} for done in range(0, 700, 128)]
+    assert found[1] == [{"stage": "prompt", "done": 700, "total": 702}]
 
 
 def test_a_conversation_is_counted_as_it_is_asked(loaded: Callable[[str], Page], native: LanguageModel) -> None:
