@@ -246,7 +246,15 @@ SWATCHES = """(() => {
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_colours_of_a_legend_look_different(show: Show, scheme: str) -> None:
     """Also those of the host's parts, and of kernels that belong to no layer."""
-    kernels = ["embedding", "take_rows", "round_rows", "argmax_part", "sample_greedy", "rms_norm_vec4", "linear_gemv_int16"]
+    kernels = [
+        "embedding",
+        "take_rows",
+        "round_rows",
+        "argmax_part",
+        "sample_greedy",
+        "rms_norm_vec4",
+        "linear_gemv_int16",
+    ]
     kernels += ["attention_single_pass", "rope_kv_write", "silu_mul", "copy_vec4"]
     step = phase(layers=1)
     one = step["dispatches"][0]

@@ -557,7 +557,9 @@ def test_the_oldest_turns_are_left_out_of_a_full_context(show: Show, speaker: Sp
         if question is questions[0]:
             with server.client() as http:
                 body = {"system": "You are an owl.", "messages": [{"role": "user", "content": question}]}
-                counted = http.post("/v1/messages/count_tokens", json={"model": "tiny-chat", **body}).json()["input_tokens"]
+                counted = http.post("/v1/messages/count_tokens", json={"model": "tiny-chat", **body}).json()[
+                    "input_tokens"
+                ]
             used = counted + int(texts(browser, ".figures")[0].split()[-2])
             assert texts(browser, "#context-text") == [f"{used} of {CONTEXT} tokens"]
             meter = browser.run("""(n => [n.ariaValueNow, n.ariaValueMax, n.firstElementChild.getBoundingClientRect().width
@@ -566,7 +568,10 @@ def test_the_oldest_turns_are_left_out_of_a_full_context(show: Show, speaker: Sp
     assert texts(browser, ".problem") == []
     notes = texts(browser, ".left-out")
     assert notes
-    assert all(re.fullmatch(rf"The context of {CONTEXT} tokens is full: the oldest .* left out from here on\.", each) for each in notes)
+    assert all(
+        re.fullmatch(rf"The context of {CONTEXT} tokens is full: the oldest .* left out from here on\.", each)
+        for each in notes
+    )
     assert "You are an owl." in speaker.prompts[-1]
     assert questions[0] not in speaker.prompts[-1]
     assert questions[-2] in speaker.prompts[-1], "what fits stays"
@@ -577,7 +582,9 @@ def test_the_oldest_turns_are_left_out_of_a_full_context(show: Show, speaker: Sp
 def test_an_answer_that_fills_the_context(show: Show) -> None:
     browser = show()
     ask(browser, "endless")
-    assert texts(browser, ".figures")[0].endswith("Cut off: the context is full. The next message leaves out the oldest turns.")
+    assert texts(browser, ".figures")[0].endswith(
+        "Cut off: the context is full. The next message leaves out the oldest turns."
+    )
     assert texts(browser, "#context-text") == [f"{CONTEXT} of {CONTEXT} tokens"]
     assert ask(browser, "hello") == "Hello to you."
 
@@ -817,7 +824,10 @@ TITLED = {
     "id": "titled",
     "updated": 2,
     "settings": {},
-    "messages": [{"role": "user", "content": "Why is the sky blue at noon, and red at sunset?"}, {"role": "assistant", "content": "Air."}],
+    "messages": [
+        {"role": "user", "content": "Why is the sky blue at noon, and red at sunset?"},
+        {"role": "assistant", "content": "Air."},
+    ],
 }
 
 

@@ -368,7 +368,9 @@ def test_settings_that_the_runtime_has(show: Show) -> None:
     expected = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "max_tokens": 1024}
     assert sent == expected
     click(browser, "Settings")
-    shown = browser.run("['temperature', 'max_tokens'].map(name => document.querySelector(`[name=${name}]`).placeholder)")
+    shown = browser.run(
+        "['temperature', 'max_tokens'].map(name => document.querySelector(`[name=${name}]`).placeholder)"
+    )
     assert shown == ["0.8", "1024"]
     assert texts(browser, "label[for=schema]") == [], "the runtime knows no schemas"
     values = {"temperature": "0", "repeat_penalty": "1.1", "seed": "7", "stop": "a\nb", "top_k": "-1"}
@@ -429,7 +431,9 @@ def test_the_oldest_turns_are_left_out_of_a_full_context(show: Show) -> None:
     click(browser, "Edit")
     browser.run("document.activeElement.value = 'six'")
     browser.press("Enter", 13)
-    browser.until(f"[...document.querySelectorAll('article.assistant > .markdown')].at(-1).textContent.endsWith('six') && {DONE}")
+    browser.until(
+        f"[...document.querySelectorAll('article.assistant > .markdown')].at(-1).textContent.endsWith('six') && {DONE}"
+    )
     assert browser.complaints() == []
 
 

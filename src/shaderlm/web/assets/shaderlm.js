@@ -680,6 +680,7 @@ class Runner {
     this.capacity = 0; // positions that states and tables have room for
     this.failure = null; // why nothing can run any more
     this.waiting = new Set(); // who is told of it
+    this.idle = Promise.resolve(); // resolves when no answer is being generated
     this.failed = new Promise((resolve) => {
       this.fail = (error) => {
         this.failure ??= error;
@@ -757,9 +758,10 @@ class Runner {
     this.#compileRest([...bodies, ...heads]).catch(() => {}); // whoever wants a pipeline is told
   }
 
-  /** In the background, most wanted first. */
+  /** In the background, most wanted first. Where a CPU stands for the GPU, it would slow answers down: it waits for them. */
   async #compileRest(programs) {
     for (const hash of this.hashesOf(programs)) {
+      for (let idle = null; idle !== this.idle; ) await (idle = this.idle);
       if (this.failure) return;
       await this.pipeline(hash);
     }
@@ -1336,7 +1338,7 @@ class Model {
   async #takeTurn(signal) {
     const before = this.#turn;
     let release;
-    this.#turn = new Promise((resolve) => (release = resolve));
+    this.#turn = this.#runner.idle = new Promise((resolve) => (release = resolve));
     if (await abortedBefore(before, signal)) {
       before.then(release);
       return null;
