@@ -1,4 +1,4 @@
-"""JavaScript of the project in Node, with WebGPU as the npm package `webgpu` has it: Dawn, with SwiftShader as its GPU."""
+"""JavaScript of the project in Node, with the npm package `webgpu`: Dawn, and SwiftShader as its GPU."""
 
 from __future__ import annotations
 

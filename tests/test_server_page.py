@@ -562,8 +562,9 @@ def test_the_oldest_turns_are_left_out_of_a_full_context(show: Show, speaker: Sp
                 ]
             used = counted + int(texts(browser, ".figures")[0].split()[-2])
             assert texts(browser, "#context-text") == [f"{used} of {CONTEXT} tokens"]
-            meter = browser.run("""(n => [n.ariaValueNow, n.ariaValueMax, n.firstElementChild.getBoundingClientRect().width
-                / n.getBoundingClientRect().width])(document.getElementById("context-meter"))""")
+            meter = browser.run("""(n => [n.ariaValueNow, n.ariaValueMax,
+                n.firstElementChild.getBoundingClientRect().width / n.getBoundingClientRect().width]
+            )(document.getElementById("context-meter"))""")
             assert meter == [str(used), str(CONTEXT), pytest.approx(used / CONTEXT, abs=0.01)]
     assert texts(browser, ".problem") == []
     notes = texts(browser, ".left-out")

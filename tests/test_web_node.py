@@ -1,4 +1,4 @@
-"""shaderlm.js in Node (`--browser`): the example of docs/web.md, run many times, and words for people without a browser."""
+"""shaderlm.js in Node (`--browser`): the example of docs/web.md, run many times, and words for Node's users."""
 
 from __future__ import annotations
 

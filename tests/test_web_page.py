@@ -424,8 +424,8 @@ def test_the_oldest_turns_are_left_out_of_a_full_context(show: Show) -> None:
     assert texts(browser, ".left-out") == expected
     assert ask(browser, "five " * 60) == ""
     assert texts(browser, ".problem p") == [
-        "This message is longer than the model can read. It has 62 tokens, and 40 is the most. Shorten it: Edit changes "
-        "the message."
+        "This message is longer than the model can read. It has 62 tokens, and 40 is the most. "
+        "Shorten it: Edit changes the message."
     ]
     assert texts(browser, ".problem button") == [], "trying again changes nothing"
     click(browser, "Edit")

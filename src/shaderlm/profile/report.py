@@ -90,9 +90,10 @@ def summary(phase: Phase, roofline: Roofline) -> list[str]:
         )
     if phase.dispatches:
         count = len(phase.dispatches)
-        launching = count * roofline.dispatch_us
+        launches = counted(count, "dispatch", "dispatches")
+        total = count * roofline.dispatch_us
         lines.append(
-            f"  launch  {counted(count, 'dispatch', 'dispatches')} × {duration(roofline.dispatch_us)} = {duration(launching)}, "
+            f"  launch  {launches} × {duration(roofline.dispatch_us)} = {duration(total)}, "
             "which only fewer dispatches would save"
         )
     if phase.timestamped_us is not None and phase.gpu_us:
