@@ -18,6 +18,7 @@ from shaderlm.compile.roofline import Roofline
 from shaderlm.gpu import Device
 from shaderlm.gpu.tracer import WALL, Tracer
 from shaderlm.profile.files import Profile, read
+from shaderlm.profile.report import counted
 from shaderlm.runtime.gpu_runner import GpuDecode, GpuRunner
 
 from .command_line import Done, shaderlm
@@ -336,7 +337,7 @@ def test_ctrl_c_while_a_submission_is_recorded(grain: str, tiny: Path, device: D
     ended = subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8", timeout=120, check=False)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (130, "interrupted; what was measured is above")
     (phase,) = read(tmp_path / "a.json").phases
-    assert f"decode: 1 token per step, 0 in the cache before, {phase.steps} steps" in ended.stdout
+    assert f"decode: 1 token per step, 0 in the cache before, {counted(phase.steps, 'step')}\n" in ended.stdout
     # Steps of the interrupted pass that were read; how many more are submitted by then is the policy of the adapter.
     assert phase.steps in range(1, 6) if grain == "host" else phase.steps == 8
     assert (phase.gpu_us is None) == (grain == "host" or device.clock == WALL)

@@ -258,6 +258,15 @@ def test_a_summary_takes_the_busy_share_from_one_run() -> None:
     assert "its wall time differs: the machine had other work to do, or its clocks changed" in text
 
 
+def test_a_summary_of_one_step_that_is_almost_all_busy() -> None:
+    """2.04 ms of 6 s are idle: that is not 100.0 %."""
+    times = {"traced_wall_us": 6e6, "gpu_us": 6e6 - 2040.0, "gap_us": 2040.0}
+    text = "\n".join(summary(phase_of(timed("add", 60.0), steps=1, **times), ROOFS))
+    assert "in the cache before, 1 step\n" in text
+    assert "2.040 ms idle; busy for 99.9 % of" in text
+    assert "launch  1 dispatch × " in text
+
+
 @pytest.mark.parametrize(
     ("us", "text"),
     [(0.0, "0.000 µs"), (1.9, "1.900 µs"), (951.26, "951.3 µs"), (1194.0, "1.194 ms"), (13_280_834.0, "13.28 s")],

@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,67 @@ def test_figures_by_hand(show: Show) -> None:
     cells = ["k", "2", "40.0", "100 %", "20.0", "125", "5,025", "60 %", "16.0"]
     assert [cell.replace("\u00a0", " ") for cell in table(browser, "by-kernel")[0]] == cells
     assert browser.run("document.querySelector('#roofline .dot').classList.contains('hollow')"), "20 µs < 3 · 10 µs"
+
+
+@pytest.mark.browser
+def test_almost_all_is_not_all(show: Show) -> None:
+    """2 ms of 2 s are idle: the share of the rest is not 100 %."""
+    step = phase(layers=1, timestamps=True) | {"wall_us": 2e6, "traced_wall_us": 2e6, "gpu_us": 2e6 - 2040.0}
+    step |= {"gap_us": 2040.0, "steps": 1, "timeline": phase()["timeline"][:1]}
+    browser = show(profile(step))
+    assert texts(browser, "#headline .figure")[1] == "99.9\u00a0%GPU busy"
+    assert "2.04\u00a0ms" in " ".join(texts(browser, "#step .legend"))
+    assert "mean of 1 step" in texts(browser, "#headline")[0]
+    assert texts(browser, "#steps .lead")[0].startswith("1 step in the middle")
+
+
+# The colour of every swatch of a legend, in OKLab: how far two of them are from each other is how different they look.
+SWATCHES = """(() => {
+  const pen = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const lab = colour => {
+    pen.clearRect(0, 0, 1, 1); pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map(c => c / 255)
+      .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
+    const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
+    const s = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);
+    return [0.2104542553 * l + 0.7936177850 * m - 0.0040720468 * s,
+      1.9779984951 * l - 2.4285922050 * m + 0.4505937099 * s,
+      0.0259040371 * l + 0.7827717662 * m - 0.8086757660 * s];
+  };
+  return [...document.querySelectorAll(".legend")].map(list => [...list.querySelectorAll("li")].map(item => {
+    const style = getComputedStyle(item.querySelector(".swatch"));
+    return [item.querySelector(".mono").textContent, ...lab(style.backgroundColor), style.backgroundImage];
+  }));
+})()"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_colours_of_a_legend_look_different(show: Show, scheme: str) -> None:
+    """Also those of the host's parts, and of kernels that belong to no layer."""
+    kernels = [
+        "embedding",
+        "take_rows",
+        "round_rows",
+        "argmax_part",
+        "sample_greedy",
+        "rms_norm_vec4",
+        "linear_gemv_int16",
+    ]
+    kernels += ["attention_single_pass", "rope_kv_write", "silu_mul", "copy_vec4"]
+    step = phase(layers=1)
+    one = step["dispatches"][0]
+    step |= {"dispatches": [one | {"kernel": name, "us": 10.0} for name in kernels]}
+    step["host_us"] = dict.fromkeys(("prepare", "take", "encode", "finish", "submit", "wait"), 20.0)
+    browser = show(profile(step), scheme=scheme)
+    alike = []
+    for legend in browser.run(SWATCHES):
+        for (name, *one_lab, one_image), (other, *other_lab, other_image) in combinations(legend, 2):
+            far = sum((a - b) ** 2 for a, b in zip(one_lab, other_lab, strict=True)) ** 0.5
+            if far < 0.08 and one_image == other_image:
+                alike.append((name, other, round(far, 3)))
+    assert not alike, str(alike)
 
 
 @pytest.mark.browser

@@ -31,7 +31,7 @@ SCHEMES = ("light", "dark")
 CONTEXT = 512
 LONG = "word " * 60
 RICH = "# Title\n\nSome **bold** text and `code`.\n\n```python\nprint('a < b')\n```\n\n- one\n- two\n"
-ANSWERS = {"hello": "Hello to you.", "long": LONG, "rich": RICH, "json": '{"a": 1}'}
+ANSWERS = {"hello": "Hello to you.", "long": LONG, "rich": RICH, "json": '{"a": 1}', "endless": "on " * CONTEXT}
 
 
 HOSTILE = [
@@ -355,6 +355,7 @@ def test_settings_are_sent_and_kept(
     browser.until(READY)
     ask(browser, "hello")
     assert (asked[0].sampling.temperature, asked[0].sampling.top_k) == (0.8, 40), "the server's own for a chat"
+    assert asked[0].max_tokens == CONTEXT, "1,024, which is more than the context"
     click(browser, "Settings")
     assert browser.run("document.querySelector('[name=temperature]').placeholder") == "0.8"
     values = {
@@ -370,7 +371,7 @@ def test_settings_are_sent_and_kept(
     click(browser, "Apply")
     assert "system prompt · temperature 0 · top p 0.5" in texts(browser, "#active")[0]
     assert ask(browser, "long") == LONG[:9]
-    assert "Ended at the limit of tokens." in texts(browser, ".figures")[-1]
+    assert "Ended at the limit of tokens, which is in the settings." in texts(browser, ".figures")[-1]
     found = asked[1]
     assert (found.sampling.temperature, found.sampling.top_p, found.sampling.seed) == (0, 0.5, 7)
     assert (found.max_tokens, tuple(found.stop)) == (9, ("a", "b"))
@@ -477,7 +478,7 @@ def test_what_is_sent_of_a_conversation(show: Show) -> None:
         {"role": "assistant", "content": "c", "thoughts": "t"},
         {"role": "user", "content": "d"},
     ]
-    sent = browser.run(f"import('/assets/answer.js').then(m => m.turns({json.dumps(messages)}, 'be kind'))")
+    sent = browser.run(f"import('/assets/context.js').then(m => m.turns({json.dumps(messages)}, 'be kind'))")
     assert [(each["role"], each["content"]) for each in sent] == [
         ("system", "be kind"),
         ("user", "a\n\nb"),
@@ -529,16 +530,64 @@ def test_errors_are_told_and_a_retry_works(
 
 @pytest.mark.browser
 def test_a_conversation_that_is_too_long(show: Show) -> None:
+    """One message alone. Longer conversations lose their oldest turns."""
     browser = show()
     ask(browser, "x " * CONTEXT)
     said = texts(browser, ".problem p")[0]
-    assert said.startswith("The conversation is longer than the model can read.")
+    assert said.startswith("This message is longer than the model can read.")
     assert f"{CONTEXT} is the most" in said
+    assert texts(browser, ".problem button") == [], "trying again changes nothing"
     click(browser, "Edit")
     browser.run("document.activeElement.value = ''")
     browser.type("hello")
     browser.press("Enter", 13)
     browser.until(f"document.querySelector('article.assistant > .markdown').textContent === 'Hello to you.' && {DONE}")
+
+
+@pytest.mark.browser
+def test_the_oldest_turns_are_left_out_of_a_full_context(show: Show, speaker: Speaker, server: Running) -> None:
+    """As `shaderlm chat` does it. Settings count, too: the system prompt stays, and an answer needs its room."""
+    browser = show()
+    browser.until(READY)
+    browser.run("document.querySelector('#settings [name=system]').value = 'You are an owl.'")
+    browser.run("document.getElementById('settings').requestSubmit()")
+    questions = [f"question {number} {'why ' * 12}".strip() for number in range(12)]
+    for question in questions:
+        ask(browser, question)
+        if question is questions[0]:
+            with server.client() as http:
+                body = {"system": "You are an owl.", "messages": [{"role": "user", "content": question}]}
+                counted = http.post("/v1/messages/count_tokens", json={"model": "tiny-chat", **body}).json()[
+                    "input_tokens"
+                ]
+            used = counted + int(texts(browser, ".figures")[0].split()[-2])
+            assert texts(browser, "#context-text") == [f"{used} of {CONTEXT} tokens"]
+            meter = browser.run("""(n => [n.ariaValueNow, n.ariaValueMax,
+                n.firstElementChild.getBoundingClientRect().width / n.getBoundingClientRect().width]
+            )(document.getElementById("context-meter"))""")
+            assert meter == [str(used), str(CONTEXT), pytest.approx(used / CONTEXT, abs=0.01)]
+    assert texts(browser, ".problem") == []
+    notes = texts(browser, ".left-out")
+    assert notes
+    assert all(
+        re.fullmatch(rf"The context of {CONTEXT} tokens is full: the oldest .* left out from here on\.", each)
+        for each in notes
+    )
+    assert "You are an owl." in speaker.prompts[-1]
+    assert questions[0] not in speaker.prompts[-1]
+    assert questions[-2] in speaker.prompts[-1], "what fits stays"
+    assert browser.complaints() == []
+
+
+@pytest.mark.browser
+def test_an_answer_that_fills_the_context(show: Show) -> None:
+    browser = show()
+    ask(browser, "endless")
+    assert texts(browser, ".figures")[0].endswith(
+        "Cut off: the context is full. The next message leaves out the oldest turns."
+    )
+    assert texts(browser, "#context-text") == [f"{CONTEXT} of {CONTEXT} tokens"]
+    assert ask(browser, "hello") == "Hello to you."
 
 
 @pytest.mark.browser
@@ -770,6 +819,47 @@ def test_the_page_fits(show: Show, scheme: str, width: int) -> None:
         assert browser.run("document.activeElement.id") == "menu"
         assert not browser.run("document.getElementById('page').inert")
     assert browser.complaints() == []
+
+
+TITLED = {
+    "id": "titled",
+    "updated": 2,
+    "settings": {},
+    "messages": [
+        {"role": "user", "content": "Why is the sky blue at noon, and red at sunset?"},
+        {"role": "assistant", "content": "Air."},
+    ],
+}
+
+
+@pytest.mark.browser
+def test_a_title_takes_the_room_that_there_is(show: Show) -> None:
+    """Two lines, beside the button that deletes."""
+    title = str(TITLED["messages"][0]["content"])  # type: ignore[index]
+    measured = """(() => {
+        const [text, drop] = ['.chat span', '.drop'].map(name => document.querySelector(`#list ${name}`));
+        const lines = Math.round(text.clientHeight / parseFloat(getComputedStyle(text).lineHeight));
+        const right = text.getBoundingClientRect().right - drop.getBoundingClientRect().left;
+        return [text.textContent, text.scrollHeight <= text.clientHeight + 1, lines, right <= 0];
+    })()"""
+    browser = show(conversations=[TITLED], width=1280)
+    browser.until(READY)
+    assert browser.run(measured) == [title, True, 2, True]
+
+
+@pytest.mark.browser
+def test_the_header_of_a_narrow_window_has_two_lines(show: Show) -> None:
+    """What is wrong takes as many as it needs."""
+    browser = show(width=360)
+    browser.until(READY)
+    long = "A model with a rather long name, Q4_K_M, of somebody"
+    shown = f"import('/assets/status.js').then(m => m.showStatus('STATE', {json.dumps(long)}, {json.dumps(long)}))"
+    lines = """['model', 'device'].map(id => document.getElementById(id)).map(
+        n => Math.round(n.clientHeight / parseFloat(getComputedStyle(n).lineHeight)))"""
+    browser.run(shown.replace("STATE", "ready"))
+    assert browser.run(lines) == [1, 1]
+    browser.run(shown.replace("STATE", "lost"))
+    assert browser.run(lines) == [1, 3]
 
 
 @pytest.mark.browser

@@ -362,13 +362,16 @@ def test_an_answer_can_be_stopped_and_others_wait_for_their_turn(show: Show) -> 
 
 
 def test_settings_that_the_runtime_has(show: Show) -> None:
-    """Values of the model and of the page are sent where nothing is set. The context is the limit."""
+    """Values of the page are sent where nothing is set."""
     browser = show(loaded=True)
     sent = json.loads(ask(browser, "options"))
-    expected = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "max_tokens": 2048}
+    expected = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "max_tokens": 1024}
     assert sent == expected
     click(browser, "Settings")
-    assert browser.run("document.querySelector('[name=temperature]').placeholder") == "0.8"
+    shown = browser.run(
+        "['temperature', 'max_tokens'].map(name => document.querySelector(`[name=${name}]`).placeholder)"
+    )
+    assert shown == ["0.8", "1024"]
     assert texts(browser, "label[for=schema]") == [], "the runtime knows no schemas"
     values = {"temperature": "0", "repeat_penalty": "1.1", "seed": "7", "stop": "a\nb", "top_k": "-1"}
     for name, value in values.items():
@@ -380,13 +383,58 @@ def test_settings_that_the_runtime_has(show: Show) -> None:
     browser.run("document.querySelector('#settings [name=max_tokens]').value = 5")
     click(browser, "Apply")
     assert ask(browser, "long") == "word word word word word"
-    assert texts(browser, ".figures")[-1].endswith("Ended at the limit of tokens.")
+    assert texts(browser, ".figures")[-1].endswith("Ended at the limit of tokens, which is in the settings.")
 
 
 def test_a_model_without_a_template_continues_texts(show: Show) -> None:
-    browser = show(loaded=True, chat=False)
+    """Of a text alone, whatever came before: nothing is left out for it."""
+    browser = show(loaded=True, chat=False, context=40)
     assert "no chat template" in texts(browser, ".note")[0]
-    assert ask(browser, "once upon") == "1: complete once upon"
+    for number in range(1, 4):
+        assert ask(browser, f"once upon {'a time ' * 12}") == f"1: complete once upon {'a time ' * 12}".strip(), number
+    assert texts(browser, ".left-out") == []
+    assert texts(browser, "#context") == []
+
+
+def test_what_an_answer_waits_for_is_shown(show: Show) -> None:
+    browser = show(loaded=True, prompt=700)
+    say(browser, "hello")
+    progress = "document.querySelector('.waiting:not([hidden])')?.textContent"
+    browser.until(f"{progress} === 'Compiling shaders, once for this visit: 1 of 3…'")
+    browser.until(f"{progress} === 'Reading the prompt: 2 of 3 tokens…'")
+    browser.until(DONE)
+    assert texts(browser, ".waiting") == []
+
+
+def test_the_oldest_turns_are_left_out_of_a_full_context(show: Show) -> None:
+    """A conversation that is longer than the context goes on, and says what the model no longer sees."""
+    browser = show(loaded=True, context=40)
+    assert texts(browser, "#context") == []
+    assert ask(browser, "one " * 8) == "1: one one one one one one one one"
+    assert texts(browser, "#context-text") == ["19 of 40 tokens"]
+    assert ask(browser, "two " * 4) == "2: two two two two"
+    assert texts(browser, ".left-out") == []
+    assert ask(browser, "three " * 9).startswith("1: three"), "the model sees this turn alone"
+    expected = ["The context of 40 tokens is full: the oldest 2 turns are left out from here on."]
+    assert texts(browser, ".left-out") == expected
+    assert ask(browser, "four") == "2: four", "what is left out stays so"
+    assert texts(browser, ".left-out") == expected
+    browser.reload()
+    browser.until(READY)
+    assert texts(browser, ".left-out") == expected
+    assert ask(browser, "five " * 60) == ""
+    assert texts(browser, ".problem p") == [
+        "This message is longer than the model can read. It has 62 tokens, and 40 is the most. "
+        "Shorten it: Edit changes the message."
+    ]
+    assert texts(browser, ".problem button") == [], "trying again changes nothing"
+    click(browser, "Edit")
+    browser.run("document.activeElement.value = 'six'")
+    browser.press("Enter", 13)
+    browser.until(
+        f"[...document.querySelectorAll('article.assistant > .markdown')].at(-1).textContent.endsWith('six') && {DONE}"
+    )
+    assert browser.complaints() == []
 
 
 # What goes wrong -----------------------------------------------------------------------------------------

@@ -249,6 +249,15 @@ def test_a_long_prompt_makes_the_cache_grow(loaded: Callable[[str], Page], nativ
     assert "the context holds 1024" in too_long["message"]
 
 
+def test_a_conversation_is_counted_as_it_is_asked(loaded: Callable[[str], Page], native: LanguageModel) -> None:
+    page = loaded(SHARED)
+    ids = page.call(f"return models.portable.tokenizeChat({json.dumps(TALK)})")
+    assert ids == native.chat_ids(TALK)
+    assert page.chat(TALK, "{max_tokens: 1}", SHARED)["promptTokens"] == len(ids)
+    marked = page.call(f"return models.portable.tokenizeChat({json.dumps(TALK)}, {{ parse_special: true }})")
+    assert marked == native.chat_ids(TALK, parse_special=True) != ids
+
+
 def test_an_answer_can_be_stopped(loaded: Callable[[str], Page]) -> None:
     page = loaded(SHARED)
     whole = page.complete(PROMPT, "{max_tokens: 20}", SHARED)["text"]
@@ -700,6 +709,93 @@ def test_a_shader_that_is_refused_leads_to_the_next_variant(fresh: Page, native:
 def _fits(variant: dict[str, Any]) -> bool:
     """Does Chromium's adapter in software have what this variant needs?"""
     return variant["limits"]["maxComputeInvocationsPerWorkgroup"] <= 256 and "shader-f16" not in variant["features"]
+
+
+# Progress ------------------------------------------------------------------------------------------------------------
+
+
+# No shader is compiled while the gate is closed.
+GATE = """({ GPUDevice }) => {
+    const make = GPUDevice.prototype.createComputePipelineAsync;
+    window.gate = { promise: Promise.resolve(), open: () => {}, close() {
+        this.promise = new Promise((open) => Object.assign(this, { open }));
+    } };
+    GPUDevice.prototype.createComputePipelineAsync = async function (given) {
+        await window.gate.promise;
+        return make.call(this, given);
+    };
+}"""
+PROGRESS = """
+    const told = [];
+    const onProgress = (progress) => told.push(progress);
+    const ask = async (prompt, options) => {
+        told.length = 0;
+        const all = { max_tokens: 2, ignore_eos: true, onProgress, ...options };
+        for await (const _ of models.tiny.complete(prompt, all));
+        return told.map(({ stage }) => stage).filter((stage, i, stages) => stage !== stages[i - 1]);
+    };
+    const question = Array.from({ length: 60 }, (_, i) => i);
+"""
+
+
+def test_a_first_question_waits_for_no_shader(fresh: Page) -> None:
+    """What it needs is compiled while the weights come, and counted. Whatever else is missing is told as it comes."""
+    fresh.without_kernels().call(f"({GATE})(window)")
+    found = fresh.call("""
+        const shaders = [];
+        const onProgress = ({ stage, done, total }) => {
+            if (stage === "compile") shaders.push(done);
+            if (stage === "compile" && done === total) window.gate.close();
+        };
+        models.tiny = await shaderlm.load("/model/", { variant: "software", onProgress });
+        return shaders;
+    """)
+    assert found == list(range(1, len(found) + 1))
+    found = fresh.call(f"{PROGRESS} return [await ask(question, {{ temperature: 0.8 }}), await ask(question, {{}})];")
+    assert found == [["prompt"], ["prompt"]]
+    found = fresh.call(f"""{PROGRESS}
+        const penalised = ask(question, {{ presence_penalty: 1 }});
+        await new Promise((done) => setTimeout(done, 100));
+        const isWaiting = told.every(({{ stage, done, total }}) => stage === "compile" && done < total);
+        window.gate.open();
+        return [isWaiting, await penalised, told.filter(({{ stage }}) => stage === "compile").at(-1)];
+    """)
+    assert found[:2] == [True, ["compile", "prompt"]]
+    assert found[2]["done"] == found[2]["total"] > 1
+    fresh.check()
+
+
+def test_an_answer_can_be_stopped_while_shaders_compile(fresh: Page) -> None:
+    fresh.without_kernels().call(f"({GATE})(window)")
+    found = fresh.call("""
+        const onProgress = ({ stage, done, total }) => stage === "compile" && done === total && window.gate.close();
+        models.tiny = await shaderlm.load("/model/", { variant: "software", onProgress });
+        const controller = new AbortController(), options = { presence_penalty: 1, signal: controller.signal };
+        const answer = models.tiny.complete("an other", options).next();
+        setTimeout(() => controller.abort(), 50);
+        const { done } = await answer;
+        const reason = models.tiny.last.finishReason;
+        window.gate.open();
+        let text = 0;
+        for await (const _ of models.tiny.complete("an other", { max_tokens: 2, ignore_eos: true })) text++;
+        return [done, reason, models.tiny.last.completionTokens];
+    """)
+    assert found == [True, "abort", 2]
+    fresh.check()
+
+
+def test_what_a_prompt_is_read_in_is_told(fresh: Page) -> None:
+    """Chunk by chunk; what is in the cache counts as read."""
+    fresh.without_kernels().load(variant=FAST)
+    found = fresh.call(f"""{PROGRESS}
+        const ids = Array.from({{ length: 700 }}, (_, i) => i % 200);
+        await ask(ids);
+        const first = told.filter(({{ stage }}) => stage === "prompt");
+        await ask([...ids, 1, 2]);
+        return [first, told.filter(({{ stage }}) => stage === "prompt")];
+    """)
+    assert found[0] == [{"stage": "prompt", "done": done, "total": 700} for done in range(0, 700, 128)]
+    assert found[1] == [{"stage": "prompt", "done": 700, "total": 702}]
 
 
 # Text ------------------------------------------------------------------------------------------------------------

@@ -68,11 +68,16 @@ class Model {
   async *chat(messages, options) {
     const questions = messages.filter(({ role }) => role === "user");
     const said = questions.at(-1).content;
-    const { max_tokens: most = Infinity, signal } = options;
-    const text = said === "options" ? JSON.stringify({ ...options, signal: undefined }) : said === "long" ? "word ".repeat(60) : `${questions.length}: ${this.fake.replies ?? ""}${said}`;
+    const { max_tokens: most = Infinity, signal, onProgress } = options;
+    const text = said === "options" ? JSON.stringify({ ...options, signal: undefined, onProgress: undefined }) : said === "long" ? "word ".repeat(60) : `${questions.length}: ${this.fake.replies ?? ""}${said}`;
     const words = text.match(/\S+\s*/g);
     const begin = performance.now();
-    this.last = { completionTokens: 0, promptTokens: 5, finishReason: null };
+    const promptTokens = this.tokenizeChat(messages).length;
+    this.last = { completionTokens: 0, promptTokens, finishReason: null };
+    for (const progress of [{ stage: "compile", done: 1, total: 3 }, { stage: "prompt", done: 2, total: promptTokens }]) {
+      onProgress(progress);
+      await pause(this.fake.prompt ?? 0);
+    }
     for (const word of words) {
       if (this.last.completionTokens >= most) break;
       await pause(this.fake.word ?? 0);
@@ -89,6 +94,11 @@ class Model {
     }
     const finishReason = this.last.completionTokens < words.length ? "length" : "stop";
     Object.assign(this.last, { finishReason });
+  }
+
+  /** A token for each word, and two for each message. */
+  tokenizeChat(messages) {
+    return messages.flatMap(({ content }) => [0, ...content.split(/\s+/), 0]);
   }
 
   complete(prompt, options) {

@@ -65,13 +65,14 @@ def head(profile: Profile) -> list[str]:
 
 def summary(phase: Phase, roofline: Roofline) -> list[str]:
     """One step of a phase in a few lines."""
-    rows = f"{phase.rows} token{'s' if phase.rows > 1 else ''} per step"
+    rows, steps = counted(phase.rows, "token"), counted(phase.steps, "step")
     lines = [
-        f"{phase.name}: {rows}, {phase.depth:,} in the cache before, {phase.steps} steps",
+        f"{phase.name}: {rows} per step, {phase.depth:,} in the cache before, {steps}",
         f"  wall    {duration(phase.wall_us)} per step, {phase.rows * 1e6 / phase.wall_us:,.1f} tokens/s",
     ]
     if phase.gpu_us is not None and phase.gap_us is not None and phase.traced_wall_us:
-        busy = 100 * phase.gpu_us / phase.traced_wall_us
+        # With idle time beside it, not even by rounding all of it.
+        busy = min(100 * phase.gpu_us / phase.traced_wall_us, 99.9 if phase.gap_us else 100.0)
         lines.append(
             f"  GPU     {duration(phase.gpu_us)} busy + {duration(phase.gap_us)} idle; busy for {busy:.1f} % of the "
             f"{duration(phase.traced_wall_us)} per step of that run"
@@ -89,9 +90,10 @@ def summary(phase: Phase, roofline: Roofline) -> list[str]:
         )
     if phase.dispatches:
         count = len(phase.dispatches)
-        launching = count * roofline.dispatch_us
+        launches = counted(count, "dispatch", "dispatches")
+        total = count * roofline.dispatch_us
         lines.append(
-            f"  launch  {count} dispatches × {duration(roofline.dispatch_us)} = {duration(launching)}, "
+            f"  launch  {launches} × {duration(roofline.dispatch_us)} = {duration(total)}, "
             "which only fewer dispatches would save"
         )
     if phase.timestamped_us is not None and phase.gpu_us:
@@ -103,6 +105,11 @@ def summary(phase: Phase, roofline: Roofline) -> list[str]:
     if not phase.dispatches:
         lines.append("  interrupted before single dispatches were timed")
     return lines
+
+
+def counted(number: int, name: str, plural: str | None = None) -> str:
+    """1 step, 1,024 tokens."""
+    return f"{number:,} {name if number == 1 else plural or f'{name}s'}"
 
 
 def _parts(times: Mapping[str, float]) -> str:

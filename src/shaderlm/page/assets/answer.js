@@ -1,18 +1,8 @@
 // Gets one answer: asks a source, and puts what comes into the message. Knows no page, and not which source it is.
 
+import { firstThatFits, turns } from "./context.js";
 import { Problem } from "./problems.js";
 import { requestFields } from "./settings.js";
-
-/** The conversation as a source takes it. Answers that failed are left out; what a person said twice is joined. */
-export function turns(messages, system) {
-  const found = system ? [{ role: "system", content: system }] : [];
-  for (const { role, content } of messages) {
-    if (!content) continue;
-    if (role === "user" && found.at(-1)?.role === "user") found.at(-1).content += `\n\n${content}`;
-    else found.push({ role, content });
-  }
-  return found;
-}
 
 export class Answer {
   #abort = new AbortController();
@@ -26,15 +16,16 @@ export class Answer {
   }
 
   /** Until the end, however it comes. `changed` is called after each part. Only faults of the page are thrown. */
-  async run({ chat, defaults, hasSchemas }, changed) {
+  async run(source, changed) {
     const { message, conversation } = this;
     const before = conversation.messages.slice(0, conversation.messages.indexOf(message));
     const start = performance.now();
     try {
-      const fields = requestFields(conversation.settings, defaults, hasSchemas);
+      const fields = requestFields(conversation.settings, source.defaults, source.hasSchemas);
       if (fields.response_format) message.isJson = true;
-      const request = { ...fields, messages: turns(before, conversation.settings.system) };
-      for await (const chunk of chat(request, this.#abort.signal)) {
+      const first = await this.#first(source, before, fields.max_tokens);
+      const request = { ...fields, messages: turns(before.slice(first), conversation.settings.system) };
+      for await (const chunk of source.chat(request, this.#abort.signal)) {
         this.#take(chunk, start);
         changed();
       }
@@ -48,20 +39,36 @@ export class Answer {
     }
   }
 
+  /** The first message that the model sees. What is left out for this answer is noted in it. */
+  async #first({ context, count }, before, answer) {
+    const { message, conversation } = this;
+    const old = before.findLast((each) => each.first)?.first ?? 0;
+    if (!context) return old;
+    message.figures.context = context;
+    const how = { system: conversation.settings.system, answer, context };
+    const first = await firstThatFits(before, old, { ...how, count: (sent) => count(sent, this.#abort.signal) });
+    if (first) message.first = first;
+    message.leftOut = before.slice(old, first).filter(({ role }) => role === "user").length;
+    return first;
+  }
+
   #take(chunk, start) {
     const { message } = this;
     const { delta = {}, finish_reason: reason } = chunk.choices[0] ?? {};
     if (chunk.model) message.model = chunk.model;
     if (chunk.prompt_progress) {
-      message.progress = { done: chunk.prompt_progress.processed, total: chunk.prompt_progress.total };
+      const { processed: done, total } = chunk.prompt_progress;
+      message.progress = { stage: "prompt", done, total };
     }
+    if (chunk.progress) message.progress = chunk.progress;
     if (delta.reasoning_content) message.thoughts = (message.thoughts ?? "") + delta.reasoning_content;
     if (delta.content) message.content += delta.content;
     if (delta.content || delta.reasoning_content) message.figures.firstToken ??= performance.now() - start;
     if (chunk.timings) {
-      message.figures.tokens = chunk.timings.predicted_n;
-      message.figures.rate = chunk.timings.predicted_per_second;
+      const { cache_n: cached = 0, prompt_n: read = 0, predicted_n: tokens, predicted_per_second: rate } = chunk.timings;
+      Object.assign(message.figures, { tokens, rate, used: cached + read + tokens });
     }
-    if (reason) message.ended = reason;
+    const isFull = reason === "length" && message.figures.used >= message.figures.context;
+    if (reason) message.ended = isFull ? "full" : reason;
   }
 }

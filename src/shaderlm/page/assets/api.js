@@ -28,6 +28,16 @@ export async function props() {
   return (await ask("props")).json();
 }
 
+/** How many tokens the prompt of a conversation has. */
+export async function countTokens(model, messages, signal) {
+  const [system] = messages.filter(({ role }) => role === "system");
+  const rest = messages.filter((message) => message !== system);
+  const body = JSON.stringify({ model, messages: rest, ...(system && { system: system.content }) });
+  const headers = { "Content-Type": "application/json" };
+  const response = await ask("v1/messages/count_tokens", { method: "POST", signal, headers, body });
+  return (await response.json()).input_tokens;
+}
+
 /** Events of a stream: name and data of each. Comments are left out. */
 export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();

@@ -3,8 +3,11 @@
 import { copyButton, grow, make, sends } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 
+const count = (n) => n.toLocaleString("en");
+
 const ENDS = {
-  length: "Ended at the limit of tokens.",
+  length: "Ended at the limit of tokens, which is in the settings.",
+  full: "Cut off: the context is full. The next message leaves out the oldest turns.",
   stopped: "Stopped.",
   left: "Cut off: the page was closed before the answer was complete.",
 };
@@ -16,8 +19,8 @@ export function figuresOf({ firstToken, rate, tokens } = {}) {
     const text = firstToken < 1000 ? `${Math.round(firstToken)} ms` : `${(firstToken / 1000).toFixed(2)} s`;
     found.push(`first token after ${text}`);
   }
-  if (rate) found.push(`${rate < 100 ? rate.toFixed(1) : Math.round(rate).toLocaleString("en")} tokens/s`);
-  if (tokens) found.push(tokens === 1 ? "1 token" : `${tokens.toLocaleString("en")} tokens`);
+  if (rate) found.push(`${rate < 100 ? rate.toFixed(1) : count(Math.round(rate))} tokens/s`);
+  if (tokens) found.push(tokens === 1 ? "1 token" : `${count(tokens)} tokens`);
   return found.join(" · ");
 }
 
@@ -50,6 +53,7 @@ export class ConversationView {
       parts.actions = make("div", { class: "actions" }, ...this.#userActions(message, parts));
       article.append(body, parts.actions);
     } else {
+      parts.leftOut = make("p", { class: "left-out" });
       parts.thoughts = make("div", { class: "markdown" });
       const toggle = ({ target }) => (target.open ? this.#opened.add(message) : this.#opened.delete(message));
       const open = this.#opened.has(message);
@@ -60,7 +64,7 @@ export class ConversationView {
       parts.figures = make("p", { class: "figures" });
       parts.actions = make("div", { class: "actions" });
       const foot = make("div", { class: "foot" }, parts.figures, parts.actions);
-      article.append(parts.thinking, body, parts.progress, parts.problem, foot);
+      article.append(parts.leftOut, parts.thinking, body, parts.progress, parts.problem, foot);
       this.update(message);
     }
     return article;
@@ -106,6 +110,8 @@ export class ConversationView {
     const isRunning = message === this.running;
     parts.article.classList.toggle("running", isRunning);
     parts.article.setAttribute("aria-busy", String(isRunning));
+    parts.leftOut.hidden = !message.leftOut;
+    parts.leftOut.textContent = leftOutText(message);
     parts.thinking.hidden = !message.thoughts;
     if (message.thoughts) showMarkdown(parts.thoughts, message.thoughts);
     showMarkdown(parts.body, message.isJson && message.content ? fenced(message.content) : message.content);
@@ -128,7 +134,7 @@ export class ConversationView {
     parts.problem.replaceChildren();
     if (!isRunning && message.problem) {
       parts.problem.append(make("p", {}, make("b", {}, message.problem.title), ` ${message.problem.advice}`));
-      if (isLast) parts.problem.append(again("Try again"));
+      if (isLast && message.problem.kind !== "context") parts.problem.append(again("Try again"));
     }
     const copy = message.content ? copyButton(() => message.content, "Copy answer") : null;
     const regenerate = isLast && !message.problem ? again("Regenerate") : null;
@@ -143,8 +149,15 @@ function fenced(json) {
   return `${fence}json\n${json}\n${fence}`;
 }
 
+function leftOutText({ leftOut, figures }) {
+  if (!leftOut) return "";
+  const turns = leftOut === 1 ? "turn is" : `${count(leftOut)} turns are`;
+  return `The context of ${count(figures.context)} tokens is full: the oldest ${turns} left out from here on.`;
+}
+
 function progressText(progress) {
   if (!progress || progress.done >= progress.total) return "Waiting for the first token…";
-  const count = (n) => n.toLocaleString("en");
-  return `Reading the prompt: ${count(progress.done)} of ${count(progress.total)} tokens…`;
+  const { stage, done, total } = progress;
+  if (stage === "compile") return `Compiling shaders, once for this visit: ${count(done)} of ${count(total)}…`;
+  return `Reading the prompt: ${count(done)} of ${count(total)} tokens…`;
 }

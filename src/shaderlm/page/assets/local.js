@@ -1,6 +1,7 @@
 // The source of answers that this browser is: an export beside the page, run by its runtime in a worker.
 // server.js says what a source has.
 
+import { answerLimit } from "./context.js";
 import { announce } from "./dom.js";
 import { localProblem } from "./local_problems.js";
 import { dropWorker, give, listeners } from "./local_worker.js";
@@ -98,6 +99,7 @@ async function load() {
   known.isCached = info.cached === "cache";
   showModel(info);
   for (const [i, warning] of info.warnings.entries()) note(`warning-${i}`, sentence(warning));
+  source.context = info.chat ? info.context : null; // without a template, only the last message is sent
   if (!info.chat) note("template", "This model has no chat template. It continues the text that you write.");
   const line = [info.device, info.variant, `context ${count(info.context)}`];
   showStatus("ready", info.name, line.filter(Boolean).join(" · "));
@@ -123,6 +125,7 @@ function start() {
 async function look() {
   known = await give("check").done;
   source.model = known.model.name;
+  source.defaults = { ...DEFAULTS, ...OFF, max_tokens: answerLimit(known.model.context) };
   document.title = `${known.model.name} – shaderlm`;
   showDefaults(source.defaults);
   showModel();
@@ -145,26 +148,33 @@ async function begin() {
 
 // Answers -----------------------------------------------------------------------------------------------------
 
-/** A request as the runtime takes it. Without a limit, an answer ends with the model or with the context. */
-function optionsOf({ repeat_penalty: repetition_penalty, ...given }) {
-  const options = { max_tokens: known.model.context, ...given };
+/** A request as the runtime takes it. */
+function optionsOf({ repeat_penalty: repetition_penalty, ...options }) {
   if (repetition_penalty !== undefined) options.repetition_penalty = repetition_penalty;
   if (options.top_k < 0) options.top_k = 0; // off, as the server reads it
   return options;
 }
 
-const chunk = ({ text, finishReason, tokens, rate }) => ({
-  choices: [{ delta: text ? { content: text } : {}, finish_reason: finishReason }],
-  timings: { predicted_n: tokens, predicted_per_second: rate },
-});
+function chunk({ kind, text, finishReason, prompt, tokens, rate, ...progress }) {
+  if (kind === "progress") return { choices: [], progress };
+  return {
+    choices: [{ delta: text ? { content: text } : {}, finish_reason: finishReason }],
+    timings: { prompt_n: prompt, predicted_n: tokens, predicted_per_second: rate },
+  };
+}
 
 const aborted = (signal) => new Promise((_, reject) => {
   signal.addEventListener("abort", () => reject(new DOMException("", "AbortError")), { once: true });
 });
 
-/** Chunks as the server streams them. A model that was lost is loaded again first. */
-async function* chat({ messages, ...given }, signal) {
+/** A model that was lost is loaded again. */
+async function ready(signal) {
   if (!source.isReady && !(await Promise.race([start(), aborted(signal)]))) throw localProblem("closed");
+}
+
+/** Chunks as the server streams them. */
+async function* chat({ messages, ...given }, signal) {
+  await ready(signal);
   const parts = [];
   let wake = () => {};
   let end = null;
@@ -190,11 +200,17 @@ async function* chat({ messages, ...given }, signal) {
 
 export const source = {
   model: null,
-  defaults: { ...DEFAULTS, ...OFF },
+  defaults: null,
+  context: null,
   isReady: false,
   wasReady: false,
   hasSchemas: false,
   chat,
+
+  async count(messages, signal) {
+    await ready(signal);
+    return (await give("count", { messages }).done).tokens;
+  },
 
   async start(told) {
     changed = told;

@@ -44,7 +44,7 @@ export function startMenu(store, { open, remove }) {
     const drop = async () => { if (await confirmed(conversation)) remove(conversation); };
     const shown = conversation.id === current ? "page" : null;
     return make("li", {},
-      make("button", { type: "button", class: "chat", "aria-current": shown, click: choose }, title),
+      make("button", { type: "button", class: "chat", title, "aria-current": shown, click: choose }, make("span", {}, title)),
       make("button", { type: "button", class: "drop", "aria-label": `Delete: ${title}`, click: drop }, "×"));
   }
 

@@ -7,6 +7,7 @@ import { source as local } from "./local.js";
 import { startMenu } from "./menu.js";
 import { source as server } from "./server.js";
 import { openSettings, startSettings, summary } from "./settings.js";
+import { showContext } from "./status.js";
 import { Store } from "./store.js";
 
 // An export says so in its index.html. Asking for its plan would be an error at every start on a server.
@@ -33,6 +34,7 @@ function show() {
   showReady();
   byId("stop").hidden = answer === undefined;
   byId("active").textContent = summary(current.settings, source.hasSchemas);
+  showContext(current.messages);
   menu.show(current.id);
 }
 
@@ -101,6 +103,7 @@ function drawing(conversation, message) {
     if (conversation !== current) return;
     const follows = isAtEnd();
     view.update(message);
+    showContext(current.messages);
     if (follows) toEnd();
   };
   const soon = () => {

@@ -20,6 +20,15 @@ export const cut = () => new Problem(
   "cut", "The connection was lost before the answer was complete.", "Try again for a whole answer.",
 );
 
+const count = (n) => Number(n).toLocaleString("en");
+
+/** A message that does not fit, even alone. */
+export const tooLong = (used, context, hasSystem) => new Problem(
+  "context", "This message is longer than the model can read.",
+  `It has ${count(used)} tokens${hasSystem ? " with the system prompt" : ""}, and ${count(context)} is the most. Shorten it: `
+    + `Edit changes the message${hasSystem ? ", Settings the system prompt" : ""}.`,
+);
+
 const seconds = (n) => (n === 1 ? "1 second" : `${n} seconds`);
 
 /** The problem of a response that is an error, or of an error event: its status, its `error`, its Retry-After. */
@@ -27,7 +36,6 @@ export function problemOf(status, error = {}, wait = null) {
   const said = sentence(error.message ?? `The server answered with status ${status}.`);
   const later = wait ? `Try again in ${seconds(wait)}.` : "Try again in a while.";
   if (error.type === "exceed_context_size_error") {
-    const count = (n) => Number(n).toLocaleString("en");
     const size = `It has ${count(error.n_prompt_tokens)} tokens, and ${count(error.n_ctx)} is the most.`;
     const advice = "Edit an earlier message, shorten the system prompt, or start a new chat.";
     return new Problem("context", "The conversation is longer than the model can read.", `${size} ${advice}`);

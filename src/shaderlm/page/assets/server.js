@@ -1,9 +1,11 @@
 // The source of answers that a server is: what it serves, and whether it is there. Asks again until it is.
 //
-// A source has: model (a name), defaults (of settings), isReady, hasSchemas, start(changed), chat(request, signal),
-// and recover(problem), which is true if the same question may be asked again at once.
+// A source has: model (a name), defaults (of settings), context (tokens; null: not known), isReady, hasSchemas,
+// start(changed), chat(request, signal), count(messages, signal), which gives the tokens of a prompt, and
+// recover(problem), which is true if the same question may be asked again at once.
 
-import { chat, props } from "./api.js";
+import { chat, countTokens, props } from "./api.js";
+import { answerLimit } from "./context.js";
 import { askForKey, startKey } from "./key.js";
 import { Problem } from "./problems.js";
 import { showDefaults } from "./settings.js";
@@ -19,8 +21,10 @@ const backendName = (text) => text.split(":", 1)[0];
 
 function connected(found) {
   const settings = found.default_generation_settings;
+  const { n_predict: limit } = settings.params; // as many as the context holds: the server has no limit of its own
   source.model = found.model_alias;
-  source.defaults = settings.params;
+  source.context = settings.n_ctx;
+  source.defaults = { ...settings.params, max_tokens: limit < settings.n_ctx ? limit : answerLimit(settings.n_ctx) };
   const context = `context ${count(settings.n_ctx)}`;
   const line = (backend) => [found.device, backend, context].filter(Boolean).join(" · ");
   showStatus("ready", found.model_alias, line(backendName(found.backend)), line(found.backend));
@@ -29,7 +33,7 @@ function connected(found) {
     ["Context", `${count(settings.n_ctx)} tokens`], ["Version", found.build_info],
   ]);
   document.title = `${found.model_alias} – shaderlm`;
-  showDefaults(settings.params);
+  showDefaults(source.defaults);
 }
 
 /** Ask what is served. Where that fails, say why and ask again. */
@@ -49,9 +53,14 @@ async function connect() {
 export const source = {
   model: null,
   defaults: null,
+  context: null,
   isReady: true, // a question to a server that is away says so
   hasSchemas: true,
   chat,
+
+  count(messages, signal) {
+    return countTokens(source.model, messages, signal);
+  },
 
   start() {
     startKey();

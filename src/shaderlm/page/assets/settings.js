@@ -13,7 +13,7 @@ const field = (name) => byId("settings").elements[name];
 /** Fields of a request. Where neither people nor the page say anything, the source's values for a chat are sent. */
 export function requestFields(settings, defaults, hasSchemas = true) {
   const found = {};
-  for (const name of ["temperature", "top_p", "top_k", "min_p"]) {
+  for (const name of ["temperature", "top_p", "top_k", "min_p", "max_tokens"]) {
     if (defaults?.[name] !== undefined) found[name] = defaults[name];
   }
   for (const name of NUMBERS) if (settings[name] !== undefined) found[name] = settings[name];

@@ -1,4 +1,4 @@
-// The head of the page: which model answers, whether it can, and what is known of it.
+// What the page says of the model: which one answers, whether it can, what is known of it, and how full its context is.
 
 import { byId, make } from "./dom.js";
 
@@ -21,6 +21,21 @@ export function showInfo(rows) {
 }
 
 export const count = (n) => n.toLocaleString("en");
+
+const NEARLY_FULL = 0.85;
+
+/** How full the context was after the last answer of these messages. */
+export function showContext(messages) {
+  const { used, context } = messages.findLast(({ figures }) => figures?.used)?.figures ?? {};
+  byId("context").hidden = !context;
+  if (!context) return;
+  const [meter, tokens] = [byId("context-meter"), Math.min(used, context)];
+  const text = `${count(tokens)} of ${count(context)} tokens`;
+  Object.assign(meter, { ariaValueMin: 0, ariaValueMax: context, ariaValueNow: tokens, ariaValueText: text });
+  meter.classList.toggle("high", tokens > NEARLY_FULL * context);
+  meter.firstElementChild.style.width = `${(100 * tokens) / context}%`;
+  byId("context-text").textContent = text;
+}
 
 /** 46 kB, 4.2 MB, 96 MB, 4.7 GB. */
 export function bytesText(n) {

@@ -1,7 +1,8 @@
 // Conversations, kept in this browser: one entry of localStorage for each, so that tabs do not overwrite each other's.
 //
 // A conversation: {id, updated, settings, messages}. A message: {role, content}; an answer also has `thoughts`,
-// `figures` (tokens, rate, first token), `ended` (how), the `problem` that ended it, `isJson`, and its `model`.
+// `figures` (tokens, rate, first token; tokens in the context, and its size), `ended` (how), the `problem` that ended it,
+// `isJson`, its `model`, the `first` message that the model saw, and how many turns were `leftOut` from there on.
 
 const PREFIX = "shaderlm.chat.";
 

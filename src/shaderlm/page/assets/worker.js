@@ -1,7 +1,7 @@
 // Runs the model in a thread of its own, so that the page stays responsive: hashing, tokenising and submitting work
 // take time that would be missing for drawing. Knows no page.
 //
-// Takes {id, task, …}: check, load, chat, and stop of a chat. Answers {id, kind, …}: progress, text, and at last done
+// Takes {id, task, …}: check, load, count, chat, and stop of a chat. Answers {id, kind, …}: progress, text, and at last done
 // or failed. {kind: "lost"} belongs to no task.
 
 import * as runtime from "../shaderlm.js";
@@ -32,10 +32,15 @@ async function load({ id }) {
   return { info: model.info };
 }
 
+function count({ messages }) {
+  return { tokens: model.tokenizeChat(messages).length };
+}
+
 async function chat({ id, messages, options }) {
   const stop = new AbortController();
   stops.set(id, stop);
-  const given = { ...options, signal: stop.signal };
+  const onProgress = (progress) => postMessage({ id, kind: "progress", ...progress });
+  const given = { ...options, signal: stop.signal, onProgress };
   const texts = model.info.chat ? model.chat(messages, given) : model.complete(messages.at(-1).content, given);
   try {
     for await (const text of texts) postMessage({ id, kind: "text", text, ...figures() });
@@ -46,9 +51,12 @@ async function chat({ id, messages, options }) {
   return { ...figures(), finishReason: stop.signal.aborted ? "abort" : model.last.finishReason };
 }
 
-const figures = () => ({ tokens: model.last?.completionTokens ?? 0, rate: model.last?.tokensPerSecond || null });
+function figures() {
+  const { promptTokens = 0, completionTokens = 0, tokensPerSecond = 0 } = model.last ?? {};
+  return { prompt: promptTokens, tokens: completionTokens, rate: tokensPerSecond || null };
+}
 
-const TASKS = { check, load, chat };
+const TASKS = { check, load, count, chat };
 
 addEventListener("message", async ({ data }) => {
   const { id, task } = data;

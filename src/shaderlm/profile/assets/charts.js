@@ -1,11 +1,11 @@
 // The charts in time: one step as two bars, one row per layer, and a few steps as lanes of host and GPU.
 
 const HOST = {
-  prepare: ["fill f-host s0", "choosing inputs, writing ids and positions"],
-  take: ["fill f-host s3", "taking what another thread has recorded"],
-  encode: ["fill f-host s1", "recording the step's dispatches"],
-  finish: ["fill f-host s3", "closing the command buffer: validation by WebGPU"],
-  submit: ["fill f-host s2", "handing the command buffer to the driver"],
+  prepare: ["fill f-prepare s0", "choosing inputs, writing ids and positions"],
+  take: ["fill f-take s2", "taking what another thread has recorded"],
+  encode: ["fill f-encode s1", "recording the step's dispatches"],
+  finish: ["fill f-finish s3", "closing the command buffer: validation by WebGPU"],
+  submit: ["fill f-submit s1", "handing the command buffer to the driver"],
   wait: ["idle", "waiting for the GPU"],
 };
 const hostClass = (name) => (HOST[name] || ["fill f-other s1"])[0];
@@ -178,8 +178,8 @@ function drawSteps(figures, width) {
   const marks = stepMarks(steps, zero, most, trackWidth(width));
   section.append(
     ...heading("Steps", busy.length
-      ? `${steps.length} steps in the middle of the run: where the GPU's lane is empty, it waits for the host.`
-      : `${steps.length} steps in the middle of the run. Without GPU time there is no lane for the GPU.`),
+      ? `${counted(steps.length, "step")} in the middle of the run: where the GPU's lane is empty, it waits for the host.`
+      : `${counted(steps.length, "step")} in the middle of the run. Without GPU time there is no lane for the GPU.`),
     make("div", { class: "steps" }, lane("", marks, "", "marks"), lane("Host", hosts, ""),
       busy.length ? lane("GPU", busy, "") : "", axis(most, trackWidth(width))),
     legend([...new Set(steps.flatMap((step) => (step.host || []).map(([name]) => name)))].map((name) => ({ classes: hostClass(name), name }))),

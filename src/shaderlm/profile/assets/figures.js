@@ -10,8 +10,15 @@ function sig(value) {
 }
 
 const whole = (value) => (Number.isFinite(value) ? value.toLocaleString("en-US") : "–");
-// A unit stays on the line of its number: the spaces are no-break spaces.
-const percent = (value) => (Number.isFinite(value) ? `${value.toFixed(value >= 9.95 ? 0 : 1)}\u00a0%` : "–");
+// "1 step", "2 steps".
+const counted = (value, name) => `${whole(value)} ${name}${value === 1 ? "" : "s"}`;
+
+// A unit stays on the line of its number: the spaces are no-break spaces. What is less than 100 % does not read as that.
+function percent(value) {
+  if (!Number.isFinite(value)) return "–";
+  const almost = value > 99 && value < 100;
+  return `${(almost ? Math.min(value, 99.9) : value).toFixed(value >= 9.95 && !almost ? 0 : 1)}\u00a0%`;
+}
 
 // Times come in µs and are written in the unit in which they are short. 999.5 µs would be rounded to 1,000 of them.
 const UNITS = [{ name: "s", us: 1e6 }, { name: "ms", us: 1e3 }, { name: "µs", us: 1 }];
@@ -95,7 +102,7 @@ function figuresOf(phase, roofs, clock) {
 // family take their lightness in the order of their names, over all phases.
 const FAMILIES = [
   ["attention", /attention|softmax/], ["norm", /norm/], ["rope", /rope|kv/], ["linear", /linear|matmul|gemv|gemm/],
-  ["pointwise", /add|mul|silu|gelu|swiglu/],
+  ["pointwise", /add|mul|silu|gelu|swiglu/], ["choice", /argmax|sample|adjust/], ["rows", /embedding|(take|round)_rows/],
 ];
 
 function colours(phases) {

@@ -31,8 +31,8 @@ function drawHead() {
 function headline(figures) {
   const { phase } = figures;
   const figure = (value, name) => make("div", { class: "figure" }, make("b", {}, value), make("div", { class: "soft" }, name));
-  const rows = `${whole(phase.rows)} ${phase.rows === 1 ? "token" : "tokens"} a step`;
-  const steps = `${whole(phase.steps)} ${phase.steps === 1 ? "step" : "steps"}`;
+  const rows = `${counted(phase.rows, "token")} a step`;
+  const steps = counted(phase.steps, "step");
   const share = figures.bandwidth === null ? "" : `, ${percent(figures.bandwidth)} of the bandwidth`;
   const roofline = figures.gpu && figures.ideal ? (100 * figures.ideal) / figures.gpu : null;
   return make("div", { class: "figures", "data-phase": phase.name },

@@ -14,13 +14,14 @@ export interface LoadOptions {
   variant?: string;
   /** "auto" (default): files are kept for the next visit, in the Cache API. "none": they are not. */
   cache?: "auto" | "none";
-  /** A GPU object; default: navigator.gpu. In Node, what create([]) of the npm package webgpu returns. */
+  /** A GPU object; default: navigator.gpu. In Node, what create([]) of the npm package webgpu returns; it is not freed again. */
   gpu?: unknown;
 }
 
 export interface Progress {
-  stage: "plan" | "weights" | "compile" | "ready";
-  /** Of "weights": bytes. Of "compile": shaders. */
+  /** Of load(): all but "prompt". Of an answer, before its first token: "compile", where shaders are missing, and "prompt". */
+  stage: "plan" | "weights" | "compile" | "ready" | "prompt";
+  /** Of "weights": bytes. Of "compile": shaders. Of "prompt": tokens. */
   done: number;
   total: number;
   /** A sentence for people, such as that the browser's storage is full. */
@@ -40,6 +41,11 @@ export interface Model {
   complete(prompt: string | number[], options?: GenerationOptions): AsyncGenerator<string, void, undefined>;
   /** The token ids of a text, as complete() makes them. */
   tokenize(text: string, options?: { parse_special?: boolean }): number[];
+  /** The token ids of a conversation, as chat() makes them. */
+  tokenizeChat(
+    messages: Message[],
+    options?: { parse_special?: boolean; template_kwargs?: Record<string, unknown> },
+  ): number[];
   /** The text of token ids, without special tokens. */
   detokenize(ids: number[]): string;
   /** Free all memory. An answer that is being generated ends with a ShaderlmError "closed". */
@@ -84,6 +90,8 @@ export interface GenerationOptions {
   signal?: AbortSignal;
   /** Variables for the chat template, such as { enable_thinking: false }. */
   template_kwargs?: Record<string, unknown>;
+  /** What happens before the first token. */
+  onProgress?: (progress: Progress) => void;
 }
 
 export interface ModelInfo {

@@ -29,6 +29,8 @@ export class ShaderlmError extends Error {
   }
 }
 
+const IN_NODE = !globalThis.location && Boolean(globalThis.process?.versions?.node);
+
 const aborted = () => new ShaderlmError("aborted", "loading was aborted by its signal; call load() again to go on");
 
 function explained(problem, doing) {
@@ -285,10 +287,9 @@ class Files {
 
 /** The URL of a folder, given its address, or in Node its path. */
 async function folderOf(given) {
-  const isNode = !globalThis.location && globalThis.process?.versions?.node;
   try {
     let url = given;
-    if (isNode && typeof given === "string" && !/^\w{2,}:/.test(given)) {
+    if (IN_NODE && typeof given === "string" && !/^\w{2,}:/.test(given)) {
       const { pathToFileURL } = await import("node:url");
       url = pathToFileURL(given);
     }
@@ -535,6 +536,20 @@ const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, COMPUTE] = [1, 4, 8, 64, 
 const ACCESS = { r: "read-only-storage", w: "storage", u: "uniform" };
 const rounded = (size, to) => Math.ceil(size / to) * to;
 
+// GPU objects that load() was given. Node's package frees its instance with this object, although adapters, devices and
+// promises still use it: the process then crashes.
+const gpus = new Set();
+
+const NO_WEBGPU = IN_NODE
+  ? "Node has no WebGPU of its own. Install the npm package webgpu, and give load() what its create([]) returns, as `gpu`"
+  : "there is no WebGPU here. Use a recent Chrome, Edge, Safari or Firefox";
+
+const NO_ADAPTER = IN_NODE
+  ? "WebGPU finds no GPU on this machine. Install or update its graphics driver; on Linux that is a Vulkan driver " +
+    "(`vulkaninfo --summary` lists what it finds)"
+  : "the browser offers no GPU. Update the graphics driver, and turn on hardware acceleration in the browser's settings " +
+    "(chrome://gpu says why)";
+
 /** An adapter, and the language features that its WGSL may have. */
 async function requestAdapter(given) {
   if (!given && globalThis.isSecureContext === false) {
@@ -544,18 +559,10 @@ async function requestAdapter(given) {
     );
   }
   const gpu = given ?? globalThis.navigator?.gpu;
-  if (!gpu) {
-    const node = "in Node, give load() the object that create([]) of the npm package webgpu makes, as `gpu`";
-    throw new ShaderlmError(
-      "no-webgpu",
-      `there is no WebGPU here. Use a recent Chrome, Edge, Safari or Firefox; ${node}`,
-    );
-  }
+  if (!gpu) throw new ShaderlmError("no-webgpu", NO_WEBGPU);
+  if (given) gpus.add(given);
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
-  if (!adapter) {
-    const todo = "Update the graphics driver, and turn on hardware acceleration in the browser's settings";
-    throw new ShaderlmError("no-adapter", `the browser offers no GPU. ${todo} (chrome://gpu says why)`);
-  }
+  if (!adapter) throw new ShaderlmError("no-adapter", NO_ADAPTER);
   return { adapter, language: gpu.wgslLanguageFeatures ?? new Set() };
 }
 
@@ -673,6 +680,7 @@ class Runner {
     this.capacity = 0; // positions that states and tables have room for
     this.failure = null; // why nothing can run any more
     this.waiting = new Set(); // who is told of it
+    this.idle = Promise.resolve(); // resolves when no answer is being generated
     this.failed = new Promise((resolve) => {
       this.fail = (error) => {
         this.failure ??= error;
@@ -730,21 +738,30 @@ class Runner {
     return [...new Set(programs.flatMap((program) => program.dispatches.map(([hash]) => hash)))];
   }
 
-  /** Compile what greedy decoding needs, then the rest, one by one. Resolves when the first part is there. */
-  async compile(report) {
-    const hashes = this.hashesOf([this.bodies[0], ...this.variant.heads.filter((head) => head.kind === "greedy")]);
+  /** Compile what programs need, at once. `report` is told how many of their shaders are there, if any is not. */
+  async compile(programs, report = () => {}) {
+    const hashes = this.hashesOf(programs);
     let done = 0;
-    await Promise.all(hashes.map((hash) => this.pipeline(hash).then(() => report(++done, hashes.length))));
-    this.#compileRest().catch(() => {}); // whoever wants a pipeline is told
+    const isThere = (hash) => this.pipelines.get(hash)?.pipeline !== undefined;
+    if (!hashes.every(isThere)) {
+      await Promise.all(hashes.map((hash) => this.pipeline(hash).then(() => report(++done, hashes.length))));
+    }
   }
 
-  /** In the background, most wanted first: a question in a chat template takes 30 to 100 tokens. */
-  async #compileRest() {
-    const far = (body) => Math.abs(Math.log2(body.rows) - 6) + body.keys / 1e4;
+  /** Compile what a first question needs, then the rest, one by one. Resolves when the first part is there. */
+  async compileFirst(report) {
+    const far = (body) => Math.abs(Math.log2(body.rows) - 6) + body.keys / 1e4; // it takes 30 to 100 tokens in a chat
     const bodies = this.bodies.toSorted((a, b) => far(a) - far(b));
     const { heads } = this.variant;
-    const sampled = heads.filter((head) => head.kind === "sample");
-    for (const hash of this.hashesOf([bodies[0], ...sampled, ...bodies, ...heads])) {
+    const plain = heads.filter((head) => head.kind !== "adjusted");
+    await this.compile([this.bodies[0], ...plain, bodies[0]], report);
+    this.#compileRest([...bodies, ...heads]).catch(() => {}); // whoever wants a pipeline is told
+  }
+
+  /** In the background, most wanted first. Where a CPU stands for the GPU, it would slow answers down: it waits for them. */
+  async #compileRest(programs) {
+    for (const hash of this.hashesOf(programs)) {
+      for (let idle = null; idle !== this.idle; ) await (idle = this.idle);
       if (this.failure) return;
       await this.pipeline(hash);
     }
@@ -988,6 +1005,19 @@ class Runner {
     return body ? { body, rows } : { body: this.decodeBody(position), rows: 1 };
   }
 
+  /** The programs that run a prompt from a position on, of which there are so many tokens, and the step after it. */
+  programsFor(position, left, kind) {
+    const bodies = [];
+    const end = position + left;
+    while (position < end) {
+      const { body, rows } = this.chunk(position, end - position);
+      if (body !== bodies.at(-1)) bodies.push(body);
+      position += rows;
+    }
+    const heads = [this.head(bodies.at(-1).rows, kind), this.head(1, kind)];
+    return [...bodies, ...heads, this.decodeBody(Math.min(end, this.context - 1))];
+  }
+
   decodeBody(position) {
     return this.bodies.find((body) => body.rows === 1 && body.keys > position);
   }
@@ -1045,7 +1075,7 @@ class Sequence {
   }
 
   /** Run a prompt, as far as it is not in the cache. Its token is the first of `flight`. */
-  async prompt(ids, sampler, signal) {
+  async prompt(ids, sampler, signal, report) {
     const { runner } = this;
     let position = 0;
     while (position < Math.min(ids.length - 1, this.ids.length) && ids[position] === this.ids[position]) position++;
@@ -1053,14 +1083,20 @@ class Sequence {
     this.ids.length = position;
     sampler.write(runner, ids);
     await runner.reserve(ids.length);
+    const programs = runner.programsFor(position, ids.length - position, sampler.kind);
+    const compiled = runner.orFailure(
+      runner.compile(programs, (done, total) => report({ stage: "compile", done, total })),
+    );
+    if (!(await abortedBefore(compiled, signal))) await compiled;
     const before = []; // chunks on their way
-    while (position < ids.length) {
+    while (position < ids.length && !signal?.aborted) {
       const { body, rows } = runner.chunk(position, ids.length - position);
       const last = position + rows === ids.length;
       const programs = [await runner.bind(body)];
       if (last) programs.push(await runner.bind(runner.head(body.rows, sampler.kind)));
       if (before.length === 2) await runner.orFailure(before.shift()); // an abort need not wait for more
       if (signal?.aborted) break;
+      report({ stage: "prompt", done: position, total: ids.length });
       runner.writeBatch(ids, position, rows, body.rows, last);
       if (last) runner.write("outputs", sampler.record(rows - 1));
       const pending = runner.submit(programs, last, { most: DISPATCHES });
@@ -1176,6 +1212,7 @@ const OPTIONS = {
     "null or a whole number in −2^63 … 2^64 − 1 (a BigInt beyond 2^53)",
   ],
   signal: [null, (value) => typeof value.aborted === "boolean", "an AbortSignal"],
+  onProgress: [null, (value) => typeof value === "function", "a function"],
   template_kwargs: [{}, (value) => value && typeof value === "object", "an object: variables of the chat template"],
 };
 
@@ -1233,7 +1270,8 @@ class Model {
 
   /** The answer to a conversation, in parts. */
   chat(messages, options) {
-    const encode = (given) => this.#text.encodeChat(messages, given.template_kwargs, given.parse_special ?? false);
+    const encode = ({ parse_special, template_kwargs }) =>
+      this.tokenizeChat(messages, { parse_special: parse_special ?? false, template_kwargs });
     return this.#generate(options, encode, new Set(this.#text.about.shown_ids));
   }
 
@@ -1246,6 +1284,11 @@ class Model {
   /** The token ids of a text, as complete() makes them. */
   tokenize(text, { parse_special = true } = {}) {
     return this.#text.encode(text, { parseSpecial: parse_special });
+  }
+
+  /** The token ids of a conversation, as chat() makes them. */
+  tokenizeChat(messages, { parse_special = false, template_kwargs = {} } = {}) {
+    return this.#text.encodeChat(messages, template_kwargs, parse_special);
   }
 
   /** The text of token ids, without special tokens. */
@@ -1295,7 +1338,7 @@ class Model {
   async #takeTurn(signal) {
     const before = this.#turn;
     let release;
-    this.#turn = new Promise((resolve) => (release = resolve));
+    this.#turn = this.#runner.idle = new Promise((resolve) => (release = resolve));
     if (await abortedBefore(before, signal)) {
       before.then(release);
       return null;
@@ -1310,7 +1353,7 @@ class Model {
     runner.hostSeconds = 0;
     const sampler = new Sampler(answer.options);
     answer.begin();
-    answer.cachedTokens = await sequence.prompt(answer.prompt, sampler, signal);
+    answer.cachedTokens = await sequence.prompt(answer.prompt, sampler, signal, telling(answer.options.onProgress));
     let submitted = 1;
     let atOnce = 1;
     while (sequence.flight.length) {
@@ -1414,6 +1457,15 @@ function checkIds(ids, vocabulary) {
   return ids;
 }
 
+/** Calls onProgress, if there is one. What that throws is a mistake of the caller's, not of a file. */
+const telling = (onProgress) => (event) => {
+  try {
+    onProgress?.(event);
+  } catch (problem) {
+    console.error("onProgress:", problem);
+  }
+};
+
 /** Load the export in a folder. */
 export async function load(url, options) {
   const { onProgress, signal, variant, cache = "auto", gpu } = options ?? {};
@@ -1421,13 +1473,7 @@ export async function load(url, options) {
   const unknown = Object.keys(options ?? {}).find((name) => !names.includes(name));
   if (unknown) throw new ShaderlmError("input", `unknown option ${unknown}. The options are ${names.join(", ")}`);
   if (!["auto", "none"].includes(cache)) throw new ShaderlmError("input", `cache must be auto or none, got ${cache}`);
-  const report = (event) => {
-    try {
-      onProgress?.(event);
-    } catch (problem) {
-      console.error("onProgress:", problem); // a mistake of the caller's, not of a file
-    }
-  };
+  const report = telling(onProgress);
   const failed = new Map(); // variants whose shaders the driver refuses, and why
   for (;;) {
     try {
@@ -1455,7 +1501,7 @@ async function loadOnce(url, { report, signal, variant, cache, gpu, failed }) {
     files.warnings.push(...opened.warnings);
     await files.open();
     await files.list(plan.files);
-    const compiled = runner.compile((done, total) => report({ stage: "compile", done, total }));
+    const compiled = runner.compileFirst((done, total) => report({ stage: "compile", done, total }));
     compiled.catch(() => {}); // awaited below, unless something else fails before
     const text = await loadText(files, plan);
     await runner.allocateAll();
