@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, assert_type
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shaderlm.engine import Completion, LanguageModel, load
+from shaderlm.engine import Completion, Handle, LanguageModel, load
 from shaderlm.errors import ContextSizeError, DeviceError, InputError, UnavailableError
 
 from .fake_runner import FakeRunner, hashed, model_of, tiny_tokenizer
@@ -113,6 +114,22 @@ def test_an_error_while_they_run_ends_all(
         made.generate(PROMPTS, max_tokens=20, ignore_eos=True)
     assert made.engine.drain(60)
     assert made.engine.sequences() == []
+
+
+def test_ctrl_c_ends_all(fake: tuple[LanguageModel, FakeRunner], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, runner = fake
+    cancelled = threading.Event()
+
+    def interrupted(handle: Handle) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "awaited", lambda tokens: cancelled.wait(60))
+    monkeypatch.setattr(Handle, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.generate(PROMPTS, max_tokens=10**6, ignore_eos=True)
+    cancelled.set()
+    assert made.engine.drain(60)
+    assert made.engine.stats().finished == {"closed": 3}
 
 
 def test_a_closed_model_generates_no_list(tmp_path: Path) -> None:

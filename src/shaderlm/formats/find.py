@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from pathlib import Path
 
 from ..errors import InputError, ModelError
@@ -84,7 +85,9 @@ def _missing(text: str, path: Path, *, typed: bool) -> str:
     if path.is_symlink():
         return f"{path} is a link to {os.readlink(path)}, which does not exist"
     if not typed or text.lower().endswith(".gguf") or "/" in text or os.sep in text:
-        return f"{path} does not exist; expected a .gguf file or a Hugging Face folder"
+        repository = typed and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text) and not text.lower().endswith(".gguf")
+        hint = f"; a repository of the hub is {hub.PREFIX}{text}" if repository else ""
+        return f"{path} does not exist; expected a .gguf file or a Hugging Face folder{hint}"
     near = _nearest(text)
     either = " or ".join([", ".join(near[:-1]), near[-1]]) if len(near) > 1 else "".join(near)
     hint = f"did you mean {either}?" if near else "`shaderlm models` lists names;"
