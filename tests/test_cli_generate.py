@@ -224,8 +224,9 @@ def test_a_model_with_sampling_values_of_its_own(tmp_path: Path) -> None:
     usual = generate(model, "Hello", "-n", 12, "--seed", 1)
     assert usual == generate(model, "Hello", "-n", 12, "--seed", 1, "-t", 2, "--top-k", 30)
     assert usual != generate(model, "Hello", "-n", 12, "--seed", 1, "-t", 0)
-    settings = shaderlm("chat", "-m", model, "--device", "cpu", "--top-k", 9, given="/set\n").err
-    assert re.search(r"temperature +2\.0\ntop_k +9\ntop_p +0\.95\n", settings)
+    for command in (("chat", "-m", model), ("run", model)):
+        settings = shaderlm(*command, "--device", "cpu", "--top-k", 9, given="/set\n").err
+        assert re.search(r"temperature +2\.0\ntop_k +9\ntop_p +0\.95\n", settings)
 
 
 def test_the_end_token_ends_unless_it_is_ignored(tiny: Path) -> None:

@@ -270,9 +270,18 @@ _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSou
 
 def with_model_values(options: GenerationOptions, model: LanguageModel) -> GenerationOptions:
     """The same with the model's own values of the options that nobody gave."""
-    source = click.get_current_context().get_parameter_source
-    own: Any = {name: value for name, value in model.sampling_defaults.items() if source(name) not in _GIVEN}
+    own: Any = {name: value for name, value in model.sampling_defaults.items() if not _is_given(name)}
     return {**options, **own}
+
+
+def _is_given(name: str) -> bool:
+    """To this command, or to the one that runs it."""
+    context: click.Context | None = click.get_current_context()
+    while context is not None:
+        if context.get_parameter_source(name) in _GIVEN:
+            return True
+        context = context.parent
+    return False
 
 
 def with_flags(message: str) -> str:

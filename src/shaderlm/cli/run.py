@@ -7,15 +7,16 @@ from typing import Any
 import click
 
 from .chat import chat
+from .completion import complete_models
 from .generate import generate
-from .options import load_options, sampling_options
+from .options import CHAT_SAMPLING, load_options, sampling_options
 
 
 @click.command()
-@click.argument("model", metavar="NAME")
+@click.argument("model", metavar="NAME", shell_complete=complete_models)
 @click.argument("prompt", required=False)
 @load_options
-@sampling_options(max_tokens=1024, temperature=0.7, top_p=0.95)
+@sampling_options(max_tokens=1024, **CHAT_SAMPLING)
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
 @click.option("-v", "--verbose", is_flag=True, help="Print how fast it ran, on stderr.")
 @click.pass_context
