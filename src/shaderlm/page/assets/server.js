@@ -3,8 +3,9 @@
 // A source has: model (a name), defaults (of settings), isReady, hasSchemas, start(changed), chat(request, signal),
 // and recover(problem), which is true if the same question may be asked again at once.
 
-import { chat, props } from "./api.js";
+import { chat, complete, props } from "./api.js";
 import { askForKey, startKey } from "./key.js";
+import { note } from "./panel.js";
 import { Problem } from "./problems.js";
 import { showDefaults } from "./settings.js";
 import { count, showInfo, showStatus } from "./status.js";
@@ -36,7 +37,10 @@ function connected(found) {
 async function connect() {
   clearTimeout(timer);
   try {
-    connected(await props());
+    const found = await props();
+    connected(found);
+    source.chat = found.chat_template ? chat : complete;
+    if (!found.chat_template) note("template", "This model has no chat template. It continues the text that you write.");
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;
     if (problem.kind === "key" && (await askForKey())) return connect();
