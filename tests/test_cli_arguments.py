@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shaderlm import page
+from shaderlm.cli.options import CHAT_SAMPLING
 from shaderlm.gpu import WEBGPU_DEFAULT, Adapter
+from shaderlm.server.generation import LLAMA_DEFAULTS
 
 from .command_line import shaderlm
 
@@ -87,3 +91,11 @@ def test_a_terminal_that_tells_no_width_has_tables(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("shaderlm.gpu.adapters", lambda: [Adapter(WEBGPU_DEFAULT, Any)])  # type: ignore[arg-type]
     monkeypatch.setenv("COLUMNS", "0")
     assert "workgroup memory" in shaderlm("devices").out
+
+
+def test_conversations_are_sampled_in_the_same_way_everywhere() -> None:
+    """On the command line, by the server's page, and by the page of an export."""
+    assert CHAT_SAMPLING == LLAMA_DEFAULTS
+    script = (Path(page.__file__).parent / "assets" / "local.js").read_text(encoding="utf-8")
+    values = ", ".join(f"{name}: {value}" for name, value in CHAT_SAMPLING.items())
+    assert f"const DEFAULTS = {{ {values} }};" in script

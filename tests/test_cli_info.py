@@ -98,6 +98,13 @@ def test_every_type_is_counted(tmp_path: Path, kind: str) -> None:
     assert 0 < sum(entry["bytes"] for entry in types.values()) < path.stat().st_size
 
 
+def test_sampling_values_of_the_model(tmp_path: Path) -> None:
+    own = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20}
+    path = write_tiny_llama(tmp_path / "tiny.gguf", metadata=own)
+    assert "sampling       temperature 0.6, top_k 20\n" in shaderlm("info", path).out
+    assert caps(path)["sampling"] == {"temperature": 0.6, "top_k": 20}
+
+
 def test_metadata_and_tensors_are_listed_long_ones_shortened(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", metadata={"general.note": "\x1b[31mred\n"})
     text = shaderlm("info", path, "--metadata", "--tensors").out

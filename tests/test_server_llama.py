@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from shaderlm.engine import Handle
+from shaderlm.engine import Handle, load
+from shaderlm.server import llama_server
 from shaderlm.server.metrics import Metrics
+from shaderlm.server.prepare import prepare
+from shaderlm.server.served import ServedModel
 
 from .serving import Running, loader, running
 from .test_server import ASK, events
@@ -160,3 +164,16 @@ def test_routes_that_are_off(path: Path) -> None:
         found = http.post("/v1/embeddings", json={"input": "x"})
         assert (found.status_code, found.json()["error"]["type"]) == (501, "not_supported_error")
         assert "--embedding" in found.json()["error"]["message"]
+
+
+def test_sampling_values_of_the_model(tmp_path: Path) -> None:
+    """They take the place of those of each API, unless a request says otherwise."""
+    own = {"general.sampling.temp": 0.6, "general.sampling.top_k": 7}
+    with load(write_tiny_llama(tmp_path / "tiny.gguf", metadata=own), device="cpu") as model:
+        served = ServedModel(model)
+        params = llama_server.props(served).default_generation_settings.params
+        assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 7, 0.95, 0.05)
+        for body, values in (({}, (0.6, 7, 1.0)), ({"temperature": 0, "top_p": 0.5}, (0.0, 7, 0.5))):
+            raw = json.dumps({"messages": ASK, **body}).encode()
+            sampling = prepare(served, "/v1/chat/completions", raw).requests[0].sampling
+            assert (sampling.temperature, sampling.top_k, sampling.top_p) == values

@@ -19,6 +19,7 @@ import pytest
 from shaderlm.engine.sampling import RANGES
 from shaderlm.errors import DeviceError, QueueFullError
 from shaderlm.server.served import ServedModel
+from shaderlm.text import Tokenizer
 
 from .browser import Browser
 from .fake_runner import FakeRunner, model_of, tiny_tokenizer
@@ -67,7 +68,7 @@ class Speaker:
         ids = list(known)
         begin = len(ids) - 1 - ids[::-1].index(self._start)
         said = len(ids) - begin - 1 - len(self.tokenizer.encode("assistant\n"))
-        prompt = self.tokenizer.decode(ids[:begin])
+        prompt = self.tokenizer.decode(ids[:begin], skip_special=True)
         if prompt not in self._answers:
             self.prompts.append(prompt)
             questions = re.findall(r"user\n(.*?)(?:<\|im_end\|>)?\n", prompt)
@@ -227,6 +228,21 @@ def test_a_conversation(show: Show, speaker: Speaker) -> None:
     assert texts(browser, "#said") == ["The answer: 2: and now"]
     assert browser.complaints() == []
     assert all(each.startswith(browser.run("location.origin")) for each in browser.requests())
+
+
+@pytest.mark.browser
+def test_a_model_without_a_chat_template_continues_the_message(show: Show) -> None:
+    tokenizer = Tokenizer(replace(tiny_tokenizer().vocabulary, chat_template=None))
+    before = len(tokenizer.encode("the", add_special=True))
+    rest = [*tokenizer.encode("inn"), list(tokenizer.vocabulary.tokens).index("<|im_end|>")]
+    runner = FakeRunner(lambda ids: rest[len(ids) - before], len(tokenizer.vocabulary.tokens), context=CONTEXT)
+    with running(lambda: ServedModel(model_of(runner, tokenizer), names=("base",))) as server:
+        browser = show(server.url)
+        browser.until(READY)
+        assert texts(browser, ".note p") == ["This model has no chat template. It continues the text that you write."]
+        assert ask(browser, "the") == "inn"
+        assert "0 tokens" not in texts(browser, ".figures")[0]
+        assert browser.complaints() == []
 
 
 @pytest.mark.browser

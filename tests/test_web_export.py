@@ -367,7 +367,7 @@ def test_the_tokenizer_is_a_usual_tokenizer_json(tiny: Exported) -> None:
     for given in ("Hello, world! It's 2024.", "<|im_start|>user\nhi there<|im_end|>", "naïve 日本語 😀  \n\n x"):
         ids = own.encode(given)
         assert read.encode(given, add_special_tokens=False).ids == ids
-        assert read.decode(ids) == own.decode(ids)
+        assert read.decode(ids, skip_special_tokens=False) == own.decode(ids)
     about = tiny.plan["text"]
     assert about["special_tokens"] == dict(own.special_tokens)
     assert about["stop_ids"] == sorted(own.stop_ids)
@@ -435,7 +435,7 @@ def test_the_command(tmp_path: Path, tiny: Exported) -> None:
     folder = tmp_path / "out"
     done = shaderlm("export-web", tiny.model, folder, "--context", 200)
     assert done.code == 0, done.err
-    assert "Tiny Llama" in done.out
+    assert "out: tiny, " in done.out
     assert "200 tokens of context" in done.out
     assert "portable" in done.out
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))

@@ -176,6 +176,8 @@ def _print_memory(memory: Mapping[str, Any], as_json: bool) -> None:
 
 def _facts(name: str, file: Checkpoint, ignore_keys: Collection[str], refused: str | None) -> dict[str, Any]:
     """What is shown. `refused`: why the file could not be opened as a checkpoint."""
+    from ..engine.sampling import sampling_of_file
+
     metadata = file.metadata
     architecture = metadata.get("general.architecture")
     numbers = _completed(_numbers(metadata, _NUMBERS))
@@ -200,6 +202,7 @@ def _facts(name: str, file: Checkpoint, ignore_keys: Collection[str], refused: s
         "windows": _windows(model),
         "tokenizer": None if refused else _tokenizer(metadata),
         "chat_template": bool(metadata.get("tokenizer.chat_template")),
+        "sampling": dict(sampling_of_file(metadata)),
         "types": _types(file),
         "gpu_weight_bytes": weights,
         "cache_bytes_per_1000_tokens": _cache_bytes(numbers),
@@ -393,6 +396,8 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         words = f", pre-tokenizer {tokenizer['pre']}" if tokenizer["pre"] is not None else ""
         lines.append(("tokenizer", f"{_shown(tokenizer['model'])}{words}{problem}"))
         lines.append(("chat template", "yes" if facts["chat_template"] else "no"))
+    if facts["sampling"]:
+        lines.append(("sampling", ", ".join(f"{name} {value:g}" for name, value in facts["sampling"].items())))
     for kind, entry in facts["types"].items():
         lines.append((f"tensors {kind}", f"{entry['tensors']}, {size(entry['bytes'])}"))
     if facts["gpu_weight_bytes"] and not facts["sizes"]:

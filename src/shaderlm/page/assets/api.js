@@ -63,9 +63,20 @@ export async function* events(body) {
   }
 }
 
-/** Chunks of a streamed chat completion. A stream without its end is a problem. */
-export async function* chat(request, signal) {
-  const response = await ask("v1/chat/completions", {
+/** Chunks of a streamed chat completion. */
+export const chat = (request, signal) => stream("v1/chat/completions", request, signal);
+
+/** The same where there is no chat template: the model continues the last message. */
+export async function* complete({ messages, ...request }, signal) {
+  const whole = { n_predict: -1, ...request, prompt: messages.at(-1).content };
+  for await (const chunk of stream("v1/completions", whole, signal)) {
+    yield { ...chunk, choices: chunk.choices.map(({ text, ...choice }) => ({ ...choice, delta: { content: text } })) };
+  }
+}
+
+/** Chunks of a stream. One without its end is a problem. */
+async function* stream(path, request, signal) {
+  const response = await ask(path, {
     method: "POST",
     signal,
     headers: { "Content-Type": "application/json" },

@@ -4,9 +4,10 @@
 // start(changed), chat(request, signal), count(messages, signal), which gives the tokens of a prompt, and
 // recover(problem), which is true if the same question may be asked again at once.
 
-import { chat, countTokens, props } from "./api.js";
+import { chat, complete, countTokens, props } from "./api.js";
 import { answerLimit } from "./context.js";
 import { askForKey, startKey } from "./key.js";
+import { note } from "./panel.js";
 import { Problem } from "./problems.js";
 import { showDefaults } from "./settings.js";
 import { count, showInfo, showStatus } from "./status.js";
@@ -40,7 +41,10 @@ function connected(found) {
 async function connect() {
   clearTimeout(timer);
   try {
-    connected(await props());
+    const found = await props();
+    connected(found);
+    source.chat = found.chat_template ? chat : complete;
+    if (!found.chat_template) note("template", "This model has no chat template. It continues the text that you write.");
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;
     if (problem.kind === "key" && (await askForKey())) return connect();
