@@ -149,7 +149,7 @@ Use the version of `shaderlm.js` that wrote the folder: an export has a copy of 
 
 def npm_package(source: Path, target: Path, seconds: int) -> Path:
     """The npm package: the script with what it imports, types and licences. The same bytes as often as it is made."""
-    assets = {path.name: path.read_bytes() for path in sorted((source / ASSETS).iterdir())}
+    assets = {name: (source / ASSETS / name).read_bytes() for name in files_below(source / ASSETS)}
     files = {**assets, "LICENSE": (source / "LICENSE").read_bytes(), "README.md": NPM_README.encode()}
     files["package.json"] = (json.dumps(npm_manifest(source, assets), indent=2) + "\n").encode()
     package = target / f"shaderlm-{version_of(source)}.tgz"
