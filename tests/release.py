@@ -170,12 +170,11 @@ def npm_package(source: Path, target: Path, seconds: int) -> Path:
     return package
 
 
-def build(python: Path, source: Path, target: Path, seconds: int) -> list[Path]:
-    """sdist, wheel and npm package of a folder with sources; hatchling is in the environment of `python`."""
-    target.mkdir()
+def build(python: Path, source: Path, target: Path, seconds: int, *kinds: str) -> list[Path]:
+    """What hatchling builds of a folder with sources: these kinds, or all. It is in the environment of `python`."""
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(seconds), "PYTHONPATH": ""}
-    run([python, "-m", "hatchling", "build", "-d", target], source, environment)
-    npm_package(source, target, seconds)
+    chosen = [word for kind in kinds for word in ("-t", kind)]
+    run([python, "-m", "hatchling", "build", "-d", target, *chosen], source, environment)
     return sorted(target.iterdir())
 
 
@@ -223,7 +222,7 @@ def check_wheel(wheel: Path, source: Path) -> None:
 
 def check_sdist(sdist: Path, source: Path) -> None:
     """All that is needed to build, test and read, and nothing that is not in the commit."""
-        included = manifest(source)["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    included = manifest(source)["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     missing = [name for name in included if not (source / name).exists()]
     if missing:
         raise ReleaseError(f"pyproject.toml includes {', '.join(missing)} in the sdist, which does not exist")
@@ -441,21 +440,22 @@ def release(root: Path, pythons: Sequence[str]) -> None:
         version = check_version(source)
         say(f"Building shaderlm {version} twice")
         python = make_environment(sys.executable, work / "hatchling")
-        pip(
-            python,
-            "install",
-            "--quiet",
-            *manifest(source)["build-system"]["requires"],
-        )
+        pip(python, "install", "--quiet", *manifest(source)["build-system"]["requires"])
         built = build(python, source, work / "dist", seconds)
+        npm = npm_package(source, work / "dist", seconds)
         (work / "elsewhere").mkdir()
         export(root, work / "elsewhere")
-        check_equal(built, build(python, work / "elsewhere", work / "again", seconds))
-        wheel, sdist, npm = (next(p for p in built if p.name.endswith(end)) for end in (".whl", ".tar.gz", ".tgz"))
+        again = build(python, work / "elsewhere", work / "again", seconds)
+        check_equal([*built, npm], [*again, npm_package(work / "elsewhere", work / "again", seconds)])
+        wheel, sdist = (next(path for path in built if path.name.endswith(end)) for end in (".whl", ".tar.gz"))
         say("Contents, licences and metadata")
         check_wheel(wheel, source)
         check_sdist(sdist, source)
         check_npm(npm, source)
+        with tarfile.open(sdist) as files:
+            files.extractall(work / "unpacked", filter="data")
+        from_sdist = build(python, work / "unpacked" / f"shaderlm-{version}", work / "third", seconds, "wheel")
+        check_equal([wheel], from_sdist)
         readme = (source / "README.md").read_text(encoding="utf-8")
         extras = sorted(manifest(source)["project"]["optional-dependencies"].keys() - {"dev"})
         bills = []
